@@ -1,0 +1,5 @@
+"""`python -m ckstore`: the command line."""
+
+from ckstore.cli import main
+
+main()

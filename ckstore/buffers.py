@@ -1,0 +1,88 @@
+"""Decodes stretches of a version's extents into buffers that are there already, by a pool of threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ckstore.codecs.lattice import part_dtype
+from ckstore.dtypes import bits_dtype
+from ckstore.formats.layout import ITEM_SIZES
+from ckstore.ingest import in_order, worker_count
+
+if TYPE_CHECKING:
+    from ckstore.version import Version
+
+Bytes = npt.NDArray[np.uint8]
+
+#: Chunks from which on a pool of threads is worth its start.
+_POOLED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Elements from `first` to before `last` of an extent of a file, and the writable bytes that they go to."""
+
+    file: int
+    extent: int
+    first: int
+    last: int
+    out: Bytes
+
+
+def fill(version: Version, requests: Iterable[Request], progress: Callable[[int], None] | None = None) -> None:
+    """Carry out all requests; every chunk that they touch is decoded once.
+
+    Parameters
+    ----------
+    version
+        Where from.
+    requests
+        What and where to.
+    progress
+        Called with numbers of bytes that were filled, by this thread.
+    """
+    places: dict[tuple[int, int], list[tuple[int, int, Bytes]]] = {}
+    for request in requests:
+        position = 0
+        size = _part_size(version, request)
+        for number, chunk, start, stop in version.cover(request.file, request.extent, request.first, request.last):
+            nbytes = (stop - start) * size
+            out = request.out[position : position + nbytes]
+            places.setdefault((number, chunk), []).append((start, stop, out))
+            position += nbytes
+
+    def work(place: tuple[int, int]) -> int:
+        bits = version.chunk(*place)
+        for start, stop, out in places[place]:
+            out[...] = bits[start:stop].view(np.uint8)
+        return sum(out.size for _, _, out in places[place])
+
+    workers = worker_count()
+    if len(places) < _POOLED or workers == 1:
+        _report(map(work, places), progress)
+        return
+    with ThreadPoolExecutor(workers, thread_name_prefix="ckstore") as pool:
+        _report(in_order(pool, work, places, 4 * workers), progress)
+
+
+def read(version: Version, file: int, extent: int, first: int, last: int) -> npt.NDArray[Any]:
+    """Elements from `first` to before `last` of an extent, bit for bit, as an array of the caller's own."""
+    out = np.empty(last - first, bits_dtype(version.layout.files[file].extents[extent].dtype))
+    fill(version, [Request(file, extent, first, last, out.view(np.uint8))])
+    return out
+
+
+def _report(done: Iterable[int], progress: Callable[[int], None] | None) -> None:
+    for nbytes in done:
+        if progress is not None:
+            progress(nbytes)
+
+
+def _part_size(version: Version, request: Request) -> int:
+    return ITEM_SIZES[part_dtype(version.layout.files[request.file].extents[request.extent].dtype)]

@@ -1,0 +1,162 @@
+"""Checkout: a version's files byte for byte, or its tensors in another format."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, BinaryIO
+
+from ckstore.errors import ConflictError, IntegrityError, UsageError
+from ckstore.formats.skeleton import pieces
+from ckstore.ingest import in_order, worker_count
+from ckstore.storage import durable
+
+if TYPE_CHECKING:
+    from ckstore.version import Version
+
+Progress = Callable[[int], None]
+
+
+def checkout(version: Version, target: Path, *, force: bool = False, progress: Progress | None = None) -> None:
+    """Write a version's file or directory tree to `target`.
+
+    Everything is written beside the target and renamed when it is whole and its SHA-256 is the original's.
+
+    Raises
+    ------
+    ConflictError
+        The target exists, and `force` is not set.
+    IntegrityError
+        The store does not give back what went in.
+    """
+    if version.document.is_directory:
+        with beside(target, force=force, directory=True) as made:
+            _write_tree(version, made, progress)
+        return
+    if target.is_dir():
+        target = target / version.document.files[0].path
+    with beside(target, force=force) as made:
+        _write_file(version, 0, made, progress)
+
+
+@contextmanager
+def beside(target: Path, *, force: bool, directory: bool = False) -> Iterator[Path]:
+    """A path next to `target` to write to, which takes its place when the block ends well and vanishes when not."""
+    if (target.exists() or target.is_symlink()) and not force:
+        raise ConflictError(f"{target} exists; choose another path, or overwrite it with --force.")
+    if not directory and target.is_dir() and not target.is_symlink():
+        raise ConflictError(f"{target} is a directory; name a file, or a directory that does not exist yet.")
+    if not target.parent.is_dir():
+        raise UsageError(f"{target.parent} is no directory; make it first.")
+    made = durable.temporary_path(target.parent)
+    try:
+        if directory:
+            made.mkdir()
+        yield made
+        if directory and target.exists():
+            aside = durable.temporary_path(target.parent)
+            target.rename(aside)
+            made.rename(target)
+            if aside.is_dir() and not aside.is_symlink():
+                shutil.rmtree(aside)
+            else:
+                aside.unlink()
+        else:
+            os.replace(made, target)
+        durable.sync_directory(target.parent)
+    finally:
+        if made.is_dir() and not made.is_symlink():
+            shutil.rmtree(made, ignore_errors=True)
+        else:
+            with suppress(FileNotFoundError):
+                made.unlink()
+
+
+def _write_tree(version: Version, root: Path, progress: Progress | None) -> None:
+    document = version.document
+    for path, _ in document.directories:
+        _inside(root, path).mkdir(parents=True, exist_ok=True)
+    for number, entry in enumerate(document.files):
+        place = _inside(root, entry.path)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        _write_file(version, number, place, progress)
+    for path, link in document.links:
+        place = _inside(root, path)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.symlink_to(link)
+    for path, mode in reversed(document.directories):
+        _inside(root, path).chmod(mode)
+
+
+def _inside(root: Path, path: str) -> Path:
+    """The place of a stored relative path below `root`; a manifest that leads outside is refused."""
+    parts = PurePosixPath(path)
+    if parts.is_absolute() or ".." in parts.parts or not parts.parts:
+        raise IntegrityError(f"The manifest names {path!r}, which leads out of the version; nothing was written there.")
+    return root.joinpath(*parts.parts)
+
+
+def _write_file(version: Version, number: int, place: Path, progress: Progress | None) -> None:
+    entry = version.document.files[number]
+    descriptor = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o600)
+    with open(descriptor, "wb", buffering=0) as out:
+        for block in checked_blocks(version, number):
+            write_all(out, block)
+            if progress is not None:
+                progress(len(block))
+        os.fsync(out.fileno())
+    if entry.mode is not None:
+        place.chmod(entry.mode)
+    if entry.mtime_ns is not None:
+        os.utime(place, ns=(entry.mtime_ns, entry.mtime_ns))
+
+
+def checked_blocks(version: Version, number: int) -> Iterator[bytes]:
+    """The bytes of a file in order; raises `IntegrityError` at their end where their SHA-256 is not the original's."""
+    entry = version.document.files[number]
+    sha = hashlib.sha256()
+    for block in file_blocks(version, number):
+        sha.update(block)
+        yield block
+    if sha.hexdigest() != entry.sha256:
+        raise IntegrityError(
+            f"{entry.path} of version {version.row.number} does not come back as it went in; run `ckstore verify`."
+        )
+
+
+def write_all(out: BinaryIO, block: bytes | memoryview) -> None:
+    """Write all of `block` to an unbuffered file."""
+    view = memoryview(block).cast("B")
+    while view:
+        written = out.write(view)
+        view = view[written:]
+
+
+def file_blocks(version: Version, number: int) -> Iterator[bytes]:
+    """The bytes of a file in order; chunks are decoded ahead by a pool of threads."""
+    layout = version.layout.files[number]
+    skeleton = version.skeleton(number)
+
+    def jobs() -> Iterator[tuple[int, int, int]]:
+        position = 0
+        for piece in pieces(layout):
+            if piece.extent < 0:
+                length = piece.stop - piece.start
+                yield -1, position, position + length
+                position += length
+                continue
+            yield from ((piece.extent, first, last) for first, last in version.stretches(number, piece.extent))
+
+    def work(job: tuple[int, int, int]) -> bytes:
+        extent, first, last = job
+        if extent < 0:
+            return skeleton[first:last]
+        return version.read_extent(number, extent, first, last)
+
+    with ThreadPoolExecutor(worker_count(), thread_name_prefix="ckstore") as pool:
+        yield from in_order(pool, work, jobs(), 4 * worker_count())

@@ -1,0 +1,132 @@
+"""`ckstore checkout`: write a version's files, or its tensors in another format."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import click
+
+from ckstore.cli.output import counted, name_of, size_text
+from ckstore.cli.progress import progress_bar
+from ckstore.cli.verb import VersionName, open_store, verb
+from ckstore.errors import CkstoreError, IntegrityError, UsageError
+
+if TYPE_CHECKING:
+    from ckstore.export import Format
+    from ckstore.version import Version
+
+#: File name endings of the formats.
+_SUFFIXES = {"safetensors": ".safetensors", "pt": ".pt", "npz": ".npz"}
+_ORIGINAL = "original"
+_STDOUT = "-"
+
+
+@verb(
+    ("ckstore checkout best -o restored.pt", "the file that went in, byte for byte"),
+    ("ckstore checkout gpt@400", "under its own name, in the working directory"),
+    ("ckstore checkout best -o w.safetensors --format safetensors --include 'model/*'", "the weights alone"),
+    ("ckstore checkout best -o - | sha256sum", "to another program"),
+    exit_codes=[12, 13],
+)
+@click.argument("version", type=VersionName())
+@click.option(
+    "-o",
+    "--output",
+    metavar="TARGET",
+    type=click.Path(path_type=Path, allow_dash=True),
+    help="File or directory to write, - for stdout.  [default: the original name, in the working directory]",
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice([_ORIGINAL, *_SUFFIXES]),
+    default=_ORIGINAL,
+    show_default=True,
+    help="What to write: the files that went in, or their tensors.",
+)
+@click.option("--include", metavar="GLOB", multiple=True, help="Only tensors whose path matches; for other formats.")
+@click.option("--exclude", metavar="GLOB", multiple=True, help="No tensors whose path matches; for other formats.")
+@click.option("--force", is_flag=True, help="Overwrite what stands at TARGET.")
+@click.option("--require-exact", is_flag=True, help="Refuse a version that gave up its exact layer.")
+@click.pass_context
+def command(
+    ctx: click.Context,
+    version: str,
+    output: Path | None,
+    form: str,
+    include: tuple[str, ...],
+    exclude: tuple[str, ...],
+    force: bool,
+    require_exact: bool,
+) -> None:
+    """Write the files of a version.
+
+    As they went in, byte for byte, or the tensors of VERSION as a file of another format. Everything is written
+    beside TARGET, compared with the SHA-256 of what went in, and renamed when it is whole. Modes and modification
+    times are the original ones.
+    """
+    from ckstore.checkout import checkout
+    from ckstore.export import export
+
+    if form == _ORIGINAL and (include or exclude):
+        raise UsageError("--include and --exclude choose tensors; add --format safetensors, pt or npz.")
+    to_stdout = str(output) == _STDOUT
+    if to_stdout and form != _ORIGINAL:
+        raise UsageError(f"--format {form} needs a file to write to; name one with -o.")
+    if to_stdout and sys.stdout.isatty():
+        raise UsageError("A checkpoint does not go to a terminal; redirect stdout, or name a file with -o.")
+    with open_store(ctx) as store:
+        found = store[version]
+        if require_exact and found.row.fidelity != "exact":
+            raise CkstoreError(
+                f"Version {found.row.number} gave up its exact layer; choose another, or leave --require-exact out."
+            )
+        if to_stdout:
+            _to_stdout(found)
+            return
+        target = output or Path(_default_name(found, form))
+        name = f"{name_of(found.row)} (version {found.row.number})"
+        start = time.perf_counter()
+        with progress_bar(name, found.row.original_bytes) as progress:
+            if form == _ORIGINAL:
+                checkout(found, target, force=force, progress=progress)
+                result = _proof(found)
+            else:
+                written = export(found, target, cast("Format", form), include, exclude, force=force, progress=progress)
+                result = f"{size_text(target.stat().st_size)}  {counted(written, 'tensor')}"
+        rate = found.row.original_bytes / (time.perf_counter() - start) / 1e9
+        click.echo(f"{name} -> {target}  {result}" + (f"  {rate:.2g} GB/s" if form == _ORIGINAL else ""))
+
+
+def _proof(version: Version) -> str:
+    files = version.document.files
+    size = size_text(version.row.original_bytes)
+    if version.document.is_directory:
+        return f"{size}  {counted(len(files), 'file')}"
+    return f"{size}  sha256 {files[0].sha256}"
+
+
+def _default_name(version: Version, form: str) -> str:
+    document = version.document
+    name = Path(version.row.source or "").name if document.is_directory else Path(document.files[0].path).name
+    name = name or f"version-{version.row.number}"
+    return name if form == _ORIGINAL else Path(name).stem + _SUFFIXES[form]
+
+
+def _to_stdout(version: Version) -> None:
+    """Write the bytes of a version of one file to stdout; what was written before an error is found stays written."""
+    from ckstore.checkout import file_blocks
+
+    if version.document.is_directory:
+        raise UsageError(f"Version {version.row.number} is a directory; name one to write with -o.")
+    sha = hashlib.sha256()
+    for block in file_blocks(version, 0):
+        sha.update(block)
+        sys.stdout.buffer.write(block)
+    sys.stdout.buffer.flush()
+    if sha.hexdigest() != version.document.files[0].sha256:
+        raise IntegrityError(f"Version {version.row.number} does not come back as it went in; run `ckstore verify`.")

@@ -1,0 +1,229 @@
+"""`ckstore ingest`: store checkpoints as the next versions of a run."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ckstore.cli.output import json_option, name_of, print_json, ratio_text, size_text, version_object
+from ckstore.cli.progress import progress_bar
+from ckstore.cli.verb import RunName, TagName, VersionName, open_store, verb
+from ckstore.errors import CkstoreError, ConflictError, InputError, PartialError, UsageError
+
+if TYPE_CHECKING:
+    from ckstore.store import Store
+    from ckstore.version import Version
+
+#: The parent that is looked for among all versions.
+_AUTO = "auto"
+
+
+@dataclass(slots=True)
+class _Done:
+    """One input that is stored: its version, whether that is a fresh one, its bytes and seconds."""
+
+    path: Path
+    version: Version
+    is_new: bool
+    seconds: float
+
+
+@dataclass(slots=True)
+class _Failed:
+    """One input that is not stored, and why."""
+
+    path: Path
+    kind: str
+    exit_code: int
+    message: str
+
+
+def _metrics(ctx: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, Any]:
+    metrics: dict[str, Any] = {}
+    for value in values:
+        name, separator, text = value.partition("=")
+        if not name or not separator:
+            raise click.BadParameter(f"{value!r} is not of the form NAME=VALUE", ctx, parameter)
+        metrics[name] = _number(text)
+    return metrics
+
+
+def _number(text: str) -> int | float | str:
+    with suppress(ValueError):
+        return int(text)
+    with suppress(ValueError):
+        number = float(text)
+        # JSON has no infinities and no NaN.
+        if abs(number) < float("inf"):
+            return number
+    return text
+
+
+@verb(
+    ("ckstore ingest runs/gpt/step*.pt --run gpt", "a series of files, in the order of their steps"),
+    ("ckstore ingest checkpoint-500 --run lora", "a Hugging Face directory as one version"),
+    ("ckstore ingest last.pt --run gpt --step 400 --tag best --metric loss=2.31", "say what the file does not say"),
+    ("ckstore ingest fork.pt --run gpt-b --parent gpt@400", "a run that went on from another run's version"),
+    ("ckstore ingest old/*.pt --run old --verify --delete-source", "move files into the store"),
+    exit_codes=[3, 12, 13],
+)
+@click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--run", metavar="NAME", type=RunName(), help="The run that the versions belong to.  [default: main]")
+@click.option("--step", metavar="N", type=int, help="The step, where file and name do not tell it; for a single PATH.")
+@click.option(
+    "--parent",
+    metavar="VERSION",
+    type=VersionName(),
+    help="What the first version is stored after, or `auto` for the nearest stored one.  [default: the run's latest]",
+)
+@click.option("--tag", metavar="NAME", type=TagName(), help="Tag the version (of several, the last).")
+@click.option("--metric", "metrics", metavar="NAME=VALUE", multiple=True, callback=_metrics, help="Keep a metric.")
+@click.option("--replace", is_flag=True, help="Replace the version at the same run and step.")
+@click.option("--verify", is_flag=True, help="Decode and compare everything before a version becomes visible.")
+@click.option("--delete-source", is_flag=True, help="Remove what is stored and verified; needs --verify.")
+@click.option("--force", is_flag=True, help="Store damaged files as opaque bytes instead of refusing them.")
+@json_option
+@click.pass_context
+def command(
+    ctx: click.Context,
+    paths: tuple[Path, ...],
+    run: str | None,
+    step: int | None,
+    parent: str | None,
+    tag: str | None,
+    metrics: dict[str, Any],
+    replace: bool,
+    verify: bool,
+    delete_source: bool,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Store checkpoints as versions of a run.
+
+    Each PATH, a file or a directory, becomes one version. Files go in whatever they are: torch, safetensors, or
+    anything else as opaque bytes. Several are stored in the order of the steps that the files or their names tell,
+    those without one by name. Where some of several fail, the others are stored.
+    """
+    from ckstore.cli.sources import in_step_order
+
+    if step is not None and len(paths) > 1:
+        raise UsageError("--step is for a single PATH; let the files or their names tell their steps.")
+    if delete_source and not verify:
+        raise UsageError("--delete-source needs --verify, which proves first that everything comes back.")
+    options = {"run": run, "step": step, "metrics": metrics, "replace": replace, "verify": verify, "force": force}
+    done: list[_Done] = []
+    failed: list[_Failed] = []
+    with open_store(ctx, "a") as store:
+        if parent not in (None, _AUTO):
+            store.catalog.resolve(parent)
+        if tag is not None:
+            _check_tag(tag)
+        try:
+            for path in in_step_order(paths, force=force):
+                after = parent if parent == _AUTO or not done else None
+                outcome = _ingest(store, path, {**options, "parent": after}, delete_source, shown=not as_json)
+                if isinstance(outcome, _Failed):
+                    failed.append(outcome)
+                    click.echo(f"ckstore: {outcome.message}", err=True)
+                    continue
+                done.append(outcome)
+                if not as_json:
+                    click.echo(_line(outcome))
+            if tag is not None and done:
+                store.tag(done[-1].version.row.number, tag)
+        finally:
+            if as_json:
+                print_json([*(_object(store, item) for item in done), *(_failure(item) for item in failed)])
+            elif len(done) > 1:
+                click.echo(_summary(done))
+    if failed:
+        _finish(ctx, len(paths), failed)
+
+
+def _check_tag(tag: str) -> None:
+    from ckstore.storage.names import check_tag
+
+    check_tag(tag)
+
+
+def _ingest(store: Store, path: Path, options: dict[str, Any], delete: bool, *, shown: bool) -> _Done | _Failed:
+    """Store one input; what is wrong with the input is returned, what is wrong with the store raised."""
+    from ckstore.cli.sources import Removable, check_restores
+    from ckstore.scan import tree_size
+
+    try:
+        _check_name(path)
+        start = time.perf_counter()
+        size = tree_size(path) if path.exists() else 0
+        removable = Removable(path) if delete else None
+        with progress_bar(path.name, (3 if options["verify"] else 2) * size, shown=shown) as progress:
+            report = store.ingest(path, **options, progress=progress)
+        seconds = time.perf_counter() - start
+        version = store[report.version.number]
+        if delete or (options["verify"] and not report.is_new):
+            check_restores(store.path, version.row.number)
+        if removable is not None:
+            removable.remove()
+        return _Done(path, version, report.is_new, seconds)
+    except (InputError, ConflictError) as error:
+        message = str(error) if path.name in str(error) else f"{path}: {error}"
+        return _Failed(path, error.kind, error.exit_code, message)
+    except CkstoreError:
+        raise
+    except OSError as error:
+        return _Failed(path, "error", 1, f"{error.filename or path}: {error.strerror or error}.")
+
+
+def _check_name(path: Path) -> None:
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise InputError(f"The name {str(path)!r} is not UTF-8; rename it, then ingest again.") from None
+
+
+def _finish(ctx: click.Context, count: int, failed: list[_Failed]) -> None:
+    if len(failed) < count:
+        raise PartialError(f"{len(failed)} of {count} inputs could not be stored, the others are.")
+    codes = {item.exit_code for item in failed}
+    ctx.exit(codes.pop() if len(codes) == 1 else 1)
+
+
+def _line(item: _Done) -> str:
+    row = item.version.row
+    name = f"{name_of(row)} -> version {row.number}"
+    if not item.is_new:
+        return f"{name}  {size_text(row.original_bytes)}  unchanged"
+    return f"{name}  {_amounts(row.original_bytes, row.stored_bytes, item.seconds)}"
+
+
+def _summary(done: list[_Done]) -> str:
+    fresh = [item for item in done if item.is_new]
+    original = sum(item.version.row.original_bytes for item in done)
+    stored = sum(item.version.row.stored_bytes for item in fresh)
+    unchanged = f" ({len(done) - len(fresh)} unchanged)" if len(fresh) < len(done) else ""
+    return f"{len(done)} versions{unchanged}  {_amounts(original, stored, sum(item.seconds for item in done))}"
+
+
+def _amounts(original: int, stored: int, seconds: float) -> str:
+    rate = original / seconds / 1e9
+    return f"{size_text(original)} -> {size_text(stored)}  {ratio_text(original, stored)}  {rate:.2g} GB/s"
+
+
+def _object(store: Store, item: _Done) -> dict[str, Any]:
+    number = item.version.row.number
+    tags = [tag for tag, tagged in store.catalog.tags().items() if tagged == number]
+    return {
+        **version_object(item.version.row, tags),
+        "source": str(item.path),
+        "new": item.is_new,
+        "seconds": round(item.seconds, 6),
+    }
+
+
+def _failure(item: _Failed) -> dict[str, Any]:
+    return {"source": str(item.path), "error": item.message, "kind": item.kind, "exit_code": item.exit_code}

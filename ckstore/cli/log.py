@@ -1,0 +1,80 @@
+"""`ckstore log`: list versions. Imports nothing that computes, so that it answers at once."""
+
+from __future__ import annotations
+
+import click
+
+from ckstore.cli.output import (
+    json_option,
+    print_json,
+    print_table,
+    ratio_text,
+    size_text,
+    tags_by_version,
+    time_text,
+    version_object,
+)
+from ckstore.cli.verb import RunName, open_store, verb
+from ckstore.errors import UsageError
+
+
+@verb(
+    ("ckstore log", "every version of the store, oldest first"),
+    ("ckstore log gpt -n 5", "the last five of one run"),
+    ("ckstore log --json | jq '.[] | select(.tags != [])'", "for programs: the tagged ones"),
+    exit_codes=[13],
+)
+@click.argument("run", required=False, type=RunName())
+@click.option("--run", "run_option", metavar="RUN", type=RunName(), help="The same as the argument RUN.")
+@click.option("-n", "--last", "limit", metavar="N", type=click.IntRange(min=0), help="Only the last N versions.")
+@json_option
+@click.pass_context
+def command(ctx: click.Context, run: str | None, run_option: str | None, limit: int | None, as_json: bool) -> None:
+    """List versions, oldest first.
+
+    All, or those of one RUN. KIND says whether a version is stored in full (base) or against others (delta), DEPTH
+    how many deltas lie between it and a base. STORED is what the version added to the store, and COST what
+    restoring it costs as a multiple of restoring it from an exact, full copy.
+    """
+    if run is not None and run_option is not None and run != run_option:
+        raise UsageError("RUN is given twice; name one run.")
+    with open_store(ctx) as store:
+        rows = store.versions(run or run_option)
+        tags = tags_by_version(store.catalog.tags())
+    if limit is not None:
+        rows = rows[max(len(rows) - limit, 0) :]
+    if as_json:
+        print_json([version_object(row, tags.get(row.number, [])) for row in rows])
+        return
+    if not rows:
+        click.echo("No versions yet; `ckstore ingest` stores the first.", err=True)
+        return
+    coarse = any(row.fidelity != "exact" for row in rows)
+    headings = [
+        "version",
+        "run",
+        "step",
+        "parent",
+        "kind",
+        "depth",
+        "size",
+        "stored",
+        "ratio",
+        "cost",
+        "tags",
+        "created",
+    ]
+    print_table(
+        [*headings, "fidelity"] if coarse else headings,
+        [
+            (
+                *(row.number, row.run, row.step, row.parent, "base" if row.base else "delta", row.depth),
+                *(size_text(row.original_bytes), size_text(row.stored_bytes)),
+                *(ratio_text(row.original_bytes, row.stored_bytes), f"{row.cost:.2f}x"),
+                *(", ".join(tags.get(row.number, [])) or None, time_text(row.created)),
+                *((row.fidelity,) if coarse else ()),
+            )
+            for row in rows
+        ],
+        right=(0, 2, 3, 5, 6, 7, 8, 9),
+    )

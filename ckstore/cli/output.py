@@ -1,0 +1,139 @@
+"""How results are printed: sizes, ratios, tables, and lists of JSON objects."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from ckstore.storage.rows import VersionRow
+
+_UNITS = ("kB", "MB", "GB", "TB", "PB")
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON: a list of objects.")
+
+
+def size_text(count: float) -> str:
+    """A number of bytes with three figures and a decimal unit.
+
+    Examples
+    --------
+    >>> size_text(999), size_text(12_345), size_text(999_999)
+    ('999 B', '12.3 kB', '1.00 MB')
+    """
+    value = float(count)
+    if abs(value) < 999.5:
+        return f"{value:.0f} B"
+    power = 0
+    while abs(value) >= 999.5 and power < len(_UNITS):
+        value /= 1000
+        power += 1
+    digits = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
+    return f"{value:.{digits}f} {_UNITS[power - 1]}"
+
+
+def counted(count: int, noun: str) -> str:
+    """A number of things.
+
+    Examples
+    --------
+    >>> counted(1, "version"), counted(0, "pack")
+    ('1 version', '0 packs')
+    """
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def ratio(original: int, stored: int) -> float | None:
+    """How many times smaller what is stored is than what went in; None where nothing is stored."""
+    return original / stored if stored else None
+
+
+def ratio_text(original: int, stored: int) -> str:
+    """The ratio with two digits, such as `4.71x`, or `-`."""
+    value = ratio(original, stored)
+    return "-" if value is None else f"{value:.2f}x" if value < 1000 else f"{value:.0f}x"
+
+
+def name_of(row: VersionRow) -> str:
+    """A version as `run@step`, or the run alone where it has no step."""
+    return row.run if row.step is None else f"{row.run}@{row.step}"
+
+
+def tags_by_version(tags: Mapping[str, int]) -> dict[int, list[str]]:
+    """Tags by the number of the version that they mean."""
+    found: dict[int, list[str]] = {}
+    for tag, number in tags.items():
+        found.setdefault(number, []).append(tag)
+    return found
+
+
+def version_object(row: VersionRow, tags: Sequence[str] = ()) -> dict[str, Any]:
+    """A version as the JSON object that all verbs print."""
+    return {
+        "version": row.number,
+        "id": row.uid,
+        "run": row.run,
+        "step": row.step,
+        "parent": row.parent,
+        "base": row.base,
+        "depth": row.depth,
+        "bytes": row.original_bytes,
+        "stored": row.stored_bytes,
+        "ratio": ratio(row.original_bytes, row.stored_bytes),
+        "cost": row.cost,
+        "fidelity": row.fidelity,
+        "elements": row.elements,
+        "tensors": row.tensors,
+        "files": row.files,
+        "tags": list(tags),
+        "metrics": dict(row.metrics),
+        "source": row.source,
+        "created": row.created,
+    }
+
+
+def print_json(value: Any) -> None:
+    """Print JSON, indented."""
+    click.echo(json.dumps(value, indent=2))
+
+
+def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]], right: Iterable[int] = ()) -> None:
+    """Print aligned columns.
+
+    Parameters
+    ----------
+    headings
+        One for each column.
+    rows
+        What stands in them; None is printed as `-`.
+    right
+        Numbers of the columns that end at the same place, as numbers do.
+    """
+    cells = [["-" if cell is None else str(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(headings, *cells, strict=True)]
+    ends = set(right)
+
+    def line(row: Sequence[str]) -> str:
+        padded = (cell.rjust(width) if column in ends else cell.ljust(width)
+                  for column, (cell, width) in enumerate(zip(row, widths, strict=True)))  # fmt: skip
+        return "  ".join(padded).rstrip()
+
+    click.echo(click.style(line([heading.upper() for heading in headings]), bold=True))
+    for row in cells:
+        click.echo(line(row))
+
+
+def print_facts(facts: Iterable[tuple[str, object]]) -> None:
+    """Print a name and a value a line; values of None are left out."""
+    shown = [(name, value) for name, value in facts if value is not None]
+    width = max((len(name) for name, _ in shown), default=0)
+    for name, value in shown:
+        click.echo(f"{name.ljust(width)}  {value}")
+
+
+def time_text(timestamp: str) -> str:
+    """A timestamp of the catalog to the second, such as `2026-07-01 12:00:00`; times are UTC."""
+    return timestamp[:19].replace("T", " ")

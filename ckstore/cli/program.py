@@ -1,0 +1,168 @@
+"""The program: finds verbs by name, turns errors into one sentence and an exit code."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Sequence
+from difflib import get_close_matches
+from importlib import import_module
+from typing import Any
+
+import click
+
+from ckstore.cli.verb import VERSION_HELP, write_exit_codes
+from ckstore.errors import CkstoreError
+
+#: Every verb, in the order of the help; `ckstore.cli.<name>` holds its `command` and is imported when it is used.
+VERBS = (
+    "init", "ingest", "checkout", "log", "show", "ls", "diff", "tag", "stats", "verify", "rebase", "recover",
+    "completion",
+)  # fmt: skip
+
+#: Exit codes that the command line gives without an error of the library.
+_USAGE = 2
+_INTERRUPTED = 130
+_BROKEN_PIPE = 141
+
+
+class Program(click.Group):
+    """A group that imports a verb's module only when that verb is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names of all verbs."""
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The verb of a name."""
+        if cmd_name not in VERBS:
+            return None
+        command = import_module(f"ckstore.cli.{cmd_name}").command
+        assert isinstance(command, click.Command)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The verb that the arguments begin with; near matches stand in the error."""
+        name = args[0]
+        if name not in VERBS and not name.startswith("-") and not ctx.resilient_parsing:
+            near = get_close_matches(name, VERBS, 2)
+            hint = f"did you mean {' or '.join(near)}?" if near else "see `ckstore --help`."
+            raise click.UsageError(f"There is no verb {name}; {hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the verb; ends quietly where nobody reads what it prints any more."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            ctx.exit(_silenced())
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """How versions are named, and the exit codes."""
+        with formatter.section("Versions"):
+            formatter.write_text(VERSION_HELP)
+        write_exit_codes(formatter, None)
+
+
+def _print_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        import ckstore
+
+        click.echo(f"ckstore {ckstore.__version__}")
+        ctx.exit()
+
+
+@click.command(cls=Program, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.option(
+    "--store",
+    metavar="PATH",
+    type=click.Path(),
+    help="The store; by default $CKSTORE, or the nearest .ckstore in the working directory or above it.",
+)
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Print it.")
+@click.pass_context
+def program(ctx: click.Context, store: str | None) -> None:
+    """Keep model checkpoints: small on disk, byte for byte the same when they come out.
+
+    Every verb has its own help: `ckstore VERB --help`.
+    """
+    if "NO_COLOR" in os.environ:
+        ctx.color = False
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run the program and return its exit code; what went wrong stands on stderr as one sentence.
+
+    Parameters
+    ----------
+    arguments
+        What follows the program's name; by default those of the process.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        # Names of files and tensors need not be printable in the terminal's encoding.
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        code = _guarded(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return _silenced()
+    return code
+
+
+def _guarded(arguments: Sequence[str] | None) -> int:
+    try:
+        result: Any = program.main(args=arguments, prog_name="ckstore", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        return _USAGE
+    except click.UsageError as error:
+        return _failed(_usage(error), _USAGE)
+    except click.ClickException as error:
+        return _failed(error.format_message(), error.exit_code)
+    except CkstoreError as error:
+        return _failed(str(error), error.exit_code)
+    except click.Abort:
+        return _failed("interrupted; the store is consistent.", _INTERRUPTED)
+    except OSError as error:
+        if error.errno is None:
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        return _failed(f"{where}{error.strerror or os.strerror(error.errno)}.", 1)
+    except UnicodeEncodeError as error:
+        return _failed(f"{error.object!r} is not UTF-8; choose a name that is.", _USAGE)
+    except SystemExit as error:
+        # click ends the process itself when it has answered a shell that completes.
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
+    return result if isinstance(result, int) else 0
+
+
+def _usage(error: click.UsageError) -> str:
+    """What click says, as one sentence with the remedy."""
+    message = error.format_message()
+    if "`" in message or message.endswith("?"):
+        return message
+    verb = "ckstore" if error.ctx is None else error.ctx.command_path
+    return f"{message.rstrip('.')}; see `{verb} --help`."
+
+
+def _failed(message: str, code: int) -> int:
+    color = False if "NO_COLOR" in os.environ else None
+    click.echo(f"{click.style('ckstore:', fg='red')} {message}", err=True, color=color)
+    return code
+
+
+def _silenced() -> int:
+    """Nobody reads stdout any more: let the interpreter flush it into nothing."""
+    descriptor = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(descriptor, sys.stdout.fileno())
+    except OSError as error:
+        if error.errno not in (errno.EBADF, errno.EINVAL):
+            raise
+    finally:
+        os.close(descriptor)
+    return _BROKEN_PIPE

@@ -1,0 +1,57 @@
+"""`ckstore rebase`: store versions in full again."""
+
+from __future__ import annotations
+
+import click
+
+from ckstore.cli.output import counted, json_option, print_json, size_text
+from ckstore.cli.verb import RunName, VersionName, open_store, verb
+from ckstore.errors import UsageError
+
+
+@verb(
+    ("ckstore rebase --budget 1.5", "make restoring any version cost at most 1.5 times a full one"),
+    ("ckstore rebase best", "store one version in full"),
+    ("ckstore rebase --run gpt --budget 1.2 --dry-run", "only say what would be done"),
+    exit_codes=[13],
+)
+@click.argument("versions", metavar="[VERSION]...", nargs=-1, type=VersionName())
+@click.option("--run", metavar="RUN", type=RunName(), help="All versions of this run.")
+@click.option(
+    "--budget",
+    metavar="X",
+    type=click.FloatRange(min=1),
+    help="Restoring a version may cost X times a full restore.  [default: store the versions in full]",
+)
+@click.option("--dry-run", is_flag=True, help="Change nothing; say what would be stored anew.")
+@json_option
+@click.pass_context
+def command(
+    ctx: click.Context, versions: tuple[str, ...], run: str | None, budget: float | None, dry_run: bool, as_json: bool
+) -> None:
+    """Store versions in full again.
+
+    Objects of each VERSION, of a run, or of all versions are stored without deltas, so that restoring them costs
+    less. What versions restore to does not change. The deltas that are superseded stay in their packs until they
+    are freed.
+    """
+    if versions and run is not None:
+        raise UsageError("Give versions or --run, not both.")
+    if not versions and run is None and budget is None:
+        raise UsageError("Name versions, a --run or a --budget: storing everything in full gives up what deltas save.")
+    with open_store(ctx, "r" if dry_run else "a") as store:
+        report = store.rebase(list(versions) or None, run=run, budget=budget, dry_run=dry_run)
+        rows = [store.catalog.version(number) for number in report.versions]
+    if as_json:
+        changed = [{"version": row.number, "run": row.run, "step": row.step, "cost": row.cost} for row in rows]
+        print_json([{"versions": changed, "objects": report.objects, "bytes": report.bytes, "dry_run": dry_run}])
+        return
+    if not rows:
+        click.echo("Nothing to do: every version is within the budget.")
+        return
+    named = ", ".join(str(row.number) for row in rows)
+    amount = f"{counted(report.objects, 'object')} of {counted(len(rows), 'version')} in full ({named})"
+    if dry_run:
+        click.echo(f"Would store {amount}.")
+    else:
+        click.echo(f"Stored {amount}, {size_text(report.bytes)} more.")

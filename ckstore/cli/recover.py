@@ -1,0 +1,42 @@
+"""`ckstore recover`: build the catalog again."""
+
+from __future__ import annotations
+
+import click
+
+from ckstore.cli.output import counted, json_option, print_json
+from ckstore.cli.verb import store_path, verb
+from ckstore.errors import IntegrityError, NoStoreError
+
+
+@verb(
+    ("ckstore recover", "after catalog.sqlite was lost or damaged"),
+    ("ckstore --store copy/.ckstore recover", "a copy that holds packs and log only"),
+    exit_codes=[4],
+)
+@json_option
+@click.pass_context
+def command(ctx: click.Context, as_json: bool) -> None:
+    """Build the catalog again.
+
+    From packs and log; nothing is deleted, and nothing but the catalog is written. Every damaged pack is a line on
+    stderr, and the exit code is 4 where there is one.
+    """
+    from ckstore.recover import recover
+    from ckstore.storage.root import is_store
+
+    path = store_path(ctx)
+    if not is_store(path):
+        raise NoStoreError(f"{path} is no store: it has no packs and log; name another one with --store.")
+    report = recover(path)
+    if as_json:
+        print_json([{"versions": report.versions, "packs": report.packs, "problems": list(report.problems)}])
+    else:
+        for problem in report.problems:
+            click.echo(f"ckstore: {problem}", err=True)
+        click.echo(f"Recovered {counted(report.versions, 'version')} from {counted(report.packs, 'pack')}.")
+    if report.problems:
+        raise IntegrityError(
+            f"{counted(len(report.problems), 'problem')} found;"
+            " restore the named packs from a copy of the store, then recover again."
+        )

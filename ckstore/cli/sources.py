@@ -1,0 +1,124 @@
+"""What `ingest` does around the API: the order of its inputs, and removing what is stored and verified."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from ckstore.errors import InputError, IntegrityError
+
+
+def in_step_order(paths: Sequence[Path], *, force: bool) -> list[Path]:
+    """Paths by the step that each is at; those without one last, by name, with numbers in names as numbers.
+
+    Parameters
+    ----------
+    paths
+        Files or directories. What cannot be read has no step here; its ingest says why.
+    force
+        As for the ingest: damaged files count as opaque bytes.
+    """
+    from ckstore.store import source_step
+
+    if len(paths) < 2:
+        return list(paths)
+
+    def place(path: Path) -> tuple[bool, int, list[tuple[bool, int, str]]]:
+        step = None
+        with suppress(InputError, OSError):
+            step = source_step(path, force=force)
+        return step is None, step or 0, natural(path.name)
+
+    return sorted(paths, key=place)
+
+
+def natural(name: str) -> list[tuple[bool, int, str]]:
+    """What names are sorted by so that `step9` comes before `step10`.
+
+    Examples
+    --------
+    >>> sorted(["step10", "step9", "a"], key=natural)
+    ['a', 'step9', 'step10']
+    """
+    parts = re.split(r"([0-9]+)", name)
+    return [(False, int(part), "") if index % 2 else (True, 0, part) for index, part in enumerate(parts)]
+
+
+def check_restores(store: Path, number: int) -> None:
+    """Decode every file of a version from what stands on disk, and compare its SHA-256; raises `IntegrityError`."""
+    from ckstore.checkout import file_blocks
+    from ckstore.store import Store
+
+    # A store of its own: nothing that an ingest has in memory takes part.
+    with Store(store, "r") as reopened:
+        version = reopened[number]
+        for index, entry in enumerate(version.document.files):
+            sha = hashlib.sha256()
+            for block in file_blocks(version, index):
+                sha.update(block)
+            if sha.hexdigest() != entry.sha256:
+                raise IntegrityError(
+                    f"{entry.path} of version {number} does not come back as it went in; run `ckstore verify`."
+                )
+
+
+class Removable:
+    """A file or directory tree as it stands before its ingest: what may be removed afterwards, if it is still that.
+
+    Parameters
+    ----------
+    path
+        What will be ingested.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._files: dict[Path, tuple[int, int, int]] = {}
+        self._links: dict[Path, str] = {}
+        self._directories: list[Path] = []
+        if path.is_dir():
+            self._note_directory(path)
+        elif path.exists():
+            self._files[path] = _stamp(path)
+
+    def _note_directory(self, directory: Path) -> None:
+        for entry in directory.iterdir():
+            if entry.is_symlink():
+                self._links[entry] = os.readlink(entry)
+            elif entry.is_dir():
+                self._note_directory(entry)
+            else:
+                self._files[entry] = _stamp(entry)
+        # After what lies in it: directories are removed in this order.
+        self._directories.append(directory)
+
+    def remove(self) -> None:
+        """Remove the files and links, and the directories that are empty then; what came later stays.
+
+        Raises
+        ------
+        InputError
+            It is a link, or a file is not the one that stood there before; that one and those after it stay.
+        """
+        if self.path.is_symlink():
+            raise InputError(f"{self.path} is stored, but it is a link; remove what it points to yourself.")
+        for file, stamp in self._files.items():
+            if _stamp(file) != stamp:
+                raise InputError(f"{file} changed while it was stored; it was not removed.")
+            file.unlink()
+        for link, target in self._links.items():
+            with suppress(OSError):
+                if os.readlink(link) == target:
+                    link.unlink()
+        for directory in self._directories:
+            with suppress(OSError):
+                directory.rmdir()
+
+
+def _stamp(file: Path) -> tuple[int, int, int]:
+    status = file.lstat()
+    return status.st_size, status.st_mtime_ns, status.st_ino

@@ -1,0 +1,66 @@
+"""`ckstore stats`: totals, and the ledger that accounts for every byte of the store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import click
+
+from ckstore.cli.output import json_option, print_facts, print_json, print_table, size_text
+from ckstore.cli.verb import open_store, verb
+
+_LEDGER = "ledger"
+#: Totals that count things instead of bytes.
+_COUNTS = frozenset({"versions", "runs", "tags", "packs", "objects", "tensors", "elements", "lattices", "contents"})
+
+
+@verb(
+    ("ckstore stats", "how many versions, how many bytes, what ratio"),
+    ("ckstore stats --ledger", "what every byte of the store is for"),
+)
+@click.option("--ledger", "with_ledger", is_flag=True, help="Account for every byte of the store by cause.")
+@json_option
+@click.pass_context
+def command(ctx: click.Context, with_ledger: bool, as_json: bool) -> None:
+    """Print totals of the store.
+
+    With --ledger, every byte of its files is accounted for by cause; the sum is what the store takes on disk.
+    """
+    with open_store(ctx) as store:
+        stats = store.stats()
+    if as_json:
+        print_json([stats])
+        return
+    facts = {name: value for name, value in stats.items() if name != _LEDGER}
+    print_facts((name.replace("_", " "), _text(name, value)) for name, value in _flat(facts))
+    if with_ledger:
+        ledger: Mapping[str, int] = stats[_LEDGER]
+        total = sum(ledger.values())
+        lines = [*ledger.items(), ("total", total)]
+        click.echo()
+        print_table(
+            ["cause", "size", "bytes", "share"],
+            [(cause, size_text(size), f"{size:,}", _share(size, total)) for cause, size in lines if size],
+            right=(1, 2, 3),
+        )
+
+
+def _share(size: int, total: int) -> str:
+    return f"{100 * size / total:.1f} %" if total else "-"
+
+
+def _flat(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value)
+        else:
+            yield name, value
+
+
+def _text(name: str, value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    if name == "ratio":
+        return f"{value:.2f}x"
+    return f"{value:,}" if name in _COUNTS else size_text(value)

@@ -1,0 +1,104 @@
+"""How the objects of a version are stored, summed up for `show`, `ls` and `diff`; nothing is decoded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ckstore.formats.layout import Tensor
+    from ckstore.records import ContentRecord, LatticeRecord
+    from ckstore.units import Unit
+    from ckstore.version import Version
+
+
+@dataclass(frozen=True, slots=True)
+class StoredObject:
+    """One unit of a version and the records of its layers; `exact` is None where the lattice is exact by itself."""
+
+    unit: Unit
+    lattice: LatticeRecord
+    exact: ContentRecord | None
+    content: str | None
+
+    @property
+    def coarse_bytes(self) -> int:
+        """Bytes of the integers."""
+        return self.lattice.length
+
+    @property
+    def exact_bytes(self) -> int:
+        """Bytes of the exact layer."""
+        return 0 if self.exact is None else sum(self.exact.lengths)
+
+    @property
+    def layers(self) -> str:
+        """`base` or `delta`, and the exact layer's mode where there is one."""
+        kind = "base" if self.lattice.base is None else "delta"
+        return kind if self.exact is None else f"{kind}+{self.exact.mode}"
+
+
+@dataclass(slots=True)
+class StoredVersion:
+    """The objects of a version, and those that each tensor lies in.
+
+    Parameters
+    ----------
+    version
+        A version of an open store.
+    """
+
+    version: Version
+    objects: list[StoredObject] = field(init=False)
+    _by_extent: dict[tuple[int, int], list[int]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        resolver = self.version.store.resolver
+        self.objects = []
+        self._by_extent = {}
+        for number, (unit, (identity, content)) in enumerate(
+            zip(self.version.layout.units, self.version.document.objects, strict=True)
+        ):
+            exact = None if content is None else resolver.content(content)
+            self.objects.append(StoredObject(unit, resolver.lattice(identity), exact, content))
+            for member in unit.members:
+                numbers = self._by_extent.setdefault((member.file, member.extent), [])
+                if number not in numbers:
+                    numbers.append(number)
+
+    def of_tensor(self, file: int, tensor: Tensor) -> list[StoredObject]:
+        """The objects that hold the tensor's extent: parts of it, or the bundle that it is a member of."""
+        return [self.objects[number] for number in self._by_extent.get((file, tensor.extent), [])]
+
+    def depth(self, objects: Iterable[StoredObject]) -> int:
+        """The largest number of deltas that restoring one of the objects takes."""
+        reader = self.version.store.reader
+        return max((reader.depth(item.content) for item in objects if item.content is not None), default=0)
+
+    def summary(self) -> dict[str, Any]:
+        """Counts of objects by how they are stored, and bytes by layer; shared objects count once.
+
+        `here` counts the objects whose integers this version itself added to the store.
+        """
+        unique = list({(item.lattice.id, item.content): item for item in self.objects}.values())
+        exact = [item.exact for item in unique if item.exact is not None]
+        lattices = {item.lattice.id: item.lattice for item in unique}.values()
+        return {
+            "objects": len(unique),
+            "here": sum(item.lattice.pack == self.version.row.pack for item in unique),
+            "base": sum(item.lattice.base is None for item in unique),
+            "delta": sum(item.lattice.base is not None for item in unique),
+            "linear": sum(item.lattice.kind == "linear" for item in unique),
+            "ordinal": sum(item.lattice.kind == "ordinal" for item in unique),
+            "own": sum(record.mode == "own" for record in exact),
+            "chained": sum(record.mode == "chained" for record in exact),
+            "coarse_bytes": sum(record.length for record in lattices),
+            "exact_bytes": sum(sum(record.lengths) for record in exact),
+        }
+
+
+def tensor_object(path: str, tensor: Tensor) -> dict[str, Any]:
+    """A tensor as the JSON object that `ls` and `diff` print."""
+    return {"path": path, "dtype": tensor.dtype, "shape": list(tensor.shape), "elements": prod(tensor.shape)}

@@ -1,0 +1,63 @@
+"""`ckstore tag`: name versions."""
+
+from __future__ import annotations
+
+import click
+
+from ckstore.cli.output import json_option, name_of, print_json, print_table
+from ckstore.cli.verb import TagName, VersionName, open_store, verb
+from ckstore.errors import UsageError
+
+
+@verb(
+    ("ckstore tag gpt@400 best", "let `best` mean the version of run gpt at step 400"),
+    ("ckstore tag", "list the tags"),
+    ("ckstore tag --delete best", "remove a tag; the version stays"),
+    exit_codes=[13],
+)
+@click.argument("version", required=False, type=VersionName())
+@click.argument("name", required=False, type=TagName())
+@click.option("--delete", metavar="NAME", type=TagName(), help="Remove this tag.")
+@click.option("--list", "listing", is_flag=True, help="List the tags (also without any argument).")
+@json_option
+@click.pass_context
+def command(
+    ctx: click.Context, version: str | None, name: str | None, delete: str | None, listing: bool, as_json: bool
+) -> None:
+    """Name a version, remove a tag, or list tags.
+
+    NAME means VERSION from then on. A tag that is there already is moved. A tag is not a number, not `latest`, and
+    has no @ in it.
+    """
+    if delete is not None or listing or version is None:
+        if version is not None or (delete is not None and listing):
+            raise UsageError("Give a version and a name, or --delete NAME, or --list.")
+        if delete is None:
+            _list(ctx, as_json)
+            return
+        with open_store(ctx, "a") as store:
+            store.untag(delete)
+        click.echo(f"Tag {delete} is removed.")
+        return
+    if name is None:
+        raise UsageError(f"Give {version} a name: `ckstore tag {version} NAME`.")
+    with open_store(ctx, "a") as store:
+        row = store.catalog.resolve(version)
+        before = store.catalog.tags().get(name)
+        store.tag(row.number, name)
+    moved = f", no longer version {before}" if before not in (None, row.number) else ""
+    click.echo(f"{name} is {name_of(row)}, version {row.number}{moved}.")
+
+
+def _list(ctx: click.Context, as_json: bool) -> None:
+    with open_store(ctx) as store:
+        tags = store.catalog.tags()
+        rows = [(tag, store.catalog.version(number)) for tag, number in tags.items()]
+    if as_json:
+        print_json([{"tag": tag, "version": row.number, "run": row.run, "step": row.step} for tag, row in rows])
+    elif rows:
+        print_table(
+            ["tag", "version", "run", "step"], [(tag, row.number, row.run, row.step) for tag, row in rows], (1, 3)
+        )
+    else:
+        click.echo("No tags yet; `ckstore tag VERSION NAME` makes one.", err=True)

@@ -1,0 +1,171 @@
+"""What every verb has: its help with examples and exit codes, the store that it works on, and names of versions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.shell_completion import CompletionItem
+from click.types import StringParamType
+
+from ckstore.errors import CkstoreError
+
+if TYPE_CHECKING:
+    from ckstore.storage.catalog import Catalog
+    from ckstore.store import Mode, Store
+
+#: What every exit code means.
+EXIT_CODES = {
+    0: "done",
+    1: "error: the input is damaged, the disk is full, a file cannot be read",
+    2: "the call is not as it should be",
+    3: "some of several inputs were done and some were not",
+    4: "stored bytes are not what was written",
+    10: "there is no store",
+    11: "another process holds the store",
+    12: "what is to be written stands there already, with other content",
+    13: "there is no such version, run, tag or tensor",
+    14: "a later ckstore wrote the store",
+    130: "interrupted; the store is consistent",
+}
+
+#: Codes that any verb can end with, and those that any verb which opens a store can end with.
+_OF_ANY = (0, 1, 2, 130)
+_OF_ANY_STORE = (*_OF_ANY, 4, 10, 11, 14)
+
+VERSION_HELP = (
+    "A version is named by its number, a tag, `latest` (ingested last), `run@step`, `run@latest`, "
+    "the name of a run (its latest version), or the beginning of its id, at least four characters."
+)
+
+
+class Verb(click.Command):
+    """A command whose help shows examples and ends with its exit codes.
+
+    Parameters
+    ----------
+    examples
+        (command line, what it does).
+    exit_codes
+        Codes beside those that every verb has.
+    opens_store
+        It works on a store that is there.
+    """
+
+    def __init__(
+        self,
+        *arguments: Any,
+        examples: Iterable[tuple[str, str]] = (),
+        exit_codes: Iterable[int] = (),
+        opens_store: bool = True,
+        **named: Any,
+    ) -> None:
+        super().__init__(*arguments, **named)
+        self.examples = tuple(examples)
+        self.exit_codes = tuple(sorted({*(_OF_ANY_STORE if opens_store else _OF_ANY), *exit_codes}))
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Examples, how versions are named where that matters, exit codes."""
+        if self.examples:
+            with formatter.section("Examples"):
+                for line, meaning in self.examples:
+                    formatter.write_text(f"# {meaning}")
+                    formatter.write(f"{'':>{formatter.current_indent}}{line}\n")
+        if self.names_versions:
+            with formatter.section("Versions"):
+                formatter.write_text(VERSION_HELP)
+        write_exit_codes(formatter, self.exit_codes)
+
+    @property
+    def names_versions(self) -> bool:
+        """Whether an argument or option is the name of a version."""
+        return any(isinstance(parameter.type, VersionName) for parameter in self.params)
+
+
+def write_exit_codes(formatter: click.HelpFormatter, codes: Iterable[int] | None) -> None:
+    """Write the section of exit codes: of these, or of all."""
+    with formatter.section("Exit codes"):
+        formatter.write_dl([(str(code), EXIT_CODES[code]) for code in codes or EXIT_CODES])
+
+
+def verb(
+    *examples: tuple[str, str], exit_codes: Iterable[int] = (), opens_store: bool = True
+) -> Callable[[Callable[..., Any]], Verb]:
+    """Make a function the verb that its module is named after; the parameters are those of `Verb`."""
+
+    def made(function: Callable[..., Any]) -> Verb:
+        name = function.__module__.rpartition(".")[2]
+        given = {"examples": examples, "exit_codes": exit_codes, "opens_store": opens_store}
+        return click.command(name, cls=Verb, **given)(function)
+
+    return made
+
+
+def store_path(ctx: click.Context) -> Path:
+    """The directory of the store that the command line, the environment or the working directory names.
+
+    Raises
+    ------
+    NoStoreError
+        There is none; one that `--store` names is checked when it is opened.
+    """
+    from ckstore.storage.root import find_store
+
+    named = ctx.find_root().params.get("store")
+    return find_store() if named is None else Path(named)
+
+
+def open_store(ctx: click.Context, mode: Mode = "r") -> Store:
+    """Open the store that the command line means; hand it to `with`."""
+    from ckstore.store import Store
+
+    return Store(store_path(ctx), mode)
+
+
+class VersionName(StringParamType):
+    """The name of a version; the shell completes tags, runs and steps."""
+
+    name = "version"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Names of versions that begin like this."""
+        return _completed(ctx, incomplete, _version_names)
+
+
+class RunName(StringParamType):
+    """The name of a run; the shell completes it."""
+
+    name = "run"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Names of runs that begin like this."""
+        return _completed(ctx, incomplete, lambda catalog: {row.name: "run" for row in catalog.runs()})
+
+
+class TagName(StringParamType):
+    """The name of a tag; the shell completes it."""
+
+    name = "tag"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Names of tags that begin like this."""
+        return _completed(ctx, incomplete, lambda catalog: dict.fromkeys(catalog.tags(), "tag"))
+
+
+def _version_names(catalog: Catalog) -> dict[str, str]:
+    names = {"latest": "ingested last"}
+    names |= {tag: f"tag of version {number}" for tag, number in catalog.tags().items()}
+    names |= {row.name: "latest of the run" for row in catalog.runs()}
+    names |= {f"{row.run}@{row.step}": f"version {row.number}" for row in catalog.versions() if row.step is not None}
+    return names
+
+
+def _completed(ctx: click.Context, incomplete: str, names: Callable[[Catalog], dict[str, str]]) -> list[CompletionItem]:
+    try:
+        with open_store(ctx) as store:
+            found = names(store.catalog)
+    except CkstoreError:
+        return []
+    return [CompletionItem(name, help=note) for name, note in found.items() if name.startswith(incomplete)]

@@ -1,0 +1,61 @@
+"""`ckstore verify`: check every pack, object and chunk."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from ckstore.cli.output import counted, json_option, print_json, size_text
+from ckstore.cli.progress import progress_bar
+from ckstore.cli.verb import VersionName, open_store, verb
+from ckstore.errors import IntegrityError
+
+
+@verb(
+    ("ckstore verify", "everything: all packs, all versions"),
+    ("ckstore verify latest best", "two versions"),
+    ("ckstore verify --sample 0.1", "a tenth, drawn at random: often, in little time"),
+    exit_codes=[4, 13],
+)
+@click.argument("versions", metavar="[VERSION]...", nargs=-1, type=VersionName())
+@click.option(
+    "--sample",
+    metavar="FRACTION",
+    type=click.FloatRange(0, 1, min_open=True),
+    help="Check this part of the packs and objects, drawn at random.",
+)
+@json_option
+@click.pass_context
+def command(ctx: click.Context, versions: tuple[str, ...], sample: float | None, as_json: bool) -> None:
+    """Check that everything stored is whole.
+
+    Compares every pack with the digest that it is named by, and decodes the objects of all versions, or of each
+    VERSION, and compares them with their ids. Nothing is changed. Every problem is a line on stderr, and the exit
+    code is 4 where there is one.
+    """
+    start = time.perf_counter()
+    with open_store(ctx) as store:
+        rows = [store.catalog.resolve(version) for version in versions] if versions else store.versions()
+        total = sum(row.original_bytes for row in rows)
+        with progress_bar("verify", total, shown=not as_json) as progress:
+            report = store.verify([row.number for row in rows], sample=sample, progress=progress)
+    seconds = time.perf_counter() - start
+    if as_json:
+        counts = {name: getattr(report, name) for name in ("versions", "packs", "objects", "chunks", "bytes")}
+        print_json([{**counts, "seconds": round(seconds, 6), "problems": list(report.problems)}])
+    else:
+        for problem in report.problems:
+            click.echo(f"ckstore: {problem}", err=True)
+        click.echo(
+            f"{counted(report.versions, 'version')}, {counted(report.packs, 'pack')},"
+            f" {counted(report.objects, 'object')}, {counted(report.chunks, 'chunk')},"
+            f" {size_text(report.bytes)} in {seconds:.1f} s"
+        )
+    if report.problems:
+        raise IntegrityError(
+            f"{counted(len(report.problems), 'problem')} found;"
+            " restore the named packs from a copy of the store, then verify again."
+        )
+    if not as_json:
+        click.echo("No problems found.")

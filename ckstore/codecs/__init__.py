@@ -1,0 +1,1 @@
+"""The codecs: lattices, tokens and entropy coding, as pure functions of arrays."""

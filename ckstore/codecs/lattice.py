@@ -1,0 +1,224 @@
+"""The integer grids of coarse layers: linear lattices for float weights, ordinal ones for all that is kept exactly.
+
+Both are pure functions of arrays. Arrays of original values travel as unsigned integers of the item's width (`bits`),
+so that NaN payloads, signed zeros and subnormals stay what they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Bits = npt.NDArray[Any]
+Integers = npt.NDArray[Any]
+Classes = npt.NDArray[np.uint8]
+
+#: Chunks are cut at about this many elements.
+CHUNK = 1 << 18
+
+#: Mantissa width in bits and number of exponent fields of the float dtypes with a sign bit on top.
+FLOATS: dict[str, tuple[int, int]] = {
+    "float64": (52, 2048),
+    "float32": (23, 256),
+    "float16": (10, 32),
+    "bfloat16": (7, 256),
+    "float8_e4m3fn": (3, 16),
+    "float8_e4m3fnuz": (3, 16),
+    "float8_e5m2": (2, 32),
+    "float8_e5m2fnuz": (2, 32),
+}
+
+#: Complex numbers are coded by parts.
+PARTS: dict[str, str] = {"complex32": "float16", "complex64": "float32", "complex128": "float64"}
+
+#: Exponents that a linear step may have: the step and every lattice value but 0 are normal numbers.
+STEP_RANGE: dict[str, tuple[int, int]] = {"float32": (-126, 106), "float64": (-1000, 1002)}
+
+#: Binary orders of magnitude below the largest that have a class of their own: more save nothing and cost time.
+_OCTAVES = 10
+
+_NO_EXPONENTS: npt.NDArray[np.int16] = np.empty(0, np.int16)
+_NO_INTEGERS: npt.NDArray[np.int32] = np.empty(0, np.int32)
+
+#: An element keeps the projected integer of its base while it lies within this many steps of it.
+HYSTERESIS = 0.6
+
+#: Half the width in steps of an integer's cell, for the prediction of a chained exact layer.
+REACH = 0.5
+
+
+def part_dtype(dtype: str) -> str:
+    """The dtype of the parts that elements are coded by: the component's for complex numbers, else `dtype` itself."""
+    return PARTS.get(dtype, dtype)
+
+
+def chunk_length(shape: tuple[int, ...]) -> int:
+    """Elements of a chunk of an array of `shape`: about 2^18, whole rows of the last axes where they fit.
+
+    A chunk covers whole slices of as many trailing axes as possible, so that a row of a matrix lies in one chunk.
+    """
+    inner = 1
+    for size in reversed(shape):
+        if inner * size > CHUNK:
+            break
+        inner *= size
+    if inner == 0:
+        return 1
+    return inner * max(1, CHUNK // inner)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LinearLattice:
+    """Integers n with values ``n * 2 ** (step + rows[i] + cols[j])``.
+
+    Attributes
+    ----------
+    dtype
+        `float32` or `float64`.
+    step
+        Binary exponent of the step: steps are powers of two, so that they halve and double exactly and the exact
+        layer of a lattice value is a plain run of mantissa bits.
+    width
+        Length of a row (the last axis); an element's row is its position divided by it.
+    rows, cols
+        int16 exponents of rows and of columns, or empty.
+    """
+
+    dtype: str
+    step: int
+    width: int
+    rows: npt.NDArray[np.int16] = field(default_factory=lambda: _NO_EXPONENTS)
+    cols: npt.NDArray[np.int16] = field(default_factory=lambda: _NO_EXPONENTS)
+
+    def quantise(self, bits: Bits, start: int, predicted: Integers | None = None) -> Integers:
+        """Integers (int32) of a chunk of values that begins at element `start`.
+
+        With `predicted` (the projected integers of a base) an element keeps its prediction within `HYSTERESIS` steps.
+        """
+        from ckstore.kernels import lattice as kernels
+
+        out = np.empty(bits.size, np.int32)
+        prediction = _NO_INTEGERS if predicted is None else predicted
+        kernels.linear_quantise(
+            bits.view(self.dtype), prediction, self.step, self.rows, self.cols, self.width, start, HYSTERESIS, out
+        )
+        return out
+
+    def project(self, base: LinearLattice, integers: Integers, start: int) -> Integers:
+        """Integers of `base` shifted onto this lattice; the same array where nothing shifts."""
+        from ckstore.kernels import lattice as kernels
+
+        rows = _exponent_difference(self.rows, base.rows)
+        cols = _exponent_difference(self.cols, base.cols)
+        if self.step == base.step and not rows.size and not cols.size:
+            return integers
+        out = np.empty(integers.size, np.int32)
+        kernels.linear_project(integers, self.step - base.step, rows, cols, self.width, start, out)
+        return out
+
+    def distance(self, bits: Bits, integers: Integers, start: int) -> tuple[float, int]:
+        """Sum of squares of the difference between finite values and lattice values, and their number."""
+        from ckstore.kernels import lattice as kernels
+
+        result: tuple[float, int] = kernels.linear_distance(
+            bits.view(self.dtype), integers, self.step, self.rows, self.cols, self.width, start
+        )
+        return result
+
+    def own(self, integers: Integers, start: int) -> tuple[Bits, Classes]:
+        """Bits of the lattice values, and the classes that an own exact layer is coded by."""
+        from ckstore.kernels import lattice as kernels
+
+        out = np.empty(integers.size, _unsigned(self.dtype))
+        classes = np.empty(integers.size, np.uint8)
+        kernel = kernels.own_predict32 if self.dtype == "float32" else kernels.own_predict64
+        kernel(integers, self.step, self.rows, self.cols, self.width, start, out, classes)
+        return out, classes
+
+    def chained(self, parent: Bits, integers: Integers, start: int) -> tuple[Bits, Classes]:
+        """Bits of the parent's exact values moved into the integers' cells, and the classes of a chained layer."""
+        from ckstore.kernels import lattice as kernels
+
+        out = np.empty(parent.size, parent.dtype)
+        classes = np.empty(parent.size, np.uint8)
+        kernel = kernels.chained_predict32 if self.dtype == "float32" else kernels.chained_predict64
+        kernel(parent, integers, self.step, self.rows, self.cols, self.width, start, REACH, out, classes)
+        return out, classes
+
+
+def _exponent_difference(own: npt.NDArray[np.int16], base: npt.NDArray[np.int16]) -> npt.NDArray[np.int16]:
+    if own is base or (own.size == base.size and np.array_equal(own, base)):
+        return _NO_EXPONENTS
+    if own.size and base.size:
+        return own - base
+    return own if own.size else -base
+
+
+def _unsigned(dtype: str) -> str:
+    return "uint32" if dtype == "float32" else "uint64"
+
+
+def step_exponent(step: float, largest: float, dtype: str) -> int:
+    """Binary exponent of the power of two next to `step`, at least the one that keeps integers within 2^22.
+
+    `largest` is the largest finite magnitude of the values.
+    """
+    lowest, highest = STEP_RANGE[dtype]
+    exponent = lowest
+    if step > 0:
+        exponent = round(float(np.log2(min(step, 1e300))))
+    if largest > 0:
+        exponent = max(exponent, int(np.floor(np.log2(largest))) - 21)
+    return min(max(exponent, lowest), highest)
+
+
+def ordinal_classes(parent: Bits, dtype: str) -> Classes | None:
+    """Classes that differences of ordinals are coded by: the parent's exponent, for 8-bit floats its magnitude.
+
+    None for dtypes that are not floats: their differences do not depend on the magnitude.
+    """
+    if dtype not in FLOATS or parent.size == 0:
+        return None
+    from ckstore.kernels import lattice as kernels
+
+    mantissa, fields = FLOATS[dtype]
+    shift, ceiling, limit = mantissa, fields - 1, _OCTAVES
+    if parent.itemsize == 1:
+        shift, ceiling, limit = 1, 64, 63
+    top = kernels.magnitude_top(parent, shift, ceiling)
+    classes = np.empty(parent.size, np.uint8)
+    kernels.magnitude_classes(parent, shift, top, limit, classes)
+    return classes
+
+
+def ordinal_difference(bits: Bits, predicted: Bits | None, dtype: str) -> Integers:
+    """``ord(bits) - ord(predicted)`` modulo the width as signed integers; the plain difference for integer dtypes.
+
+    Without `predicted`: the ordinals themselves.
+    """
+    signed = np.dtype(f"i{bits.itemsize}")
+    if dtype not in FLOATS:
+        if predicted is None:
+            return bits.view(signed)
+        difference: Integers = (bits - predicted).view(signed)
+        return difference
+    from ckstore.kernels import lattice as kernels
+
+    out = np.empty_like(bits)
+    kernels.ordinal_difference(bits, np.zeros_like(bits) if predicted is None else predicted, out)
+    return out.view(signed)
+
+
+def ordinal_correct(predicted: Bits | None, residuals: Integers, dtype: str) -> Bits:
+    """The inverse of `ordinal_difference`."""
+    unsigned = residuals.view(f"u{residuals.itemsize}")
+    if dtype not in FLOATS:
+        return unsigned if predicted is None else predicted + unsigned
+    from ckstore.kernels import lattice as kernels
+
+    out = np.empty_like(unsigned)
+    kernels.ordinal_correct(np.zeros_like(unsigned) if predicted is None else predicted, unsigned, out)
+    return out

@@ -1,0 +1,186 @@
+"""What a manifest says of a version: its files, how they are cut, and which objects they are made of."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckstore.formats.layout import Checked, Extent, FileLayout, Tensor
+from ckstore.formats.paths import path_to_text, text_to_path
+from ckstore.records import digest
+from ckstore.units import Unit
+
+
+@dataclass(frozen=True, slots=True)
+class BlobRef:
+    """Where a byte string stands: its name in a pack (None: the manifest's own), and what it is packed against."""
+
+    name: str
+    pack: str | None = None
+    against: BlobRef | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        document: dict[str, Any] = {"name": self.name}
+        if self.pack is not None:
+            document["pack"] = self.pack
+        if self.against is not None:
+            document["against"] = self.against.to_json()
+        return document
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> BlobRef:
+        """The inverse of `to_json`."""
+        against = document.get("against")
+        return cls(document["name"], document.get("pack"), None if against is None else cls.from_json(against))
+
+    def within(self, pack: str) -> BlobRef:
+        """The same place, named from outside of the manifest's pack."""
+        return BlobRef(self.name, self.pack or pack, None if self.against is None else self.against.within(pack))
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """One file of a version; `path` is its name where the version is a single file."""
+
+    path: str
+    size: int
+    sha256: str
+    mode: int | None
+    mtime_ns: int | None
+    skeleton: BlobRef
+
+
+@dataclass(frozen=True, slots=True)
+class VersionDocument:
+    """Everything that the store keeps of a version besides its objects.
+
+    Attributes
+    ----------
+    number, run, step, parent, created
+        `parent` is the number of the version that this one was stored after, or None; `created` ISO 8601 in UTC.
+    fidelity
+        `exact` or `coarse`.
+    is_directory, files, links, directories
+        As in `ScannedVersion`.
+    layout
+        Where the layout document stands.
+    crcs
+        Where the CRC-32 values of all files' checked stretches stand (little-endian, in order).
+    objects
+        (lattice id, content id or None) of each unit of the layout document.
+    metrics, source, facts
+        What the user or the files say.
+    summary
+        The counts and costs of the catalog's row, so that it can be made again: `elements`, `tensors`, `depth`,
+        `cost`, `base`, `original_bytes`.
+    replaces
+        Number of the version at the same run and step whose place this one took, or None.
+    """
+
+    number: int
+    run: str
+    step: int | None
+    parent: int | None
+    created: str
+    fidelity: str
+    is_directory: bool
+    files: tuple[FileEntry, ...]
+    links: tuple[tuple[str, str], ...]
+    directories: tuple[tuple[str, int], ...]
+    layout: BlobRef
+    crcs: BlobRef
+    objects: tuple[tuple[str, str | None], ...]
+    metrics: dict[str, Any] = field(default_factory=dict)
+    source: str = ""
+    facts: dict[str, Any] = field(default_factory=dict)
+    summary: dict[str, Any] = field(default_factory=dict)
+    replaces: int | None = None
+
+    @property
+    def uid(self) -> str:
+        """The version's id: BLAKE3 of run, step, creation time, files and objects, 40 hexadecimal characters."""
+        said = [self.number, self.run, self.step, self.created, [[f.path, f.sha256] for f in self.files], self.objects]
+        return digest(json.dumps(said, separators=(",", ":")).encode())
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return {
+            "number": self.number, "run": self.run, "step": self.step, "parent": self.parent, "created": self.created,
+            "fidelity": self.fidelity, "directory": self.is_directory,
+            "files": [
+                [file.path, file.size, file.sha256, file.mode, file.mtime_ns, file.skeleton.to_json()]
+                for file in self.files
+            ],
+            "links": self.links, "directories": self.directories, "layout": self.layout.to_json(),
+            "crcs": self.crcs.to_json(), "objects": self.objects, "metrics": self.metrics, "source": self.source,
+            "facts": self.facts, "summary": self.summary, "replaces": self.replaces,
+        }  # fmt: skip
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> VersionDocument:
+        """The inverse of `to_json`."""
+        return cls(
+            number=document["number"], run=document["run"], step=document["step"], parent=document["parent"],
+            created=document["created"], fidelity=document["fidelity"], is_directory=document["directory"],
+            files=tuple(
+                FileEntry(path, size, sha256, mode, mtime_ns, BlobRef.from_json(skeleton))
+                for path, size, sha256, mode, mtime_ns, skeleton in document["files"]
+            ),
+            links=tuple((path, target) for path, target in document["links"]),
+            directories=tuple((path, mode) for path, mode in document["directories"]),
+            layout=BlobRef.from_json(document["layout"]), crcs=BlobRef.from_json(document["crcs"]),
+            objects=tuple((lattice, content) for lattice, content in document["objects"]),
+            metrics=document["metrics"], source=document["source"], facts=document["facts"],
+            summary=document["summary"], replaces=document["replaces"],
+        )  # fmt: skip
+
+
+@dataclass(slots=True)
+class LayoutDocument:
+    """How all files of a version are cut; versions of one run mostly share it, so it holds nothing that changes."""
+
+    files: list[FileLayout]
+    units: list[Unit]
+
+    def encode(self) -> bytes:
+        """As JSON."""
+        files = [
+            {
+                "kind": layout.kind,
+                "size": layout.size,
+                "extents": [
+                    [extent.start, extent.dtype, extent.shape, path_to_text(extent.path)] for extent in layout.extents
+                ],
+                "tensors": [
+                    [path_to_text(t.path), t.dtype, t.shape, t.strides, t.extent, t.offset] for t in layout.tensors
+                ],
+                "checked": [[item.name, item.start, item.stop, item.positions] for item in layout.checked],
+            }
+            for layout in self.files
+        ]
+        units = [unit.to_json() for unit in self.units]
+        return json.dumps({"files": files, "units": units}, separators=(",", ":")).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> LayoutDocument:
+        """The inverse of `encode`; trees and facts are not in it."""
+        document = json.loads(data)
+        files = [
+            FileLayout(
+                kind=item["kind"],
+                size=item["size"],
+                extents=[
+                    Extent(start, dtype, tuple(shape), text_to_path(path))
+                    for start, dtype, shape, path in item["extents"]
+                ],
+                tensors=[
+                    Tensor(text_to_path(path), dtype, tuple(shape), tuple(strides), extent, offset)
+                    for path, dtype, shape, strides, extent, offset in item["tensors"]
+                ],
+                checked=[Checked(name, start, stop, tuple(places)) for name, start, stop, places in item["checked"]],
+            )
+            for item in document["files"]
+        ]
+        return cls(files, [Unit.from_json(unit) for unit in document["units"]])

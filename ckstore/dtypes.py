@@ -1,0 +1,77 @@
+"""What the dtypes of tensors are called in NumPy, in Zarr and in torch, which all lack some of them."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from ckstore.errors import UsageError
+from ckstore.formats.layout import ITEM_SIZES
+
+#: dtypes that NumPy and Zarr have under the same name.
+NATIVE = frozenset({
+    "bool", "int8", "uint8", "int16", "uint16", "float16", "int32", "uint32", "float32", "int64", "uint64", "float64",
+    "complex64", "complex128",
+})  # fmt: skip
+
+#: dtypes that ml_dtypes has; its float4 is another one, an element a byte.
+_ML_DTYPES = frozenset({
+    "bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu",
+})  # fmt: skip
+
+
+@cache
+def bits_dtype(dtype: str) -> np.dtype[Any]:
+    """The dtype that carries elements of `dtype` bit for bit: an unsigned integer, or 16 raw bytes for complex128.
+
+    Examples
+    --------
+    >>> bits_dtype("bfloat16")
+    dtype('uint16')
+    """
+    size = ITEM_SIZES[dtype]
+    return np.dtype(f"u{size}" if size <= 8 else f"V{size}")
+
+
+@cache
+def numpy_dtype(dtype: str) -> np.dtype[Any]:
+    """The NumPy dtype: ml_dtypes' for what NumPy lacks, where ml_dtypes is installed, else unsigned integers.
+
+    Examples
+    --------
+    >>> numpy_dtype("float32"), numpy_dtype("complex32")
+    (dtype('float32'), dtype('uint32'))
+    """
+    if dtype in NATIVE:
+        return np.dtype(dtype)
+    if dtype in _ML_DTYPES:
+        try:
+            import ml_dtypes
+        except ImportError:
+            return bits_dtype(dtype)
+        return np.dtype(getattr(ml_dtypes, dtype, bits_dtype(dtype)))
+    return bits_dtype(dtype)
+
+
+@cache
+def zarr_type(dtype: str) -> str:
+    """Zarr's name of the dtype; an unsigned integer of the same width for what Zarr lacks.
+
+    Examples
+    --------
+    >>> zarr_type("complex64"), zarr_type("float8_e5m2")
+    ('complex64', 'uint8')
+    """
+    return dtype if dtype in NATIVE else f"uint{8 * ITEM_SIZES[dtype]}"
+
+
+def torch_dtype(dtype: str) -> Any:
+    """The torch dtype; raises `UsageError` where the installed torch has none of that name."""
+    import torch
+
+    found = getattr(torch, dtype, None)
+    if not isinstance(found, torch.dtype):
+        raise UsageError(f"torch {torch.__version__} has no dtype {dtype}; install a later one, or read it with NumPy.")
+    return found

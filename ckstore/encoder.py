@@ -1,0 +1,324 @@
+"""Turns one object's values into layers: estimates what each way of storing it costs, and carries one out."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from ckstore.codecs.integers import encode_integers, payload_bits
+from ckstore.codecs.lattice import Bits, Integers, LinearLattice, ordinal_classes, ordinal_difference, step_exponent
+from ckstore.lineage.cost import cost, layer
+from ckstore.lineage.planner import Candidates, Option
+from ckstore.objects import ObjectReader
+from ckstore.records import ContentRecord, LatticeRecord, digest
+from ckstore.units import Unit
+
+#: The coarse step is this many times the change since the parent, or the floor, whichever is larger.
+ALPHA = 2.0
+
+#: The floor: this part of the distance travelled since the run began.
+FLOOR = 0.05
+
+#: For a run's first version: this part of the weights' own size.
+FIRST = 0.05
+
+#: The step stays the parent's while its binary logarithm is within this of the one asked for.
+STEP_SLACK = 0.75
+
+#: Context order is used where it saves at least this part of the payload.
+CONTEXT_GAIN = 0.03
+
+#: Elements of an object that its sizes are estimated from.
+SAMPLE = 1 << 15
+
+#: Sizes above this count as this: twice as much is still a finite number.
+_LARGEST = 2.0**1000
+
+#: Coarse layers hold floats of these dtypes; all others are kept on ordinal lattices.
+LINEAR = ("float32", "float64")
+
+ReadUnit = Callable[[int, int], Bits]
+Ancestor = TypeVar("Ancestor", LatticeRecord, ContentRecord)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One way to store an object: which base its integers are stored against, and which exact layer it gets."""
+
+    base: LatticeRecord | None
+    parent: ContentRecord | None = None
+    context: bool = False
+
+
+@dataclass(slots=True)
+class Estimate:
+    """What the planner needs to know of one object, and what the encoder needs to carry its choice out."""
+
+    unit: Unit
+    candidates: Candidates
+    plans: dict[str, Plan]
+    full_cost: float
+    alone: tuple[int, int]
+    lattice: LinearLattice | None = None
+    origin: str | None = None
+
+
+@dataclass(slots=True)
+class Encoded:
+    """An object's layers, ready to be written: payloads of chunks, None where all integers are zero."""
+
+    identity: str
+    coarse: list[bytes | None]
+    exact: list[bytes]
+    entropy_bits: float = 0.0
+    notes: dict[str, Any] = field(default_factory=dict)
+
+
+class ObjectEncoder:
+    """Estimates and encodes objects against what the store holds already.
+
+    Parameters
+    ----------
+    reader
+        Decodes the objects that new ones are stored against.
+    """
+
+    def __init__(self, reader: ObjectReader) -> None:
+        self.reader = reader
+
+    def estimate(self, unit: Unit, read: ReadUnit, parent: str | None) -> Estimate:
+        """Options of `unit`, from a sample of one chunk.
+
+        Parameters
+        ----------
+        unit
+            The object's cut.
+        read
+            Bits of the elements from the first to before the second argument.
+        parent
+            Content id of the parent version's object of the same key and signature, or None.
+        """
+        sample = _Sample.of(unit, read)
+        if self._is_linear(unit):
+            return self._estimate_linear(unit, sample, parent)
+        return self._estimate_ordinal(unit, sample, parent)
+
+    def encode(self, estimate: Estimate, plan: Plan, read: ReadUnit) -> Encoded:
+        """The layers of an object under `plan`."""
+        unit = estimate.unit
+        encoded = Encoded("", [], [])
+        digests: list[bytes] = []
+        for chunk, start in enumerate(range(0, unit.count, unit.chunk)):
+            bits = read(start, min(start + unit.chunk, unit.count))
+            if estimate.lattice is None:
+                encoded.coarse.append(self._ordinal_chunk(unit, bits, chunk, plan))
+            else:
+                integers = self._linear_chunk(estimate.lattice, bits, chunk, start, plan, encoded)
+                digests.append(bytes.fromhex(digest(integers.view(np.uint8))))
+        if estimate.lattice is not None:
+            encoded.identity = lattice_id(estimate.lattice, unit.count, unit.chunk, digests)
+        return encoded
+
+    @staticmethod
+    def _is_linear(unit: Unit) -> bool:
+        return unit.dtype in LINEAR and not unit.is_bundle and unit.role == "weight"
+
+    def _linear_chunk(
+        self, lattice: LinearLattice, bits: Bits, chunk: int, start: int, plan: Plan, encoded: Encoded
+    ) -> Integers:
+        predicted = None
+        if plan.base is not None:
+            predicted = lattice.project(plan.base.lattice, self.reader.integers(plan.base, chunk), start)
+        integers = lattice.quantise(bits, start, predicted)
+        delta = integers if predicted is None else integers - predicted
+        encoded.coarse.append(encode_integers(delta) if delta.any() else None)
+        parent = None if plan.parent is None else self.reader.exact(plan.parent, chunk)
+        residuals, classes = _residuals(lattice, bits, integers, start, parent)
+        encoded.exact.append(zlib.crc32(bits.data).to_bytes(4, "little") + encode_integers(residuals, classes))
+        return integers
+
+    def _ordinal_chunk(self, unit: Unit, bits: Bits, chunk: int, plan: Plan) -> bytes | None:
+        parent = None if plan.base is None else self.reader.ordinals(plan.base, chunk)
+        difference = ordinal_difference(bits, parent, unit.dtype)
+        if not difference.any():
+            return None
+        classes = ordinal_classes(parent, unit.dtype) if plan.context and parent is not None else None
+        return encode_integers(difference, classes)
+
+    def _estimate_ordinal(self, unit: Unit, sample: _Sample, parent: str | None) -> Estimate:
+        bits = sample.bits
+        base_bytes = sample.nbytes(ordinal_difference(bits, None, unit.dtype))
+        chunks = -(-unit.count // unit.chunk)
+        full_cost = cost(layer(chunks, unit.count, int(base_bytes), grouped=False))
+        options = [Option("base", base_bytes, full_cost, is_base=True)]
+        plans = {"base": Plan(None)}
+        debt = 0.0
+        record = None if parent is None else self.reader.record_of(parent)
+        if record is not None and record.kind == "ordinal":
+            debt = record.debt
+            for name, ancestor in _ancestors(self.reader.chain(record)):
+                before = sample.cut(self.reader.ordinals(ancestor, sample.chunk))
+                difference = ordinal_difference(bits, before, unit.dtype)
+                stored = sample.nbytes(difference)
+                classes = ordinal_classes(before, unit.dtype)
+                context = False
+                if classes is not None:
+                    grouped = sample.nbytes(difference, classes)
+                    context = grouped < (1 - CONTEXT_GAIN) * stored
+                    stored = grouped if context else stored
+                own_work = layer(chunks, unit.count, int(stored), grouped=context)
+                price = cost(own_work.plus(self.reader.lattice_work(ancestor)))
+                options.append(Option(name, stored, price, is_base=False))
+                plans[name] = Plan(ancestor, context=context)
+        return Estimate(unit, Candidates(tuple(options), debt), plans, full_cost, (int(base_bytes), 0))
+
+    def _estimate_linear(self, unit: Unit, sample: _Sample, parent: str | None) -> Estimate:
+        record = None if parent is None else self.reader.record_of(parent)
+        content = None if parent is None else self.reader.resolver.content(parent)
+        if record is None or content is None or record.kind != "linear":
+            return self._estimate_first(unit, sample)
+        bits, start = sample.bits, sample.start
+        before = sample.cut(self.reader.exact(content, sample.chunk))
+        lattice = self._next_lattice(record, sample, before)
+        integers_before = sample.cut(self.reader.integers(record, sample.chunk))
+        predicted = lattice.project(record.lattice, integers_before, start)
+        integers = lattice.quantise(bits, start, predicted)
+        delta = sample.nbytes(integers - predicted)
+        base = sample.nbytes(lattice.quantise(bits, start))
+        own = sample.nbytes(*_residuals(lattice, bits, integers, start, None))
+        chunks, count = record.chunks, unit.count
+        own_cost = cost(layer(chunks, count, int(own), grouped=True))
+        base_cost = cost(layer(chunks, count, int(base), grouped=False))
+        delta_cost = cost(layer(chunks, count, int(delta), grouped=False).plus(self.reader.lattice_work(record)))
+        full_cost = base_cost + own_cost
+        options = [
+            Option("base", base + own, full_cost, is_base=True),
+            Option("delta", delta + own, delta_cost + own_cost, is_base=False),
+        ]
+        plans = {"base": Plan(None), "delta": Plan(record)}
+        for name, ancestor in _ancestors(self.reader.content_chain(content)):
+            exact = before if ancestor is content else sample.cut(self.reader.exact(ancestor, sample.chunk))
+            chained = sample.nbytes(*_residuals(lattice, bits, integers, start, exact))
+            exact_work = layer(chunks, count, int(chained), grouped=True).plus(self.reader.content_work(ancestor))
+            options.append(Option(f"chained-{name}", delta + chained, delta_cost + cost(exact_work), is_base=False))
+            plans[f"chained-{name}"] = Plan(record, ancestor)
+        origin = record.origin or record.id
+        alone = int(base), int(own)
+        return Estimate(unit, Candidates(tuple(options), content.debt), plans, full_cost, alone, lattice, origin)
+
+    def _estimate_first(self, unit: Unit, sample: _Sample) -> Estimate:
+        from ckstore.kernels.lattice import statistics
+
+        bits, start = sample.bits, sample.start
+        total, largest, finite = statistics(bits.view(unit.dtype))
+        size = _root_mean_square(total, finite)
+        lattice = LinearLattice(unit.dtype, step_exponent(FIRST * size, largest, unit.dtype), _width(unit))
+        integers = lattice.quantise(bits, start)
+        base = sample.nbytes(integers)
+        own = sample.nbytes(*_residuals(lattice, bits, integers, start, None))
+        chunks = -(-unit.count // unit.chunk)
+        work = layer(chunks, unit.count, int(base), grouped=False)
+        full_cost = cost(work.plus(layer(chunks, unit.count, int(own), grouped=True)))
+        option = Option("base", base + own, full_cost, is_base=True)
+        alone = int(base), int(own)
+        return Estimate(unit, Candidates((option,)), {"base": Plan(None)}, full_cost, alone, lattice)
+
+    def _next_lattice(self, record: LatticeRecord, sample: _Sample, before: Bits) -> LinearLattice:
+        """The lattice of the next version: the parent's with the step that training now asks for."""
+        from ckstore.kernels.lattice import statistics
+
+        values = sample.bits.view(record.dtype)
+        with np.errstate(all="ignore"):
+            moved, _, finite = statistics(values - before.view(record.dtype))
+        _, largest, _ = statistics(values)
+        change = _root_mean_square(moved, finite)
+        origin = self.reader.resolver.lattice(record.origin or record.id)
+        there = sample.cut(self.reader.integers(origin, sample.chunk))
+        travelled, finite = origin.lattice.distance(sample.bits, there, sample.start)
+        distance = _root_mean_square(travelled, finite)
+        asked = max(ALPHA * change, FLOOR * distance)
+        step = record.step
+        if asked > 0 and abs(float(np.log2(asked)) - step) >= STEP_SLACK:
+            step = step_exponent(asked, largest, record.dtype)
+        step = max(step, step_exponent(0.0, largest, record.dtype))
+        return LinearLattice(record.dtype, step, record.width, record.rows, record.cols)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """Some elements of one chunk of an object, from which sizes of the whole are estimated.
+
+    Attributes
+    ----------
+    chunk
+        The chunk's number.
+    first
+        The sample's first element in the chunk.
+    start
+        The sample's first element in the object.
+    bits
+        The sampled values.
+    scale
+        Elements of the object for each sampled one.
+    """
+
+    chunk: int
+    first: int
+    start: int
+    bits: Bits
+    scale: float
+
+    @classmethod
+    def of(cls, unit: Unit, read: ReadUnit) -> _Sample:
+        """The middle of the middle chunk of `unit`."""
+        chunk = -(-unit.count // unit.chunk) // 2
+        start = chunk * unit.chunk
+        length = min(unit.chunk, unit.count - start)
+        taken = min(length, SAMPLE)
+        first = (length - taken) // 2
+        bits = read(start + first, start + first + taken)
+        return cls(chunk, first, start + first, bits, unit.count / max(taken, 1))
+
+    def cut(self, chunk: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """The sampled elements of the same chunk of another object."""
+        return chunk[self.first : self.first + self.bits.size]
+
+    def nbytes(self, values: Integers, classes: npt.NDArray[np.uint8] | None = None) -> float:
+        """Estimated bytes of the whole object's payload when the sample's integers are these."""
+        return payload_bits(values, classes) / 8 * self.scale
+
+
+def _residuals(
+    lattice: LinearLattice, bits: Bits, integers: Integers, start: int, parent: Bits | None
+) -> tuple[Integers, npt.NDArray[np.uint8]]:
+    if parent is None:
+        predicted, classes = lattice.own(integers, start)
+    else:
+        predicted, classes = lattice.chained(parent, integers, start)
+    return ordinal_difference(bits, predicted, lattice.dtype), classes
+
+
+def _ancestors(chain: list[Ancestor]) -> list[tuple[str, Ancestor]]:
+    """What a delta may be stored against: the parent, what the parent is stored against, and the chain's end."""
+    places = sorted({0, min(1, len(chain) - 1), len(chain) - 1})
+    return [(f"delta-{place}", chain[place]) for place in places]
+
+
+def _root_mean_square(total: float, count: int) -> float:
+    """Root of the mean of `count` squares that add up to `total`; the squares of float64 values may overflow."""
+    return min((total / count) ** 0.5, _LARGEST) if count else 0.0
+
+
+def _width(unit: Unit) -> int:
+    return max(unit.shape[-1], 1)
+
+
+def lattice_id(lattice: LinearLattice, count: int, chunk: int, digests: list[bytes]) -> str:
+    """The lattice id: BLAKE3 of kind, dtype, step, exponents, cut and the digests of the integers' chunks."""
+    head = f"linear|{lattice.dtype}|{lattice.step}|{lattice.width}|{count}|{chunk}|".encode()
+    return digest(head, lattice.rows.astype("<i2").tobytes(), b"|", lattice.cols.astype("<i2").tobytes(), *digests)

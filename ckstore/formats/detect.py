@@ -1,0 +1,96 @@
+"""Finds out what a file is by its content, never by its name, and parses it."""
+
+from __future__ import annotations
+
+from ckstore.errors import InputError
+from ckstore.formats.facts import facts_of_trainer_state
+from ckstore.formats.layout import Extent, FileLayout, Source
+from ckstore.formats.safetensors import parse_safetensors, starts_like_safetensors
+from ckstore.formats.torch_legacy import parse_torch_legacy, starts_like_legacy
+from ckstore.formats.torch_zip import archive_holds_tensors, parse_torch_zip, starts_like_zip
+
+#: Opaque files below this size in bytes are skeleton altogether.
+OPAQUE_SKELETON_BYTES = 1 << 16
+_MAX_MESSAGE = 240
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+
+_PARSERS = (
+    ("torch zip", starts_like_zip, parse_torch_zip),
+    ("legacy torch", starts_like_legacy, parse_torch_legacy),
+    ("safetensors", starts_like_safetensors, parse_safetensors),
+)
+
+
+def parse(source: Source, name: str = "", *, lone: bool = False) -> FileLayout:
+    """Parse a file of any kind.
+
+    Parameters
+    ----------
+    source
+        The file.
+    name
+        What errors call it; a `trainer_state.json` is asked for its step.
+    lone
+        Whether the file is the whole checkpoint: then an empty file and a Git LFS pointer are refused.
+
+    Returns
+    -------
+    FileLayout
+        Of kind `opaque` where the content is of no known kind.
+
+    Raises
+    ------
+    InputError
+        Where the content is of a known kind, but cut off or damaged.
+    """
+    called = _printable(name) or "The file"
+    head = source.pread(0, min(source.size, 64))
+    if lone and not head:
+        raise InputError(f"{called} is empty.")
+    if lone and is_pointer(source):
+        raise InputError(f"{called} is a Git LFS pointer, not the checkpoint itself; run `git lfs pull` first.")
+    for kind, recognises, parser in _PARSERS:
+        if recognises(head):
+            try:
+                layout = parser(source)
+            except InputError as error:
+                raise InputError(
+                    f"{called} is no sound {kind} file: {_presentable(error)}; --force stores its bytes as they are."
+                ) from error
+            return layout or parse_opaque(source)
+    layout = parse_opaque(source)
+    layout.facts = facts_of_trainer_state(source, name)
+    return layout
+
+
+def parse_opaque(source: Source) -> FileLayout:
+    """The layout of a file whose content does not matter: one extent of bytes, or all skeleton where it is small."""
+    layout = FileLayout("opaque", source.size)
+    if source.size >= OPAQUE_SKELETON_BYTES:
+        layout.extents.append(Extent(0, "uint8", (source.size,), ("__bytes__",)))
+    return layout
+
+
+def _presentable(error: InputError) -> str:
+    """The message of an error that quotes the file: names in it may be long and hold anything."""
+    message = _printable(str(error))
+    return (
+        message if len(message) <= _MAX_MESSAGE else f"{message[: _MAX_MESSAGE // 2]}...{message[-_MAX_MESSAGE // 2 :]}"
+    )
+
+
+def _printable(text: str) -> str:
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in text)
+
+
+def is_pointer(source: Source) -> bool:
+    """Whether a file is a Git LFS pointer, which stands for a file that was not fetched."""
+    return source.pread(0, min(source.size, 64)).startswith(_LFS_POINTER)
+
+
+def holds_tensors(source: Source) -> bool:
+    """Whether a file is of a kind that holds tensors, told from its head and, for archives, its directory."""
+    head = source.pread(0, min(source.size, 64))
+    if starts_like_zip(head):
+        return archive_holds_tensors(source)
+    return starts_like_legacy(head) or starts_like_safetensors(head)

@@ -1,0 +1,133 @@
+"""What a checkpoint directory holds: files, directories and links, and whether any file of it is a checkpoint."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from ckstore.errors import InputError
+from ckstore.formats.detect import holds_tensors, is_pointer
+from ckstore.formats.sources import FileSource
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One entry of a directory tree.
+
+    Attributes
+    ----------
+    path
+        Relative to the tree's root, with `/`.
+    kind
+        `file`, `directory` or `symlink`.
+    mode
+        Permission bits.
+    mtime_ns
+        Time of the last change in nanoseconds.
+    size
+        Of a file, in bytes; else 0.
+    target
+        Where a link points to, as it is written; else empty.
+    """
+
+    path: str
+    kind: Literal["file", "directory", "symlink"]
+    mode: int
+    mtime_ns: int
+    size: int = 0
+    target: str = ""
+
+
+def scan(root: str | os.PathLike[str]) -> list[Entry]:
+    """All entries below a directory, sorted by path.
+
+    Raises
+    ------
+    InputError
+        For links that lead out of the tree, devices, sockets and FIFOs, names that are not UTF-8, unreadable
+        directories.
+    """
+    base = os.fspath(root)
+    real_base = os.path.realpath(base)
+    entries: list[Entry] = []
+    left = [""]
+    while left:
+        folder = left.pop()
+        try:
+            with os.scandir(os.path.join(base, folder)) as found:
+                children = list(found)
+        except OSError as error:
+            raise InputError(f"{os.path.join(base, folder)} cannot be listed ({error.strerror}).") from error
+        for child in children:
+            path = f"{folder}/{child.name}" if folder else child.name
+            try:
+                path.encode("utf-8")
+            except UnicodeEncodeError:
+                shown = os.path.join(base, path).encode("utf-8", "backslashreplace").decode("utf-8")
+                raise InputError(f"The name {shown} is not UTF-8; rename it, then ingest again.") from None
+            entry = _entry(child, path, base, real_base)
+            entries.append(entry)
+            if entry.kind == "directory":
+                left.append(path)
+    return sorted(entries, key=lambda entry: entry.path)
+
+
+def has_checkpoint(root: str | os.PathLike[str], entries: Iterable[Entry]) -> bool:
+    """Whether any file of a scanned directory is of a kind that holds tensors; reads heads and directories only."""
+    for entry in entries:
+        if entry.kind == "file" and entry.size:
+            with FileSource(os.path.join(root, entry.path)) as source:
+                if holds_tensors(source):
+                    return True
+    return False
+
+
+def require_checkpoint(root: str | os.PathLike[str], entries: Iterable[Entry]) -> None:
+    """Raise `InputError` with the remedy where a scanned directory holds no checkpoint."""
+    entries = list(entries)
+    if has_checkpoint(root, entries):
+        return
+    for entry in entries:
+        if entry.kind == "file" and 0 < entry.size < 1024:
+            with FileSource(os.path.join(root, entry.path)) as source:
+                if is_pointer(source):
+                    raise InputError(
+                        f"{os.path.join(root, entry.path)} is a Git LFS pointer, not the checkpoint itself; "
+                        "run `git lfs pull` first."
+                    )
+    raise InputError(f"{os.fspath(root)} holds no checkpoint: none of its files is a torch or safetensors file.")
+
+
+def _entry(child: os.DirEntry[str], path: str, base: str, real_base: str) -> Entry:
+    status = child.stat(follow_symlinks=False)
+    mode = stat.S_IMODE(status.st_mode)
+    if stat.S_ISLNK(status.st_mode):
+        target = os.readlink(child.path)
+        _check_link(path, target, base, real_base)
+        return Entry(path, "symlink", mode, status.st_mtime_ns, target=target)
+    if stat.S_ISDIR(status.st_mode):
+        return Entry(path, "directory", mode, status.st_mtime_ns)
+    if stat.S_ISREG(status.st_mode):
+        return Entry(path, "file", mode, status.st_mtime_ns, status.st_size)
+    raise InputError(f"{os.path.join(base, path)} is a device, socket or FIFO; remove it from the directory first.")
+
+
+def _check_link(path: str, target: str, base: str, real_base: str) -> None:
+    """Refuse links that leave the tree, as it lies here or wherever it is restored to."""
+    written = os.path.normpath(os.path.join(os.path.dirname(path), target))
+    real = os.path.realpath(os.path.join(base, path))
+    outside = os.path.isabs(target) or written == ".." or written.startswith("../")
+    if outside or os.path.commonpath([real, real_base]) != real_base:
+        raise InputError(
+            f"{os.path.join(base, path)} is a link that leads out of the directory (to {target}); "
+            "copy the directory with `cp -rL` and ingest the copy."
+        )
+    try:
+        target.encode("utf-8")
+    except UnicodeEncodeError:
+        raise InputError(
+            f"{os.path.join(base, path)} is a link to a name that is not UTF-8; rename its target."
+        ) from None

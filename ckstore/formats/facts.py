@@ -1,0 +1,81 @@
+"""What a checkpoint says of itself: step and epoch, from its contents or from its name."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import PurePosixPath
+from typing import Any
+
+from ckstore.formats.layout import Source
+
+_STEP_KEYS = ("global_step", "step", "iteration", "iter")
+_MAX_STEP = 2**63 - 1
+_MAX_STATE_BYTES = 1 << 26
+
+_SHARD = re.compile(r"-\d+-of-\d+$")
+_NAMED = tuple(
+    re.compile(rf"(?<![a-z]){word}s?[-_=. ]*(\d+)", re.IGNORECASE)
+    for word in ("step", "iter(?:ation)?", "checkpoint", "epoch")
+)
+_INTEGER = re.compile(r"\d+")
+
+
+def facts_of_mapping(mapping: Any) -> dict[str, Any]:
+    """`step` and `epoch` of a mapping whose keys say so, where their values are integers or decimal text."""
+    facts: dict[str, Any] = {}
+    if not isinstance(mapping, dict):
+        return facts
+    for key in _STEP_KEYS:
+        step = _count(mapping.get(key))
+        if step is not None:
+            facts["step"] = step
+            break
+    epoch = _count(mapping.get("epoch"))
+    if epoch is not None:
+        facts["epoch"] = epoch
+    return facts
+
+
+def facts_of_trainer_state(source: Source, name: str) -> dict[str, Any]:
+    """`step` of a Hugging Face `trainer_state.json`; nothing for any other file."""
+    if PurePosixPath(name).name != "trainer_state.json" or not 2 <= source.size <= _MAX_STATE_BYTES:
+        return {}
+    try:
+        state = json.loads(source.pread(0, source.size))
+    except (ValueError, RecursionError):
+        return {}
+    return facts_of_mapping({"global_step": state.get("global_step")} if isinstance(state, dict) else None)
+
+
+def step_of(name: str) -> int | None:
+    """The step in the name of a file or directory.
+
+    The number behind `step`, else behind `iter`, `checkpoint` or `epoch`, else the last integer of the name without its
+    endings; None where there is none, and for shards (`-00001-of-00002`).
+
+    Examples
+    --------
+    >>> step_of("epoch=70-step=4331.ckpt"), step_of("checkpoint-1500"), step_of("last.ckpt")
+    (4331, 1500, None)
+    """
+    stem = PurePosixPath(name.rstrip("/")).name
+    while True:
+        cut = stem.rpartition(".")
+        # An ending has a letter: `model.12` keeps its number.
+        if not cut[0] or not cut[2][:1].isalpha() or len(cut[2]) > 12:
+            break
+        stem = cut[0]
+    stem = _SHARD.sub("", stem)
+    for pattern in _NAMED:
+        found = pattern.findall(stem)
+        if found:
+            return _count(found[-1])
+    integers = _INTEGER.findall(stem)
+    return _count(integers[-1]) if integers else None
+
+
+def _count(value: Any) -> int | None:
+    if type(value) is str and value.isascii() and value.isdigit() and len(value) < 20:
+        value = int(value)
+    return value if type(value) is int and 0 <= value <= _MAX_STEP else None

@@ -1,0 +1,145 @@
+"""Writes tensors as safetensors or npz, in one pass and with no more than one piece of data in memory."""
+
+from __future__ import annotations
+
+import json
+import struct
+import zipfile
+from collections.abc import Callable, Iterable, Sequence
+from math import prod
+from typing import IO, Any, NamedTuple, cast
+
+from ckstore.errors import InputError, UsageError
+from ckstore.formats.layout import ITEM_SIZES
+from ckstore.formats.safetensors import DTYPES
+from ckstore.formats.torch_writer import BytesLike, Output
+
+_SAFETENSORS_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_NPY_KINDS = {"bool": "|b1", "int8": "|i1", "uint8": "|u1"} | {
+    f"{kind}{8 * size}": f"<{letter}{size}"
+    for kind, letter, sizes in (
+        ("int", "i", (2, 4, 8)),
+        ("uint", "u", (2, 4, 8)),
+        ("float", "f", (2, 4, 8)),
+        ("complex", "c", (8, 16)),
+    )
+    for size in sizes
+}
+_NPY_ALIGNMENT = 64
+#: Size in bytes from which an entry needs 64-bit sizes, with room for its header.
+_ZIP64_BYTES = (1 << 31) - (1 << 20)
+
+
+class Item(NamedTuple):
+    """A tensor to be written: its data is contiguous in C order and little-endian."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Number of bytes of the data."""
+        return prod(self.shape) * ITEM_SIZES[self.dtype]
+
+
+#: Gives the bytes of an item in order, in pieces of any size.
+ReadItem = Callable[[int], Iterable[BytesLike]]
+
+
+def write_safetensors(
+    out: Output,
+    items: Sequence[tuple[str, str, tuple[int, ...]]],
+    read: ReadItem,
+    metadata: dict[str, str] | None = None,
+) -> int:
+    """Write a safetensors file.
+
+    Parameters
+    ----------
+    out
+        A binary file; it need not seek.
+    items
+        (name, dtype, shape) of each tensor.
+    read
+        Gives the data of an item; called once for each, in order.
+    metadata
+        Text for the header's `__metadata__`.
+
+    Returns
+    -------
+    int
+        Number of bytes written.
+
+    Raises
+    ------
+    UsageError
+        For dtypes that safetensors does not have (complex32, complex128, float4), and names that occur twice.
+    """
+    described = _distinct(items)
+    header: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}
+    position = 0
+    for item in described:
+        if item.dtype not in _SAFETENSORS_NAMES:
+            raise UsageError(f"safetensors has no dtype {item.dtype}; leave out {item.name} or take --format pt.")
+        if item.name == "__metadata__":
+            raise UsageError("No tensor of a safetensors file can be called __metadata__; take --format pt.")
+        header[item.name] = {
+            "dtype": _SAFETENSORS_NAMES[item.dtype],
+            "shape": list(item.shape),
+            "data_offsets": [position, position + item.nbytes],
+        }
+        position += item.nbytes
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=True).encode()
+    text += b" " * (-len(text) % 8)
+    out.write(struct.pack("<Q", len(text)) + text)
+    for index, item in enumerate(described):
+        _copy(out, item, read(index))
+    return 8 + len(text) + position
+
+
+def write_npz(out: IO[bytes], items: Sequence[tuple[str, str, tuple[int, ...]]], read: ReadItem) -> None:
+    """Write an uncompressed npz archive, one entry `<name>.npy` for each tensor.
+
+    NumPy has no bfloat16, float8, float4 or complex32: these are written as unsigned integers of their size, bit for
+    bit.
+
+    Parameters
+    ----------
+    out, items, read
+        See `write_safetensors`.
+    """
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as archive:
+        for index, item in enumerate(_distinct(items)):
+            kind = _NPY_KINDS.get(item.dtype) or _NPY_KINDS[f"uint{8 * ITEM_SIZES[item.dtype]}"]
+            entry = zipfile.ZipInfo(f"{item.name}.npy")
+            with archive.open(entry, "w", force_zip64=item.nbytes >= _ZIP64_BYTES) as member:
+                member.write(_npy_header(kind, item.shape))
+                _copy(cast(Output, member), item, read(index))
+
+
+def _npy_header(kind: str, shape: tuple[int, ...]) -> bytes:
+    """Version 1.0 of the header, see numpy.lib.format; 2.0 where it is longer than 65535 bytes cannot occur."""
+    text = f"{{'descr': {kind!r}, 'fortran_order': False, 'shape': {shape!r}, }}".encode()
+    text += b" " * (-(10 + len(text) + 1) % _NPY_ALIGNMENT) + b"\n"
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text
+
+
+def _distinct(items: Sequence[tuple[str, str, tuple[int, ...]]]) -> list[Item]:
+    described = [Item(*item) for item in items]
+    names = set()
+    for item in described:
+        if item.name in names:
+            raise UsageError(f"Two tensors are called {item.name}; take --format pt, which keeps their places.")
+        names.add(item.name)
+    return described
+
+
+def _copy(out: Output, item: Item, pieces: Iterable[BytesLike]) -> None:
+    length = 0
+    for piece in pieces:
+        view = memoryview(piece).cast("B")
+        length += len(view)
+        out.write(view)
+    if length != item.nbytes:
+        raise InputError(f"{item.name} has {length} bytes in place of {item.nbytes}.")

@@ -1,0 +1,182 @@
+"""What every container format is parsed into: extents of tensor data, tensors as views into them, skeleton."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, Protocol
+
+Segment = str | int
+Path = tuple[Segment, ...]
+
+#: Item size in bytes of every dtype that an extent can have.
+ITEM_SIZES: dict[str, int] = {
+    "bool": 1,
+    "int8": 1,
+    "uint8": 1,
+    "float8_e4m3fn": 1,
+    "float8_e4m3fnuz": 1,
+    "float8_e5m2": 1,
+    "float8_e5m2fnuz": 1,
+    "float8_e8m0fnu": 1,
+    "float4_e2m1fn_x2": 1,
+    "int16": 2,
+    "uint16": 2,
+    "float16": 2,
+    "bfloat16": 2,
+    "int32": 4,
+    "uint32": 4,
+    "float32": 4,
+    "complex32": 4,
+    "int64": 8,
+    "uint64": 8,
+    "float64": 8,
+    "complex64": 8,
+    "complex128": 16,
+}
+
+
+class Source(Protocol):
+    """Random access to the bytes of one file, real or synthetic."""
+
+    @property
+    def size(self) -> int:
+        """Size in bytes."""
+
+    def pread(self, offset: int, length: int) -> bytes:
+        """Exactly `length` bytes from `offset`; raises `InputError` where the file is shorter than that."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRef:
+    """A leaf of a tree: the index of a tensor in `FileLayout.tensors`."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """A node of a tree that is neither a plain container nor a plain value: an object whose class is never imported.
+
+    Attributes
+    ----------
+    name
+        `module.qualname` of the class or callable as the stream names it.
+    args
+        Constructor arguments, as trees.
+    state
+        What the stream hands to `__setstate__` or puts into `__dict__`, as a tree; None where it has none.
+    items
+        List items or dictionary pairs appended by the stream, as a list of trees (pairs are 2-tuples).
+    """
+
+    name: str
+    args: tuple[Any, ...] = ()
+    state: Any = None
+    items: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """A contiguous run of elements of one dtype in a file: the data of one tensor or of what remains of one storage.
+
+    Extents of a layout are sorted by `start` and do not overlap.
+
+    Attributes
+    ----------
+    start
+        Offset of the first byte in the file.
+    dtype
+        A key of `ITEM_SIZES`; elements are little-endian.
+    shape
+        The shape in memory order of the tensor that the extent was cut for, or `(count,)`.
+    path
+        Typed path of the first tensor that views it: what versions are matched by.
+    """
+
+    start: int
+    dtype: str
+    shape: tuple[int, ...]
+    path: Path
+
+    @property
+    def count(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Number of bytes."""
+        return self.count * ITEM_SIZES[self.dtype]
+
+    @property
+    def stop(self) -> int:
+        """Offset behind the last byte in the file."""
+        return self.start + self.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A named view into an extent; tied tensors share one.
+
+    Attributes
+    ----------
+    path
+        Typed path: string segments for names, integers for integer keys and list positions.
+    dtype
+        The view's dtype; equal to its extent's item size, mostly to its dtype.
+    shape, strides
+        In elements. An empty tensor has `extent` -1.
+    extent
+        Index into `FileLayout.extents`, or -1 for a tensor without elements.
+    offset
+        First element, in elements of the extent.
+    """
+
+    path: Path
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    extent: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A stretch of the file whose CRC-32 the container holds, little-endian, at one or more places of the skeleton.
+
+    Ingest compares them; the manifest keeps them as zeros; checkout computes them again.
+    """
+
+    name: str
+    start: int
+    stop: int
+    positions: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class FileLayout:
+    """One parsed file.
+
+    Attributes
+    ----------
+    kind
+        `torch-zip`, `torch-legacy`, `safetensors` or `opaque`.
+    size
+        Size of the file in bytes.
+    extents, tensors, checked
+        See there. Bytes outside of extents are the skeleton.
+    tree
+        The nested structure with `TensorRef` leaves, `Unknown` nodes, plain containers (dict, list, tuple, set,
+        `collections.OrderedDict` as dict) and plain values; for safetensors a flat dict; None for opaque files.
+    facts
+        What the file says of itself: `step`, `epoch` (integers) where its top level or its metadata holds them.
+    """
+
+    kind: str
+    size: int
+    extents: list[Extent] = field(default_factory=list)
+    tensors: list[Tensor] = field(default_factory=list)
+    checked: list[Checked] = field(default_factory=list)
+    tree: Any = None
+    facts: dict[str, Any] = field(default_factory=dict)

@@ -1,0 +1,103 @@
+"""Typed paths as text and back, and globs over them.
+
+Segments are joined by `/`; an integer is `[n]`. In string segments a few characters are percent-escaped (as UTF-8), so
+that every path has one text, every text at most one path, and no segment is a name that Zarr or a file system keeps for
+itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from ckstore.errors import UsageError
+from ckstore.formats.layout import Path, Segment
+
+#: `/`, `%`, `[`, the backslash (Zarr takes it for a slash), control characters, line separators, characters that change
+#: the direction of text, lone surrogates.
+_ESCAPED = re.compile("[/%\\[\\\\\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
+_ESCAPES = re.compile(r"(?:%[0-9A-F]{2})+")
+_INTEGER = re.compile(r"\[(0|-?[1-9][0-9]{0,30})\]")
+#: Whole segments that are escaped by their first character or, where they have none, written as a lone `%`.
+_WHOLE = {"": "%", ".": "%2E", "..": "%2E%2E", "zarr.json": "%7Aarr.json"}
+
+
+def path_to_text(path: Path) -> str:
+    """The text of a typed path.
+
+    Examples
+    --------
+    >>> path_to_text(("optimizer", "state", 0, "exp_avg")), path_to_text(("a/b", "[0]"))
+    ('optimizer/state/[0]/exp_avg', 'a%2Fb/%5B0]')
+    """
+    return "/".join(map(_segment_to_text, path))
+
+
+def text_to_path(text: str) -> Path:
+    """The typed path of a text; raises `UsageError` where no path has this text.
+
+    Examples
+    --------
+    >>> text_to_path("state/[0]/exp_avg")
+    ('state', 0, 'exp_avg')
+    """
+    if not text:
+        return ()
+    path = tuple(map(_text_to_segment, text.split("/")))
+    if path_to_text(path) != text:
+        raise UsageError(f"{text!r} is not a tensor path: `ckstore ls` shows how they are written.")
+    return path
+
+
+def match_paths(paths: Iterable[Path], include: Sequence[str] = (), exclude: Sequence[str] = ()) -> list[int]:
+    """Numbers of the paths whose text an include glob matches (every one where there is none) and no exclude glob.
+
+    In globs `*` stands for any characters, `/` among them, and `?` for one; all others stand for themselves, `[` too. A
+    glob that matches a path also matches everything below it.
+    """
+    included = [_glob(pattern) for pattern in include]
+    excluded = [_glob(pattern) for pattern in exclude]
+    numbers = []
+    for number, path in enumerate(paths):
+        text = path_to_text(path)
+        if included and not any(pattern.fullmatch(text) for pattern in included):
+            continue
+        if not any(pattern.fullmatch(text) for pattern in excluded):
+            numbers.append(number)
+    return numbers
+
+
+def _glob(pattern: str) -> re.Pattern[str]:
+    parts = re.split(r"(\*+|\?)", pattern.rstrip("/"))
+    wild = {"*": ".*", "?": "."}
+    expression = "".join(wild.get(part[:1], "") if index % 2 else re.escape(part) for index, part in enumerate(parts))
+    return re.compile(f"{expression}(?:/.*)?", re.DOTALL)
+
+
+def _segment_to_text(segment: Segment) -> str:
+    if isinstance(segment, int):
+        return f"[{segment}]"
+    if segment in _WHOLE:
+        return _WHOLE[segment]
+    text = _ESCAPED.sub(_escape, segment)
+    return "%5F" + text[1:] if text.startswith("__") else text
+
+
+def _escape(match: re.Match[str]) -> str:
+    return "".join(f"%{byte:02X}" for byte in match.group().encode("utf-8", "surrogatepass"))
+
+
+def _text_to_segment(text: str) -> Segment:
+    integer = _INTEGER.fullmatch(text)
+    if integer:
+        return int(integer.group(1))
+    if text == "%":
+        return ""
+    try:
+        return _ESCAPES.sub(_unescape, text)
+    except UnicodeDecodeError:
+        return text
+
+
+def _unescape(match: re.Match[str]) -> str:
+    return bytes.fromhex(match.group().replace("%", "")).decode("utf-8", "surrogatepass")

@@ -1,0 +1,593 @@
+"""A machine that reads pickle streams (protocols 0 to 5) into inert nodes: nothing is imported, nothing is executed.
+
+Containers and plain values become themselves; every class or function a stream names becomes a `Global`, and every
+object it would build an `Object` that merely notes the class, its arguments and its state. Source of the opcodes:
+`pickletools` of CPython.
+"""
+
+from __future__ import annotations
+
+import codecs
+import struct
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from ckstore.errors import InputError
+
+#: Most opcodes of one stream: bounds time and memory (a stream of one-byte opcodes grows some sixty-fold in memory).
+MAX_OPCODES = 20_000_000
+#: Longest integer in bytes that is read as one: its decimal form stays within CPython's limit of 4300 digits.
+_MAX_INTEGER_BYTES = 1024
+#: Integers from here on have crafted hash collisions; as keys they are compared by identity.
+_HASH_MODULUS = 2**61 - 1
+_MAX_KEY_PARTS = 64
+
+_UNSIGNED_4 = struct.Struct("<I").unpack_from
+_UNSIGNED_8 = struct.Struct("<Q").unpack_from
+_SIGNED_4 = struct.Struct("<i").unpack_from
+_FLOAT_8 = struct.Struct(">d").unpack_from
+
+_PYTHON_2_MODULES = {"__builtin__": "builtins", "copy_reg": "copyreg", "UserDict": "collections"}
+
+
+class TruncatedError(InputError):
+    """The stream ends before its STOP."""
+
+
+class Global:
+    """A class or function that the stream names; never imported."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+class Object:
+    """What the stream would build by a call: the name of what is called, arguments, state and appended items."""
+
+    __slots__ = ("args", "items", "name", "state")
+
+    def __init__(self, name: str, args: tuple[Any, ...] = ()) -> None:
+        self.name = name
+        self.args = args
+        self.state: Any = None
+        self.items: list[Any] = []
+
+
+class Identity:
+    """A dictionary key or set element that is not a small plain value; equal to nothing but itself."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+#: Interprets a call symbolically: (name, arguments) to a node.
+Reduce = Callable[[str, Any], Any]
+#: Interprets a persistent id.
+Persistent = Callable[[Any], Any]
+
+
+def no_persistent(identity: Any) -> NoReturn:
+    """For streams that hold no persistent ids."""
+    raise InputError("the pickle refers to objects outside of itself")
+
+
+def read_pickle(
+    data: bytes,
+    start: int = 0,
+    *,
+    reduce: Reduce = Object,
+    persistent: Persistent = no_persistent,
+) -> tuple[Any, int]:
+    """Read one pickle.
+
+    Parameters
+    ----------
+    data
+        Bytes that hold it.
+    start
+        Offset of its first opcode.
+    reduce
+        Called for every call that the stream asks for, with the name of the callable and the arguments; the default
+        notes them.
+    persistent
+        Called for every persistent id.
+
+    Returns
+    -------
+    tuple
+        The value and the offset behind the STOP opcode. Containers may be shared and may contain themselves.
+
+    Raises
+    ------
+    TruncatedError
+        Where `data` ends before the STOP opcode.
+    InputError
+        Where the stream is damaged.
+    """
+    machine = _Machine(data, start, reduce, persistent)
+    try:
+        return machine.run(), machine.position
+    except InputError:
+        raise
+    except (IndexError, KeyError, ValueError, TypeError, OverflowError, struct.error) as error:
+        if machine.position + 8 > len(data):
+            raise TruncatedError(f"the pickle ends at byte {len(data)}, in the middle of a value") from error
+        raise InputError(f"the pickle is damaged before byte {machine.position}") from error
+
+
+def key_of(value: Any) -> Any:
+    """The value itself where it is small, plain and hashes fast and fairly; else an `Identity` around it."""
+    kind = type(value)
+    if kind is str or kind is float or kind is bool or value is None or kind is bytes or kind is complex:
+        return value
+    if kind is int:
+        return value if -_HASH_MODULUS < value < _HASH_MODULUS else Identity(value)
+    if kind is tuple and _small(value):
+        return value
+    return Identity(value)
+
+
+def _small(value: tuple[Any, ...]) -> bool:
+    """Whether a tuple is shallow, short and plain: hashing recurses in C and visits what is shared again."""
+    left = [(value, 0)]
+    parts = 0
+    while left:
+        items, depth = left.pop()
+        parts += len(items)
+        if parts > _MAX_KEY_PARTS or depth > 8:
+            return False
+        for item in items:
+            if type(item) is tuple:
+                left.append((item, depth + 1))
+            elif type(key_of(item)) is Identity:
+                return False
+    return True
+
+
+class _Machine:
+    """The stack, the marks and the memo; one method an opcode."""
+
+    def __init__(self, data: bytes, start: int, reduce: Reduce, persistent: Persistent) -> None:
+        self.data = data
+        self.position = start
+        self.reduce = reduce
+        self.persistent = persistent
+        self.stack: list[Any] = []
+        self.outer: list[list[Any]] = []
+        self.memo: dict[int, Any] = {}
+
+    def run(self) -> Any:
+        data, table, end = self.data, _TABLE, len(self.data)
+        for _ in range(MAX_OPCODES):
+            position = self.position
+            if position >= end:
+                raise TruncatedError(f"the pickle ends at byte {end}, before its STOP")
+            self.position = position + 1
+            opcode = data[position]
+            if opcode == 46:
+                return self.stack.pop()
+            handler = table[opcode]
+            if handler is None:
+                raise InputError(f"the pickle is damaged: no opcode {opcode:#04x} at byte {position}")
+            handler(self)
+        raise InputError(f"the pickle holds more than {MAX_OPCODES:,} opcodes")
+
+    # Reading
+
+    def take(self, length: int) -> bytes:
+        start = self.position
+        stop = start + length
+        if stop > len(self.data):
+            raise TruncatedError(f"the pickle ends at byte {len(self.data)}, but a value claims to reach byte {stop}")
+        self.position = stop
+        return self.data[start:stop]
+
+    def byte(self) -> int:
+        value = self.data[self.position]
+        self.position += 1
+        return value
+
+    def four(self) -> int:
+        (value,) = _UNSIGNED_4(self.data, self.position)
+        self.position += 4
+        return int(value)
+
+    def eight(self) -> int:
+        (value,) = _UNSIGNED_8(self.data, self.position)
+        self.position += 8
+        return int(value)
+
+    def line(self) -> bytes:
+        stop = self.data.find(b"\n", self.position)
+        if stop < 0:
+            raise TruncatedError("the pickle ends in the middle of a line")
+        line = self.data[self.position : stop]
+        self.position = stop + 1
+        return line
+
+    # The stack
+
+    def items(self) -> list[Any]:
+        items = self.stack
+        self.stack = self.outer.pop()
+        return items
+
+    def mark(self) -> None:
+        self.outer.append(self.stack)
+        self.stack = []
+
+    def pop(self) -> None:
+        if self.stack:
+            self.stack.pop()
+        else:
+            self.items()
+
+    def pop_mark(self) -> None:
+        self.items()
+
+    def dup(self) -> None:
+        self.stack.append(self.stack[-1])
+
+    # The memo
+
+    def put(self) -> None:
+        self.memo[int(self.line())] = self.stack[-1]
+
+    def binput(self) -> None:
+        self.memo[self.data[self.position]] = self.stack[-1]
+        self.position += 1
+
+    def long_binput(self) -> None:
+        self.memo[self.four()] = self.stack[-1]
+
+    def memoize(self) -> None:
+        self.memo[len(self.memo)] = self.stack[-1]
+
+    def get(self) -> None:
+        self.stack.append(self.memo[int(self.line())])
+
+    def binget(self) -> None:
+        value = self.memo[self.data[self.position]]
+        self.position += 1
+        self.stack.append(value)
+
+    def long_binget(self) -> None:
+        self.stack.append(self.memo[self.four()])
+
+    # Plain values
+
+    def proto(self) -> None:
+        version = self.byte()
+        if version > 5:
+            raise InputError(f"the pickle is of protocol {version}, which is unknown")
+
+    def frame(self) -> None:
+        self.eight()
+
+    def none(self) -> None:
+        self.stack.append(None)
+
+    def true(self) -> None:
+        self.stack.append(True)
+
+    def false(self) -> None:
+        self.stack.append(False)
+
+    def int_line(self) -> None:
+        line = self.line()
+        self.stack.append(line == b"01" if line in (b"00", b"01") else int(line))
+
+    def long_line(self) -> None:
+        self.stack.append(int(self.line().rstrip(b"L") or b"0"))
+
+    def binint(self) -> None:
+        (value,) = _SIGNED_4(self.data, self.position)
+        self.position += 4
+        self.stack.append(value)
+
+    def binint1(self) -> None:
+        self.stack.append(self.data[self.position])
+        self.position += 1
+
+    def binint2(self) -> None:
+        self.stack.append(int.from_bytes(self.take(2), "little"))
+
+    def long1(self) -> None:
+        self.stack.append(int.from_bytes(self.take(self.byte()), "little", signed=True))
+
+    def long4(self) -> None:
+        (length,) = _SIGNED_4(self.take(4))
+        if length < 0:
+            raise InputError("the pickle is damaged: an integer of negative length")
+        data = self.take(length)
+        if length > _MAX_INTEGER_BYTES:
+            self.stack.append(Object("builtins.int", (data,)))
+        else:
+            self.stack.append(int.from_bytes(data, "little", signed=True))
+
+    def float_line(self) -> None:
+        self.stack.append(float(self.line()))
+
+    def binfloat(self) -> None:
+        (value,) = _FLOAT_8(self.data, self.position)
+        self.position += 8
+        self.stack.append(value)
+
+    def text(self, data: bytes) -> None:
+        self.stack.append(data.decode("utf-8", "surrogatepass"))
+
+    def unicode_line(self) -> None:
+        self.stack.append(self.line().decode("raw-unicode-escape"))
+
+    def short_binunicode(self) -> None:
+        self.text(self.take(self.byte()))
+
+    def binunicode(self) -> None:
+        self.text(self.take(self.four()))
+
+    def binunicode8(self) -> None:
+        self.text(self.take(self.eight()))
+
+    def binbytes(self) -> None:
+        self.stack.append(self.take(self.four()))
+
+    def short_binbytes(self) -> None:
+        self.stack.append(self.take(self.byte()))
+
+    def binbytes8(self) -> None:
+        self.stack.append(self.take(self.eight()))
+
+    def bytearray8(self) -> None:
+        self.stack.append(Object("builtins.bytearray", (self.take(self.eight()),)))
+
+    def python_2_string(self, data: bytes) -> None:
+        """Python 2 had one type for both: text where it decodes, as `torch.load` reads it, else bytes."""
+        try:
+            self.stack.append(data.decode("utf-8"))
+        except UnicodeDecodeError:
+            self.stack.append(data)
+
+    def string_line(self) -> None:
+        line = self.line().strip()
+        if len(line) < 2 or line[:1] != line[-1:] or line[:1] not in (b"'", b'"'):
+            raise InputError("the pickle is damaged: a string without quotes")
+        self.python_2_string(codecs.escape_decode(line[1:-1])[0])
+
+    def short_binstring(self) -> None:
+        self.python_2_string(self.take(self.byte()))
+
+    def binstring(self) -> None:
+        self.python_2_string(self.take(self.four()))
+
+    # Containers
+
+    def empty_tuple(self) -> None:
+        self.stack.append(())
+
+    def tuple_mark(self) -> None:
+        items = self.items()
+        self.stack.append(tuple(items))
+
+    def tuple1(self) -> None:
+        self.stack[-1] = (self.stack[-1],)
+
+    def tuple2(self) -> None:
+        self.stack[-2:] = [(self.stack[-2], self.stack[-1])]
+
+    def tuple3(self) -> None:
+        self.stack[-3:] = [(self.stack[-3], self.stack[-2], self.stack[-1])]
+
+    def empty_list(self) -> None:
+        self.stack.append([])
+
+    def list_mark(self) -> None:
+        items = self.items()
+        self.stack.append(items)
+
+    def empty_dict(self) -> None:
+        self.stack.append({})
+
+    def dict_mark(self) -> None:
+        items = self.items()
+        self.stack.append({})
+        self.set_all(items)
+
+    def empty_set(self) -> None:
+        self.stack.append(set())
+
+    def frozen_set(self) -> None:
+        items = self.items()
+        self.stack.append(frozenset(map(key_of, items)))
+
+    def append(self) -> None:
+        value = self.stack.pop()
+        self.extend([value])
+
+    def appends(self) -> None:
+        self.extend(self.items())
+
+    def extend(self, items: list[Any]) -> None:
+        target = self.stack[-1]
+        if type(target) is list:
+            target.extend(items)
+        elif type(target) is Object:
+            target.items.extend(items)
+        else:
+            raise InputError("the pickle is damaged: it appends to something that is not a list")
+
+    def set_item(self) -> None:
+        value = self.stack.pop()
+        key = self.stack.pop()
+        self.set_all([key, value])
+
+    def set_items(self) -> None:
+        self.set_all(self.items())
+
+    def set_all(self, items: list[Any]) -> None:
+        if len(items) % 2:
+            raise InputError("the pickle is damaged: a key without a value")
+        target = self.stack[-1]
+        if type(target) is dict:
+            for index in range(0, len(items), 2):
+                key = items[index]
+                target[key if type(key) is str else key_of(key)] = items[index + 1]
+        elif type(target) is Object:
+            target.items.extend(zip(items[::2], items[1::2], strict=True))
+        else:
+            raise InputError("the pickle is damaged: it sets a key of something that is not a dictionary")
+
+    def add_items(self) -> None:
+        items = self.items()
+        target = self.stack[-1]
+        if type(target) is set:
+            target.update(map(key_of, items))
+        elif type(target) is Object:
+            target.items.extend(items)
+        else:
+            raise InputError("the pickle is damaged: it adds to something that is not a set")
+
+    # Classes and objects
+
+    def name(self, module: str, qualname: str) -> Global:
+        return Global(f"{_PYTHON_2_MODULES.get(module, module)}.{qualname}")
+
+    def global_lines(self) -> None:
+        module = self.line().decode("utf-8")
+        self.stack.append(self.name(module, self.line().decode("utf-8")))
+
+    def stack_global(self) -> None:
+        qualname, module = self.stack.pop(), self.stack.pop()
+        if type(qualname) is not str or type(module) is not str:
+            raise InputError("the pickle is damaged: a class name that is not text")
+        self.stack.append(self.name(module, qualname))
+
+    def extension(self, width: int) -> None:
+        self.stack.append(Global(f"copyreg.extension.{int.from_bytes(self.take(width), 'little')}"))
+
+    def ext1(self) -> None:
+        self.extension(1)
+
+    def ext2(self) -> None:
+        self.extension(2)
+
+    def ext4(self) -> None:
+        self.extension(4)
+
+    def call(self, function: Any, args: Any) -> Any:
+        if type(args) is not tuple:
+            raise InputError("the pickle is damaged: call arguments that are not a tuple")
+        if type(function) is Global:
+            return self.reduce(function.name, args)
+        # What is called is itself the result of a call, such as a functools.partial.
+        return Object("object.__call__", (function, *args))
+
+    def reduce_call(self) -> None:
+        args = self.stack.pop()
+        self.stack[-1] = self.call(self.stack[-1], args)
+
+    def newobj_ex(self) -> None:
+        keywords, args = self.stack.pop(), self.stack.pop()
+        if keywords and type(args) is tuple:
+            args = (*args, keywords)
+        self.stack[-1] = self.call(self.stack[-1], args)
+
+    def inst(self) -> None:
+        module = self.line().decode("utf-8")
+        name = self.name(module, self.line().decode("utf-8"))
+        items = self.items()
+        self.stack.append(self.call(name, tuple(items)))
+
+    def obj(self) -> None:
+        function, *args = self.items()
+        self.stack.append(self.call(function, tuple(args)))
+
+    def build(self) -> None:
+        state = self.stack.pop()
+        target = self.stack[-1]
+        if type(target) is Object:
+            target.state = state
+
+    def persistent_line(self) -> None:
+        self.stack.append(self.persistent(self.line().decode("ascii")))
+
+    def persistent_id(self) -> None:
+        self.stack.append(self.persistent(self.stack.pop()))
+
+    def out_of_band(self) -> None:
+        raise InputError("the pickle refers to buffers outside of itself")
+
+
+_OPCODES: dict[bytes, Callable[[_Machine], None]] = {
+    b"(": _Machine.mark,
+    b"0": _Machine.pop,
+    b"1": _Machine.pop_mark,
+    b"2": _Machine.dup,
+    b"F": _Machine.float_line,
+    b"I": _Machine.int_line,
+    b"J": _Machine.binint,
+    b"K": _Machine.binint1,
+    b"L": _Machine.long_line,
+    b"M": _Machine.binint2,
+    b"N": _Machine.none,
+    b"P": _Machine.persistent_line,
+    b"Q": _Machine.persistent_id,
+    b"R": _Machine.reduce_call,
+    b"S": _Machine.string_line,
+    b"T": _Machine.binstring,
+    b"U": _Machine.short_binstring,
+    b"V": _Machine.unicode_line,
+    b"X": _Machine.binunicode,
+    b"a": _Machine.append,
+    b"b": _Machine.build,
+    b"c": _Machine.global_lines,
+    b"d": _Machine.dict_mark,
+    b"}": _Machine.empty_dict,
+    b"e": _Machine.appends,
+    b"g": _Machine.get,
+    b"h": _Machine.binget,
+    b"i": _Machine.inst,
+    b"j": _Machine.long_binget,
+    b"l": _Machine.list_mark,
+    b"]": _Machine.empty_list,
+    b"o": _Machine.obj,
+    b"p": _Machine.put,
+    b"q": _Machine.binput,
+    b"r": _Machine.long_binput,
+    b"s": _Machine.set_item,
+    b"t": _Machine.tuple_mark,
+    b")": _Machine.empty_tuple,
+    b"u": _Machine.set_items,
+    b"G": _Machine.binfloat,
+    b"\x80": _Machine.proto,
+    b"\x81": _Machine.reduce_call,
+    b"\x82": _Machine.ext1,
+    b"\x83": _Machine.ext2,
+    b"\x84": _Machine.ext4,
+    b"\x85": _Machine.tuple1,
+    b"\x86": _Machine.tuple2,
+    b"\x87": _Machine.tuple3,
+    b"\x88": _Machine.true,
+    b"\x89": _Machine.false,
+    b"\x8a": _Machine.long1,
+    b"\x8b": _Machine.long4,
+    b"B": _Machine.binbytes,
+    b"C": _Machine.short_binbytes,
+    b"\x8c": _Machine.short_binunicode,
+    b"\x8d": _Machine.binunicode8,
+    b"\x8e": _Machine.binbytes8,
+    b"\x8f": _Machine.empty_set,
+    b"\x90": _Machine.add_items,
+    b"\x91": _Machine.frozen_set,
+    b"\x92": _Machine.newobj_ex,
+    b"\x93": _Machine.stack_global,
+    b"\x94": _Machine.memoize,
+    b"\x95": _Machine.frame,
+    b"\x96": _Machine.bytearray8,
+    b"\x97": _Machine.out_of_band,
+    b"\x98": _Machine.out_of_band,
+}
+_TABLE: list[Callable[[_Machine], None] | None] = [_OPCODES.get(bytes([code])) for code in range(256)]

@@ -1,0 +1,184 @@
+"""Writes trees as pickles of protocol 2 that `torch.load(weights_only=True)` accepts, without torch."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any
+
+from ckstore.errors import UsageError
+from ckstore.formats.layout import TensorRef
+
+_BATCH = 1000
+_MAX_DEPTH = 300
+
+
+class Reference(tuple[str, str]):
+    """(module, name) of a global that is written by name."""
+
+    __slots__ = ()
+
+
+class Call:
+    """A call of a global with arguments, to be made when the pickle is loaded."""
+
+    __slots__ = ("args", "function")
+
+    def __init__(self, function: Reference, args: tuple[Any, ...]) -> None:
+        self.function = function
+        self.args = args
+
+
+class PersistentId:
+    """A persistent id: a tuple of values and references."""
+
+    __slots__ = ("identity",)
+
+    def __init__(self, identity: tuple[Any, ...]) -> None:
+        self.identity = identity
+
+
+ENCODE = Reference(("_codecs", "encode"))
+SET = Reference(("__builtin__", "set"))
+COMPLEX = Reference(("__builtin__", "complex"))
+ORDERED_DICT = Reference(("collections", "OrderedDict"))
+
+
+def write_pickle(tree: Any, tensor: Callable[[int], Any]) -> bytes:
+    """The pickle of a tree.
+
+    Parameters
+    ----------
+    tree
+        Plain containers, plain values, `TensorRef`, `Reference`, `Call` and `PersistentId`.
+    tensor
+        What to write for the tensor of that number.
+
+    Returns
+    -------
+    bytes
+        Containers that occur several times are written once and shared; equal trees give equal bytes.
+    """
+    writer = _Writer(tensor)
+    writer.value(tree, 0)
+    return b"".join((b"\x80\x02", *writer.parts, b"."))
+
+
+class _Writer:
+    def __init__(self, tensor: Callable[[int], Any]) -> None:
+        self.parts: list[bytes] = []
+        self._tensor = tensor
+        self._memo: dict[Any, int] = {}
+        self._alive: list[Any] = []
+
+    def value(self, node: Any, depth: int) -> None:
+        if depth > _MAX_DEPTH:
+            raise UsageError(f"A value that nests deeper than {_MAX_DEPTH} levels cannot be written.")
+        emit = self.parts.append
+        kind = type(node)
+        if node is None:
+            emit(b"N")
+        elif kind is bool:
+            emit(b"\x88" if node else b"\x89")
+        elif kind is str:
+            self._text(node)
+        elif kind is int:
+            self._integer(node)
+        elif kind is float:
+            emit(b"G" + struct.pack(">d", node))
+        elif kind is TensorRef:
+            self.value(self._tensor(node.index), depth)
+        elif kind is Reference:
+            if not self._known(node):
+                emit("c{}\n{}\n".format(*node).encode())
+                self._remember(node)
+        elif kind is PersistentId:
+            self.value(node.identity, depth + 1)
+            emit(b"Q")
+        elif kind is bytes:
+            self._call(ENCODE, (node.decode("latin-1"), "latin1"), depth)
+        elif kind is complex:
+            self._call(COMPLEX, (node.real, node.imag), depth)
+        elif kind is tuple and not node:
+            emit(b")")
+        else:
+            self._container(node, kind, depth)
+
+    def _container(self, node: Any, kind: type, depth: int) -> None:
+        key = (kind, id(node))
+        if self._known(key):
+            return
+        # Kept alive: the id of a value that is gone may come back.
+        self._alive.append(node)
+        emit = self.parts.append
+        if kind is tuple:
+            emit(b"(")
+            for item in node:
+                self.value(item, depth + 1)
+            emit(b"t")
+            self._remember(key)
+        elif kind is list:
+            emit(b"]")
+            self._remember(key)
+            for start in range(0, len(node), _BATCH):
+                emit(b"(")
+                for item in node[start : start + _BATCH]:
+                    self.value(item, depth + 1)
+                emit(b"e")
+        elif kind is dict:
+            emit(b"}")
+            self._remember(key)
+            entries = list(node.items())
+            for start in range(0, len(entries), _BATCH):
+                emit(b"(")
+                for name, item in entries[start : start + _BATCH]:
+                    self.value(name, depth + 1)
+                    self.value(item, depth + 1)
+                emit(b"u")
+        elif kind is set or kind is frozenset:
+            # weights_only knows no frozenset. The order of a set is that of no hash, so that equal trees give equal
+            # bytes.
+            self._call(SET, (sorted(node, key=lambda item: (type(item).__name__, repr(item))),), depth)
+            self._remember(key)
+        elif kind is Call:
+            self._call(node.function, node.args, depth)
+            self._remember(key)
+        else:
+            raise UsageError(f"A value of type {kind.__name__} cannot be written to a torch file.")
+
+    def _call(self, function: Reference, args: tuple[Any, ...], depth: int) -> None:
+        self.value(function, depth + 1)
+        self.parts.append(b"(")
+        for argument in args:
+            self.value(argument, depth + 1)
+        self.parts.append(b"tR")
+
+    def _text(self, text: str) -> None:
+        if not self._known(text):
+            data = text.encode("utf-8", "surrogatepass")
+            self.parts.append(b"X" + struct.pack("<I", len(data)) + data)
+            self._remember(text)
+
+    def _integer(self, value: int) -> None:
+        if 0 <= value < 256:
+            self.parts.append(b"K" + struct.pack("<B", value))
+        elif 0 <= value < 65536:
+            self.parts.append(b"M" + struct.pack("<H", value))
+        elif -(1 << 31) <= value < 1 << 31:
+            self.parts.append(b"J" + struct.pack("<i", value))
+        else:
+            data = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
+            if len(data) > 255:
+                raise UsageError("An integer of more than 255 bytes cannot be written to a torch file.")
+            self.parts.append(b"\x8a" + struct.pack("<B", len(data)) + data)
+
+    def _known(self, key: Any) -> bool:
+        number = self._memo.get(key)
+        if number is None:
+            return False
+        self.parts.append(b"h" + struct.pack("<B", number) if number < 256 else b"j" + struct.pack("<I", number))
+        return True
+
+    def _remember(self, key: Any) -> None:
+        number = self._memo[key] = len(self._memo)
+        self.parts.append(b"q" + struct.pack("<B", number) if number < 256 else b"r" + struct.pack("<I", number))

@@ -1,0 +1,79 @@
+"""The pieces of a file in order: skeleton and extents; the skeleton taken out, and filled in again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ckstore.formats.layout import FileLayout, Source
+
+#: Largest part of a skeleton that is read at once, in bytes.
+_READ_BYTES = 1 << 24
+
+
+class Piece(NamedTuple):
+    """A stretch of a file.
+
+    Attributes
+    ----------
+    extent
+        Index into `FileLayout.extents`, or -1 for a stretch of the skeleton.
+    start, stop
+        Offsets of its first byte and behind its last byte in the file.
+    """
+
+    extent: int
+    start: int
+    stop: int
+
+
+def pieces(layout: FileLayout) -> Iterator[Piece]:
+    """Every byte of the file once, in file order, as stretches of the skeleton and extents."""
+    position = 0
+    for index, extent in enumerate(layout.extents):
+        if extent.start > position:
+            yield Piece(-1, position, extent.start)
+        yield Piece(index, extent.start, extent.stop)
+        position = extent.stop
+    if position < layout.size:
+        yield Piece(-1, position, layout.size)
+
+
+def split_skeleton(source: Source, layout: FileLayout) -> bytes:
+    """All bytes outside of the extents in file order, the CRCs of `layout.checked` as zeros."""
+    skeleton = bytearray()
+    for piece in pieces(layout):
+        if piece.extent < 0:
+            for start in range(piece.start, piece.stop, _READ_BYTES):
+                skeleton += source.pread(start, min(_READ_BYTES, piece.stop - start))
+    zeros = bytes(4)
+    for _, offset in _crc_offsets(layout):
+        skeleton[offset : offset + 4] = zeros
+    return bytes(skeleton)
+
+
+def stored_crcs(source: Source, layout: FileLayout) -> list[int]:
+    """The CRC-32 that the container holds for each of `layout.checked`.
+
+    The parser has seen that all places of one hold the same value.
+    """
+    return [int.from_bytes(source.pread(checked.positions[0], 4), "little") for checked in layout.checked]
+
+
+def fill_crcs(skeleton: bytes, layout: FileLayout, crcs: list[int]) -> bytes:
+    """The skeleton with `crcs[i]` at every place of `layout.checked[i]`: the inverse of the zeroing."""
+    filled = bytearray(skeleton)
+    for index, offset in _crc_offsets(layout):
+        filled[offset : offset + 4] = crcs[index].to_bytes(4, "little")
+    return bytes(filled)
+
+
+def _crc_offsets(layout: FileLayout) -> Iterator[tuple[int, int]]:
+    """(Index of the check, offset in the skeleton) of every stored CRC."""
+    places = sorted((place, index) for index, checked in enumerate(layout.checked) for place in checked.positions)
+    before = number = 0
+    for place, index in places:
+        while number < len(layout.extents) and layout.extents[number].start <= place:
+            before += layout.extents[number].nbytes
+            number += 1
+        yield index, place - before

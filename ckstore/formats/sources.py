@@ -1,0 +1,195 @@
+"""Random access to the bytes of a file: from disk, from memory, or put together again from a skeleton."""
+
+from __future__ import annotations
+
+import os
+import stat
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from types import TracebackType
+
+from ckstore.errors import InputError
+
+
+class BytesSource:
+    """A file that is a byte string in memory.
+
+    Parameters
+    ----------
+    data
+        The bytes.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    @property
+    def size(self) -> int:
+        """Size in bytes."""
+        return len(self._data)
+
+    def pread(self, offset: int, length: int) -> bytes:
+        """Exactly `length` bytes from `offset`; raises `InputError` where there are fewer."""
+        check_range(offset, length, len(self._data))
+        return self._data[offset : offset + length]
+
+
+class FileSource:
+    """A regular file on disk, read with `pread` through one descriptor, never mapped.
+
+    Parameters
+    ----------
+    path
+        Of a regular file; anything else (directory, device, socket, FIFO) raises `InputError`.
+
+    Attributes
+    ----------
+    path, size, mtime_ns, mode
+        As they were at opening.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.fspath(path)
+        # O_NONBLOCK: opening a FIFO must not wait for its writer.
+        flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+        try:
+            self._descriptor = os.open(self.path, flags)
+        except OSError as error:
+            raise InputError(f"{self.path} cannot be opened ({error.strerror}).") from error
+        status = os.fstat(self._descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            self.close()
+            raise InputError(f"{self.path} is not a regular file.")
+        self._identity = _identity(status)
+        self._size = status.st_size
+        self.mtime_ns = status.st_mtime_ns
+        self.mode = stat.S_IMODE(status.st_mode)
+
+    @property
+    def size(self) -> int:
+        """Size in bytes at opening."""
+        return self._size
+
+    def pread(self, offset: int, length: int) -> bytes:
+        """Exactly `length` bytes from `offset`; raises `InputError` where the file is shorter than that."""
+        check_range(offset, length, self._size)
+        parts: list[bytes] = []
+        while length:
+            part = os.pread(self._descriptor, length, offset)
+            if not part:
+                raise InputError(
+                    f"{self.path} became shorter while it was read; ingest it again when nothing writes to it."
+                )
+            if len(part) == length and not parts:
+                return part
+            parts.append(part)
+            offset += len(part)
+            length -= len(part)
+        return b"".join(parts)
+
+    def check_unchanged(self) -> None:
+        """Raise `InputError` where size or mtime changed since opening, or another file has taken the path's place."""
+        try:
+            there = os.stat(self.path)
+        except OSError as error:
+            raise InputError(
+                f"{self.path} vanished while it was read; ingest it again when nothing writes to it."
+            ) from error
+        if _identity(os.fstat(self._descriptor)) != self._identity or _identity(there) != self._identity:
+            raise InputError(f"{self.path} changed while it was read; ingest it again when nothing writes to it.")
+
+    def close(self) -> None:
+        """Close the descriptor; closing twice is harmless."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __enter__(self) -> FileSource:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class CompositeSource:
+    """A file put together from its skeleton, with zeros or the bytes of a callback in its extents.
+
+    Parameters
+    ----------
+    skeleton
+        All bytes outside of the extents, in file order.
+    extents
+        (start, number of bytes) of each extent, sorted and not overlapping.
+    size
+        Size of the file in bytes.
+    read
+        Gives `nbytes` bytes of an extent: `read(extent_index, byte_offset, nbytes)`; None gives zeros.
+    """
+
+    def __init__(
+        self,
+        skeleton: bytes,
+        extents: Sequence[tuple[int, int]],
+        size: int,
+        read: Callable[[int, int, int], bytes] | None = None,
+    ) -> None:
+        self._skeleton = skeleton
+        self._size = size
+        self._read = read or (lambda index, offset, nbytes: bytes(nbytes))
+        # Pieces of the file: where each starts, its extent index (-1: skeleton) and its start in the skeleton.
+        self._starts: list[int] = []
+        self._pieces: list[tuple[int, int]] = []
+        position = taken = 0
+        for index, (start, nbytes) in enumerate(extents):
+            if start < position or nbytes < 0:
+                raise InputError("The extents of a file overlap or are not sorted.")
+            if start > position:
+                self._starts.append(position)
+                self._pieces.append((-1, taken))
+                taken += start - position
+            if nbytes:
+                self._starts.append(start)
+                self._pieces.append((index, 0))
+            position = start + nbytes
+        if position < size:
+            self._starts.append(position)
+            self._pieces.append((-1, taken))
+            taken += size - position
+        if taken != len(skeleton) or position > size:
+            raise InputError("A skeleton and its extents do not add up to the size of the file.")
+
+    @property
+    def size(self) -> int:
+        """Size in bytes."""
+        return self._size
+
+    def pread(self, offset: int, length: int) -> bytes:
+        """Exactly `length` bytes from `offset`; raises `InputError` where the file is shorter than that."""
+        check_range(offset, length, self._size)
+        parts = []
+        number = bisect_right(self._starts, offset) - 1
+        while length:
+            start = self._starts[number]
+            stop = self._starts[number + 1] if number + 1 < len(self._starts) else self._size
+            take = min(length, stop - offset)
+            index, base = self._pieces[number]
+            if index < 0:
+                parts.append(self._skeleton[base + offset - start : base + offset - start + take])
+            else:
+                parts.append(self._read(index, offset - start, take))
+            offset += take
+            length -= take
+            number += 1
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def check_range(offset: int, length: int, size: int) -> None:
+    """Raise `InputError` where `offset` and `length` do not lie within `size` bytes."""
+    if offset < 0 or length < 0 or offset + length > size:
+        raise InputError(f"bytes {offset} to {offset + length} were asked for, but the file ends at {size}")
+
+
+def _identity(status: os.stat_result) -> tuple[int, int, int, int]:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns

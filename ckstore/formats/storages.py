@@ -1,0 +1,212 @@
+"""Cuts the storages of a torch file into extents, and places every tensor in one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import prod
+
+from ckstore.errors import InputError
+from ckstore.formats.layout import ITEM_SIZES, Extent, Path, Tensor
+
+_MAX_RANK = 64
+
+
+@dataclass(frozen=True, slots=True)
+class StorageData:
+    """Where the bytes of a storage lie.
+
+    Attributes
+    ----------
+    key
+        Name of the storage within its file.
+    dtype
+        Of its elements; None where only the views have one.
+    start, nbytes
+        In the file.
+    """
+
+    key: str
+    dtype: str | None
+    start: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A tensor as the file describes it: shape, strides and offset (from the storage's beginning) in elements."""
+
+    path: Path
+    storage: str
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+
+
+@dataclass(slots=True)
+class _Placed:
+    """A view with its number and the bytes [low, high) of its storage that it spans."""
+
+    number: int
+    view: View
+    low: int
+    high: int
+
+
+def cut(storages: Iterable[StorageData], views: list[View]) -> tuple[list[Extent], list[Tensor | None]]:
+    """Extents of all storages, sorted by their place in the file, and the tensor of every view.
+
+    A view that is dense in some order of its dimensions, and apart from the others or around them, becomes an extent of
+    its own shape (in memory order); views that overlap otherwise or have holes share one extent of shape `(count,)`
+    over all that they span; what no view spans becomes extents of the storage's dtype.
+
+    Returns
+    -------
+    tuple
+        Extents, and for each view its `Tensor`, or None where it overlaps one of another item size: no extent can hold
+        both.
+
+    Raises
+    ------
+    InputError
+        Where a view leaves its storage, or refers to none.
+    """
+    by_key = {storage.key: storage for storage in storages}
+    tensors: list[Tensor | None] = [None] * len(views)
+    viewed: dict[str, list[_Placed]] = {key: [] for key in by_key}
+    for number, view in enumerate(views):
+        storage = by_key.get(view.storage)
+        if storage is None:
+            raise InputError(f"a tensor refers to storage {view.storage!r}, which the file does not hold")
+        placed = _place(number, view, storage)
+        if placed is None:
+            tensors[number] = Tensor(view.path, view.dtype, view.shape, view.strides, -1, 0)
+        else:
+            viewed[view.storage].append(placed)
+    extents: list[Extent] = []
+    members: list[list[_Placed]] = []
+    for storage in sorted(by_key.values(), key=lambda storage: storage.start):
+        _cut_storage(storage, viewed[storage.key], extents, members)
+    for index, (extent, group) in enumerate(zip(extents, members, strict=True)):
+        item = ITEM_SIZES[extent.dtype]
+        base = extent.start
+        for placed in group:
+            view = placed.view
+            if ITEM_SIZES[view.dtype] == item:
+                offset = (by_key[view.storage].start + placed.low - base) // item
+                tensors[placed.number] = Tensor(view.path, view.dtype, view.shape, view.strides, index, offset)
+    return extents, tensors
+
+
+def memory_shape(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The shape with the dimensions in the order of memory; None where the elements leave holes or overlap.
+
+    A tensor contiguous in C order keeps its shape; otherwise dimensions of one element are left out.
+    """
+    step = 1
+    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if size != 1:
+            if stride != step:
+                break
+            step *= size
+    else:
+        return shape
+    dimensions = sorted(
+        ((stride, size) for size, stride in zip(shape, strides, strict=True) if size != 1), reverse=True
+    )
+    step = 1
+    for stride, size in reversed(dimensions):
+        if stride != step:
+            return None
+        step *= size
+    return tuple(size for _, size in dimensions)
+
+
+def _place(number: int, view: View, storage: StorageData) -> _Placed | None:
+    """The bytes that a view spans; None for a view without elements."""
+    shape, strides, item = view.shape, view.strides, ITEM_SIZES[view.dtype]
+    if len(shape) != len(strides) or len(shape) > _MAX_RANK or view.offset < 0:
+        raise InputError(f"a tensor in storage {view.storage!r} has no possible shape, strides or offset")
+    last = 0
+    empty = False
+    for size, stride in zip(shape, strides, strict=True):
+        if size < 0 or stride < 0 or size >= 1 << 63 or stride >= 1 << 63:
+            raise InputError(f"a tensor in storage {view.storage!r} has a negative or absurd size")
+        if size == 0:
+            empty = True
+        last += (size - 1) * stride
+    if empty:
+        return None
+    low = view.offset * item
+    high = low + (last + 1) * item
+    if high > storage.nbytes:
+        raise InputError(f"a tensor reaches beyond the end of storage {view.storage!r}")
+    return _Placed(number, view, low, high)
+
+
+def _cut_storage(
+    storage: StorageData, placed: list[_Placed], extents: list[Extent], members: list[list[_Placed]]
+) -> None:
+    """Append the extents of one storage, and for each the views in it."""
+    dtype = storage.dtype or (placed[0].view.dtype if placed else "uint8")
+    prefix = (*placed[0].view.path, "__rest__") if placed else ("__storage__", storage.key)
+    position = rest = 0
+    for group, low, high in _groups(placed):
+        if low > position:
+            _append_rest(storage, dtype, position, low, (*prefix, rest), extents, members)
+            rest += 1
+        extents.append(_group_extent(storage.start, group, low, high))
+        members.append(group)
+        position = high
+    if storage.nbytes > position:
+        path = (*prefix, rest) if placed else prefix
+        _append_rest(storage, dtype, position, storage.nbytes, path, extents, members)
+
+
+def _groups(placed: list[_Placed]) -> Iterable[tuple[list[_Placed], int, int]]:
+    """Views that overlap, together; each group's views in the order of the file's tensors."""
+    if len(placed) > 1:
+        placed = sorted(placed, key=lambda one: (one.low, -one.high, one.number))
+    group: list[_Placed] = []
+    low = high = 0
+    for one in placed:
+        if group and one.low >= high:
+            yield group, low, high
+            group = []
+        if not group:
+            low, high = one.low, one.high
+        group.append(one)
+        high = max(high, one.high)
+    if group:
+        yield group, low, high
+
+
+def _group_extent(start: int, group: list[_Placed], low: int, high: int) -> Extent:
+    for one in group:
+        if one.low == low and one.high == high:
+            shape = memory_shape(one.view.shape, one.view.strides)
+            if shape is not None and prod(shape) * ITEM_SIZES[one.view.dtype] == high - low:
+                return Extent(start + low, one.view.dtype, shape, one.view.path)
+    first = min(group, key=lambda one: one.number).view
+    dtype = first.dtype
+    if len({ITEM_SIZES[one.view.dtype] for one in group}) > 1:
+        # Views begin at multiples of their own item size only, so the smallest fits them all.
+        dtype = min((one.view.dtype for one in group), key=lambda name: (ITEM_SIZES[name], name != first.dtype))
+    return Extent(start + low, dtype, ((high - low) // ITEM_SIZES[dtype],), first.path)
+
+
+def _append_rest(
+    storage: StorageData,
+    dtype: str,
+    low: int,
+    high: int,
+    path: Path,
+    extents: list[Extent],
+    members: list[list[_Placed]],
+) -> None:
+    item = ITEM_SIZES[dtype]
+    if low % item or high % item:
+        dtype, item = "uint8", 1
+    extents.append(Extent(storage.start + low, dtype, ((high - low) // item,), path))
+    members.append([])

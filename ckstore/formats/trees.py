@@ -1,0 +1,128 @@
+"""Operations on the trees of layouts: a part of the tensors, and plain containers in place of unknown objects."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from ckstore.formats.layout import TensorRef, Unknown
+from ckstore.formats.torch_tree import MODULE_GROUPS
+
+_GONE = object()
+
+
+def tensor_numbers(tree: Any) -> Iterator[int]:
+    """The number of every `TensorRef` of a tree, in its order; those of a shared container once."""
+    left = [tree]
+    seen: set[int] = set()
+    while left:
+        node = left.pop()
+        if isinstance(node, TensorRef):
+            yield node.index
+        elif isinstance(node, dict | list | tuple | Unknown) and id(node) not in seen:
+            seen.add(id(node))
+            if isinstance(node, dict):
+                left.extend(reversed(node.values()))
+            elif isinstance(node, Unknown):
+                left.extend((node.items, node.state, node.args))
+            else:
+                left.extend(reversed(node))
+
+
+def select_tensors(tree: Any, keep: Collection[int]) -> Any:
+    """The tree with the tensors whose number is in `keep`, numbers unchanged; None where none is left.
+
+    Dictionary entries that lose all of their tensors vanish; list and tuple items become None, so that the others keep
+    their places. Whatever never held a tensor stays.
+    """
+    selected, _ = _Selection(keep).select(tree)
+    return None if selected is _GONE else selected
+
+
+class _Selection:
+    def __init__(self, keep: Collection[int]) -> None:
+        self._keep = frozenset(keep)
+        self._done: dict[int, tuple[Any, bool]] = {}
+
+    def select(self, node: Any) -> tuple[Any, bool]:
+        """What is left of a node, and whether a tensor is."""
+        if isinstance(node, TensorRef):
+            kept = node.index in self._keep
+            return (node if kept else _GONE), kept
+        if not isinstance(node, dict | list | tuple | Unknown):
+            return node, False
+        if id(node) not in self._done:
+            self._done[id(node)] = self._container(node)
+        return self._done[id(node)]
+
+    def _container(self, node: Any) -> tuple[Any, bool]:
+        if isinstance(node, dict):
+            parts: list[Any] = list(node.values())
+        elif isinstance(node, Unknown):
+            parts = [node.args, node.state, node.items]
+        else:
+            parts = list(node)
+        selected = [self.select(part) for part in parts]
+        gone = [part is _GONE for part, _ in selected]
+        kept = any(holds for _, holds in selected)
+        if any(gone) and not kept:
+            return _GONE, False
+        if isinstance(node, dict):
+            left = zip(node, selected, strict=True)
+            return {key: part for key, (part, _) in left if part is not _GONE}, kept
+        items = [None if part is _GONE else part for part, _ in selected]
+        if isinstance(node, Unknown):
+            return Unknown(node.name, items[0] or (), items[1], items[2] or ()), kept
+        return (tuple(items) if isinstance(node, tuple) else items), kept
+
+
+def plain_tree(tree: Any) -> Any:
+    """The tree without `Unknown` nodes, such as can be written without naming any class.
+
+    A `torch.nn.Module` becomes its state dict: a flat dictionary with dotted names. Any other object becomes a
+    dictionary with `__class__` and, where there are any, `args`, `state` and `items`.
+    """
+    done: dict[int, Any] = {}
+
+    def plain(node: Any) -> Any:
+        if not isinstance(node, dict | list | tuple | Unknown):
+            return node
+        if id(node) not in done:
+            done[id(node)] = convert(node)
+        return done[id(node)]
+
+    def convert(node: Any) -> Any:
+        if isinstance(node, dict):
+            return {key: plain(value) for key, value in node.items()}
+        if isinstance(node, tuple):
+            return tuple(plain(item) for item in node)
+        if isinstance(node, list):
+            return [plain(item) for item in node]
+        if is_module(node):
+            state_dict: dict[str, Any] = {}
+            _module_state(node, "", state_dict, set())
+            return state_dict
+        parts = {"args": node.args, "state": node.state, "items": node.items}
+        return {"__class__": node.name} | {name: plain(part) for name, part in parts.items() if part not in (None, ())}
+
+    return plain(tree)
+
+
+def is_module(node: Any) -> bool:
+    """Whether a node of a tree is an object with the state of a `torch.nn.Module`."""
+    state = node.state if isinstance(node, Unknown) else None
+    return isinstance(state, dict) and all(isinstance(state.get(group), dict) for group in ("_parameters", "_modules"))
+
+
+def _module_state(module: Unknown, prefix: str, state_dict: dict[str, Any], barren: set[int]) -> None:
+    """Add a module's tensors; modules in `barren` have none, and need not be looked at again where they are shared."""
+    before = len(state_dict)
+    for group in MODULE_GROUPS:
+        members = module.state.get(group)
+        for name, member in members.items() if isinstance(members, dict) else ():
+            if isinstance(member, TensorRef):
+                state_dict[f"{prefix}{name}"] = member
+            elif is_module(member) and id(member) not in barren:
+                _module_state(member, f"{prefix}{name}.", state_dict, barren)
+    if len(state_dict) == before:
+        barren.add(id(module))

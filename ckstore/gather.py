@@ -1,0 +1,129 @@
+"""Gathers elements of a strided tensor from a flat extent, and reads little more than the stretches they lie in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numpy.lib.stride_tricks import as_strided
+
+Array = npt.NDArray[Any]
+
+#: The positions that are wanted along one axis: ascending, or a range of any direction.
+Selection = range | npt.NDArray[np.int64]
+
+#: Gives the elements from the first to before the second position of an extent, as a flat array of the caller's own.
+Read = Callable[[int, int], Array]
+
+#: Elements that are not read although they lie between wanted ones, where there are so many or more of them in a row.
+GAP = 1 << 15
+
+#: Elements that are read at once where fewer than half of them are wanted.
+SPARSE = 1 << 21
+
+
+def gather(read: Read, dtype: np.dtype[Any], offset: int, strides: Sequence[int], wanted: Sequence[Selection]) -> Array:
+    """The elements at all combinations of positions, as a contiguous array that may be written to.
+
+    Parameters
+    ----------
+    read
+        Reads the extent; see `Read`.
+    dtype
+        Of what it gives.
+    offset, strides
+        Of the tensor, in elements of the extent; strides are not negative.
+    wanted
+        For each axis the positions, all within the tensor.
+
+    Returns
+    -------
+    ndarray
+        Its shape is the number of positions along each axis.
+    """
+    shape = tuple(len(positions) for positions in wanted)
+    if 0 in shape:
+        return np.empty(shape, dtype)
+    low, high = _span(offset, strides, wanted)
+    if high - low == prod(shape) and _is_dense(strides, wanted):
+        return read(low, high).reshape(shape)
+    out = np.empty(shape, dtype)
+    _gather_into(out, read, offset, strides, list(wanted))
+    return out
+
+
+def _is_dense(strides: Sequence[int], wanted: Sequence[Selection]) -> bool:
+    """Whether the wanted elements follow each other without gaps in C order."""
+    step = 1
+    for stride, positions in zip(reversed(strides), reversed(wanted), strict=True):
+        if len(positions) == 1:
+            continue
+        if not isinstance(positions, range) or stride * positions.step != step:
+            return False
+        step *= len(positions)
+    return True
+
+
+def _span(offset: int, strides: Sequence[int], wanted: Sequence[Selection]) -> tuple[int, int]:
+    """The first wanted element, and the one behind the last."""
+    low = high = offset
+    for stride, positions in zip(strides, wanted, strict=True):
+        first, last = int(positions[0]), int(positions[-1])
+        low += stride * min(first, last)
+        high += stride * max(first, last)
+    return low, high + 1
+
+
+def _gather_into(out: Array, read: Read, offset: int, strides: Sequence[int], wanted: list[Selection]) -> None:
+    low, high = _span(offset, strides, wanted)
+    reaches = [
+        stride * abs(int(positions[-1]) - int(positions[0])) for stride, positions in zip(strides, wanted, strict=True)
+    ]
+    for axis in sorted(range(len(wanted)), key=lambda axis: -reaches[axis]):
+        cuts = _cuts(wanted[axis], strides[axis], sum(reaches) - reaches[axis])
+        if cuts:
+            _in_parts(out, read, offset, strides, wanted, axis, cuts)
+            return
+    if high - low > max(SPARSE, 2 * out.size):
+        axis = max(range(len(wanted)), key=lambda axis: reaches[axis])
+        _in_parts(out, read, offset, strides, wanted, axis, [len(wanted[axis]) // 2])
+        return
+    flat = read(low, high)
+    # A box over the covering range of every axis, then the wanted positions in it.
+    starts = [min(int(positions[0]), int(positions[-1])) for positions in wanted]
+    lengths = [abs(int(p[-1]) - int(p[0])) + 1 for p in wanted]
+    item = flat.dtype.itemsize
+    box = as_strided(flat, tuple(lengths), tuple(stride * item for stride in strides), writeable=False)
+    if all(isinstance(positions, range) for positions in wanted):
+        out[...] = box[tuple(_slice(p, s) for p, s in zip(wanted, starts, strict=True) if isinstance(p, range))]
+    else:
+        out[...] = box[np.ix_(*(np.asarray(p, np.int64) - s for p, s in zip(wanted, starts, strict=True)))]
+
+
+def _slice(positions: range, start: int) -> slice:
+    stop = positions[-1] - start + (1 if positions.step > 0 else -1)
+    return slice(positions[0] - start, stop if stop >= 0 else None, positions.step)
+
+
+def _cuts(positions: Selection, stride: int, inner: int) -> list[int]:
+    """Where to cut an axis because what lies between two positions, beyond `inner` elements, need not be read."""
+    if len(positions) < 2 or stride == 0:
+        return []
+    if isinstance(positions, range):
+        worthwhile = stride * abs(positions.step) - inner - 1 >= GAP
+        return list(range(1, len(positions))) if worthwhile else []
+    gaps = np.diff(positions) * stride - inner - 1
+    return [int(cut) + 1 for cut in np.flatnonzero(gaps >= GAP)]
+
+
+def _in_parts(
+    out: Array, read: Read, offset: int, strides: Sequence[int], wanted: list[Selection], axis: int, cuts: list[int]
+) -> None:
+    positions = wanted[axis]
+    for first, last in zip([0, *cuts], [*cuts, len(positions)], strict=True):
+        part = list(wanted)
+        part[axis] = positions[first:last]
+        _gather_into(out[(slice(None),) * axis + (slice(first, last),)], read, offset, strides, part)

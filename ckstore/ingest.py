@@ -1,0 +1,495 @@
+"""Ingest: from scanned files to a committed version."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ckstore.documents import BlobRef, FileEntry, LayoutDocument, VersionDocument
+from ckstore.encoder import Encoded, Estimate, ObjectEncoder
+from ckstore.errors import CkstoreError, ConflictError
+from ckstore.formats.layout import ITEM_SIZES
+from ckstore.lineage.cost import Work, cost
+from ckstore.lineage.planner import Choice, plan
+from ckstore.objects import ObjectReader
+from ckstore.records import ContentRecord, LatticeRecord, Mode, Record
+from ckstore.resolver import CatalogResolver
+from ckstore.scan import ScannedVersion
+from ckstore.storage import durable, manifest
+from ckstore.storage.catalog import Catalog, Placement, VersionRow, key
+from ckstore.storage.delta import compress_against
+from ckstore.storage.pack import Entry, PackInfo, PackWriter
+from ckstore.storage.root import PACKS
+from ckstore.units import Unit
+
+#: Restoring a version costs at most this many times what it would cost stored exactly and in full.
+BUDGET = 2.0
+
+#: A delta of a blob below this size is kept without asking what the blob would take alone.
+_SMALL_BLOB = 1024
+
+#: A blob is packed against the parent's only where that takes at most this part of packing it alone.
+_WORTH_A_DELTA = 0.6
+
+_HUFFMAN = {"name": "ckstore.huffman"}
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+@dataclass(slots=True)
+class Request:
+    """What the user said of the version to be."""
+
+    run: str
+    step: int | None
+    parent: VersionRow | None
+    metrics: dict[str, Any] = field(default_factory=dict)
+    source: str = ""
+    replace: bool = False
+    verify: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class IngestReport:
+    """What an ingest did; sizes in bytes.
+
+    Attributes
+    ----------
+    version
+        The row of the version.
+    is_new
+        False where the same content stood at the same run and step already.
+    """
+
+    version: VersionRow
+    is_new: bool
+
+
+def worker_count() -> int:
+    """Threads that code chunks: one a core this process may use, at most 16."""
+    return min(16, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+
+
+def in_order(
+    pool: ThreadPoolExecutor, work: Callable[[Item], Result], items: Iterable[Item], ahead: int
+) -> Iterator[Result]:
+    """`work` on each item by the pool's threads, results in the order of the items, at most `ahead` under way."""
+    waiting: deque[Future[Result]] = deque()
+    try:
+        for item in items:
+            waiting.append(pool.submit(work, item))
+            if len(waiting) >= ahead:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        for future in waiting:
+            future.cancel()
+
+
+class Ingest:
+    """One ingest into one store.
+
+    Parameters
+    ----------
+    root
+        Directory of the store.
+    catalog, resolver, reader
+        The store's.
+    """
+
+    def __init__(self, root: Path, catalog: Catalog, resolver: CatalogResolver, reader: ObjectReader) -> None:
+        self.root = root
+        self.catalog = catalog
+        self.resolver = resolver
+        self.reader = reader
+        self.encoder = ObjectEncoder(reader)
+
+    def run(self, scanned: ScannedVersion, request: Request, progress: Callable[[int], None] | None) -> IngestReport:
+        """Store a scanned version.
+
+        Raises
+        ------
+        ConflictError
+            Run and step are taken by other content, and `request.replace` is not set.
+        InputError
+            A file changed since it was scanned.
+        """
+        standing = None if request.step is None else self.catalog.at_step(request.run, request.step)
+        if standing is not None:
+            if self._same(standing, scanned):
+                return IngestReport(standing, is_new=False)
+            if not request.replace:
+                raise ConflictError(
+                    f"{request.run}@{request.step} holds other content as version {standing.number}; "
+                    "choose another step or run, or use --replace."
+                )
+        number = self.catalog.reserve_number()
+        try:
+            with self.catalog.lease(f"ingest {number}"):
+                return self._store(number, scanned, request, progress)
+        except BaseException:
+            self.catalog.release_number(number)
+            self.resolver.forget()
+            raise
+
+    def _same(self, standing: VersionRow, scanned: ScannedVersion) -> bool:
+        document = self.document(standing)
+        there = [(file.path, file.sha256) for file in document.files]
+        here = [(file.path, file.sha256) for file in scanned.files]
+        if not document.is_directory and not scanned.is_directory:
+            return [sha256 for _, sha256 in there] == [sha256 for _, sha256 in here]
+        return sorted(there) == sorted(here) and set(document.links) == set(scanned.links)
+
+    def document(self, row: VersionRow) -> VersionDocument:
+        """The document of a committed version."""
+        return self.resolver.document(row)
+
+    def _store(
+        self, number: int, scanned: ScannedVersion, request: Request, progress: Callable[[int], None] | None
+    ) -> IngestReport:
+        parents = self._parent_objects(request.parent)
+        known = self.resolver.known(scanned.contents)
+        todo: dict[str, Unit] = {}
+        for unit, content in zip(scanned.units, scanned.contents, strict=True):
+            if content not in known:
+                todo.setdefault(content, unit)
+        with ThreadPoolExecutor(worker_count(), thread_name_prefix="ckstore") as pool:
+            estimates = list(
+                in_order(
+                    pool,
+                    lambda unit: self.encoder.estimate(
+                        unit, self._chunk_reader(scanned, unit), self._match(unit, parents)
+                    ),
+                    todo.values(),
+                    2 * worker_count(),
+                )
+            )
+            choices = self._plan(scanned, known, estimates)
+            with PackWriter(self.root, "coarse") as coarse, PackWriter(self.root, "exact") as exact:
+                writer = ObjectWriter(coarse, exact)
+                jobs = list(zip(todo.items(), estimates, choices, strict=True))
+                encoded = in_order(pool, lambda job: self._encode(scanned, *job), jobs, worker_count() + 1)
+                for ((content, unit), estimate, choice), layers in zip(jobs, encoded, strict=True):
+                    stored = bool(layers.identity) and self.resolver.known_lattice(layers.identity) is not None
+                    known[content] = writer.add(content, estimate, choice, layers, stored=stored)
+                    if progress is not None:
+                        progress(unit.nbytes)
+                for file in scanned.files:
+                    file.source.check_unchanged()
+                return self._commit(number, scanned, request, known, writer, progress)
+
+    def _encode(self, scanned: ScannedVersion, job: tuple[str, Unit], estimate: Estimate, choice: Choice) -> Encoded:
+        _, unit = job
+        whole = scanned.read(unit, 0, unit.count)
+        scanned.check(unit, whole)
+        return self.encoder.encode(estimate, estimate.plans[choice.option.name], lambda first, last: whole[first:last])
+
+    @staticmethod
+    def _chunk_reader(scanned: ScannedVersion, unit: Unit) -> Callable[[int, int], Any]:
+        return lambda first, last: scanned.read(unit, first, last)
+
+    def _parent_objects(self, parent: VersionRow | None) -> dict[tuple[str, str], str]:
+        if parent is None:
+            return {}
+        document = self.document(parent)
+        layout = LayoutDocument.decode(self.resolver.blob(document.layout, parent.pack))
+        objects = {}
+        for unit, (_, content) in zip(layout.units, document.objects, strict=True):
+            if content is not None:
+                objects[unit.key, unit.signature] = content
+        self.resolver.prefetch((lattice for lattice, _ in document.objects), objects.values())
+        return objects
+
+    @staticmethod
+    def _match(unit: Unit, parents: dict[tuple[str, str], str]) -> str | None:
+        return parents.get((unit.key, unit.signature))
+
+    def _plan(self, scanned: ScannedVersion, known: dict[str, str], estimates: Sequence[Estimate]) -> list[Choice]:
+        """Choices within what is left of the version's budget after the objects that the store has already."""
+        fixed = cost(Work(written=scanned.size))
+        full = fixed + sum(estimate.full_cost for estimate in estimates)
+        spent = fixed
+        for content in known:
+            spent += cost(self.reader.work(content))
+            full += cost(self.reader.full_work(content))
+        return plan([estimate.candidates for estimate in estimates], BUDGET * full - spent)
+
+    def _commit(
+        self,
+        number: int,
+        scanned: ScannedVersion,
+        request: Request,
+        known: dict[str, str],
+        writer: ObjectWriter,
+        progress: Callable[[int], None] | None,
+    ) -> IngestReport:
+        blobs: dict[str, bytes] = {}
+        parent = None if request.parent is None else (self.document(request.parent), request.parent.pack)
+        layout = LayoutDocument([file.layout for file in scanned.files], scanned.units).encode()
+        layout_ref = self._blob("layout", layout, blobs, None if parent is None else (parent[0].layout, parent[1]))
+        files = []
+        for index, file in enumerate(scanned.files):
+            before = None if parent is None else _file_before(parent[0], file.path, single=not scanned.is_directory)
+            reference = None if parent is None or before is None else (before.skeleton, parent[1])
+            ref = self._blob(f"skeleton.{index}", file.skeleton, blobs, reference)
+            files.append(FileEntry(file.path, file.layout.size, file.sha256, file.mode, file.mtime_ns, ref))
+        crcs = np.array([crc for file in scanned.files for crc in file.crcs], "<u4").tobytes()
+        facts: dict[str, Any] = {}
+        for file in scanned.files:
+            facts |= {name: value for name, value in file.layout.facts.items() if name in ("step", "epoch")}
+        self.resolver.add(writer.records)
+        standing = None if request.step is None else self.catalog.at_step(request.run, request.step)
+        document = VersionDocument(
+            number=number,
+            run=request.run,
+            step=request.step,
+            parent=None if request.parent is None else request.parent.number,
+            created=durable.timestamp(),
+            fidelity="exact",
+            is_directory=scanned.is_directory,
+            files=tuple(files),
+            links=tuple(scanned.links),
+            directories=tuple(scanned.directories),
+            layout=layout_ref,
+            crcs=self._blob("crcs", crcs, blobs, None),
+            objects=tuple((known[content], content) for content in scanned.contents),
+            metrics=request.metrics,
+            source=request.source,
+            facts=facts,
+            summary=self._summary(scanned),
+            replaces=None if standing is None else standing.number,
+        )
+        packs, entry = writer.finish(document, blobs)
+        try:
+            self.resolver.add(writer.placed(packs))
+            row = version_row(document, packs, entry)
+            if request.verify:
+                self._verify(row, writer.placed(packs), progress)
+            lattices, contents = writer.places(packs)
+            added = {place[0] for place in lattices}
+            self.catalog.commit_version(
+                row,
+                packs,
+                lattices,
+                contents,
+                replace=request.replace,
+                requires_lattices=[key(lattice) for lattice in set(known.values()) if key(lattice) not in added],
+            )
+        except BaseException:
+            self._remove(packs)
+            raise
+        return IngestReport(self.catalog.version(number), is_new=True)
+
+    def _verify(self, row: VersionRow, records: Sequence[Record], progress: Callable[[int], None] | None) -> None:
+        """Decode every file of a version from its finished packs; `IntegrityError` where one is not what went in."""
+        from ckstore.checkout import checked_blocks
+        from ckstore.store import Store
+        from ckstore.version import Version
+
+        with Store(self.root, "r") as store:  # with caches of its own: everything comes from the packs
+            store.resolver.add(records)
+            version = Version(store, row)
+            for file in range(len(version.document.files)):
+                for block in checked_blocks(version, file):
+                    if progress is not None:
+                        progress(len(block))
+
+    def _remove(self, packs: Sequence[PackInfo]) -> None:
+        """Take back the packs of a version that was not committed: `recover` would make it visible."""
+        try:
+            committed = {pack.name for pack in self.catalog.packs()}
+        except CkstoreError:
+            return  # Nobody can say now whether the commit took place; `gc` removes what no version needs.
+        for pack in packs:
+            if pack.name not in committed:
+                self.resolver.packs.forget(pack.name)
+                (self.root / PACKS / pack.name).unlink(missing_ok=True)
+
+    def _summary(self, scanned: ScannedVersion) -> dict[str, Any]:
+        """Counts, depth, restore cost as a multiple of a full one, and whether the version needs no other."""
+        contents = set(scanned.contents)
+        work, full = restore_work(self.reader, contents, scanned.size)
+        depth = max((self.reader.depth(content) for content in contents), default=0)
+        return {
+            "original_bytes": scanned.size,
+            "elements": sum(unit.count for unit in scanned.units),
+            "tensors": sum(len(file.layout.tensors) for file in scanned.files),
+            "depth": depth,
+            "cost": relative_cost(work, full),
+            "base": depth == 0,
+        }
+
+    def _blob(self, name: str, data: bytes, blobs: dict[str, bytes], parent: tuple[BlobRef, str] | None) -> BlobRef:
+        """Keep `data` under `name`, the parent's where it is the same, packed against the parent's where that pays."""
+        if parent is not None:
+            ref = parent[0].within(parent[1])
+            if self.resolver.blob(ref, parent[1]) == data:
+                return ref
+            reference = ref if ref.against is None else ref.against
+            packed = compress_against(data, self.resolver.blob(reference, parent[1]))
+            if len(packed) <= _SMALL_BLOB or len(packed) <= _WORTH_A_DELTA * len(compress_against(data, None)):
+                blobs[name] = packed
+                return BlobRef(name, None, reference)
+        blobs[name] = compress_against(data, None)
+        return BlobRef(name)
+
+
+def restore_work(reader: ObjectReader, contents: Iterable[str], size: int) -> tuple[Work, Work]:
+    """Work of restoring `size` bytes made of objects as they are stored, and if all were stored in full."""
+    work = full = Work(written=size)
+    for content in contents:
+        work = work.plus(reader.work(content))
+        full = full.plus(reader.full_work(content))
+    return work, full
+
+
+def relative_cost(work: Work, full: Work) -> float:
+    """The cost of `work` as a multiple of that of `full`."""
+    return round(cost(work) / cost(full), 4) if cost(full) else 1.0
+
+
+def version_row(document: VersionDocument, packs: Sequence[PackInfo], entry: Entry) -> VersionRow:
+    """The catalog's row of a version in finished packs, the coarse one last, whose manifest stands at `entry`."""
+    summary = document.summary
+    return VersionRow(
+        number=document.number,
+        uid=document.uid,
+        run=document.run,
+        step=document.step,
+        parent=document.parent,
+        created=document.created,
+        pack=packs[-1].name,
+        manifest_offset=entry.offset,
+        manifest_length=entry.length,
+        original_bytes=summary["original_bytes"],
+        stored_bytes=sum(pack.bytes for pack in packs),
+        elements=summary["elements"],
+        tensors=summary["tensors"],
+        files=len(document.files),
+        depth=summary["depth"],
+        cost=summary["cost"],
+        base=summary["base"],
+        fidelity=document.fidelity,
+        metrics=document.metrics,
+        source=document.source,
+    )
+
+
+def _file_before(document: VersionDocument, path: str, *, single: bool) -> FileEntry | None:
+    if single:
+        return None if document.is_directory else document.files[0]
+    return next((file for file in document.files if file.path == path), None)
+
+
+class ObjectWriter:
+    """Writes objects into the two packs of a commit and keeps their records."""
+
+    def __init__(self, coarse: PackWriter, exact: PackWriter) -> None:
+        self.coarse = coarse
+        self.exact = exact
+        self.lattices: list[LatticeRecord] = []
+        self.contents: list[ContentRecord] = []
+        self._ids: set[str] = set()
+
+    def add(self, content: str, estimate: Estimate, choice: Choice, layers: Encoded, *, stored: bool) -> str:
+        """Write one object as it was planned; returns its lattice id.
+
+        Where the store holds its integers already (`stored`: no element moved by a step), only its exact layer is
+        written: a second record of the same id could name itself as its base.
+        """
+        unit = estimate.unit
+        way = estimate.plans[choice.option.name]
+        lattice = estimate.lattice
+        record = LatticeRecord(
+            id=content if lattice is None else layers.identity,
+            kind="ordinal" if lattice is None else "linear",
+            dtype=unit.dtype,
+            count=unit.count,
+            chunk=unit.chunk,
+            base=None if way.base is None else way.base.id,
+            offset=0,
+            length=0,
+            context=way.context,
+            origin=estimate.origin,
+            alone=estimate.alone,
+            debt=round(choice.debt),
+        )
+        if stored:
+            self._ids.add(record.id)
+        if lattice is not None:
+            record = replace(record, step=lattice.step, width=lattice.width, rows=lattice.rows, cols=lattice.cols)
+        self.put(content, record, None if way.parent is None else way.parent.id, layers)
+        return record.id
+
+    def put(self, content: str, record: LatticeRecord, parent: str | None, layers: Encoded) -> None:
+        """Write the layers of one object and keep its records; `parent` is the content of a chained exact layer."""
+        if record.id not in self._ids:
+            self._ids.add(record.id)
+            attributes = {"kind": record.kind, "base": record.base}
+            if record.context:
+                attributes["order"] = "context"
+            dtype = "int32" if record.kind == "linear" else f"int{8 * ITEM_SIZES[record.dtype]}"
+            entry = self.coarse.add_sharded(
+                record.id, record.count, record.chunk, dtype, [_HUFFMAN], {"ckstore": attributes}, layers.coarse
+            )
+            self.lattices.append(replace(record, offset=entry.offset, length=entry.length))
+        if record.kind == "linear":
+            entry = self.exact.add_bytes(content, layers.exact, None)
+            mode: Mode = "own" if parent is None else "chained"
+            lengths = tuple(len(frame) for frame in layers.exact)
+            self.contents.append(
+                ContentRecord(content, record.id, mode, parent, entry.offset, lengths, debt=record.debt)
+            )
+
+    @property
+    def records(self) -> list[Record]:
+        """The records, without the names of packs that are not finished yet."""
+        return [*self.lattices, *self.contents]
+
+    def placed(self, packs: Sequence[PackInfo]) -> list[Record]:
+        """The records with the names of the finished packs."""
+        names = {pack.kind: pack.name for pack in packs}
+        return [
+            *(replace(record, pack=names["coarse"]) for record in self.lattices),
+            *(replace(record, pack=names["exact"]) for record in self.contents),
+        ]
+
+    def places(self, packs: Sequence[PackInfo]) -> tuple[list[Placement], list[Placement]]:
+        """Where lattices and contents stand in the finished packs."""
+        names = {pack.kind: pack.name for pack in packs}
+        lattices = [(key(record.id), names["coarse"], slot) for slot, record in enumerate(self.lattices)]
+        contents = [(key(record.id), names["exact"], slot) for slot, record in enumerate(self.contents)]
+        return lattices, contents
+
+    def finish(
+        self, document: VersionDocument | None, blobs: dict[str, bytes], number: int = 0
+    ) -> tuple[list[PackInfo], Entry]:
+        """Finish both packs; returns them and where the manifest of the coarse one stands.
+
+        Without a `document` they hold objects of older versions, stored anew.
+        """
+        packs = []
+        head: dict[str, Any] = {"format": 1, "number": number, "created": durable.timestamp()}
+        if document is not None:
+            head |= {"number": document.number, "created": document.created}
+        if self.contents:
+            records = [record.to_json() for record in self.contents]
+            body = head | {"kind": "exact", "records": records, "rebase": document is None}
+            self.exact.add_bytes(manifest.NAME, manifest.encode_manifest(body, {}), None)
+            packs.append(self.exact.finish())
+        else:
+            self.exact.abort()
+        body = head | {"kind": "coarse", "records": [record.to_json() for record in self.lattices]}
+        body |= {"rebase": True} if document is None else {"version": document.to_json()}
+        entry = self.coarse.add_bytes(manifest.NAME, manifest.encode_manifest(body, blobs), None)
+        packs.append(self.coarse.finish())
+        return packs, entry

@@ -1,0 +1,107 @@
+"""The files that an ingest reads: any number of them, of which only so many are open at once."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from pathlib import Path
+from threading import Lock
+
+from ckstore.errors import InputError
+from ckstore.formats import FileSource
+
+#: Files that stay open. Directories may hold more files than a process may open.
+_LIMIT = 64
+
+
+class _OpenFile(FileSource):
+    """A file that is closed with its last reference: a thread that still reads keeps it open."""
+
+    def __del__(self) -> None:
+        if hasattr(self, "_descriptor"):
+            self.close()
+
+
+class OpenFiles:
+    """Open files by path, the least recently used dropped beyond a limit; safe for threads.
+
+    Parameters
+    ----------
+    limit
+        How many stay open.
+    """
+
+    def __init__(self, limit: int = _LIMIT) -> None:
+        self._limit = limit
+        self._files: OrderedDict[str, _OpenFile] = OrderedDict()
+        self._lock = Lock()
+
+    def get(self, path: str) -> tuple[_OpenFile, bool]:
+        """The file, and whether it was opened just now."""
+        with self._lock:
+            found = self._files.get(path)
+            if found is not None:
+                self._files.move_to_end(path)
+                return found, False
+            opened = self._files[path] = _OpenFile(path)
+            while len(self._files) > self._limit:
+                self._files.popitem(last=False)
+            return opened, True
+
+    def drop(self, path: str) -> None:
+        """Close a file, or let the last thread that reads it do so."""
+        with self._lock:
+            self._files.pop(path, None)
+
+
+class InputFile:
+    """One regular file that is to be ingested, opened again as often as it takes, and always the same file.
+
+    Parameters
+    ----------
+    path
+        Of a regular file; anything else raises `InputError`.
+    files
+        What keeps it open.
+
+    Attributes
+    ----------
+    path, size, mtime_ns, mode
+        As they were at the beginning.
+    """
+
+    def __init__(self, path: Path, files: OpenFiles) -> None:
+        self.path = os.fspath(path)
+        self._files = files
+        opened, _ = files.get(self.path)
+        self.size = opened.size
+        self.mtime_ns = opened.mtime_ns
+        self.mode = opened.mode
+        self._identity = self._stat()
+        opened.check_unchanged()
+
+    def pread(self, offset: int, length: int) -> bytes:
+        """Exactly `length` bytes from `offset`; raises `InputError` where the file is shorter than that."""
+        opened, is_new = self._files.get(self.path)
+        if is_new:
+            opened.check_unchanged()
+            self.check_unchanged()
+        return opened.pread(offset, length)
+
+    def check_unchanged(self) -> None:
+        """Raise `InputError` where size or mtime changed since the beginning, or another file has taken its place."""
+        if self._stat() != self._identity:
+            raise InputError(f"{self.path} changed while it was read; ingest it again when nothing writes to it.")
+
+    def close(self) -> None:
+        """Close the file; reading it opens it again."""
+        self._files.drop(self.path)
+
+    def _stat(self) -> tuple[int, int, int, int]:
+        try:
+            status = os.stat(self.path)
+        except OSError as error:
+            raise InputError(
+                f"{self.path} vanished while it was read; ingest it again when nothing writes to it."
+            ) from error
+        return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns

@@ -1,0 +1,1 @@
+"""Bridges to other libraries, each of which imports its guest lazily."""

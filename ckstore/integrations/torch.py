@@ -1,0 +1,87 @@
+"""Versions as nested containers of torch tensors, each chunk decoded straight into the storage that it belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ckstore.buffers import Request, fill
+from ckstore.dtypes import torch_dtype
+from ckstore.errors import UsageError
+from ckstore.formats.layout import ITEM_SIZES, FileLayout, Tensor
+from ckstore.trees import replace_tensors
+
+if TYPE_CHECKING:
+    from ckstore.version import Version
+
+
+def build(version: Version, file: int) -> Any:
+    """What `torch.load` would give for a file of a version, on the CPU.
+
+    Tensors that shared a storage share one again. Parameters come back as plain tensors, objects of unknown classes as
+    `ckstore.formats.Unknown`, safetensors files as flat dictionaries.
+
+    Parameters
+    ----------
+    version
+        The version.
+    file
+        Number of the file in it.
+
+    Raises
+    ------
+    UsageError
+        The file holds no tensors, or a dtype that the installed torch lacks.
+    """
+    layout = version.layout.files[file]
+    # A damaged file that was stored as opaque bytes on demand must not be parsed after all.
+    if layout.kind != "opaque":
+        layout = version.parsed(file)
+    if layout.tree is None:
+        name = version.document.files[file].path
+        raise UsageError(f"{name} holds no tensors that could be read; use `ckstore checkout` to get the file itself.")
+    storages = _Storages(layout)
+    tensors = [storages.tensor(tensor) for tensor in layout.tensors]
+    fill(version, storages.requests(file))
+    return replace_tensors(layout.tree, tensors.__getitem__)
+
+
+class _Storages:
+    """The storages of a file, made when a tensor needs them.
+
+    The extents of one storage follow each other without a gap; between storages the torch formats write headers.
+    """
+
+    def __init__(self, layout: FileLayout) -> None:
+        self._extents = layout.extents
+        self._starts: list[int] = []
+        self._sizes: dict[int, int] = {}
+        shared = layout.kind != "safetensors"
+        for index, extent in enumerate(layout.extents):
+            follows = shared and index > 0 and layout.extents[index - 1].stop == extent.start
+            start = self._starts[-1] if follows else extent.start
+            self._starts.append(start)
+            self._sizes[start] = extent.stop - start
+        self._made: dict[int, torch.Tensor] = {}
+
+    def tensor(self, tensor: Tensor) -> torch.Tensor:
+        """A tensor whose storage is not filled yet."""
+        empty = torch.empty(0, dtype=torch_dtype(tensor.dtype))
+        if tensor.extent < 0:
+            return empty.as_strided(tensor.shape, tensor.strides)
+        start = self._starts[tensor.extent]
+        made = self._made.get(start)
+        if made is None:
+            made = self._made[start] = torch.empty(self._sizes[start], dtype=torch.uint8)
+        before = (self._extents[tensor.extent].start - start) // ITEM_SIZES[tensor.dtype]
+        return empty.set_(made.untyped_storage(), before + tensor.offset, tensor.shape, tensor.strides)
+
+    def requests(self, file: int) -> Iterator[Request]:
+        """What fills the storages that were made."""
+        for index, (extent, start) in enumerate(zip(self._extents, self._starts, strict=True)):
+            made = self._made.get(start)
+            if made is not None:
+                out = made.numpy()[extent.start - start : extent.stop - start]
+                yield Request(file, index, 0, extent.count, out)

@@ -1,0 +1,1 @@
+"""The numba loops, each beside a plain NumPy reference."""

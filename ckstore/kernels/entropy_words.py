@@ -1,0 +1,130 @@
+"""Unaligned 64-bit words and bit lengths for the entropy kernels, and the options with which they are compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar, cast
+
+import numpy as np
+import numpy.typing as npt
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+Array = npt.NDArray[Any]
+"""Any array; the docstrings say of what."""
+
+Word = Any
+"""An unsigned 64-bit word. NumPy makes a float of one and an `int`: both sides of an operator must be words."""
+
+int32: Callable[[Any], int] = cast(Any, np.int32)
+int64: Callable[[Any], int] = cast(Any, np.int64)
+uint64: Callable[[Any], Word] = np.uint64
+"""NumPy's types under names whose results the type checker takes for `int` and for words."""
+
+_structure: Callable[[Any], Any] = cgutils.create_struct_proxy
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class Decorator(Protocol):
+    """What compiles a function and, to the type checker, leaves it as it is."""
+
+    def __call__(self, function: Function, /) -> Function:
+        """Compile `function` when it is first called."""
+        ...
+
+
+kernel: Decorator = njit(cache=True, nogil=True, boundscheck=False, error_model="numpy")
+"""Decorator of what Python calls. Compiled code is kept beside the source; it goes stale when only another module
+changes: remove `__pycache__` after editing one."""
+
+_UNWRAPPED: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+
+inner: Decorator = njit(nogil=True, boundscheck=False, error_model="numpy", **_UNWRAPPED)
+"""Decorator of what only kernels call: without the wrappers for Python, compiling takes a third less."""
+
+inlined: Decorator = njit(nogil=True, boundscheck=False, error_model="numpy", forceinline=True, **_UNWRAPPED)
+"""The same, for what must be part of its caller's loop."""
+
+
+def _word_address(context: Any, builder: Any, array_type: Any, array: Any, offset: Any) -> Any:
+    data = _structure(array_type)(context, builder, array).data
+    return builder.bitcast(builder.gep(data, [offset]), ir.IntType(64).as_pointer())
+
+
+@intrinsic
+def _load_word(typing_context: Any, array: Any, offset: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        word = builder.load(_word_address(context, builder, signature.args[0], arguments[0], arguments[1]))
+        word.align = 1
+        return word
+
+    return types.uint64(array, types.int64), generate
+
+
+@intrinsic
+def _store_word(typing_context: Any, array: Any, offset: Any, word: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        address = _word_address(context, builder, signature.args[0], arguments[0], arguments[1])
+        builder.store(arguments[2], address).align = 1
+        return context.get_dummy_value()
+
+    return types.void(array, types.int64, types.uint64), generate
+
+
+@intrinsic
+def _leading_zeros(typing_context: Any, word: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.ctlz(arguments[0], ir.IntType(1)(0))
+
+    return types.int64(types.uint64), generate
+
+
+load_word: Callable[[Array, int], Word] = cast(Any, _load_word)
+"""The little-endian unsigned 64-bit word at byte `offset` of a uint8 array; the caller checks the bounds."""
+
+store_word: Callable[[Array, int, Word], None] = cast(Any, _store_word)
+"""Write eight little-endian bytes at byte `offset` of a uint8 array; the caller checks the bounds."""
+
+_count_leading_zeros: Callable[[Word], int] = cast(Any, _leading_zeros)
+
+
+@inner
+def bit_length(word: Word) -> int:
+    """Number of significant bits of an unsigned word, 0 for 0."""
+    return 64 - _count_leading_zeros(word)
+
+
+@inner
+def low_bits(word: Word, bits: int) -> Word:
+    """The low `bits` (0 to 63) bits of an unsigned word."""
+    return word & ((uint64(1) << uint64(bits)) - uint64(1))
+
+
+@inner
+def zigzag(value: int) -> Word:
+    """Unsigned image of a signed integer: 0, -1, 1, -2, 2 ... become 0, 1, 2, 3, 4 ..."""
+    wide = int64(value)
+    return uint64((wide << 1) ^ (wide >> 63))
+
+
+@inner
+def unzigzag(number: Word) -> int:
+    """Signed integer of a zigzag number."""
+    return int64(number >> uint64(1)) ^ -int64(number & uint64(1))
+
+
+@inner
+def read_bits(buffer: Array, position: int, limit: int, bits: int) -> Word:
+    """Up to 63 raw bits at a bit position, loads beyond `limit` moved there."""
+    result = uint64(0)
+    done = 0
+    while done < bits:
+        part = min(bits - done, 32)
+        at = min(position + done, limit)
+        word = load_word(buffer, at >> 3) >> uint64(at & 7)
+        result |= low_bits(word, part) << uint64(done)
+        done += part
+    return result

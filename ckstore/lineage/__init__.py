@@ -1,0 +1,1 @@
+"""Which base, which layers, when to rebase: planning that touches no file."""

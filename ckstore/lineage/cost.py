@@ -1,0 +1,51 @@
+"""What restoring costs: a linear model of chunks, elements and stored bytes, in nanoseconds.
+
+Only ratios matter to the planner. `tools/bench/cost` fits the constants to measured checkouts and prints how far the
+model is off; those here are from two cores.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Work(NamedTuple):
+    """What is decoded, hashed and written; works add up.
+
+    Attributes
+    ----------
+    plain_chunks, plain_elements, plain_bytes
+        Decoding of layers whose elements form one group: chunks, elements, stored bytes.
+    grouped_chunks, grouped_elements, grouped_bytes
+        The same for layers in context order and for exact layers.
+    written
+        Restored bytes that are hashed and written.
+    """
+
+    plain_chunks: int = 0
+    plain_elements: int = 0
+    plain_bytes: int = 0
+    grouped_chunks: int = 0
+    grouped_elements: int = 0
+    grouped_bytes: int = 0
+    written: int = 0
+
+    def plus(self, other: Work) -> Work:
+        """The sum of both."""
+        return Work(*(one + two for one, two in zip(self, other, strict=True)))
+
+
+#: Nanoseconds for each unit of each field of `Work`.
+WEIGHTS = (60_000.0, 1.2, 0.5, 250_000.0, 3.6, 0.9, 1.3)
+
+
+def layer(chunks: int, count: int, stored: int, *, grouped: bool) -> Work:
+    """Work of decoding one layer: `count` elements in `chunks` chunks from `stored` bytes."""
+    if grouped:
+        return Work(grouped_chunks=chunks, grouped_elements=count, grouped_bytes=stored)
+    return Work(plain_chunks=chunks, plain_elements=count, plain_bytes=stored)
+
+
+def cost(work: Work) -> float:
+    """Nanoseconds that `work` takes."""
+    return sum(weight * amount for weight, amount in zip(WEIGHTS, work, strict=True))

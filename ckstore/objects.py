@@ -1,0 +1,345 @@
+"""Reads objects: resolves chains of integers and of exact layers, chunk by chunk, with a bounded cache of chunks."""
+
+from __future__ import annotations
+
+import zlib
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from threading import Lock
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ckstore.codecs.integers import decode_integers
+from ckstore.codecs.lattice import Bits, Integers, ordinal_classes, ordinal_correct, ordinal_difference
+from ckstore.errors import IntegrityError
+from ckstore.formats.layout import ITEM_SIZES
+from ckstore.lineage.cost import Work, layer
+from ckstore.records import ContentRecord, LatticeRecord, Record
+from ckstore.storage.pack_reader import read_shard_index
+
+#: Bytes of a shard index: 16 a chunk, and a checksum.
+_INDEX_ENTRY = 16
+_INDEX_CHECKSUM = 4
+
+#: Bytes of the checksum that stands before each chunk of an exact layer.
+FRAME = 4
+
+
+class Resolver(Protocol):
+    """Where records are found by id."""
+
+    def lattice(self, identity: str) -> LatticeRecord:
+        """The record of a lattice id; `IntegrityError` where the store has lost it."""
+
+    def content(self, identity: str) -> ContentRecord | None:
+        """The record of a content id's exact layer; None where the content is an ordinal lattice."""
+
+
+class Blocks(Protocol):
+    """Random access to the bytes of packs by name."""
+
+    def pread(self, pack: str, offset: int, length: int) -> bytes:
+        """Exactly `length` bytes of a pack."""
+
+
+class ChunkCache:
+    """Decoded chunks by (id, index), least recently used ones dropped beyond `limit` bytes; safe for threads."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._arrays: OrderedDict[tuple[str, int], npt.NDArray[Any]] = OrderedDict()
+        self._bytes = 0
+        self._lock = Lock()
+
+    def get(self, key: tuple[str, int]) -> npt.NDArray[Any] | None:
+        """The array, or None."""
+        with self._lock:
+            array = self._arrays.get(key)
+            if array is not None:
+                self._arrays.move_to_end(key)
+            return array
+
+    def put(self, key: tuple[str, int], array: npt.NDArray[Any]) -> None:
+        """Keep `array`, which nobody may write to from here on."""
+        array.flags.writeable = False
+        if array.nbytes > self.limit:
+            return
+        with self._lock:
+            if key in self._arrays:
+                return
+            self._arrays[key] = array
+            self._bytes += array.nbytes
+            while self._bytes > self.limit:
+                _, dropped = self._arrays.popitem(last=False)
+                self._bytes -= dropped.nbytes
+
+
+class ObjectReader:
+    """Decodes chunks of objects.
+
+    Parameters
+    ----------
+    resolver
+        Finds records.
+    blocks
+        Finds bytes.
+    cache_bytes
+        Limit of the cache of decoded chunks.
+    """
+
+    def __init__(self, resolver: Resolver, blocks: Blocks, cache_bytes: int = 64 << 20) -> None:
+        self.resolver = resolver
+        self.blocks = blocks
+        self.cache = ChunkCache(cache_bytes)
+        self.decoded_chunks = 0
+        self._indexes: dict[tuple[str, int], list[tuple[int, int] | None]] = {}
+        self._locks: dict[tuple[str, int], tuple[Lock, int]] = {}
+        self._lock = Lock()
+
+    def chain(self, record: LatticeRecord) -> list[LatticeRecord]:
+        """The records from `record` back to its base."""
+        records = [record]
+        seen = {record.id}
+        while record.base is not None:
+            record = self.resolver.lattice(record.base)
+            if record.id in seen:
+                raise IntegrityError(f"The chain of object {records[0].id} runs in a circle; run `ckstore recover`.")
+            seen.add(record.id)
+            records.append(record)
+        return records
+
+    def content_chain(self, record: ContentRecord) -> list[ContentRecord]:
+        """The records from `record` back to the first own exact layer."""
+        records = [record]
+        seen = {record.id}
+        while record.mode == "chained":
+            parent = self.resolver.content(record.parent or "")
+            if parent is None or parent.id in seen:
+                raise IntegrityError(f"The exact layers of object {records[0].id} do not lead to an own one.")
+            record = parent
+            seen.add(record.id)
+            records.append(record)
+        return records
+
+    def lattice_work(self, record: LatticeRecord) -> Work:
+        """Work of decoding all integers of `record` along its chain."""
+        work = Work()
+        for level in self.chain(record):
+            work = work.plus(layer(level.chunks, level.count, level.length, grouped=level.context))
+        return work
+
+    def content_work(self, record: ContentRecord) -> Work:
+        """Work of decoding all exact values of `record`, its integers' chains included."""
+        work = Work()
+        for level in self.content_chain(record):
+            lattice = self.resolver.lattice(level.lattice)
+            exact = layer(lattice.chunks, lattice.count, sum(level.lengths), grouped=True)
+            work = work.plus(exact).plus(self.lattice_work(lattice))
+        return work
+
+    def integers(self, record: LatticeRecord, chunk: int) -> Integers:
+        """Integers (int32) of one chunk of a linear object; the array is read-only."""
+        pending: list[LatticeRecord] = []
+        integers: Integers | None = None
+        below: LatticeRecord | None = None
+        for level in self.chain(record):
+            cached = self.cache.get((level.id, chunk))
+            if cached is not None:
+                integers, below = cached, level
+                break
+            pending.append(level)
+        while pending:
+            level = pending.pop()
+            stored = self._stored_integers(level, chunk, np.dtype(np.int32), None)
+            if below is None or integers is None:
+                integers = stored
+            else:
+                projected = level.lattice.project(below.lattice, integers, chunk * level.chunk)
+                integers = projected if stored is None else projected + stored
+            if integers is None:
+                integers = np.zeros(_chunk_size(level, chunk), np.int32)
+            below = level
+        assert integers is not None
+        self.cache.put((record.id, chunk), integers)
+        return integers
+
+    def ordinals(self, record: LatticeRecord, chunk: int) -> Bits:
+        """Bits of one chunk of an object on an ordinal lattice; the array is read-only."""
+        size = ITEM_SIZES[record.dtype]
+        pending: list[LatticeRecord] = []
+        bits: Bits | None = None
+        for level in self.chain(record):
+            cached = self.cache.get((level.id, chunk))
+            if cached is not None:
+                bits = cached
+                break
+            pending.append(level)
+        while pending:
+            level = pending.pop()
+            classes = ordinal_classes(bits, level.dtype) if level.context and bits is not None else None
+            stored = self._stored_integers(level, chunk, np.dtype(f"i{size}"), classes)
+            if stored is None:
+                bits = np.zeros(_chunk_size(level, chunk), f"u{size}") if bits is None else bits
+            else:
+                bits = ordinal_correct(bits, stored, level.dtype)
+        assert bits is not None
+        self.cache.put((record.id, chunk), bits)
+        return bits
+
+    def exact(self, record: ContentRecord, chunk: int) -> Bits:
+        """Bits of one chunk of the original values of an object on a linear lattice; the array is read-only."""
+        pending: list[ContentRecord] = []
+        bits: Bits | None = None
+        for level in self.content_chain(record):
+            cached = self.cache.get((level.id, chunk))
+            if cached is not None:
+                bits = cached
+                break
+            pending.append(level)
+        while pending:
+            level = pending.pop()
+            lattice = self.resolver.lattice(level.lattice)
+            bits = self._exact_level(level, lattice, bits, chunk)
+        assert bits is not None
+        self.cache.put((record.id, chunk), bits)
+        return bits
+
+    def bits(self, content: str, chunk: int) -> Bits:
+        """Bits of one chunk of an object by its content id; threads that want the same chunk wait for the first."""
+        cached = self.cache.get((content, chunk))
+        if cached is not None:
+            return cached
+        with self._decoding((content, chunk)):
+            record = self.resolver.content(content)
+            if record is None:
+                return self.ordinals(self.resolver.lattice(content), chunk)
+            return self.exact(record, chunk)
+
+    @contextmanager
+    def _decoding(self, key: tuple[str, int]) -> Iterator[None]:
+        """Held by one thread a chunk; chains are decoded inside without it, so that nobody waits in a circle."""
+        with self._lock:
+            lock, users = self._locks.get(key, (Lock(), 0))
+            self._locks[key] = lock, users + 1
+        try:
+            with lock:
+                yield
+        finally:
+            with self._lock:
+                _, users = self._locks[key]
+                if users == 1:
+                    del self._locks[key]
+                else:
+                    self._locks[key] = lock, users - 1
+
+    def record_of(self, content: str) -> LatticeRecord:
+        """The lattice record of an object by its content id."""
+        record = self.resolver.content(content)
+        return self.resolver.lattice(content if record is None else record.lattice)
+
+    def work(self, content: str) -> Work:
+        """Work of decoding all values of an object by its content id."""
+        record = self.resolver.content(content)
+        if record is None:
+            return self.lattice_work(self.resolver.lattice(content))
+        return self.content_work(record)
+
+    def full_work(self, content: str) -> Work:
+        """Work of decoding all values of an object if it were stored exactly and in full."""
+        return self.record_of(content).full_work
+
+    def depth(self, content: str) -> int:
+        """The largest number of deltas on the way to a base that restoring the object takes."""
+        record = self.resolver.content(content)
+        if record is None:
+            return len(self.chain(self.resolver.lattice(content))) - 1
+        levels = self.content_chain(record)
+        deepest = max(len(self.chain(self.resolver.lattice(level.lattice))) - 1 for level in levels)
+        return max(deepest, len(levels) - 1)
+
+    def _exact_level(self, level: ContentRecord, lattice: LatticeRecord, parent: Bits | None, chunk: int) -> Bits:
+        integers = self.integers(lattice, chunk)
+        predicted, classes = self._predict(lattice, integers, None if level.mode == "own" else parent, chunk)
+        offset = level.offset + sum(level.lengths[:chunk])
+        frame = self.blocks.pread(level.pack, offset, level.lengths[chunk])
+        self.decoded_chunks += 1
+        residuals = np.empty(integers.size, f"i{predicted.itemsize}")
+        decode_integers(memoryview(frame)[FRAME:], residuals, classes)
+        bits = ordinal_correct(predicted, residuals, lattice.dtype)
+        if zlib.crc32(bits.data) != int.from_bytes(frame[:FRAME], "little"):
+            raise IntegrityError(f"Chunk {chunk} of object {level.id} does not restore what was stored.")
+        return bits
+
+    @staticmethod
+    def _predict(
+        lattice: LatticeRecord, integers: Integers, parent: Bits | None, chunk: int
+    ) -> tuple[Bits, npt.NDArray[np.uint8]]:
+        start = chunk * lattice.chunk
+        if parent is None:
+            return lattice.lattice.own(integers, start)
+        return lattice.lattice.chained(parent, integers, start)
+
+    def _stored_integers(
+        self, record: LatticeRecord, chunk: int, dtype: np.dtype[Any], classes: npt.NDArray[np.uint8] | None
+    ) -> Integers | None:
+        """Integers of one chunk as they are stored; None where all are zero."""
+        place = self.index(record)[chunk]
+        if place is None:
+            return None
+        payload = self.blocks.pread(record.pack, record.offset + place[0], place[1])
+        self.decoded_chunks += 1
+        out = np.empty(_chunk_size(record, chunk), dtype)
+        decode_integers(payload, out, classes)
+        return out
+
+    def entropies(self, record: Record) -> Iterator[tuple[float, int]]:
+        """For each stored chunk of a layer the order-0 entropy of what is coded, in bits, and the payload's bytes."""
+        from ckstore.codecs.integers import entropy_bits
+
+        if isinstance(record, ContentRecord):
+            lattice = self.resolver.lattice(record.lattice)
+            for chunk, length in enumerate(record.lengths):
+                parent = None if record.parent is None else self.bits(record.parent, chunk)
+                integers = self.integers(lattice, chunk)
+                predicted, classes = self._predict(lattice, integers, parent, chunk)
+                residuals = ordinal_difference(self.exact(record, chunk), predicted, lattice.dtype)
+                yield entropy_bits(residuals, classes), length - FRAME
+            return
+        dtype = np.dtype(np.int32 if record.kind == "linear" else f"i{ITEM_SIZES[record.dtype]}")
+        for chunk, place in enumerate(self.index(record)):
+            if place is None:
+                continue
+            context = None
+            if record.context and record.base is not None:
+                context = ordinal_classes(self.ordinals(self.resolver.lattice(record.base), chunk), record.dtype)
+            stored = self._stored_integers(record, chunk, dtype, context)
+            assert stored is not None
+            yield entropy_bits(stored, context), place[1]
+
+    def index(self, record: LatticeRecord) -> list[tuple[int, int] | None]:
+        """For each chunk (offset, length) in the record's shard, or None where all integers are zero."""
+        key = (record.pack, record.offset)
+        index = self._indexes.get(key)
+        if index is None:
+            length = _INDEX_ENTRY * record.chunks + _INDEX_CHECKSUM
+            if length > record.length:
+                raise IntegrityError(f"The shard of object {record.id} is too short for its index.")
+            tail = self.blocks.pread(record.pack, record.offset + record.length - length, length)
+            index = read_shard_index(tail, record.chunks)
+            for place in index:
+                if place is not None and not 0 <= place[0] <= place[0] + place[1] <= record.length:
+                    raise IntegrityError(f"The shard index of object {record.id} points outside of it.")
+            self._indexes[key] = index
+        return index
+
+
+def _chunk_size(record: LatticeRecord, chunk: int) -> int:
+    return min(record.chunk, record.count - chunk * record.chunk)
+
+
+def concatenate(chunks: Iterable[Bits]) -> bytes:
+    """The bytes of chunks one after the other."""
+    return b"".join(chunk.tobytes() for chunk in chunks)

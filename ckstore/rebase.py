@@ -1,0 +1,142 @@
+"""Rebase: stores the objects of old versions in full again, so that restoring them needs no other version."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ckstore.codecs.integers import encode_integers
+from ckstore.codecs.lattice import ordinal_difference
+from ckstore.encoder import Encoded
+from ckstore.errors import IntegrityError
+from ckstore.ingest import ObjectWriter, in_order, relative_cost, restore_work, worker_count
+from ckstore.lineage.cost import Work, cost
+from ckstore.records import LatticeRecord
+from ckstore.storage import log
+from ckstore.storage.pack import PackWriter
+
+if TYPE_CHECKING:
+    from ckstore.objects import ObjectReader
+    from ckstore.store import Store
+    from ckstore.version import Version
+
+
+@dataclass(slots=True)
+class RebaseReport:
+    """What a rebase did or would do.
+
+    Attributes
+    ----------
+    versions
+        Numbers of the versions that were beyond the budget.
+    objects
+        Objects that are stored in full now.
+    bytes
+        Bytes that were added; what they supersede is freed by `gc`.
+    """
+
+    versions: list[int]
+    objects: int = 0
+    bytes: int = 0
+
+
+def rebase(
+    store: Store, versions: Sequence[Version], *, budget: float | None = None, dry_run: bool = False
+) -> RebaseReport:
+    """Store objects of `versions` in full until restoring each costs at most `budget` times a full restore.
+
+    Parameters
+    ----------
+    budget
+        1 or more; None stores every object of the versions in full.
+    dry_run
+        Only say which versions are beyond the budget and how many objects would be stored anew.
+    """
+    chosen: dict[str, str] = {}
+    numbers = []
+    for version in versions:
+        wanted = _beyond(store.reader, version, budget, chosen)
+        if wanted:
+            numbers.append(version.row.number)
+            chosen |= wanted
+    report = RebaseReport(numbers, len(chosen))
+    if dry_run or not chosen:
+        return report
+    with (
+        store.catalog.lease("rebase"),
+        PackWriter(store.path, "coarse") as coarse,
+        PackWriter(store.path, "exact") as exact,
+    ):
+        writer = ObjectWriter(coarse, exact)
+        with ThreadPoolExecutor(worker_count(), thread_name_prefix="ckstore") as pool:
+            done = in_order(pool, lambda item: _encode(store.reader, *item), list(chosen.items()), worker_count() + 1)
+            for (content, _), (record, layers) in zip(chosen.items(), done, strict=True):
+                writer.put(content, record, None, layers)
+        packs, _ = writer.finish(None, {})
+        report.bytes = sum(pack.bytes for pack in packs)
+        lattices, contents = writer.places(packs)
+        with store.catalog.transaction():
+            log.append(store.path, {"change": "rebase", "packs": [pack.name for pack in packs], "versions": numbers})
+            store.catalog.add_packs(packs)
+            store.catalog.move_lattices(lattices)
+            store.catalog.move_contents(contents)
+    store.resolver.forget()
+    update_costs(store)
+    return report
+
+
+def update_costs(store: Store) -> None:
+    """Write the present depth and restore cost of every version into the catalog."""
+    with store.catalog.transaction():
+        for row in store.catalog.versions():
+            try:
+                cost, depth = restore_cost(store.reader, store[row.number])
+            except IntegrityError:
+                continue  # A version with lost layers keeps what was known of it; `verify` names it.
+            store.catalog.update_version(row.number, cost=cost, depth=depth, base=depth == 0)
+
+
+def restore_cost(reader: ObjectReader, version: Version) -> tuple[float, int]:
+    """What restoring a version costs as a multiple of a full one, and its depth."""
+    contents = {content for _, content in version.document.objects if content is not None}
+    assert len(version.layout.units) == len(version.document.objects)
+    work, full = restore_work(reader, contents, version.row.original_bytes)
+    return relative_cost(work, full), max((reader.depth(content) for content in contents), default=0)
+
+
+def _beyond(reader: ObjectReader, version: Version, budget: float | None, chosen: dict[str, str]) -> dict[str, str]:
+    """The objects of a version to store in full: those that save most, until it is within the budget."""
+    contents = {content: lattice for lattice, content in version.document.objects if content is not None}
+    assert len(version.layout.units) == len(version.document.objects)
+    fixed = cost(Work(written=version.row.original_bytes))
+    full = {content: cost(reader.full_work(content)) for content in contents}
+    spent = {content: full[content] if content in chosen else cost(reader.work(content)) for content in contents}
+    allowed = (budget or 0.0) * (fixed + sum(full.values()))
+    total = fixed + sum(spent.values())
+    wanted = {}
+    for content in sorted(contents, key=lambda content: full[content] - spent[content]):
+        if total <= allowed:
+            break
+        if content not in chosen and reader.depth(content) > 0:
+            wanted[content] = contents[content]
+            total += full[content] - spent[content]
+    return wanted
+
+
+def _encode(reader: ObjectReader, content: str, lattice: str) -> tuple[LatticeRecord, Encoded]:
+    record = reader.resolver.lattice(lattice)
+    layers = Encoded(lattice, [], [])
+    for chunk in range(record.chunks):
+        bits = reader.bits(content, chunk)
+        if record.kind == "ordinal":
+            integers = ordinal_difference(bits, None, record.dtype)
+        else:
+            integers = reader.integers(record, chunk)
+            predicted, classes = record.lattice.own(integers, chunk * record.chunk)
+            residuals = ordinal_difference(bits, predicted, record.dtype)
+            layers.exact.append(zlib.crc32(bits.data).to_bytes(4, "little") + encode_integers(residuals, classes))
+        layers.coarse.append(encode_integers(integers) if integers.any() else None)
+    return replace(record, base=None, context=False, debt=0), layers

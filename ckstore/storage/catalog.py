@@ -1,0 +1,504 @@
+"""The index of a store: runs, versions, tags, packs, and where the object of an id stands; one SQLite file."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from ckstore.errors import ConflictError, IntegrityError, NoStoreError, NotFoundError
+from ckstore.storage import durable, root
+from ckstore.storage.connection import BUSY_TIMEOUT, Connection, Mode, create_file
+from ckstore.storage.names import check_tag, resolve
+from ckstore.storage.placements import Placements
+from ckstore.storage.rows import Claim, PackRow, Placement, RunRow, Totals, VersionRow, key
+
+__all__ = ["Catalog", "Claim", "PackRow", "Placement", "RunRow", "Totals", "VersionRow", "key", "replace_catalog"]
+
+_COLUMNS = (
+    "v.number, v.uid, r.name, v.step, v.parent, v.created, p.name, v.manifest_offset, v.manifest_length,"
+    " v.original_bytes, v.stored_bytes, v.elements, v.tensors, v.files, v.depth, v.cost, v.base, v.fidelity,"
+    " v.metrics, v.source"
+)
+_SELECT = f"SELECT {_COLUMNS} FROM versions v JOIN runs r ON r.id = v.run JOIN packs p ON p.id = v.pack"
+
+
+class Catalog:
+    """The rows of one store. Safe for threads, which take turns; for processes, writers of which wait for each other.
+
+    Parameters
+    ----------
+    store : Path
+        The store's directory.
+    mode : "r" or "a"
+        Read only, or read and write.
+    timeout : float
+        Seconds to wait for another process's lock before `LockedError`.
+    """
+
+    def __init__(self, store: Path, mode: Mode = "r", timeout: float = BUSY_TIMEOUT) -> None:
+        self._path = store / root.CATALOG
+        self._connection = Connection(self._path, mode, timeout)
+        self._lattices = Placements(self._connection, "lattices")
+        self._contents = Placements(self._connection, "contents")
+
+    @classmethod
+    def open(cls, store: Path, mode: Mode = "r", timeout: float = BUSY_TIMEOUT) -> Self:
+        """Open the catalog of a store.
+
+        Raises
+        ------
+        NoStoreError
+            The directory is no store.
+        LockedError, IntegrityError, FormatVersionError
+        """
+        if not root.is_store(store):
+            raise NoStoreError(f"{store} is no store; run `ckstore init`, or name another one with --store.")
+        return cls(store, mode, timeout)
+
+    @classmethod
+    def create(cls, store: Path) -> Self:
+        """Make a store: its directories and an empty catalog, open for writing.
+
+        Raises
+        ------
+        ConflictError
+            Something stands there already.
+        """
+        root.create_layout(store)
+        path = store / root.CATALOG
+        temporary = durable.temporary_path(store)
+        try:
+            create_file(temporary)
+            try:
+                os.link(temporary, path)
+            except FileExistsError:
+                raise ConflictError(f"{store} is a store already; use it as it is.") from None
+            except OSError:
+                # A file system without hard links: two processes that make one store at once is not worth more.
+                os.replace(temporary, path)
+            durable.sync_directory(store)
+        finally:
+            temporary.unlink(missing_ok=True)
+        return cls(store, "a")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def transaction(self) -> AbstractContextManager[None]:
+        """Several changes as one: `BEGIN IMMEDIATE`, then all or nothing. Every method below joins it."""
+        return self._connection.transaction()
+
+    # Reading
+
+    def versions(self, run: str | None = None) -> list[VersionRow]:
+        """All versions by number, or those of one run; raises `NotFoundError` for an unknown run."""
+        if run is None:
+            return self._select("ORDER BY v.number")
+        found = self._select("WHERE r.name = ? ORDER BY v.number", run)
+        if not found and not self._connection.rows("SELECT 1 FROM runs WHERE name = ?", [run]):
+            raise NotFoundError(f"There is no run {run}; see `ckstore log` for those there are.")
+        return found
+
+    def version(self, number: int) -> VersionRow:
+        """The version of a number; raises `NotFoundError`."""
+        found = self._select("WHERE v.number = ?", number)
+        if not found:
+            raise NotFoundError(f"There is no version {number}; see `ckstore log` for those there are.")
+        return found[0]
+
+    def children(self, number: int) -> list[VersionRow]:
+        """The versions whose parent this is, by number."""
+        return self._select("WHERE v.parent = ? ORDER BY v.number", number)
+
+    def latest(self, run: str | None = None) -> VersionRow | None:
+        """The version that was ingested last, of all or of one run; None where there is none."""
+        tail = "ORDER BY v.number DESC LIMIT 1"
+        found = self._select(tail) if run is None else self._select(f"WHERE r.name = ? {tail}", run)
+        return found[0] if found else None
+
+    def at_step(self, run: str, step: int) -> VersionRow | None:
+        """The version of a run at a step; None where there is none."""
+        found = self._select("WHERE r.name = ? AND v.step = ?", run, step)
+        return found[0] if found else None
+
+    def with_uid(self, prefix: str) -> list[VersionRow]:
+        """The versions whose id begins with these hexadecimal characters, by number."""
+        return self._select("WHERE v.uid >= ? AND v.uid < ? ORDER BY v.number", prefix, prefix + "g")
+
+    def resolve(self, spec: str | int) -> VersionRow:
+        """The version that a name means; see `names.resolve`."""
+        return resolve(self, spec)
+
+    def runs(self) -> list[RunRow]:
+        """All runs in the order in which they began."""
+        rows = self._connection.rows(
+            "SELECT r.name, r.created, COUNT(v.number), MAX(v.number) FROM runs r"
+            " LEFT JOIN versions v ON v.run = r.id GROUP BY r.id ORDER BY r.id"
+        )
+        steps = dict(self._connection.rows("SELECT number, step FROM versions"))
+        return [RunRow(name, created, count, latest, steps.get(latest)) for name, created, count, latest in rows]
+
+    def tags(self) -> dict[str, int]:
+        """Version numbers by tag, sorted by tag."""
+        return dict(self._connection.rows("SELECT name, version FROM tags ORDER BY name"))
+
+    def packs(self) -> list[PackRow]:
+        """All packs in the order in which they were committed."""
+        rows = self._connection.rows("SELECT name, kind, bytes, created FROM packs ORDER BY id")
+        return [PackRow(*row) for row in rows]
+
+    def find_lattices(self, keys: Iterable[int]) -> dict[int, tuple[str, int]]:
+        """Pack name and slot of the present encoding, for those keys of lattice ids that are there."""
+        return self._lattices.find(keys)
+
+    def find_contents(self, keys: Iterable[int]) -> dict[int, tuple[str, int]]:
+        """Pack name and slot of the exact layer or record, for those keys of content ids that are there."""
+        return self._contents.find(keys)
+
+    def lattices_in(self, pack: str) -> list[tuple[int, int]]:
+        """(key, slot) of every lattice whose present encoding stands in a pack. Reads the whole table."""
+        return self._lattices.within(pack)
+
+    def contents_in(self, pack: str) -> list[tuple[int, int]]:
+        """(key, slot) of every content that stands in a pack. Reads the whole table."""
+        return self._contents.within(pack)
+
+    def unreferenced_packs(self) -> list[PackRow]:
+        """Packs in which no version's manifest, no lattice and no content stands: `gc` may remove them."""
+        rows = self._connection.rows(
+            "SELECT name, kind, bytes, created FROM packs WHERE id NOT IN"
+            " (SELECT pack FROM versions UNION SELECT pack FROM lattices UNION SELECT pack FROM contents) ORDER BY id"
+        )
+        return [PackRow(*row) for row in rows]
+
+    def totals(self) -> Totals:
+        """Sums for `stats`."""
+        [versions] = self._connection.rows(
+            "SELECT COUNT(*), TOTAL(original_bytes), TOTAL(stored_bytes), TOTAL(elements) FROM versions"
+        )
+        [counts] = self._connection.rows("SELECT (SELECT COUNT(*) FROM runs), (SELECT COUNT(*) FROM tags)")
+        kinds = {
+            kind: (count, size)
+            for kind, count, size in self._connection.rows("SELECT kind, COUNT(*), SUM(bytes) FROM packs GROUP BY kind")
+        }
+        coarse, exact = kinds.get("coarse", (0, 0)), kinds.get("exact", (0, 0))
+        return Totals(
+            versions=versions[0],
+            runs=counts[0],
+            tags=counts[1],
+            original_bytes=int(versions[1]),
+            stored_bytes=int(versions[2]),
+            elements=int(versions[3]),
+            coarse_packs=coarse[0],
+            coarse_bytes=coarse[1],
+            exact_packs=exact[0],
+            exact_bytes=exact[1],
+            lattices=self._lattices.count(),
+            contents=self._contents.count(),
+            catalog_bytes=self._path.stat().st_size,
+        )
+
+    def check(self) -> list[str]:
+        """A sentence for each thing that SQLite itself finds wrong with the file. Reads all of it."""
+        found = [row[0] for row in self._connection.rows("PRAGMA integrity_check(10)") if row[0] != "ok"]
+        found += [f"a row of {row[0]} refers to nothing" for row in self._connection.rows("PRAGMA foreign_key_check")]
+        return [f"{self._path} is damaged ({problem}); run `ckstore recover` to rebuild it." for problem in found]
+
+    # Writing
+
+    def reserve_number(self) -> int:
+        """A version number that nobody else gets, ever. Reservations of processes that are gone are dropped."""
+        with self.transaction():
+            host = socket.gethostname()
+            for claim in self.reservations():
+                if claim.host == host and not durable.is_running(claim.pid):
+                    self._connection.execute("DELETE FROM reservations WHERE number = ?", [claim.number])
+            # A rebuilt catalog has versions but no memory of numbers.
+            self._connection.execute(
+                "INSERT INTO reservations SELECT 1 + MAX(COALESCE((SELECT MAX(number) FROM versions), 0),"
+                " COALESCE((SELECT seq FROM sqlite_sequence WHERE name = 'reservations'), 0)), ?, ?, ?",
+                [os.getpid(), host, durable.timestamp()],
+            )
+            return int(self._connection.rows("SELECT last_insert_rowid()")[0][0])
+
+    def reservations(self) -> list[Claim]:
+        """The numbers that are reserved and not committed: ingests under way, or killed ones."""
+        rows = self._connection.rows("SELECT number, pid, host, created FROM reservations ORDER BY number")
+        return [Claim(*row) for row in rows]
+
+    def release_number(self, number: int) -> None:
+        """Give up a reservation; the number is not handed out again."""
+        with self.transaction():
+            self._connection.execute("DELETE FROM reservations WHERE number = ?", [number])
+
+    def commit_version(
+        self,
+        row: VersionRow,
+        packs: Sequence[Any],
+        lattices: Iterable[Placement],
+        contents: Iterable[Placement],
+        *,
+        replace: bool = False,
+        requires_lattices: Sequence[int] = (),
+        requires_contents: Sequence[int] = (),
+    ) -> None:
+        """Make a version visible, in one transaction.
+
+        Parameters
+        ----------
+        row : VersionRow
+            Its run is made if there is none of that name.
+        packs : sequence of PackInfo
+            Packs that are not in the catalog yet; they lie in the store already.
+        lattices, contents : iterable of (key, pack name, slot)
+            Where the objects of this version stand. A key that is there already keeps its place.
+        replace : bool
+            Forget the version that stands at the same run and step; its children get its parent.
+        requires_lattices, requires_contents : sequence of int
+            Keys of older objects that this version refers to: they must still be there.
+
+        Raises
+        ------
+        ConflictError
+            The same run and step stands there already, the version it would replace is tagged, or a `gc` removed
+            an object that this version refers to.
+        NotFoundError
+            The parent is gone.
+        """
+        with self.transaction():
+            parent = row.parent
+            if parent is not None:
+                parent_row = self.version(parent)
+            standing = None if row.step is None else self.at_step(row.run, row.step)
+            if standing is not None:
+                if not replace:
+                    raise ConflictError(
+                        f"{row.run}@{row.step} is version {standing.number} already; use --replace to replace it."
+                    )
+                if parent == standing.number:
+                    parent = parent_row.parent
+                self.forget_versions([standing.number])
+            self._lattices.require(requires_lattices)
+            self._contents.require(requires_contents)
+            self.add_packs(packs)
+            self._connection.execute("INSERT OR IGNORE INTO runs (name, created) VALUES (?, ?)", [row.run, row.created])
+            self._insert_version(row, parent)
+            self._lattices.place(lattices, displace=False)
+            self._contents.place(contents, displace=False)
+            self._connection.execute("DELETE FROM reservations WHERE number = ?", [row.number])
+
+    def add_packs(self, packs: Sequence[Any]) -> None:
+        """Make packs (`PackInfo`) known; those that are known already stay as they are."""
+        created = durable.timestamp()
+        with self.transaction():
+            self._connection.execute_many(
+                "INSERT OR IGNORE INTO packs (name, kind, bytes, created) VALUES (?, ?, ?, ?)",
+                [(pack.name, pack.kind, pack.bytes, created) for pack in packs],
+            )
+
+    def move_lattices(self, placements: Iterable[Placement]) -> None:
+        """Say where lattices stand from now on (`rebase`), whether they were known or not."""
+        with self.transaction():
+            self._lattices.place(placements, displace=True)
+
+    def move_contents(self, placements: Iterable[Placement]) -> None:
+        """Say where contents stand from now on (re-anchored exact layers), whether they were known or not."""
+        with self.transaction():
+            self._contents.place(placements, displace=True)
+
+    def remove_lattices(self, keys: Iterable[int]) -> int:
+        """Forget where lattices stand; returns how many were known."""
+        with self.transaction():
+            return self._lattices.remove(keys)
+
+    def remove_contents(self, keys: Iterable[int]) -> int:
+        """Forget where contents stand (`thin`); returns how many were known."""
+        with self.transaction():
+            return self._contents.remove(keys)
+
+    def remove_packs(self, names: Iterable[str]) -> None:
+        """Forget packs that hold nothing any more; remove their files afterwards, never before.
+
+        Raises
+        ------
+        ConflictError
+            One of them is still referred to.
+        """
+        with self.transaction():
+            removable = {pack.name for pack in self.unreferenced_packs()}
+            for name in names:
+                if name not in removable:
+                    raise ConflictError(f"Pack {name} is still referred to; run `ckstore gc` again.")
+                self._connection.execute("DELETE FROM packs WHERE name = ?", [name])
+
+    def update_version(
+        self,
+        number: int,
+        *,
+        fidelity: str | None = None,
+        depth: int | None = None,
+        cost: float | None = None,
+        base: bool | None = None,
+        stored_bytes: int | None = None,
+    ) -> None:
+        """Change what thinning or rebasing changes in a version; raises `NotFoundError`."""
+        values = {"fidelity": fidelity, "depth": depth, "cost": cost, "base": base, "stored_bytes": stored_bytes}
+        with self.transaction():
+            self.version(number)
+            for column, value in values.items():
+                if value is not None:
+                    self._connection.execute(f"UPDATE versions SET {column} = ? WHERE number = ?", [value, number])
+
+    def forget_versions(self, numbers: Iterable[int]) -> None:
+        """Remove versions from the catalog; their children get their parent. Packs and objects stay for `gc`.
+
+        Raises
+        ------
+        NotFoundError
+        ConflictError
+            One of them is tagged.
+        """
+        with self.transaction():
+            for number in numbers:
+                version = self.version(number)
+                tagged = [tag for tag, tagged_number in self.tags().items() if tagged_number == number]
+                if tagged:
+                    raise ConflictError(f"Version {number} is tagged {', '.join(tagged)}; delete the tag first.")
+                self._connection.execute("UPDATE versions SET parent = ? WHERE parent = ?", [version.parent, number])
+                self._connection.execute("DELETE FROM versions WHERE number = ?", [number])
+
+    def set_tag(self, name: str, number: int) -> None:
+        """Let a tag mean a version, whatever it meant before; raises `NotFoundError`, `UsageError` for a bad name."""
+        check_tag(name)
+        with self.transaction():
+            self.version(number)
+            self._connection.execute("INSERT OR REPLACE INTO tags VALUES (?, ?)", [name, number])
+
+    def delete_tag(self, name: str) -> None:
+        """Remove a tag; raises `NotFoundError`."""
+        with self.transaction():
+            if not self._connection.execute("DELETE FROM tags WHERE name = ?", [name]).rowcount:
+                raise NotFoundError(f"There is no tag {name}; see `ckstore tag` for those there are.")
+
+    @contextmanager
+    def lease(self, purpose: str, seconds: float = 3600.0) -> Iterator[int]:
+        """Hold a lease while the block runs: `gc` removes nothing while somebody else holds one.
+
+        Parameters
+        ----------
+        purpose : str
+            What is being done, for messages.
+        seconds : float
+            After which the lease no longer counts, whatever became of its holder.
+        """
+        expires = (datetime.now(UTC) + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        with self.transaction():
+            cursor = self._connection.execute(
+                "INSERT INTO leases (purpose, pid, host, created, expires) VALUES (?, ?, ?, ?, ?)",
+                [purpose, os.getpid(), socket.gethostname(), durable.timestamp(), expires],
+            )
+            number = int(cursor.lastrowid or 0)
+        try:
+            yield number
+        finally:
+            with self.transaction():
+                self._connection.execute("DELETE FROM leases WHERE id = ?", [number])
+
+    def leases(self) -> list[Claim]:
+        """The leases that are held: not expired, and not of a process of this host that is gone."""
+        rows = self._connection.rows(
+            "SELECT id, pid, host, created, purpose, expires FROM leases WHERE expires > ? ORDER BY id",
+            [durable.timestamp()],
+        )
+        host = socket.gethostname()
+        return [claim for claim in (Claim(*row) for row in rows) if claim.host != host or durable.is_running(claim.pid)]
+
+    def _select(self, tail: str, *parameters: Any) -> list[VersionRow]:
+        rows = self._connection.rows(f"{_SELECT} {tail}", parameters)
+        try:
+            return [_version(row) for row in rows]
+        except (ValueError, TypeError) as error:
+            raise IntegrityError(f"{self._path} is damaged ({error}); run `ckstore recover` to rebuild it.") from error
+
+    def _insert_version(self, row: VersionRow, parent: int | None) -> None:
+        marks = ", ".join("?" * 15)
+        self._connection.execute(
+            "INSERT INTO versions (number, uid, run, pack, step, parent, created, manifest_offset, manifest_length,"
+            " original_bytes, stored_bytes, elements, tensors, files, depth, cost, base, fidelity, metrics, source)"
+            " VALUES (?, ?, (SELECT id FROM runs WHERE name = ?), (SELECT id FROM packs WHERE name = ?),"
+            f" {marks}, ?)",
+            [
+                *(row.number, row.uid, row.run, row.pack, row.step, parent, row.created),
+                *(row.manifest_offset, row.manifest_length, row.original_bytes, row.stored_bytes, row.elements),
+                *(row.tensors, row.files, row.depth, row.cost, row.base, row.fidelity),
+                *(json.dumps(dict(row.metrics), separators=(",", ":")), row.source),
+            ],
+        )
+
+
+def replace_catalog(store: Path, build: Callable[[Catalog], None]) -> None:
+    """Build a catalog beside the present one and put it in its place at once.
+
+    Parameters
+    ----------
+    store : Path
+        The store's directory.
+    build : callable
+        Fills the empty catalog that it is given; where it raises, the present catalog stays.
+
+    Raises
+    ------
+    LockedError
+        Another process is writing to the present catalog.
+    """
+    beside = durable.temporary_path(store)
+    beside.mkdir()
+    try:
+        create_file(beside / root.CATALOG)
+        with Catalog(beside, "a") as catalog, catalog.transaction():
+            build(catalog)
+        with _writers_kept_out(store):
+            durable.checkpoint("catalog-built")
+            os.replace(beside / root.CATALOG, store / root.CATALOG)
+            durable.sync_directory(store)
+    finally:
+        for name in (root.CATALOG, root.CATALOG + "-journal"):
+            (beside / name).unlink(missing_ok=True)
+        with suppress(OSError):
+            beside.rmdir()
+
+
+@contextmanager
+def _writers_kept_out(store: Path) -> Iterator[None]:
+    try:
+        present = Catalog(store, "a")
+    except (IntegrityError, NoStoreError):
+        # Nobody can write to it. Its journal would be taken for that of the catalog that comes into its place.
+        (store / (root.CATALOG + "-journal")).unlink(missing_ok=True)
+        yield
+        return
+    with present, present.transaction():
+        yield
+
+
+def _version(row: Sequence[Any]) -> VersionRow:
+    values = list(row)
+    values[16] = bool(values[16])
+    values[18] = json.loads(values[18])
+    return VersionRow(*values)

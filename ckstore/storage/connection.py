@@ -1,0 +1,240 @@
+"""A connection to the catalog's SQLite file: how it is opened, locked, upgraded, and what its errors mean."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import quote
+
+from ckstore.errors import CkstoreError, FormatVersionError, IntegrityError, LockedError, NoStoreError, UsageError
+from ckstore.storage import durable
+
+#: The format version of the catalog, in SQLite's `user_version`.
+FORMAT = 1
+#: `CKST`, in SQLite's `application_id`.
+APPLICATION = 0x434B5354
+#: Seconds to wait for another process's lock.
+BUSY_TIMEOUT = 30.0
+
+_CACHE_KIB = 1 << 16
+
+Mode = Literal["r", "a"]
+
+
+class Connection:
+    """One connection for any number of threads, which take turns.
+
+    Parameters
+    ----------
+    path : Path
+        The catalog's file.
+    mode : "r" or "a"
+        Read only, or read and write.
+    timeout : float
+        Seconds to wait for another process's lock.
+
+    Raises
+    ------
+    NoStoreError
+        There is no such file.
+    LockedError, IntegrityError, FormatVersionError
+    """
+
+    def __init__(self, path: Path, mode: Mode, timeout: float = BUSY_TIMEOUT) -> None:
+        self.path = path
+        self.mode = mode
+        self._timeout = timeout
+        self._lock = threading.RLock()
+        self._depth = 0
+        if not path.is_file():
+            raise NoStoreError(f"There is no catalog {path}; run `ckstore init`, or `ckstore recover` to rebuild it.")
+        self._database = self._connect()
+        try:
+            self._check_format()
+        except BaseException:
+            self._database.close()
+            raise
+
+    def close(self) -> None:
+        """Close the file; a transaction that is under way is rolled back."""
+        with self._lock:
+            self._database.close()
+
+    def rows(self, statement: str, parameters: Sequence[Any] = ()) -> list[Any]:
+        """All rows of a query, as tuples."""
+        with self._lock, explained(self.path):
+            return self._database.execute(statement, parameters).fetchall()
+
+    def execute(self, statement: str, parameters: Sequence[Any] = ()) -> sqlite3.Cursor:
+        """Run one statement inside the present transaction."""
+        with self._lock, explained(self.path):
+            return self._database.execute(statement, parameters)
+
+    def execute_many(self, statement: str, parameters: Iterable[Sequence[Any]]) -> int:
+        """Run a statement for each of many rows; returns how many rows it changed."""
+        with self._lock, explained(self.path):
+            return self._database.executemany(statement, parameters).rowcount
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Hold the write lock from the first statement on; all or nothing. Joins a transaction of the same thread.
+
+        Raises
+        ------
+        LockedError
+            Another process holds the lock for longer than the timeout.
+        UsageError
+            The catalog was opened for reading.
+        """
+        if self.mode != "a":
+            raise UsageError(f"{self.path} is open for reading; open the store for writing.")
+        with self._lock:
+            if self._depth:
+                yield
+                return
+            self._begin()
+            self._depth = 1
+            try:
+                yield
+                durable.checkpoint("before-commit")
+                with explained(self.path):
+                    self._database.execute("COMMIT")
+                durable.checkpoint("after-commit")
+            except BaseException:
+                if self._database.in_transaction:
+                    self._database.execute("ROLLBACK")
+                raise
+            finally:
+                self._depth = 0
+
+    def _begin(self) -> None:
+        while True:
+            with explained(self.path):
+                self._database.execute("BEGIN IMMEDIATE")
+            if self._same_file():
+                return
+            # `recover` put another catalog in this one's place: what is written here would be written to nowhere.
+            self._database.execute("ROLLBACK")
+            self._database.close()
+            self._database = self._connect()
+            self._check_format()
+
+    def _same_file(self) -> bool:
+        try:
+            return os.stat(self.path).st_ino == self._inode
+        except FileNotFoundError:
+            return False
+
+    def _connect(self) -> sqlite3.Connection:
+        with explained(self.path):
+            self._inode = os.stat(self.path).st_ino
+            if self.mode == "a":
+                database = self._open("mode=rw")
+                database.execute("PRAGMA foreign_keys = ON")
+                # EXTRA is FULL and an fsync of the directory once the journal is gone: with FULL, a power cut can bring
+                # the journal back, and with it the state before a commit that was reported done.
+                database.execute("PRAGMA synchronous = EXTRA")
+                # A commit of many objects touches a page for each. In SQLite's default of 2 MB they would be written
+                # out, and synced, before the commit and again with it.
+                database.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
+                return database
+            return self._connect_read_only()
+
+    def _connect_read_only(self) -> sqlite3.Connection:
+        try:
+            return self._open("mode=ro")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY:
+                raise
+            failure = error
+        if os.access(self.path, os.W_OK) and os.access(self.path.parent, os.W_OK):
+            # A killed writer left a journal; only a writer may roll it back.
+            self._open("mode=rw").close()
+            return self._open("mode=ro")
+        if self.path.with_name(self.path.name + "-journal").exists():
+            raise CkstoreError(
+                f"{self.path} was left in the middle of a change and cannot be repaired on a read-only file system;"
+                " open the store once where it can be written."
+            ) from failure
+        return self._open("immutable=1&mode=ro")
+
+    def _open(self, query: str) -> sqlite3.Connection:
+        database = sqlite3.connect(
+            f"file:{quote(str(self.path.absolute()))}?{query}",
+            uri=True,
+            timeout=self._timeout,
+            isolation_level=None,
+            check_same_thread=False,
+        )
+        try:
+            # SQLite opens the file with the first statement that needs it.
+            database.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
+        except BaseException:
+            database.close()
+            raise
+        return database
+
+    def _check_format(self) -> None:
+        found = self.rows("PRAGMA user_version")[0][0]
+        application = self.rows("PRAGMA application_id")[0][0]
+        if application != APPLICATION:
+            raise IntegrityError(f"{self.path} is no catalog of ckstore; run `ckstore recover` to rebuild it.")
+        if found > FORMAT:
+            raise FormatVersionError(
+                f"{self.path} has format {found}, this ckstore reads up to {FORMAT}; install a later ckstore."
+            )
+        if found < FORMAT:
+            self._upgrade()
+
+    def _upgrade(self) -> None:
+        if self.mode == "r":
+            Connection(self.path, "a", self._timeout).close()
+            return
+        from ckstore.storage.migrations import migrate
+
+        with self.transaction():
+            migrate(self._database, FORMAT)
+
+
+def create_file(path: Path) -> None:
+    """Make an empty catalog at a path where nothing stands, durably."""
+    from ckstore.storage.migrations import migrate
+
+    database = sqlite3.connect(path, isolation_level=None)
+    try:
+        with explained(path):
+            database.execute("PRAGMA page_size = 1024")
+            database.execute(f"PRAGMA application_id = {APPLICATION}")
+            database.execute("BEGIN IMMEDIATE")
+            migrate(database, FORMAT)
+            database.execute("COMMIT")
+    finally:
+        database.close()
+
+
+@contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """Turn what SQLite says into one sentence with the remedy."""
+    try:
+        yield
+    except UnicodeDecodeError as error:  # in SQLite's own message, which quotes the schema
+        raise IntegrityError(f"{path} is damaged ({error}); run `ckstore recover` to rebuild it.") from error
+    except sqlite3.DatabaseError as error:
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            raise LockedError(f"{path} is locked by another process; wait for it to end and try again.") from error
+        # Our statements are right: where a table is not found, or a name is not UTF-8 (0: Python's own finding), the
+        # file is not.
+        odd = isinstance(error, sqlite3.OperationalError) and code in (0, sqlite3.SQLITE_ERROR)
+        if odd or code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+            raise IntegrityError(f"{path} is damaged ({error}); run `ckstore recover` to rebuild it.") from error
+        if code == sqlite3.SQLITE_FULL:
+            raise durable.full_error(path.parent, 1 << 20) from error
+        if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_IOERR):
+            raise CkstoreError(f"{path} cannot be used ({error}); check its permissions and the disk.") from error
+        raise

@@ -1,0 +1,254 @@
+"""Small byte strings stored against similar ones: a skeleton as copies from its parent's skeleton and what differs.
+
+The strings mostly agree, but for scattered scalars, names and the shifts that longer names bring. The code is a list of
+(literal bytes, jump in the reference, bytes to copy), its columns compressed together; repeated changes (one name in
+every header of a zip) become repeated numbers, which cost next to nothing.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+
+from blake3 import blake3
+
+from ckstore.errors import IntegrityError
+from ckstore.storage import zstd
+
+#: A blob begins with a BLAKE3-8 of what follows it and the result. What follows is a byte of these flags, the length of
+#: the result (varint), with copies the length of their code (varint), and the payload: a zstd frame or else a raw
+#: deflate stream, whichever was smaller.
+_ZSTANDARD, _COPIES = 1, 2
+_DIGEST = 8
+#: A match must be this long to be worth an instruction, and to be no accident.
+_ANCHOR = 12
+#: How far around the expected place a match is looked for before the whole reference is.
+_NEAR = 4096
+#: How many bytes are passed over in search of a place that matches near by.
+_SKIP = 128
+#: Distance of the places of the reference that are indexed for matches anywhere.
+_GRID = 16
+#: How often the whole reference is searched: two strings with little in common must not take minutes.
+_FAR_SEARCHES = 4096
+#: Above this size the slowest level of zstd no longer pays.
+_SMALL = 1 << 22
+#: No skeleton of a checkpoint comes near; a crafted blob must not allocate what it likes.
+_LARGEST = 1 << 31
+
+
+def compress_against(data: bytes, reference: bytes | None) -> bytes:
+    """Code a byte string against a similar one, or by itself where that is smaller.
+
+    Parameters
+    ----------
+    data : bytes
+        1 KB to some MB.
+    reference : bytes or None
+        What `expand_against` will be given too.
+
+    Returns
+    -------
+    bytes
+    """
+    size = _varint(len(data))
+    candidates = [bytes([method]) + size + payload for method, payload in _compress(data)]
+    if reference:
+        code = _encode(data, reference)
+        size += _varint(len(code))
+        candidates += [bytes([method | _COPIES]) + size + payload for method, payload in _compress(code)]
+    best = min(candidates, key=len)
+    return _digest(best, data) + best
+
+
+def expand_against(blob: bytes, reference: bytes | None) -> bytes:
+    """Undo `compress_against` with the same reference.
+
+    Raises
+    ------
+    IntegrityError
+        The blob is damaged, or the reference is not the one that it was made with.
+    """
+    try:
+        method = blob[_DIGEST]
+        length, position = _read_varint(blob, _DIGEST + 1)
+        if method not in (0, _ZSTANDARD, _COPIES, _COPIES | _ZSTANDARD):
+            raise ValueError("it was coded in no way that this ckstore knows")
+        if not method & _COPIES:
+            data = _expand(method, blob[position:], length)
+        elif reference:
+            code_length, position = _read_varint(blob, position)
+            data = _decode(_expand(method, blob[position:], code_length), reference, length)
+        else:
+            raise ValueError("it needs a reference")
+    except (ValueError, IndexError, zlib.error, RuntimeError) as error:
+        raise IntegrityError(f"A skeleton is damaged: {error}; restore its pack from a copy.") from error
+    if len(data) != length or _digest(blob[_DIGEST:], data) != blob[:_DIGEST]:
+        raise IntegrityError("A skeleton does not match its checksum; restore its pack and its parent's from a copy.")
+    return data
+
+
+def _digest(blob: bytes, data: bytes) -> bytes:
+    # Of both: some bits of a zstd frame mean nothing, and yet a flipped one is to be found.
+    return blake3(blob).update(data).digest(length=_DIGEST)
+
+
+def _encode(data: bytes, reference: bytes) -> bytes:
+    literals, skips, jumps, copies = bytearray(), bytearray(), bytearray(), bytearray()
+    expected = passed = 0
+    for place, source, length in _matches(data, reference):
+        skips += _varint(place - passed)
+        # What is passed over usually stands for as many bytes of the reference.
+        jumps += _varint(_zigzag(source - expected - (place - passed)))
+        copies += _varint(length)
+        literals += data[passed:place]
+        passed, expected = place + length, source + length
+    literals += data[passed:]
+    return b"".join([_varint(len(skips)), _varint(len(jumps)), _varint(len(copies)), skips, jumps, copies, literals])
+
+
+def _decode(code: bytes, reference: bytes, length: int) -> bytes:
+    lengths = []
+    position = 0
+    for _ in range(3):
+        size, position = _read_varint(code, position)
+        lengths.append(size)
+    columns = []
+    for size in lengths:
+        columns.append(list(_read_varints(code[position : position + size])))
+        position += size
+    parts: list[bytes] = []
+    expected = total = 0
+    for skip, jump, copy in zip(*columns, strict=True):
+        source = expected + skip + _unzigzag(jump)
+        if source < 0 or source + copy > len(reference) or position + skip > len(code):
+            raise ValueError("it copies from outside of its reference")
+        total += skip + copy
+        if total > length:
+            raise ValueError("it is longer than it says")
+        parts += (code[position : position + skip], reference[source : source + copy])
+        position += skip
+        expected = source + copy
+    return b"".join([*parts, code[position:]])
+
+
+def _matches(data: bytes, reference: bytes) -> Iterator[tuple[int, int, int]]:
+    """(place in data, place in the reference, length) of what is copied, in order and without overlap."""
+    grid: dict[bytes, int] = {}
+    here = there = searches = 0
+    while here < len(data):
+        length = _common(data, here, reference, there)
+        if length:
+            yield here, there, length
+            here, there = here + length, there + length
+        found = _near_match(data, here, reference, there)
+        if found is None and searches < _FAR_SEARCHES:
+            searches += 1
+            grid = grid or _index(reference)
+            found = _far_match(data, here, reference, grid)
+        if found is None:
+            return
+        here, there = found
+
+
+def _near_match(data: bytes, here: int, reference: bytes, there: int) -> tuple[int, int] | None:
+    """The best of two ways to go on: as many bytes changed in both, or bytes added or removed."""
+    candidates = []
+    last = min(here + _SKIP, len(data) - _ANCHOR)
+    for place in range(here, last + 1):
+        anchor = data[place : place + _ANCHOR]
+        source = there + place - here
+        if reference[source : source + _ANCHOR] == anchor:
+            candidates.append((place, source))
+            break
+    for place in range(here, last + 1):
+        source = reference.find(data[place : place + _ANCHOR], max(0, there - _NEAR // 8), there + _NEAR)
+        if source >= 0:
+            candidates.append((place, source))
+            break
+    if not candidates:
+        return None
+    return max(candidates, key=lambda found: min(_common(data, found[0], reference, found[1]), _NEAR) - found[0] + here)
+
+
+def _far_match(data: bytes, here: int, reference: bytes, grid: dict[bytes, int]) -> tuple[int, int] | None:
+    for place in range(here, len(data) - _GRID + 1):
+        source = grid.get(data[place : place + _GRID])
+        if source is not None:
+            while place > here and source > 0 and data[place - 1] == reference[source - 1]:
+                place, source = place - 1, source - 1
+            return place, source
+    return None
+
+
+def _index(reference: bytes) -> dict[bytes, int]:
+    return {reference[start : start + _GRID]: start for start in range(0, len(reference) - _GRID + 1, _GRID)}
+
+
+def _common(left: bytes, i: int, right: bytes, j: int) -> int:
+    """How many bytes agree from `left[i]` and `right[j]` on."""
+    limit = min(len(left) - i, len(right) - j)
+    length, step = 0, 64
+    while length < limit:
+        size = min(step, limit - length)
+        if left[i + length : i + length + size] == right[j + length : j + length + size]:
+            length += size
+            step *= 2
+        elif size == 1:
+            break
+        else:
+            step = size // 2
+    return length
+
+
+def _zigzag(value: int) -> int:
+    return value << 1 if value >= 0 else (-value << 1) - 1
+
+
+def _unzigzag(value: int) -> int:
+    return -((value + 1) >> 1) if value & 1 else value >> 1
+
+
+def _varint(value: int) -> bytes:
+    code = bytearray()
+    while value >= 128:
+        code.append(value & 127 | 128)
+        value >>= 7
+    code.append(value)
+    return bytes(code)
+
+
+def _read_varint(code: bytes, position: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = code[position]
+        value |= (byte & 127) << shift
+        position, shift = position + 1, shift + 7
+        if byte < 128:
+            return value, position
+        if shift > 63:
+            raise ValueError("it holds a number that is too long")
+
+
+def _read_varints(code: bytes) -> Iterator[int]:
+    position = 0
+    while position < len(code):
+        value, position = _read_varint(code, position)
+        yield value
+
+
+def _compress(data: bytes) -> list[tuple[int, bytes]]:
+    compressor = zlib.compressobj(9, zlib.DEFLATED, -15)
+    deflated = compressor.compress(data) + compressor.flush()
+    return [(0, deflated), (_ZSTANDARD, zstd.compress(data, 19 if len(data) <= _SMALL else 9))]
+
+
+def _expand(method: int, payload: bytes, length: int) -> bytes:
+    if length > _LARGEST:
+        raise ValueError("its length is out of bounds")
+    if method & _ZSTANDARD:
+        return zstd.expand(payload, length)
+    expander = zlib.decompressobj(-15)
+    inflated = expander.decompress(payload, length + 1)
+    if not expander.eof or expander.unused_data or len(inflated) != length:
+        raise ValueError("its compressed bytes do not end where they should")
+    return inflated

@@ -1,0 +1,151 @@
+"""How files come to stand on disk for good: temporary names, fsync, rename, and what is said when the disk is full."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+from ckstore.errors import CkstoreError
+
+_TEMPORARY = re.compile(r"\.tmp-(\d+)-[0-9a-f]+")
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+def checkpoint(step: str) -> None:
+    """Name a step of the commit protocol. It does nothing: tests replace it to stop the process at that step."""
+
+
+def timestamp() -> str:
+    """The present time in UTC, ISO 8601 with microseconds: of fixed width, so that text order is time order."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def sync_directory(directory: Path) -> None:
+    """Make the names in a directory durable. File systems that cannot fsync a directory are left as they are."""
+    descriptor = os.open(directory, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def temporary_path(directory: Path) -> Path:
+    """A name in `directory` that no other writer uses and that `sweep_temporaries` recognises."""
+    return directory / f".tmp-{os.getpid()}-{secrets.token_hex(8)}"
+
+
+@contextmanager
+def disk_full_explained(directory: Path, needed: int) -> Iterator[None]:
+    """Turn "no space left" into one sentence that says how much is needed.
+
+    Parameters
+    ----------
+    directory : Path
+        Where the bytes were to go.
+    needed : int
+        Bytes that were about to be written.
+
+    Raises
+    ------
+    CkstoreError
+        The file system or the quota is full.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        raise full_error(directory, needed) from error
+
+
+def full_error(directory: Path, needed: int) -> CkstoreError:
+    """The error for a full disk: `needed` bytes were about to be written below `directory`."""
+    free = "an unknown number of"
+    with suppress(OSError):
+        status = os.statvfs(directory)
+        free = f"{status.f_bavail * status.f_frsize:,}"
+    return CkstoreError(
+        f"No space for {directory}: at least {needed:,} more bytes are needed and {free} are free;"
+        " free some, for instance with `ckstore gc`, and try again."
+    )
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a small file so that it is either there in full, durably, or not at all.
+
+    Raises
+    ------
+    CkstoreError
+        The disk is full; nothing is left behind.
+    """
+    temporary = temporary_path(path.parent)
+    try:
+        with disk_full_explained(path.parent, len(data)):
+            with temporary.open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            checkpoint("file-written")
+            os.replace(temporary, path)
+            sync_directory(path.parent)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def sweep_temporaries(directory: Path, grace: float = 3600.0) -> list[Path]:
+    """Remove the temporary files and directories of processes that are gone.
+
+    Parameters
+    ----------
+    directory : Path
+        Only this directory, not those below it.
+    grace : float
+        Seconds for which a file must have been left untouched: the process may run on another host.
+
+    Returns
+    -------
+    list of Path
+        What was removed.
+    """
+    removed = []
+    oldest = time.time() - grace
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            match = _TEMPORARY.match(entry.name)
+            if match is None or is_running(int(match[1])):
+                continue
+            with suppress(FileNotFoundError):
+                if entry.stat(follow_symlinks=False).st_mtime <= oldest:
+                    _remove(entry)
+                    removed.append(Path(entry.path))
+    return removed
+
+
+def _remove(entry: os.DirEntry[str]) -> None:
+    if entry.is_dir(follow_symlinks=False):
+        shutil.rmtree(entry.path)
+    else:
+        os.unlink(entry.path)
+
+
+def is_running(process: int) -> bool:
+    """Whether a process of this number runs on this host."""
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True

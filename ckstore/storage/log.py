@@ -1,0 +1,89 @@
+"""The log: one small checksummed file for every change of state that is not an ingest, written before it is made."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from blake3 import blake3
+
+from ckstore.errors import FormatVersionError, IntegrityError, UsageError
+from ckstore.storage import durable, root
+
+FORMAT = 1
+_NAME = re.compile(r"(\d{12})-([0-9a-f]{16})\.json")
+_OWN_FIELDS = ("format", "sequence", "created", "digest")
+
+
+def append(store: Path, record: Mapping[str, Any]) -> Path:
+    """Write a record durably. Call it inside of the catalog transaction that makes the change.
+
+    The transaction's lock makes the sequence number unique; that the record is on disk before the commit means
+    that `recover` makes every change that ever became visible.
+
+    Parameters
+    ----------
+    store : Path
+        The store's directory.
+    record : mapping
+        JSON-able; `format`, `sequence`, `created` and `digest` are added and must not be in it.
+
+    Returns
+    -------
+    Path
+        The file.
+    """
+    taken = [field for field in _OWN_FIELDS if field in record]
+    if taken:
+        raise UsageError(f"A log record must not have a field {taken[0]}; the log adds it itself.")
+    directory = store / root.LOG
+    sequence = 1 + max((sequence for sequence, _, _ in _files(directory)), default=0)
+    content = {"format": FORMAT, "sequence": sequence, "created": durable.timestamp(), **record}
+    digest = blake3(_canonical(content)).hexdigest(length=20)
+    path = directory / f"{sequence:012d}-{digest[:16]}.json"
+    durable.write_file(path, _canonical({**content, "digest": digest}))
+    durable.checkpoint("log-written")
+    return path
+
+
+def read_all(store: Path) -> list[dict[str, Any]]:
+    """All records in order, each with its `sequence`, `created`, `format` and `digest`.
+
+    Raises
+    ------
+    IntegrityError
+        A record is damaged; the message names its file.
+    FormatVersionError
+        A record was written by a later version of ckstore.
+    """
+    return [_read(path, sequence, identifier) for sequence, identifier, path in sorted(_files(store / root.LOG))]
+
+
+def _read(path: Path, sequence: int, identifier: str) -> dict[str, Any]:
+    data = path.read_bytes()
+    try:
+        record = json.loads(data)
+        # Compared as bytes too: what JSON does not care about (blanks, escapes) is no excuse for changed bytes.
+        whole = _canonical(record) == data
+        digest = record.pop("digest")
+        intact = whole and blake3(_canonical(record)).hexdigest(length=20) == digest
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        intact = False
+    if not intact or digest[:16] != identifier or record.get("sequence") != sequence:
+        raise IntegrityError(f"Log record {path} is damaged; restore it from a copy.")
+    if record["format"] > FORMAT:
+        version = record["format"]
+        raise FormatVersionError(f"{path} has format {version}, this ckstore reads {FORMAT}; install a later one.")
+    return {**record, "digest": digest}
+
+
+def _files(directory: Path) -> list[tuple[int, str, Path]]:
+    matches = ((_NAME.fullmatch(path.name), path) for path in directory.iterdir())
+    return [(int(match[1]), match[2], path) for match, path in matches if match is not None]
+
+
+def _canonical(record: Mapping[str, Any]) -> bytes:
+    return json.dumps(record, sort_keys=True, separators=(",", ":")).encode()

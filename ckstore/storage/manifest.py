@@ -1,0 +1,103 @@
+"""The frame of a manifest: a checksummed JSON document and named blobs, as the last entry of every pack."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+from blake3 import blake3
+
+from ckstore.errors import FormatVersionError, IntegrityError
+from ckstore.storage import zstd
+
+#: Name of the manifest's array in a pack, and of the zip member that holds its bytes.
+NAME = "manifest"
+MEMBER = "manifest/c/0"
+FORMAT = 1
+
+_MAGIC = b"CKM1"
+# magic, length and BLAKE3-16 of all that follows: this much stays the same in every format version,
+# so that damage to the version is damage and not a later version.
+_ENVELOPE = struct.Struct("<4sQ16s")
+# format version, length of the JSON document, length of its zstd frame
+_HEAD = struct.Struct("<IQQ")
+_LEVEL = 12
+# No document of a checkpoint comes near; a crafted one must not allocate what it likes.
+_LARGEST_DOCUMENT = 1 << 30
+
+
+def encode_manifest(document: Mapping[str, Any], blobs: Mapping[str, bytes]) -> bytes:
+    """Frame a document and its blobs.
+
+    Parameters
+    ----------
+    document : mapping
+        JSON-able.
+    blobs : mapping of str to bytes
+        Stored as they are, in this order: compress them before where it pays.
+
+    Returns
+    -------
+    bytes
+    """
+    table = [[name, len(blob)] for name, blob in blobs.items()]
+    text = json.dumps({"document": document, "blobs": table}, separators=(",", ":")).encode()
+    frame = zstd.compress(text, _LEVEL)
+    rest = b"".join([_HEAD.pack(FORMAT, len(text), len(frame)), frame, *blobs.values()])
+    return _ENVELOPE.pack(_MAGIC, len(rest), blake3(rest).digest(length=16)) + rest
+
+
+def decode_manifest(data: bytes) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """Undo `encode_manifest`.
+
+    Returns
+    -------
+    document : dict
+    blobs : dict of str to bytes
+
+    Raises
+    ------
+    IntegrityError
+        The bytes are not what was written.
+    FormatVersionError
+        They were written by a later version of ckstore.
+    """
+    if len(data) < _ENVELOPE.size + _HEAD.size:
+        raise _damaged("it is too short")
+    magic, length, digest = _ENVELOPE.unpack_from(data)
+    rest = memoryview(data)[_ENVELOPE.size :]
+    if magic != _MAGIC or length != len(rest) or blake3(rest).digest(length=16) != digest:
+        raise _damaged("its checksum does not agree")
+    version, text_length, frame_length = _HEAD.unpack_from(rest)
+    if version > FORMAT:
+        raise FormatVersionError(f"A manifest has format {version}, this ckstore reads {FORMAT}; install a later one.")
+    if version != FORMAT or frame_length > len(rest) - _HEAD.size or text_length > _LARGEST_DOCUMENT:
+        raise _damaged("its header is out of bounds")
+    try:
+        content = json.loads(zstd.expand(bytes(rest[_HEAD.size : _HEAD.size + frame_length]), text_length))
+        document, table = content["document"], content["blobs"]
+        blobs = _cut(bytes(rest[_HEAD.size + frame_length :]), table)
+    except (ValueError, TypeError, KeyError, RuntimeError, RecursionError) as error:
+        raise _damaged(str(error)) from error
+    if not isinstance(document, dict):
+        raise _damaged("its document is no object")
+    return document, blobs
+
+
+def _cut(data: bytes, table: list[list[Any]]) -> dict[str, bytes]:
+    blobs: dict[str, bytes] = {}
+    offset = 0
+    for name, length in table:
+        if not isinstance(name, str) or name in blobs or not 0 <= length <= len(data) - offset:
+            raise ValueError("its table of blobs is out of bounds")
+        blobs[name] = data[offset : offset + length]
+        offset += length
+    if offset != len(data):
+        raise ValueError("it has bytes that belong to nothing")
+    return blobs
+
+
+def _damaged(reason: str) -> IntegrityError:
+    return IntegrityError(f"A manifest is damaged: {reason}; restore its pack from a copy.")

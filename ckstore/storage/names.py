@@ -1,0 +1,103 @@
+"""What the name of a version means: a number, a tag, `latest`, `run@step`, a run, or the beginning of an id."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from ckstore.errors import NotFoundError, UsageError
+
+if TYPE_CHECKING:
+    from ckstore.storage.catalog import Catalog
+    from ckstore.storage.rows import VersionRow
+
+#: The name of the version that was ingested last.
+LATEST = "latest"
+_UID_PREFIX = re.compile(r"[0-9a-f]{4,40}")
+# SQLite's integers; a longer row of digits can still begin an id.
+_LARGEST_NUMBER = 2**63 - 1
+_SUGGESTIONS = 3
+
+
+def check_tag(name: str) -> None:
+    """Raise `UsageError` unless a tag can be told from a number, from `latest` and from `run@step`."""
+    plain = name.isprintable() and name == name.strip() and "@" not in name
+    if not name or not plain or name.isdecimal() or name == LATEST:
+        raise UsageError(
+            f"{name!r} cannot be a tag: it is empty, a number, {LATEST}, or has an @ in it; choose another."
+        )
+
+
+def resolve(catalog: Catalog, spec: str | int) -> VersionRow:
+    """The version that a name means.
+
+    Parameters
+    ----------
+    catalog : Catalog
+    spec : str or int
+        In this order: the number of a version, a tag, `latest` (ingested last), `run@step` or `run@latest`,
+        the name of a run (its version that was ingested last), or the beginning of a version's id, at least four
+        hexadecimal characters, that no other version shares.
+
+    Raises
+    ------
+    NotFoundError
+        Nothing has that name, or several ids begin so; near matches stand in the message.
+    """
+    text = str(spec).strip()
+    number = int(text) if text.isascii() and text.isdecimal() else -1
+    if 0 <= number <= _LARGEST_NUMBER:
+        try:
+            return catalog.version(number)
+        except NotFoundError:
+            if isinstance(spec, int):
+                raise
+    tagged = catalog.tags().get(text)
+    if tagged is not None:
+        return catalog.version(tagged)
+    found = catalog.latest() if text == LATEST else _of_run(catalog, text)
+    if found is None:
+        found = _by_uid(catalog, text.lower())
+    if found is None:
+        raise NotFoundError(f"There is no version {text}{_near(catalog, text)}; see `ckstore log`.")
+    return found
+
+
+def _of_run(catalog: Catalog, text: str) -> VersionRow | None:
+    run, separator, step = text.rpartition("@")
+    if separator:
+        if step == LATEST:
+            return catalog.latest(run)
+        if re.fullmatch(r"-?[0-9]{1,18}", step):
+            found = catalog.at_step(run, int(step))
+            if found is not None:
+                return found
+    return catalog.latest(text)
+
+
+def _by_uid(catalog: Catalog, prefix: str) -> VersionRow | None:
+    if not _UID_PREFIX.fullmatch(prefix):
+        return None
+    found = catalog.with_uid(prefix)
+    if len(found) > 1:
+        listed = ", ".join(version.uid[: len(prefix) + 4] for version in found[:_SUGGESTIONS])
+        raise NotFoundError(f"{len(found)} versions have ids that begin with {prefix} ({listed}); give more of it.")
+    return found[0] if found else None
+
+
+def _near(catalog: Catalog, text: str) -> str:
+    from difflib import get_close_matches
+
+    run, separator, step = text.rpartition("@")
+    names = [*catalog.tags(), *(row.name for row in catalog.runs())]
+    if separator and run in names:
+        steps = [version.step for version in catalog.versions(run) if version.step is not None]
+        if step.isdecimal():
+            near = sorted(steps, key=lambda other: abs(other - int(step)))[:_SUGGESTIONS]
+            names = [f"{run}@{other}" for other in near]
+            return f" (near: {', '.join(names)})" if names else ""
+        names = [f"{run}@{other}" for other in steps]
+    elif separator:
+        names = [f"{name}@{step}" for name in names]
+    matches = get_close_matches(text, names, n=_SUGGESTIONS)
+    return f" (near: {', '.join(matches)})" if matches else ""

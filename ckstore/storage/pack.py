@@ -1,0 +1,298 @@
+"""Writing a pack: one immutable zip of one commit that holds a Zarr v3 hierarchy, named by the BLAKE3 of its bytes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import struct
+import zipfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Self, cast
+
+from blake3 import blake3
+
+from ckstore.errors import CkstoreError, UsageError
+from ckstore.storage import durable, root
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+PackKind = Literal["coarse", "exact"]
+#: The format version that stands in the attributes of a pack's root group.
+FORMAT = 1
+
+_SUFFIXES: dict[PackKind, str] = {"coarse": ".zip", "exact": ".exact.zip"}
+_PACK_NAME = re.compile(r"([0-9a-f]{40})(\.exact)?\.zip")
+_ARRAY_NAME = re.compile(r"(?!__)[A-Za-z0-9_-][A-Za-z0-9_.-]*")
+_ABSENT = 2**64 - 1
+_BLOCK = 1 << 22
+_BYTES_CODEC = {"name": "bytes", "configuration": {"endian": "little"}}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Where the bytes of one array lie inside a pack file.
+
+    Attributes
+    ----------
+    offset, length : int
+        In bytes, from the start of the file.
+    """
+
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class PackInfo:
+    """A finished pack.
+
+    Attributes
+    ----------
+    name : str
+        File name below `packs/`: 40 hexadecimal characters and `.zip` or `.exact.zip`.
+    bytes : int
+        Size of the file.
+    kind : "coarse" or "exact"
+    """
+
+    name: str
+    bytes: int
+    kind: PackKind
+
+
+def parse_pack_name(name: str) -> tuple[str, PackKind] | None:
+    """The digest (40 hexadecimal characters) and kind in a pack's file name; None if it is not such a name."""
+    match = _PACK_NAME.fullmatch(name)
+    return None if match is None else (match[1], "exact" if match[2] else "coarse")
+
+
+def digest_file(file: BinaryIO) -> str:
+    """The first 20 bytes of the BLAKE3 of an open file from its present position on, in hexadecimal."""
+    digest = blake3(max_threads=blake3.AUTO)
+    while block := file.read(_BLOCK):
+        digest.update(block)
+    return digest.hexdigest(length=20)
+
+
+class PackWriter:
+    """Write one pack. Use it as a context manager: what is not finished is removed. Not for several threads at once.
+
+    Parameters
+    ----------
+    store : Path
+        The store's directory.
+    kind : "coarse" or "exact"
+    """
+
+    def __init__(self, store: Path, kind: PackKind) -> None:
+        self.kind: PackKind = kind
+        self._directory = store / root.PACKS
+        self._path = durable.temporary_path(self._directory)
+        self._names: set[str] = set()
+        self._done = False
+        try:
+            self._file = self._path.open("x+b")
+        except OSError as error:
+            reason = f"{self._directory}: {error.strerror}"
+            raise CkstoreError(f"No pack can be begun in {reason}; check that it may be written to.") from error
+        self._zip = zipfile.ZipFile(self._file, "w", allowZip64=True)
+        try:
+            attributes = {"ckstore": {"format": FORMAT, "kind": kind}}
+            self._add_metadata("", {"zarr_format": 3, "node_type": "group", "attributes": attributes})
+        except BaseException:
+            self.abort()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.abort()
+
+    def add_sharded(
+        self,
+        name: str,
+        count: int,
+        chunk: int,
+        dtype: str,
+        inner_codecs: Sequence[Mapping[str, Any]],
+        attributes: Mapping[str, Any] | None,
+        payloads: Sequence[Buffer | None],
+    ) -> Entry:
+        """Add a one-dimensional array whose encoded chunks lie in one shard.
+
+        Parameters
+        ----------
+        name : str
+            One path segment of letters, digits, `_`, `-` and `.`.
+        count : int
+            Elements of the array, at least 1.
+        chunk : int
+            Elements of a chunk, at least 1.
+        dtype : str
+            Zarr v3 data type of what the codecs decode to, for instance `int32`. The fill value is 0.
+        inner_codecs : sequence of mapping
+            Zarr v3 codec metadata of the chunks.
+        attributes : mapping, optional
+            JSON-able attributes of the array.
+        payloads : sequence of bytes-like or None
+            One encoded chunk for each `chunk` elements; None for a chunk that is all zeros.
+
+        Returns
+        -------
+        Entry
+            Where the shard lies: the payloads one after the other, then the index (`read_shard_index`).
+        """
+        chunks = -(-count // chunk)
+        if count < 1 or len(payloads) != chunks:
+            raise UsageError(f"Array {name} of {count} elements has {chunks} chunks, not {len(payloads)}.")
+        views = [None if payload is None else memoryview(payload).cast("B") for payload in payloads]
+        index: list[int] = []
+        offset = 0
+        for view in views:
+            if view is None:
+                index += (_ABSENT, _ABSENT)
+            else:
+                index += (offset, view.nbytes)
+                offset += view.nbytes
+        table = struct.pack(f"<{2 * chunks}Q", *index)
+        codec = {
+            "name": "sharding_indexed",
+            "configuration": {
+                "chunk_shape": [chunk],
+                "codecs": list(inner_codecs),
+                "index_codecs": [_BYTES_CODEC, {"name": "crc32c"}],
+            },
+        }
+        self._add_metadata(name, _array_metadata(count, chunks * chunk, dtype, codec, attributes))
+        stored = [view for view in views if view is not None]
+        return self._add_chunk(name, [*stored, memoryview(table + _crc32c(table))])
+
+    def add_bytes(
+        self, name: str, data: Buffer | Sequence[Buffer], attributes: Mapping[str, Any] | None = None
+    ) -> Entry:
+        """Add bytes as an array of uint8 in one chunk.
+
+        Parameters
+        ----------
+        name : str
+            As for `add_sharded`.
+        data : bytes-like, or sequence of bytes-like
+            What to store, at least one byte; several are stored one after the other.
+        attributes : mapping, optional
+            JSON-able attributes of the array.
+
+        Returns
+        -------
+        Entry
+            Where exactly these bytes lie.
+        """
+        parts: Sequence[Buffer] = data if isinstance(data, (list, tuple)) else [cast("Buffer", data)]
+        views = [memoryview(part).cast("B") for part in parts]
+        size = sum(view.nbytes for view in views)
+        if size == 0:
+            raise UsageError(f"Array {name} would have no bytes; leave it out.")
+        self._add_metadata(name, _array_metadata(size, size, "uint8", {"name": "bytes"}, attributes))
+        return self._add_chunk(name, views)
+
+    def finish(self) -> PackInfo:
+        """Make the pack durable under its name.
+
+        Returns
+        -------
+        PackInfo
+
+        Raises
+        ------
+        CkstoreError
+            The disk is full; nothing is left behind.
+        """
+        with durable.disk_full_explained(self._directory, self._file.tell()):
+            self._zip.close()
+            self._file.flush()
+            self._file.seek(0)
+            digest = digest_file(self._file)
+            size = self._file.tell()
+            durable.checkpoint("pack-written")
+            os.fsync(self._file.fileno())
+            self._file.close()
+        name = digest + _SUFFIXES[self.kind]
+        durable.checkpoint("pack-synced")
+        os.replace(self._path, self._directory / name)
+        self._done = True
+        durable.checkpoint("pack-renamed")
+        durable.sync_directory(self._directory)
+        return PackInfo(name, size, self.kind)
+
+    def abort(self) -> None:
+        """Remove what was written so far; does nothing once the pack is finished."""
+        if self._done:
+            return
+        self._done = True
+        # Closing writes a directory into a file that is about to go: on a full disk that fails, and does not matter.
+        for closable in (self._zip, self._file):
+            with suppress(OSError, ValueError):
+                closable.close()
+        self._path.unlink(missing_ok=True)
+
+    def _add_metadata(self, name: str, document: Mapping[str, Any]) -> None:
+        if self._done:
+            raise UsageError("This pack is finished; begin another one.")
+        if name in self._names or (name and not _ARRAY_NAME.fullmatch(name)) or name == "zarr.json":
+            raise UsageError(f"{name!r} cannot name an array of this pack: it is taken, or not one plain segment.")
+        self._names.add(name)
+        data = json.dumps(document, separators=(",", ":")).encode()
+        with durable.disk_full_explained(self._directory, len(data)):
+            member = _member(f"{name}/zarr.json" if name else "zarr.json", zipfile.ZIP_DEFLATED)
+            self._zip.writestr(member, data, compresslevel=9)
+
+    def _add_chunk(self, name: str, views: Sequence[memoryview]) -> Entry:
+        member = _member(f"{name}/c/0", zipfile.ZIP_STORED)
+        member.file_size = sum(view.nbytes for view in views)
+        full = durable.disk_full_explained(self._directory, member.file_size)
+        with full, self._zip.open(member, "w") as target:
+            offset = self._file.tell()
+            for view in views:
+                target.write(view)
+        return Entry(offset, member.file_size)
+
+
+def _member(name: str, compression: int) -> zipfile.ZipInfo:
+    """A zip member whose headers depend on nothing but its name and content."""
+    member = zipfile.ZipInfo(name)
+    member.compress_type = compression
+    member.create_system = 3
+    member.external_attr = 0o600 << 16
+    return member
+
+
+def _array_metadata(
+    count: int, shard: int, dtype: str, codec: Mapping[str, Any], attributes: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    document: dict[str, Any] = {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": [count],
+        "data_type": dtype,
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [shard]}},
+        "chunk_key_encoding": {"name": "default"},
+        "fill_value": False if dtype == "bool" else 0,
+        "codecs": [codec],
+    }
+    if attributes:
+        document["attributes"] = dict(attributes)
+    return document
+
+
+def _crc32c(data: bytes) -> bytes:
+    import google_crc32c
+
+    return int(google_crc32c.value(data)).to_bytes(4, "little")

@@ -1,0 +1,203 @@
+"""Reading packs: positioned reads through a bounded cache of open files, the zip directory, and shard indexes."""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+import zipfile
+from collections import OrderedDict
+from pathlib import Path
+
+from ckstore.errors import IntegrityError
+from ckstore.storage import root
+from ckstore.storage.pack import Entry, PackInfo, digest_file, parse_pack_name
+
+_ABSENT = 2**64 - 1
+# pread(2) returns at most 2^31 - 4096 bytes on Linux.
+_LARGEST_READ = 1 << 30
+
+
+class _OpenPack:
+    """A file descriptor that is closed with its last reference: a thread that still reads keeps it alive."""
+
+    __slots__ = ("descriptor", "size")
+
+    def __init__(self, path: Path) -> None:
+        self.descriptor = -1
+        self.descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0))
+        self.size = os.fstat(self.descriptor).st_size
+
+    def __del__(self) -> None:
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+
+
+class PackReader:
+    """Positioned reads from the packs of one store, for any number of threads.
+
+    Parameters
+    ----------
+    store : Path
+        The store's directory.
+    limit : int
+        How many files stay open; the least recently used one is closed first.
+    """
+
+    def __init__(self, store: Path, limit: int = 64) -> None:
+        self._directory = store / root.PACKS
+        self._limit = limit
+        self._open: OrderedDict[str, _OpenPack] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def pread(self, pack: str, offset: int, length: int) -> bytes:
+        """Exactly `length` bytes from `offset` of a pack.
+
+        Raises
+        ------
+        IntegrityError
+            The pack is missing or shorter than that.
+        """
+        opened = self._opened(pack)
+        if offset < 0 or length < 0 or offset + length > opened.size:
+            raise _short(pack, offset, length)
+        parts = []
+        remaining = length
+        while remaining:
+            part = os.pread(opened.descriptor, min(remaining, _LARGEST_READ), offset + length - remaining)
+            if not part:
+                raise _short(pack, offset, length)
+            parts.append(part)
+            remaining -= len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def size(self, pack: str) -> int:
+        """The size of a pack in bytes; raises `IntegrityError` where it is missing."""
+        return self._opened(pack).size
+
+    def digest(self, pack: str) -> str:
+        """What a pack's bytes say its name should be: 40 hexadecimal characters. Reads the whole file."""
+        try:
+            with self._path(pack).open("rb", buffering=0) as file:
+                return digest_file(file)
+        except FileNotFoundError:
+            raise _missing(pack) from None
+
+    def find_entry(self, pack: str, member: str) -> Entry:
+        """Where the bytes of a stored zip member lie, from the pack's own directory.
+
+        Parameters
+        ----------
+        pack : str
+            File name of the pack.
+        member : str
+            For instance `manifest/c/0`.
+
+        Raises
+        ------
+        IntegrityError
+            The pack is missing, no zip, or has no such member.
+        """
+        try:
+            with zipfile.ZipFile(self._path(pack)) as archive:
+                info = archive.getinfo(member)
+        except FileNotFoundError:
+            raise _missing(pack) from None
+        except (KeyError, ValueError, NotImplementedError, zipfile.BadZipFile, struct.error) as error:
+            raise IntegrityError(f"Pack {pack} has no readable {member} ({error}); restore it from a copy.") from error
+        header = self.pread(pack, info.header_offset, 30)
+        if header[:4] != b"PK\3\4" or info.compress_type != zipfile.ZIP_STORED or info.file_size != info.compress_size:
+            raise IntegrityError(f"Pack {pack} has a damaged header for {member}; restore the pack from a copy.")
+        name, extra = struct.unpack_from("<HH", header, 26)
+        return Entry(info.header_offset + 30 + name + extra, info.file_size)
+
+    def list_packs(self) -> list[PackInfo]:
+        """Every pack that lies in the store, known to the catalog or not, by name."""
+        found = []
+        with os.scandir(self._directory) as entries:
+            for entry in entries:
+                parsed = parse_pack_name(entry.name)
+                if parsed is not None and entry.is_file():
+                    found.append(PackInfo(entry.name, entry.stat().st_size, parsed[1]))
+        return sorted(found, key=lambda info: info.name)
+
+    def forget(self, pack: str) -> None:
+        """Close a pack that was or will be removed."""
+        with self._lock:
+            self._open.pop(pack, None)
+
+    def close(self) -> None:
+        """Close every file; a later read opens it again."""
+        with self._lock:
+            self._open.clear()
+
+    def _path(self, pack: str) -> Path:
+        # Names come out of the catalog, which may have been made by someone else.
+        if not isinstance(pack, str) or parse_pack_name(pack) is None:
+            raise IntegrityError(f"{pack!r} is no name of a pack; run `ckstore recover` to rebuild the catalog.")
+        return self._directory / pack
+
+    def _opened(self, pack: str) -> _OpenPack:
+        with self._lock:
+            opened = self._open.get(pack)
+            if opened is None:
+                try:
+                    opened = _OpenPack(self._path(pack))
+                except FileNotFoundError:
+                    raise _missing(pack) from None
+                self._open[pack] = opened
+                while len(self._open) > self._limit:
+                    self._open.popitem(last=False)
+            else:
+                self._open.move_to_end(pack)
+            return opened
+
+
+def read_shard_index(data: bytes, chunks: int, shard_length: int | None = None) -> list[tuple[int, int] | None]:
+    """Parse the index at the end of a shard.
+
+    Parameters
+    ----------
+    data : bytes
+        The last bytes of the shard, at least `16 * chunks + 4`.
+    chunks : int
+        Number of chunks in the shard.
+    shard_length : int, optional
+        Length of the whole shard in bytes; when given, every chunk must lie in it.
+
+    Returns
+    -------
+    list of (offset, length) or None
+        For each chunk where it lies from the start of the shard; None where it is absent, that is all zeros.
+
+    Raises
+    ------
+    IntegrityError
+        The checksum does not agree, or a chunk lies outside of the shard.
+    """
+    import google_crc32c
+
+    length = 16 * chunks + 4
+    table = data[len(data) - length : len(data) - 4] if len(data) >= length else b""
+    if not table or int(google_crc32c.value(table)).to_bytes(4, "little") != data[-4:]:
+        raise IntegrityError("The index of a shard does not match its checksum; restore the pack from a copy.")
+    limit = None if shard_length is None else shard_length - length
+    result: list[tuple[int, int] | None] = []
+    for offset, size in struct.iter_unpack("<QQ", table):
+        if offset == size == _ABSENT:
+            result.append(None)
+        elif limit is not None and offset + size > limit:
+            raise IntegrityError("The index of a shard points outside of it; restore the pack from a copy.")
+        else:
+            result.append((offset, size))
+    return result
+
+
+def _missing(pack: str) -> IntegrityError:
+    return IntegrityError(f"Pack {pack} is missing from the store; restore it from a copy, then run `ckstore verify`.")
+
+
+def _short(pack: str, offset: int, length: int) -> IntegrityError:
+    return IntegrityError(
+        f"Pack {pack} is too short for {length} bytes at {offset}; restore it from a copy, then run `ckstore verify`."
+    )

@@ -1,0 +1,116 @@
+"""Where the objects of ids stand: the two large tables of the catalog, each with a small one in front of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ckstore.errors import ConflictError, UsageError
+from ckstore.storage.connection import Connection
+from ckstore.storage.rows import Placement
+
+#: Keys looked up with one statement; SQLite's own limit on parameters is 32,766.
+_KEYS_AT_ONCE = 500
+#: Rows of the small table after which they are moved on to the large one (see `migrations`).
+_LARGEST_RECENT = 1 << 15
+
+
+class Placements:
+    """Pack and slot by key, for lattices or for contents. Changes happen inside of the caller's transaction.
+
+    Parameters
+    ----------
+    connection : Connection
+    name : "lattices" or "contents"
+        Name of the view; the tables are `recent_<name>` and `settled_<name>`.
+    """
+
+    def __init__(self, connection: Connection, name: str) -> None:
+        self._connection = connection
+        self._name = name
+
+    def find(self, keys: Iterable[int]) -> dict[int, tuple[str, int]]:
+        """Pack name and slot for those keys that are there."""
+        # Sorted, so that neighbouring keys find the same page in the cache.
+        wanted = sorted(set(keys))
+        found: list[tuple[int, int, int]] = []
+        for start in range(0, len(wanted), _KEYS_AT_ONCE):
+            part = wanted[start : start + _KEYS_AT_ONCE]
+            marks = ",".join("?" * len(part))
+            found += self._connection.rows(f"SELECT key, pack, slot FROM {self._name} WHERE key IN ({marks})", part)
+        names: dict[int, str] = {}
+        for pack in {pack for _, pack, _ in found}:
+            names.update(self._connection.rows("SELECT id, name FROM packs WHERE id = ?", [pack]))
+        # Outside of a transaction, a pack may have gone between the two queries.
+        return {key: (names[pack], slot) for key, pack, slot in found if pack in names}
+
+    def require(self, keys: Sequence[int]) -> None:
+        """Raise `ConflictError` unless all keys are there."""
+        if len(self.find(keys)) < len(set(keys)):
+            raise ConflictError("An object that this version refers to was removed meanwhile; ingest it again.")
+
+    def within(self, pack: str) -> list[tuple[int, int]]:
+        """(key, slot) of everything that stands in a pack, by slot. Reads the whole table."""
+        return self._connection.rows(
+            f"SELECT key, slot FROM {self._name} WHERE pack = (SELECT id FROM packs WHERE name = ?) ORDER BY slot",
+            [pack],
+        )
+
+    def count(self) -> int:
+        """How many keys there are."""
+        # The view would look up every row of the large table in the small one.
+        [[count]] = self._connection.rows(
+            f"SELECT (SELECT COUNT(*) FROM settled_{self._name}) + (SELECT COUNT(*) FROM recent_{self._name}"
+            f" WHERE key NOT IN (SELECT key FROM settled_{self._name}))"
+        )
+        return int(count)
+
+    def place(self, placements: Iterable[Placement], *, displace: bool) -> None:
+        """Say where objects stand.
+
+        Parameters
+        ----------
+        placements : iterable of (key, pack name, slot)
+        displace : bool
+            Whether a key that is there already moves, or keeps its place.
+
+        Raises
+        ------
+        UsageError
+            A pack is not in the catalog.
+        """
+        identifiers: dict[str, int] = {}
+        rows = []
+        for key, pack, slot in placements:
+            if pack not in identifiers:
+                found = self._connection.rows("SELECT id FROM packs WHERE name = ?", [pack])
+                if not found:
+                    raise UsageError(f"Pack {pack} is not in the catalog; add it in the same transaction.")
+                identifiers[pack] = found[0][0]
+            rows.append((key, identifiers[pack], slot))
+        # In key order the tree is walked once instead of searched anew for every row.
+        rows.sort()
+        if displace:
+            statement = f"INSERT OR REPLACE INTO recent_{self._name} VALUES (?, ?, ?)"
+        else:
+            statement = (
+                f"INSERT OR IGNORE INTO recent_{self._name} SELECT ?1, ?2, ?3"
+                f" WHERE NOT EXISTS (SELECT 1 FROM settled_{self._name} WHERE key = ?1)"
+            )
+        self._connection.execute_many(statement, rows)
+        self._settle()
+
+    def remove(self, keys: Iterable[int]) -> int:
+        """Forget where objects stand; returns how many were known."""
+        known = [(key,) for key in sorted(self.find(keys))]
+        for part in ("recent", "settled"):
+            self._connection.execute_many(f"DELETE FROM {part}_{self._name} WHERE key = ?", known)
+        return len(known)
+
+    def _settle(self) -> None:
+        [[recent]] = self._connection.rows(f"SELECT COUNT(*) FROM recent_{self._name}")
+        if recent > _LARGEST_RECENT:
+            self._connection.execute(
+                f"INSERT OR REPLACE INTO settled_{self._name}"
+                f" SELECT key, pack, slot FROM recent_{self._name} ORDER BY key"
+            )
+            self._connection.execute(f"DELETE FROM recent_{self._name}")

@@ -1,0 +1,72 @@
+"""Reading a store without its catalog: every pack with its manifest, in the order in which they were committed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ckstore.errors import FormatVersionError, IntegrityError
+from ckstore.storage import manifest
+from ckstore.storage.pack import Entry, PackInfo, parse_pack_name
+from ckstore.storage.pack_reader import PackReader
+
+
+@dataclass(frozen=True, slots=True)
+class ScannedPack:
+    """A pack that is what its name says, and its manifest; `entry` is where that lies."""
+
+    info: PackInfo
+    entry: Entry
+    document: dict[str, Any]
+    blobs: dict[str, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class DamagedPack:
+    """A pack that could not be used, and why. It is never removed: a copy of it may be whole, or parts of it."""
+
+    info: PackInfo
+    reason: str
+
+
+def scan_packs(store: Path) -> Iterator[ScannedPack | DamagedPack]:
+    """Every pack of a store: the whole ones in the order of `created`, `number` and name, then the damaged ones.
+
+    Every byte of every pack is read. One manifest is held at a time.
+
+    Parameters
+    ----------
+    store : Path
+        The store's directory.
+
+    Raises
+    ------
+    FormatVersionError
+        A manifest was written by a later version of ckstore.
+    """
+    reader = PackReader(store)
+    order: list[tuple[str, int, PackInfo]] = []
+    damaged: list[DamagedPack] = []
+    for info in reader.list_packs():
+        try:
+            parsed = parse_pack_name(info.name)
+            if parsed is None or reader.digest(info.name) != parsed[0]:
+                raise IntegrityError("its bytes are not those that its name stands for")
+            document = _scan(reader, info).document
+            order.append((str(document.get("created", "")), int(document.get("number") or 0), info))
+        except FormatVersionError:
+            raise
+        except (IntegrityError, OSError, ValueError, TypeError) as error:
+            damaged.append(DamagedPack(info, str(error)))
+    for _, _, info in sorted(order, key=lambda item: (item[0], item[1], item[2].name)):
+        yield _scan(reader, info)
+    yield from damaged
+    reader.close()
+
+
+def _scan(reader: PackReader, info: PackInfo) -> ScannedPack:
+    entry = reader.find_entry(info.name, manifest.MEMBER)
+    document, blobs = manifest.decode_manifest(reader.pread(info.name, entry.offset, entry.length))
+    return ScannedPack(info, entry, document, blobs)

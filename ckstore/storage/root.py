@@ -1,0 +1,78 @@
+"""The directory of a store: what lies in it, how it is made and how it is found."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ckstore.errors import ConflictError, NoStoreError
+from ckstore.storage import durable
+
+#: Names inside a store.
+PACKS = "packs"
+LOG = "log"
+CATALOG = "catalog.sqlite"
+#: The directory name that is looked for upwards.
+DEFAULT_NAME = ".ckstore"
+#: The environment variable that names a store.
+VARIABLE = "CKSTORE"
+
+
+def is_store(path: Path) -> bool:
+    """Whether a directory is a store: it has packs, and a catalog or the log to rebuild one."""
+    return (path / PACKS).is_dir() and ((path / CATALOG).is_file() or (path / LOG).is_dir())
+
+
+def create_layout(root: Path) -> None:
+    """Make the directories of a store; the catalog is made by `Catalog.create`.
+
+    Raises
+    ------
+    ConflictError
+        The path is a file, or a directory that holds something else.
+    """
+    if root.exists():
+        if not root.is_dir():
+            raise ConflictError(f"{root} is a file; choose another path for the store.")
+        foreign = [name for name in os.listdir(root) if name not in (PACKS, LOG) and not name.startswith(".tmp-")]
+        if (root / CATALOG).exists():
+            raise ConflictError(f"{root} is a store already; choose another path or use it as it is.")
+        if foreign:
+            raise ConflictError(f"{root} is not empty ({sorted(foreign)[0]} lies in it); choose an empty directory.")
+    for directory in (root, root / PACKS, root / LOG):
+        directory.mkdir(parents=True, exist_ok=True)
+        durable.sync_directory(directory.parent)
+    durable.sync_directory(root)
+
+
+def find_store(start: Path | None = None) -> Path:
+    """The store to use: `$CKSTORE`, or else the nearest `.ckstore` in `start` or above it.
+
+    Parameters
+    ----------
+    start : Path, optional
+        Where to begin; the working directory by default.
+
+    Raises
+    ------
+    NoStoreError
+        There is none.
+    """
+    named = os.environ.get(VARIABLE)
+    if named:
+        if not is_store(Path(named)):
+            raise NoStoreError(f"${VARIABLE} names {named}, which is no store; correct it or run `ckstore init`.")
+        return Path(named)
+    begin = (start or Path.cwd()).absolute()
+    for directory in (begin, *begin.parents):
+        if is_store(directory / DEFAULT_NAME):
+            return directory / DEFAULT_NAME
+    raise NoStoreError(
+        f"There is no {DEFAULT_NAME} in {begin} or above it; run `ckstore init`, or name a store with --store."
+    )
+
+
+def sweep_temporaries(root: Path, grace: float = 3600.0) -> list[Path]:
+    """Remove what interrupted processes left in the store; see `durable.sweep_temporaries`."""
+    directories = [path for path in (root, root / PACKS, root / LOG) if path.is_dir()]
+    return [removed for path in directories for removed in durable.sweep_temporaries(path, grace)]

@@ -1,0 +1,135 @@
+"""The rows of the catalog as plain values, and the key under which an id stands in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+#: (key, pack name, slot): where the object of an id stands.
+Placement = tuple[int, str, int]
+
+
+def key(identifier: str) -> int:
+    """The first 63 bits of an id as a non-negative integer.
+
+    Two ids may share a key: records carry the full id, and whoever looks one up compares it.
+
+    Parameters
+    ----------
+    identifier : str
+        At least 16 hexadecimal characters.
+    """
+    return int(identifier[:16], 16) >> 1
+
+
+@dataclass(frozen=True, slots=True)
+class VersionRow:
+    """One version.
+
+    Attributes
+    ----------
+    number : int
+        From `Catalog.reserve_number`.
+    uid : str
+        The version's id, 40 hexadecimal characters.
+    run : str
+        Name of its run.
+    step : int or None
+    parent : int or None
+        Number of its parent.
+    created : str
+        UTC, ISO 8601 (`durable.timestamp`).
+    pack : str
+        File name of the pack that holds the manifest.
+    manifest_offset, manifest_length : int
+        Where the manifest lies in that pack, in bytes.
+    original_bytes, stored_bytes : int
+        Size of the files that went in, and of what this version added to the store.
+    elements, tensors, files : int
+        Counts.
+    depth : int
+        Deltas back to a base.
+    cost : float
+        Restore cost as a multiple of restoring an exact, full version.
+    base : bool
+        Whether it is stored without a delta.
+    fidelity : str
+    metrics : mapping
+        JSON-able.
+    source : str or None
+        Where it was ingested from.
+    """
+
+    number: int
+    uid: str
+    run: str
+    step: int | None
+    parent: int | None
+    created: str
+    pack: str
+    manifest_offset: int
+    manifest_length: int
+    original_bytes: int
+    stored_bytes: int
+    elements: int
+    tensors: int
+    files: int
+    depth: int
+    cost: float
+    base: bool
+    fidelity: str
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    source: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    """One run: its name, when it began, how many versions it has, and the number and step of its latest one."""
+
+    name: str
+    created: str
+    versions: int
+    latest: int | None
+    step: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class PackRow:
+    """One pack that the catalog knows."""
+
+    name: str
+    kind: str
+    bytes: int
+    created: str
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A reservation of a version number, or a lease: who holds it, since when and (a lease) until when."""
+
+    number: int
+    pid: int
+    host: str
+    created: str
+    purpose: str = ""
+    expires: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Sums over the store; sizes in bytes."""
+
+    versions: int
+    runs: int
+    tags: int
+    original_bytes: int
+    stored_bytes: int
+    elements: int
+    coarse_packs: int
+    coarse_bytes: int
+    exact_packs: int
+    exact_bytes: int
+    lattices: int
+    contents: int
+    catalog_bytes: int

@@ -1,0 +1,302 @@
+"""The store: opens, ingests, finds versions."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from ckstore.errors import InputError, UsageError
+from ckstore.storage.catalog import Catalog, VersionRow
+from ckstore.storage.pack_reader import PackReader
+from ckstore.storage.root import find_store
+
+if TYPE_CHECKING:
+    from ckstore.ingest import IngestReport
+    from ckstore.objects import ObjectReader
+    from ckstore.rebase import RebaseReport
+    from ckstore.resolver import CatalogResolver
+    from ckstore.run import Run
+    from ckstore.scan import ScannedVersion
+    from ckstore.verify import VerifyReport
+    from ckstore.version import Version
+
+Mode = Literal["r", "a"]
+
+#: The run of versions that were given none.
+DEFAULT_RUN = "main"
+
+
+class Store:
+    """A store of versions; made by `ckstore.open` and `ckstore.init`.
+
+    Parameters
+    ----------
+    path
+        The store's directory.
+    mode
+        `r` reads only; `a` reads and writes.
+    cache_bytes
+        Limit of the cache of decoded chunks.
+    """
+
+    def __init__(self, path: Path, mode: Mode = "a", cache_bytes: int = 64 << 20) -> None:
+        self.path = path
+        self.mode = mode
+        self.catalog = Catalog.open(path, mode)
+        self.packs = PackReader(path)
+        self._cache_bytes = cache_bytes
+        self._resolver: CatalogResolver | None = None
+        self._reader: ObjectReader | None = None
+
+    def __repr__(self) -> str:
+        return f"<ckstore.Store {str(self.path)!r}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close catalog and packs."""
+        self.catalog.close()
+        self.packs.close()
+
+    @property
+    def resolver(self) -> CatalogResolver:
+        """Finds records by id."""
+        if self._resolver is None:
+            from ckstore.resolver import CatalogResolver
+
+            self._resolver = CatalogResolver(self.catalog, self.packs)
+        return self._resolver
+
+    @property
+    def reader(self) -> ObjectReader:
+        """Decodes objects."""
+        if self._reader is None:
+            from ckstore.objects import ObjectReader
+
+            self._reader = ObjectReader(self.resolver, self.packs, self._cache_bytes)
+        return self._reader
+
+    def __getitem__(self, spec: str | int) -> Version:
+        """The version that a number, tag, `latest`, `run@step`, run or id prefix means."""
+        from ckstore.version import Version
+
+        return Version(self, self.catalog.resolve(spec))
+
+    def run(self, name: str) -> Run:
+        """A run with its present versions.
+
+        Raises
+        ------
+        NotFoundError
+            The store has no run of that name.
+        """
+        from ckstore.run import Run
+        from ckstore.version import Version
+
+        return Run(self, name, [Version(self, row) for row in self.catalog.versions(name)])
+
+    def versions(self, run: str | None = None) -> list[VersionRow]:
+        """The rows of all versions, or of those of one run, by number."""
+        return self.catalog.versions(run)
+
+    def verify(
+        self,
+        versions: Sequence[str | int] | None = None,
+        *,
+        sample: float | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> VerifyReport:
+        """Check packs and the objects of all or some versions; see `ckstore.verify.verify`."""
+        from ckstore.verify import verify
+
+        return verify(self, self._chosen(versions, None), sample=sample, progress=progress)
+
+    def rebase(
+        self,
+        versions: Sequence[str | int] | None = None,
+        *,
+        run: str | None = None,
+        budget: float | None = None,
+        dry_run: bool = False,
+    ) -> RebaseReport:
+        """Store objects of all or some versions in full again; see `ckstore.rebase.rebase`."""
+        from ckstore.rebase import rebase
+
+        return rebase(self, self._chosen(versions, run), budget=budget, dry_run=dry_run)
+
+    def stats(self) -> dict[str, Any]:
+        """Totals, and under `ledger` the bytes of all files of the store by cause."""
+        from ckstore.ledger import stats
+
+        return stats(self)
+
+    def _chosen(self, versions: Sequence[str | int] | None, run: str | None) -> list[Version]:
+        from ckstore.version import Version
+
+        rows = self.versions(run) if versions is None else [self.catalog.resolve(spec) for spec in versions]
+        return [Version(self, row) for row in rows]
+
+    def _parent(self, spec: str | int | None, run: str, scanned: ScannedVersion) -> VersionRow | None:
+        if spec is None:
+            return self.catalog.latest(run)
+        if spec == "auto":
+            from ckstore.nearest import nearest_version
+
+            return nearest_version(self, scanned)
+        return self.catalog.resolve(spec)
+
+    def tag(self, spec: str | int, name: str) -> None:
+        """Let a tag mean a version."""
+        from ckstore.storage import log
+
+        row = self.catalog.resolve(spec)
+        with self.catalog.transaction():
+            self.catalog.set_tag(name, row.number)
+            log.append(self.path, {"change": "tag", "tag": name, "version": row.number})
+
+    def untag(self, name: str) -> None:
+        """Remove a tag."""
+        from ckstore.storage import log
+
+        with self.catalog.transaction():
+            self.catalog.delete_tag(name)
+            log.append(self.path, {"change": "untag", "tag": name})
+
+    def ingest(
+        self,
+        source: str | os.PathLike[str] | Any,
+        *,
+        run: str | None = None,
+        step: int | None = None,
+        parent: str | int | None = None,
+        metrics: dict[str, Any] | None = None,
+        replace: bool = False,
+        verify: bool = False,
+        force: bool = False,
+        progress: Callable[[int], None] | None = None,
+    ) -> IngestReport:
+        """Store a checkpoint as the next version of a run.
+
+        Parameters
+        ----------
+        source
+            Path of a file or directory, or a state dict: nested containers of tensors and plain values.
+        run
+            Name of the run; `main` by default.
+        step
+            Step of the run; by default the one that the file or its name tells, if any.
+        parent
+            The version that this one is stored after; by default the run's latest. `auto` finds the nearest stored
+            version of any run: same names and shapes, least different values.
+        metrics
+            Numbers to keep with the version.
+        replace
+            Replace the version at the same run and step.
+        verify
+            Decode everything and compare before the version becomes visible.
+        force
+            Store damaged files as opaque bytes instead of refusing them.
+        progress
+            Called with numbers of bytes that were read, coded or, with `verify`, decoded; they add up to at most twice
+            the size, three times with `verify`.
+
+        Raises
+        ------
+        InputError
+            The source is damaged, holds no checkpoint or changed while it was read.
+        ConflictError
+            Run and step are taken by other content.
+        """
+        from ckstore.ingest import Ingest, Request
+        from ckstore.scan import ScannedVersion, hash_version, open_directory, open_file
+
+        if self.mode == "r":
+            raise UsageError("The store is open for reading only; open it with mode='a'.")
+        if isinstance(source, str | os.PathLike):
+            path = Path(source)
+            if path.is_dir():
+                scanned = open_directory(path, force=force)
+            elif path.exists():
+                scanned = ScannedVersion([open_file(path, force=force)])
+            else:
+                raise InputError(f"{path} does not exist; name a checkpoint file or directory.")
+            if step is None:
+                step = _step(scanned, path.name)
+            named = str(path)
+        else:
+            from ckstore.live import scan_state_dict
+
+            scanned = scan_state_dict(source)
+            if step is None:
+                step = _step(scanned, "")
+            named = ""
+        run = run or DEFAULT_RUN
+        try:
+            hash_version(scanned, force=force, progress=progress)
+            parent_row = self._parent(parent, run, scanned)
+            request = Request(run, step, parent_row, metrics or {}, named, replace, verify)
+            return Ingest(self.path, self.catalog, self.resolver, self.reader).run(scanned, request, progress)
+        finally:
+            scanned.close()
+
+
+def source_step(path: Path, *, force: bool = False) -> int | None:
+    """The step that `Store.ingest` would store a file or directory at; None where neither it nor its name tells one.
+
+    Raises
+    ------
+    InputError
+        It is damaged or holds no checkpoint.
+    """
+    from ckstore.scan import ScannedVersion, open_directory, open_file
+
+    scanned = open_directory(path, force=force) if path.is_dir() else ScannedVersion([open_file(path, force=force)])
+    try:
+        return _step(scanned, path.name)
+    finally:
+        scanned.close()
+
+
+def _step(scanned: Any, name: str) -> int | None:
+    from ckstore.formats import step_of
+
+    for fact in ("step", "epoch"):
+        for file in scanned.files:
+            value = file.layout.facts.get(fact)
+            if isinstance(value, int):
+                return value
+    return step_of(name)
+
+
+def init(path: str | os.PathLike[str]) -> Store:
+    """Make a store in an empty or absent directory.
+
+    Raises
+    ------
+    ConflictError
+        Something stands there already.
+    """
+    Catalog.create(Path(path)).close()
+    return Store(Path(path), "a")
+
+
+def open(path: str | os.PathLike[str] | None = None, mode: Mode = "a", cache_bytes: int = 64 << 20) -> Store:
+    """Open a store: by default `$CKSTORE`, or the nearest `.ckstore` upwards.
+
+    Raises
+    ------
+    NoStoreError
+        There is none.
+    FormatVersionError
+        A later ckstore wrote it.
+    """
+    return Store(find_store() if path is None else Path(path), mode, cache_bytes)

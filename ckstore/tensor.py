@@ -1,0 +1,132 @@
+"""One tensor of a version, read when it is sliced."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ckstore import buffers
+from ckstore.dtypes import bits_dtype, numpy_dtype, torch_dtype
+from ckstore.formats.layout import ITEM_SIZES, Tensor
+from ckstore.gather import Selection, gather
+from ckstore.indexing import parse_key
+
+if TYPE_CHECKING:
+    import torch
+
+    from ckstore.version import Version
+
+
+class LazyTensor:
+    """A tensor of a version as a thin array: slicing decodes the chunks that the slice touches, and no others.
+
+    Parameters
+    ----------
+    version, path, file, tensor
+        Where it stands; made by ``version[path]``.
+
+    Attributes
+    ----------
+    path
+        Typed path as text.
+    dtype_name
+        Its dtype as torch calls it, such as `bfloat16`.
+    """
+
+    def __init__(self, version: Version, path: str, file: int, tensor: Tensor) -> None:
+        self.version = version
+        self.path = path
+        self.dtype_name = tensor.dtype
+        self._file = file
+        self._tensor = tensor
+
+    def __repr__(self) -> str:
+        kind = f"{self.dtype_name} {list(self.shape)}"
+        return f"<ckstore.LazyTensor {self.path} {kind} of version {self.version.row.number}>"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Size of each axis."""
+        return self._tensor.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """What slices have: bfloat16 and float8 are ml_dtypes' where it is installed, else unsigned integers."""
+        return numpy_dtype(self.dtype_name)
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Number of bytes of its elements."""
+        return self.size * ITEM_SIZES[self.dtype_name]
+
+    @property
+    def chunks(self) -> tuple[int, ...]:
+        """Shape of a box of elements that are best read together."""
+        from ckstore.view import chunk_shape
+
+        return chunk_shape(self.shape, self._tensor.strides)
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("A tensor without axes has no length.")
+        return self.shape[0]
+
+    def __getitem__(self, key: Any) -> Any:
+        """The elements that `key` selects, as NumPy would: integers, slices, `...`, None, index arrays and masks.
+
+        Several index arrays read the smallest set of rows and columns that holds all the elements that they pick.
+        """
+        wanted, rest = parse_key(key, self.shape)
+        return self.bits(wanted).view(self.dtype)[rest]
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        if copy is False:
+            raise ValueError("A stored tensor has no memory of its own: an array of it is always a copy.")
+        array = self.numpy()
+        return array if dtype is None else array.astype(dtype, copy=False)
+
+    def numpy(self) -> npt.NDArray[Any]:
+        """All elements."""
+        return self.bits([range(size) for size in self.shape]).view(self.dtype)
+
+    def torch(self, key: Any = ...) -> torch.Tensor:
+        """All elements, or those that `key` selects, as a torch tensor of the tensor's own dtype."""
+        import torch
+
+        wanted, rest = parse_key(key, self.shape)
+        bits = np.asarray(self.bits(wanted)[rest])
+        # torch takes signed integers, but not all unsigned ones, over from NumPy; and NumPy makes 0-d ones 1-d.
+        carried = np.ascontiguousarray(bits).view("c16" if bits.dtype.kind == "V" else f"i{bits.itemsize}")
+        return torch.from_numpy(carried.reshape(bits.shape)).view(torch_dtype(self.dtype_name))
+
+    def bits(self, wanted: Sequence[Selection]) -> npt.NDArray[Any]:
+        """The elements at all combinations of positions, as unsigned integers (complex128: 16 raw bytes).
+
+        Parameters
+        ----------
+        wanted
+            For each axis a range, or ascending positions; see `ckstore.gather.gather`.
+        """
+        tensor = self._tensor
+        dtype = bits_dtype(tensor.dtype)
+        if tensor.extent < 0 or any(len(positions) == 0 for positions in wanted):
+            return np.empty([len(positions) for positions in wanted], dtype)
+
+        def read(first: int, last: int) -> npt.NDArray[Any]:
+            return buffers.read(self.version, self._file, tensor.extent, first, last).view(dtype)
+
+        return gather(read, dtype, tensor.offset, tensor.strides, wanted)

@@ -1,0 +1,266 @@
+"""One version: what it holds, its tensors one by one, and as a state dict."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from ckstore.codecs.lattice import PARTS, Bits
+from ckstore.documents import LayoutDocument, VersionDocument
+from ckstore.errors import IntegrityError, NotFoundError, UsageError
+from ckstore.formats.layout import ITEM_SIZES, FileLayout, Path, Tensor
+from ckstore.formats.paths import path_to_text, text_to_path
+from ckstore.formats.skeleton import fill_crcs
+from ckstore.storage.catalog import VersionRow
+
+if TYPE_CHECKING:
+    import zarr
+
+    from ckstore.store import Store
+    from ckstore.tensor import LazyTensor
+
+
+class Version:
+    """A version of a store; made by `Store.__getitem__`.
+
+    Attributes
+    ----------
+    row
+        The catalog's row: number, run, step, parent, sizes, depth, cost.
+    """
+
+    def __init__(self, store: Store, row: VersionRow) -> None:
+        self.store = store
+        self.row = row
+
+    def __repr__(self) -> str:
+        step = "" if self.row.step is None else f"@{self.row.step}"
+        return f"<ckstore.Version {self.row.number} {self.row.run}{step}>"
+
+    @cached_property
+    def document(self) -> VersionDocument:
+        """What the manifest says of the version."""
+        return self.store.resolver.document(self.row)
+
+    @cached_property
+    def layout(self) -> LayoutDocument:
+        """How its files are cut."""
+        layout = LayoutDocument.decode(self.store.resolver.blob(self.document.layout, self.row.pack))
+        if len(layout.units) != len(self.document.objects) or len(layout.files) != len(self.document.files):
+            raise IntegrityError(
+                f"The manifest of version {self.row.number} contradicts itself; run `ckstore recover`."
+            )
+        contents = [content for _, content in self.document.objects if content is not None]
+        self.store.resolver.prefetch([lattice for lattice, _ in self.document.objects], contents)
+        return layout
+
+    @cached_property
+    def paths(self) -> dict[str, tuple[int, Tensor]]:
+        """(File number, tensor) by path as text, in the order of the files."""
+        found: dict[str, tuple[int, Tensor]] = {}
+        for number, (entry, layout) in enumerate(zip(self.document.files, self.layout.files, strict=True)):
+            prefix: Path = tuple(entry.path.split("/")) if self.document.is_directory else ()
+            for tensor in layout.tensors:
+                found[path_to_text((*prefix, *tensor.path))] = (number, tensor)
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.paths)
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __contains__(self, path: str) -> bool:
+        return path in self.paths
+
+    def __getitem__(self, path: str) -> LazyTensor:
+        """The tensor of a path, such as `model/h.0.attn.weight`; nothing is read before it is sliced."""
+        from ckstore.tensor import LazyTensor
+
+        try:
+            file, tensor = self.paths[path]
+        except KeyError:
+            from difflib import get_close_matches
+
+            near = get_close_matches(path, self.paths, 3, 0.5)
+            hint = f"; did you mean {' or '.join(near)}?" if near else "; see `ckstore ls`."
+            raise NotFoundError(f"Version {self.row.number} has no tensor {path}{hint}") from None
+        return LazyTensor(self, path, file, tensor)
+
+    @cached_property
+    def arrays(self) -> zarr.Group:
+        """All tensors as a read-only Zarr group of plain arrays, by path; chunks are decoded when they are read.
+
+        What Zarr lacks (bfloat16, float8) are unsigned integers of the same bits with an attribute `dtype`. Axes are
+        called `<name>_dim0` and so on, so ``xarray.open_zarr(version.arrays.store, group="model")`` opens each group.
+        """
+        from ckstore.view import version_group
+
+        return version_group(self)
+
+    @cached_property
+    def _places(self) -> dict[tuple[int, int], list[tuple[int, int, int]]]:
+        """For each (file, extent) its stretches: (first element, unit number, first element in the unit), in parts."""
+        places: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
+        for number, unit in enumerate(self.layout.units):
+            position = 0
+            for member in unit.members:
+                extent = self.layout.files[member.file].extents[member.extent]
+                scale = 2 if extent.dtype in PARTS else 1
+                stretch = (member.first * scale, number, position)
+                places.setdefault((member.file, member.extent), []).append(stretch)
+                position += member.count * scale
+        for stretches in places.values():
+            stretches.sort()
+        return places
+
+    def read_extent(self, file: int, extent: int, first: int, last: int, *, fidelity: str = "exact") -> bytes:
+        """Bytes of the elements from `first` to before `last` of an extent; decodes only the chunks they lie in."""
+        parts = [
+            self.chunk(number, chunk)[start:stop].tobytes()
+            for number, chunk, start, stop in self.cover(file, extent, first, last)
+        ]
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def cover(self, file: int, extent: int, first: int, last: int) -> Iterator[tuple[int, int, int, int]]:
+        """Where the elements from `first` to before `last` of an extent stand, in order.
+
+        Yields
+        ------
+        tuple
+            Number of the unit, number of the chunk, and in elements of the unit where the stretch begins and ends
+            within that chunk.
+        """
+        cut = self.layout.files[file].extents[extent]
+        scale = 2 if cut.dtype in PARTS else 1
+        first, last = first * scale, last * scale
+        if first >= last:
+            return
+        stretches = self._places[file, extent]
+        index = bisect_right(stretches, first, key=lambda stretch: stretch[0]) - 1
+        while first < last:
+            begin, number, position = stretches[index]
+            length = self.layout.units[number].chunk
+            end = stretches[index + 1][0] if index + 1 < len(stretches) else cut.count * scale
+            stop = min(last, end)
+            low, high = position + first - begin, position + stop - begin
+            for chunk in range(low // length, -(-high // length)):
+                start = chunk * length
+                yield number, chunk, max(low - start, 0), min(high - start, length)
+            first = stop
+            index += 1
+
+    def stretches(self, file: int, extent: int) -> Iterator[tuple[int, int]]:
+        """An extent cut into (first, last) elements so that each stretch lies in one chunk of one object."""
+        cut = self.layout.files[file].extents[extent]
+        scale = 2 if cut.dtype in PARTS else 1
+        stretches = self._places.get((file, extent), [])
+        for index, (begin, number, position) in enumerate(stretches):
+            chunk = self.layout.units[number].chunk
+            end = stretches[index + 1][0] if index + 1 < len(stretches) else cut.count * scale
+            first = begin
+            while first < end:
+                last = min(end, first + chunk - (position + first - begin) % chunk)
+                yield first // scale, last // scale
+                first = last
+
+    def chunk(self, number: int, chunk: int) -> Bits:
+        """Bits of one chunk of the unit of that number, as unsigned integers; read-only."""
+        _, content = self.document.objects[number]
+        if content is None:
+            raise IntegrityError(f"Version {self.row.number} holds no exact values; use --fidelity coarse.")
+        return self.store.reader.bits(content, chunk)
+
+    def skeleton(self, file: int) -> bytes:
+        """All bytes of a file that are not tensor data."""
+        entry = self.document.files[file]
+        layout = self.layout.files[file]
+        data = self.store.resolver.blob(entry.skeleton, self.row.pack)
+        return fill_crcs(data, layout, self._crcs(file))
+
+    def _crcs(self, file: int) -> list[int]:
+        before = sum(len(layout.checked) for layout in self.layout.files[:file])
+        crcs = np.frombuffer(self.store.resolver.blob(self.document.crcs, self.row.pack), "<u4")
+        return [int(crc) for crc in crcs[before : before + len(self.layout.files[file].checked)]]
+
+    def parsed(self, file: int) -> FileLayout:
+        """The layout of a file with its tree, read again from the skeleton."""
+        from ckstore.formats import CompositeSource, parse
+
+        layout = self.layout.files[file]
+        extents = [(extent.start, extent.nbytes) for extent in layout.extents]
+
+        def read(index: int, offset: int, nbytes: int) -> bytes:
+            size = ITEM_SIZES[layout.extents[index].dtype]
+            first = offset // size
+            data = self.read_extent(file, index, first, -(-(offset + nbytes) // size))
+            return data[offset - first * size :][:nbytes]
+
+        return parse(CompositeSource(self.skeleton(file), extents, layout.size, read), self.document.files[file].path)
+
+    def state_dict(self) -> Any:
+        """The version as nested containers of torch tensors; needs torch.
+
+        A version of one file gives what `torch.load` would, objects of unknown classes as `ckstore.formats.Unknown`;
+        a directory gives a dict by file, for the files that hold tensors.
+        """
+        from ckstore.integrations.torch import build
+
+        if not self.document.is_directory:
+            return build(self, 0)
+        return {
+            entry.path: build(self, number)
+            for number, entry in enumerate(self.document.files)
+            if self.layout.files[number].tensors
+        }
+
+    def checkout(
+        self,
+        target: str | os.PathLike[str],
+        *,
+        format: Literal["original", "safetensors", "pt", "npz"] = "original",
+        include: Sequence[str] = (),
+        exclude: Sequence[str] = (),
+        force: bool = False,
+        progress: Callable[[int], None] | None = None,
+    ) -> None:
+        """Write the version's files as they went in, or its tensors in another format.
+
+        Parameters
+        ----------
+        target
+            The file or directory to be; it is written beside and renamed.
+        format
+            `original` is byte for byte what was ingested; the others see `ckstore.export.export`.
+        include, exclude
+            Globs over the paths of tensors, for the other formats.
+        force
+            Overwrite what stands there.
+        progress
+            Called with numbers of bytes that were decoded.
+
+        Raises
+        ------
+        ConflictError
+            The target exists, and `force` is not set.
+        """
+        place = pathlib.Path(target)
+        if format != "original":
+            from ckstore.export import export
+
+            export(self, place, format, include, exclude, force=force, progress=progress)
+            return
+        if include or exclude:
+            raise UsageError("include and exclude choose tensors; choose a format for them, such as safetensors.")
+        from ckstore.checkout import checkout
+
+        checkout(self, place, force=force, progress=progress)
+
+
+__all__ = ["Version", "text_to_path"]

@@ -1,0 +1,172 @@
+"""Versions and runs as read-only Zarr groups of plain arrays."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import zarr
+
+from ckstore.codecs.lattice import CHUNK
+from ckstore.views.nodes import ArrayNode, Hierarchy
+from ckstore.views.store import ViewStore
+
+if TYPE_CHECKING:
+    from ckstore.run import Run
+    from ckstore.version import Version
+
+#: What the array is called whose tensor's path leads on to other tensors; no segment of a path is written like that.
+TENSOR = "__tensor__"
+
+#: The axis of a run's arrays that counts versions.
+VERSION_AXIS = "version"
+
+
+def version_group(version: Version) -> zarr.Group:
+    """All tensors of a version as a group; see `Version.arrays`."""
+    return zarr.open_group(version_store(version), mode="r", use_consolidated=True)
+
+
+def run_group(run: Run) -> zarr.Group:
+    """The tensors that all versions of a run have in common as a group; see `Run.arrays`."""
+    return zarr.open_group(run_store(run), mode="r", use_consolidated=True)
+
+
+def version_store(version: Version) -> ViewStore:
+    """The Zarr store of a version."""
+    arrays: dict[str, ArrayNode] = {}
+    for path, name, dimensions in _named(version):
+        _, tensor = version.paths[path]
+        chunk = chunk_shape(tensor.shape, tensor.strides)
+        arrays[name] = ArrayNode(tensor.dtype, tensor.shape, chunk, dimensions, _BoxReader(version, path))
+    row = version.row
+    attributes = {"version": row.number, "run": row.run, "step": row.step, "id": row.uid}
+    identity = (_reopened_version, os.path.abspath(version.store.path), row.uid)
+    return ViewStore(Hierarchy(arrays, attributes), identity)
+
+
+def run_store(run: Run) -> ViewStore:
+    """The Zarr store of a run."""
+    versions = run.versions
+    common, left_out = _common(versions)
+    arrays: dict[str, ArrayNode] = {}
+    for path, name, dimensions in _named(versions[-1]) if versions else []:
+        if path not in common:
+            continue
+        _, tensor = versions[-1].paths[path]
+        arrays[name] = ArrayNode(
+            tensor.dtype, (len(versions), *tensor.shape), (1, *chunk_shape(tensor.shape, tensor.strides)),
+            (_free(VERSION_AXIS, _siblings(name, versions[-1].paths)), *dimensions), _run_reader(versions, path),
+        )  # fmt: skip
+    attributes = {
+        "run": run.name,
+        "versions": [version.row.number for version in versions],
+        "steps": [version.row.step for version in versions],
+        "left_out": left_out,
+    }
+    uids = tuple(version.row.uid for version in versions)
+    identity = (_reopened_run, os.path.abspath(run.store.path), run.name, uids)
+    return ViewStore(Hierarchy(arrays, attributes), identity)
+
+
+def chunk_shape(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of a view's chunks: about 2^18 elements that lie next to each other in memory.
+
+    Trailing axes are whole as far as they fit, in the order of memory, as in the chunks of objects.
+
+    Examples
+    --------
+    >>> chunk_shape((1000, 50, 40), (2000, 40, 1)), chunk_shape((1000, 2000), (1, 1000)), chunk_shape((0, 3), (3, 1))
+    ((131, 50, 40), (1000, 262), (1, 3))
+    """
+    chunk = [1] * len(shape)
+    inner = 1
+    for axis in sorted(range(len(shape)), key=lambda axis: (strides[axis], -axis)):
+        chunk[axis] = max(1, min(shape[axis], CHUNK // inner))
+        inner *= chunk[axis]
+        if chunk[axis] < shape[axis]:
+            break
+    return tuple(chunk)
+
+
+def _named(version: Version) -> list[tuple[str, str, tuple[str, ...]]]:
+    """(Path as text, name in Zarr, names of the axes) of all tensors."""
+    paths = version.paths
+    above = {path[:end] for path in paths for end in range(len(path)) if path[end] == "/"}
+    named = []
+    for path, (_, tensor) in paths.items():
+        name = path + (f"/{TENSOR}" if path in above else "")
+        last = name.rpartition("/")[2]
+        siblings = _siblings(name, paths)
+        named.append((path, name, tuple(_free(f"{last}_dim{axis}", siblings) for axis in range(len(tensor.shape)))))
+    return named
+
+
+def _siblings(name: str, paths: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    return name.rpartition("/")[0], paths
+
+
+def _free(dimension: str, siblings: tuple[str, Mapping[str, Any]]) -> str:
+    """A name of an axis that no array of the group has: xarray would take that array for the axis's coordinate."""
+    group, paths = siblings
+    while (f"{group}/{dimension}" if group else dimension) in paths:
+        dimension += "_"
+    return dimension
+
+
+class _BoxReader:
+    """Reads boxes of one tensor."""
+
+    def __init__(self, version: Version, path: str) -> None:
+        self._version = version
+        self._path = path
+
+    def __call__(self, starts: tuple[int, ...], stops: tuple[int, ...]) -> npt.NDArray[Any]:
+        wanted = [range(start, stop) for start, stop in zip(starts, stops, strict=True)]
+        return self._version[self._path].bits(wanted)
+
+
+def _run_reader(versions: Sequence[Version], path: str) -> Any:
+    readers = [_BoxReader(version, path) for version in versions]
+
+    def read(starts: tuple[int, ...], stops: tuple[int, ...]) -> npt.NDArray[Any]:
+        return np.stack([readers[number](starts[1:], stops[1:]) for number in range(starts[0], stops[0])])
+
+    return read
+
+
+def _common(versions: Sequence[Version]) -> tuple[set[str], dict[str, list[str]]]:
+    """Paths that all versions have with one dtype and shape; and the others, by what is amiss."""
+    held: dict[str, int] = {}
+    kinds: dict[str, set[tuple[str, tuple[int, ...]]]] = {}
+    for version in versions:
+        for path, (_, tensor) in version.paths.items():
+            held[path] = held.get(path, 0) + 1
+            kinds.setdefault(path, set()).add((tensor.dtype, tensor.shape))
+    common = {path for path, number in held.items() if number == len(versions) and len(kinds[path]) == 1}
+    return common, {
+        "missing": [path for path, number in held.items() if number < len(versions)],
+        "changed": [path for path, number in held.items() if number == len(versions) and len(kinds[path]) > 1],
+    }
+
+
+def _reopened_version(path: str, uid: str) -> ViewStore:
+    """The Zarr store of a version in a store that is opened for it: what a pickled view becomes."""
+    from ckstore.store import Store
+
+    return version_store(Store(Path(path), "r")[uid])
+
+
+def _reopened_run(path: str, name: str, uids: tuple[str, ...]) -> ViewStore:
+    from ckstore.run import Run
+    from ckstore.store import Store
+
+    store = Store(Path(path), "r")
+    return run_store(Run(store, name, [store[uid] for uid in uids]))
+
+
+__all__ = ["chunk_shape", "run_group", "run_store", "version_group", "version_store"]

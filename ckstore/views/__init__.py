@@ -1,0 +1,1 @@
+"""Read-only Zarr hierarchies whose chunks are decoded when they are read."""

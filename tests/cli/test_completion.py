@@ -1,0 +1,45 @@
+"""Shell completion: the scripts, and the names that they are given."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def completed(*words: str) -> list[str]:
+    """What bash would offer for the last of these words."""
+    environment = {
+        **os.environ,
+        "_CKSTORE_COMPLETE": "bash_complete",
+        "COMP_WORDS": " ".join(["ckstore", *words]),
+        "COMP_CWORD": str(len(words)),
+    }
+    command = [sys.executable, "-m", "ckstore"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    return [line.split(",", 1)[1] for line in done.stdout.splitlines() if line]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_scripts(ckstore, shell: str) -> None:
+    assert "_CKSTORE_COMPLETE" in ckstore("completion", shell).out
+    assert "tcsh" in ckstore("completion", "tcsh", code=2).sentence
+
+
+def test_names(filled: Path) -> None:
+    assert completed("in") == ["init", "ingest"]
+    assert set(completed("show", "")) == {"latest", "best", "gpt", "gpt@0", "gpt@10", "gpt@20"}
+    assert completed("checkout", "gpt@1") == ["gpt@10"]
+    assert completed("tag", "--delete", "b") == ["best"]
+    assert completed("log", "g") == ["gpt"]
+    assert "--require-exact" in completed("checkout", "--")
+
+
+def test_nothing_where_there_is_no_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("CKSTORE", raising=False)
+    assert completed("show", "") == []

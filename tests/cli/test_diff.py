@@ -1,0 +1,78 @@
+"""`ckstore diff`: what was added, removed and changed, by ids and by values."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from .conftest import checkpoint
+
+
+def test_changes(ckstore, filled: Path) -> None:
+    changes = {item["path"]: item for item in ckstore("diff", "gpt@0", "gpt@20", "--json").json}
+    assert {path: item["change"] for path, item in changes.items()} == {
+        "model/weight": "values",
+        "model/bias": "values",
+        "model/late": "added",
+    }
+    assert changes["model/late"] == {
+        "path": "model/late",
+        "change": "added",
+        "after": {"dtype": "bfloat16", "shape": [2, 2]},
+    }
+    assert [item["change"] for item in ckstore("diff", "3", "1", "--json").json].count("removed") == 1
+    assert ckstore("diff", "best", "latest", "--json").json == []
+
+
+def test_values(ckstore, filled: Path) -> None:
+    changes = {item["path"]: item for item in ckstore("diff", "1", "2", "--values", "--json").json}
+    before, after = (checkpoint(step)["model"]["weight"].double() for step in (0, 10))
+    distance = (after - before).abs()
+    assert changes["model/weight"]["max_abs"] == pytest.approx(distance.max().item())
+    assert changes["model/weight"]["rms"] == pytest.approx(distance.square().mean().sqrt().item())
+    assert changes["model/bias"] == {
+        "path": "model/bias", "change": "values", "before": {"dtype": "float32", "shape": [7]},
+        "after": {"dtype": "float32", "shape": [7]}, "max_abs": 10.0, "rms": 10.0,
+    }  # fmt: skip
+
+
+def test_what_only_bytes_can_tell(ckstore, place: Path) -> None:
+    nan, view = torch.tensor([float("nan"), 1.0]), torch.arange(6.0).reshape(2, 3)
+    steps = [
+        {"nan": nan, "zero": torch.zeros(2), "view": view, "n": torch.tensor(3)},
+        {"nan": nan, "zero": -torch.zeros(2), "view": view, "n": torch.tensor(4)},
+        {"nan": nan[None], "zero": torch.zeros(2).half(), "view": view.T.contiguous().T, "n": torch.tensor(4)},
+    ]
+    for step, state in enumerate(steps):
+        torch.save(state, place / f"odd{step}.pt")
+        ckstore("ingest", f"odd{step}.pt", "--step", step)
+    changes = ckstore("diff", "1", "2", "--values", "--json").json
+    assert [(item["path"], item["change"], item["max_abs"]) for item in changes] == [
+        ("zero", "values", 0.0),
+        ("n", "values", None),
+    ]
+    assert [(item["path"], item["change"]) for item in ckstore("diff", "2", "3", "--json").json] == [
+        ("nan", "shape"),
+        ("zero", "shape"),
+    ]
+
+
+def test_another_layout_of_the_same_values(ckstore, place: Path) -> None:
+    weight = torch.randn(300, 256, generator=torch.Generator().manual_seed(1))
+    torch.save({"a": weight, "b": weight[:2]}, place / "tied.pt")
+    torch.save({"b": weight[:2].clone(), "a": weight.clone()}, place / "apart.pt")
+    torch.save({"b": weight[1:3].clone(), "a": weight.T.contiguous().T}, place / "turned.pt")
+    for step, name in enumerate(["tied.pt", "apart.pt", "turned.pt"]):
+        ckstore("ingest", name, "--step", step)
+    assert ckstore("diff", "1", "2", "--json").json == []
+    assert [item["path"] for item in ckstore("diff", "1", "3", "--json").json] == ["b"]
+
+
+def test_table_and_glob(ckstore, filled: Path) -> None:
+    lines = ckstore("diff", "1", "3", "model/*", "--values").out.splitlines()
+    assert lines[0].split() == ["CHANGE", "DTYPE", "SHAPE", "MAX", "ABS", "RMS", "PATH"]
+    assert lines[-1] == "1 added, 2 values; 2 of 5 tensors are the same."
+    assert ckstore("diff", "1", "3", "*/frozen").out == "no difference; 1 of 1 tensors are the same.\n"
+    assert "nowhere" in ckstore("diff", "1", "3", "nowhere", code=13).sentence

@@ -1,0 +1,298 @@
+"""`ckstore ingest`: order, options, partial failures, and input that is refused with the store left as it was."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import shutil
+import struct
+from pathlib import Path
+
+import pytest
+import torch
+
+from ckstore.cli.sources import natural
+
+from .conftest import checkpoint, listing
+
+
+def save(path: Path, **changes: object) -> Path:
+    torch.save({**checkpoint(0), **changes}, path)
+    return path
+
+
+def test_several_files_go_in_by_step(ckstore, place: Path) -> None:
+    save(place / "in" / "aaa.pt", step=15)
+    result = ckstore("ingest", *sorted((place / "in").iterdir(), reverse=True), "--run", "gpt", "--json")
+    assert [item["step"] for item in result.json] == [0, 10, 15, 20]
+    assert [item["version"] for item in result.json] == sorted(item["version"] for item in result.json)
+    assert [item["parent"] for item in result.json[1:]] == [item["version"] for item in result.json[:-1]]
+    assert result.err == ""
+
+
+def test_files_without_a_step_go_in_by_name(ckstore, place: Path) -> None:
+    for name in ("b", "a"):
+        torch.save({"w": torch.full((3,), float(ord(name)))}, place / f"{name}.pt")
+    result = ckstore("ingest", "b.pt", "a.pt", "in/step0.pt", "--json").json
+    assert [item["source"] for item in result] == ["in/step0.pt", "a.pt", "b.pt"]
+    assert [item["step"] for item in result] == [0, None, None]
+
+
+def test_natural_order() -> None:
+    names = ["step10", "step9", "step9b", "9", "a", ""]
+    assert sorted(names, key=natural) == ["", "9", "a", "step9", "step9b", "step10"]
+
+
+def test_lines_and_summary(ckstore, place: Path) -> None:
+    lines = ckstore("ingest", "in/step0.pt", "in/step10.pt").out.splitlines()
+    assert [line.split("  ")[0] for line in lines] == ["main@0 -> version 1", "main@10 -> version 2", "2 versions"]
+    assert all(line.endswith(" GB/s") and "x  " in line for line in lines)
+    assert len(ckstore("ingest", "in/step20.pt").out.splitlines()) == 1
+
+
+def test_what_is_stored_already(ckstore, filled: Path) -> None:
+    before = listing(filled / ".ckstore")
+    assert ckstore("ingest", "in/step10.pt", "--run", "gpt").out.split("  ")[-1] == "unchanged\n"
+    [again] = ckstore("ingest", "in/step10.pt", "--run", "gpt", "--verify", "--json").json
+    assert (again["new"], again["version"]) == (False, 2)
+    assert listing(filled / ".ckstore") == before
+
+
+def test_json_of_a_version(ckstore, place: Path) -> None:
+    [item] = ckstore(
+        "ingest", "in/step0.pt", "--run", "gpt", "--step", 7, "--tag", "x",
+        "--metric", "loss=2.5", "--metric", "n=3", "--metric", "note=good", "--metric", "bad=nan", "--json",
+    ).json  # fmt: skip
+    assert item.items() >= {
+        "version": 1, "run": "gpt", "step": 7, "depth": 0, "base": True, "parent": None, "tags": ["x"], "new": True,
+        "bytes": (place / "in" / "step0.pt").stat().st_size, "fidelity": "exact",
+        "metrics": {"loss": 2.5, "n": 3, "note": "good", "bad": "nan"}, "source": "in/step0.pt",
+    }.items()  # fmt: skip
+    assert item["ratio"] == item["bytes"] / item["stored"]
+    assert item["seconds"] > 0
+
+
+def test_conflict_and_replace(ckstore, filled: Path) -> None:
+    save(filled / "other.pt", step=10)
+    before = listing(filled / ".ckstore")
+    assert "--replace" in ckstore("ingest", "other.pt", "--run", "gpt", code=12).sentence
+    assert listing(filled / ".ckstore") == before
+    ckstore("ingest", "other.pt", "--run", "gpt", "--replace")
+    assert {row["step"]: row["version"] for row in ckstore("log", "--json").json}[10] > 3
+
+
+def test_parent(ckstore, filled: Path) -> None:
+    ckstore("ingest", "in/step20.pt", "in/step0.pt", "--run", "fork", "--parent", "gpt@10")
+    rows = [row for row in ckstore("log", "--json").json if row["run"] == "fork"]
+    assert [row["parent"] for row in rows] == [2, rows[0]["version"]]
+    before = listing(filled / ".ckstore")
+    assert "gpt@20" in ckstore("ingest", "in/step0.pt", "--run", "b", "--parent", "gpt@19", code=13).sentence
+    assert listing(filled / ".ckstore") == before
+
+
+def test_the_last_of_several_is_tagged(ckstore, place: Path) -> None:
+    ckstore("ingest", "in/step20.pt", "in/step0.pt", "--tag", "end")
+    assert ckstore("tag", "--json").json[0]["step"] == 20
+    before = listing(place / ".ckstore")
+    assert "cannot be a tag" in ckstore("ingest", "in/step10.pt", "--tag", "a@b", code=2).sentence
+    assert listing(place / ".ckstore") == before
+
+
+def test_some_of_several_fail(ckstore, place: Path) -> None:
+    (place / "empty.pt").touch()
+    result = ckstore("ingest", "in/step0.pt", "empty.pt", "gone.pt", "in/step10.pt", code=3)
+    lines = result.err.splitlines()
+    assert len(lines) == 3
+    assert all(line.startswith("ckstore: ") for line in lines)
+    assert "empty.pt" in lines[0]
+    assert "gone.pt" in lines[1]
+    assert "2 of 4" in lines[2]
+    assert [row["step"] for row in ckstore("log", "--json").json] == [0, 10]
+    result = ckstore("ingest", "empty.pt", "in/step20.pt", "--json", code=3).json
+    assert [item.get("step") for item in result] == [20, None]
+    assert result[1].keys() == {"source", "error", "kind", "exit_code"}
+    assert (result[1]["kind"], result[1]["exit_code"]) == ("input", 1)
+
+
+def test_all_of_several_fail(ckstore, filled: Path) -> None:
+    (filled / "empty.pt").touch()
+    assert len(ckstore("ingest", "empty.pt", "gone.pt", code=1).err.splitlines()) == 2
+    save(filled / "step10.pt", step=10)
+    save(filled / "step20.pt", step=20)
+    ckstore("ingest", "step10.pt", "step20.pt", "--run", "gpt", code=12)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["in/step0.pt", "in/step10.pt", "--step", "3"],
+        ["in/step0.pt", "--delete-source"],
+        ["in/step0.pt", "--metric", "loss"],
+        ["in/step0.pt", "--metric", "=3"],
+        [],
+    ],
+)
+def test_calls_that_cannot_be_meant(ckstore, place: Path, arguments: list[str]) -> None:
+    assert ckstore("ingest", *arguments, code=2).sentence
+    assert ckstore("log", "--json").json == []
+
+
+def test_sources_are_deleted_when_they_are_proven(ckstore, place: Path) -> None:
+    original = (place / "in" / "step0.pt").read_bytes()
+    ckstore("ingest", "in/step0.pt", "--verify", "--delete-source")
+    assert sorted(os.listdir(place / "in")) == ["step10.pt", "step20.pt"]
+    ckstore("checkout", "main@0", "-o", "back.pt")
+    assert (place / "back.pt").read_bytes() == original
+    ckstore("ingest", "back.pt", "--run", "main", "--verify", "--delete-source")
+    assert not (place / "back.pt").exists()
+    (place / "link.pt").symlink_to("in/step10.pt")
+    assert "link" in ckstore("ingest", "link.pt", "--verify", "--delete-source", code=1).sentence
+    assert (place / "in" / "step10.pt").is_file()
+
+
+def test_a_directory_is_deleted_but_not_what_came_later(ckstore, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = place / "tree"
+    (tree / "sub").mkdir(parents=True)
+    shutil.copy(place / "in" / "step0.pt", tree / "sub" / "model.pt")
+    (tree / "config.json").write_text("{}")
+    (tree / "link").symlink_to("config.json")
+    from ckstore.cli import sources
+
+    prove = sources.check_restores
+
+    def late(*arguments: object) -> None:
+        prove(*arguments)
+        (tree / "late.txt").touch()
+
+    monkeypatch.setattr(sources, "check_restores", late)
+    ckstore("ingest", "tree", "--verify", "--delete-source")
+    assert [path.name for path in tree.iterdir()] == ["late.txt"]
+
+
+def test_a_source_that_does_not_come_back_stays(ckstore, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(version: object, number: int) -> list[bytes]:
+        return [b"wrong"]
+
+    monkeypatch.setattr("ckstore.checkout.file_blocks", wrong)
+    ckstore("ingest", "in/step0.pt", "--verify", "--delete-source", code=4)
+    assert (place / "in" / "step0.pt").is_file()
+
+
+def test_a_source_that_changed_meanwhile_stays(ckstore, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ckstore.cli import sources
+
+    monkeypatch.setattr(sources, "check_restores", lambda *_: save(place / "in" / "step0.pt", step=1))
+    ckstore("ingest", "in/step0.pt", "--verify", "--delete-source", code=1)
+    assert (place / "in" / "step0.pt").is_file()
+
+
+class Planter:
+    """Pickles as a call that makes a file."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.mkdir, ("planted",)
+
+
+def bomb() -> bytes:
+    """A pickle whose list doubles sixty times."""
+    return b"\x80\x02]q\x00" + b"".join(b"h\x00h\x00\x86q\x00" for _ in range(60)) + b"."
+
+
+def lying_safetensors() -> bytes:
+    header = json.dumps({"w": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}).encode()
+    return struct.pack("<Q", len(header)) + header + bytes(8)
+
+
+def damaged(kind: str, good: bytes) -> bytes:
+    middle = len(good) // 2
+    return {
+        "empty.pt": b"",
+        "pointer.pt": b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n",
+        "truncated.pt": good[:middle],
+        "flipped.pt": good[:middle] + bytes([good[middle] ^ 1]) + good[middle + 1 :],
+        "lying.safetensors": lying_safetensors(),
+    }[kind]
+
+
+@pytest.mark.parametrize("kind", ["empty.pt", "pointer.pt", "truncated.pt", "flipped.pt", "lying.safetensors"])
+def test_damaged_input_is_refused(ckstore, filled: Path, kind: str) -> None:
+    (filled / kind).write_bytes(damaged(kind, (filled / "in" / "step0.pt").read_bytes()))
+    before = listing(filled / ".ckstore")
+    assert kind in ckstore("ingest", kind, "--run", "new", code=1).sentence
+    assert listing(filled / ".ckstore") == before
+    assert [run for run in ckstore("log", "--json").json if run["run"] == "new"] == []
+
+
+def test_damaged_input_is_stored_as_bytes_when_forced(ckstore, place: Path) -> None:
+    data = damaged("flipped.pt", (place / "in" / "step0.pt").read_bytes())
+    (place / "flipped.pt").write_bytes(data)
+    ckstore("ingest", "flipped.pt", "--force")
+    assert ckstore("show", "latest", "--json").json["contents"][0]["kind"] == "opaque"
+    ckstore("checkout", "latest", "-o", "same.pt")
+    assert (place / "same.pt").read_bytes() == data
+
+
+def test_odd_files_of_others(ckstore, filled: Path, shared_data: Path) -> None:
+    before = listing(filled / ".ckstore")
+    files = sorted((shared_data / "odd").iterdir())
+    assert files
+    for path in files:
+        assert path.name in ckstore("ingest", path, "--run", "odd", code=1).sentence
+    assert "entry" in ckstore("ingest", shared_data / "odd" / "derived_bitflip_zip.pt", code=1).sentence
+    assert listing(filled / ".ckstore") == before
+
+
+def test_no_code_of_a_pickle_runs(ckstore, place: Path) -> None:
+    torch.save({"w": torch.ones(3), "evil": Planter()}, place / "evil.pt")
+    torch.save({"w": torch.ones(3), "evil": Planter()}, place / "old.pt", _use_new_zipfile_serialization=False)
+    (place / "plain.pkl").write_bytes(pickle.dumps(Planter()))
+    ckstore("ingest", "evil.pt", "old.pt", "plain.pkl")
+    ckstore("checkout", "2", "-o", "again.pt")
+    assert not (place / "planted").exists()
+
+
+def test_a_pickle_bomb_is_refused_or_stored_at_once(ckstore, place: Path) -> None:
+    buffer = io.BytesIO()
+    torch.save({"w": torch.ones(3)}, buffer)
+    import zipfile
+
+    with zipfile.ZipFile(io.BytesIO(buffer.getvalue())) as good, zipfile.ZipFile(place / "bomb.pt", "w") as bad:
+        for entry in good.infolist():
+            bad.writestr(entry.filename, bomb() if entry.filename.endswith("data.pkl") else good.read(entry))
+    result = ckstore("ingest", "bomb.pt", code=None)
+    assert result.code in (0, 1)
+    if result.code:
+        assert "bomb.pt" in result.sentence
+        assert ckstore("log", "--json").json == []
+
+
+def test_directories_that_are_refused(ckstore, place: Path) -> None:
+    before = listing(place / ".ckstore")
+    (place / "nothing").mkdir()
+    (place / "nothing" / "notes.txt").write_text("no checkpoint")
+    assert "no checkpoint" in ckstore("ingest", "nothing", code=1).sentence
+    leading = place / "leading"
+    leading.mkdir()
+    shutil.copy(place / "in" / "step0.pt", leading)
+    (leading / "out").symlink_to("/etc/passwd")
+    assert "leads out" in ckstore("ingest", "leading", code=1).sentence
+    assert listing(place / ".ckstore") == before
+
+
+def test_an_unreadable_file_is_one_sentence(ckstore, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied", "in/step0.pt")
+
+    monkeypatch.setattr("ckstore.store.Store.ingest", refused)
+    assert ckstore("ingest", "in/step0.pt", code=1).sentence == "in/step0.pt: Permission denied."
+
+
+def test_names_that_are_not_text(ckstore, place: Path) -> None:
+    before = listing(place / ".ckstore")
+    name = os.fsdecode(b"\xff.pt")
+    shutil.copy(place / "in" / "step0.pt", place / name)
+    assert "not UTF-8" in ckstore("ingest", name, code=1).sentence
+    assert "not UTF-8" in ckstore("log", name, code=2).sentence
+    assert listing(place / ".ckstore") == before

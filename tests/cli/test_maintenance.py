@@ -1,0 +1,113 @@
+"""`ckstore stats`, `verify`, `rebase` and `recover`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+
+def restored(ckstore, place: Path) -> None:
+    for step in (0, 10, 20):
+        ckstore("checkout", f"gpt@{step}", "-o", "out.pt", "--force")
+        assert (place / "out.pt").read_bytes() == (place / "in" / f"step{step}.pt").read_bytes()
+
+
+def flip(path: Path, offset: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([byte ^ 1]))
+
+
+def test_stats(ckstore, filled: Path) -> None:
+    [stats] = ckstore("stats", "--json").json
+    assert stats["versions"] == 3
+    assert stats["original_bytes"] == sum(path.stat().st_size for path in (filled / "in").iterdir())
+    size = sum(path.stat().st_size for path in (filled / ".ckstore").rglob("*") if path.is_file())
+    assert sum(stats["ledger"].values()) == stats["stored_bytes"] == size
+    out = ckstore("stats").out
+    assert "ledger" not in out
+    assert "CAUSE" not in out
+    lines = ckstore("stats", "--ledger").out.splitlines()
+    assert lines[-1].split() == ["total", *lines[-1].split()[1:3], f"{size:,}", "100.0", "%"]
+
+
+def test_verify(ckstore, filled: Path) -> None:
+    assert "No problems" in ckstore("verify").out
+    [report] = ckstore("verify", "best", "gpt@0", "--json").json
+    assert (report["versions"], report["problems"]) == (2, [])
+    assert report["bytes"] > 0
+    ckstore("verify", "--sample", "0.5")
+    ckstore("verify", "nowhere", code=13)
+
+
+def test_verify_finds_a_flipped_bit(ckstore, filled: Path) -> None:
+    pack = max((filled / ".ckstore" / "packs").iterdir(), key=lambda path: path.stat().st_size)
+    flip(pack, pack.stat().st_size // 2)
+    result = ckstore("verify", code=4)
+    assert pack.name in result.err
+    assert all(line.startswith("ckstore: ") for line in result.err.splitlines())
+    assert "problem" in result.err.splitlines()[-1]
+    result = ckstore("verify", "--json", code=4)
+    assert any(pack.name in problem for problem in result.json[0]["problems"])
+
+
+def test_verify_finds_a_lost_pack(ckstore, filled: Path) -> None:
+    pack = next((filled / ".ckstore" / "packs").iterdir())
+    pack.unlink()
+    assert pack.name in ckstore("verify", code=4).err
+
+
+def test_rebase(ckstore, filled: Path) -> None:
+    def depths() -> list[int]:
+        return [row["depth"] for row in ckstore("log", "--json").json]
+
+    before = depths()
+    assert max(before) > 0
+    assert "Would store" in ckstore("rebase", "best", "--dry-run").out
+    assert depths() == before
+    [report] = ckstore("rebase", "best", "--json").json
+    assert [item["version"] for item in report["versions"]] == [3]
+    assert report["objects"] > 0
+    assert depths()[2] == 0
+    restored(ckstore, filled)
+    ckstore("rebase", "--run", "gpt")
+    assert depths() == [0, 0, 0]
+    restored(ckstore, filled)
+    assert "Nothing to do" in ckstore("rebase", "--budget", "1.5").out
+    ckstore("verify")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"), [([], 2), (["best", "--run", "gpt"], 2), (["nowhere"], 13), (["--run", "x"], 13)]
+)
+def test_rebase_refuses(ckstore, filled: Path, arguments: list[str], code: int) -> None:
+    assert ckstore("rebase", *arguments, code=code).sentence
+
+
+@pytest.mark.parametrize("damage", ["lost", "damaged", "cut"])
+def test_recover(ckstore, filled: Path, damage: str) -> None:
+    ckstore("tag", "gpt@0", "first")
+    rows = ckstore("log", "--json").json
+    catalog = filled / ".ckstore" / "catalog.sqlite"
+    if damage == "lost":
+        catalog.unlink()
+    elif damage == "damaged":
+        catalog.write_bytes(b"no database" * 500)
+    else:
+        os.truncate(catalog, 5000)
+    assert "3 versions" in ckstore("recover").out
+    assert ckstore("log", "--json").json == rows
+    restored(ckstore, filled)
+
+
+def test_recover_names_damaged_packs(ckstore, filled: Path) -> None:
+    pack = next((filled / ".ckstore" / "packs").iterdir())
+    flip(pack, 100)
+    (filled / ".ckstore" / "catalog.sqlite").unlink()
+    assert pack.name in ckstore("recover", code=4).err
+    assert pack.is_file()
+    assert any(pack.name in problem for problem in ckstore("recover", "--json", code=4).json[0]["problems"])

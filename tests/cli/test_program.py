@@ -1,0 +1,189 @@
+"""The program around the verbs: help, errors as one sentence, exit codes, and what is not imported."""
+
+from __future__ import annotations
+
+import os
+import re
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from ckstore.cli import main
+from ckstore.cli.program import VERBS, program
+from ckstore.cli.verb import EXIT_CODES, Verb
+from ckstore.errors import CkstoreError, LockedError
+from ckstore.storage.catalog import Catalog
+
+HEAVY = ("torch", "numba", "zarr", "numpy", "numcodecs", "sqlite_utils")
+
+
+def process(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "ckstore", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment}, check=False)
+
+
+def errors(of: type[CkstoreError]) -> set[type[CkstoreError]]:
+    return {of}.union(*(errors(child) for child in of.__subclasses__()))
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_help_shows_examples_and_ends_with_exit_codes(ckstore, name: str) -> None:
+    lines = ckstore(name, "--help").out.splitlines()
+    assert lines[0].startswith(f"Usage: ckstore {name}")
+    command = program.get_command(click.Context(program), name)
+    assert isinstance(command, Verb)
+    assert "Examples:" in lines
+    assert any(line.strip().startswith(("ckstore ", 'eval "$(ckstore')) for line in lines[lines.index("Examples:") :])
+    codes = [
+        int(match[1]) for line in lines[lines.index("Exit codes:") + 1 :] if (match := re.match(r"  (\d+) ", line))
+    ]
+    assert tuple(codes) == command.exit_codes
+    assert len(codes) == len(lines) - lines.index("Exit codes:") - 1
+
+
+def test_every_exit_code_of_the_library_is_explained(ckstore) -> None:
+    assert {error.exit_code for error in errors(CkstoreError)} <= EXIT_CODES.keys()
+    out = ckstore("--help").out
+    assert all(f"\n  {name} " in out for name in VERBS)
+    assert out.rstrip().endswith(EXIT_CODES[130])
+
+
+def test_no_arguments_is_help(ckstore) -> None:
+    assert "Usage: ckstore" in ckstore(code=2).err
+
+
+def test_version(ckstore) -> None:
+    assert re.fullmatch(r"ckstore \d+\.\d+\.\d+\n", ckstore("--version").out)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["lgo"], "There is no verb lgo; did you mean log?"),
+        (["zzz"], "There is no verb zzz; see `ckstore --help`."),
+        (["log", "--nope"], "No such option"),
+        (["log", "-n", "x"], "see `ckstore log --help`."),
+        (["show"], "see `ckstore show --help`."),
+        (["verify", "--sample", "2"], "--sample"),
+        (["rebase", "--budget", "0.5"], "--budget"),
+    ],
+)
+def test_usage_errors_are_one_sentence(ckstore, arguments: list[str], sentence: str) -> None:
+    result = ckstore(*arguments, code=2)
+    assert sentence in result.sentence
+    assert result.out == ""
+
+
+@pytest.mark.parametrize("arguments", [["log"], ["ingest", "x.pt"], ["show", "1"], ["verify"], ["recover"], ["stats"]])
+def test_no_store(ckstore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("CKSTORE", raising=False)
+    assert "ckstore init" in ckstore(*arguments, code=10).sentence
+    assert "is no store" in ckstore("--store", "elsewhere", *arguments, code=10).sentence
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_store_is_found(ckstore, filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    below = filled / "a" / "b"
+    below.mkdir(parents=True)
+    monkeypatch.chdir(below)
+    assert len(ckstore("log", "--json").json) == 3
+    ckstore("init", "other")
+    monkeypatch.setenv("CKSTORE", str(below / "other"))
+    assert ckstore("log", "--json").json == []
+    assert len(ckstore("--store", filled / ".ckstore", "log", "--json").json) == 3
+    monkeypatch.setenv("CKSTORE", str(below))
+    assert "$CKSTORE" in ckstore("log", code=10).sentence
+
+
+def test_a_locked_store(ckstore, filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Catalog, "open", classmethod(lambda cls, path, mode="r": cls(path, mode, 0.05)))
+    other = sqlite3.connect(filled / ".ckstore" / "catalog.sqlite", isolation_level=None)
+    try:
+        other.execute("BEGIN IMMEDIATE")
+        assert "locked by another process" in ckstore("tag", "1", "first", code=LockedError.exit_code).sentence
+    finally:
+        other.close()
+    ckstore("tag", "1", "first")
+
+
+def test_a_store_of_a_later_version(ckstore, filled: Path) -> None:
+    database = sqlite3.connect(filled / ".ckstore" / "catalog.sqlite")
+    database.execute("PRAGMA user_version = 99")
+    database.close()
+    assert "later ckstore" in ckstore("log", code=14).sentence
+
+
+def test_a_damaged_catalog(ckstore, filled: Path) -> None:
+    (filled / ".ckstore" / "catalog.sqlite").write_bytes(b"no database at all" * 100)
+    assert "ckstore recover" in ckstore("log", code=4).sentence
+
+
+def test_an_interrupt(ckstore, filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ckstore.store.Store.ingest", interrupted)
+    result = ckstore("ingest", "in/step0.pt", code=130)
+    assert result.err.split("ckstore: ")[-1] == "interrupted; the store is consistent.\n"
+
+
+def test_what_the_system_says_is_one_sentence(ckstore, filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied", "catalog.sqlite")
+
+    monkeypatch.setattr("ckstore.store.Store.versions", refused)
+    assert ckstore("log", code=1).sentence == "catalog.sqlite: Permission denied."
+
+
+def test_main_exits_with_the_code(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["nothing"])
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err.startswith("ckstore: ")
+
+
+def test_as_a_module(filled: Path) -> None:
+    done = process("log", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert '"run": "gpt"' in done.stdout
+    missing = process("show", "nowhere")
+    assert (missing.returncode, missing.stdout) == (13, "")
+    assert missing.stderr.count("\n") == 1
+
+
+def test_colours_are_for_terminals(filled: Path) -> None:
+    assert "\x1b" not in process("log").stdout + process("nothing").stderr
+
+
+def test_a_closed_pipe_is_quiet(filled: Path) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "ckstore", "log"]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.parametrize("arguments", [["log"], ["log", "--json"], ["tag"], ["tag", "gpt@10", "good"], ["--help"]])
+def test_quick_verbs_import_nothing_that_computes(filled: Path, arguments: list[str]) -> None:
+    assert heavy_imports(arguments) == []
+
+
+def test_init_imports_nothing_that_computes(tmp_path: Path) -> None:
+    # A catalog is made by migrations, which are sqlite-utils', which imports NumPy.
+    assert set(heavy_imports(["init", str(tmp_path / "store")])) <= {"sqlite_utils", "numpy"}
+
+
+def heavy_imports(arguments: list[str]) -> list[str]:
+    code = (
+        "import sys\nfrom ckstore.cli.program import run\n"
+        f"code = run({arguments!r})\nassert code == 0\n"
+        f"print('\\n' + ' '.join(name for name in {HEAVY!r} if name in sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()[-1].split()

@@ -1,0 +1,46 @@
+"""`ckstore show`: files with their digests, and how the version is stored."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from .test_log import KEYS
+
+
+def test_json(ckstore, filled: Path) -> None:
+    ckstore("ingest", "in/step0.pt", "--run", "fork", "--parent", "best", "--metric", "loss=1.5")
+    shown = ckstore("show", "best", "--json").json
+    assert shown.keys() == KEYS | {"children", "contents", "storage"}
+    assert (shown["version"], shown["children"], shown["tags"]) == (3, [4], ["best"])
+    data = (filled / "in" / "step20.pt").read_bytes()
+    assert shown["contents"] == [
+        {
+            "path": "step20.pt",
+            "kind": "torch-zip",
+            "bytes": len(data),
+            "tensors": 6,
+            "sha256": hashlib.sha256(data).hexdigest(),
+        }
+    ]
+    storage = shown["storage"]
+    assert storage["base"] + storage["delta"] == storage["linear"] + storage["ordinal"]
+    assert storage["own"] + storage["chained"] == storage["linear"]
+    # The frozen weight stands in an earlier version's pack.
+    assert storage["here"] < storage["objects"]
+    assert ckstore("show", "fork", "--json").json["metrics"] == {"loss": 1.5}
+
+
+def test_text(ckstore, filled: Path) -> None:
+    out = ckstore("show", "gpt@20").out
+    shown = ckstore("show", "3", "--json").json
+    assert out.startswith("version       3  (gpt@20)\n")
+    assert shown["contents"][0]["sha256"] in out
+    assert shown["id"] in out
+    assert "best" in out
+    assert ckstore("show", shown["id"][:8]).out == out
+
+
+def test_unknown(ckstore, filled: Path) -> None:
+    assert "near: best" in ckstore("show", "bset", code=13).sentence
+    assert "near: gpt@10" in ckstore("show", "gpt@12", code=13).sentence

@@ -1,0 +1,65 @@
+"""What all tests share: where real checkpoints lie, the Hypothesis profiles, and small runs trained once a session."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+from tools import runs
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+# Timing out is the business of pytest-timeout; examples are the same on every machine and in every process.
+hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
+hypothesis.settings.register_profile("search", deadline=None, max_examples=2000)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Directory of real checkpoints from public repositories; the test is skipped where there is none."""
+    named = os.environ.get("CKSTORE_TEST_DATA")
+    path = Path(named) if named else REPOSITORY.parent / "shared" / "data"
+    if not path.is_dir():
+        pytest.skip(f"no real checkpoints at {path}: set CKSTORE_TEST_DATA to the directory that holds them")
+    return path
+
+
+@pytest.fixture(scope="session")
+def trained_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Directory that the runs are trained into: one for all processes of a test session."""
+    base = tmp_path_factory.getbasetemp()
+    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "trained"
+
+
+@pytest.fixture(scope="session")
+def gpt_run(trained_runs: Path) -> list[Path]:
+    """Checkpoints of a tiny GPT with AdamW, oldest first."""
+    return runs.train("gpt", trained_runs, tier="tiny")
+
+
+@pytest.fixture(scope="session")
+def cnn_run(trained_runs: Path) -> list[Path]:
+    """Checkpoints of a tiny residual CNN with SGD momentum, oldest first."""
+    return runs.train("cnn", trained_runs, tier="tiny")
+
+
+@pytest.fixture(scope="session")
+def bf16_run(trained_runs: Path) -> list[Path]:
+    """A tiny GPT's weights in bfloat16 as safetensors files, oldest first."""
+    return runs.train("bf16", trained_runs, tier="tiny")
+
+
+@pytest.fixture(scope="session")
+def frozen_run(trained_runs: Path) -> list[Path]:
+    """Checkpoints of a fine-tune with a frozen backbone of more than 90 % of the weights, oldest first."""
+    return runs.train("frozen", trained_runs, tier="tiny")
+
+
+@pytest.fixture(scope="session")
+def ema_run(trained_runs: Path) -> list[Path]:
+    """Checkpoints of a tiny GPT with tied embeddings and an EMA copy of its weights, oldest first."""
+    return runs.train("ema", trained_runs, tier="tiny")

@@ -1,0 +1,164 @@
+"""State dicts in memory: described like files, and what torch loads from the file that they would be."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from collections import Counter, OrderedDict, defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ckstore.errors import UsageError
+from ckstore.formats import BytesSource, path_to_text, split_skeleton
+from ckstore.formats.live import StateDictSource, describe_state_dict
+from tests.formats.reading import assert_comes_back
+from tests.formats.test_torch_files import DTYPES, UNTYPED, random_bits
+from tests.formats.test_writers import assert_same
+
+
+def loaded(value: Any) -> Any:
+    source = StateDictSource(value)
+    data = source.pread(0, source.size)
+    assert b"".join(source.pread(at, min(7, source.size - at)) for at in range(0, source.size, 7)) == data
+    layout = assert_comes_back(data)
+    assert layout == source.layout
+    assert split_skeleton(BytesSource(data), layout) == split_skeleton(source, layout)
+    assert len(source.skeleton) == source.size - sum(checked.stop - checked.start for checked in layout.checked)
+    return torch.load(io.BytesIO(data), weights_only=True)
+
+
+def test_torch_tensors() -> None:
+    flat = torch.randn(48)
+    value = {
+        "dtypes": [random_bits(dtype, 2, 3) for dtype in DTYPES + UNTYPED],
+        "empty": torch.empty(0, 3, dtype=torch.float16),
+        "scalar": torch.tensor(1.5),
+        "fortran": torch.randn(3, 4).t(),
+        "tied": (flat, flat.view(6, 8), flat[5:7]),
+        "state": {0: {"exp_avg": torch.zeros(2)}, 1: {"step": 3}},
+    }
+    assert_same(loaded(value), value)
+
+
+def test_views_are_cut_down_to_what_they_hold() -> None:
+    big = torch.randn(100_000)
+    source = StateDictSource({"a": big[10:20], "b": torch.randn(300, 300)[::3, ::3]})
+    assert [extent.shape for extent in source.layout.extents] == [(10,), (100, 100)]
+    assert source.size < 50_000
+    got = loaded({"a": big[10:20], "x": big[30:35]})
+    assert torch.equal(got["a"], big[10:20])
+    assert torch.equal(got["x"], big[30:35])
+
+
+def test_expanded_conjugated_and_other_dtypes_of_one_memory() -> None:
+    raw = torch.arange(16, dtype=torch.uint8)
+    value = {
+        "expanded": torch.tensor([1.0, 2.0]).view(2, 1).expand(2, 3),
+        "conj": torch.tensor([1 + 2j]).conj(),
+        "neg": torch.tensor([1 + 2j]).conj().imag,
+        "bytes": raw,
+        "words": raw.view(torch.int32),
+        "same_size": [raw, raw.view(torch.int8)],
+    }
+    got = loaded(value)
+    assert torch.equal(got["expanded"], value["expanded"])
+    assert got["conj"].item() == 1 - 2j
+    assert got["neg"].item() == -2
+    for name in ("bytes", "words"):
+        assert torch.equal(got[name], value[name])
+
+
+def test_parameters_and_containers() -> None:
+    model = torch.nn.Linear(2, 2)
+    got = loaded(OrderedDict(model=model.state_dict(), own=model.weight, size=torch.Size([1, 2]), d=defaultdict(list)))
+    assert torch.equal(got["model"]["weight"], model.weight)
+    assert got["own"].data_ptr() == got["model"]["weight"].data_ptr()
+    assert got["size"] == (1, 2)
+
+
+def test_arrays() -> None:
+    array = np.arange(12, dtype=np.float32).reshape(3, 4)
+    value = {
+        "c": array,
+        "again": array,
+        "f": np.asfortranarray(array),
+        "reversed": array[::-1],
+        "big": array.astype(">f8"),
+        "scalar": np.float64(2.5),
+        "zero_d": np.array(3, dtype=np.int16),
+        "empty": np.zeros((0, 2), np.int8),
+        "flag": np.bool_(True),
+    }
+    got = loaded(value)
+    for name in ("c", "again", "f", "reversed", "big", "zero_d", "empty"):
+        np.testing.assert_array_equal(got[name].numpy(), value[name])
+    assert got["scalar"] == 2.5
+    assert got["flag"] is True
+    assert got["c"].data_ptr() == got["again"].data_ptr()
+
+
+def test_extents_have_the_paths_of_the_tree() -> None:
+    layout = StateDictSource({"a.b": torch.ones(1), "a": {"b": torch.ones(1), 0: torch.ones(1)}}).layout
+    assert [path_to_text(extent.path) for extent in layout.extents] == ["a.b", "a/b", "a/[0]"]
+    assert StateDictSource(torch.ones(1)).layout.tensors[0].path == ("tensor",)
+
+
+def test_facts() -> None:
+    assert StateDictSource({"epoch": 2, "step": 3}).layout.facts == {"step": 3, "epoch": 2}
+
+
+class Text(str):
+    __slots__ = ()
+
+
+def test_text_subclasses_are_text() -> None:
+    assert type(loaded({"a": Text("x")})["a"]) is str
+
+
+@pytest.mark.parametrize(
+    ("value", "place"),
+    [
+        ({"a": [1, object()]}, r"builtins\.object at a/\[1\]"),
+        ({"a": torch.nn.Linear(1, 1)}, "Linear at a"),
+        (object(), "at its top"),
+        ({"a": Counter()}, "Counter at a"),
+        ({"a": {object(): 1}}, "key of type object at a"),
+        ({2**62: 1}, "key of type int"),
+        ({"a": torch.eye(2).to_sparse()}, "tensor at a"),
+        ({"a": torch.ones(1, device="meta")}, "meta device"),
+        ({"a": np.array(["x"])}, "array at a"),
+        ({"a": np.zeros(2, [("x", "f4")])}, "array at a"),
+        ({"a": np.datetime64("2020-01-01")}, "array at a"),
+        ({"a": 2**3000}, "integer at a"),
+    ],
+)
+def test_what_cannot_be_stored_is_named(value: Any, place: str) -> None:
+    with pytest.raises(UsageError, match=place):
+        describe_state_dict(value)
+
+
+def test_cycles_end() -> None:
+    cycle: dict[str, Any] = {}
+    cycle["self"] = cycle
+    with pytest.raises(UsageError, match="holds itself or nests too deeply at self"):
+        describe_state_dict(cycle)
+
+
+def test_reading_follows_the_memory() -> None:
+    tensor = torch.zeros(3)
+    state = describe_state_dict({"a": tensor})
+    tensor += 1
+    assert b"".join(state.read_pieces(0)) == torch.ones(3).numpy().tobytes()
+
+
+def test_formats_import_neither_torch_nor_numba_nor_zarr() -> None:
+    code = (
+        "import sys, ckstore.formats, ckstore.formats.live, ckstore.formats.flat_writers; "
+        "assert not {'torch', 'numba', 'zarr', 'numpy'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])

@@ -1,0 +1,240 @@
+"""The pickle machine: every protocol and plain value as `pickle` reads it, everything else noted and never run."""
+
+from __future__ import annotations
+
+import contextlib
+import decimal
+import pickle
+import struct
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckstore.errors import InputError
+from ckstore.formats import Unknown
+from ckstore.formats import pickle_reader as machine
+from ckstore.formats.pickle_reader import Global, Object, TruncatedError, read_pickle
+from ckstore.formats.pickle_writer import write_pickle
+from ckstore.formats.torch_objects import reduce
+from ckstore.formats.torch_tree import MAX_DEPTH, TreeReader
+
+#: Integers whose hashes nobody can make collide.
+small = st.integers(-(2**61) + 2, 2**61 - 2)
+plain = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**80), 2**80)
+    | st.floats(allow_nan=False)
+    | st.complex_numbers(allow_nan=False)
+    | st.text()
+    | st.text(alphabet="\n'\"\\\x00é\ud800")
+    | st.binary(),
+    lambda children: (
+        st.lists(children)
+        | st.tuples(children, children)
+        | st.dictionaries(st.text() | small | st.tuples(small, st.text()), children)
+        | st.sets(small | st.text())
+        | st.frozensets(small)
+    ),
+    max_leaves=20,
+)
+
+
+def tree_of(data: bytes) -> Any:
+    node, stop = read_pickle(data, reduce=reduce)
+    assert stop == len(data)
+    return TreeReader().read(node)
+
+
+@given(plain, st.integers(0, 5))
+def test_plain_values(value: Any, protocol: int) -> None:
+    tree = tree_of(pickle.dumps(value, protocol))
+    assert repr(tree) == repr(value) or tree == value
+
+
+@given(plain)
+def test_writer(value: Any) -> None:
+    data = write_pickle(value, lambda index: None)
+    assert pickle.loads(data) == value
+    assert tree_of(data) == value
+
+
+@given(plain, st.integers(0, 5), st.data())
+def test_truncations(value: Any, protocol: int, data: st.DataObject) -> None:
+    stream = pickle.dumps(value, protocol)
+    length = data.draw(st.integers(0, len(stream) - 1))
+    with pytest.raises(TruncatedError):
+        read_pickle(stream[:length])
+
+
+@given(st.binary(max_size=200), st.integers(0, 5))
+def test_any_bytes(noise: bytes, protocol: int) -> None:
+    for stream in (noise, b"\x80" + bytes([protocol]) + noise + b"."):
+        with contextlib.suppress(InputError):
+            tree_of_anything(stream)
+
+
+def tree_of_anything(stream: bytes) -> None:
+    node, _ = read_pickle(stream, reduce=reduce)
+    TreeReader().read(node)
+
+
+class Trap:
+    """An object whose pickle would write a file."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return exec, (f"open({self.path!r}, 'w').close()",)
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_nothing_is_run(tmp_path: Path, protocol: int) -> None:
+    path = tmp_path / "trace"
+    stream = pickle.dumps({"x": Trap(str(path))}, protocol)
+    tree = tree_of(stream)
+    assert tree == {"x": Unknown("builtins.exec", (f"open({str(path)!r}, 'w').close()",))}
+    assert not path.exists()
+    pickle.loads(stream)
+    assert path.exists()
+
+
+def test_objects_are_noted() -> None:
+    tree = tree_of(pickle.dumps({"d": decimal.Decimal("1.5"), "o": OrderedDict(a=1), "c": dict, "p": Path("/x")}, 4))
+    assert tree["d"] == Unknown("decimal.Decimal", ("1.5",))
+    assert tree["o"] == {"a": 1}
+    assert tree["c"] == Unknown("builtins.dict")
+    assert tree["p"].name == "pathlib.PosixPath" or tree["p"].name.startswith("pathlib.")
+
+
+def test_old_style_instances() -> None:
+    assert tree_of(b"(iold\nClass\n(dS'a'\nI1\nsb.") == Unknown("old.Class", (), {"a": 1})
+    assert tree_of(b"(cold\nClass\nI2\no}U\x01bK\x03sb.") == Unknown("old.Class", (2,), {"b": 3})
+    assert tree_of(b"ccopy_reg\n_reconstructor\n(cm\nC\nc__builtin__\nobject\nNtR.") == Unknown("m.C")
+
+
+def test_python_2_strings_and_lines() -> None:
+    assert tree_of(b"(lp0\nS'a\\x41'\naI01\naI00\naL12L\naF1.5\naVx\\u00e9\naT\x02\0\0\0\xff\xfea.") == [
+        "aA", True, False, 12, 1.5, "xé", b"\xff\xfe",
+    ]  # fmt: skip
+
+
+def deep(levels: int, opcode: bytes) -> bytes:
+    return b"\x80\x02)" + opcode * levels + b"."
+
+
+def doubled(levels: int, first: bytes) -> bytes:
+    """A tuple of two of a tuple of two of …: short, and without sharing endlessly large."""
+    return b"\x80\x02" + first + b"".join(b"q\x00h\x00\x86" for _ in range(levels)) + b"."
+
+
+def test_deep_nesting() -> None:
+    assert tree_of(deep(MAX_DEPTH - 1, b"\x85"))
+    for levels in (MAX_DEPTH + 2, 1_000_000):
+        with pytest.raises(InputError, match="deeper"):
+            tree_of(deep(levels, b"\x85"))
+    nested_lists = b"\x80\x02" + b"]" * 300 + b"a" * 299 + b"."
+    with pytest.raises(InputError, match="deeper"):
+        tree_of(nested_lists)
+
+
+def test_shared_tuples_do_not_expand() -> None:
+    tree = tree_of(doubled(100, b"K\x01"))
+    while isinstance(tree, tuple):
+        assert tree[0] is tree[1]
+        tree = tree[0]
+    assert tree == 1
+
+
+def test_shared_containers_of_tensors_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ckstore.formats.torch_tree.MAX_TENSORS", 1000)
+    storage = b"(X\x07\0\0\0storagectorch\nFloatStorage\nX\x01\0\0\x000X\x03\0\0\0cpuK\x01tQ"
+    tensor = b"ctorch._utils\n_rebuild_tensor_v2\n(" + storage + b"K\0))\x89NtR"
+    from ckstore.formats.torch_objects import TorchPersistent
+
+    node, _ = read_pickle(doubled(64, tensor), reduce=reduce, persistent=TorchPersistent())
+    with pytest.raises(InputError, match="more than 1,000 tensors"):
+        TreeReader().read(node)
+
+
+def test_keys_that_would_hash_for_ever() -> None:
+    for key in (doubled(64, b"K\x01")[2:-1], b")" + b"\x85" * 500_000):
+        tree, _ = read_pickle(b"\x80\x02}" + key + b"K\x01s.")
+        assert len(tree) == 1
+    colliding = b"".join(pickle.dumps(index * (2**61 - 1), 2)[2:-1] + b"N" for index in range(1, 50_000))
+    tree, _ = read_pickle(b"\x80\x02}(" + colliding + b"u.")
+    assert len(tree) == 49_999
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [
+        b"\x80\x06N.",
+        b"\x80\x02B\xff\xff\xff\xff.",
+        b"\x80\x04\x8e\xff\xff\xff\xff\xff\xff\xff\x7f.",
+        b"\x80\x04\x8d\xff\xff\xff\xff\xff\xff\xff\xff.",
+        b"\x80\x05\x96\xff\xff\xff\xff\xff\xff\xff\x7f.",
+        b"\x80\x02\x8b\xff\xff\xff\xff.",
+        b"\x80\x02\x8b\xff\xff\xff\x7f.",
+        b"\x80\x02X\xff\xff\xff\xffabc.",
+        b"L" + b"9" * 10_000 + b"L\n.",
+        b"h\x05.",
+        b"j\xff\xff\xff\xff.",
+        b"q\x00.",
+        b".",
+        b"(.",
+        b"0.",
+        b"1.",
+        b"}K\x01s.",
+        b"}(K\x01u.",
+        b"K\x01K\x02a.",
+        b"K\x01(K\x02e.",
+        b"K\x01(K\x02\x90.",
+        b"K\x01K\x02K\x03s.",
+        b"NR.",
+        b"cos\nsystem\nK\x01R.",
+        b"\x80\x02X\x01\0\0\0\xff.",
+        b"Sabc\n.",
+        b"Ix\n.",
+        b"\x97.",
+        b"\x98.",
+        b"K\x01Q.",
+        b"Px\n.",
+        b"K\x01K\x02\x93.",
+        b"\xfe.",
+    ],
+)
+def test_damaged_streams(stream: bytes) -> None:
+    with pytest.raises(InputError):
+        read_pickle(stream)
+
+
+def test_too_many_opcodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "MAX_OPCODES", 1000)
+    with pytest.raises(InputError, match="more than 1,000 opcodes"):
+        read_pickle(b"N0" * 1000 + b".")
+
+
+def test_a_large_memo_index_costs_nothing() -> None:
+    assert read_pickle(b"K\x07r\xff\xff\xff\x7f0j\xff\xff\xff\x7f.") == (7, 14)
+
+
+def test_long_integers_are_bounded() -> None:
+    data = bytes(1025)
+    node, _ = read_pickle(b"\x80\x02\x8b" + struct.pack("<i", len(data)) + data + b".")
+    assert isinstance(node, Object)
+    assert node.name == "builtins.int"
+    assert read_pickle(pickle.dumps(2**8000, 2))[0] == 2**8000
+
+
+def test_calls_of_results() -> None:
+    node, _ = read_pickle(b"cm\nf\n)R)R.")
+    assert node.name == "object.__call__"
+    assert node.args[0].name == "m.f"
+    (extension,) = read_pickle(b"\x82\x05\x85.")[0]
+    assert isinstance(extension, Global)

@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ckstore
+from ckstore.errors import UsageError
+from ckstore.formats import Unknown
+from tests.equality import assert_same, storage_of
+
+DTYPES = [
+    "bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float16", "bfloat16", "float32",
+    "float64", "complex32", "complex64", "complex128", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2",
+    "float8_e5m2fnuz", "float8_e8m0fnu",
+]  # fmt: skip
+
+
+def ingested(source: Any, path: Path) -> Any:
+    with ckstore.init(path) as store:
+        store.ingest(source)
+        return store["latest"].state_dict()
+
+
+def raw(dtype: str, count: int) -> torch.Tensor:
+    """Elements of random bits, NaN payloads and signed zeros among them."""
+    wanted = getattr(torch, dtype)
+    item = torch.empty(0, dtype=wanted).element_size()
+    bytes_ = torch.randint(0, 2 if dtype == "bool" else 256, (count * item,), dtype=torch.uint8)
+    return bytes_.view(wanted)
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_a_torch_file_comes_back_as_torch_reads_it(tmp_path: Path, legacy: bool) -> None:
+    torch.manual_seed(8)
+    weight, flat = torch.randn(300, 300), torch.randn(5000)
+    state = {
+        "model": {"weight": weight, "tied": weight, "t": weight.t(), "part": weight[3:7, ::2], "e": torch.empty(3, 0)},
+        "flat": [flat[:1000], flat[2000:3000].view(10, 100)],
+        "optimizer": {"state": {0: {"step": torch.tensor(3.0)}, "0": (1, 2.5, None)}, "groups": [{"lr": 1e-3}, True]},
+        7: {1, 2, 3}, "expanded": torch.randn(4, 1).expand(4, 5), "b": b"bytes", "size": (1, ()),
+    }  # fmt: skip
+    path = tmp_path / "state.pt"
+    torch.save(state, path, _use_new_zipfile_serialization=not legacy)
+    found = ingested(path, tmp_path / "store")
+    assert_same(found, torch.load(path, map_location="cpu", weights_only=True))
+    model = found["model"]
+    assert (
+        storage_of(model["weight"]) == storage_of(model["tied"]) == storage_of(model["part"]) == storage_of(model["t"])
+    )
+    assert storage_of(found["flat"][0]) == storage_of(found["flat"][1])
+    assert found["flat"][0].untyped_storage().nbytes() == flat.untyped_storage().nbytes()
+    model["weight"][5, 0] = 41.0
+    assert model["part"][2, 0] == 41.0
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+@pytest.mark.parametrize("count", [11, 70_000])
+def test_every_dtype_comes_back_bit_for_bit(tmp_path: Path, count: int) -> None:
+    torch.manual_seed(9)
+    state = {dtype: raw(dtype, count) for dtype in DTYPES if hasattr(torch, dtype)}
+    path = tmp_path / "state.pt"
+    torch.save(state, path)
+    assert_same(ingested(path, tmp_path / "store"), torch.load(path, map_location="cpu", weights_only=True))
+    assert_same(ingested(state, tmp_path / "live"), state)
+
+
+def test_parameters_come_back_as_plain_tensors(tmp_path: Path) -> None:
+    path = tmp_path / "module.pt"
+    module = torch.nn.LSTM(4, 8, num_layers=2)
+    torch.save(module.state_dict(), path)
+    assert_same(ingested(path, tmp_path / "store"), {name: one.detach() for name, one in module.state_dict().items()})
+
+
+def test_a_whole_module_is_a_tree_of_unknown_objects_with_tensors(tmp_path: Path) -> None:
+    module = torch.nn.Linear(3, 2)
+    path = tmp_path / "module.pt"
+    torch.save(module, path)
+    tree = ingested(path, tmp_path / "store")
+    assert isinstance(tree, Unknown)
+    assert tree.name == "torch.nn.modules.linear.Linear"
+    assert_same(tree.state["_parameters"]["weight"], module.weight.detach())
+
+
+def test_safetensors_are_a_flat_dictionary(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    state = {"a.b": torch.randn(3, 5), "a/c": torch.arange(4), "e": torch.empty(0)}
+    save_file(state, tmp_path / "model.safetensors")
+    found = ingested(tmp_path / "model.safetensors", tmp_path / "store")
+    assert sorted(found) == sorted(state)
+    for name, tensor in state.items():
+        assert_same(found[name], tensor)
+    assert storage_of(found["a.b"]) != storage_of(found["a/c"])
+
+
+def test_a_file_without_tensors_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "notes.bin"
+    path.write_bytes(b"anything" * 20)
+    with pytest.raises(UsageError, match=r"notes\.bin holds no tensors"):
+        ingested(path, tmp_path / "store")
+
+
+def test_a_damaged_file_that_was_forced_in_is_not_parsed(tmp_path: Path) -> None:
+    path = tmp_path / "damaged.pt"
+    torch.save({"w": torch.randn(100_000)}, path)
+    data = bytearray(path.read_bytes())
+    data[200_000] ^= 1
+    path.write_bytes(data)
+    with ckstore.init(tmp_path / "store") as store:
+        store.ingest(path, force=True)
+        with pytest.raises(UsageError, match="holds no tensors"):
+            store["latest"].state_dict()
+
+
+def test_a_directory_is_a_dictionary_by_file(shared_data: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    source = shared_data / "opt_lora" / "checkpoint-1500"
+    found = ingested(source, tmp_path / "store")
+    assert set(found) >= {"adapter_model.safetensors", "optimizer.pt", "rng_state.pth"}
+    assert "README.md" not in found
+    weights = load_file(source / "adapter_model.safetensors")
+    assert sorted(found["adapter_model.safetensors"]) == sorted(weights)
+    for name, tensor in weights.items():
+        assert_same(found["adapter_model.safetensors"][name], tensor, name)
+    assert_same(found["optimizer.pt"], torch.load(source / "optimizer.pt", map_location="cpu", weights_only=True))
+
+
+@pytest.mark.parametrize("name", ["willmore_pinn/checkpoint_epoch_5.pt", "trades_sgd/opt-nn-checkpoint_epoch5.tar"])
+def test_real_files_come_back_as_torch_reads_them(shared_data: Path, tmp_path: Path, name: str) -> None:
+    assert_same(
+        ingested(shared_data / name, tmp_path / "store"),
+        torch.load(shared_data / name, map_location="cpu", weights_only=True),
+    )
+
+
+def test_flushing_subnormals_in_the_process_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "state.pt"
+    torch.save({"w": torch.full((70_000,), 1e-40)}, path)
+    expected = torch.load(path, map_location="cpu", weights_only=True)
+    with ckstore.init(tmp_path / "store") as store:
+        store.ingest(path)
+    torch.set_flush_denormal(True)
+    try:
+        with ckstore.open(tmp_path / "store") as store:
+            found = store["latest"].state_dict()
+    finally:
+        torch.set_flush_denormal(False)
+    assert_same(found, expected)

@@ -1,0 +1,125 @@
+"""The lattice kernels against their NumPy reference, on adversarial floats."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckstore.codecs.lattice import HYSTERESIS, REACH, LinearLattice, ordinal_correct, ordinal_difference, step_exponent
+from ckstore.kernels import lattice as kernels
+from ckstore.kernels import reference
+
+SPECIAL = {
+    "float32": [0, 0x80000000, 1, 0x80000001, 0x7FFFFF, 0x800000, 0x7F7FFFFF, 0x7F800000, 0xFF800000, 0x7FC00001,
+                0xFFC12345, 0x7F800001, 0x3F800000, 0xBF800000],
+    "float64": [0, 1 << 63, 1, (1 << 63) + 1, (1 << 52) - 1, 1 << 52, 0x7FEFFFFFFFFFFFFF, 0x7FF0000000000000,
+                0xFFF0000000000000, 0x7FF8000000000001, 0x3FF0000000000000],
+}  # fmt: skip
+
+
+@st.composite
+def cases(draw):
+    """(dtype, bits, other bits, lattice, start): values near the step's size mixed with special ones."""
+    dtype = draw(st.sampled_from(["float32", "float64"]))
+    seed = draw(st.integers(0, 2**32 - 1))
+    rng = np.random.default_rng(seed)
+    width = draw(st.integers(1, 7))
+    rows_count = draw(st.integers(1, 9))
+    count = width * rows_count
+    step = draw(st.integers(-100, 60))
+    rows = rng.integers(-12, 13, rows_count).astype(np.int16) if draw(st.booleans()) else np.empty(0, np.int16)
+    cols = rng.integers(-12, 13, width).astype(np.int16) if draw(st.booleans()) else np.empty(0, np.int16)
+    lattice = LinearLattice(dtype, step, width, rows, cols)
+    arrays = []
+    for _ in range(2):
+        values = np.ldexp(rng.normal(size=count) * 10.0 ** rng.integers(-3, 4), step).astype(dtype)
+        bits = values.view(f"u{values.itemsize}").copy()
+        chosen = rng.random(count) < 0.3
+        bits[chosen] = rng.choice(np.array(SPECIAL[dtype], bits.dtype), int(chosen.sum()))
+        arrays.append(bits)
+    start = draw(st.integers(0, count - 1))
+    return dtype, arrays[0][start:], arrays[1][start:], lattice, start
+
+
+@given(cases())
+def test_quantise_project_and_predict_equal_the_reference(case):
+    dtype, parent, bits, lattice, start = case
+    exponent = reference.exponents(bits.size, lattice.step, lattice.rows, lattice.cols, lattice.width, start)
+    none = np.empty(0, np.int32)
+    before = lattice.quantise(parent, start)
+    assert np.array_equal(before, reference.linear_quantise(parent.view(dtype), none, exponent, HYSTERESIS))
+    coarser = LinearLattice(dtype, lattice.step + 2, lattice.width, lattice.rows, lattice.cols)
+    finer = LinearLattice(dtype, lattice.step - 3, lattice.width, lattice.rows, lattice.cols)
+    for other in (coarser, finer):
+        shift = np.full(bits.size, other.step - lattice.step)
+        assert np.array_equal(other.project(lattice, before, start), reference.linear_project(before, shift))
+    flat = LinearLattice(dtype, lattice.step, lattice.width)
+    shift = flat.step - exponent
+    assert np.array_equal(flat.project(lattice, before, start), reference.linear_project(before, shift))
+    integers = lattice.quantise(bits, start, before)
+    assert np.array_equal(integers, reference.linear_quantise(bits.view(dtype), before, exponent, HYSTERESIS))
+    own, classes = lattice.own(integers, start)
+    assert np.array_equal(own, reference.linear_values(integers, exponent, dtype))
+    assert classes.max(initial=0) < 64
+    moved, classes = lattice.chained(parent, integers, start)
+    assert np.array_equal(moved, reference.chained_values(parent, integers, exponent, dtype, REACH))
+    assert classes.max(initial=0) < 64
+    for predicted in (own, moved):
+        residuals = ordinal_difference(bits, predicted, dtype)
+        assert np.array_equal(residuals.view(bits.dtype), reference.ordinal_difference(bits, predicted))
+        assert np.array_equal(ordinal_correct(predicted, residuals, dtype), bits)
+
+
+@given(st.sampled_from(["float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"]), st.integers(0, 2**32 - 1))
+def test_ordinals_of_small_floats_round_trip(dtype, seed):
+    rng = np.random.default_rng(seed)
+    unsigned = np.uint8 if "8_" in dtype else np.uint16
+    bits = rng.integers(0, 1 << (8 * np.dtype(unsigned).itemsize), 300).astype(unsigned)
+    other = rng.permutation(bits)
+    difference = ordinal_difference(bits, other, dtype)
+    assert np.array_equal(difference.view(unsigned), reference.ordinal_difference(bits, other))
+    assert np.array_equal(ordinal_correct(other, difference, dtype), bits)
+    assert np.array_equal(ordinal_correct(None, ordinal_difference(bits, None, dtype), dtype), bits)
+
+
+def test_every_float16_keeps_its_order():
+    values = np.arange(1 << 16).astype(np.uint16)
+    ordinals = ordinal_difference(values, None, "float16")
+    floats = values.view(np.float16)
+    finite = np.isfinite(floats)
+    order = np.argsort(ordinals[finite], kind="stable")
+    assert np.all(np.diff(floats[finite][order].astype(np.float64)) >= 0)
+    assert np.unique(ordinals).size == 1 << 16
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_statistics_leave_out_what_is_not_finite(dtype):
+    values = np.array([3.0, np.nan, -4.0, np.inf, -np.inf, 0.0], dtype)
+    assert kernels.statistics(values) == (25.0, 4.0, 3)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(
+    ("step", "largest"), [(0.0, 0.0), (1e-300, 1.0), (1e30, 1e30), (0.1, 3e38), (5e-324, 5e-324), (0.3, 1.0)]
+)
+def test_the_step_keeps_integers_in_range_and_is_normal(dtype, step, largest):
+    exponent = step_exponent(step, largest, dtype)
+    if dtype == "float32":
+        assert -126 <= exponent <= 127
+    assert largest / 2.0**exponent <= 1 << 22
+
+
+def test_elements_beyond_two_to_the_31_have_the_right_row():
+    """By arithmetic: a chunk that begins far into a large array takes the exponents of its rows."""
+    width = 1 << 20
+    rows = np.arange(5000, dtype=np.int16) % 7
+    lattice = LinearLattice("float32", -10, width, rows)
+    start = 4001 * width + 5
+    assert start > 1 << 31
+    values = np.full(3, 1.0, np.float32)
+    integers = lattice.quantise(values.view(np.uint32), start)
+    assert integers.tolist() == [2 ** (10 - 4001 % 7)] * 3
+    bits, _ = lattice.own(integers, start)
+    assert bits.view(np.float32).tolist() == [1.0] * 3

@@ -1,0 +1,450 @@
+"""The catalog: commits, what they refuse, bulk look-ups, removal, locks, formats, damage, size."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sqlite3
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from ckstore.errors import (
+    CkstoreError,
+    ConflictError,
+    FormatVersionError,
+    IntegrityError,
+    LockedError,
+    NoStoreError,
+    NotFoundError,
+    UsageError,
+)
+from ckstore.storage import connection, placements, root
+from ckstore.storage.catalog import Catalog, VersionRow, key, replace_catalog
+from ckstore.storage.pack import PackInfo
+from tests.storage.version_writer import identifier, write_version
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def test_a_committed_version_comes_back(catalog, store):
+    row = write_version(catalog, store, "gpt", 100, metrics={"loss": 0.1, "name": "ä"}, source=None, base=False)
+    assert catalog.version(1) == row
+    assert catalog.versions() == catalog.versions("gpt") == [row]
+    with Catalog.open(store) as other:
+        assert other.version(1) == row
+    [run] = catalog.runs()
+    assert (run.name, run.versions, run.latest, run.step) == ("gpt", 1, 1, 100)
+    [pack] = catalog.packs()
+    assert (pack.name, pack.kind, pack.bytes) == (row.pack, "coarse", row.stored_bytes)
+    totals = catalog.totals()
+    assert (totals.versions, totals.runs, totals.coarse_packs, totals.exact_packs) == (1, 1, 1, 0)
+    assert (totals.coarse_bytes, totals.original_bytes, totals.lattices) == (row.stored_bytes, 100, 3)
+    assert totals.catalog_bytes == (store / root.CATALOG).stat().st_size
+
+
+def test_an_empty_catalog_answers(catalog):
+    assert catalog.versions() == catalog.runs() == catalog.packs() == catalog.reservations() == catalog.leases() == []
+    assert catalog.latest() is None
+    assert catalog.totals().stored_bytes == 0
+    assert catalog.find_lattices([]) == catalog.find_contents([1, 2]) == {}
+
+
+def test_lookups_find_what_is_there(filled):
+    keys = {key(identifier(f"object {number} {slot}")): slot for number in (1, 2, 3) for slot in range(3)}
+    found = filled.find_lattices([*keys, 5, key("f" * 40)])
+    assert {item: slot for item, (_, slot) in found.items()} == keys
+    assert {pack for pack, _ in found.values()} == {pack.name for pack in filled.packs()}
+    assert filled.find_contents(keys) == found
+    pack = filled.version(2).pack
+    assert [slot for _, slot in filled.lattices_in(pack)] == [slot for _, slot in filled.contents_in(pack)] == [0, 1, 2]
+    assert filled.lattices_in("0" * 40 + ".zip") == []
+    with pytest.raises(NotFoundError):
+        filled.versions("nobody")
+    assert [version.number for version in filled.children(1)] == [2]
+
+
+def test_keys_are_large_and_not_negative():
+    assert key("f" * 40) == 2**63 - 1
+    assert key("0" * 15 + "2" + "f" * 24) == 1
+
+
+def test_a_later_encoding_does_not_displace_a_known_one(filled, store):
+    item = key(identifier("object 1 0"))
+    with filled.transaction():
+        pack = PackInfo("0" * 40 + ".zip", 5, "coarse")
+        filled.add_packs([pack, pack])
+        filled._lattices.place([(item, pack.name, 9)], displace=False)
+    assert filled.find_lattices([item])[item] == (filled.version(1).pack, 0)
+    filled.move_lattices([(item, pack.name, 9), (77, pack.name, 10)])
+    assert filled.find_lattices([item, 77]) == {item: (pack.name, 9), 77: (pack.name, 10)}
+    filled.move_contents([(item, pack.name, 11)])
+    assert filled.find_contents([item]) == {item: (pack.name, 11)}
+    with pytest.raises(UsageError, match="is not in the catalog"):
+        filled.move_lattices([(item, "1" * 40 + ".zip", 0)])
+
+
+def test_the_same_step_is_a_conflict(filled, store):
+    before = filled.totals()
+    with pytest.raises(ConflictError, match=r"gpt@200 is version 2"):
+        write_version(filled, store, "gpt", 200)
+    assert filled.totals() == before
+    write_version(filled, store, "gpt", None)
+    write_version(filled, store, "gpt", None)
+    assert len(filled.versions("gpt")) == 4
+
+
+def test_replacing_hands_children_to_the_grandparent(filled, store):
+    write_version(filled, store, "gpt", 300, parent=2)
+    replaced = write_version(filled, store, "gpt", 200, parent=2, replace=True)
+    assert [version.number for version in filled.versions("gpt")] == [1, 4, 5]
+    assert filled.version(4).parent == 1
+    assert filled.version(replaced.number).parent == 1
+    filled.set_tag("best", replaced.number)
+    with pytest.raises(ConflictError, match="tagged best"):
+        write_version(filled, store, "gpt", 200, replace=True)
+    assert filled.resolve("best").number == replaced.number
+
+
+def test_a_commit_checks_what_it_builds_on(filled, store):
+    known = key(identifier("object 1 0"))
+    write_version(filled, store, "gpt", 300, requires_lattices=[known, known], requires_contents=[known])
+    with pytest.raises(ConflictError, match="removed meanwhile"):
+        write_version(filled, store, "gpt", 400, requires_lattices=[known, 5])
+    with pytest.raises(ConflictError, match="removed meanwhile"):
+        write_version(filled, store, "gpt", 400, requires_contents=[5])
+    with pytest.raises(NotFoundError):
+        write_version(filled, store, "gpt", 400, parent=99)
+    assert filled.at_step("gpt", 400) is None
+
+
+def test_removal(filled, store):
+    item = key(identifier("object 1 0"))
+    assert filled.remove_contents([item, 5]) == 1
+    assert filled.find_contents([item]) == {}
+    pack = filled.version(1).pack
+    with pytest.raises(ConflictError, match="still referred to"):
+        filled.remove_packs([pack])
+    filled.forget_versions([1])
+    assert filled.version(2).parent is None
+    with pytest.raises(NotFoundError):
+        filled.forget_versions([1])
+    assert filled.unreferenced_packs() == []
+    filled.remove_lattices(item for item, _ in filled.lattices_in(pack))
+    filled.remove_contents(item for item, _ in filled.contents_in(pack))
+    assert [row.name for row in filled.unreferenced_packs()] == [pack]
+    filled.remove_packs([pack])
+    assert len(filled.packs()) == 2
+
+
+def test_placements_are_the_same_whether_settled_or_not(catalog, store, monkeypatch):
+    """Against a dict, with small tables that are moved on after every few rows."""
+    monkeypatch.setattr(placements, "_LARGEST_RECENT", 20)
+    source = random.Random(0)
+    packs = [PackInfo(identifier(str(number)) + ".zip", 5, "coarse") for number in range(5)]
+    catalog.add_packs(packs)
+    expected: dict[int, tuple[str, int]] = {}
+    for _ in range(60):
+        items = [source.randrange(100) for _ in range(source.randrange(12))]
+        places = {item: (source.choice(packs).name, source.randrange(50)) for item in items}
+        rows = [(item, *place) for item, place in places.items()]
+        action = source.randrange(3)
+        if action == 0:
+            with catalog.transaction():
+                catalog._contents.place(rows, displace=False)
+            expected = {**places, **expected}
+        elif action == 1:
+            catalog.move_contents(rows)
+            expected |= places
+        else:
+            assert catalog.remove_contents(items) == sum(item in expected for item in set(items))
+            expected = {item: place for item, place in expected.items() if item not in places}
+        assert catalog.find_contents(range(100)) == expected
+        assert catalog.totals().contents == len(expected)
+        used = {name for name, _ in expected.values()}
+        assert {row.name for row in catalog.unreferenced_packs()} == {pack.name for pack in packs} - used
+        for pack in packs:
+            placed = sorted((slot, item) for item, (name, slot) in expected.items() if name == pack.name)
+            assert sorted((slot, item) for item, slot in catalog.contents_in(pack.name)) == placed
+    assert catalog._connection.rows("SELECT COUNT(*) FROM settled_contents")[0][0] > 20
+
+
+def test_updates(filled):
+    filled.update_version(2, fidelity="coarse", cost=1.5, depth=3, base=False, stored_bytes=7)
+    row = filled.version(2)
+    assert (row.fidelity, row.cost, row.depth, row.base, row.stored_bytes) == ("coarse", 1.5, 3, False, 7)
+    assert filled.version(1).fidelity == "exact"
+    with pytest.raises(NotFoundError):
+        filled.update_version(9, depth=1)
+
+
+def test_numbers_are_never_given_twice(catalog, store):
+    assert [catalog.reserve_number() for _ in range(3)] == [1, 2, 3]
+    assert [claim.number for claim in catalog.reservations()] == [1, 2, 3]
+    catalog.release_number(3)
+    assert catalog.reserve_number() == 4
+    row = write_version(catalog, store)
+    assert row.number == 5
+    assert 5 not in [claim.number for claim in catalog.reservations()]
+    catalog.forget_versions([5])
+    assert catalog.reserve_number() == 6
+
+
+def test_reservations_of_the_dead_are_dropped(catalog):
+    done = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
+    with catalog.transaction():
+        number = catalog.reserve_number()
+        catalog._connection.execute("UPDATE reservations SET pid = ?", [int(done.stdout)])
+    assert catalog.reserve_number() == number + 1
+    assert [claim.number for claim in catalog.reservations()] == [number + 1]
+
+
+def test_leases(catalog):
+    with catalog.lease("reading"):
+        [lease] = catalog.leases()
+        assert (lease.purpose, lease.pid) == ("reading", os.getpid())
+        with catalog.lease("long ago", seconds=-1):
+            assert catalog.leases() == [lease]
+    assert catalog.leases() == []
+
+
+def test_transactions_are_all_or_nothing(filled):
+    def change() -> None:
+        with filled.transaction():
+            filled.set_tag("best", 1)
+            filled.remove_contents([key(identifier("object 1 0"))])
+            filled.forget_versions([3])
+            raise ZeroDivisionError
+
+    before = (filled.totals(), filled.tags(), filled.versions())
+    with pytest.raises(ZeroDivisionError):
+        change()
+    assert (filled.totals(), filled.tags(), filled.versions()) == before
+    filled.set_tag("best", 1)
+
+
+def test_a_catalog_for_reading_refuses_to_write(filled, store):
+    with Catalog.open(store) as reader, pytest.raises(UsageError, match="open for reading"):
+        reader.set_tag("best", 1)
+
+
+def test_threads_take_turns(catalog, store):
+    failures: list[BaseException] = []
+
+    def write(run: str) -> None:
+        try:
+            for step in range(5):
+                write_version(catalog, store, run, step)
+                catalog.versions()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=write, args=[f"run {number}"]) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert sorted(version.number for version in catalog.versions()) == list(range(1, 21))
+
+
+def test_a_locked_catalog_is_an_error_of_its_own(filled, store):
+    with filled.transaction():
+        # Others still read.
+        with Catalog.open(store, timeout=0.05) as reader:
+            assert len(reader.versions()) == 3
+        with Catalog.open(store, "a", timeout=0.05) as writer, pytest.raises(LockedError):
+            writer.set_tag("best", 1)
+    holder = sqlite3.connect(store / root.CATALOG, isolation_level=None)
+    holder.execute("BEGIN EXCLUSIVE")
+    try:
+        for mode in ("r", "a"):
+            with pytest.raises(LockedError):
+                Catalog.open(store, mode, timeout=0.05)
+    finally:
+        holder.close()
+
+
+def test_two_processes_write_at_once(store):
+    command = [sys.executable, "-m", "tests.storage.version_writer", "many", str(store), "12"]
+    children = [subprocess.Popen(command, cwd=REPOSITORY) for _ in range(3)]
+    assert [child.wait(timeout=60) for child in children] == [0, 0, 0]
+    with Catalog.open(store) as catalog:
+        assert len(catalog.versions()) == 36
+        assert len({version.number for version in catalog.versions()}) == 36
+        assert catalog.totals().lattices == 3 * 36
+        assert len(catalog.runs()) == 3
+
+
+def test_stores_that_are_none(tmp_path, store):
+    with pytest.raises(NoStoreError):
+        Catalog.open(tmp_path / "nothing")
+    with pytest.raises(NoStoreError):
+        Catalog.open(tmp_path)
+    with pytest.raises(ConflictError):
+        Catalog.create(store)
+    (store / root.CATALOG).unlink()
+    with pytest.raises(NoStoreError, match="ckstore recover"):
+        Catalog.open(store)
+
+
+def test_a_later_format_is_refused(filled, store):
+    filled._connection.execute(f"PRAGMA user_version = {connection.FORMAT + 1}")
+    filled.close()
+    for mode in ("r", "a"):
+        with pytest.raises(FormatVersionError):
+            Catalog.open(store, mode)
+
+
+@pytest.mark.parametrize("mode", ["r", "a"])
+def test_an_earlier_format_is_upgraded(filled, store, monkeypatch, mode):
+    from ckstore.storage import migrations
+
+    filled.close()
+    following = migrations.Migrations("ckstore")
+    following._migrations = list(migrations.migrations._migrations)
+
+    @following(name="0002_example")
+    def add_table(db):
+        db.execute("CREATE TABLE example (id INTEGER PRIMARY KEY)")
+
+    monkeypatch.setattr(migrations, "migrations", following)
+    monkeypatch.setattr(connection, "FORMAT", 2)
+    for _ in range(2):
+        with Catalog.open(store, mode) as catalog:
+            assert len(catalog.versions()) == 3
+            assert catalog._connection.rows("SELECT COUNT(*) FROM example") == [(0,)]
+            assert catalog._connection.rows("PRAGMA user_version") == [(2,)]
+
+
+def test_files_that_are_no_catalog(filled, store):
+    filled.close()
+    path = store / root.CATALOG
+    data = path.read_bytes()
+    for content in (b"", b"x" * 10_000, data[:3000], data[:100] + bytes(len(data) - 100)):
+        path.write_bytes(content)
+        for mode in ("r", "a"):
+            with pytest.raises(IntegrityError, match="ckstore recover"):
+                Catalog.open(store, mode).versions()
+
+
+def test_a_journal_is_rolled_back_by_a_reader(filled, store, tmp_path):
+    """A writer was killed after it had changed the file itself; the next command only reads."""
+    filled.close()
+    before = (store / root.CATALOG).read_bytes()
+    command = [sys.executable, "-m", "tests.storage.version_writer", "spill", str(store), "before-commit"]
+    assert subprocess.run(command, cwd=REPOSITORY).returncode == -9
+    journal = store / (root.CATALOG + "-journal")
+    assert journal.stat().st_size > 0
+    assert (store / root.CATALOG).read_bytes() != before
+    with Catalog.open(store) as catalog:
+        assert len(catalog.versions()) == 3
+        assert catalog.totals().lattices == 9
+    assert not journal.exists()
+
+
+def test_a_read_only_directory(filled, store, read_only):
+    filled.close()
+    with read_only(store):
+        with Catalog.open(store) as catalog:
+            assert len(catalog.versions()) == 3
+        with pytest.raises(CkstoreError, match="cannot be used"), Catalog.open(store, "a") as catalog:
+            catalog.set_tag("best", 1)
+
+
+def test_a_journal_in_a_read_only_directory_is_not_ignored(filled, store, read_only):
+    filled.close()
+    command = [sys.executable, "-m", "tests.storage.version_writer", "spill", str(store), "before-commit"]
+    assert subprocess.run(command, cwd=REPOSITORY).returncode == -9
+    with read_only(store), pytest.raises(CkstoreError, match="open the store once where it can be written"):
+        Catalog.open(store)
+
+
+def test_a_file_system_without_locks_is_read_as_immutable(filled, store, monkeypatch):
+    filled.close()
+    connect = sqlite3.connect
+
+    def refuse(target, **options):
+        if "immutable" not in target:
+            connect("file:/nowhere/at-all?mode=ro", uri=True)
+        return connect(target, **options)
+
+    monkeypatch.setattr(sqlite3, "connect", refuse)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with Catalog.open(store) as catalog:
+        assert len(catalog.versions()) == 3
+
+
+def test_replacing_the_catalog(filled, store):
+    rows, packs = filled.versions(), filled.packs()
+
+    def build(fresh: Catalog) -> None:
+        for row in rows[:2]:
+            fresh.commit_version(row, [PackInfo(row.pack, row.stored_bytes, "coarse")], [(row.number, row.pack, 0)], [])
+
+    replace_catalog(store, build)
+    # A connection that was open before sees the file that stands there now as soon as it writes.
+    filled.set_tag("kept", 1)
+    with Catalog.open(store, "a") as catalog:
+        assert catalog.versions() == rows[:2]
+        assert catalog.tags() == {"kept": 1}
+        assert [pack.name for pack in catalog.packs()] == [pack.name for pack in packs[:2]]
+        assert catalog.reserve_number() == 3
+    assert sorted(os.listdir(store)) == [root.CATALOG, root.LOG, root.PACKS]
+
+
+def test_a_failed_replacement_changes_nothing(filled, store):
+    def fail(fresh: Catalog) -> None:
+        fresh.add_packs([PackInfo("0" * 40 + ".zip", 5, "coarse")])
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        replace_catalog(store, fail)
+    assert len(filled.versions()) == 3
+    assert sorted(os.listdir(store)) == [root.CATALOG, root.LOG, root.PACKS]
+
+
+@pytest.mark.parametrize("content", [None, b"", b"x" * 5000])
+def test_replacing_a_damaged_catalog(filled, store, content):
+    filled.close()
+    path = store / root.CATALOG
+    path.unlink() if content is None else path.write_bytes(content)
+    (store / (root.CATALOG + "-journal")).write_bytes(b"left over")
+    replace_catalog(store, lambda fresh: None)
+    with Catalog.open(store) as catalog:
+        assert catalog.versions() == []
+
+
+def test_rows_are_small(catalog, monkeypatch):
+    """1,000 versions of 1,000 tensors each must stay below 50 MB: extrapolated from 40."""
+    # The small tables do not grow with the store.
+    monkeypatch.setattr(placements, "_LARGEST_RECENT", 2000)
+    names = [identifier(str(number)) + ".zip" for number in range(40)]
+    for number, name in enumerate(names, 1):
+        row = VersionRow(
+            *(number, identifier(name), "gpt", number, number - 1 or None, "2026-01-01T00:00:00.000000Z", name),
+            *(10_000, 50_000, 10**9, 10**7, 10**8, 1000, 3, 2, 1.5, False, "exact"),
+            {"loss": 2.345678, "accuracy": 0.123456, "epoch": number},
+            f"/somewhere/checkpoints/step_{number}.pt",
+        )
+        entries = [(key(identifier(f"{number} {slot}")), name, slot) for slot in range(1000)]
+        contents = [(key(identifier(f"{number}.{slot}")), name, slot) for slot in range(1000)]
+        catalog.commit_version(row, [PackInfo(name, 10**7, "coarse")], entries, contents)
+    assert catalog.totals().catalog_bytes * 25 < 50e6
+    assert len(catalog.find_lattices([key(identifier(f"7 {slot}")) for slot in range(1500)])) == 1000
+
+
+def test_reading_needs_only_the_standard_library(filled, store):
+    """What makes a verb that only lists answer at once: numpy, numcodecs and sqlite-utils stay out."""
+    code = (
+        "import sys, json; from pathlib import Path; from ckstore.storage.catalog import Catalog\n"
+        "with Catalog.open(Path(sys.argv[1])) as catalog: catalog.resolve('gpt@100'); catalog.totals()\n"
+        "with Catalog.open(Path(sys.argv[1]), 'a') as catalog: catalog.set_tag('best', 1)\n"
+        "print(json.dumps([name for name in sys.modules if '.' not in name]))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(store)], capture_output=True, check=True, cwd=REPOSITORY)
+    assert not {"numpy", "numcodecs", "sqlite_utils", "zarr"} & set(json.loads(done.stdout))

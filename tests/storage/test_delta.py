@@ -1,0 +1,127 @@
+"""Skeletons against their parents': what goes in comes out, small where little changed, and damage is found."""
+
+from __future__ import annotations
+
+import random
+import struct
+import zipfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckstore.errors import IntegrityError
+from ckstore.storage.delta import compress_against, expand_against
+
+
+def skeleton_of(path: Path) -> bytes:
+    """A torch zip without its storages, CRC fields zeroed."""
+    data = bytearray(path.read_bytes())
+    with zipfile.ZipFile(path) as archive:
+        members, directory = archive.infolist(), archive.start_dir
+    cuts = []
+    for member in members:
+        name, extra = struct.unpack_from("<HH", data, member.header_offset + 26)
+        start = member.header_offset + 30 + name + extra
+        data[member.header_offset + 14 : member.header_offset + 18] = bytes(4)
+        end = start + member.file_size
+        if data[end : end + 4] == b"PK\x07\x08":
+            data[end + 4 : end + 8] = bytes(4)
+        data[directory + 16 : directory + 20] = bytes(4)
+        directory += 46 + sum(struct.unpack_from("<HHH", data, directory + 28))
+        if member.filename.rpartition("/")[2].isdigit():
+            cuts.append((start, end))
+    for start, end in sorted(cuts, reverse=True):
+        del data[start:end]
+    return bytes(data)
+
+
+@pytest.fixture(scope="module")
+def skeletons(tmp_path_factory) -> dict[str, bytes]:
+    """Of checkpoints of one small model, by file name."""
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(20)])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 1000)
+    result = {}
+    for name, step in [("last", 100), ("final", 140), ("step_180", 180), ("step_1000", 1000)]:
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.randn(4, 8)).square().sum().backward()
+            optimizer.step()
+            schedule.step()
+        path = tmp_path_factory.mktemp("checkpoints") / f"{name}.pt"
+        states = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "schedule": schedule.state_dict()}
+        torch.save({**states, "step": step, "loss": 1 / step}, path)
+        result[name] = skeleton_of(path)
+    return result
+
+
+@pytest.mark.parametrize(
+    ("reference", "name", "limit"),
+    [("last", "last", 30), ("last", "final", 900), ("final", "step_180", 2000), ("step_180", "step_1000", 2000)],
+)
+def test_the_next_skeleton_is_small(skeletons, reference, name, limit):
+    data = skeletons[name]
+    blob = compress_against(data, skeletons[reference])
+    assert expand_against(blob, skeletons[reference]) == data
+    assert len(data) > 20_000
+    assert len(blob) < limit
+
+
+def test_changes_of_every_kind_cost_little():
+    source = random.Random(1)
+    reference = source.randbytes(200_000)
+    changed = bytearray(reference)
+    for place in range(0, 200_000, 10_007):
+        changed[place] ^= 255
+    moved = changed[150_000:] + changed[:150_000]
+    inserted = moved[:50_000] + b"a few inserted bytes" + moved[50_000:90_000] + moved[90_100:]
+    blob = compress_against(bytes(inserted), reference)
+    assert expand_against(blob, reference) == inserted
+    assert len(blob) < 400
+
+
+edits = st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 200), st.binary(max_size=60)), max_size=6)
+
+
+@given(st.binary(max_size=40).flatmap(lambda block: st.just(block * 60)), edits)
+def test_round_trip(reference, changes):
+    data = reference
+    for start, removed, added in changes:
+        data = data[:start] + added + data[start + removed :]
+    for base in (reference, None, b"", data, b"unrelated"):
+        assert expand_against(compress_against(data, base), base) == data
+
+
+def test_strings_with_nothing_in_common_stay_their_size():
+    source = random.Random(2)
+    data, reference = source.randbytes(100_000), source.randbytes(100_000)
+    blob = compress_against(data, reference)
+    assert expand_against(blob, reference) == data
+    assert len(blob) < len(data) + 40
+
+
+@pytest.mark.parametrize("with_reference", [True, False])
+def test_every_flip_and_every_truncation_is_found(with_reference):
+    text = b"".join(b"tensor %d at %d;" % (number, number * 64) for number in range(40))
+    reference = text if with_reference else None
+    blob = compress_against(text.replace(b"tensor 1", b"weight 1"), reference)
+    for bit in range(8 * len(blob)):
+        flipped = bytearray(blob)
+        flipped[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(IntegrityError):
+            expand_against(bytes(flipped), reference)
+    for length in range(len(blob)):
+        with pytest.raises(IntegrityError):
+            expand_against(blob[:length], reference)
+
+
+def test_another_reference_is_found():
+    reference = random.Random(3).randbytes(5000)
+    blob = compress_against(reference[:4000] + b"x", reference)
+    for other in (None, b"", reference[::-1], reference[:100]):
+        with pytest.raises(IntegrityError):
+            expand_against(blob, other)

@@ -1,0 +1,74 @@
+"""The log: order, checksums, later formats."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+from blake3 import blake3
+
+from ckstore.errors import FormatVersionError, IntegrityError, UsageError
+from ckstore.storage import log, root
+
+
+def test_records_come_back_in_order(store):
+    records = [{"action": "tag", "name": "ä", "version": number, "extra": [None, 1.5]} for number in range(12)]
+    paths = [log.append(store, record) for record in records]
+    assert [path.name.partition("-")[0] for path in paths] == [f"{number:012d}" for number in range(1, 13)]
+    read = log.read_all(store)
+    assert [record["sequence"] for record in read] == list(range(1, 13))
+    assert [{name: record[name] for name in records[0]} for record in read] == records
+    assert all(record["format"] == 1 for record in read)
+    (store / root.LOG / ".tmp-1-00").write_bytes(b"left over")
+    assert log.read_all(store) == read
+    assert log.append(store, {}).name.startswith("000000000013-")
+
+
+def test_an_empty_log(store):
+    assert log.read_all(store) == []
+
+
+def test_flips_and_truncations_are_found(store):
+    path = log.append(store, {"action": "forget", "note": "\u00e4/"})
+    data = path.read_bytes()
+    for place in range(len(data)):
+        flipped = bytearray(data)
+        flipped[place] ^= 1 << place % 8
+        path.write_bytes(flipped)
+        with pytest.raises(IntegrityError, match=path.name):
+            log.read_all(store)
+    for length in range(0, len(data), 7):
+        path.write_bytes(data[:length])
+        with pytest.raises(IntegrityError, match=path.name):
+            log.read_all(store)
+
+
+def test_a_renamed_record_is_found(store):
+    path = log.append(store, {"action": "tag"})
+    os.rename(path, path.with_name("000000000002" + path.name[12:]))
+    with pytest.raises(IntegrityError):
+        log.read_all(store)
+
+
+def test_a_later_format_is_told_from_damage(store):
+    record = {"format": log.FORMAT + 1, "sequence": 1}
+    canonical = json.dumps(record, sort_keys=True, separators=(",", ":")).encode()
+    digest = blake3(canonical).hexdigest(length=20)
+    content = json.dumps({**record, "digest": digest}, sort_keys=True, separators=(",", ":"))
+    (store / root.LOG / f"000000000001-{digest[:16]}.json").write_text(content)
+    with pytest.raises(FormatVersionError):
+        log.read_all(store)
+
+
+@pytest.mark.parametrize("content", [b"[]", b"7", b"null", b"{}", b"[" * 100_000, b'{"digest":7}', b'{"digest":null}'])
+def test_crafted_records_are_refused(store, content):
+    (store / root.LOG / f"000000000001-{'0' * 16}.json").write_bytes(content)
+    with pytest.raises(IntegrityError):
+        log.read_all(store)
+
+
+def test_the_log_keeps_its_own_fields(store):
+    with pytest.raises(UsageError):
+        log.append(store, {"sequence": 5})
+    assert os.listdir(store / root.LOG) == []

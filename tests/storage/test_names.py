@@ -1,0 +1,89 @@
+"""What the name of a version means, and what is said when it means nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from ckstore.errors import NotFoundError, UsageError
+from tests.storage.version_writer import write_version
+
+
+def test_every_way_to_name_a_version(filled):
+    uid = filled.version(2).uid
+    filled.set_tag("best", 1)
+    expected = {
+        1: [1, "1", " 1 ", "best", "gpt@100"],
+        2: ["2", "gpt", "gpt@200", "gpt@latest", uid, uid[:4], uid[:9].upper()],
+        3: ["latest", "vision", "vision@5", "vision@latest"],
+    }
+    for number, names in expected.items():
+        for name in names:
+            assert filled.resolve(name).number == number, name
+
+
+def test_names_that_look_alike(filled, store):
+    """Numbers go before ids, tags before runs, and a run may have an @ in its name."""
+    write_version(filled, store, "a@b", 7)
+    assert filled.resolve("a@b").number == filled.resolve("a@b@7").number == 4
+    write_version(filled, store, "1234", 1, uid="1234" + "0" * 36)
+    assert filled.resolve("1234").run == "1234"
+    filled.set_tag("vision", 1)
+    assert filled.resolve("vision").number == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("gtp", "gpt"),
+        ("bst", "best"),
+        ("gpt@150", "gpt@100, gpt@200"),
+        ("gtp@100", "gpt@100"),
+        ("gpt@lates", ""),
+        ("99", ""),
+        ("abc", ""),
+        ("", ""),
+        ("9" * 30, ""),
+        ("gpt@" + "9" * 30, "gpt@200"),
+        ("@", ""),
+        ("%", ""),
+        ("gpt@-1", ""),
+    ],
+)
+def test_unknown_names_suggest_near_ones(filled, name, near):
+    filled.set_tag("best", 1)
+    with pytest.raises(NotFoundError) as caught:
+        filled.resolve(name)
+    assert f"no version {name}" in str(caught.value)
+    assert near in str(caught.value)
+    assert caught.value.exit_code == 13
+
+
+def test_an_unknown_number(filled):
+    with pytest.raises(NotFoundError, match="no version 99"):
+        filled.resolve(99)
+
+
+def test_ids_need_four_characters_and_must_be_unique(filled, store):
+    for number, uid in enumerate(["abcde" + "0" * 35, "abcdf" + "0" * 35]):
+        write_version(filled, store, "other", number, uid=uid)
+    assert filled.resolve("abcde").uid.startswith("abcde")
+    with pytest.raises(NotFoundError, match="2 versions have ids that begin with abcd "):
+        filled.resolve("abcd")
+    with pytest.raises(NotFoundError, match="no version abc"):
+        filled.resolve("abc")
+
+
+def test_tags(filled):
+    filled.set_tag("best", 1)
+    filled.set_tag("best", 2)
+    filled.set_tag("a tag", 3)
+    assert filled.tags() == {"a tag": 3, "best": 2}
+    filled.delete_tag("best")
+    with pytest.raises(NotFoundError, match="no tag best"):
+        filled.delete_tag("best")
+    with pytest.raises(NotFoundError):
+        filled.set_tag("best", 99)
+    for name in ("", " ", "latest", "17", "gpt@100", "a\nb", " a"):
+        with pytest.raises(UsageError):
+            filled.set_tag(name, 1)
+    assert filled.tags() == {"a tag": 3}

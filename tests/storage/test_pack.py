@@ -1,0 +1,264 @@
+"""Packs: what Zarr reads in them, that they are found and read back, and that nothing is left of those that fail."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+import threading
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+from blake3 import blake3
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ckstore.errors import CkstoreError, IntegrityError, UsageError
+from ckstore.storage import pack as pack_module
+from ckstore.storage.pack import Entry, PackWriter
+from ckstore.storage.pack_reader import PackReader, read_shard_index
+
+BYTES = [{"name": "bytes", "configuration": {"endian": "little"}}]
+
+
+def chunks_of(values: np.ndarray, chunk: int) -> list[bytes | None]:
+    padded = np.zeros(-(-len(values) // chunk) * chunk, values.dtype)
+    padded[: len(values)] = values
+    parts = padded.reshape(-1, chunk)
+    return [part.tobytes() if part.any() else None for part in parts]
+
+
+@settings(max_examples=20)
+@given(
+    count=st.integers(1, 40),
+    chunk=st.integers(1, 12),
+    nonzero=st.lists(st.integers(0, 39), max_size=6),
+    dtype=st.sampled_from(["int32", "uint8", "int64"]),
+)
+def test_zarr_reads_sharded_arrays(tmp_path_factory, count, chunk, nonzero, dtype):
+    store = tmp_path_factory.mktemp("store")
+    (store / "packs").mkdir()
+    values = np.zeros(count, dtype)
+    for place in nonzero:
+        values[place % count] = place + 1
+    payloads = chunks_of(values, chunk)
+    codecs = BYTES if dtype != "uint8" else [{"name": "bytes"}]
+    with PackWriter(store, "exact") as writer:
+        entry = writer.add_sharded("0", count, chunk, dtype, codecs, {"id": "a"}, payloads)
+        other = writer.add_bytes("other", [b"ab", bytearray(b"cde"), memoryview(b"f")])
+        info = writer.finish()
+    with zarr.storage.ZipStore(store / "packs" / info.name, mode="r") as zipped:
+        group = zarr.open_group(zipped, mode="r")
+        assert sorted(name for name, _ in group.arrays()) == ["0", "other"]
+        assert group.attrs["ckstore"] == {"format": 1, "kind": "exact"}
+        assert group["0"].attrs["id"] == "a"
+        np.testing.assert_array_equal(group["0"][:], values)
+        assert group["0"].dtype == dtype
+        assert group["other"][:].tobytes() == b"abcdef"
+
+    reader = PackReader(store)
+    shard = reader.pread(info.name, entry.offset, entry.length)
+    for payload, place in zip(payloads, read_shard_index(shard, len(payloads), entry.length), strict=True):
+        assert payload == (None if place is None else shard[place[0] : place[0] + place[1]])
+    assert reader.pread(info.name, other.offset, other.length) == b"abcdef"
+    assert reader.find_entry(info.name, "0/c/0") == entry
+    assert reader.find_entry(info.name, "other/c/0") == other
+
+
+def write(store: Path, content: bytes = b"content", kind: pack_module.PackKind = "coarse") -> tuple[str, Entry]:
+    with PackWriter(store, kind) as writer:
+        entry = writer.add_bytes("manifest", content)
+        return writer.finish().name, entry
+
+
+def test_a_pack_is_named_by_its_bytes(store):
+    first, _ = write(store)
+    again, _ = write(store)
+    exact, _ = write(store, kind="exact")
+    data = (store / "packs" / first).read_bytes()
+    assert first == again == blake3(data).hexdigest(length=20) + ".zip"
+    assert exact.endswith(".exact.zip")
+    reader = PackReader(store)
+    assert reader.digest(first) + ".zip" == first
+    assert reader.size(first) == len(data)
+    assert [info.name for info in reader.list_packs()] == sorted([first, exact])
+    assert sorted(os.listdir(store / "packs")) == sorted([first, exact])
+
+
+def test_an_array_costs_little(store):
+    """Metadata and zip headers of an array that is named by a slot number stay below 400 bytes."""
+
+    def size(arrays: int) -> int:
+        codec = [{"name": "ckstore.huffman", "configuration": {"dtype": "int32", "groups": 1}}]
+        with PackWriter(store, "coarse") as writer:
+            for slot in range(arrays):
+                identifier = blake3(bytes([slot])).hexdigest(length=20)
+                writer.add_sharded(str(slot), 10**6 + slot, 2**18, "int32", codec, {"id": identifier}, [None] * 4)
+            return writer.finish().bytes
+
+    index = 16 * 4 + 4
+    assert (size(90) - size(10)) / 80 - index < 460
+
+
+def test_large_members_use_zip64(store, monkeypatch):
+    monkeypatch.setattr(zipfile, "ZIP64_LIMIT", 1000)
+    content = os.urandom(5000)
+    name, entry = write(store, content)
+    reader = PackReader(store)
+    assert reader.pread(name, entry.offset, entry.length) == content
+    assert reader.find_entry(name, "manifest/c/0") == entry
+    with zipfile.ZipFile(store / "packs" / name) as archive:
+        assert archive.testzip() is None
+
+
+def test_what_is_not_finished_leaves_nothing(store):
+    with PackWriter(store, "coarse") as writer:
+        writer.add_bytes("a", b"x")
+        assert len(os.listdir(store / "packs")) == 1
+    assert os.listdir(store / "packs") == []
+    with pytest.raises(UsageError):
+        writer.add_bytes("b", b"x")
+    with pytest.raises(ZeroDivisionError), PackWriter(store, "coarse") as writer:
+        raise ZeroDivisionError
+    assert os.listdir(store / "packs") == []
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "..", ".", "zarr.json", "__x", "a", "ä"])
+def test_names_that_would_break_the_group_are_refused(store, name):
+    with PackWriter(store, "coarse") as writer:
+        writer.add_bytes("a", b"x")
+        with pytest.raises(UsageError):
+            writer.add_bytes(name, b"x")
+
+
+def test_empty_and_mismatched_arrays_are_refused(store):
+    with PackWriter(store, "coarse") as writer:
+        with pytest.raises(UsageError):
+            writer.add_bytes("a", [])
+        with pytest.raises(UsageError):
+            writer.add_sharded("a", 5, 2, "uint8", [{"name": "bytes"}], None, [b"x"])
+        with pytest.raises(UsageError):
+            writer.add_sharded("a", 0, 2, "uint8", [{"name": "bytes"}], None, [])
+
+
+def test_a_full_disk_is_one_sentence_and_leaves_nothing(store):
+    """A child may write files of 1 MB only; the error is the one of a full disk."""
+    code = (
+        "import resource, sys; from pathlib import Path; from ckstore.storage.pack import PackWriter\n"
+        "from ckstore.errors import CkstoreError\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))\n"
+        "try:\n"
+        "    with PackWriter(Path(sys.argv[1]), 'exact') as writer:\n"
+        "        writer.add_bytes('a', bytes(int(sys.argv[2])))\n"
+        "        writer.finish()\n"
+        "except CkstoreError as error:\n"
+        "    print(error)\n"
+    )
+    assert resource.RLIMIT_FSIZE >= 0
+    # In the middle of a member; and in the end, when only the zip's directory no longer fits.
+    for size in (5 << 20, (1 << 20) - 500):
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(store), str(size)], capture_output=True, text=True, check=True
+        )
+        assert "bytes are needed" in done.stdout, done.stderr
+        assert "ckstore gc" in done.stdout
+        assert os.listdir(store / "packs") == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a file system of 1 MB")
+def test_a_full_file_system(tmp_path):
+    mounted = tmp_path / "small"
+    mounted.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", mounted], capture_output=True).returncode:
+        pytest.skip("no file system can be mounted here")
+    try:
+        (mounted / "packs").mkdir()
+        with pytest.raises(CkstoreError, match="2,097,152 more bytes are needed"), PackWriter(mounted, "exact") as full:
+            full.add_bytes("a", bytes(2 << 20))
+        assert os.listdir(mounted / "packs") == []
+    finally:
+        subprocess.run(["umount", mounted], check=True)
+
+
+def test_short_missing_and_misnamed_packs(store):
+    name, entry = write(store)
+    path = store / "packs" / name
+    reader = PackReader(store)
+    for offset, length in [(0, path.stat().st_size + 1), (-1, 1), (0, -1), (2**70, 1), (0, 2**70)]:
+        with pytest.raises(IntegrityError, match=name):
+            reader.pread(name, offset, length)
+    with pytest.raises(IntegrityError, match="not/c/0"):
+        reader.find_entry(name, "not/c/0")
+    absent = "0" * 40 + ".zip"
+    for read in (reader.size, reader.digest, lambda pack: reader.find_entry(pack, "manifest/c/0")):
+        with pytest.raises(IntegrityError, match=absent):
+            read(absent)
+        with pytest.raises(IntegrityError, match="no name of a pack"):
+            read("../catalog.sqlite")
+    reader.forget(name)
+    os.truncate(path, entry.offset + 2)
+    with pytest.raises(IntegrityError, match=name):
+        reader.pread(name, entry.offset, entry.length)
+    with pytest.raises(IntegrityError, match=name):
+        reader.find_entry(name, "manifest/c/0")
+
+
+def test_a_truncation_while_open_is_found(store):
+    name, _ = write(store, bytes(10_000))
+    reader = PackReader(store)
+    size = reader.size(name)
+    os.truncate(store / "packs" / name, 100)
+    with pytest.raises(IntegrityError, match=name):
+        reader.pread(name, 0, size)
+
+
+def test_open_files_are_bounded_and_shared_by_threads(store):
+    names = [write(store, bytes([number]) * 1000) for number in range(12)]
+    reader = PackReader(store, limit=3)
+    before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+    wrong = []
+
+    def read() -> None:
+        for _ in range(30):
+            for number, (name, entry) in enumerate(names):
+                if reader.pread(name, entry.offset, entry.length) != bytes([number]) * 1000:
+                    wrong.append(name)
+
+    threads = [threading.Thread(target=read) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    if before:
+        assert len(os.listdir("/proc/self/fd")) - before <= 3
+    reader.close()
+    if before:
+        assert len(os.listdir("/proc/self/fd")) <= before
+
+
+def test_every_flip_in_a_shard_index_is_found(store):
+    with PackWriter(store, "coarse") as writer:
+        entry = writer.add_sharded("0", 4, 2, "uint8", [{"name": "bytes"}], None, [b"ab", None])
+        name = writer.finish().name
+    shard = PackReader(store).pread(name, entry.offset, entry.length)
+    tail = shard[-36:]
+    assert read_shard_index(tail, 2) == [(0, 2), None]
+    for bit in range(8 * len(tail)):
+        flipped = bytearray(tail)
+        flipped[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(IntegrityError):
+            read_shard_index(bytes(flipped), 2)
+    with pytest.raises(IntegrityError):
+        read_shard_index(tail[1:], 2)
+    with pytest.raises(IntegrityError):
+        read_shard_index(tail, 2, shard_length=37)
+
+
+def test_a_pack_that_cannot_be_begun(tmp_path):
+    with pytest.raises(CkstoreError, match="No pack can be begun"):
+        PackWriter(tmp_path / "nowhere", "coarse")

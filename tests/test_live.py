@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import ckstore
+from ckstore.errors import InputError, UsageError
+from ckstore.live import FILE_NAME, LiveSource, scan_state_dict
+from ckstore.scan import hash_version
+from tests.equality import assert_same, storage_of
+
+
+@pytest.fixture
+def state() -> dict[str, Any]:
+    torch.manual_seed(10)
+    weight = torch.randn(300, 400)
+    flat = torch.randn(90_000)
+    return {
+        "model": OrderedDict(
+            weight=weight, tied=weight, transposed=torch.randn(400, 200).t(),
+            parameter=torch.nn.Parameter(torch.randn(4)), first=flat[:80_000], second=flat[80_000:],
+            bf16=torch.randn(70_000).bfloat16(), empty=torch.empty(0, 2),
+        ),
+        "optimizer": {"state": {0: {"step": torch.tensor(4.0)}, 1: {}}, "lr": 0.1, "betas": (0.9, 1)},
+        "step": 17, "names": ["a", None, True], "text": "é/%", 3: {"3": 4},
+    }  # fmt: skip
+
+
+def test_a_state_dict_comes_back_as_it_was(state: dict[str, Any], tmp_path: Path) -> None:
+    with ckstore.init(tmp_path / "store") as store:
+        row = store.ingest(state, run="live").version
+        assert (row.step, row.run, row.files) == (17, "live", 1)
+        version = store["live@17"]
+        found = version.state_dict()
+        expected = {**state, "model": {**state["model"], "parameter": state["model"]["parameter"].detach()}}
+        assert_same(found, expected)
+        model = found["model"]
+        assert storage_of(model["weight"]) == storage_of(model["tied"])
+        assert storage_of(model["first"]) == storage_of(model["second"])
+        version.checkout(tmp_path / "out.pt")
+        assert_same(torch.load(tmp_path / "out.pt", map_location="cpu", weights_only=True), expected)
+        version.checkout(tmp_path)
+        assert (tmp_path / FILE_NAME).read_bytes() == (tmp_path / "out.pt").read_bytes()
+
+
+def test_ingesting_its_checkout_adds_nothing(state: dict[str, Any], tmp_path: Path) -> None:
+    with ckstore.init(tmp_path / "store") as store:
+        store.ingest(state)
+        store["latest"].checkout(tmp_path / "out.pt")
+        row = store.ingest(tmp_path / "out.pt", run="file").version
+        assert row.stored_bytes < 20_000
+        assert row.original_bytes > 1_000_000
+
+
+def test_the_next_state_is_stored_as_a_delta(state: dict[str, Any], tmp_path: Path) -> None:
+    with ckstore.init(tmp_path / "store") as store:
+        store.ingest(state, step=1)
+        state["model"]["weight"] += 1e-5 * torch.randn(300, 400)
+        store.ingest(state, step=2)
+        assert store["latest"].row.stored_bytes < 400_000
+        assert_same(store["latest"].state_dict()["model"]["tied"], state["model"]["weight"])
+
+
+def test_arrays_need_no_torch_tensors(tmp_path: Path) -> None:
+    state = {"w": np.asfortranarray(np.random.default_rng(0).normal(size=(30, 40))), "big": np.arange(5, dtype=">i4")}
+    with ckstore.init(tmp_path / "store") as store:
+        store.ingest(state)
+        for name, array in state.items():
+            np.testing.assert_array_equal(store["latest"][name][...], array)
+
+
+def test_memory_is_read_in_blocks(state: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = []
+    pread = LiveSource.pread
+
+    def noted(self: LiveSource, offset: int, length: int) -> bytes:
+        lengths.append(length)
+        return pread(self, offset, length)
+
+    monkeypatch.setattr(LiveSource, "pread", noted)
+    scanned = scan_state_dict({"w": torch.zeros(3 << 20)})
+    hash_version(scanned, force=False)
+    assert sum(lengths) >= 12 << 20
+    assert max(lengths) <= 4 << 20
+
+
+def test_a_state_that_changes_while_it_is_read_is_refused() -> None:
+    state = {"w": torch.randn(70_000)}
+    scanned = scan_state_dict(state)
+    hash_version(scanned, force=False)
+    unit = scanned.units[0]
+    state["w"][7] += 1
+    with pytest.raises(InputError, match="changed while it was read"):
+        scanned.check(unit, scanned.read(unit, 0, unit.count))
+
+
+def test_what_cannot_be_stored_is_named(tmp_path: Path) -> None:
+    with ckstore.init(tmp_path / "store") as store:
+        with pytest.raises(UsageError, match="at model/hook"):
+            store.ingest({"model": {"hook": object()}})
+        assert store.versions() == []

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+import xarray
+
+import ckstore
+from ckstore.errors import NotFoundError
+from ckstore.run import Run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    torch.manual_seed(12)
+    weight = torch.randn(900, 400)
+    with ckstore.init(tmp_path_factory.mktemp("run") / "store") as store:
+        for step in range(4):
+            state = {
+                "model": {"w": weight + 0.01 * step, "version": torch.tensor(step), "bf16": torch.ones(3).bfloat16()}
+            }
+            if step > 0:
+                state["optimizer"] = {"m": torch.full((5,), float(step))}
+            state["model"]["grows"] = torch.zeros(3 + (step == 3))
+            store.ingest(state, run="gpt", step=10 * step)
+        store.ingest({"other": torch.zeros(2)}, run="else")
+        yield store.run("gpt")
+
+
+def test_a_run_is_its_versions_in_order(run: Run) -> None:
+    assert len(run) == 4
+    assert [version.row.step for version in run] == run.steps == [0, 10, 20, 30]
+    assert run.latest.row.number == run[-1].row.number == 4
+    assert repr(run[1:]) == "<ckstore.Run gpt, 3 versions>"
+    with pytest.raises(NotFoundError, match="no run gpt2"):
+        run.store.run("gpt2")
+    with pytest.raises(NotFoundError):
+        _ = run[:0].latest
+
+
+def test_the_history_of_a_weight_is_a_slice(run: Run) -> None:
+    array = run.arrays["model/w"]
+    assert array.shape == (4, 900, 400)
+    assert array.chunks == (1, 655, 400)
+    history = array[:, 3, 5]
+    np.testing.assert_array_equal(history, [version["model/w"][3, 5] for version in run])
+    np.testing.assert_array_equal(
+        array[1:3, 650:660], np.stack([run[1]["model/w"][650:660], run[2]["model/w"][650:660]])
+    )
+    np.testing.assert_array_equal(run.arrays["model/version"][...], [0, 1, 2, 3])
+    assert run.arrays["model/bf16"].attrs["dtype"] == "bfloat16"
+
+
+def test_tensors_that_not_all_versions_share_are_listed(run: Run) -> None:
+    attributes = dict(run.arrays.attrs)
+    assert attributes["left_out"] == {"missing": ["optimizer/m"], "changed": ["model/grows"]}
+    assert (attributes["versions"], attributes["steps"], attributes["run"]) == ([1, 2, 3, 4], [0, 10, 20, 30], "gpt")
+    assert set(run.arrays["model"].keys()) == {"w", "version", "bf16"}
+    np.testing.assert_array_equal(run[1:3].arrays["optimizer/m"][:, 0], [1, 2])
+    assert run[1:3].arrays["model/grows"].shape == (2, 3)
+
+
+def test_only_the_versions_that_are_asked_for_are_decoded(run: Run) -> None:
+    reader = run.store.reader
+    array = run.arrays["model/w"]
+    reader.cache = type(reader.cache)(reader.cache.limit)
+    before = reader.decoded_chunks
+    array[0, 0]
+    one = reader.decoded_chunks - before
+    assert one in (1, 2)
+    before = reader.decoded_chunks
+    run[0]["model/w"][1]
+    assert reader.decoded_chunks == before
+
+
+def test_xarray_labels_versions(run: Run) -> None:
+    dataset = xarray.open_zarr(run.arrays.store, group="model", consolidated=True)
+    assert dataset["w"].dims == ("version_", "w_dim0", "w_dim1")
+    labelled = dataset.assign_coords(version_=run.steps)
+    np.testing.assert_array_equal(labelled["w"].sel(version_=20)[7], run[2]["model/w"][7])
+
+
+def test_a_run_survives_pickling(run: Run) -> None:
+    array = pickle.loads(pickle.dumps(run[1:].arrays["optimizer/m"]))
+    np.testing.assert_array_equal(array[:, 0], [1, 2, 3])
+
+
+def test_a_run_without_common_tensors_is_an_empty_group(run: Run) -> None:
+    assert list(run[:0].arrays.keys()) == []

@@ -1,0 +1,74 @@
+"""The benchmark's peers are lossless and its chains add up, so that what ckstore is compared with is real."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from ckstore.formats.layout import ITEM_SIZES
+from tools.bench import chains, pieces
+from tools.bench.peers import PEERS, Peer
+from tools.bench.pieces import Bytes, Piece
+from tools.bench.series import Series
+
+TENSOR_PEERS = [peer for peer in PEERS if not peer.whole_files]
+
+
+@pytest.mark.parametrize("peer", PEERS, ids=lambda peer: peer.name)
+@given(
+    data=hnp.arrays(np.uint8, st.integers(0, 40).map(lambda n: 16 * n)),
+    dtype=st.sampled_from(sorted(ITEM_SIZES)),
+)
+def test_lossless(peer: Peer, data: Bytes, dtype: str) -> None:
+    before = data.copy()
+    assert np.array_equal(peer.decode(peer.encode(data, dtype), dtype), data)
+    if peer.encode_delta is not None and peer.decode_delta is not None:
+        assert np.array_equal(peer.decode_delta(peer.encode_delta(data, dtype), dtype), data)
+    assert np.array_equal(data, before), "a peer changed its input"
+
+
+@pytest.fixture
+def walk(monkeypatch: pytest.MonkeyPatch) -> Series:
+    """Four versions of a weight that hardly moves and a small one that comes and goes."""
+    rng = np.random.default_rng(0)
+    weight = rng.normal(size=40_000).astype(np.float32)
+    versions = []
+    for index in range(4):
+        weight = weight + rng.normal(size=weight.size).astype(np.float32) * np.float32(1e-6)
+        large = Piece("float32", (("w", weight.nbytes),), weight.view(np.uint8))
+        names = ["a", "b"] if index != 1 else ["b"]
+        small = rng.normal(size=8 * len(names)).astype(np.float32).view(np.uint8)
+        bundle = Piece("float32", tuple((name, 32) for name in names), small)
+        versions.append([large, bundle, Piece("opaque", (("", 7),), np.full(7, index, np.uint8))])
+    monkeypatch.setattr(pieces, "tensors", lambda series, index: versions[index])
+    return Series("walk", tuple(Path(str(index)) for index in range(4)))
+
+
+@pytest.mark.parametrize("peer", TENSOR_PEERS, ids=lambda peer: peer.name)
+def test_sizes(peer: Peer, walk: Series, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chains, "time_ratio", lambda slow, fast: 1.5)
+    stored = chains.PeerSeries(peer, walk, tmp_path / "out")
+    free, bound = stored.sizes(1.5), stored.sizes(1.4)
+    assert bound.period == 1
+    assert free.pairs == bound.pairs
+    if peer.encode_delta is None:
+        assert bound.chains == free.chains == free.pairs
+    else:
+        assert free.period == 4
+        assert free.chains == free.pairs < 0.8 * bound.chains
+    wanted = b"".join(piece.data.tobytes() for piece in pieces.tensors(walk, 3))
+    for depth in range(4):
+        stored.restore(depth)
+        assert (tmp_path / "out").read_bytes() == wanted
+
+
+def test_a_lossy_peer_is_found(walk: Series, tmp_path: Path) -> None:
+    exact = TENSOR_PEERS[0]
+    lossy = Peer("lossy", exact.encode, lambda payload, dtype: exact.decode(payload, dtype) & 0xFE)
+    with pytest.raises(AssertionError, match="lossy does not restore"):
+        chains.PeerSeries(lossy, walk, tmp_path / "out")

@@ -1,0 +1,105 @@
+"""A series stored by ckstore with its shipped defaults: its bytes, by cause, and the cost of its deepest version."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import ckstore
+from ckstore.checkout import checkout
+from ckstore.ledger import order0_bits
+from tools.bench.chains import time_ratio
+from tools.bench.series import Series
+
+
+@dataclass(frozen=True)
+class Ours:
+    """What a series costs.
+
+    Attributes
+    ----------
+    total
+        Bytes of all files of the store, catalog and log included.
+    later
+        How much of it came with the versions after the first.
+    bases
+        Versions stored without a delta.
+    depth
+        Of the deepest version.
+    factor
+        Time to check the deepest version out over that of the same version in a store of its own, where it is full.
+    predicted
+        The factor that the store foretold.
+    ledger
+        Bytes by cause.
+    coded, entropy
+        Bytes of all payloads, tables included, and the order-0 entropy by group of what they code, in bytes.
+    """
+
+    total: int
+    later: int
+    bases: int
+    depth: int
+    factor: float
+    predicted: float
+    ledger: dict[str, int]
+    coded: int
+    entropy: int
+
+
+def measure(series: Series, work: Path) -> Ours:
+    """Ingest every version, check that each comes back, and measure.
+
+    Raises
+    ------
+    AssertionError
+        Where a version does not come back byte for byte.
+    """
+    work.mkdir(parents=True, exist_ok=True)
+    run = series.name.replace("/", "-")
+    with tempfile.TemporaryDirectory(dir=work, prefix="store-") as scratch:
+        root, full, out = (Path(scratch) / name for name in ("store", "full", "out"))
+        store = ckstore.init(root)
+        totals = []
+        for step, path in enumerate(series.versions):
+            store.ingest(path, run=run, step=step)
+            totals.append(size_of(root))
+        for step, path in enumerate(series.versions):
+            checkout(store[f"{run}@{step}"], out, force=True)
+            if _contents(out) != _contents(path):
+                raise AssertionError(f"{path} does not come back byte for byte")
+        rows = store.versions()
+        deepest = max(rows, key=lambda row: (row.depth, row.number))
+        with ckstore.init(full) as alone:
+            alone.ingest(series.versions[rows.index(deepest)], run=run, step=0)
+
+        def prepare(path: Path, number: int) -> Callable[[], None]:
+            # Opened for every call: a store remembers chunks that it has decoded.
+            return partial(checkout, ckstore.open(path, mode="r")[number], out, force=True)
+
+        factor = time_ratio(partial(prepare, root, deepest.number), partial(prepare, full, rows[0].number))
+        entropy, coded = order0_bits(store)
+        return Ours(
+            total=totals[-1],
+            later=totals[-1] - totals[0],
+            bases=sum(row.base for row in rows),
+            depth=deepest.depth,
+            factor=factor,
+            predicted=deepest.cost,
+            ledger=dict(store.stats()["ledger"]),
+            coded=coded // 8,
+            entropy=round(entropy / 8),
+        )
+
+
+def size_of(directory: Path) -> int:
+    """Bytes of all files under a directory."""
+    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+
+
+def _contents(path: Path) -> dict[str, bytes]:
+    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+    return {str(file.relative_to(path)): file.read_bytes() for file in files}

@@ -1,0 +1,111 @@
+"""What others compress checkpoints with: each a pair of functions for full data and, where there is one, for deltas.
+
+Every peer gets the best of both for every piece of a delta: the difference or the data itself, whichever is smaller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import blosc2
+import numpy as np
+import zstandard
+from numcodecs import Shuffle
+from zipnn import ZipNN
+
+from ckstore.formats.layout import ITEM_SIZES
+from tools.bench.pieces import Bytes
+
+Encode = Callable[[Bytes, str], bytes]
+Decode = Callable[[bytes, str], Bytes]
+
+_ZIPNN_DTYPES = {"float32", "bfloat16", "float16"}
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A way to compress pieces.
+
+    Attributes
+    ----------
+    name
+        What tables call it.
+    encode, decode
+        Of a piece's bytes, given its dtype.
+    encode_delta, decode_delta
+        Of a piece's bytes after XOR with the previous version's; None where the peer knows no deltas.
+    whole_files
+        Whether it is given files instead of tensors.
+    """
+
+    name: str
+    encode: Encode
+    decode: Decode
+    encode_delta: Encode | None = None
+    decode_delta: Decode | None = None
+    whole_files: bool = False
+
+
+def zstd_encode(data: Bytes, dtype: str) -> bytes:
+    """One zstd frame at level 3."""
+    return zstandard.ZstdCompressor(level=3).compress(data)
+
+
+def zstd_decode(payload: bytes, dtype: str) -> Bytes:
+    """Inverse of `zstd_encode`."""
+    return np.frombuffer(zstandard.ZstdDecompressor().decompress(payload), np.uint8)
+
+
+def planes_encode(data: Bytes, dtype: str) -> bytes:
+    """The first bytes of all elements, then the second bytes and so on, as one zstd frame at level 3: BitX's coder."""
+    return zstd_encode(Shuffle(ITEM_SIZES[dtype]).encode(data), dtype)
+
+
+def planes_decode(payload: bytes, dtype: str) -> Bytes:
+    """Inverse of `planes_encode`."""
+    return Shuffle(ITEM_SIZES[dtype]).decode(zstd_decode(payload, dtype))
+
+
+def zipnn_encode(data: Bytes, dtype: str) -> bytes:
+    """ZipNN with its defaults for the float types that it knows, zstd for the others."""
+    if dtype not in _ZIPNN_DTYPES or not len(data):
+        return zstd_encode(data, dtype)
+    # ZipNN reorders bits within the buffer that it is given: it gets a copy.
+    return bytes(ZipNN(input_format="byte", bytearray_dtype=dtype).compress(bytearray(data)))
+
+
+def zipnn_decode(payload: bytes, dtype: str) -> Bytes:
+    """Inverse of `zipnn_encode`."""
+    if dtype not in _ZIPNN_DTYPES or not payload.startswith(b"ZN"):
+        return zstd_decode(payload, dtype)
+    return np.frombuffer(ZipNN(input_format="byte", bytearray_dtype=dtype).decompress(payload), np.uint8)
+
+
+def blosc_encode(data: Bytes, dtype: str) -> bytes:
+    """Blosc2: bitshuffle by the dtype's item size, then zstd."""
+    if dtype == "opaque" or not len(data):
+        return zstd_encode(data, dtype)
+    return bytes(
+        blosc2.compress2(
+            data, codec=blosc2.Codec.ZSTD, clevel=5, typesize=ITEM_SIZES[dtype], filters=[blosc2.Filter.BITSHUFFLE]
+        )
+    )
+
+
+def blosc_decode(payload: bytes, dtype: str) -> Bytes:
+    """Inverse of `blosc_encode`."""
+    if dtype == "opaque" or payload.startswith(zstandard.FRAME_HEADER):
+        return zstd_decode(payload, dtype)
+    return np.frombuffer(blosc2.decompress2(payload), np.uint8)
+
+
+PEERS = (
+    Peer("zstd-3", zstd_encode, zstd_decode, whole_files=True),
+    Peer("ZipNN", zipnn_encode, zipnn_decode),
+    Peer("blosc2", blosc_encode, blosc_decode),
+    Peer("XOR + ZipNN", zipnn_encode, zipnn_decode, zipnn_encode, zipnn_decode),
+    # Full versions by ZipNN, as BitX's own system stores its base models.
+    Peer("BitX", zipnn_encode, zipnn_decode, planes_encode, planes_decode),
+    Peer("XOR + blosc2", blosc_encode, blosc_decode, blosc_encode, blosc_decode),
+)

@@ -1,0 +1,97 @@
+"""Makes docs/reference/cli.md from what the verbs say of themselves, so that help and reference are one text."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from ckstore.cli.program import VERBS, program
+from ckstore.cli.verb import EXIT_CODES, VERSION_HELP, Verb
+
+TARGET = Path(__file__).resolve().parents[1] / "docs" / "reference" / "cli.md"
+
+_HEAD = """\
+# Command line
+
+<!-- Written by tools/docs from the help of the verbs; edit those. -->
+
+`ckstore [--store PATH] VERB` works on the store that `--store` names, else on `$CKSTORE`, else on the nearest
+`.ckstore` in the working directory or above it. What went wrong stands on stderr as one sentence, with what to do
+about it. Progress bars and colours appear on terminals only; `NO_COLOR` turns colours off.
+"""
+
+
+def reference() -> str:
+    """The whole page."""
+    with click.Context(program, info_name="ckstore") as context:
+        parts = [_HEAD, f"## Names of versions\n\n{VERSION_HELP}\n", _verbs(context), _exit_codes()]
+        for name in VERBS:
+            command = program.get_command(context, name)
+            assert isinstance(command, Verb)
+            parts.append("\n".join(_section(command, click.Context(command, context, name))))
+    return "\n".join(parts)
+
+
+def _verbs(context: click.Context) -> str:
+    rows = []
+    for name in VERBS:
+        command = program.get_command(context, name)
+        assert command is not None
+        rows.append(f"| [`{name}`](#{name}) | {_paragraphs(command)[0]} |")
+    return "\n".join(["## Verbs", "", "| verb | what it does |", "| --- | --- |", *rows, ""])
+
+
+def _exit_codes() -> str:
+    rows = [f"| {code} | {meaning} |" for code, meaning in EXIT_CODES.items()]
+    return "\n".join(["## Exit codes", "", "| code | meaning |", "| --- | --- |", *rows, ""])
+
+
+def _paragraphs(command: click.Command) -> list[str]:
+    text = inspect.cleandoc(command.help or "")
+    return [" ".join(paragraph.split()) for paragraph in text.split("\n\n")]
+
+
+def _section(command: Verb, context: click.Context) -> Iterator[str]:
+    usage = " ".join(["ckstore", str(command.name), *command.collect_usage_pieces(context)])
+    yield f"## {command.name}"
+    yield ""
+    yield f"    {usage}"
+    for paragraph in _paragraphs(command):
+        yield ""
+        yield paragraph
+    options = [parameter for parameter in command.params if isinstance(parameter, click.Option)]
+    if options:
+        yield from ("", "| option | meaning |", "| --- | --- |")
+        for option in options:
+            record = option.get_help_record(context)
+            assert record is not None
+            yield f"| `{_cell(record[0])}` | {_cell(record[1])} |"
+    yield from ("", "```sh")
+    for line, meaning in command.examples:
+        yield f"# {meaning}"
+        yield line
+    yield from ("```", "", f"Exit codes: {', '.join(map(str, command.exit_codes))}.", "")
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def main() -> None:
+    text = reference()
+    if sys.argv[1:] == ["--check"]:
+        if not TARGET.is_file() or TARGET.read_text() != text:
+            sys.exit(f"{TARGET} is stale: run tools/docs")
+    elif sys.argv[1:]:
+        sys.exit("usage: tools/docs [--check]")
+    else:
+        TARGET.parent.mkdir(parents=True, exist_ok=True)
+        TARGET.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""The trained runs that tests, demo and benchmarks use: small real models, the same for the same build of torch.
+
+A run's checkpoints lie in `<directory>/<name>/` with a stamp beside them that says how they were made, so that a run is
+trained once and found afterwards.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tools.training import ImageSettings, TextSettings
+
+#: Part of every stamp: raised when the same settings come to write other files.
+REVISION = 1
+
+#: Every run and the pattern of its checkpoints' names.
+RUNS = {"gpt": "step*.pt", "cnn": "epoch*.pt", "bf16": "step*.safetensors", "frozen": "step*.pt", "ema": "step*.pt"}
+
+#: `tiny` is for tests and takes seconds; `small` is for figures and takes minutes.
+TIERS = ("tiny", "small")
+
+_STAMP = "run.json"
+
+
+def train(name: str, out: Path, *, tier: str = "tiny", report: Callable[[str], None] | None = None) -> list[Path]:
+    """Train a run unless it is there already.
+
+    Parameters
+    ----------
+    name
+        A key of `RUNS`.
+    out
+        Directory that holds one directory a run; made where absent. Several processes may train into it at once.
+    tier
+        One of `TIERS`. A run of another tier in `out` is replaced.
+    report
+        Called with a line after every checkpoint.
+
+    Returns
+    -------
+    list of Path
+        The checkpoints, oldest first.
+
+    Raises
+    ------
+    FileExistsError
+        Where `out/name` holds something that no run wrote.
+    """
+    if name in ("bf16", "frozen"):
+        train("gpt", out, tier=tier, report=report)
+    out.mkdir(parents=True, exist_ok=True)
+    target = out / name
+    with _lock(out / f".{name}.lock"):
+        if _stamp(target) != _wanted(name, tier):
+            if target.exists() and _stamp(target) is None:
+                raise FileExistsError(f"{target} was not written by tools/train; remove it or choose another directory")
+            with tempfile.TemporaryDirectory(dir=out, prefix=f".{name}-") as scratch:
+                made = Path(scratch) / name
+                made.mkdir()
+                _train(name, tier, out, made, report or (lambda line: None))
+                (made / _STAMP).write_text(json.dumps(_wanted(name, tier)))
+                if target.exists():
+                    shutil.rmtree(target)
+                made.rename(target)
+    return sorted(target.glob(RUNS[name]))
+
+
+def _train(name: str, tier: str, out: Path, made: Path, report: Callable[[str], None]) -> None:
+    import torch
+
+    from tools import training
+
+    settings: Any = _settings(name, tier)
+    threads = torch.get_num_threads()
+    # Sums depend on how they are split over threads; so the number of threads belongs to the run, not to the machine.
+    torch.set_num_threads(1 if tier == "tiny" else 2)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            match name:
+                case "gpt":
+                    training.gpt(settings, made, report)
+                case "ema":
+                    training.ema(settings, made, report)
+                case "cnn":
+                    training.cnn(settings, made, report)
+                case "bf16":
+                    training.bf16(sorted((out / "gpt").glob(RUNS["gpt"])), made, report)
+                case "frozen":
+                    training.frozen(settings, max((out / "gpt").glob(RUNS["gpt"])), made, report)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _settings(name: str, tier: str) -> TextSettings | ImageSettings:
+    from tools.training import ImageSettings, TextSettings
+
+    if name == "cnn":
+        return ImageSettings((32, 64, 128), 1) if tier == "tiny" else ImageSettings((64, 128, 256), 2)
+    if tier == "tiny":
+        return TextSettings(width=128, layers=4, heads=4, context=64, batch=4, steps=120, every=20)
+    steps = 800 if name in ("gpt", "bf16") else 320
+    return TextSettings(width=256, layers=6, heads=8, context=64, batch=16, steps=steps, every=40)
+
+
+def _wanted(name: str, tier: str) -> dict[str, Any]:
+    import torch
+
+    return {"revision": REVISION, "run": name, "settings": repr(_settings(name, tier)), "torch": torch.__version__}
+
+
+def _stamp(directory: Path) -> dict[str, Any] | None:
+    try:
+        return json.loads((directory / _STAMP).read_text())
+    except FileNotFoundError:
+        return None
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Train the runs named on the command line and print their directories."""
+    parser = argparse.ArgumentParser(
+        prog="tools/train", description="Train small real models; write their checkpoints."
+    )
+    parser.add_argument("run", nargs="+", choices=[*RUNS, "all"])
+    parser.add_argument("--tier", choices=TIERS, default="tiny", help="tiny: seconds; small: minutes (default: tiny)")
+    parser.add_argument("--out", type=Path, required=True, help="directory that gets one directory a run")
+    chosen = parser.parse_args(arguments)
+    for name in RUNS if "all" in chosen.run else chosen.run:
+        paths = train(
+            name, chosen.out, tier=chosen.tier, report=lambda line, name=name: print(f"{name} {line}", file=sys.stderr)
+        )
+        print(f"{paths[0].parent}: {len(paths)} checkpoints, {sum(p.stat().st_size for p in paths):,} bytes")
+
+
+if __name__ == "__main__":
+    main()

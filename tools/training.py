@@ -1,0 +1,178 @@
+"""How each of the trained runs is trained and what its checkpoints hold; `tools.runs` says which there are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn import functional
+
+from tools import models
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class TextSettings:
+    """A run over text.
+
+    Attributes
+    ----------
+    width, layers, heads, context
+        Of the GPT.
+    batch
+        Sequences a step.
+    steps, every
+        Optimiser steps, and steps between two checkpoints.
+    rate
+        Highest learning rate: reached after a tenth of the steps, then down a cosine to a tenth of it.
+    """
+
+    width: int
+    layers: int
+    heads: int
+    context: int
+    batch: int
+    steps: int
+    every: int
+    rate: float = 1e-3
+
+    def model(self, *, tied: bool = False) -> models.GPT:
+        """A freshly initialised GPT of these sizes."""
+        return models.GPT(self.width, self.layers, self.heads, self.context, tied=tied)
+
+    def rate_at(self, step: int) -> float:
+        """Learning rate of a step, counted from 1."""
+        warm = max(1, self.steps // 10)
+        if step <= warm:
+            return self.rate * step / warm
+        return self.rate * (0.1 + 0.45 * (1 + math.cos(math.pi * (step - warm) / (self.steps - warm))))
+
+
+@dataclass(frozen=True)
+class ImageSettings:
+    """A run over images.
+
+    Attributes
+    ----------
+    widths, blocks
+        Of the CNN.
+    epochs, batch
+        A checkpoint follows every epoch.
+    rate
+        Learning rate at the start, down a cosine to zero.
+    """
+
+    widths: tuple[int, ...]
+    blocks: int
+    epochs: int = 20
+    batch: int = 64
+    rate: float = 0.05
+
+
+def gpt(settings: TextSettings, out: Path, report: Report) -> None:
+    """Train a GPT with AdamW; `step*.pt` hold `model`, `optimizer`, `step`, `loss`, `rng` and `config`."""
+    _language_model(settings, out, report, tied=False, decay=None)
+
+
+def ema(settings: TextSettings, out: Path, report: Report) -> None:
+    """Train a GPT with tied embeddings; `step*.pt` also hold `ema`, an average of the weights that starts equal."""
+    _language_model(settings, out, report, tied=True, decay=0.98)
+
+
+def _language_model(settings: TextSettings, out: Path, report: Report, *, tied: bool, decay: float | None) -> None:
+    text = torch.cat(models.sources())
+    model = settings.model(tied=tied)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.rate, betas=(0.9, 0.95), weight_decay=0.1)
+    generator = torch.Generator().manual_seed(1)
+    average = {name: value.clone() for name, value in model.state_dict().items()} if decay is not None else None
+    if average is not None:
+        _save(out, 0, model, optimizer, settings, ema=average)
+    for step in range(1, settings.steps + 1):
+        tokens = models.windows(text, settings.batch, settings.context + 1, generator)
+        loss = _step(
+            optimizer,
+            functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()),
+            settings.rate_at(step),
+        )
+        if average is not None and decay is not None:
+            for name, value in model.state_dict().items():
+                average[name].lerp_(value, 1 - decay)
+        if step % settings.every == 0:
+            extra = {} if average is None else {"ema": average}
+            _save(out, step, model, optimizer, settings, loss=loss, rng=generator.get_state(), **extra)
+            report(f"step {step}: loss {loss:.3f}")
+
+
+def frozen(settings: TextSettings, source: Path, out: Path, report: Report) -> None:
+    """Train a head that tells a text's module on the frozen weights of `source`, a checkpoint of `gpt`."""
+    texts = models.sources()
+    backbone = settings.model()
+    backbone.load_state_dict(torch.load(source, weights_only=True)["model"])
+    model = models.Classifier(backbone, settings.width, len(texts))
+    optimizer = torch.optim.AdamW(model.head.parameters(), lr=settings.rate, weight_decay=0.01)
+    generator = torch.Generator().manual_seed(2)
+    for step in range(1, settings.steps + 1):
+        classes = torch.randint(len(texts), (settings.batch,), generator=generator)
+        tokens = torch.cat([models.windows(texts[c], 1, settings.context, generator) for c in classes.tolist()])
+        loss = _step(optimizer, functional.cross_entropy(model(tokens), classes), settings.rate_at(step))
+        if step % settings.every == 0:
+            _save(out, step, model, optimizer, settings, loss=loss, rng=generator.get_state())
+            report(f"step {step}: loss {loss:.3f}")
+
+
+def bf16(checkpoints: list[Path], out: Path, report: Report) -> None:
+    """Write the weights of `gpt`'s checkpoints as bfloat16 in safetensors: what mixed precision hands to inference."""
+    for path in checkpoints:
+        checkpoint = torch.load(path, weights_only=True)
+        weights = {name: value.to(torch.bfloat16) for name, value in checkpoint["model"].items()}
+        step = checkpoint["step"]
+        save_file(weights, out / f"step{step:05d}.safetensors", metadata={"format": "pt", "step": str(step)})
+        report(f"step {step}: {sum(w.numel() for w in weights.values()):,} weights")
+
+
+def cnn(settings: ImageSettings, out: Path, report: Report) -> None:
+    """Train a CNN with SGD momentum; `epoch*.pt` hold `model`, `optimizer`, `epoch` and `accuracy` on 397 digits."""
+    images, classes = models.digits()
+    train = len(images) - 397
+    model = models.CNN(settings.widths, settings.blocks)
+    optimizer = torch.optim.SGD(model.parameters(), lr=settings.rate, momentum=0.9, weight_decay=5e-4)
+    generator = torch.Generator().manual_seed(3)
+    batches = train // settings.batch
+    for epoch in range(1, settings.epochs + 1):
+        model.train()
+        order = torch.randperm(train, generator=generator)
+        for index in range(batches):
+            chosen = order[index * settings.batch : (index + 1) * settings.batch]
+            progress = (epoch - 1 + index / batches) / settings.epochs
+            loss = functional.cross_entropy(model(images[chosen]), classes[chosen])
+            _step(optimizer, loss, settings.rate * 0.5 * (1 + math.cos(math.pi * progress)))
+        model.eval()
+        with torch.no_grad():
+            accuracy = (model(images[train:]).argmax(1) == classes[train:]).double().mean().item()
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch, "accuracy": accuracy}
+        torch.save(state, out / f"epoch{epoch:02d}.pt")
+        report(f"epoch {epoch}: accuracy {accuracy:.3f}")
+
+
+def _step(optimizer: torch.optim.Optimizer, loss: Tensor, rate: float) -> float:
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    optimizer.zero_grad()
+    loss.backward()
+    nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], 1.0)
+    optimizer.step()
+    return loss.item()
+
+
+def _save(
+    out: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, settings: TextSettings, **extra: Any
+) -> None:
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step, "config": asdict(settings)}
+    torch.save(state | extra, out / f"step{step:05d}.pt")
