@@ -11,7 +11,16 @@ import numpy as np
 import numpy.typing as npt
 
 from ckstore.codecs.integers import encode_integers, payload_bits
-from ckstore.codecs.lattice import Bits, Integers, LinearLattice, ordinal_classes, ordinal_difference, step_exponent
+from ckstore.codecs.lattice import (
+    Bits,
+    Integers,
+    LinearLattice,
+    common_factor,
+    ordinal_classes,
+    ordinal_difference,
+    scaled,
+    step_exponent,
+)
 from ckstore.lineage.cost import cost, layer
 from ckstore.lineage.planner import Candidates, Option
 from ckstore.objects import ObjectReader
@@ -53,6 +62,7 @@ class Plan:
     base: LatticeRecord | None
     parent: ContentRecord | None = None
     context: bool = False
+    factor: float = 1.0
 
 
 @dataclass(slots=True)
@@ -108,20 +118,23 @@ class ObjectEncoder:
             return self._estimate_linear(unit, sample, parent)
         return self._estimate_ordinal(unit, sample, parent)
 
-    def encode(self, estimate: Estimate, plan: Plan, read: ReadUnit) -> Encoded:
-        """The layers of an object under `plan`."""
+    def encode(self, content: str, estimate: Estimate, plan: Plan, read: ReadUnit) -> Encoded:
+        """The layers of an object under `plan`; its chunks stay in the reader's cache, for the version that follows."""
         unit = estimate.unit
-        encoded = Encoded("", [], [])
-        digests: list[bytes] = []
+        encoded = Encoded(content, [], [])
+        coded: list[Integers] = []
         for chunk, start in enumerate(range(0, unit.count, unit.chunk)):
             bits = read(start, min(start + unit.chunk, unit.count))
             if estimate.lattice is None:
                 encoded.coarse.append(self._ordinal_chunk(unit, bits, chunk, plan))
             else:
-                integers = self._linear_chunk(estimate.lattice, bits, chunk, start, plan, encoded)
-                digests.append(bytes.fromhex(digest(integers.view(np.uint8))))
+                coded.append(self._linear_chunk(estimate.lattice, bits, chunk, start, plan, encoded))
+            self.reader.cache.put((content, chunk), bits)
         if estimate.lattice is not None:
+            digests = [bytes.fromhex(digest(integers.view(np.uint8))) for integers in coded]
             encoded.identity = lattice_id(estimate.lattice, unit.count, unit.chunk, digests)
+            for chunk, integers in enumerate(coded):
+                self.reader.cache.put((encoded.identity, chunk), integers)
         return encoded
 
     @staticmethod
@@ -137,13 +150,17 @@ class ObjectEncoder:
         integers = lattice.quantise(bits, start, predicted)
         delta = integers if predicted is None else integers - predicted
         encoded.coarse.append(encode_integers(delta) if delta.any() else None)
-        parent = None if plan.parent is None else self.reader.exact(plan.parent, chunk)
+        parent = None
+        if plan.parent is not None:
+            parent = scaled(self.reader.exact(plan.parent, chunk), lattice.dtype, plan.factor)
         residuals, classes = _residuals(lattice, bits, integers, start, parent)
         encoded.exact.append(zlib.crc32(bits.data).to_bytes(4, "little") + encode_integers(residuals, classes))
         return integers
 
     def _ordinal_chunk(self, unit: Unit, bits: Bits, chunk: int, plan: Plan) -> bytes | None:
-        parent = None if plan.base is None else self.reader.ordinals(plan.base, chunk)
+        parent = None
+        if plan.base is not None:
+            parent = scaled(self.reader.ordinals(plan.base, chunk), unit.dtype, plan.factor)
         difference = ordinal_difference(bits, parent, unit.dtype)
         if not difference.any():
             return None
@@ -163,19 +180,28 @@ class ObjectEncoder:
             debt = record.debt
             for name, ancestor in _ancestors(self.reader.chain(record)):
                 before = sample.cut(self.reader.ordinals(ancestor, sample.chunk))
-                difference = ordinal_difference(bits, before, unit.dtype)
-                stored = sample.nbytes(difference)
-                classes = ordinal_classes(before, unit.dtype)
-                context = False
-                if classes is not None:
-                    grouped = sample.nbytes(difference, classes)
-                    context = grouped < (1 - CONTEXT_GAIN) * stored
-                    stored = grouped if context else stored
+                stored, context, factor = self._best_difference(sample, before, unit.dtype)
                 own_work = layer(chunks, unit.count, int(stored), grouped=context)
                 price = cost(own_work.plus(self.reader.lattice_work(ancestor)))
                 options.append(Option(name, stored, price, is_base=False))
-                plans[name] = Plan(ancestor, context=context)
+                plans[name] = Plan(ancestor, context=context, factor=factor)
         return Estimate(unit, Candidates(tuple(options), debt), plans, full_cost, (int(base_bytes), 0))
+
+    @staticmethod
+    def _best_difference(sample: _Sample, before: Bits, dtype: str) -> tuple[float, bool, float]:
+        """Bytes of the smallest delta against `before`, whether it is coded in context order, and its factor."""
+        best = float("inf"), False, 1.0
+        for factor in {1.0, common_factor(sample.bits, before, dtype)}:
+            predicted = scaled(before, dtype, factor)
+            difference = ordinal_difference(sample.bits, predicted, dtype)
+            plain = sample.nbytes(difference)
+            best = min(best, (plain, False, factor))
+            classes = ordinal_classes(predicted, dtype)
+            if classes is not None:
+                grouped = sample.nbytes(difference, classes)
+                if grouped < (1 - CONTEXT_GAIN) * plain:
+                    best = min(best, (grouped, True, factor))
+        return best
 
     def _estimate_linear(self, unit: Unit, sample: _Sample, parent: str | None) -> Estimate:
         record = None if parent is None else self.reader.record_of(parent)
@@ -184,6 +210,8 @@ class ObjectEncoder:
             return self._estimate_first(unit, sample)
         bits, start = sample.bits, sample.start
         before = sample.cut(self.reader.exact(content, sample.chunk))
+        if _is_unrelated(bits, before, record.dtype):
+            return self._estimate_first(unit, sample)
         lattice = self._next_lattice(record, sample, before)
         integers_before = sample.cut(self.reader.integers(record, sample.chunk))
         predicted = lattice.project(record.lattice, integers_before, start)
@@ -203,10 +231,16 @@ class ObjectEncoder:
         plans = {"base": Plan(None), "delta": Plan(record)}
         for name, ancestor in _ancestors(self.reader.content_chain(content)):
             exact = before if ancestor is content else sample.cut(self.reader.exact(ancestor, sample.chunk))
-            chained = sample.nbytes(*_residuals(lattice, bits, integers, start, exact))
+            chained, factor = min(
+                (
+                    sample.nbytes(*_residuals(lattice, bits, integers, start, scaled(exact, lattice.dtype, factor))),
+                    factor,
+                )
+                for factor in {1.0, common_factor(bits, exact, lattice.dtype)}
+            )
             exact_work = layer(chunks, count, int(chained), grouped=True).plus(self.reader.content_work(ancestor))
             options.append(Option(f"chained-{name}", delta + chained, delta_cost + cost(exact_work), is_base=False))
-            plans[f"chained-{name}"] = Plan(record, ancestor)
+            plans[f"chained-{name}"] = Plan(record, ancestor, factor=factor)
         origin = record.origin or record.id
         alone = int(base), int(own)
         return Estimate(unit, Candidates(tuple(options), content.debt), plans, full_cost, alone, lattice, origin)
@@ -307,6 +341,18 @@ def _ancestors(chain: list[Ancestor]) -> list[tuple[str, Ancestor]]:
     """What a delta may be stored against: the parent, what the parent is stored against, and the chain's end."""
     places = sorted({0, min(1, len(chain) - 1), len(chain) - 1})
     return [(f"delta-{place}", chain[place]) for place in places]
+
+
+def _is_unrelated(bits: Bits, before: Bits, dtype: str) -> bool:
+    """Whether values are further from the parent's than from zero: another run under the same names."""
+    from ckstore.kernels.lattice import statistics
+
+    values = bits.view(dtype)
+    with np.errstate(all="ignore"):
+        moved, _, both = statistics(values - before.view(dtype))
+    total, _, finite = statistics(values)
+    further = _root_mean_square(moved, both) > _root_mean_square(total, finite)
+    return further and common_factor(bits, before, dtype) == 1.0
 
 
 def _root_mean_square(total: float, count: int) -> float:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ckstore.codecs.integers import decode_integers
-from ckstore.codecs.lattice import Bits, Integers, ordinal_classes, ordinal_correct, ordinal_difference
+from ckstore.codecs.lattice import Bits, Integers, ordinal_classes, ordinal_correct, ordinal_difference, scaled
 from ckstore.errors import IntegrityError
 from ckstore.formats.layout import ITEM_SIZES
 from ckstore.lineage.cost import Work, layer
@@ -179,6 +179,8 @@ class ObjectReader:
             pending.append(level)
         while pending:
             level = pending.pop()
+            if bits is not None:
+                bits = scaled(bits, level.dtype, level.factor)
             classes = ordinal_classes(bits, level.dtype) if level.context and bits is not None else None
             stored = self._stored_integers(level, chunk, np.dtype(f"i{size}"), classes)
             if stored is None:
@@ -262,7 +264,7 @@ class ObjectReader:
 
     def _exact_level(self, level: ContentRecord, lattice: LatticeRecord, parent: Bits | None, chunk: int) -> Bits:
         integers = self.integers(lattice, chunk)
-        predicted, classes = self._predict(lattice, integers, None if level.mode == "own" else parent, chunk)
+        predicted, classes = self._predict(level, lattice, integers, parent, chunk)
         offset = level.offset + sum(level.lengths[:chunk])
         frame = self.blocks.pread(level.pack, offset, level.lengths[chunk])
         self.decoded_chunks += 1
@@ -275,12 +277,12 @@ class ObjectReader:
 
     @staticmethod
     def _predict(
-        lattice: LatticeRecord, integers: Integers, parent: Bits | None, chunk: int
+        record: ContentRecord, lattice: LatticeRecord, integers: Integers, parent: Bits | None, chunk: int
     ) -> tuple[Bits, npt.NDArray[np.uint8]]:
         start = chunk * lattice.chunk
-        if parent is None:
+        if record.mode == "own" or parent is None:
             return lattice.lattice.own(integers, start)
-        return lattice.lattice.chained(parent, integers, start)
+        return lattice.lattice.chained(scaled(parent, lattice.dtype, record.factor), integers, start)
 
     def _stored_integers(
         self, record: LatticeRecord, chunk: int, dtype: np.dtype[Any], classes: npt.NDArray[np.uint8] | None
@@ -304,7 +306,7 @@ class ObjectReader:
             for chunk, length in enumerate(record.lengths):
                 parent = None if record.parent is None else self.bits(record.parent, chunk)
                 integers = self.integers(lattice, chunk)
-                predicted, classes = self._predict(lattice, integers, parent, chunk)
+                predicted, classes = self._predict(record, lattice, integers, parent, chunk)
                 residuals = ordinal_difference(self.exact(record, chunk), predicted, lattice.dtype)
                 yield entropy_bits(residuals, classes), length - FRAME
             return
@@ -314,7 +316,8 @@ class ObjectReader:
                 continue
             context = None
             if record.context and record.base is not None:
-                context = ordinal_classes(self.ordinals(self.resolver.lattice(record.base), chunk), record.dtype)
+                before = self.ordinals(self.resolver.lattice(record.base), chunk)
+                context = ordinal_classes(scaled(before, record.dtype, record.factor), record.dtype)
             stored = self._stored_integers(record, chunk, dtype, context)
             assert stored is not None
             yield entropy_bits(stored, context), place[1]

@@ -12,8 +12,16 @@ from ckstore.codecs.integers import encode_integers
 from ckstore.codecs.lattice import ordinal_difference
 from ckstore.encoder import Encoded
 from ckstore.errors import IntegrityError
-from ckstore.ingest import ObjectWriter, in_order, relative_cost, restore_work, worker_count
-from ckstore.lineage.cost import Work, cost
+from ckstore.ingest import (
+    ObjectWriter,
+    in_order,
+    relative_cost,
+    remove_uncommitted,
+    restore_work,
+    worker_count,
+    writing_work,
+)
+from ckstore.lineage.cost import cost
 from ckstore.records import LatticeRecord
 from ckstore.storage import log
 from ckstore.storage.pack import PackWriter
@@ -75,14 +83,19 @@ def rebase(
             done = in_order(pool, lambda item: _encode(store.reader, *item), list(chosen.items()), worker_count() + 1)
             for (content, _), (record, layers) in zip(chosen.items(), done, strict=True):
                 writer.put(content, record, None, layers)
-        packs, _ = writer.finish(None, {})
-        report.bytes = sum(pack.bytes for pack in packs)
-        lattices, contents = writer.places(packs)
-        with store.catalog.transaction():
-            log.append(store.path, {"change": "rebase", "packs": [pack.name for pack in packs], "versions": numbers})
-            store.catalog.add_packs(packs)
-            store.catalog.move_lattices(lattices)
-            store.catalog.move_contents(contents)
+        try:
+            packs, _ = writer.finish(None, {})
+            report.bytes = sum(pack.bytes for pack in packs)
+            lattices, contents = writer.places(packs)
+            names = [pack.name for pack in packs]
+            with store.catalog.transaction():
+                log.append(store.path, {"change": "rebase", "packs": names, "versions": numbers})
+                store.catalog.add_packs(packs)
+                store.catalog.move_lattices(lattices)
+                store.catalog.move_contents(contents)
+        except BaseException:
+            remove_uncommitted(store.path, store.catalog, store.resolver, writer.finished)
+            raise
     store.resolver.forget()
     update_costs(store)
     return report
@@ -102,16 +115,14 @@ def update_costs(store: Store) -> None:
 def restore_cost(reader: ObjectReader, version: Version) -> tuple[float, int]:
     """What restoring a version costs as a multiple of a full one, and its depth."""
     contents = {content for _, content in version.document.objects if content is not None}
-    assert len(version.layout.units) == len(version.document.objects)
-    work, full = restore_work(reader, contents, version.row.original_bytes)
+    work, full = restore_work(reader, contents, version.layout.files)
     return relative_cost(work, full), max((reader.depth(content) for content in contents), default=0)
 
 
 def _beyond(reader: ObjectReader, version: Version, budget: float | None, chosen: dict[str, str]) -> dict[str, str]:
     """The objects of a version to store in full: those that save most, until it is within the budget."""
     contents = {content: lattice for lattice, content in version.document.objects if content is not None}
-    assert len(version.layout.units) == len(version.document.objects)
-    fixed = cost(Work(written=version.row.original_bytes))
+    fixed = cost(writing_work(version.layout.files))
     full = {content: cost(reader.full_work(content)) for content in contents}
     spent = {content: full[content] if content in chosen else cost(reader.work(content)) for content in contents}
     allowed = (budget or 0.0) * (fixed + sum(full.values()))
@@ -139,4 +150,4 @@ def _encode(reader: ObjectReader, content: str, lattice: str) -> tuple[LatticeRe
             residuals = ordinal_difference(bits, predicted, record.dtype)
             layers.exact.append(zlib.crc32(bits.data).to_bytes(4, "little") + encode_integers(residuals, classes))
         layers.coarse.append(encode_integers(integers) if integers.any() else None)
-    return replace(record, base=None, context=False, debt=0), layers
+    return replace(record, base=None, context=False, factor=1.0, debt=0), layers

@@ -55,6 +55,8 @@ class LatticeRecord:
         Where the shard of chunks stands: name of the pack, bytes.
     context
         Chunks are coded in context order (classes from the base).
+    factor
+        Of an ordinal delta: the base's values are multiplied by it before they are subtracted.
     step, width, rows, cols
         The linear lattice's, see `LinearLattice`.
     origin
@@ -80,6 +82,7 @@ class LatticeRecord:
     width: int = 1
     rows: npt.NDArray[np.int16] = field(default_factory=lambda: np.empty(0, np.int16))
     cols: npt.NDArray[np.int16] = field(default_factory=lambda: np.empty(0, np.int16))
+    factor: float = 1.0
     origin: str | None = None
     alone: tuple[int, int] = (0, 0)
     debt: int = 0
@@ -111,6 +114,8 @@ class LatticeRecord:
         }  # fmt: skip
         if self.context:
             document["context"] = True
+        if self.factor != 1.0:
+            document["factor"] = self.factor
         if self.kind == "linear":
             document |= {"step": self.step, "width": self.width}
             for name in ("rows", "cols"):
@@ -132,7 +137,7 @@ class LatticeRecord:
             chunk=document["chunk"], base=document["base"], offset=offset, length=length,
             context=document.get("context", False), pack=pack, step=document.get("step", 0),
             width=document.get("width", 1), rows=_exponents(document.get("rows")),
-            cols=_exponents(document.get("cols")), origin=document.get("origin"),
+            cols=_exponents(document.get("cols")), factor=document.get("factor", 1.0), origin=document.get("origin"),
             alone=(document["alone"][0], document["alone"][1]), debt=document.get("debt", 0),
         )  # fmt: skip
 
@@ -153,6 +158,8 @@ class ContentRecord:
         Content id of the object that a chained layer needs, else None.
     pack, offset, lengths
         Where the chunks stand, one after the other: name of the pack, first byte, bytes of each.
+    factor
+        Of a chained layer: the parent's values are multiplied by it before they predict.
     debt
         As in `LatticeRecord`.
     """
@@ -164,6 +171,7 @@ class ContentRecord:
     offset: int
     lengths: tuple[int, ...]
     pack: str = ""
+    factor: float = 1.0
     debt: int = 0
 
     def to_json(self) -> dict[str, Any]:
@@ -174,6 +182,8 @@ class ContentRecord:
         }  # fmt: skip
         if self.parent is not None:
             document["parent"] = self.parent
+        if self.factor != 1.0:
+            document["factor"] = self.factor
         if self.debt:
             document["debt"] = self.debt
         return document
@@ -183,7 +193,8 @@ class ContentRecord:
         """The inverse of `to_json`."""
         return cls(
             id=document["id"], lattice=document["lattice"], mode=document["mode"], parent=document.get("parent"),
-            offset=document["at"], lengths=tuple(document["lengths"]), pack=pack, debt=document.get("debt", 0),
+            offset=document["at"], lengths=tuple(document["lengths"]), pack=pack,
+            factor=document.get("factor", 1.0), debt=document.get("debt", 0),
         )  # fmt: skip
 
 

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 Mode = Literal["r", "a"]
 
+#: Limit of the cache of decoded chunks, in bytes: the chunks of a version of some 25 million parameters.
+CACHE_BYTES = 128 << 20
+
 #: The run of versions that were given none.
 DEFAULT_RUN = "main"
 
@@ -42,7 +45,7 @@ class Store:
         Limit of the cache of decoded chunks.
     """
 
-    def __init__(self, path: Path, mode: Mode = "a", cache_bytes: int = 64 << 20) -> None:
+    def __init__(self, path: Path, mode: Mode = "a", cache_bytes: int = CACHE_BYTES) -> None:
         self.path = path
         self.mode = mode
         self.catalog = Catalog.open(path, mode)
@@ -131,6 +134,7 @@ class Store:
         """Store objects of all or some versions in full again; see `ckstore.rebase.rebase`."""
         from ckstore.rebase import rebase
 
+        self._require_writable()
         return rebase(self, self._chosen(versions, run), budget=budget, dry_run=dry_run)
 
     def stats(self) -> dict[str, Any]:
@@ -138,6 +142,10 @@ class Store:
         from ckstore.ledger import stats
 
         return stats(self)
+
+    def _require_writable(self) -> None:
+        if self.mode == "r":
+            raise UsageError("The store is open for reading only; open it with mode='a'.")
 
     def _chosen(self, versions: Sequence[str | int] | None, run: str | None) -> list[Version]:
         from ckstore.version import Version
@@ -219,8 +227,7 @@ class Store:
         from ckstore.ingest import Ingest, Request
         from ckstore.scan import ScannedVersion, hash_version, open_directory, open_file
 
-        if self.mode == "r":
-            raise UsageError("The store is open for reading only; open it with mode='a'.")
+        self._require_writable()
         if isinstance(source, str | os.PathLike):
             path = Path(source)
             if path.is_dir():
@@ -289,7 +296,7 @@ def init(path: str | os.PathLike[str]) -> Store:
     return Store(Path(path), "a")
 
 
-def open(path: str | os.PathLike[str] | None = None, mode: Mode = "a", cache_bytes: int = 64 << 20) -> Store:
+def open(path: str | os.PathLike[str] | None = None, mode: Mode = "a", cache_bytes: int = CACHE_BYTES) -> Store:
     """Open a store: by default `$CKSTORE`, or the nearest `.ckstore` upwards.
 
     Raises

@@ -37,6 +37,13 @@ PARTS: dict[str, str] = {"complex32": "float16", "complex64": "float32", "comple
 #: Exponents that a linear step may have: the step and every lattice value but 0 are normal numbers.
 STEP_RANGE: dict[str, tuple[int, int]] = {"float32": (-126, 106), "float64": (-1000, 1002)}
 
+#: dtypes whose values can be predicted as a multiple of their parents.
+SCALED = ("float32", "float64", "bfloat16")
+
+#: Elements that a common factor is taken from, and the least difference from 1 that one has.
+_RATIOS = 2048
+_LEAST_FACTOR = 2.0**-22
+
 #: Binary orders of magnitude below the largest that have a class of their own: more save nothing and cost time.
 _OCTAVES = 10
 
@@ -173,6 +180,48 @@ def step_exponent(step: float, largest: float, dtype: str) -> int:
     if largest > 0:
         exponent = max(exponent, int(np.floor(np.log2(largest))) - 21)
     return min(max(exponent, lowest), highest)
+
+
+def scaled(bits: Bits, dtype: str, factor: float) -> Bits:
+    """Bits of values times `factor`: what weight decay and running averages do to all elements alike.
+
+    For the dtypes of `SCALED`; values that are not normal numbers, before or after, stay what they are.
+    """
+    if factor == 1.0:
+        return bits
+    from ckstore.kernels import lattice as kernels
+
+    out = np.empty_like(bits)
+    {"float32": kernels.scale32, "float64": kernels.scale64, "bfloat16": kernels.scale16}[dtype](bits, factor, out)
+    return out
+
+
+def common_factor(values: Bits, parent: Bits, dtype: str) -> float:
+    """The median ratio of values to their parents, over the larger half of these, as a float32 value; 1.0 for none.
+
+    Close to 1 it is 1: a factor that changes hardly any element costs more than it predicts.
+    """
+    if dtype not in SCALED or values.size < _RATIOS:
+        return 1.0
+    stride = values.size // _RATIOS
+    now, before = (_doubles(bits[::stride], dtype) for bits in (values, parent))
+    usable = np.isfinite(now) & np.isfinite(before) & (before != 0)
+    if np.count_nonzero(usable) < _RATIOS // 2:
+        return 1.0
+    now, before = now[usable], before[usable]
+    large = np.abs(before) >= np.median(np.abs(before))
+    with np.errstate(over="ignore"):
+        ratios = now[large] / before[large]
+    factor = float(np.float32(np.median(ratios)))
+    return factor if 0.25 <= factor <= 4.0 and abs(factor - 1.0) > _LEAST_FACTOR else 1.0
+
+
+def _doubles(bits: Bits, dtype: str) -> npt.NDArray[np.float64]:
+    if dtype == "bfloat16":
+        bits = bits.astype(np.uint32) << np.uint32(16)
+        dtype = "float32"
+    with np.errstate(invalid="ignore"):
+        return np.ascontiguousarray(bits).view(dtype).astype(np.float64)
 
 
 def ordinal_classes(parent: Bits, dtype: str) -> Classes | None:

@@ -56,7 +56,7 @@ _DENSE_BELOW = 0.1
 _SPARSE_ABOVE = 0.5
 """Share of zeros from which only joint tokens of runs and values are tried."""
 _WELL_CODED = 1.018
-"""Between the two: from which size, against their entropy, the former are not enough and the latter, slower ones tried."""
+"""Between the two: size against entropy from which the former are not enough, and the latter, slower ones are tried."""
 
 
 @inner

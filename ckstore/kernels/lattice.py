@@ -367,6 +367,56 @@ def chained_predict64(
             row += 1
 
 
+@njit(**_OPTIONS)
+def scale32(bits: np.ndarray, factor: float, out: np.ndarray) -> None:
+    """Bits of float32 values times `factor`, itself a float32 value; the same bits where one of both is not normal.
+
+    The product is exact in float64 and rounded once, so that no fused arithmetic can change it.
+    """
+    floats = bits.view(np.float32)
+    scaled = out.view(np.float32)
+    for k in range(bits.size):
+        field = (bits[k] >> np.uint32(23)) & np.uint32(255)
+        out[k] = bits[k]
+        if field != 0 and field != 255:
+            value = np.float64(floats[k]) * factor
+            if 1.1754943508222875e-38 <= abs(value) < 3.4028234e38:
+                scaled[k] = np.float32(value)
+
+
+@njit(**_OPTIONS)
+def scale64(bits: np.ndarray, factor: float, out: np.ndarray) -> None:
+    """`scale32` for float64; a single product, rounded once."""
+    floats = bits.view(np.float64)
+    scaled = out.view(np.float64)
+    for k in range(bits.size):
+        field = (bits[k] >> np.uint64(52)) & np.uint64(2047)
+        out[k] = bits[k]
+        if field != 0 and field != 2047:
+            value = floats[k] * factor
+            if 2.2250738585072014e-308 <= abs(value) <= 1.7976931348623157e308:
+                scaled[k] = value
+
+
+@njit(**_OPTIONS)
+def scale16(bits: np.ndarray, factor: float, out: np.ndarray) -> None:
+    """`scale32` for bfloat16, by way of float32 and rounding to even."""
+    words = bits.astype(np.uint32) << np.uint32(16)
+    singles = words.view(np.float32)
+    for k in range(bits.size):
+        field = (words[k] >> np.uint32(23)) & np.uint32(255)
+        if field != 0 and field != 255:
+            value = np.float64(singles[k]) * factor
+            if 1.1754943508222875e-38 <= abs(value) < 3.3e38:
+                singles[k] = np.float32(value)
+    for k in range(bits.size):
+        if (words[k] & np.uint32(0x7F800000)) == np.uint32(0x7F800000):
+            out[k] = bits[k]
+        else:
+            rounded = words[k] + np.uint32(0x7FFF) + ((words[k] >> np.uint32(16)) & np.uint32(1))
+            out[k] = np.uint16(rounded >> np.uint32(16))
+
+
 @njit(inline="always")
 def _ordinal(bits: int, sign: int) -> int:
     """The order-preserving integer of float bits, modulo the width: negative floats below, -0.0 just below +0.0."""

@@ -87,3 +87,20 @@ def ordinal_difference(bits: Array, predicted: Array) -> Array:
     modulus = 1 << (8 * bits.itemsize)
     pairs = zip(ordinal(bits), ordinal(predicted), strict=True)
     return np.array([(one - other) % modulus for one, other in pairs], bits.dtype)
+
+
+def scaled_values(bits: Array, dtype: str, factor: float) -> Array:
+    """Bits of values times `factor`; see `scale32`. For float32, float64 and bfloat16."""
+    single = dtype == "bfloat16"
+    with np.errstate(all="ignore"):
+        floats = (bits.astype(np.uint32) << np.uint32(16)).view(np.float32) if single else bits.view(dtype)
+        tiny = np.finfo(floats.dtype).tiny
+        products = floats.astype(np.float64) * factor
+        rounded = products.astype(floats.dtype)
+        normal = np.isfinite(floats) & (np.abs(floats) >= tiny) & (np.abs(products) >= tiny) & np.isfinite(rounded)
+    if single:
+        words = rounded.view(np.uint32).astype(np.uint64)
+        halves = ((words + 0x7FFF + ((words >> 16) & 1)) >> 16).astype(np.uint16)
+        normal &= np.abs(products) < 3.3e38
+        return np.where(normal, halves, bits)
+    return np.where(normal, rounded.view(bits.dtype), bits)

@@ -20,6 +20,8 @@ class Work(NamedTuple):
         The same for layers in context order and for exact layers.
     written
         Restored bytes that are hashed and written.
+    extents, files
+        Extents that are put together, and files that are made.
     """
 
     plain_chunks: int = 0
@@ -29,6 +31,8 @@ class Work(NamedTuple):
     grouped_elements: int = 0
     grouped_bytes: int = 0
     written: int = 0
+    extents: int = 0
+    files: int = 0
 
     def plus(self, other: Work) -> Work:
         """The sum of both."""
@@ -36,7 +40,7 @@ class Work(NamedTuple):
 
 
 #: Nanoseconds for each unit of each field of `Work`.
-WEIGHTS = (60_000.0, 1.2, 0.5, 250_000.0, 3.6, 0.9, 1.3)
+WEIGHTS = (85_000.0, 0.1, 1.3, 250_000.0, 2.6, 0.1, 1.15, 55_000.0, 1_000_000.0)
 
 
 def layer(chunks: int, count: int, stored: int, *, grouped: bool) -> Work:

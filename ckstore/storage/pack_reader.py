@@ -133,7 +133,7 @@ class PackReader:
 
     def _path(self, pack: str) -> Path:
         # Names come out of the catalog, which may have been made by someone else.
-        if not isinstance(pack, str) or parse_pack_name(pack) is None:
+        if parse_pack_name(str(pack)) is None:
             raise IntegrityError(f"{pack!r} is no name of a pack; run `ckstore recover` to rebuild the catalog.")
         return self._directory / pack
 

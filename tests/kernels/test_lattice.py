@@ -7,7 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckstore.codecs.lattice import HYSTERESIS, REACH, LinearLattice, ordinal_correct, ordinal_difference, step_exponent
+from ckstore.codecs.lattice import (
+    HYSTERESIS,
+    REACH,
+    LinearLattice,
+    common_factor,
+    ordinal_correct,
+    ordinal_difference,
+    scaled,
+    step_exponent,
+)
 from ckstore.kernels import lattice as kernels
 from ckstore.kernels import reference
 
@@ -82,6 +91,32 @@ def test_ordinals_of_small_floats_round_trip(dtype, seed):
     assert np.array_equal(difference.view(unsigned), reference.ordinal_difference(bits, other))
     assert np.array_equal(ordinal_correct(other, difference, dtype), bits)
     assert np.array_equal(ordinal_correct(None, ordinal_difference(bits, None, dtype), dtype), bits)
+
+
+@given(st.sampled_from(["float32", "float64", "bfloat16"]), st.integers(0, 2**32 - 1), st.floats(0.25, 4.0, width=32))
+def test_scaled_values_equal_the_reference(dtype, seed, factor):
+    rng = np.random.default_rng(seed)
+    if dtype == "bfloat16":
+        bits = rng.integers(0, 1 << 16, 500).astype(np.uint16)
+    else:
+        values = (rng.normal(size=500) * 10.0 ** rng.integers(-3, 4)).astype(dtype)
+        bits = values.view(f"u{values.itemsize}").copy()
+        bits[::5] = rng.choice(np.array(SPECIAL[dtype], bits.dtype), 100)
+    assert np.array_equal(scaled(bits, dtype, factor), reference.scaled_values(bits, dtype, factor))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_common_factor_of_decayed_weights_is_found(dtype):
+    values = np.random.default_rng(1).normal(size=50_000).astype(dtype)
+    bits = values.view(f"u{values.itemsize}")
+    decayed = (values * np.array(0.9975, dtype)).view(bits.dtype)
+    factor = common_factor(decayed, bits, dtype)
+    assert abs(factor - 0.9975) < 1e-6
+    assert common_factor(bits, bits, dtype) == 1.0
+    assert common_factor(np.zeros_like(bits), bits, dtype) == 1.0
+    nothing = np.full_like(bits, np.array(np.nan, dtype).view(bits.dtype))
+    assert common_factor(nothing, bits, dtype) == 1.0
+    assert common_factor(bits, nothing, dtype) == 1.0
 
 
 def test_every_float16_keeps_its_order():

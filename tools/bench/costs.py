@@ -31,7 +31,7 @@ def measure(series: catalogue.Series, scratch: Path, repeat: int) -> Iterator[tu
             with ckstore.open(root, "r") as store:
                 version = store[number]
                 contents = {content for _, content in version.document.objects if content}
-                works[number] = restore_work(store.reader, contents, version.row.original_bytes)
+                works[number] = restore_work(store.reader, contents, version.layout.files)
                 begin = time.perf_counter()
                 checkout(store[number], out, force=True)
                 times[number].append(time.perf_counter() - begin)

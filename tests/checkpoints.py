@@ -1,0 +1,84 @@
+"""Checkpoint files made on the spot, what stands in a directory by SHA-256, and stores to put them into."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+#: What safetensors calls the dtypes.
+SAFETENSORS_NAMES = {
+    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2", "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8", "uint64": "U64",
+    "uint32": "U32", "uint16": "U16", "uint8": "U8", "bool": "BOOL", "complex64": "C64",
+}  # fmt: skip
+
+
+def write_safetensors(path: Path, tensors: Mapping[str, tuple[str, tuple[int, ...], npt.NDArray[Any]]]) -> None:
+    """Write a safetensors file of (dtype, shape, array of exactly the bytes that shall stand there)."""
+    header: dict[str, Any] = {}
+    offset = 0
+    for name, (dtype, shape, array) in tensors.items():
+        header[name] = {
+            "dtype": SAFETENSORS_NAMES[dtype],
+            "shape": list(shape),
+            "data_offsets": [offset, offset + array.nbytes],
+        }
+        offset += array.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for _, _, array in tensors.values():
+            file.write(np.ascontiguousarray(array).tobytes())
+
+
+def sha256(path: Path) -> str:
+    """SHA-256 of a file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def described(path: Path) -> dict[str, Any]:
+    """All that a checkpoint file or directory is made of, by relative path: digests, links, modes, times of files."""
+    if not path.is_dir():
+        return {"": _entry(path)}
+    return {str(entry.relative_to(path)): _entry(entry) for entry in sorted(path.rglob("*"))}
+
+
+def _entry(path: Path) -> tuple[Any, ...]:
+    if path.is_symlink():
+        return "link", os.readlink(path)
+    status = path.stat()
+    if path.is_dir():
+        return "directory", status.st_mode
+    return "file", sha256(path), status.st_mode, status.st_mtime_ns
+
+
+def pack_files(store: Path) -> dict[str, bytes]:
+    """Every file below a store's `packs` and `log`: what an ingest that is refused must not change."""
+    return {
+        str(path.relative_to(store)): path.read_bytes()
+        for folder in ("packs", "log")
+        for path in sorted((store / folder).iterdir())
+    }
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """A directory in memory where there is such a file system: durability is tested elsewhere, and costs most here."""
+    memory = Path("/dev/shm")
+    parent = memory if memory.is_dir() and os.access(memory, os.W_OK) else None
+    path = Path(tempfile.mkdtemp(prefix="ckstore-test-", dir=parent))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)

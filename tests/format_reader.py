@@ -1,0 +1,464 @@
+"""A reader of stores, written from docs/format.md alone: slow, plain, and without ckstore's code.
+
+But for the streams of integer payloads: of small ones the plain reference decodes them, of large ones the kernels.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zipfile
+import zlib
+from base64 import b64decode
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+import numpy as np
+import numpy.typing as npt
+from blake3 import blake3
+from numcodecs.zstd import Zstd
+
+from ckstore.codecs.integers import decode_integers
+from ckstore.kernels import entropy_reference
+
+Array = npt.NDArray[Any]
+
+#: dtype: (bytes, mantissa bits, exponent bits); no exponent bits where the ordinal is the bits.
+DTYPES = {
+    "float64": (8, 52, 11), "float32": (4, 23, 8), "float16": (2, 10, 5), "bfloat16": (2, 7, 8),
+    "float8_e4m3fn": (1, 3, 4), "float8_e5m2": (1, 2, 5), "int64": (8, 0, 0), "int32": (4, 0, 0), "uint8": (1, 0, 0),
+    "bool": (1, 0, 0),
+}  # fmt: skip
+COMPLEX = {"complex64": 8}
+
+#: Payloads of up to so many integers are decoded in plain Python.
+PLAIN = 5000
+
+
+def blake(data: bytes, size: int) -> bytes:
+    return blake3(data).digest(length=size)
+
+
+def identifier(data: bytes) -> str:
+    return blake(data, 20).hex()
+
+
+def varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[at]
+        value |= (byte & 127) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 128:
+            return value, at
+
+
+def varints(data: bytes) -> list[int]:
+    found, at = [], 0
+    while at < len(data):
+        value, at = varint(data, at)
+        found.append(value)
+    return found
+
+
+def unzigzag(value: int) -> int:
+    return -((value + 1) // 2) if value % 2 else value // 2
+
+
+class Pack:
+    """One pack: its bytes, checked against its name, and its manifest."""
+
+    def __init__(self, path: Path) -> None:
+        self.name = path.name
+        self.data = path.read_bytes()
+        assert blake(self.data, 20).hex() == path.name.split(".")[0]
+        with zipfile.ZipFile(path) as archive:
+            root = json.loads(archive.read("zarr.json"))
+            framed = archive.read("manifest/c/0")
+            assert archive.infolist()[-1].filename == "manifest/c/0"
+        self.kind = root["attributes"]["ckstore"]["kind"]
+        assert root["attributes"] == {"ckstore": {"format": 1, "kind": self.kind}}
+        self.document, self.blobs = self._manifest(framed)
+
+    def _manifest(self, data: bytes) -> tuple[dict[str, Any], dict[str, bytes]]:
+        magic, length, digest = struct.unpack_from("<4sQ16s", data)
+        rest = data[28:]
+        assert magic == b"CKM1"
+        assert length == len(rest)
+        assert blake(rest, 16) == digest
+        version, text_bytes, frame_bytes = struct.unpack_from("<IQQ", rest)
+        assert version == 1
+        text = bytes(Zstd().decode(rest[20 : 20 + frame_bytes]))
+        assert len(text) == text_bytes
+        content = json.loads(text)
+        blobs, at = {}, 20 + frame_bytes
+        for name, size in content["blobs"]:
+            blobs[name] = rest[at : at + size]
+            at += size
+        assert at == len(rest)
+        return content["document"], blobs
+
+
+class Payload:
+    """The header of an integer payload, its checksums compared, and its integers in coded order."""
+
+    def __init__(self, data: bytes) -> None:
+        assert data[0] == 1
+        flags = data[1]
+        self.width, narrow = 1 << (flags & 3), 1 << (flags >> 2 & 3)
+        self.grouped, streamed = bool(flags & 16), bool(flags & 32)
+        check = int.from_bytes(data[2:6], "little")
+        at = 10 if streamed else 6
+        assert not streamed or check == zlib.crc32(data[:2] + data[10:])
+        first, at = data[at], at + 1
+        if first >= 128:
+            self.count = 1 << first - 128
+        else:
+            self.count, at = int.from_bytes(data[at : at + first], "little"), at + first
+        if self.grouped:
+            self.classes_check = int.from_bytes(data[at : at + 4], "little")
+            at += 4
+        sizes = []
+        for _ in range(4 if streamed else 0):
+            size, at = varint(data, at)
+            sizes.append(size)
+        cuts = [at + sum(sizes[:number]) for number in range(5)] if streamed else [at, len(data), *[len(data)] * 3]
+        directory = data[at : cuts[1]]
+        streams = [data[low:high] for low, high in zip(cuts[1:], [*cuts[2:], len(data) - 8], strict=True)]
+        if self.count <= PLAIN:
+            values, _ = entropy_reference.decode(
+                directory, streams if streamed else [b""] * 4, self.count, self.grouped
+            )
+            self.coded = np.array(values, np.int64).astype(f"i{self.width}")
+        else:
+            self.coded = np.empty(self.count, f"i{self.width}")
+            decode_integers(data, self.coded)
+        decoded = zlib.crc32(self.coded.astype(f"<i{narrow}").tobytes())
+        if streamed:
+            assert decoded == int.from_bytes(data[6:10], "little")
+        else:
+            assert check == zlib.crc32(data[:2] + data[6:], decoded)
+
+    def natural(self, classes: Array | None) -> Array:
+        """The integers in natural order."""
+        assert self.grouped == (classes is not None)
+        if classes is None:
+            return self.coded
+        assert zlib.crc32(classes.astype(np.uint8).tobytes()) == self.classes_check
+        result = np.empty_like(self.coded)
+        result[np.argsort(classes, kind="stable")] = self.coded
+        return result
+
+
+def ordinals(bits: Array, dtype: str) -> Array:
+    """Ordinals modulo 2 to the width, as unsigned integers."""
+    if not DTYPES[dtype][2]:
+        return bits
+    sign = bits.dtype.type(1 << 8 * bits.itemsize - 1)
+    return np.where(bits & sign, ~(bits ^ sign), bits)
+
+
+def bits_of(ordinal: Array, dtype: str) -> Array:
+    if not DTYPES[dtype][2]:
+        return ordinal
+    sign = ordinal.dtype.type(1 << 8 * ordinal.itemsize - 1)
+    return np.where(ordinal & sign, ~ordinal ^ sign, ordinal)
+
+
+def exponent_field(bits: Array, dtype: str) -> Array:
+    _, mantissa, exponent = DTYPES[dtype]
+    return (bits >> bits.dtype.type(mantissa)).astype(np.int64) & ((1 << exponent) - 1)
+
+
+def ordinal_classes(bits: Array, dtype: str) -> Array:
+    size, mantissa, exponent = DTYPES[dtype]
+    shift, ceiling, limit = (1, 64, 63) if size == 1 else (mantissa, (1 << exponent) - 1, 10)
+    magnitude = (bits.astype(np.uint64) & np.uint64((1 << 8 * size - 1) - 1)) >> np.uint64(shift)
+    levels = magnitude.astype(np.int64)
+    top = levels[levels < ceiling].max(initial=0)
+    return np.clip(top - levels, 0, limit)
+
+
+def times(bits: Array, dtype: str, factor: float) -> Array:
+    """Values times a factor."""
+    if factor == 1.0:
+        return bits
+    if dtype == "bfloat16":
+        singles = (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    else:
+        singles = bits.view(dtype)
+    with np.errstate(all="ignore"):
+        product = singles.astype(np.float64) * factor
+        tiny = 2.0**-1022 if dtype == "float64" else 2.0**-126
+        fits = np.abs(product) >= tiny
+        fits &= {
+            "float32": np.abs(product) < 3.4028234e38,
+            "float64": np.isfinite(product),
+            "bfloat16": np.abs(product) < 3.3e38,
+        }[dtype]
+        field = exponent_field(bits, dtype)
+        fits &= (field != 0) & (field != (1 << DTYPES[dtype][2]) - 1)
+        if dtype == "bfloat16":
+            words = product.astype(np.float32).view(np.uint32).astype(np.uint64)
+            rounded = (words + 0x8000 + (words >> 16 & 1)) >> 16
+            result = rounded.astype(np.uint16)
+        else:
+            result = product.astype(dtype).view(bits.dtype)
+    return np.where(fits, result, bits)
+
+
+class Reader:
+    """A store without its catalog.
+
+    Attributes
+    ----------
+    versions
+        (Pack, version document) by number.
+    lattices, contents
+        (Pack, record) by id.
+    """
+
+    def __init__(self, store: Path) -> None:
+        packs = [Pack(path) for path in (store / "packs").iterdir() if not path.name.startswith(".tmp-")]
+        packs.sort(key=lambda pack: (pack.document["created"], pack.document["number"], pack.name))
+        self.packs = {pack.name: pack for pack in packs}
+        self.versions: dict[int, tuple[Pack, dict[str, Any]]] = {}
+        self.lattices: dict[str, tuple[Pack, dict[str, Any]]] = {}
+        self.contents: dict[str, tuple[Pack, dict[str, Any]]] = {}
+        self.log = [self._log_record(path) for path in sorted((store / "log").iterdir())]
+        for pack in packs:
+            table = self.lattices if pack.kind == "coarse" else self.contents
+            for record in pack.document["records"]:
+                if pack.document.get("rebase") or record["id"] not in table:
+                    table[record["id"]] = pack, record
+            if "version" in pack.document:
+                self.versions[pack.document["number"]] = pack, pack.document["version"]
+
+    @staticmethod
+    def _log_record(path: Path) -> dict[str, Any]:
+        record: dict[str, Any] = json.loads(path.read_bytes())
+        digest = record.pop("digest")
+        assert identifier(json.dumps(record, sort_keys=True, separators=(",", ":")).encode()) == digest
+        assert path.name == f"{record['sequence']:012d}-{digest[:16]}.json"
+        return record
+
+    def blob(self, pack: Pack, reference: dict[str, Any]) -> bytes:
+        """What a blob expands to."""
+        held = self.packs[reference["pack"]] if "pack" in reference else pack
+        data = held.blobs[reference["name"]]
+        method = data[8]
+        size, at = varint(data, 9)
+        against = b""
+        code_size = size
+        if method & 2:
+            code_size, at = varint(data, at)
+            against = self.blob(held, reference["against"])
+        packed = data[at:]
+        code = bytes(Zstd().decode(packed)) if method & 1 else zlib.decompress(packed, -15)
+        assert len(code) == code_size
+        result = self._copied(code, against) if method & 2 else code
+        assert len(result) == size
+        assert blake(data[8:] + result, 8) == data[:8]
+        return result
+
+    @staticmethod
+    def _copied(code: bytes, reference: bytes) -> bytes:
+        at = 0
+        sizes = []
+        for _ in range(3):
+            size, at = varint(code, at)
+            sizes.append(size)
+        columns = []
+        for size in sizes:
+            columns.append(varints(code[at : at + size]))
+            at += size
+        result = bytearray()
+        place = 0
+        for skip, jump, length in zip(*columns, strict=True):
+            result += code[at : at + skip]
+            at += skip
+            place += skip + unzigzag(jump)
+            result += reference[place : place + length]
+            place += length
+        return bytes(result + code[at:])
+
+    def _payload(self, pack: Pack, record: dict[str, Any], chunk: int) -> Payload | None:
+        start, length = record["at"]
+        shard = pack.data[start : start + length]
+        chunks = -(-record["count"] // record["chunk"])
+        table = shard[-16 * chunks - 4 : -4]
+        assert google_crc32c.value(table) == int.from_bytes(shard[-4:], "little")
+        offset, size = struct.unpack_from("<QQ", table, 16 * chunk)
+        return None if offset == 2**64 - 1 else Payload(shard[offset : offset + size])
+
+    @staticmethod
+    def _length(record: dict[str, Any], chunk: int) -> int:
+        return min(record["chunk"], record["count"] - chunk * record["chunk"])
+
+    def exponents(self, record: dict[str, Any], chunk: int) -> Array:
+        """The exponent of the step of each element of a chunk."""
+        places = chunk * record["chunk"] + np.arange(self._length(record, chunk))
+        result = np.full(places.size, record["step"], np.int64)
+        for name, index in (("rows", places // record["width"]), ("cols", places % record["width"])):
+            if name in record:
+                result += np.frombuffer(b64decode(record[name]), "<i2")[index]
+        return result
+
+    def integers(self, lattice: str, chunk: int) -> Array:
+        """Integers of a chunk of an object on a linear lattice."""
+        pack, record = self.lattices[lattice]
+        payload = self._payload(pack, record, chunk)
+        stored = 0 if payload is None else payload.natural(None).astype(np.int64)
+        if record["base"] is None:
+            return stored + np.zeros(self._length(record, chunk), np.int64)
+        below = self.integers(record["base"], chunk)
+        shift = self.exponents(record, chunk) - self.exponents(self.lattices[record["base"]][1], chunk)
+        right, left = np.minimum(np.maximum(shift, 1), 40), np.minimum(np.maximum(-shift, 0), 30)
+        projected = np.where(
+            shift > 0,
+            (below + (1 << right - 1)) >> right,
+            np.where(shift < 0, np.clip(below << left, -(1 << 24), 1 << 24), below),
+        )
+        return projected + stored
+
+    def ordinal_bits(self, lattice: str, chunk: int) -> Array:
+        """Values of a chunk of an object on an ordinal lattice, as bits."""
+        pack, record = self.lattices[lattice]
+        size = DTYPES[record["dtype"]][0]
+        predicted = np.zeros(self._length(record, chunk), f"u{size}")
+        if record["base"] is not None:
+            predicted = self.ordinal_bits(record["base"], chunk)
+            predicted = times(predicted, record["dtype"], record.get("factor", 1.0))
+        payload = self._payload(pack, record, chunk)
+        if payload is None:
+            return predicted
+        classes = ordinal_classes(predicted, record["dtype"]) if record.get("context") else None
+        residuals = payload.natural(classes).view(f"u{size}")
+        return bits_of(ordinals(predicted, record["dtype"]) + residuals, record["dtype"])
+
+    def exact_bits(self, content: str, chunk: int) -> Array:
+        """Values of a chunk of an object on a linear lattice, as bits."""
+        pack, record = self.contents[content]
+        lattice = self.lattices[record["lattice"]][1]
+        dtype = lattice["dtype"]
+        integers = self.integers(record["lattice"], chunk)
+        exponents = self.exponents(lattice, chunk)
+        if record["mode"] == "own":
+            axes = [np.frombuffer(b64decode(lattice[name]), "<i2") for name in ("rows", "cols") if name in lattice]
+            lowest = lattice["step"] + sum(int(axis.min()) for axis in axes)
+            predicted, classes = self._own(integers, exponents, lowest, dtype)
+        else:
+            parent = self.bits(record["parent"], chunk)
+            parent = times(parent, dtype, record.get("factor", 1.0))
+            predicted, classes = self._chained(parent, integers, exponents, dtype)
+        start = record["at"] + sum(record["lengths"][:chunk])
+        frame = pack.data[start : start + record["lengths"][chunk]]
+        residuals = Payload(frame[4:]).natural(classes).view(predicted.dtype)
+        bits = bits_of(ordinals(predicted, dtype) + residuals, dtype)
+        assert zlib.crc32(bits.tobytes()) == int.from_bytes(frame[:4], "little")
+        return bits
+
+    @staticmethod
+    def _own(integers: Array, exponents: Array, lowest: int, dtype: str) -> tuple[Array, Array]:
+        values = np.ldexp(integers.astype(np.float64), exponents).astype(dtype)
+        magnitude = np.abs(integers)
+        lengths = np.frexp(magnitude.astype(np.float64))[1]
+        above = 11 + np.frexp(np.minimum(magnitude >> 11, 2047).astype(np.float64))[1]
+        classes = np.where(magnitude < 2048, lengths, above)
+        classes = np.where(integers == 0, 32 + np.minimum(exponents - lowest, 31), classes)
+        return np.where(integers == 0, np.zeros((), dtype), values).view(f"u{values.itemsize}"), classes
+
+    @staticmethod
+    def _chained(parent: Array, integers: Array, exponents: Array, dtype: str) -> tuple[Array, Array]:
+        _, _, width = DTYPES[dtype]
+        field = exponent_field(parent, dtype)
+        value = np.where(field == 0, 0.0, parent.view(dtype).astype(np.float64))
+        low, high = np.ldexp(integers - 0.5, exponents), np.ldexp(integers + 0.5, exponents)
+        finite = field != (1 << width) - 1
+        with np.errstate(invalid="ignore"):
+            side = np.where(finite & (value < low), 1, np.where(finite & (value > high), 2, 0))
+        rim = np.where(side == 1, low, high)
+        rim = np.where(np.abs(rim) < float(np.finfo(dtype).tiny), 0.0, rim).astype(dtype)
+        predicted = np.where(side == 0, parent, rim.view(parent.dtype))
+        level = exponent_field(predicted, dtype) - ((1 << width - 1) - 1) - exponents + 8
+        return predicted, 21 * side + np.clip(level, 0, 20)
+
+    def bits(self, content: str, chunk: int) -> Array:
+        """Values of a chunk of an object, as bits."""
+        return self.exact_bits(content, chunk) if content in self.contents else self.ordinal_bits(content, chunk)
+
+    def files(self, number: int) -> Iterator[tuple[str, bytes]]:
+        """The files of a version as (path, bytes)."""
+        pack, version = self.versions[number]
+        layout = json.loads(self.blob(pack, version["layout"]))
+        extents: dict[tuple[int, int], bytearray] = {}
+        for (key, _, dtype, shape, _, members), (lattice, content) in zip(
+            layout["units"], version["objects"], strict=True
+        ):
+            chunk = chunk_length(shape)
+            count = int(np.prod(shape))
+            whole = b"".join(self.bits(content, index).tobytes() for index in range(-(-count // chunk)))
+            self._check_ids(lattice, content, dtype, chunk, count, whole, layout, members)
+            at = 0
+            for file, extent, first, length in members:
+                item = item_bytes(layout["files"][file]["extents"][extent][1])
+                _, _, extent_shape, _ = layout["files"][file]["extents"][extent]
+                target = extents.setdefault((file, extent), bytearray(int(np.prod(extent_shape)) * item))
+                target[first * item : (first + length) * item] = whole[at : at + length * item]
+                at += length * item
+            assert at == len(whole), key
+        crcs = list(np.frombuffer(self.blob(pack, version["crcs"]), "<u4"))
+        for index, ((path, size, _, _, _, reference), cut) in enumerate(
+            zip(version["files"], layout["files"], strict=True)
+        ):
+            skeleton = self.blob(pack, reference)
+            data = bytearray()
+            taken = 0
+            for number_of, (start, *_) in enumerate(cut["extents"]):
+                gap = start - len(data)
+                data += skeleton[taken : taken + gap]
+                taken += gap
+                data += extents.get((index, number_of), b"")
+            data += skeleton[taken:]
+            for _, _, _, positions in cut["checked"]:
+                crc = crcs.pop(0)
+                for position in positions:
+                    assert data[position : position + 4] == bytes(4)
+                    data[position : position + 4] = int(crc).to_bytes(4, "little")
+            assert len(data) == size
+            yield path, bytes(data)
+
+    def _check_ids(
+        self, lattice: str, content: str, dtype: str, chunk: int, count: int, whole: bytes, layout: Any, members: Any
+    ) -> None:
+        text = f"{dtype}|{chunk}|".encode()
+        at = 0
+        for file, extent, _, length in members:
+            size = length * item_bytes(layout["files"][file]["extents"][extent][1])
+            text += blake(whole[at : at + size], 32)
+            at += size
+        assert identifier(text) == content
+        if content not in self.contents:
+            assert lattice == content
+            return
+        record = self.lattices[lattice][1]
+        text = f"linear|{dtype}|{record['step']}|{record['width']}|{count}|{chunk}|".encode()
+        text += b64decode(record.get("rows", "")) + b"|" + b64decode(record.get("cols", ""))
+        for index in range(-(-count // chunk)):
+            text += blake(self.integers(lattice, index).astype("<i4").tobytes(), 20)
+        assert identifier(text) == lattice
+
+
+def item_bytes(dtype: str) -> int:
+    return COMPLEX[dtype] if dtype in COMPLEX else DTYPES[dtype][0]
+
+
+def chunk_length(shape: list[int]) -> int:
+    inner = 1
+    for size in reversed(shape):
+        if inner * size > 2**18:
+            break
+        inner *= size
+    return 1 if inner == 0 else inner * max(1, 2**18 // inner)

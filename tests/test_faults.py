@@ -1,0 +1,357 @@
+"""A process that is killed, a disk that is full and a file that changes while it is read leave the store as it was."""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import ckstore
+from ckstore import scan
+from ckstore.errors import CkstoreError, ConflictError, InputError
+from ckstore.recover import recover
+from ckstore.storage import durable
+from ckstore.storage.pack import PackWriter
+from ckstore.storage.root import sweep_temporaries
+from tests.checkpoints import pack_files, scratch, sha256
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+KILLED = -signal.SIGKILL
+
+INGEST = """
+import os, signal, sys
+store, path, step = sys.argv[1:4]
+import ckstore
+from ckstore.storage import durable
+def stop(name):
+    if name == step:
+        os.kill(os.getpid(), signal.SIGKILL)
+seen = 0
+def begin(name):
+    # The reservation and the lease are transactions of their own; the version's comes after its packs.
+    global seen
+    if name.startswith("pack-"):
+        durable.checkpoint = stop
+    stop(name) if not name.endswith("-commit") else None
+durable.checkpoint = begin
+with ckstore.open(store) as opened:
+    opened.ingest(path, run="a")
+"""
+
+TRANSACTIONS = """
+import os, signal, sys
+store, path, wanted = sys.argv[1], sys.argv[2], int(sys.argv[3])
+import ckstore
+from ckstore.storage import durable
+seen = 0
+def stop(name):
+    global seen
+    seen += 1
+    if seen == wanted:
+        os.kill(os.getpid(), signal.SIGKILL)
+durable.checkpoint = stop
+with ckstore.open(store) as opened:
+    opened.ingest(path, run="a")
+print("done")
+"""
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    with scratch() as path:
+        yield path
+
+
+@pytest.fixture
+def paths(directory: Path) -> list[Path]:
+    """Four checkpoints of one run, each with tensors on linear and on ordinal lattices."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(300, 300, generator=generator)
+    found = []
+    for step in range(4):
+        found.append(directory / f"step{step}.pt")
+        torch.save({"w": weight, "b": weight[0].clone(), "step": step}, found[-1])
+        weight = weight + 1e-3 * torch.randn(300, 300, generator=generator)
+    return found
+
+
+@pytest.fixture
+def store(directory: Path, paths: list[Path]) -> Iterator[ckstore.Store]:
+    """A store that holds the first checkpoint."""
+    with ckstore.init(directory / "store") as opened:
+        opened.ingest(paths[0], run="a")
+        yield opened
+
+
+def check(store: ckstore.Store, paths: list[Path]) -> None:
+    """The store holds these checkpoints, and all of them come back."""
+    assert store.verify().problems == []
+    assert [row.step for row in store.versions("a")] == list(range(len(paths)))
+    out = store.path.parent / "out"
+    for path, row in zip(paths, store.versions("a"), strict=True):
+        store[row.number].checkout(out, force=True)
+        assert sha256(out) == sha256(path)
+
+
+def killed(script: str, store: ckstore.Store, path: Path, step: str) -> int:
+    command = [sys.executable, "-c", script, str(store.path), str(path), step]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert done.returncode in (KILLED, 0), done.stderr
+    return done.returncode
+
+
+@pytest.mark.parametrize(
+    ("step", "committed"),
+    [
+        ("pack-written", False),
+        ("pack-synced", False),
+        ("pack-renamed", False),
+        ("before-commit", False),
+        ("after-commit", True),
+    ],
+)
+def test_an_ingest_that_is_killed(store: ckstore.Store, paths: list[Path], step: str, committed: bool) -> None:
+    assert killed(INGEST, store, paths[1], step) == KILLED
+    check(store, paths[: 1 + committed])
+    assert store.ingest(paths[1], run="a").is_new != committed
+    store.ingest(paths[2], run="a")
+    check(store, paths[:3])
+    # Everything that lies there is in order, whoever was killed.
+    sweep_temporaries(store.path, grace=-1)
+    assert recover(store.path).problems == []
+    with ckstore.open(store.path) as again:
+        check(again, paths[:3])
+
+
+def test_an_ingest_that_is_killed_at_any_checkpoint(store: ckstore.Store, paths: list[Path]) -> None:
+    """Also at those of the reservation, the lease and the clean-up, whichever there are."""
+    done, wanted = KILLED, 0
+    while done == KILLED:
+        wanted += 1
+        assert wanted < 40
+        done = killed(TRANSACTIONS, store, paths[1], str(wanted))
+        committed = len(store.versions("a")) == 2
+        check(store, paths[: 1 + committed])
+        if committed:
+            break
+    assert wanted >= 7
+    assert store.ingest(paths[2], run="a").is_new
+    check(store, paths[:3])
+
+
+def test_an_ingest_that_is_killed_at_random_times(store: ckstore.Store, paths: list[Path]) -> None:
+    """From a process that ingests in a loop, so that the time of the imports does not count."""
+    script = (
+        "import sys, ckstore\n"
+        "with ckstore.open(sys.argv[1]) as store:\n"
+        "    store.ingest(sys.argv[2], run='warm')\n"
+        "    print('go', flush=True)\n"
+        "    for number in range(10_000): store.ingest(sys.argv[2 + number % 2], run=f'r{number}')\n"
+    )
+    draw = random.Random(0)
+    for _ in range(4):
+        command = [sys.executable, "-c", script, str(store.path), str(paths[1]), str(paths[2])]
+        with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"go\n"
+            time.sleep(draw.random() * 0.3)
+            process.kill()
+        assert store.verify().problems == []
+        for row in store.versions():
+            assert store[row.number].document.files[0].sha256 in {sha256(path) for path in paths}
+    assert store.ingest(paths[3], run="a").is_new
+    assert store.catalog.leases() == [], "leases of processes that are gone do not count"
+    assert recover(store.path).problems == []
+
+
+def unchanged(store: ckstore.Store) -> Callable[[], bool]:
+    """Asks later whether versions and files are still those of now."""
+    rows, files = store.versions(), pack_files(store.path)
+    return lambda: store.versions() == rows and pack_files(store.path) == files
+
+
+def test_a_file_size_limit(store: ckstore.Store, paths: list[Path]) -> None:
+    """What a quota does: a write fails in the middle of a pack."""
+    same = unchanged(store)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for limit in (150_000, 5_000, 100):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limits[1]))
+        try:
+            with pytest.raises(CkstoreError) as raised:
+                store.ingest(paths[1], run="a")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert "\n" not in str(raised.value)
+        assert same()
+    store.ingest(paths[1], run="a")
+    check(store, paths[:2])
+
+
+@pytest.mark.parametrize("part", range(6))
+def test_a_full_disk(store: ckstore.Store, paths: list[Path], part: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No space at the n-th write of a pack, wherever that is."""
+    same = unchanged(store)
+    calls = 0
+    places = [PackWriter._add_metadata, PackWriter._add_chunk]
+
+    def failing(original: Any) -> Any:
+        def call(self: PackWriter, *arguments: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == 1 + 2 * part:
+                raise durable.full_error(store.path, 1)
+            return original(self, *arguments)
+
+        return call
+
+    for place in places:
+        monkeypatch.setattr(PackWriter, place.__name__, failing(place))
+    with pytest.raises(CkstoreError, match="No space"):
+        store.ingest(paths[1], run="a")
+    monkeypatch.undo()
+    assert same()
+    assert store.catalog.reservations() == []
+    store.ingest(paths[1], run="a")
+    check(store, paths[:2])
+
+
+def test_an_fsync_that_fails(store: ckstore.Store, paths: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    same = unchanged(store)
+
+    def fail(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(CkstoreError, match="No space"):
+        store.ingest(paths[1], run="a")
+    monkeypatch.undo()
+    assert same()
+    check(store, paths[:1])
+
+
+def test_a_commit_that_is_refused_leaves_no_packs(
+    store: ckstore.Store, paths: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process took the same step in the meantime: `recover` must not bring the loser back in its place."""
+    catalog = store.catalog
+    monkeypatch.setattr(catalog, "at_step", lambda run, step: None)
+    same = unchanged(store)
+
+    def commit(*arguments: Any, **options: Any) -> None:
+        raise ConflictError("a@1 is version 9 already; use --replace to replace it.")
+
+    monkeypatch.setattr(catalog, "commit_version", commit)
+    with pytest.raises(ConflictError):
+        store.ingest(paths[1], run="a")
+    monkeypatch.undo()
+    assert same()
+    assert recover(store.path).versions == 1
+
+
+def overwrite(path: Path) -> None:
+    """Other values at the same size, with the time of the last change put back."""
+    status = path.stat()
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0x40
+    with path.open("r+b") as file:
+        file.write(data)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def cut_off(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def append(path: Path) -> None:
+    with path.open("ab") as file:
+        file.write(b"more")
+
+
+def replace(path: Path) -> None:
+    other = path.with_suffix(".other")
+    other.write_bytes(path.read_bytes())
+    other.rename(path)
+
+
+CHANGES = [overwrite, cut_off, append, replace, Path.unlink]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+@pytest.mark.parametrize("moment", ["parsed", "hashed"])
+@pytest.mark.parametrize("tree", [False, True], ids=["file", "directory"])
+def test_a_file_that_changes_while_it_is_read(
+    store: ckstore.Store,
+    paths: list[Path],
+    change: Callable[[Path], None],
+    moment: str,
+    tree: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if change is overwrite and moment == "parsed":
+        pytest.skip("what is hashed is what counts: values that were never read are not missed")
+    path = source = paths[1]
+    if tree:
+        source = path.parent / "tree"
+        source.mkdir()
+        path = path.rename(source / "model.pt")
+    same = unchanged(store)
+    original = scan.hash_version
+
+    def hashed(version: Any, **options: Any) -> None:
+        if moment == "parsed":
+            change(path)
+        original(version, **options)
+        if moment == "hashed":
+            change(path)
+
+    monkeypatch.setattr(scan, "hash_version", hashed)
+    with pytest.raises(InputError) as raised:
+        store.ingest(source, run="a")
+    assert path.name in str(raised.value)
+    monkeypatch.undo()
+    assert same()
+    assert store.catalog.reservations() == []
+    check(store, paths[:1])
+
+
+def test_a_file_that_is_written_all_the_time(store: ckstore.Store, directory: Path) -> None:
+    """Whatever is stored was in the file at one time as a whole; mostly the ingest is refused."""
+    path = directory / "live.safetensors"
+    script = (
+        "import sys, numpy as np\n"
+        "from safetensors.numpy import save_file\n"
+        "from pathlib import Path\n"
+        "n = 0\n"
+        "while True:\n"
+        "    data = open(sys.argv[1] + '.tmp', 'wb') if False else None\n"
+        "    save_file({'w': np.full(1_000_000, n, np.float32)}, sys.argv[1])\n"
+        "    n += 1\n"
+        "    if n == 1: print('go', flush=True)\n"
+    )
+    command = [sys.executable, "-c", script, str(path)]
+    refused = 0
+    with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        for step in range(6):
+            try:
+                number = store.ingest(path, run="live", step=step).version.number
+            except InputError:
+                refused += 1
+            else:
+                values = store[number]["w"].numpy()
+                assert np.unique(values).size == 1
+        process.kill()
+    assert store.verify().problems == []
+    assert refused + len([row for row in store.versions() if row.run == "live"]) == 6

@@ -1,0 +1,117 @@
+"""docs/format.md is enough to read a store: a reader written from it gives back what went in."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ckstore
+from tests.format_reader import Reader, identifier
+
+
+def checkpoint(step: int) -> dict[str, Any]:
+    """A run whose tensors take every layer: moving, standing still, scaled, widening; floats, complex, integers."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int, scale: float = 1.0) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator) * scale
+
+    moving, still, wide = draw(1100, 256), draw(300, 256), draw(280, 256)
+    half, single, parts = draw(300, 256).bfloat16(), draw(200), torch.complex(draw(40), draw(40))
+    decayed, shrunk = draw(70_000, scale=1e-3), draw(70_000).bfloat16()
+    for number in range(1, step + 1):
+        generator.manual_seed(number)
+        moving = moving + draw(*moving.shape, scale=2e-2)
+        still = torch.where(draw(*still.shape) > 2.2, still + 1e-4, still)
+        wide = wide + draw(*wide.shape, scale=4.0**number * 1e-3)
+        half = (half.float() + draw(*half.shape, scale=1e-3)).bfloat16()
+        decayed, shrunk = decayed * 0.9, (shrunk.float() * 0.9).bfloat16()
+        single = single + draw(200, scale=1e-3)
+    single[:4] = torch.tensor([float("nan"), float("inf"), -0.0, 1e-40])
+    moving[0, :4] = single[:4]
+    model = {"moving": moving, "still": still, "wide": wide, "half": half, "single": single, "parts": parts}
+    state = {0: {"exp_avg": decayed, "shrunk": shrunk, "step": torch.tensor(step)}}
+    return {"model": model, "optimizer": {"state": state}, "mask": torch.arange(100) % 3 == 0, "step": step}
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store of five versions, one of them stored in full again, with a tag; the files beside it."""
+    place = tmp_path_factory.mktemp("format")
+    with ckstore.init(place / "store") as store:
+        for step in range(5):
+            torch.save(checkpoint(step), place / f"step{step}.pt")
+            store.ingest(place / f"step{step}.pt", run="r", metrics={"größe": 0.5})
+        store.tag("r@2", "mittlere")
+        store.rebase(["r@3"])
+    return place
+
+
+def test_a_reader_written_from_the_format_restores_every_file(written: Path):
+    reader = Reader(written / "store")
+    assert sorted(reader.versions) == [1, 2, 3, 4, 5]
+    for number, (_, version) in reader.versions.items():
+        [(path, data)] = reader.files(number)
+        assert data == (written / path).read_bytes()
+        assert hashlib.sha256(data).hexdigest() == version["files"][0][2]
+
+
+def test_the_store_takes_every_layer_that_the_format_describes(written: Path):
+    reader = Reader(written / "store")
+    records = [record for pack in reader.packs.values() for record in pack.document["records"]]
+    lattices = [record for record in records if record["layer"] == "coarse"]
+    contents = [record for record in records if record["layer"] == "exact"]
+    assert {(record["kind"], record["base"] is None) for record in lattices} == {
+        ("linear", True), ("linear", False), ("ordinal", True), ("ordinal", False),
+    }  # fmt: skip
+    assert {record["mode"] for record in contents} == {"own", "chained"}
+    assert any(record.get("context") for record in lattices)
+    assert {record["dtype"] for record in lattices if "factor" in record} >= {"float32", "bfloat16"}
+    assert any(pack.document.get("rebase") for pack in reader.packs.values())
+    steps = {record["id"]: record["step"] for record in lattices if record["kind"] == "linear"}
+    assert any(record["base"] in steps and steps[record["base"]] != record.get("step") for record in lattices)
+    blobs = [version["files"][0][5] for _, version in reader.versions.values()]
+    assert any("against" in reference for reference in blobs)
+
+
+def test_ids_and_places_in_the_catalog_are_those_of_the_format(written: Path):
+    reader = Reader(written / "store")
+    with contextlib.closing(sqlite3.connect(written / "store" / "catalog.sqlite")) as catalog:
+        assert catalog.execute("PRAGMA application_id").fetchone() == (0x434B5354,)
+        assert catalog.execute("PRAGMA user_version").fetchone() == (1,)
+        names = dict(catalog.execute("SELECT id, name FROM packs"))
+        for table, records in (("lattices", reader.lattices), ("contents", reader.contents)):
+            placed = {key: (names[pack], slot) for key, pack, slot in catalog.execute(f"SELECT * FROM {table}")}
+            assert placed == {
+                int(key[:16], 16) >> 1: (pack.name, pack.document["records"].index(record))
+                for key, (pack, record) in records.items()
+            }
+        rows = catalog.execute("SELECT number, uid, pack, manifest_offset FROM versions").fetchall()
+    for number, uid, pack, offset in rows:
+        held, version = reader.versions[number]
+        said = [
+            number, version["run"], version["step"], version["created"],
+            [[path, sha256] for path, _, sha256, *_ in version["files"]], version["objects"],
+        ]  # fmt: skip
+        assert identifier(json.dumps(said, separators=(",", ":")).encode()) == uid
+        assert names[pack] == held.name
+        assert held.data[offset : offset + 4] == b"CKM1"
+
+
+def test_the_log_is_as_the_format_says(written: Path):
+    tagged, rebased = Reader(written / "store").log
+    assert (rebased["change"], rebased["versions"]) == ("rebase", [4])
+    assert {key: value for key, value in tagged.items() if key != "created"} == {
+        "format": 1,
+        "sequence": 1,
+        "change": "tag",
+        "tag": "mittlere",
+        "version": 3,
+    }

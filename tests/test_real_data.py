@@ -1,0 +1,83 @@
+"""Every real checkpoint goes in and comes out with the same SHA-256: at once, after a rebase, after a recovery."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import ckstore
+from ckstore.recover import recover
+from tests.checkpoints import described, scratch
+
+SERIES = ["willmore_pinn", "vdsr", "espcn", "lightning_a", "trades_sgd", "opt_lora"]
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    with scratch() as path:
+        yield path
+
+
+def ordered(folder: Path) -> list[Path]:
+    """The checkpoints of a series as training wrote them, by the numbers in their names."""
+    return sorted(folder.iterdir(), key=lambda path: [int(number) for number in re.findall(r"\d+", path.name)] or [1 << 62])
+
+
+def check(store: ckstore.Store, sources: dict[int, Path], out: Path) -> None:
+    for number, source in sources.items():
+        store[number].checkout(out, force=True)
+        # A directory keeps its files' names and times; a lone file takes the name that it is given.
+        assert described(out) == described(source), source.name
+        if out.is_dir():
+            for path in sorted(out.rglob("*"), reverse=True):
+                path.rmdir() if path.is_dir() else path.unlink()
+            out.rmdir()
+        else:
+            out.unlink()
+
+
+@pytest.mark.parametrize("series", SERIES)
+def test_a_series(shared_data: Path, directory: Path, series: str) -> None:
+    paths = ordered(shared_data / series)
+    assert len(paths) >= 3
+    store = ckstore.init(directory / "store")
+    sources = {}
+    for path in paths:
+        # Weights and optimiser of one epoch lie in two files: two runs of which each has that step.
+        run = path.name.split("-epoch")[0].split("-checkpoint")[0] if series == "trades_sgd" else series
+        sources[store.ingest(path, run=run).version.number] = path
+    assert len(sources) == len(paths)
+    assert store.verify().problems == []
+    check(store, sources, directory / "out")
+    store.rebase(budget=1.0)
+    last = max(sources)
+    store.rebase([last])
+    assert store[last].row.depth == 0
+    check(store, sources, directory / "out")
+    store.close()
+    (store.path / "catalog.sqlite").unlink()
+    report = recover(store.path)
+    assert (report.versions, report.problems) == (len(paths), [])
+    with ckstore.open(store.path, "r") as again:
+        assert again.verify().problems == []
+        check(again, sources, directory / "out")
+
+
+@pytest.mark.parametrize("kind", ["gpt_run", "cnn_run", "bf16_run", "frozen_run", "ema_run"])
+def test_a_trained_run(kind: str, directory: Path, request: pytest.FixtureRequest) -> None:
+    paths: list[Path] = request.getfixturevalue(kind)
+    store = ckstore.init(directory / "store")
+    sources = {store.ingest(path, verify=True).version.number: path for path in paths}
+    assert max(store[number].row.depth for number in sources) > 0
+    check(store, sources, directory / "out")
+    store.rebase([max(sources)])
+    check(store, sources, directory / "out")
+    store.close()
+    (store.path / "catalog.sqlite").unlink()
+    assert recover(store.path).problems == []
+    with ckstore.open(store.path, "r") as again:
+        check(again, sources, directory / "out")
+        assert again.verify().problems == []

@@ -1,0 +1,398 @@
+"""Whatever goes in comes out byte for byte: at every depth, after a rebase, after a recovery, in another process."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+import ckstore
+from ckstore.recover import recover
+from tests.checkpoints import described, scratch, sha256
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+READ_ALL = """
+import hashlib, json, sys
+from pathlib import Path
+flush = sys.argv[3] == "flush"
+if flush:
+    import torch
+    assert torch.set_flush_denormal(True)
+import ckstore
+target = Path(sys.argv[2])
+found = {}
+with ckstore.open(sys.argv[1], "r") as store:
+    for row in store.versions():
+        out = target / str(row.number)
+        store[row.number].checkout(out)
+        found[row.number] = hashlib.sha256(out.read_bytes()).hexdigest()
+        if flush:
+            tiny = torch.tensor([1e-40]) * 1.0
+            assert tiny.item() == 0.0, "this process does not flush"
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    with scratch() as path:
+        yield path
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(64, 1100), nn.LayerNorm(1100), nn.GELU(), nn.Linear(1100, 64))
+
+
+def train(module: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
+    for _ in range(steps):
+        optimizer.zero_grad()
+        inputs = torch.randn(32, 64)
+        (module(inputs) - inputs.roll(1, 1)).square().mean().backward()
+        optimizer.step()
+
+
+def adamw_run(directory: Path, count: int) -> list[Path]:
+    """Checkpoints of a real training: weights above and below 2^16 elements, moments, step counters, RNG state."""
+    module = model()
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3)
+    paths = []
+    for step in range(count):
+        train(module, optimizer, 2)
+        path = directory / f"step{step}.pt"
+        torch.save(
+            {
+                "model": module.state_dict(),
+                "optimizer": optimizer.state_dict(),
+                "rng": torch.get_rng_state(),
+                "step": step,
+            },
+            path,
+        )
+        paths.append(path)
+    return paths
+
+
+def with_subnormals(directory: Path, count: int) -> list[Path]:
+    """Tensors on linear and on ordinal lattices of which a third is subnormal."""
+    generator = np.random.default_rng(1)
+    weight = generator.normal(0, 1e-37, (300, 300)).astype(np.float32)
+    paths = []
+    for step in range(count):
+        weight = weight + generator.normal(0, 1e-39, weight.shape).astype(np.float32)
+        assert 0 < np.count_nonzero((weight != 0) & (np.abs(weight) < np.finfo(np.float32).tiny))
+        path = directory / f"step{step}.pt"
+        small = torch.from_numpy(weight[0].copy())
+        torch.save({"w": torch.from_numpy(weight.copy()), "exp_avg": small, "step": step}, path)
+        paths.append(path)
+    return paths
+
+
+def ingest_all(store: ckstore.Store, paths: list[Path], **options: Any) -> dict[int, str]:
+    """SHA-256 by version number."""
+    return {store.ingest(path, **options).version.number: sha256(path) for path in paths}
+
+
+def check_all(store: ckstore.Store, expected: dict[int, str], directory: Path) -> None:
+    for number, digest in expected.items():
+        out = directory / f"out{number}"
+        store[number].checkout(out, force=True)
+        assert sha256(out) == digest, f"version {number} at depth {store[number].row.depth}"
+        out.unlink()
+
+
+def test_every_depth_after_a_rebase_and_after_a_recovery(directory: Path) -> None:
+    paths = adamw_run(directory, 12)
+    store = ckstore.init(directory / "store")
+    expected = ingest_all(store, paths, run="a")
+    rows = store.versions("a")
+    assert [row.step for row in rows] == list(range(12))
+    assert max(row.depth for row in rows) >= 3, "the run must have chains for this test to mean anything"
+    assert store.verify().problems == []
+    check_all(store, expected, directory)
+    report = store.rebase(run="a", budget=1.0)
+    assert report.objects > 0
+    assert store["a@11"].row.depth <= rows[11].depth
+    check_all(store, expected, directory)
+    store.rebase([6])
+    assert store[6].row.depth == 0
+    assert store[6].row.base
+    check_all(store, expected, directory)
+    assert store.verify().problems == []
+    store.close()
+    before = [(row.number, row.step, row.uid, row.parent, row.depth) for row in ckstore.open(store.path).versions()]
+    (store.path / "catalog.sqlite").unlink()
+    assert recover(store.path).problems == []
+    with ckstore.open(store.path, "r") as again:
+        assert [(r.number, r.step, r.uid, r.parent, r.depth) for r in again.versions()] == before
+        assert again.verify().problems == []
+        check_all(again, expected, directory)
+
+
+@pytest.mark.parametrize("flush", ["flush", "keep"])
+def test_another_process_reads_the_same_bytes(directory: Path, flush: str) -> None:
+    store = ckstore.init(directory / "store")
+    expected = ingest_all(store, with_subnormals(directory, 3), run="tiny")
+    expected |= ingest_all(store, adamw_run(directory, 2), run="a")
+    store.close()
+    (directory / "out").mkdir()
+    command = [sys.executable, "-c", READ_ALL, str(store.path), str(directory / "out"), flush]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert {int(number): digest for number, digest in json.loads(done.stdout).items()} == expected
+
+
+def test_a_process_that_flushes_subnormals_ingests_what_stands_in_the_file(directory: Path) -> None:
+    paths = with_subnormals(directory, 3)
+    script = (
+        "import sys, torch; assert torch.set_flush_denormal(True); import ckstore\n"
+        "with ckstore.init(sys.argv[1]) as store:\n"
+        "    for path in sys.argv[2:]: store.ingest(path, run='tiny')\n"
+    )
+    command = [sys.executable, "-c", script, str(directory / "store"), *map(str, paths)]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    with ckstore.open(directory / "store") as store:
+        assert store.verify().problems == []
+        check_all(store, {number + 1: sha256(path) for number, path in enumerate(paths)}, directory)
+        # What is deduplicated against is the content, whatever the process did with subnormals.
+        again = store.ingest(paths[1], run="tiny")
+        assert not again.is_new
+
+
+def tied() -> Any:
+    weight = torch.randn(300, 300)
+    return {"embedding": weight, "head": weight, "transposed": weight.t(), "part": weight[10:20, ::3]}
+
+
+def strided() -> Any:
+    base = torch.arange(200_000, dtype=torch.float32)
+    return {"fortran": base[:90_000].view(300, 300).t(), "every": base[::7], "expanded": torch.ones(1).expand(5, 5)}
+
+
+def small_view_of_a_large_storage() -> Any:
+    return {"view": torch.randn(100_000)[5_000:5_010], "other": [torch.randn(3), (torch.tensor(1.5), None, "x")]}
+
+
+def all_dtypes() -> Any:
+    names = (
+        "float64 float32 float16 bfloat16 float8_e4m3fn float8_e5m2 int64 int32 int16 int8 uint8 bool complex64"
+        " complex128"
+    ).split()
+    values = torch.arange(70_000) % 251 - 100
+    return {name: values.to(getattr(torch, name)) for name in names}
+
+
+def odd_shapes() -> Any:
+    shapes = [(), (0,), (1,), (3, 0, 5), (1, 1, 1), (2, 3, 4, 5), (65_536,), (65_535,), (262_145,), (1, 262_144)]
+    return {f"t{number}": torch.randn(shape) for number, shape in enumerate(shapes)} | {
+        "zeros": torch.zeros(80_000),
+        "ones": torch.ones(400, 400),
+    }
+
+
+def whole_module() -> Any:
+    return model()
+
+
+def ordered() -> Any:
+    return OrderedDict([("a.b", torch.ones(2)), ("a", {"b": torch.zeros(2)}), (3, torch.randn(4)), (True, 1 << 80)])
+
+
+STATES: list[Callable[[], Any]] = [
+    tied, strided, small_view_of_a_large_storage, all_dtypes, odd_shapes, whole_module, ordered,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("make", STATES)
+@pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
+def test_torch_files(directory: Path, make: Callable[[], Any], legacy: bool) -> None:
+    torch.manual_seed(2)
+    state = make()
+    paths = []
+    for step in range(3):
+        path = directory / f"step{step}.pt"
+        torch.save(state, path, _use_new_zipfile_serialization=not legacy)
+        paths.append(path)
+        with torch.no_grad():
+            for tensor in _leaves(state):
+                if tensor.is_floating_point() and tensor.numel() > 100 and tensor.element_size() >= 4:
+                    flat = tensor.untyped_storage()
+                    values = torch.empty(0, dtype=tensor.dtype).set_(flat)
+                    values += 1e-3 * torch.randn_like(values)
+    store = ckstore.init(directory / "store")
+    expected = ingest_all(store, paths)
+    assert store.verify().problems == []
+    check_all(store, expected, directory)
+
+
+def _leaves(state: Any) -> list[torch.Tensor]:
+    if isinstance(state, torch.Tensor):
+        return [state]
+    if isinstance(state, nn.Module):
+        return list(state.parameters())
+    if isinstance(state, dict):
+        return [leaf for value in state.values() for leaf in _leaves(value)]
+    if isinstance(state, list | tuple):
+        return [leaf for value in state for leaf in _leaves(value)]
+    return []
+
+
+def test_the_same_values_in_another_shape(directory: Path) -> None:
+    """What is cut into chunks otherwise is not read by the cut of what it is equal to."""
+    values = torch.randn(1000, 300)
+    torch.save({"w": values}, directory / "a.pt")
+    torch.save({"w": values.reshape(-1).clone(), "v": values.clone()}, directory / "b.pt")
+    torch.save({"w": values.reshape(-1) + 1e-3, "v": values.reshape(300, 1000) + 1e-3}, directory / "c.pt")
+    store = ckstore.init(directory / "store")
+    expected = ingest_all(store, [directory / name for name in ("a.pt", "b.pt", "c.pt")])
+    check_all(store, expected, directory)
+    assert store.verify().problems == []
+
+
+def test_values_that_move_by_less_than_a_step(directory: Path) -> None:
+    """Integers that do not change at all are an object that is stored already, and no delta to itself."""
+    values = torch.randn(400, 400)
+    paths = []
+    for step in range(5):
+        paths.append(directory / f"step{step}.pt")
+        torch.save({"w": values.clone()}, paths[-1])
+        values.view(torch.int32)[0, step] += 1
+    store = ckstore.init(directory / "store")
+    expected = ingest_all(store, paths)
+    check_all(store, expected, directory)
+    sizes = [row.stored_bytes for row in store.versions()]
+    assert sizes[-1] < 0.02 * sizes[0]
+    assert store.verify().problems == []
+
+
+def test_safetensors(directory: Path) -> None:
+    torch.manual_seed(3)
+    paths = []
+    weight = torch.randn(500, 200)
+    for step in range(4):
+        paths.append(directory / f"model-{step}.safetensors")
+        tensors = {"w": weight, "half": weight.to(torch.bfloat16), "b": weight[0].clone(), "n": torch.tensor(step)}
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, paths[-1], {"step": str(step)})
+        weight = weight + 1e-3 * torch.randn_like(weight)
+    store = ckstore.init(directory / "store")
+    check_all(store, ingest_all(store, paths), directory)
+
+
+def test_directories(directory: Path) -> None:
+    """Files, links, empty directories, permissions and times of files, across versions that differ in all of them."""
+    store = ckstore.init(directory / "store")
+    expected = {}
+    for step in range(3):
+        tree = directory / f"checkpoint-{step}"
+        (tree / "deep" / "empty").mkdir(parents=True)
+        save_file({"w": torch.randn(300, 300)}, tree / "model.safetensors")
+        torch.save({"state": {0: {"exp_avg": torch.randn(70_000), "step": torch.tensor(float(step))}}}, tree / "o.pt")
+        (tree / "config.json").write_text(json.dumps({"step": step}))
+        (tree / "deep" / "run me.sh").write_text("#!/bin/sh\n")
+        (tree / "deep" / "run me.sh").chmod(0o755)
+        (tree / "config.json").chmod(0o600)
+        (tree / "tokens.bin").write_bytes(os.urandom(100_000) if step == 1 else b"\0" * 90_000)
+        (tree / "none").write_bytes(b"")
+        (tree / "umlaut-ä").write_text("x" * step)
+        (tree / "latest").symlink_to("model.safetensors")
+        (tree / "deep" / "up").symlink_to("../config.json")
+        (tree / "deep" / "dangling").symlink_to("nowhere")
+        os.utime(tree / "o.pt", ns=(1, 1_600_000_000_123_456_789 + step))
+        (tree / "deep" / "empty").chmod(0o700)
+        number = store.ingest(tree, run="d").version.number
+        expected[number] = described(tree)
+    assert store.verify().problems == []
+    for number, entries in expected.items():
+        out = directory / f"out{number}"
+        store[number].checkout(out)
+        assert described(out) == entries
+
+
+def test_many_files_in_a_directory(directory: Path) -> None:
+    """More files than a process may have open by default."""
+    import resource
+
+    tree = directory / "tree"
+    tree.mkdir()
+    torch.save({"w": torch.ones(3)}, tree / "model.pt")
+    for number in range(300):
+        (tree / f"{number}.json").write_text(str(number))
+    store = ckstore.init(directory / "store")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard))
+    try:
+        number = store.ingest(tree).version.number
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    store[number].checkout(directory / "out")
+    assert described(directory / "out") == described(tree)
+
+
+def test_a_verified_ingest(directory: Path) -> None:
+    paths = adamw_run(directory, 3)
+    store = ckstore.init(directory / "store")
+    check_all(store, ingest_all(store, paths, verify=True), directory)
+
+
+def test_a_verified_ingest_that_does_not_come_back(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error of the coder is found before the version is visible, and leaves nothing behind."""
+    from ckstore.codecs.lattice import LinearLattice
+
+    paths = adamw_run(directory, 2)
+    store = ckstore.init(directory / "store")
+    store.ingest(paths[0], run="a", verify=True)
+    before = sorted(os.listdir(store.path / "packs"))
+    right = LinearLattice.own
+
+    def wrong(self: LinearLattice, integers: Any, start: int) -> Any:
+        bits, classes = right(self, integers, start)
+        return bits ^ bits.dtype.type(store.mode == "broken"), classes
+
+    # The encoder predicts otherwise than the reader: only the reading back can tell.
+    monkeypatch.setattr(LinearLattice, "own", wrong)
+    monkeypatch.setattr(LinearLattice, "chained", lambda self, parent, integers, start: wrong(self, integers, start))
+    original = ckstore.store.Store.__init__
+
+    def opened(self: ckstore.Store, *arguments: Any, **options: Any) -> None:
+        original(self, *arguments, **options)
+        store.mode = "broken"  # type: ignore[assignment]
+
+    monkeypatch.setattr(ckstore.store.Store, "__init__", opened)
+    with pytest.raises(ckstore.errors.IntegrityError):
+        store.ingest(paths[1], run="a", verify=True)
+    monkeypatch.undo()
+    store.mode = "a"
+    assert [row.step for row in store.versions()] == [0]
+    assert sorted(os.listdir(store.path / "packs")) == before
+    assert store.catalog.reservations() == []
+    assert not store.ingest(paths[0], run="a").is_new
+    check_all(store, ingest_all(store, paths[1:], run="a", verify=True), directory)
+    assert recover(store.path).versions == 2
+
+
+def test_digest_of_a_state_dict_in_memory(directory: Path) -> None:
+    """A state dict becomes a file that torch reads back to the same values."""
+    module = model()
+    store = ckstore.init(directory / "store")
+    version = store[store.ingest({"model": module.state_dict(), "step": 3}).version.number]
+    assert version.row.step == 3
+    version.checkout(directory / "out.pt")
+    loaded = torch.load(directory / "out.pt", weights_only=True)
+    for name, tensor in module.state_dict().items():
+        assert torch.equal(loaded["model"][name], tensor)
+    digest = hashlib.sha256((directory / "out.pt").read_bytes()).hexdigest()
+    assert digest == version.document.files[0].sha256

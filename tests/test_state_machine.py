@@ -1,0 +1,265 @@
+"""Whatever is done to a store, in whatever order and with whatever crashes: it holds what a dictionary holds."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+from unittest import mock
+
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+import ckstore
+from ckstore import units
+from ckstore.errors import ConflictError
+from ckstore.recover import recover
+from ckstore.storage import durable
+from tests.checkpoints import scratch, sha256
+
+RUNS = ["a", "b", "c"]
+TAGS = ["best", "last", "x"]
+CHANGES = ["noise", "little", "nothing", "some", "fresh", "another shape"]
+
+
+class Crash(BaseException):
+    """The process is gone."""
+
+
+def first_weights(seed: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(24, 30, generator=generator)
+    return {"w": weight, "exp_avg": weight * 0.1, "half": weight.to(torch.bfloat16), "b": weight[0].clone()}
+
+
+def changed(weights: dict[str, torch.Tensor], change: str, seed: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    if change == "fresh":
+        return first_weights(seed)
+    if change == "another shape":
+        return {name: tensor.reshape(-1, 5) if tensor.dim() == 2 else tensor for name, tensor in weights.items()}
+    size = {"noise": 1e-2, "little": 1e-7, "nothing": 0.0, "some": 1e-2}[change]
+    found = {}
+    for name, tensor in weights.items():
+        noise = size * torch.randn(tensor.shape, generator=generator)
+        if change == "some":
+            noise *= torch.rand(tensor.shape, generator=generator) < 0.02
+        found[name] = (tensor.float() + noise).to(tensor.dtype)
+    return found
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """The model: SHA-256, weights, run and step by version number; tags; and what a crash may have left."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.closing = ExitStack()
+        self.directory = self.closing.enter_context(scratch())
+        # Objects of some hundred elements take all the ways that large ones take.
+        self.closing.enter_context(mock.patch.object(units, "SMALL", 100))
+        self.store = ckstore.init(self.directory / "store")
+        self.digests: dict[int, str] = {}
+        self.weights: dict[int, dict[str, torch.Tensor]] = {}
+        self.places: dict[int, tuple[str, int]] = {}
+        self.tags: dict[str, int] = {}
+        self.left: dict[tuple[str, int], tuple[str, dict[str, torch.Tensor]]] = {}
+        self.steps = 0
+
+    def teardown(self) -> None:
+        if hasattr(self, "closing"):
+            try:
+                self.everything()
+            finally:
+                self.store.close()
+                self.closing.close()
+
+    # What is done
+
+    @rule(run=st.sampled_from(RUNS), change=st.sampled_from(CHANGES), seed=st.integers(0, 5), verify=st.booleans())
+    def ingest(self, run: str, change: str, seed: int, verify: bool) -> None:
+        weights = self._next(self._latest(run), change, seed)
+        self.steps += 1
+        self._stored(weights, run, self.steps, verify=verify)
+
+    @precondition(lambda self: self.digests)
+    @rule(data=st.data(), run=st.sampled_from(RUNS), change=st.sampled_from(CHANGES), seed=st.integers(0, 5))
+    def fork(self, data: st.DataObject, run: str, change: str, seed: int) -> None:
+        parent = data.draw(st.sampled_from(sorted(self.digests)))
+        self.steps += 1
+        self._stored(self._next(parent, change, seed), run, self.steps, parent=parent)
+
+    @precondition(lambda self: self.digests)
+    @rule(data=st.data())
+    def ingest_again(self, data: st.DataObject) -> None:
+        number = data.draw(st.sampled_from(sorted(self.digests)))
+        run, step = self.places[number]
+        report = self.store.ingest(self._file(self.weights[number], step), run=run, step=step)
+        assert not report.is_new
+        assert report.version.number == number
+
+    @precondition(lambda self: self.digests)
+    @rule(data=st.data(), change=st.sampled_from(["noise", "fresh"]), seed=st.integers(6, 9))
+    def replace(self, data: st.DataObject, change: str, seed: int) -> None:
+        number = data.draw(st.sampled_from(sorted(self.digests)))
+        run, step = self.places[number]
+        weights = self._next(number, change, seed)
+        path = self._file(weights, step)
+        if sha256(path) == self.digests[number]:
+            return
+        if number in self.tags.values():
+            try:
+                self.store.ingest(path, run=run, step=step, replace=True)
+            except ConflictError:
+                return
+            raise AssertionError("a tagged version was replaced")
+        self._stored(weights, run, step, replace=True)
+        for record in (self.digests, self.weights, self.places):
+            del record[number]
+
+    @precondition(lambda self: self.digests)
+    @rule(data=st.data(), tag=st.sampled_from(TAGS))
+    def tag(self, data: st.DataObject, tag: str) -> None:
+        number = data.draw(st.sampled_from(sorted(self.digests)))
+        self.store.tag(number, tag)
+        self.tags[tag] = number
+
+    @precondition(lambda self: self.tags)
+    @rule(data=st.data())
+    def untag(self, data: st.DataObject) -> None:
+        tag = data.draw(st.sampled_from(sorted(self.tags)))
+        self.store.untag(tag)
+        del self.tags[tag]
+
+    @precondition(lambda self: self.digests)
+    @rule(data=st.data(), budget=st.sampled_from([None, 1.0, 1.2]))
+    def rebase(self, data: st.DataObject, budget: float | None) -> None:
+        numbers = data.draw(st.lists(st.sampled_from(sorted(self.digests)), min_size=1, max_size=3, unique=True))
+        self.store.rebase(numbers, budget=budget)
+        for number in numbers:
+            row = self.store.catalog.version(number)
+            assert row.depth == 0 if budget is None else row.cost <= max(budget, 1.0) + 1e-3
+
+    @rule(crashed=st.booleans())
+    def recover(self, crashed: bool) -> None:
+        if crashed:
+            self.store.close()
+            (self.store.path / "catalog.sqlite").unlink()
+        assert recover(self.store.path).problems == []
+        if crashed:
+            self.store = ckstore.open(self.store.path)
+        taken = set(self.places.values())
+        for place, (digest, weights) in self.left.items():
+            if place not in taken:
+                row = self.store.catalog.at_step(*place)
+                assert row is not None, "a pack that was complete when its ingest was killed brings its version back"
+                self._note(row.number, digest, weights, *place)
+        self.left = {}
+
+    @rule(mode=st.sampled_from(["a", "r"]))
+    def reopen(self, mode: Any) -> None:
+        self.store.close()
+        if mode == "r":
+            with ckstore.open(self.store.path, "r") as reader:
+                assert {row.number for row in reader.versions()} == set(self.digests)
+        self.store = ckstore.open(self.store.path)
+
+    @rule(
+        run=st.sampled_from(RUNS),
+        change=st.sampled_from(CHANGES),
+        at=st.sampled_from(["pack-written", "pack-synced", "pack-renamed", "before-commit", "after-commit"]),
+        nth=st.integers(1, 2),
+    )
+    def crash(self, run: str, change: str, at: str, nth: int) -> None:
+        """An ingest that dies at a step of its commit; the process that goes on is another one."""
+        weights = self._next(self._latest(run), change, 10)
+        self.steps += 1
+        path = self._file(weights, self.steps)
+        seen: list[str] = []
+
+        def stop(step: str) -> None:
+            # Transactions before the packs are the reservation's and the lease's.
+            if step.startswith("pack-") or any(name.startswith("pack-") for name in seen):
+                seen.append(step)
+                if step == at and seen.count(step) == (nth if at.startswith("pack-") else 1):
+                    raise Crash
+
+        died = False
+        with mock.patch.object(durable, "checkpoint", stop), mock.patch("ckstore.ingest.remove_uncommitted"):
+            try:
+                number = self.store.ingest(path, run=run, step=self.steps).version.number
+            except Crash:
+                died = True
+        (self.store.path / "packs" / ".tmp-1-0123abcd").write_bytes(b"half a pack")
+        self.store = ckstore.open(self.store.path)
+        place = run, self.steps
+        row = self.store.catalog.at_step(*place)
+        if not died or at == "after-commit":
+            assert row is not None
+            assert died or row.number == number
+            self._note(row.number, sha256(path), weights, *place)
+            return
+        assert row is None
+        # The coarse pack is the one that names the version; it is finished last.
+        finished = at == "before-commit" or (at == "pack-renamed" and self._coarse_is_there(place))
+        if finished:
+            self.left[place] = sha256(path), weights
+
+    # What is true
+
+    @invariant()
+    def versions_and_tags(self) -> None:
+        if not hasattr(self, "store"):
+            return
+        rows = self.store.versions()
+        assert {row.number: (row.run, row.step) for row in rows} == self.places
+        assert self.store.catalog.tags() == self.tags
+        assert all(row.parent is None or row.parent in self.digests for row in rows)
+
+    @precondition(lambda self: self.digests)
+    @rule(data=st.data())
+    def read_one(self, data: st.DataObject) -> None:
+        number = data.draw(st.sampled_from(sorted(self.digests)))
+        for name, tensor in self.weights[number].items():
+            assert torch.equal(self.store[number][name].torch(), tensor)
+
+    @rule()
+    def everything(self) -> None:
+        """All of it, by a process that has nothing cached."""
+        with ckstore.open(self.store.path, "r") as reader:
+            assert reader.verify().problems == []
+            for number, digest in self.digests.items():
+                reader[number].checkout(self.directory / "out", force=True)
+                assert sha256(self.directory / "out") == digest
+
+    def _latest(self, run: str) -> int | None:
+        return max((number for number, (other, _) in self.places.items() if other == run), default=None)
+
+    def _next(self, number: int | None, change: str, seed: int) -> dict[str, torch.Tensor]:
+        return first_weights(seed) if number is None else changed(self.weights[number], change, seed)
+
+    def _file(self, weights: dict[str, torch.Tensor], step: int) -> Any:
+        path = self.directory / "checkpoint.pt"
+        torch.save(weights, path)
+        return path
+
+    def _stored(self, weights: dict[str, torch.Tensor], run: str, step: int, **options: Any) -> None:
+        path = self._file(weights, step)
+        report = self.store.ingest(path, run=run, step=step, **options)
+        assert report.is_new
+        self._note(report.version.number, sha256(path), weights, run, step)
+
+    def _note(self, number: int, digest: str, weights: dict[str, torch.Tensor], run: str, step: int) -> None:
+        assert number not in self.digests, "a number was given twice"
+        self.digests[number] = digest
+        self.weights[number] = weights
+        self.places[number] = run, step
+
+    def _coarse_is_there(self, place: tuple[str, int]) -> bool:
+        packs = self.store.packs.list_packs()
+        documents = [self.store.resolver.manifest(pack.name).document.get("version") for pack in packs]
+        return any(document is not None and (document["run"], document["step"]) == place for document in documents)
+
+
+StoreMachine.TestCase.settings = settings(max_examples=12, stateful_step_count=25, deadline=None)
+TestStore = StoreMachine.TestCase
