@@ -37,9 +37,9 @@ def catalog_problems(store: Store, versions: Sequence[Version]) -> Iterator[str]
             )
 
 
-def _wrong_fields(store: Store, version: Version, exact: dict[int, PackInfo]) -> list[str]:
+def _wrong_fields(store: Store, version: Version, exact: dict[tuple[int, str], PackInfo]) -> list[str]:
     row, document = version.row, version.document
-    packs = [exact[row.number]] if row.number in exact else []
+    packs = [exact[found] for found in [(row.number, document.created)] if found in exact]
     packs.append(PackInfo(row.pack, store.packs.size(row.pack), "coarse"))
     expected = version_row(document, packs, store.packs.find_entry(row.pack, manifest.MEMBER))
     wrong = [name for name in _FIELDS if getattr(row, name) != getattr(expected, name)]
@@ -49,15 +49,16 @@ def _wrong_fields(store: Store, version: Version, exact: dict[int, PackInfo]) ->
     return wrong
 
 
-def _exact_packs(store: Store) -> dict[int, PackInfo]:
-    """The pack of exact layers that each version was committed with."""
+def _exact_packs(store: Store) -> dict[tuple[int, str], PackInfo]:
+    """The pack of exact layers that each version was committed with, by its number and time."""
     found = {}
     for pack in store.catalog.packs():
         if pack.kind == "exact":
             try:
                 document = store.resolver.manifest(pack.name).document
                 if not document.get("rebase"):
-                    found[document["number"]] = PackInfo(pack.name, store.packs.size(pack.name), "exact")
+                    info = PackInfo(pack.name, store.packs.size(pack.name), "exact")
+                    found[document["number"], document["created"]] = info
             except CkstoreError:
                 continue  # Every pack is checked by itself.
     return found

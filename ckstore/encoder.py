@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -10,6 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from ckstore.codecs.checksum import crc32c
 from ckstore.codecs.integers import encode_integers, payload_bits
 from ckstore.codecs.lattice import (
     Bits,
@@ -154,7 +154,7 @@ class ObjectEncoder:
         if plan.parent is not None:
             parent = scaled(self.reader.exact(plan.parent, chunk), lattice.dtype, plan.factor)
         residuals, classes = _residuals(lattice, bits, integers, start, parent)
-        encoded.exact.append(zlib.crc32(bits.data).to_bytes(4, "little") + encode_integers(residuals, classes))
+        encoded.exact.append(crc32c(bits).to_bytes(4, "little") + encode_integers(residuals, classes))
         return integers
 
     def _ordinal_chunk(self, unit: Unit, bits: Bits, chunk: int, plan: Plan) -> bytes | None:
@@ -180,28 +180,31 @@ class ObjectEncoder:
             debt = record.debt
             for name, ancestor in _ancestors(self.reader.chain(record)):
                 before = sample.cut(self.reader.ordinals(ancestor, sample.chunk))
-                stored, context, factor = self._best_difference(sample, before, unit.dtype)
-                own_work = layer(chunks, unit.count, int(stored), grouped=context)
-                price = cost(own_work.plus(self.reader.lattice_work(ancestor)))
-                options.append(Option(name, stored, price, is_base=False))
-                plans[name] = Plan(ancestor, context=context, factor=factor)
+                for context, (stored, factor) in self._differences(sample, before, unit.dtype).items():
+                    way = f"{name}-context" if context else name
+                    own_work = layer(chunks, unit.count, int(stored), grouped=context)
+                    price = cost(own_work.plus(self.reader.lattice_work(ancestor)))
+                    options.append(Option(way, stored, price, is_base=False))
+                    plans[way] = Plan(ancestor, context=context, factor=factor)
         return Estimate(unit, Candidates(tuple(options), debt), plans, full_cost, (int(base_bytes), 0))
 
     @staticmethod
-    def _best_difference(sample: _Sample, before: Bits, dtype: str) -> tuple[float, bool, float]:
-        """Bytes of the smallest delta against `before`, whether it is coded in context order, and its factor."""
-        best = float("inf"), False, 1.0
+    def _differences(sample: _Sample, before: Bits, dtype: str) -> dict[bool, tuple[float, float]]:
+        """Bytes and factor of the smallest delta against `before` in natural order (False) and context order (True).
+
+        Natural order decodes faster; context order is offered only where it is smaller by `CONTEXT_GAIN`.
+        """
+        natural = context = float("inf"), 1.0
         for factor in {1.0, common_factor(sample.bits, before, dtype)}:
             predicted = scaled(before, dtype, factor)
             difference = ordinal_difference(sample.bits, predicted, dtype)
-            plain = sample.nbytes(difference)
-            best = min(best, (plain, False, factor))
+            natural = min(natural, (sample.nbytes(difference), factor))
             classes = ordinal_classes(predicted, dtype)
             if classes is not None:
-                grouped = sample.nbytes(difference, classes)
-                if grouped < (1 - CONTEXT_GAIN) * plain:
-                    best = min(best, (grouped, True, factor))
-        return best
+                context = min(context, (sample.nbytes(difference, classes), factor))
+        if context[0] < (1 - CONTEXT_GAIN) * natural[0]:
+            return {False: natural, True: context}
+        return {False: natural}
 
     def _estimate_linear(self, unit: Unit, sample: _Sample, parent: str | None) -> Estimate:
         record = None if parent is None else self.reader.record_of(parent)

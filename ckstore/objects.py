@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from ckstore.codecs.checksum import crc32c
 from ckstore.codecs.integers import decode_integers
 from ckstore.codecs.lattice import Bits, Integers, ordinal_classes, ordinal_correct, ordinal_difference, scaled
 from ckstore.errors import IntegrityError
@@ -271,7 +271,7 @@ class ObjectReader:
         residuals = np.empty(integers.size, f"i{predicted.itemsize}")
         decode_integers(memoryview(frame)[FRAME:], residuals, classes)
         bits = ordinal_correct(predicted, residuals, lattice.dtype)
-        if zlib.crc32(bits.data) != int.from_bytes(frame[:FRAME], "little"):
+        if crc32c(bits) != int.from_bytes(frame[:FRAME], "little"):
             raise IntegrityError(f"Chunk {chunk} of object {level.id} does not restore what was stored.")
         return bits
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from ckstore.codecs.checksum import crc32c
 from ckstore.codecs.integers import encode_integers
 from ckstore.codecs.lattice import ordinal_difference
 from ckstore.encoder import Encoded
@@ -148,6 +148,6 @@ def _encode(reader: ObjectReader, content: str, lattice: str) -> tuple[LatticeRe
             integers = reader.integers(record, chunk)
             predicted, classes = record.lattice.own(integers, chunk * record.chunk)
             residuals = ordinal_difference(bits, predicted, record.dtype)
-            layers.exact.append(zlib.crc32(bits.data).to_bytes(4, "little") + encode_integers(residuals, classes))
+            layers.exact.append(crc32c(bits).to_bytes(4, "little") + encode_integers(residuals, classes))
         layers.coarse.append(encode_integers(integers) if integers.any() else None)
     return replace(record, base=None, context=False, factor=1.0, debt=0), layers

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ckstore.documents import VersionDocument
-from ckstore.errors import NotFoundError
+from ckstore.errors import CkstoreError, NotFoundError
 from ckstore.ingest import version_row
 from ckstore.storage import log
 from ckstore.storage.catalog import Catalog, Placement, key, replace_catalog
@@ -44,7 +43,7 @@ def recover(path: Path) -> RecoverReport:
 
     def build(catalog: Catalog) -> None:
         nonlocal rebased
-        builder = _Builder(catalog, report)
+        builder = _Builder(catalog, report, _last_number(path))
         builder.build(path)
         rebased = builder.rebased
 
@@ -52,6 +51,16 @@ def recover(path: Path) -> RecoverReport:
     if rebased:
         _take_costs_again(path)
     return report
+
+
+def _last_number(path: Path) -> int:
+    """The highest number that the present catalog knows: an ingest that is under way has one that no pack tells."""
+    try:
+        with Catalog.open(path, "r") as present:
+            numbers = [row.number for row in present.versions()] + [claim.number for claim in present.reservations()]
+    except CkstoreError:
+        return 0
+    return max(numbers, default=0)
 
 
 def _take_costs_again(path: Path) -> None:
@@ -64,13 +73,14 @@ def _take_costs_again(path: Path) -> None:
 
 
 class _Builder:
-    def __init__(self, catalog: Catalog, report: RecoverReport) -> None:
+    def __init__(self, catalog: Catalog, report: RecoverReport, last_number: int) -> None:
         self.catalog = catalog
         self.report = report
         self.versions: dict[int, tuple[ScannedPack, VersionDocument]] = {}
         self.dropped: dict[int, int | None] = {}
-        self.exact: dict[int, PackInfo] = {}
-        self.there: set[str] = set()
+        self.exact: dict[tuple[int, str], PackInfo] = {}
+        self.objects = _Objects()
+        self.last_number = last_number
         self.rebased = False
 
     def build(self, path: Path) -> None:
@@ -79,35 +89,29 @@ class _Builder:
                 self.report.problems.append(f"Pack {pack.info.name} is damaged ({pack.reason}); it was left alone.")
                 continue
             self.report.packs += 1
-            self._place(pack)
-            if "version" in pack.document:
+            self.catalog.add_packs([pack.info])
+            self.objects.add(pack)
+            self.last_number = max(self.last_number, pack.document["number"])
+            if pack.document.get("rebase"):
+                self.rebased = True
+            elif "version" in pack.document:
                 self._note(pack)
-            elif pack.info.kind == "exact" and not pack.document.get("rebase"):
-                self.exact[pack.document["number"]] = pack.info
+            else:
+                self.exact[pack.document["number"], pack.document["created"]] = pack.info
+        self.objects.resolve()
+        self.catalog.move_lattices(self.objects.lattices.values())
+        self.catalog.move_contents(self.objects.contents.values())
         records = log.read_all(path)
         for record in records:
             if record.get("change") == "forget":
                 for number in record["versions"]:
+                    self.last_number = max(self.last_number, number)
                     self._drop(number)
         for number in sorted(self.versions):
             self._insert(number)
+        # A number that was given once, be it to a version that is gone or was never committed, stays its own.
+        self.catalog.skip_numbers(self.last_number)
         self._tag(records)
-
-    def _place(self, pack: ScannedPack) -> None:
-        self.catalog.add_packs([pack.info])
-        records = pack.document["records"]
-        places: list[Placement] = [(key(record["id"]), pack.info.name, slot) for slot, record in enumerate(records)]
-        identities = [record["id"] for record in records]
-        if pack.document.get("rebase"):
-            self.rebased = True
-        else:
-            fresh = [index for index, identity in enumerate(identities) if _name(pack, identity) not in self.there]
-            places = [places[index] for index in fresh]
-        self.there.update(_name(pack, identity) for identity in identities)
-        if pack.info.kind == "coarse":
-            self.catalog.move_lattices(places)
-        else:
-            self.catalog.move_contents(places)
 
     def _note(self, pack: ScannedPack) -> None:
         document = VersionDocument.from_json(pack.document["version"])
@@ -124,26 +128,18 @@ class _Builder:
 
     def _insert(self, number: int) -> None:
         pack, document = self.versions[number]
-        packs = [self.exact[number]] if number in self.exact else []
-        row = version_row(document, [*packs, pack.info], pack.entry)
-        missing = [
-            identity
-            for lattice, content in document.objects
-            for identity in _needed(lattice, content)
-            if not self._is_there(identity)
-        ]
+        exact = self.exact.get((number, document.created))
+        row = version_row(document, [pack.info] if exact is None else [exact, pack.info], pack.entry)
+        missing = sum(not self.objects.restores(lattice, content) for lattice, content in document.objects)
         if missing:
             self.report.problems.append(
-                f"Version {number} ({row.run}@{row.step}) lacks {len(missing)} of its layers; what is left is kept."
+                f"Version {number} ({row.run}@{row.step}) lacks layers of {missing} objects; what is left is kept."
             )
         parent = row.parent
         while parent is not None and parent not in self.versions:
             parent = self.dropped.get(parent)
         self.catalog.commit_version(replace(row, parent=parent), [], [], [])
         self.report.versions += 1
-
-    def _is_there(self, name: str) -> bool:
-        return name in self.there
 
     def _tag(self, records: list[dict[str, Any]]) -> None:
         for record in records:
@@ -156,11 +152,64 @@ class _Builder:
                 continue
 
 
-def _name(pack: ScannedPack, identity: str) -> str:
-    return f"{pack.info.kind}:{identity}"
+class _Objects:
+    """Where the objects in all packs stand: of several places of one the last rebase's, else the first.
+
+    An object that cannot be decoded, because what it is stored against is gone, has no place: as long as it had one, an
+    ingest of the same content would be told that the store has it.
+
+    Attributes
+    ----------
+    lattices, contents
+        Placements by key, once `resolve` was called.
+    """
+
+    def __init__(self) -> None:
+        self.lattices: dict[int, Placement] = {}
+        self.contents: dict[int, Placement] = {}
+        # For each key its places, and the keys of what must be there: the base, or the lattice and the parent.
+        self._lattices: dict[int, list[tuple[Placement, int | None]]] = {}
+        self._contents: dict[int, list[tuple[Placement, int, int | None]]] = {}
+
+    def add(self, pack: ScannedPack) -> None:
+        """Take in the records of a pack; packs come in the order in which they were written."""
+        for slot, record in enumerate(pack.document["records"]):
+            number = key(record["id"])
+            place = number, pack.info.name, slot
+            if pack.info.kind == "coarse":
+                lattices = self._lattices.setdefault(number, [])
+                at = 0 if pack.document.get("rebase") else len(lattices)
+                lattices.insert(at, (place, _key(record["base"])))
+            else:
+                contents = self._contents.setdefault(number, [])
+                at = 0 if pack.document.get("rebase") else len(contents)
+                contents.insert(at, (place, key(record["lattice"]), _key(record.get("parent"))))
+
+    def resolve(self) -> None:
+        """Find a place for everything that can be decoded."""
+        before = -1
+        while before < len(self.lattices):
+            before = len(self.lattices)
+            for number, lattices in self._lattices.items():
+                for place, base in lattices if number not in self.lattices else ():
+                    if base is None or base in self.lattices:
+                        self.lattices[number] = place
+                        break
+        before = -1
+        while before < len(self.contents):
+            before = len(self.contents)
+            for number, contents in self._contents.items():
+                for place, lattice, parent in contents if number not in self.contents else ():
+                    if lattice in self.lattices and (parent is None or parent in self.contents):
+                        self.contents[number] = place
+                        break
+
+    def restores(self, lattice: str, content: str | None) -> bool:
+        """Whether an object of a version can be decoded."""
+        return key(lattice) in self.lattices and (
+            content is None or content == lattice or key(content) in self.contents
+        )
 
 
-def _needed(lattice: str, content: str | None) -> Iterator[str]:
-    yield f"coarse:{lattice}"
-    if content is not None and content != lattice:
-        yield f"exact:{content}"
+def _key(identity: str | None) -> int | None:
+    return None if identity is None else key(identity)

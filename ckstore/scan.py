@@ -10,10 +10,12 @@ from __future__ import annotations
 import hashlib
 import os
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from blake3 import blake3
@@ -29,6 +31,9 @@ from ckstore.units import Member, Unit, plan_units
 
 #: Bytes that are read at once.
 _BLOCK = 4 << 20
+
+#: Blocks that wait for their SHA-256 at most.
+_PENDING = 3
 
 Progress = Callable[[int], None]
 
@@ -223,43 +228,80 @@ def _stretches(units: Sequence[Unit], number: int) -> dict[int, list[Member]]:
 
 
 def _hash_file(file: ScannedFile, stretches: dict[int, list[Member]], progress: Progress | None) -> None:
-    sha = hashlib.sha256()
-    skeleton = bytearray()
     layout = file.layout
     checks = _Checks(layout)
-    for piece in pieces(layout):
-        if piece.extent < 0:
-            cuts: list[tuple[int, Any]] = [(piece.stop, None)]
-        else:
-            extent = layout.extents[piece.extent]
-            size = ITEM_SIZES[extent.dtype]
-            cuts = [
-                (piece.start + (member.first + member.count) * size, member)
-                for member in stretches.get(piece.extent, [])
-            ]
-        start = piece.start
-        for stop, member in cuts:
-            hasher = blake3()
-            while start < stop:
-                block = file.source.pread(start, min(_BLOCK, stop - start))
-                sha.update(block)
-                checks.update(start, block)
+    skeleton = bytearray()
+    cuts = _cuts(layout, stretches)
+    extent, member, stop = next(cuts, (-1, None, layout.size))
+    hasher = blake3()
+    with _Sha256(apart=layout.size > _BLOCK) as sha:
+        for start in range(0, layout.size, _BLOCK):
+            block = file.source.pread(start, min(_BLOCK, layout.size - start))
+            sha.update(block)
+            checks.update(start, block)
+            view = memoryview(block)
+            while view:
+                part = view[: stop - start]
                 if member is None:
-                    skeleton += block
+                    skeleton += part
                 else:
-                    hasher.update(block)
-                start += len(block)
-                if progress is not None:
-                    progress(len(block))
-            if member is not None:
-                file.digests[piece.extent, member.first] = hasher.digest()
-    file.sha256 = sha.hexdigest()
+                    hasher.update(part)
+                view = view[len(part) :]
+                start += len(part)
+                if start == stop:
+                    if member is not None:
+                        file.digests[extent, member.first] = hasher.digest()
+                        hasher = blake3()
+                    extent, member, stop = next(cuts, (-1, None, layout.size))
+            if progress is not None:
+                progress(len(block))
+        file.sha256 = sha.hexdigest()
     file.crcs = stored_crcs(file.source, layout)
     for checked, expected, found in zip(layout.checked, file.crcs, checks.results, strict=True):
         if expected != found:
             raise _CrcMismatch(checked.name)
     file.skeleton = fill_crcs(bytes(skeleton), layout, [0] * len(file.crcs))
     file.source.check_unchanged()
+
+
+def _cuts(layout: FileLayout, stretches: dict[int, list[Member]]) -> Iterator[tuple[int, Member | None, int]]:
+    """The file cut into (extent, stretch of it, end) and (-1, None, end) for the skeleton, in order."""
+    for piece in pieces(layout):
+        if piece.extent < 0:
+            yield -1, None, piece.stop
+            continue
+        size = ITEM_SIZES[layout.extents[piece.extent].dtype]
+        for member in stretches.get(piece.extent, []):
+            yield piece.extent, member, piece.start + (member.first + member.count) * size
+
+
+class _Sha256:
+    """SHA-256 of blocks in order, in a thread of its own where `apart`: it takes longer than all the rest."""
+
+    def __init__(self, *, apart: bool) -> None:
+        self._sha = hashlib.sha256()
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="ckstore-sha256") if apart else None
+        self._pending: deque[Future[None]] = deque()
+
+    def __enter__(self) -> _Sha256:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+    def update(self, block: bytes) -> None:
+        if self._pool is None:
+            self._sha.update(block)
+            return
+        self._pending.append(self._pool.submit(self._sha.update, block))
+        if len(self._pending) > _PENDING:
+            self._pending.popleft().result()
+
+    def hexdigest(self) -> str:
+        while self._pending:
+            self._pending.popleft().result()
+        return self._sha.hexdigest()
 
 
 class _Checks:

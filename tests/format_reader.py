@@ -111,7 +111,7 @@ class Payload:
         self.grouped, streamed = bool(flags & 16), bool(flags & 32)
         check = int.from_bytes(data[2:6], "little")
         at = 10 if streamed else 6
-        assert not streamed or check == zlib.crc32(data[:2] + data[10:])
+        assert not streamed or check == google_crc32c.value(data[:2] + data[10:])
         first, at = data[at], at + 1
         if first >= 128:
             self.count = 1 << first - 128
@@ -135,18 +135,18 @@ class Payload:
         else:
             self.coded = np.empty(self.count, f"i{self.width}")
             decode_integers(data, self.coded)
-        decoded = zlib.crc32(self.coded.astype(f"<i{narrow}").tobytes())
+        decoded = google_crc32c.value(self.coded.astype(f"<i{narrow}").tobytes())
         if streamed:
             assert decoded == int.from_bytes(data[6:10], "little")
         else:
-            assert check == zlib.crc32(data[:2] + data[6:], decoded)
+            assert check == google_crc32c.extend(decoded, data[:2] + data[6:])
 
     def natural(self, classes: Array | None) -> Array:
         """The integers in natural order."""
         assert self.grouped == (classes is not None)
         if classes is None:
             return self.coded
-        assert zlib.crc32(classes.astype(np.uint8).tobytes()) == self.classes_check
+        assert google_crc32c.value(classes.astype(np.uint8).tobytes()) == self.classes_check
         result = np.empty_like(self.coded)
         result[np.argsort(classes, kind="stable")] = self.coded
         return result
@@ -202,7 +202,7 @@ def times(bits: Array, dtype: str, factor: float) -> Array:
         fits &= (field != 0) & (field != (1 << DTYPES[dtype][2]) - 1)
         if dtype == "bfloat16":
             words = product.astype(np.float32).view(np.uint32).astype(np.uint64)
-            rounded = (words + 0x8000 + (words >> 16 & 1)) >> 16
+            rounded = (words + 0x7FFF + (words >> 16 & 1)) >> 16
             result = rounded.astype(np.uint16)
         else:
             result = product.astype(dtype).view(bits.dtype)
@@ -357,7 +357,7 @@ class Reader:
         frame = pack.data[start : start + record["lengths"][chunk]]
         residuals = Payload(frame[4:]).natural(classes).view(predicted.dtype)
         bits = bits_of(ordinals(predicted, dtype) + residuals, dtype)
-        assert zlib.crc32(bits.tobytes()) == int.from_bytes(frame[:4], "little")
+        assert google_crc32c.value(bits.tobytes()) == int.from_bytes(frame[:4], "little")
         return bits
 
     @staticmethod

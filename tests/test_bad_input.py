@@ -166,9 +166,7 @@ def test_directories_without_a_checkpoint(store: ckstore.Store, directory: Path)
 
 
 @pytest.mark.parametrize("make", DAMAGED, ids=lambda make: make.__name__)
-def test_a_directory_with_a_damaged_file(
-    store: ckstore.Store, directory: Path, make: Callable[[Path], None]
-) -> None:
+def test_a_directory_with_a_damaged_file(store: ckstore.Store, directory: Path, make: Callable[[Path], None]) -> None:
     tree = directory / "tree"
     tree.mkdir()
     shutil.copy(directory / "good.pt", tree)
@@ -229,8 +227,8 @@ def test_a_pickle_bomb(store: ckstore.Store, directory: Path) -> None:
     bomb(path)
     try:
         row = store.ingest(path, run="bomb").version
-    except InputError as error:
-        assert "\n" not in str(error)
+    except InputError:
+        assert "bomb.pt" in refused(store, lambda: store.ingest(path, run="bomb"))
         return
     store[row.number].checkout(directory / "out")
     assert sha256(directory / "out") == sha256(path)

@@ -110,7 +110,7 @@ def test_a_frozen_backbone(store: ckstore.Store, directory: Path) -> None:
     whole = [store.ingest(path, run="whole").version for path in fine_tune(directory, 4, whole=True)]
     with ckstore.init(directory / "part") as other:
         part = [other.ingest(path).version for path in fine_tune(directory, 4, whole=False)]
-    share = [row.original_bytes for row in part][0] / whole[0].original_bytes
+    share = part[0].original_bytes / whole[0].original_bytes
     assert share < 0.5
     for row, alone in list(zip(whole, part, strict=True))[1:]:
         assert row.stored_bytes < 1.2 * alone.stored_bytes
@@ -135,10 +135,9 @@ def test_another_storage_layout(store: ckstore.Store, shared_data: Path, directo
     with ckstore.init(directory / "alone") as other:
         alone = [other.ingest(path, run=path.name).version for path in paths]
     assert all(row.stored_bytes < 0.9 * single.stored_bytes for row, single in zip(rows[1:], alone[1:], strict=True))
-    bases = [store.resolver.lattice(lattice).base for lattice, _ in store[rows[-1].number].document.objects]
-    weights = {
-        unit.key: base for unit, base in zip(store[rows[-1].number].layout.units, bases, strict=True) if unit.count > 1000
-    }
+    last = store[rows[-1].number]
+    bases = [store.resolver.lattice(lattice).base for lattice, _ in last.document.objects]
+    weights = {unit.key: base for unit, base in zip(last.layout.units, bases, strict=True) if unit.count > 1000}
     assert any("state_dict" in key and base is not None for key, base in weights.items())
     assert store.verify().problems == []
 

@@ -22,8 +22,8 @@ def directory() -> Iterator[Path]:
 
 
 def ordered(folder: Path) -> list[Path]:
-    """The checkpoints of a series as training wrote them, by the numbers in their names."""
-    return sorted(folder.iterdir(), key=lambda path: [int(number) for number in re.findall(r"\d+", path.name)] or [1 << 62])
+    """The checkpoints of a series as training wrote them, by the numbers in their names; those without come last."""
+    return sorted(folder.iterdir(), key=lambda path: [*map(int, re.findall(r"\d+", path.name)), 1 << 62])
 
 
 def check(store: ckstore.Store, sources: dict[int, Path], out: Path) -> None:

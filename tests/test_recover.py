@@ -61,6 +61,15 @@ def seen(store: ckstore.Store) -> object:
     return store.versions(), store.catalog.tags(), runs, digests
 
 
+def complaint(path: Path) -> str:
+    """What opening and verifying a store has to say."""
+    try:
+        with ckstore.open(path) as store:
+            return " ".join(store.verify().problems)
+    except CkstoreError as error:
+        return str(error)
+
+
 @pytest.mark.parametrize("loss", ["none", "removed", "emptied", "damaged", "cut off"])
 def test_everything_comes_back(store: ckstore.Store, loss: str) -> None:
     before = seen(store)
@@ -77,10 +86,7 @@ def test_everything_comes_back(store: ckstore.Store, loss: str) -> None:
     elif loss == "cut off":
         os.truncate(catalog, catalog.stat().st_size // 2)
     if loss != "none":
-        with pytest.raises(CkstoreError) as raised, ckstore.open(store.path) as broken:
-            broken.verify()
-            raise IntegrityError("`verify` reported it; run `ckstore recover`.")
-        assert "ckstore recover" in str(raised.value)
+        assert "ckstore recover" in complaint(store.path)
     assert recover(store.path).problems == []
     with ckstore.open(store.path) as again:
         assert seen(again) == before
@@ -164,9 +170,7 @@ def test_a_log_record_that_is_damaged(store: ckstore.Store) -> None:
     assert recover(store.path).problems == []
 
 
-def test_what_a_crash_leaves_behind(
-    store: ckstore.Store, paths: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_crash_leaves_behind(store: ckstore.Store, paths: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Packs of a version that was never committed bring it back; a tag that was logged is set."""
 
     class Crash(BaseException):

@@ -93,7 +93,7 @@ def with_subnormals(directory: Path, count: int) -> list[Path]:
     paths = []
     for step in range(count):
         weight = weight + generator.normal(0, 1e-39, weight.shape).astype(np.float32)
-        assert 0 < np.count_nonzero((weight != 0) & (np.abs(weight) < np.finfo(np.float32).tiny))
+        assert np.count_nonzero((weight != 0) & (np.abs(weight) < np.finfo(np.float32).tiny)) > 0
         path = directory / f"step{step}.pt"
         small = torch.from_numpy(weight[0].copy())
         torch.save({"w": torch.from_numpy(weight.copy()), "exp_avg": small, "step": step}, path)
@@ -188,10 +188,10 @@ def small_view_of_a_large_storage() -> Any:
 
 
 def all_dtypes() -> Any:
-    names = (
-        "float64 float32 float16 bfloat16 float8_e4m3fn float8_e5m2 int64 int32 int16 int8 uint8 bool complex64"
-        " complex128"
-    ).split()
+    names = [
+        "float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int64", "int32", "int16", "int8",
+        "uint8", "bool", "complex64", "complex128",
+    ]  # fmt: skip
     values = torch.arange(70_000) % 251 - 100
     return {name: values.to(getattr(torch, name)) for name in names}
 

@@ -23,8 +23,10 @@ class Huffman(Codec):  # type: ignore[misc]
     dtype : dtype-like
         Integer dtype of the elements, of 1, 2, 4 or 8 bytes; unsigned numbers count as signed modulo 2 to the width.
 
-    Notes ----- The codec sees one sequence of integers and codes it against its own order-0 statistics: put
-    differences into it, not values that drift. It is lossless, and payloads carry checksums: what is damaged raises
+    Notes
+    -----
+    The codec sees one sequence of integers and codes it against its own order-0 statistics: put differences into it,
+    not values that drift. It is lossless, and payloads carry checksums: what is damaged raises
     `ckstore.errors.IntegrityError`.
 
     Payloads that ckstore itself wrote with classes (`ckstore.codecs.integers.encode_integers`) decode here too, but

@@ -8,11 +8,11 @@ bytes                  content
 1                      format, 1
 1                      flags: bits 0-1 log2 of the element's bytes; bits 2-3 log2 of the bytes that hold every value;
                        bit 4 elements have classes; bit 5 streams follow
-4                      CRC-32: without streams, of the decoded integers and then all other bytes; with streams, of
+4                      CRC-32C: without streams, of the decoded integers and then all other bytes; with streams, of
                        all other bytes but the next four
-4, with streams        CRC-32 of the decoded integers
+4, with streams        CRC-32C of the decoded integers
 1 to 9                 count: 128 + k for 2^k; or the number of bytes that follow, and those
-4, with classes        CRC-32 of the classes, one byte each
+4, with classes        CRC-32C of the classes, one byte each
 varints, with streams  bytes of the directory and of streams 0, 1 and 2
 rest                   directory; four streams; with streams, eight zero bytes
 =====================  ==============================================================================================

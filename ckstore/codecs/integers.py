@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ckstore.codecs.checksum import crc32c
 from ckstore.codecs.integer_header import (
     DAMAGED,
     FORMAT,
@@ -22,10 +22,6 @@ from ckstore.codecs.integer_header import (
 from ckstore.errors import IntegrityError, UsageError
 
 Array = npt.NDArray[Any]
-
-
-def _crc(data: Array | bytes | memoryview, start: int = 0) -> int:
-    return zlib.crc32(cast(Any, data), start)
 
 
 def encode_integers(values: Array, classes: Array | None = None) -> bytes:
@@ -49,19 +45,19 @@ def encode_integers(values: Array, classes: Array | None = None) -> bytes:
     flags = plan.width_code | plan.narrow_code << 2 | (classes is not None) * GROUPED | streamed * STREAMED
     head = bytearray(count_bytes(plan.coded.size))
     if classes is not None:
-        head += _crc(_fixed(classes)).to_bytes(4, "little")
+        head += crc32c(_fixed(classes)).to_bytes(4, "little")
     directory = _write_directory(plan, classes is not None)
-    check = _crc(plan.coded.astype(f"<i{1 << plan.narrow_code}", copy=False))
+    check = crc32c(plan.coded.astype(f"<i{1 << plan.narrow_code}", copy=False))
     if not streamed:
         rest = bytes(head) + directory
-        check = _crc(rest, _crc(bytes((FORMAT, flags)), check))
+        check = crc32c(rest, crc32c(bytes((FORMAT, flags)), check))
         return bytes((FORMAT, flags)) + check.to_bytes(4, "little") + rest
 
     streams = _write_streams(plan)
     for size in (len(directory), *map(len, streams[:3])):
         head += varint(size)
     rest = b"".join((check.to_bytes(4, "little"), head, directory, *streams, bytes(PADDING)))
-    whole = _crc(memoryview(rest)[4:], _crc(bytes((FORMAT, flags))))
+    whole = crc32c(memoryview(rest)[4:], crc32c(bytes((FORMAT, flags))))
     return b"".join((bytes((FORMAT, flags)), whole.to_bytes(4, "little"), rest))
 
 
@@ -101,9 +97,9 @@ def decode_integers(payload: bytes | bytearray | memoryview, out: Array, classes
         raise IntegrityError("The payload was encoded without classes: decode it without them.")
     if classes is not None:
         classes = _fixed(classes)
-        if _crc(classes) != header.classes_check:
+        if crc32c(classes) != header.classes_check:
             raise IntegrityError("The payload was encoded with other classes: give those of the base it was coded by.")
-    if header.streamed and header.check != _crc(view[10:], _crc(view[:2])):
+    if header.streamed and header.check != crc32c(view[10:], crc32c(view[:2])):
         raise IntegrityError(DAMAGED)
 
     coder = np.zeros(5, np.int64)
@@ -135,20 +131,21 @@ def decode_integers(payload: bytes | bytearray | memoryview, out: Array, classes
     if entropy_read.read_streams(buffer, positions, ends, groups, number, rows, lengths, runs, pair_values, coded):
         raise IntegrityError(DAMAGED)
     narrow = coded.astype(f"<i{header.narrow}", copy=False)
-    check = _crc(narrow)
+    check = crc32c(narrow)
     if header.streamed:
         if check != header.data_check:
             raise IntegrityError(DAMAGED)
-    elif _crc(view[6:], _crc(view[:2], check)) != header.check:
+    elif crc32c(view[6:], crc32c(view[:2], check)) != header.check:
         raise IntegrityError(DAMAGED)
     if classes is not None:
         counts = np.zeros(entropy_order.CLASSES, np.int64)
         counts[groups[:number, entropy_directory.CLASS]] = groups[:number, entropy_directory.COUNT]
         actual = np.zeros(entropy_order.CLASSES, np.int64)
-        if entropy_order.class_counts(classes, actual) or not np.array_equal(counts, actual):
+        cursors = np.empty((entropy_order.QUARTERS, entropy_order.CLASSES), np.int64)
+        if entropy_order.class_counts(classes, actual, cursors) or not np.array_equal(counts, actual):
             raise IntegrityError(DAMAGED)
         natural = signed if signed.dtype == wide and signed.flags.aligned else np.empty(header.count, wide)
-        entropy_order.to_natural_order(coded, classes, counts, natural)
+        entropy_order.to_natural_order(coded, classes, cursors, natural)
         if natural is not signed:
             signed[:] = natural
     elif not direct:
@@ -220,10 +217,11 @@ def _plan(values: Array, classes: Array | None) -> _Plan:
     else:
         classes = _fixed(classes)
         counts = np.zeros(entropy_order.CLASSES, np.int64)
-        if entropy_order.class_counts(classes, counts):
+        cursors = np.empty((entropy_order.QUARTERS, entropy_order.CLASSES), np.int64)
+        if entropy_order.class_counts(classes, counts, cursors):
             raise UsageError("Classes must lie between 0 and 63.")
         ordered = np.empty_like(coded)
-        entropy_order.to_coded_order(coded, classes, counts, ordered)
+        entropy_order.to_coded_order(coded, classes, cursors, ordered)
         coded = _fixed(ordered)
         present = np.flatnonzero(counts)
         number = present.size

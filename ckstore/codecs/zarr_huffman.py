@@ -10,7 +10,7 @@ import numpy as np
 from zarr.abc.codec import ArrayBytesCodec
 from zarr.core.common import parse_named_configuration
 
-from ckstore.codecs.integers import decode_integers, encode_integers
+from ckstore.codecs.integers import count_integers, decode_integers, encode_integers
 from ckstore.errors import UsageError
 
 if TYPE_CHECKING:
@@ -27,9 +27,11 @@ NAME = "ckstore.huffman"
 class HuffmanCodec(ArrayBytesCodec):
     """Entropy coding of integer chunks in place of Zarr's `bytes` codec.
 
-    Notes ----- Chunks are coded in C order, as one group. An array that ckstore wrote in context order reads here as
-    integers in *coded order* (stably sorted by the class of each element's base within its chunk), and its attributes
-    say so. The codec never reads another array.
+    Notes
+    -----
+    Chunks are coded in C order, as one group. An array that ckstore wrote in context order reads here as integers in
+    *coded order* (stably sorted by the class of each element's base within its chunk), and its attributes say so. The
+    codec never reads another array.
 
     Examples
     --------
@@ -64,8 +66,15 @@ class HuffmanCodec(ArrayBytesCodec):
 
     def _decode(self, chunk_bytes: Buffer, chunk_spec: ArraySpec) -> NDBuffer:
         dtype = self._dtype(chunk_spec)
+        payload = chunk_bytes.as_numpy_array().data
         flat = np.empty(int(np.prod(chunk_spec.shape, dtype=np.int64)), dtype.newbyteorder("="))
-        decode_integers(chunk_bytes.as_numpy_array().data, flat)
+        count, _ = count_integers(payload)
+        if count < flat.size and len(chunk_spec.shape) == 1:
+            # The last chunk of a pack's array holds no more elements than the array has.
+            flat[count:] = 0
+            decode_integers(payload, flat[:count])
+        else:
+            decode_integers(payload, flat)
         if not dtype.isnative:
             flat = flat.astype(dtype)
         return chunk_spec.prototype.nd_buffer.from_numpy_array(flat.reshape(chunk_spec.shape))

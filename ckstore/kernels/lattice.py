@@ -88,6 +88,25 @@ def linear_distance(
 
 
 @njit(**_OPTIONS)
+def _quantise_flat(
+    values: np.ndarray, predicted: np.ndarray, inverse: float, hysteresis: float, out: np.ndarray
+) -> None:
+    """`linear_quantise` with one step for all elements, without branches in its loops."""
+    if predicted.size == 0:
+        for k in range(values.size):
+            scaled = np.float64(values[k]) * inverse
+            nearest = min(max(np.rint(scaled), -16777216.0), 16777216.0)
+            out[k] = np.int32(nearest if abs(scaled) <= 1.7976931348623157e308 else 0.0)
+        return
+    for k in range(values.size):
+        scaled = np.float64(values[k]) * inverse
+        prediction = np.float64(predicted[k])
+        nearest = min(max(np.rint(scaled), -16777216.0), 16777216.0)
+        moved = abs(scaled - prediction) >= hysteresis and abs(scaled) <= 1.7976931348623157e308
+        out[k] = np.int32(nearest if moved else prediction)
+
+
+@njit(**_OPTIONS)
 def linear_quantise(
     values: np.ndarray,
     predicted: np.ndarray,
@@ -106,6 +125,9 @@ def linear_quantise(
     """
     lowest, highest = _exponent_range(step, rows, cols)
     inverses = _power_table(-highest, -lowest)
+    if rows.size == 0 and cols.size == 0:
+        _quantise_flat(values, predicted, inverses[0], hysteresis, out)
+        return
     row = start // width
     col = start - row * width
     for k in range(values.size):
@@ -188,8 +210,16 @@ def own_predict32(
     """
     lowest, highest = _exponent_range(step, rows, cols)
     powers = _power_table(lowest, highest)
-    lengths = _length_table()
     floats = out.view(np.float32)
+    if rows.size == 0 and cols.size == 0 and step < 103:
+        # No value overflows, so that a value's exponent field tells the bit length of its integer.
+        for k in range(integers.size):
+            floats[k] = np.float32(np.float64(integers[k]) * powers[0])
+        for k in range(integers.size):
+            field = np.int32((out[k] >> np.uint32(23)) & np.uint32(255))
+            classes[k] = np.uint8(field - (step + 126)) if field else np.uint8(32)
+        return
+    lengths = _length_table()
     row = start // width
     col = start - row * width
     for k in range(integers.size):
@@ -251,6 +281,34 @@ def own_predict64(
 
 
 @njit(**_OPTIONS)
+def _chained_flat32(
+    base: np.ndarray, integers: np.ndarray, step: int, power: float, reach: float, out: np.ndarray, classes: np.ndarray
+) -> None:
+    """`chained_predict32` with one step for all elements, without branches in its loops."""
+    floats = out.view(np.float32)
+    parents = base.view(np.float32)
+    for k in range(base.size):
+        value = np.float64(parents[k])
+        value = value if abs(value) >= 1.1754943508222875e-38 else np.float64(0.0)
+        low = (np.float64(integers[k]) - reach) * power
+        high = (np.float64(integers[k]) + reach) * power
+        below = value < low
+        above = value > high
+        rim = low if below else high
+        rim = rim if abs(rim) >= 1.1754943508222875e-38 else np.float64(0.0)
+        floats[k] = np.float32(rim)
+        classes[k] = np.uint8(21) if below else (np.uint8(42) if above else np.uint8(0))
+    for k in range(base.size):
+        whole = (base[k] & np.uint32(0x7F800000)) != np.uint32(0x7F800000)
+        moved = classes[k] != 0 and whole
+        bits = out[k] if moved else base[k]
+        out[k] = bits
+        level = np.int32((bits >> np.uint32(23)) & np.uint32(255)) - np.int32(119 + step)
+        level = min(max(level, np.int32(0)), np.int32(20))
+        classes[k] = np.uint8(level + (np.int32(classes[k]) if moved else np.int32(0)))
+
+
+@njit(**_OPTIONS)
 def chained_predict32(
     base: np.ndarray,
     integers: np.ndarray,
@@ -271,6 +329,9 @@ def chained_predict32(
     """
     lowest, highest = _exponent_range(step, rows, cols)
     powers = _power_table(lowest, highest)
+    if rows.size == 0 and cols.size == 0:
+        _chained_flat32(base, integers, step, powers[0], reach, out, classes)
+        return
     floats = out.view(np.float32)
     parents = base.view(np.float32)
     row = start // width

@@ -242,6 +242,16 @@ class Catalog:
         rows = self._connection.rows("SELECT number, pid, host, created FROM reservations ORDER BY number")
         return [Claim(*row) for row in rows]
 
+    def skip_numbers(self, last: int) -> None:
+        """Hand out no number up to and with `last` from now on."""
+        with self.transaction():
+            # An explicit number moves the table's own count on.
+            self._connection.execute(
+                "INSERT OR IGNORE INTO reservations VALUES (?, ?, ?, ?)",
+                [last, os.getpid(), socket.gethostname(), durable.timestamp()],
+            )
+            self._connection.execute("DELETE FROM reservations WHERE number = ?", [last])
+
     def release_number(self, number: int) -> None:
         """Give up a reservation; the number is not handed out again."""
         with self.transaction():

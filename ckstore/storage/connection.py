@@ -68,6 +68,8 @@ class Connection:
     def rows(self, statement: str, parameters: Sequence[Any] = ()) -> list[Any]:
         """All rows of a query, as tuples."""
         with self._lock, explained(self.path):
+            if not self._depth and not self._same_file() and self.path.is_file():
+                self._reopen()
             return self._database.execute(statement, parameters).fetchall()
 
     def execute(self, statement: str, parameters: Sequence[Any] = ()) -> sqlite3.Cursor:
@@ -120,9 +122,12 @@ class Connection:
                 return
             # `recover` put another catalog in this one's place: what is written here would be written to nowhere.
             self._database.execute("ROLLBACK")
-            self._database.close()
-            self._database = self._connect()
-            self._check_format()
+            self._reopen()
+
+    def _reopen(self) -> None:
+        self._database.close()
+        self._database = self._connect()
+        self._check_format()
 
     def _same_file(self) -> bool:
         try:

@@ -77,7 +77,7 @@ def full_error(directory: Path, needed: int) -> CkstoreError:
         free = f"{status.f_bavail * status.f_frsize:,}"
     return CkstoreError(
         f"No space for {directory}: at least {needed:,} more bytes are needed and {free} are free;"
-        " free some, for instance with `ckstore gc`, and try again."
+        " free some and try again."
     )
 
 

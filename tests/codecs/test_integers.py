@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import google_crc32c
 import numpy as np
 import pytest
 from hypothesis import given
@@ -247,7 +247,7 @@ def test_every_missing_or_surplus_byte_is_found(values, classes):
 def with_right_checksum(payload):
     """The payload with the checksum of itself set right, so that what is wrong reaches the decoder."""
     if len(payload) > 10 and payload[1] & 32:
-        check = zlib.crc32(payload[10:], zlib.crc32(payload[6:10], zlib.crc32(payload[:2])))
+        check = google_crc32c.value(bytes(payload[:2] + payload[10:]))
         payload = payload[:2] + check.to_bytes(4, "little") + payload[6:]
     return bytes(payload)
 

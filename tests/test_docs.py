@@ -1,0 +1,235 @@
+"""Runs the documentation: its commands and examples, its links, and what it says of the public API.
+
+A page's ```` ```console ```` and ```` ```python ```` blocks run in the order in which they stand, in one directory of
+their own. In console blocks, lines after ``$ `` are commands and the others what these print; what is printed is
+compared with numbers and ids made equal, and ``...`` on a line of its own stands for any lines. Python blocks share
+one namespace; those with prompts are doctests. Blocks of any other kind are only shown.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import doctest
+import functools
+import inspect
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ckstore
+from ckstore import errors
+from ckstore.cli.verb import EXIT_CODES
+from ckstore.ingest import IngestReport
+from ckstore.rebase import RebaseReport
+from ckstore.recover import RecoverReport
+from ckstore.run import Run
+from ckstore.storage.rows import VersionRow
+from ckstore.tensor import LazyTensor
+from ckstore.verify import VerifyReport
+from ckstore.version import Version
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+DOCS = REPOSITORY / "docs"
+PAGES = [REPOSITORY / "README.md", REPOSITORY / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+EXECUTED = ("console", "python")
+
+#: What differs from one run or machine to the next: ids, times, numbers with their units, plurals.
+VARIABLE = re.compile(r"\b[0-9a-f]{12,64}\b|[-+]?\d[\d,.:]*(?:e-?\d+)?(?: ?(?:B|kB|MB|GB|TB|s)\b)?|(?<=\w)s\b")
+
+
+def blocks(page: Path) -> list[tuple[str, str]]:
+    """(Language, text) of the blocks of a page that are run."""
+    return [(kind, text) for kind, text in BLOCK.findall(page.read_text()) if kind in EXECUTED]
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(REPOSITORY))
+
+
+def alike(text: str) -> str:
+    return " ".join(VARIABLE.sub("#", text).split())
+
+
+def agrees(shown: str, printed: str) -> bool:
+    """Whether output is what a page shows, up to what varies."""
+    parts = [re.escape(alike(part)) for part in re.split(r"(?m)^\.\.\.$", shown)]
+    return re.fullmatch(r"\s*" + r".*".join(parts) + r"\s*", alike(printed), re.DOTALL) is not None
+
+
+def commands(block: str) -> list[tuple[str, str]]:
+    """(Command, what it prints) of a console block; lines that begin with ``> `` go on with the command."""
+    found: list[tuple[list[str], list[str]]] = []
+    for line in block.splitlines():
+        if line.startswith("$ "):
+            found.append(([line[2:]], []))
+        elif line.startswith("> ") and not found[-1][1]:
+            found[-1][0].append(line[2:])
+        else:
+            found[-1][1].append(line)
+    return [("\n".join(command), "\n".join(shown)) for command, shown in found]
+
+
+def run_console(block: str, place: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "CKSTORE"}
+    environment |= {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}", "PYTHONWARNINGS": "error",
+        "TZ": "UTC", "LC_ALL": "C.UTF-8",
+    }  # fmt: skip
+    for command, shown in commands(block):
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", command], cwd=place, env=environment,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{command}\n{done.stdout}"
+        assert agrees(shown, done.stdout), f"$ {command}\nshown:\n{shown}\nprinted:\n{done.stdout}"
+
+
+def run_python(block: str, namespace: dict[str, Any], page: Path) -> None:
+    if not block.startswith(">>> "):
+        exec(compile(block, name(page), "exec"), namespace)
+        return
+    flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    test = doctest.DocTestParser().get_doctest(block, namespace, name(page), name(page), 0)
+    printed: list[str] = []
+    # A copy of the namespace would lose what the block defines.
+    test.globs = namespace
+    failed = doctest.DocTestRunner(optionflags=flags).run(test, out=printed.append, clear_globs=False).failed
+    assert not failed, "".join(printed)
+
+
+@pytest.fixture(scope="session")
+def tutorial_store(gpt_run: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the tutorial leaves: a store of a tiny run with a tag."""
+    place = tmp_path_factory.mktemp("tutorial")
+    (place / "runs").mkdir()
+    (place / "runs" / "gpt").symlink_to(gpt_run[0].parent)
+    with contextlib.chdir(place), ckstore.init(".ckstore") as store:
+        for path in gpt_run:
+            store.ingest(Path("runs", "gpt", path.name), run="gpt")
+        store.tag("gpt@100", "best")
+    return place / ".ckstore"
+
+
+def begin(page: Path, place: Path, gpt_run: list[Path], request: pytest.FixtureRequest) -> None:
+    """Put what a page starts from into its directory."""
+    (place / "runs").mkdir()
+    (place / "runs" / "gpt").symlink_to(gpt_run[0].parent)
+    (place / "tools").mkdir()
+    # What the script of this name does once its environment is there.
+    train = f'#!/bin/sh\nPYTHONPATH={REPOSITORY} exec {sys.executable} -m tools.runs "$@"\n'
+    (place / "tools" / "train").write_text(train)
+    (place / "tools" / "train").chmod(0o755)
+    if page.parent == DOCS / "how-to":
+        made = request.getfixturevalue("tutorial_store")
+        shutil.copytree(made, place / ".ckstore")
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=name)
+def test_what_a_page_shows_is_what_happens(
+    page: Path, gpt_run: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+):
+    begin(page, tmp_path, gpt_run, request)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("CKSTORE", raising=False)
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    for kind, text in blocks(page):
+        if kind == "console":
+            run_console(text, tmp_path)
+        else:
+            run_python(text, namespace, page)
+
+
+@functools.cache
+def anchors(page: Path) -> set[str]:
+    """The anchors that headings of a page get."""
+    text = BLOCK.sub("", page.read_text())
+    found = set()
+    for heading in re.findall(r"^#+ (.+)$", text, re.MULTILINE):
+        plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower().replace("`", "")
+        found.add(re.sub(r"[^\w\- ]", "", plain).replace(" ", "-"))
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_lead_somewhere(page: Path):
+    text = re.sub(r"`[^`\n]*`", "", BLOCK.sub("", page.read_text()))
+    for target in re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r'(?:src|href)="([^"]+)"', text):
+        if target.startswith("https://"):
+            continue
+        path, _, anchor = target.partition("#")
+        found = page.parent / path if path else page
+        assert found.exists(), f"{name(page)} links to {target}"
+        assert not anchor or anchor in anchors(found), f"{name(page)} links to {target}: no such heading"
+
+
+def test_every_page_can_be_reached_from_the_readme():
+    seen: set[Path] = set()
+    left = [REPOSITORY / "README.md"]
+    while left:
+        page = left.pop()
+        if page in seen:
+            continue
+        seen.add(page)
+        links = re.findall(r"\]\(([^)#\s]+\.md)(?:#[^)]*)?\)", page.read_text())
+        left += [(page.parent / link).resolve() for link in links if not link.startswith("https://")]
+    assert set(PAGES) <= seen
+
+
+def signature(function: Any) -> str:
+    """Parameters with their defaults, without annotations and `self`."""
+    parameters = [
+        parameter.replace(annotation=inspect.Parameter.empty)
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.name != "self"
+    ]
+    return str(inspect.Signature(parameters)).replace("Ellipsis", "...")
+
+
+def members(kind: type) -> list[str]:
+    """How the public members of a class stand in the reference."""
+    found = []
+    for member, value in vars(kind).items():
+        if member == "__getitem__":
+            found.append(f"`{kind.__name__}[{next(iter(inspect.signature(value).parameters.keys() - {'self'}))}]`")
+        elif not member.startswith("_"):
+            parameters = signature(value) if inspect.isfunction(value) else ""
+            found.append(f"`{kind.__name__}.{member}{parameters}`")
+    return found
+
+
+def test_the_reference_names_the_public_api():
+    text = (DOCS / "reference" / "python.md").read_text()
+    missing = [exported for exported in ckstore.__all__ if f"`{exported}" not in text and f".{exported}" not in text]
+    wanted = [f"`ckstore.{function.__name__}{signature(function)}`" for function in (ckstore.init, ckstore.open)]
+    for kind in (ckstore.Store, Version, Run, LazyTensor):
+        wanted += members(kind)
+    missing += [line for line in wanted if line not in text]
+    assert not missing, "\n".join(missing)
+
+
+@pytest.mark.parametrize("report", [IngestReport, VerifyReport, RebaseReport, RecoverReport, VersionRow])
+def test_the_reference_names_what_reports_hold(report: Any):
+    text = (DOCS / "reference" / "python.md").read_text()
+    section = text.split(f"### `{report.__name__}`")[1].split("\n#")[0]
+    assert [field for field in report.__dataclass_fields__ if f"`{field}`" not in section] == []
+
+
+def test_the_reference_of_errors_is_complete():
+    text = (DOCS / "reference" / "errors.md").read_text()
+    for kind in vars(errors).values():
+        if isinstance(kind, type) and issubclass(kind, errors.CkstoreError):
+            assert re.search(rf"\| `{kind.__name__}` \| `{kind.kind}` \| {kind.exit_code} \|", text), kind
+    for code, meaning in EXIT_CODES.items():
+        assert f"| {code} | {meaning} |" in text
+
+
+def test_the_figures_of_the_readme_are_one_block():
+    text = (REPOSITORY / "README.md").read_text()
+    assert re.search(r"<!-- figures -->\n.*`tools/bench/.*<!-- /figures -->", text, re.DOTALL)

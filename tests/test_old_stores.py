@@ -1,0 +1,79 @@
+"""Stores that earlier versions wrote stay readable: each opens, gives what went in, is recovered and goes on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ckstore
+from ckstore.recover import recover
+from ckstore.storage import connection
+from tests.checkpoints import scratch, sha256
+
+STORES = Path(__file__).parent / "fixtures" / "stores"
+
+
+def formats() -> list[str]:
+    return sorted(path.name for path in STORES.iterdir() if path.is_dir())
+
+
+@pytest.fixture(params=formats())
+def old(request: pytest.FixtureRequest) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """A copy of a store, and what must come out of it."""
+    source = STORES / request.param
+    with scratch() as directory:
+        # Version control keeps no empty directories, and files that may be written to.
+        shutil.copytree(source / "store", directory / "store")
+        yield directory / "store", json.loads((source / "expected.json").read_text())
+
+
+def test_the_present_format_is_among_them() -> None:
+    assert str(connection.FORMAT) in formats()
+
+
+def check(store: ckstore.Store, expected: dict[str, Any], out: Path) -> None:
+    assert [row.number for row in store.versions()] == sorted(version["number"] for version in expected["versions"])
+    for version in expected["versions"]:
+        row = store[version["number"]].row
+        assert (row.run, row.step) == (version["run"], version["step"])
+        store[row.number].checkout(out)
+        for name, digest in version["sha256"].items():
+            assert sha256(out / name if name else out) == digest
+        shutil.rmtree(out) if out.is_dir() else out.unlink()
+    assert store.catalog.tags() == expected["tags"]
+    assert store["best"]["model/w"][3].tolist() == expected["value"]
+    assert store.verify().problems == []
+
+
+def test_it_reads(old: tuple[Path, dict[str, Any]]) -> None:
+    path, expected = old
+    with ckstore.open(path, "r") as store:
+        check(store, expected, path.parent / "out")
+
+
+def test_it_is_recovered(old: tuple[Path, dict[str, Any]]) -> None:
+    path, expected = old
+    (path / "catalog.sqlite").unlink()
+    assert recover(path).problems == []
+    with ckstore.open(path, "r") as store:
+        check(store, expected, path.parent / "out")
+
+
+def test_it_goes_on(old: tuple[Path, dict[str, Any]]) -> None:
+    path, expected = old
+    with ckstore.open(path) as store:
+        weights = store["a@3"].state_dict()
+        weights["model"]["w"] += 1e-3
+        torch.save(weights, path.parent / "more.pt")
+        number = store.ingest(path.parent / "more.pt", run="a", step=100, verify=True).version.number
+        store[number].checkout(path.parent / "out")
+        assert sha256(path.parent / "out") == sha256(path.parent / "more.pt")
+        (path.parent / "out").unlink()
+        expected["versions"].append({"number": number, "run": "a", "step": 100, "sha256": {}})
+        check(store, expected, path.parent / "out")
