@@ -25,9 +25,10 @@ def catalog_problems(store: Store, versions: Sequence[Version]) -> Iterator[str]
     """A sentence for everything in the catalog that contradicts the log or the manifests of `versions`."""
     yield from _tags(store)
     exact = _exact_packs(store)
+    present = {row.number for row in store.catalog.versions()}
     for version in versions:
         try:
-            wrong = _wrong_fields(store, version, exact)
+            wrong = _wrong_fields(store, version, exact, present)
         except CkstoreError:
             continue  # The manifest cannot be read; that is said where the version itself is checked.
         if wrong:
@@ -37,14 +38,17 @@ def catalog_problems(store: Store, versions: Sequence[Version]) -> Iterator[str]
             )
 
 
-def _wrong_fields(store: Store, version: Version, exact: dict[tuple[int, str], PackInfo]) -> list[str]:
+def _wrong_fields(
+    store: Store, version: Version, exact: dict[tuple[int, str], PackInfo], present: set[int]
+) -> list[str]:
     row, document = version.row, version.document
     packs = [exact[found] for found in [(row.number, document.created)] if found in exact]
     packs.append(PackInfo(row.pack, store.packs.size(row.pack), "coarse"))
     expected = version_row(document, packs, store.packs.find_entry(row.pack, manifest.MEMBER))
     wrong = [name for name in _FIELDS if getattr(row, name) != getattr(expected, name)]
-    # A version that was forgotten hands its children to its own parent, which is older.
-    if row.parent != expected.parent and (expected.parent is None or (row.parent or 0) >= expected.parent):
+    # A version that was forgotten handed its children to its own parent, which is older.
+    allowed = row.parent is None or row.parent < (expected.parent or 0)
+    if row.parent != expected.parent and (expected.parent is None or expected.parent in present or not allowed):
         wrong.append("parent")
     return wrong
 

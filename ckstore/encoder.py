@@ -212,7 +212,11 @@ class ObjectEncoder:
         if record is None or content is None or record.kind != "linear":
             return self._estimate_first(unit, sample)
         bits, start = sample.bits, sample.start
-        before = sample.cut(self.reader.exact(content, sample.chunk))
+        ancestors = [
+            (name, ancestor, sample.cut(self.reader.exact(ancestor, sample.chunk)))
+            for name, ancestor in _ancestors(self.reader.content_chain(content))
+        ]
+        before = ancestors[-1][2]
         if _is_unrelated(bits, before, record.dtype):
             return self._estimate_first(unit, sample)
         lattice = self._next_lattice(record, sample, before)
@@ -232,8 +236,7 @@ class ObjectEncoder:
             Option("delta", delta + own, delta_cost + own_cost, is_base=False),
         ]
         plans = {"base": Plan(None), "delta": Plan(record)}
-        for name, ancestor in _ancestors(self.reader.content_chain(content)):
-            exact = before if ancestor is content else sample.cut(self.reader.exact(ancestor, sample.chunk))
+        for name, ancestor, exact in ancestors:
             chained, factor = min(
                 (
                     sample.nbytes(*_residuals(lattice, bits, integers, start, scaled(exact, lattice.dtype, factor))),
@@ -341,9 +344,12 @@ def _residuals(
 
 
 def _ancestors(chain: list[Ancestor]) -> list[tuple[str, Ancestor]]:
-    """What a delta may be stored against: the parent, what the parent is stored against, and the chain's end."""
+    """What a delta may be stored against: the chain's end, what the parent is stored against, and the parent.
+
+    In this order each is decoded from the one before, which is still at hand.
+    """
     places = sorted({0, min(1, len(chain) - 1), len(chain) - 1})
-    return [(f"delta-{place}", chain[place]) for place in places]
+    return [(f"delta-{place}", chain[place]) for place in reversed(places)]
 
 
 def _is_unrelated(bits: Bits, before: Bits, dtype: str) -> bool:

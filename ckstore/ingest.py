@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,7 +15,7 @@ import numpy as np
 
 from ckstore.documents import BlobRef, FileEntry, LayoutDocument, VersionDocument
 from ckstore.encoder import Encoded, Estimate, ObjectEncoder
-from ckstore.errors import CkstoreError, ConflictError
+from ckstore.errors import CkstoreError, ConflictError, UsageError
 from ckstore.formats.layout import ITEM_SIZES, FileLayout
 from ckstore.lineage.cost import Work, cost
 from ckstore.lineage.planner import Choice, plan
@@ -35,6 +36,9 @@ BUDGET = 2.0
 #: Versions are planned for this part of the budget: the cost model is off by a few per cent either way.
 PLANNED = 0.95
 
+#: Objects are estimated, planned and encoded in windows of about this many bytes.
+WINDOW = 32 << 20
+
 #: A delta of a blob below this size is kept without asking what the blob would take alone.
 _SMALL_BLOB = 1024
 
@@ -45,6 +49,20 @@ _HUFFMAN = {"name": "ckstore.huffman"}
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+
+
+def check_request(run: str, step: int | None, metrics: dict[str, Any]) -> None:
+    """Raise `UsageError` for what cannot be told apart or kept, before anything is read."""
+    if not run.isprintable() or run != run.strip() or "@" in run:
+        raise UsageError(
+            f"{run!r} cannot name a run: it has an @, blanks at its ends or what cannot be printed; choose another."
+        )
+    if step is not None and (isinstance(step, bool) or not -(2**63) <= step < 2**63):
+        raise UsageError(f"{step} cannot be a step; give an integer of at most 64 bits.")
+    try:
+        json.dumps(metrics)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"The metrics cannot be kept ({error}); give plain numbers and strings.") from error
 
 
 @dataclass(slots=True)
@@ -165,38 +183,65 @@ class Ingest:
         for unit, content in zip(scanned.units, scanned.contents, strict=True):
             if content not in known:
                 todo.setdefault(content, unit)
-        with ThreadPoolExecutor(worker_count(), thread_name_prefix="ckstore") as pool:
-            estimates = list(
-                in_order(
-                    pool,
-                    lambda unit: self.encoder.estimate(
-                        unit, self._chunk_reader(scanned, unit), self._match(unit, parents)
-                    ),
-                    todo.values(),
-                    2 * worker_count(),
-                )
-            )
-            choices = self._plan(scanned, known, estimates)
-            with PackWriter(self.root, "coarse") as coarse, PackWriter(self.root, "exact") as exact:
-                writer = ObjectWriter(coarse, exact)
-                jobs = list(zip(todo.items(), estimates, choices, strict=True))
-                encoded = in_order(pool, lambda job: self._encode(scanned, *job), jobs, worker_count() + 1)
-                for ((content, unit), estimate, choice), layers in zip(jobs, encoded, strict=True):
-                    stored = bool(layers.identity) and self.resolver.known_lattice(layers.identity) is not None
-                    known[content] = writer.add(content, estimate, choice, layers, stored=stored)
-                    if progress is not None:
-                        progress(unit.nbytes)
-                for file in scanned.files:
-                    file.source.check_unchanged()
-                return self._commit(number, scanned, request, known, writer, progress)
+        budget = _Budget(cost(writing_work([file.layout for file in scanned.files])), scanned.size)
+        for content in known:
+            budget.add(cost(self.reader.full_work(content)), cost(self.reader.work(content)))
+        with (
+            ThreadPoolExecutor(worker_count(), thread_name_prefix="ckstore") as pool,
+            PackWriter(self.root, "coarse") as coarse,
+            PackWriter(self.root, "exact") as exact,
+        ):
+            writer = ObjectWriter(coarse, exact)
+            for job, layers in self._encoded(pool, scanned, list(todo.items()), parents, budget):
+                stored = bool(layers.identity) and self.resolver.known_lattice(layers.identity) is not None
+                known[job.content] = writer.add(job.content, job.estimate, job.choice, layers, stored=stored)
+                if progress is not None:
+                    progress(job.estimate.unit.nbytes)
+            for file in scanned.files:
+                file.source.check_unchanged()
+            return self._commit(number, scanned, request, known, writer, progress)
 
-    def _encode(self, scanned: ScannedVersion, job: tuple[str, Unit], estimate: Estimate, choice: Choice) -> Encoded:
-        content, unit = job
+    def _encoded(
+        self,
+        pool: ThreadPoolExecutor,
+        scanned: ScannedVersion,
+        todo: Sequence[tuple[str, Unit]],
+        parents: dict[tuple[str, str], str],
+        budget: _Budget,
+    ) -> Iterator[tuple[_Job, Encoded]]:
+        """Estimate, plan and encode objects window by window, so that chunks decoded for one are at hand for the other.
+
+        While the objects of a window are encoded and written, those of the next one are estimated.
+        """
+
+        def estimated(unit: Unit) -> Estimate:
+            return self.encoder.estimate(unit, self._chunk_reader(scanned, unit), self._match(unit, parents))
+
+        windows = _windows(todo)
+        upcoming = [pool.submit(estimated, unit) for _, unit in windows[0]] if windows else []
+        try:
+            for number, window in enumerate(windows):
+                estimates = [future.result() for future in upcoming]
+                choices = budget.plan(estimates)
+                jobs = [
+                    _Job(content, estimate, choice)
+                    for (content, _), estimate, choice in zip(window, estimates, choices, strict=True)
+                ]
+                encoding = deque((job, pool.submit(self._encode, scanned, job)) for job in jobs)
+                following = windows[number + 1] if number + 1 < len(windows) else []
+                upcoming = [pool.submit(estimated, unit) for _, unit in following]
+                while encoding:
+                    job, future = encoding.popleft()
+                    yield job, future.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def _encode(self, scanned: ScannedVersion, job: _Job) -> Encoded:
+        unit = job.estimate.unit
         whole = scanned.read(unit, 0, unit.count)
         scanned.check(unit, whole)
-        return self.encoder.encode(
-            content, estimate, estimate.plans[choice.option.name], lambda first, last: whole[first:last]
-        )
+        way = job.estimate.plans[job.choice.option.name]
+        return self.encoder.encode(job.content, job.estimate, way, lambda first, last: whole[first:last])
 
     @staticmethod
     def _chunk_reader(scanned: ScannedVersion, unit: Unit) -> Callable[[int, int], Any]:
@@ -217,16 +262,6 @@ class Ingest:
     @staticmethod
     def _match(unit: Unit, parents: dict[tuple[str, str], str]) -> str | None:
         return parents.get((unit.key, unit.signature))
-
-    def _plan(self, scanned: ScannedVersion, known: dict[str, str], estimates: Sequence[Estimate]) -> list[Choice]:
-        """Choices within what is left of the version's budget after the objects that the store has already."""
-        fixed = cost(writing_work([file.layout for file in scanned.files]))
-        full = fixed + sum(estimate.full_cost for estimate in estimates)
-        spent = fixed
-        for content in known:
-            spent += cost(self.reader.work(content))
-            full += cost(self.reader.full_work(content))
-        return plan([estimate.candidates for estimate in estimates], PLANNED * BUDGET * full - spent)
 
     def _commit(
         self,
@@ -335,6 +370,57 @@ class Ingest:
                 return BlobRef(name, None, reference)
         blobs[name] = compress_against(data, None)
         return BlobRef(name)
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """An object to be encoded: its content id, what is known of it, and how it will be stored."""
+
+    content: str
+    estimate: Estimate
+    choice: Choice
+
+
+class _Budget:
+    """Shares a version's restore budget out among its objects, as they come.
+
+    Parameters
+    ----------
+    fixed
+        Cost of writing the files, whatever their objects cost.
+    size
+        Bytes of the files: an object has that part of the fixed cost that it has of them.
+    """
+
+    def __init__(self, fixed: float, size: int) -> None:
+        self._share = fixed / size if size else 0.0
+        self._left = 0.0
+
+    def add(self, full: float, spent: float) -> None:
+        """Take note of objects that are stored already: what they leave over, or take away from the others."""
+        self._left += PLANNED * BUDGET * full - spent
+
+    def plan(self, estimates: Sequence[Estimate]) -> list[Choice]:
+        """Choices for some objects within their share and what others left over."""
+        fixed = self._share * sum(estimate.unit.nbytes for estimate in estimates)
+        full = sum(estimate.full_cost for estimate in estimates)
+        self._left += PLANNED * BUDGET * (full + fixed) - fixed
+        choices = plan([estimate.candidates for estimate in estimates], self._left)
+        self._left -= sum(choice.option.cost for choice in choices)
+        return choices
+
+
+def _windows(todo: Sequence[tuple[str, Unit]]) -> list[list[tuple[str, Unit]]]:
+    """Objects in their order, cut into windows of about `WINDOW` bytes."""
+    windows: list[list[tuple[str, Unit]]] = []
+    filled = WINDOW
+    for item in todo:
+        if filled >= WINDOW:
+            windows.append([])
+            filled = 0
+        windows[-1].append(item)
+        filled += item[1].nbytes
+    return windows
 
 
 def writing_work(layouts: Sequence[FileLayout]) -> Work:

@@ -62,6 +62,12 @@ class ChunkCache:
                 self._arrays.move_to_end(key)
             return array
 
+    def clear(self) -> None:
+        """Drop everything."""
+        with self._lock:
+            self._arrays.clear()
+            self._bytes = 0
+
     def put(self, key: tuple[str, int], array: npt.NDArray[Any]) -> None:
         """Keep `array`, which nobody may write to from here on."""
         array.flags.writeable = False

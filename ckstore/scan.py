@@ -150,6 +150,11 @@ class ScannedVersion:
 
 def open_file(path: Path, *, force: bool) -> ScannedFile:
     """Parse one file that is a checkpoint by itself."""
+    try:
+        path.name.encode("utf-8")
+    except UnicodeEncodeError:
+        shown = str(path).encode("utf-8", "backslashreplace").decode()
+        raise InputError(f"The name {shown} is not UTF-8; rename it, then ingest again.") from None
     source = InputFile(path, OpenFiles())
     layout = _parse(source, path.name, force=force, lone=True)
     return ScannedFile(path.name, source, layout, source.mode, source.mtime_ns)

@@ -134,7 +134,8 @@ class Store:
         """Store objects of all or some versions in full again; see `ckstore.rebase.rebase`."""
         from ckstore.rebase import rebase
 
-        self._require_writable()
+        if not dry_run:
+            self._require_writable()
         return rebase(self, self._chosen(versions, run), budget=budget, dry_run=dry_run)
 
     def stats(self) -> dict[str, Any]:
@@ -206,7 +207,7 @@ class Store:
             The version that this one is stored after; by default the run's latest. `auto` finds the nearest stored
             version of any run: same names and shapes, least different values.
         metrics
-            Numbers to keep with the version.
+            Numbers to keep with the version, under names: whatever JSON has.
         replace
             Replace the version at the same run and step.
         verify
@@ -223,14 +224,20 @@ class Store:
             The source is damaged, holds no checkpoint or changed while it was read.
         ConflictError
             Run and step are taken by other content.
+        UsageError
+            The run cannot be called so, the step is no integer of 64 bits, or the metrics are not JSON-able.
         """
-        from ckstore.ingest import Ingest, Request
+        from ckstore.ingest import Ingest, Request, check_request
         from ckstore.scan import ScannedVersion, hash_version, open_directory, open_file
 
         self._require_writable()
+        run = run or DEFAULT_RUN
+        check_request(run, step, metrics or {})
         if isinstance(source, str | os.PathLike):
             path = Path(source)
             if path.is_dir():
+                if self.path.resolve().is_relative_to(path.resolve()):
+                    raise InputError(f"{path} holds the store itself; name a directory that does not.")
                 scanned = open_directory(path, force=force)
             elif path.exists():
                 scanned = ScannedVersion([open_file(path, force=force)])
@@ -238,7 +245,7 @@ class Store:
                 raise InputError(f"{path} does not exist; name a checkpoint file or directory.")
             if step is None:
                 step = _step(scanned, path.name)
-            named = str(path)
+            named = str(path).encode("utf-8", "backslashreplace").decode()
         else:
             from ckstore.live import scan_state_dict
 
@@ -246,7 +253,6 @@ class Store:
             if step is None:
                 step = _step(scanned, "")
             named = ""
-        run = run or DEFAULT_RUN
         try:
             hash_version(scanned, force=force, progress=progress)
             parent_row = self._parent(parent, run, scanned)

@@ -254,6 +254,43 @@ def test_names_that_are_not_there(store: ckstore.Store, directory: Path) -> None
     refused(store, lambda: store.run("b"), NotFoundError)
 
 
+@pytest.mark.parametrize("name", ["a@1", " a", "a\nb", "\udcff", "\x00"])
+def test_runs_that_could_not_be_named(store: ckstore.Store, directory: Path, name: str) -> None:
+    refused(store, lambda: store.ingest(directory / "good.pt", run=name), UsageError)
+
+
+@pytest.mark.parametrize("step", [1 << 63, -(1 << 63) - 1, True])
+def test_steps_that_are_no_numbers(store: ckstore.Store, directory: Path, step: int) -> None:
+    refused(store, lambda: store.ingest(directory / "good.pt", run="b", step=step), UsageError)
+
+
+def test_steps_in_files_that_are_out_of_bounds(store: ckstore.Store, directory: Path) -> None:
+    for number, step in enumerate([1 << 70, -1, True, 1.5, "seven", None]):
+        torch.save({"w": FIRST, "step": step}, directory / "odd.pt")
+        assert store.ingest(directory / "odd.pt", run=f"r{number}").version.step is None
+
+
+def test_metrics_that_cannot_be_kept(store: ckstore.Store, directory: Path) -> None:
+    refused(store, lambda: store.ingest(directory / "good.pt", run="b", metrics={"loss": object()}), UsageError)
+
+
+def test_names_that_are_not_utf8(store: ckstore.Store, directory: Path) -> None:
+    odd = os.fsdecode(os.fsencode(directory) + b"/\xff")
+    shutil.copy(directory / "good.pt", odd)
+    refused(store, lambda: store.ingest(odd, run="b"))
+    os.rename(odd, directory / "f.pt")
+    os.mkdir(odd)
+    shutil.move(directory / "f.pt", odd)
+    row = store.ingest(Path(odd) / "f.pt", run="b").version
+    assert row.source is not None
+    assert row.source.endswith("\\udcff/f.pt")
+
+
+def test_the_store_is_not_put_into_itself(store: ckstore.Store, directory: Path) -> None:
+    assert "store itself" in refused(store, lambda: store.ingest(directory))
+    assert "store itself" in refused(store, lambda: store.ingest(store.path, force=True))
+
+
 def test_a_store_that_is_open_for_reading(store: ckstore.Store, directory: Path) -> None:
     with ckstore.open(store.path, "r") as reader:
         refused(store, lambda: reader.ingest(directory / "good.pt", run="b"), UsageError)

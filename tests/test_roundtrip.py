@@ -87,23 +87,39 @@ def adamw_run(directory: Path, count: int) -> list[Path]:
 
 
 def with_subnormals(directory: Path, count: int) -> list[Path]:
-    """Tensors on linear and on ordinal lattices of which a third is subnormal."""
+    """Tensors on linear and on ordinal lattices of which a third is subnormal, and that all shrink by one factor."""
     generator = np.random.default_rng(1)
-    weight = generator.normal(0, 1e-37, (300, 300)).astype(np.float32)
+    single = generator.normal(0, 1e-37, (300, 300)).astype(np.float32)
+    double = generator.normal(0, 3e-308, (300, 300))
     paths = []
     for step in range(count):
-        weight = weight + generator.normal(0, 1e-39, weight.shape).astype(np.float32)
-        assert np.count_nonzero((weight != 0) & (np.abs(weight) < np.finfo(np.float32).tiny)) > 0
-        path = directory / f"step{step}.pt"
-        small = torch.from_numpy(weight[0].copy())
-        torch.save({"w": torch.from_numpy(weight.copy()), "exp_avg": small, "step": step}, path)
-        paths.append(path)
+        tiny = np.finfo(np.float32).tiny, np.finfo(np.float64).tiny
+        for values, limit in zip((single, double), tiny, strict=True):
+            assert np.count_nonzero((values != 0) & (np.abs(values) < limit)) > 1000
+        state = {
+            "w": torch.from_numpy(single.copy()),
+            "v": torch.from_numpy(double.copy()),
+            "half": torch.from_numpy(single.copy()).to(torch.bfloat16),
+            "exp_avg": torch.from_numpy(single[0].copy()),
+        }
+        paths.append(directory / f"step{step}.pt")
+        torch.save(state | {"step": step}, paths[-1])
+        single = (single * np.float32(0.9) + generator.normal(0, 1e-41, single.shape)).astype(np.float32)
+        double = double * 0.9 + generator.normal(0, 1e-312, double.shape)
     return paths
 
 
 def ingest_all(store: ckstore.Store, paths: list[Path], **options: Any) -> dict[int, str]:
     """SHA-256 by version number."""
     return {store.ingest(path, **options).version.number: sha256(path) for path in paths}
+
+
+def lattices_of(store: ckstore.Store, row: Any) -> list[str]:
+    return [lattice for lattice, _ in store[row.number].document.objects]
+
+
+def contents_of(store: ckstore.Store, row: Any) -> list[str]:
+    return [content for _, content in store[row.number].document.objects if content is not None]
 
 
 def check_all(store: ckstore.Store, expected: dict[int, str], directory: Path) -> None:
@@ -166,6 +182,10 @@ def test_a_process_that_flushes_subnormals_ingests_what_stands_in_the_file(direc
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     with ckstore.open(directory / "store") as store:
+        records = [store.resolver.lattice(lattice) for row in store.versions() for lattice in lattices_of(store, row)]
+        contents = [store.resolver.content(content) for row in store.versions() for content in contents_of(store, row)]
+        factors = {record.factor for record in [*records, *contents] if record is not None}
+        assert factors - {1.0}, "the factor must be used for this test to mean all that it could"
         assert store.verify().problems == []
         check_all(store, {number + 1: sha256(path) for number, path in enumerate(paths)}, directory)
         # What is deduplicated against is the content, whatever the process did with subnormals.

@@ -40,9 +40,9 @@ STEP_RANGE: dict[str, tuple[int, int]] = {"float32": (-126, 106), "float64": (-1
 #: dtypes whose values can be predicted as a multiple of their parents.
 SCALED = ("float32", "float64", "bfloat16")
 
-#: Elements that a common factor is taken from, and the least difference from 1 that one has.
+#: Elements that a common factor is taken from, and the least part of the change's energy that it must explain.
 _RATIOS = 2048
-_LEAST_FACTOR = 2.0**-22
+_LEAST_EXPLAINED = 0.001
 
 #: Binary orders of magnitude below the largest that have a class of their own: more save nothing and cost time.
 _OCTAVES = 10
@@ -199,7 +199,7 @@ def scaled(bits: Bits, dtype: str, factor: float) -> Bits:
 def common_factor(values: Bits, parent: Bits, dtype: str) -> float:
     """The median ratio of values to their parents, over the larger half of these, as a float32 value; 1.0 for none.
 
-    Close to 1 it is 1: a factor that changes hardly any element costs more than it predicts.
+    It is 1 where a factor would explain next to nothing of the change.
     """
     if dtype not in SCALED or values.size < _RATIOS:
         return 1.0
@@ -210,10 +210,13 @@ def common_factor(values: Bits, parent: Bits, dtype: str) -> float:
         return 1.0
     now, before = now[usable], before[usable]
     large = np.abs(before) >= np.median(np.abs(before))
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         ratios = now[large] / before[large]
-    factor = float(np.float32(np.median(ratios)))
-    return factor if 0.25 <= factor <= 4.0 and abs(factor - 1.0) > _LEAST_FACTOR else 1.0
+        factor = float(np.float32(np.median(ratios)))
+        change = now - before
+        explained = (factor - 1.0) ** 2 * float(before @ before)
+        worth_it = explained > _LEAST_EXPLAINED * float(change @ change)
+    return factor if 0.25 <= factor <= 4.0 and worth_it else 1.0
 
 
 def _doubles(bits: Bits, dtype: str) -> npt.NDArray[np.float64]:

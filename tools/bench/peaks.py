@@ -1,0 +1,141 @@
+"""Largest anonymous memory of ingest and checkout: each in a process of its own that is watched from outside."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+#: Tensors are square matrices of this many rows: 64 MiB each, as the larger ones of a language model are.
+ROWS = 4096
+
+#: Seconds between two looks at a process.
+INTERVAL = 0.002
+
+INGEST = "import sys, ckstore; ckstore.open(sys.argv[1]).ingest(sys.argv[2], run='a')"
+CHECKOUT = "import sys, ckstore; ckstore.open(sys.argv[1], 'r')[sys.argv[2]].checkout(sys.argv[3])"
+
+
+@dataclass(frozen=True)
+class Peak:
+    """What one process took: largest anonymous memory in MB (10^6 bytes), seconds with imports, GB/s of the file."""
+
+    what: str
+    megabytes: float
+    seconds: float
+    rate: float
+
+
+def weights(seed: int, version: int) -> npt.NDArray[np.float32]:
+    """A matrix whose versions are a random walk with steps of 5 % of its size."""
+    generator = np.random.default_rng(seed)
+    values = generator.standard_normal((ROWS, ROWS), np.float32) * np.float32(0.02)
+    for _ in range(version):
+        values += generator.standard_normal((ROWS, ROWS), np.float32) * np.float32(0.001)
+    return values
+
+
+def write_safetensors(path: Path, count: int, version: int) -> None:
+    """Write `count` matrices without holding more than one of them."""
+    nbytes = 4 * ROWS * ROWS
+    header = {
+        f"layers.{number}.weight": {
+            "dtype": "F32",
+            "shape": [ROWS, ROWS],
+            "data_offsets": [number * nbytes, (number + 1) * nbytes],
+        }
+        for number in range(count)
+    }
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for number in range(count):
+            file.write(weights(number, version).data)
+
+
+def write_torch(path: Path, count: int, version: int) -> None:
+    """Write `count` matrices as `torch.save` does."""
+    import torch
+
+    state = {f"layers.{number}.weight": torch.from_numpy(weights(number, version)) for number in range(count)}
+    torch.save({"model": state, "step": version}, path)
+
+
+def watch(command: list[str]) -> tuple[int, float]:
+    """Largest anonymous memory in bytes that a command held, and the seconds it took; raises where it fails."""
+    begin = time.perf_counter()
+    largest = 0
+    with subprocess.Popen(command) as process:
+        status = Path(f"/proc/{process.pid}/status")
+        while process.poll() is None:
+            largest = max(largest, _anonymous(status))
+            time.sleep(INTERVAL)
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command)
+    return largest, time.perf_counter() - begin
+
+
+def _anonymous(status: Path) -> int:
+    try:
+        text = status.read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    fields = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+    return sum(1024 * int(fields[name].split()[0]) for name in ("RssAnon", "RssShmem", "VmSwap") if name in fields)
+
+
+def measure(megabytes: int, container: str, work: Path) -> Iterator[Peak]:
+    """Two versions in, the second one out; the files are made first and removed with `work`."""
+    count = max(1, round(megabytes * 1e6 / (4 * ROWS * ROWS)))
+    write = write_safetensors if container == "safetensors" else write_torch
+    suffix = "safetensors" if container == "safetensors" else "pt"
+    store = work / "store"
+    python = [sys.executable, "-c"]
+    subprocess.run([*python, "import sys, ckstore; ckstore.init(sys.argv[1])", str(store)], check=True)
+    yield _peak("imports alone", [*python, "import ckstore.ingest, ckstore.checkout, ckstore.kernels.lattice"], 0)
+    for version, name in enumerate(["first version in", "second version in"]):
+        path = work / f"step{version}.{suffix}"
+        write(path, count, version)
+        size = path.stat().st_size
+        yield _peak(name, [*python, INGEST, str(store), str(path)], size)
+        path.unlink()
+    yield _peak("second version out", [*python, CHECKOUT, str(store), "latest", str(work / "out")], size)
+
+
+def _peak(what: str, command: list[str], size: int) -> Peak:
+    largest, seconds = watch(command)
+    return Peak(what, round(largest / 1e6, 1), round(seconds, 2), round(size / 1e9 / seconds, 3))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--megabytes", type=int, default=1000, help="size of a checkpoint (default 1000)")
+    parser.add_argument("--container", choices=["safetensors", "pt"], default="safetensors")
+    parser.add_argument("--work", type=Path, help="where files are written: three times their size is needed")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    arguments = parser.parse_args()
+    found: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(dir=arguments.work) as work:
+        if not arguments.json:
+            print(f"{'':20} {'peak, MB':>9} {'seconds':>8} {'GB/s':>6}")
+        for peak in measure(arguments.megabytes, arguments.container, Path(work)):
+            found.append(asdict(peak))
+            if not arguments.json:
+                print(f"{peak.what:20} {peak.megabytes:9.1f} {peak.seconds:8.2f} {peak.rate:6.3f}", flush=True)
+    if arguments.json:
+        print(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()
