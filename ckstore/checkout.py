@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -12,9 +11,12 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, BinaryIO
 
 from ckstore.errors import ConflictError, IntegrityError, UsageError
+from ckstore.formats.directory import leads_out
 from ckstore.formats.skeleton import pieces
+from ckstore.hashing import StreamSha256
 from ckstore.ingest import in_order, worker_count
 from ckstore.storage import durable
+from ckstore.storage.writeback import Writeback
 
 if TYPE_CHECKING:
     from ckstore.version import Version
@@ -25,7 +27,8 @@ Progress = Callable[[int], None]
 def checkout(version: Version, target: Path, *, force: bool = False, progress: Progress | None = None) -> None:
     """Write a version's file or directory tree to `target`.
 
-    Everything is written beside the target and renamed when it is whole and its SHA-256 is the original's.
+    Everything is written beside the target and renamed when it is whole and its SHA-256 is the original's. With
+    `force`, a directory takes the place of all that stood at `target`.
 
     Raises
     ------
@@ -61,7 +64,11 @@ def beside(target: Path, *, force: bool, directory: bool = False) -> Iterator[Pa
         if directory and target.exists():
             aside = durable.temporary_path(target.parent)
             target.rename(aside)
-            made.rename(target)
+            try:
+                made.rename(target)
+            except BaseException:
+                aside.rename(target)
+                raise
             if aside.is_dir() and not aside.is_symlink():
                 shutil.rmtree(aside)
             else:
@@ -78,6 +85,16 @@ def beside(target: Path, *, force: bool, directory: bool = False) -> Iterator[Pa
 
 
 def _write_tree(version: Version, root: Path, progress: Progress | None) -> None:
+    try:
+        _write_entries(version, root, progress)
+    except FileExistsError as error:
+        raise IntegrityError(
+            f"The version has two entries at {error.filename}, or two that this file system takes for one; "
+            "choose a target on another one, or run `ckstore verify`."
+        ) from error
+
+
+def _write_entries(version: Version, root: Path, progress: Progress | None) -> None:
     document = version.document
     for path, _ in document.directories:
         _inside(root, path).mkdir(parents=True, exist_ok=True)
@@ -89,27 +106,40 @@ def _write_tree(version: Version, root: Path, progress: Progress | None) -> None
         place = _inside(root, path)
         place.parent.mkdir(parents=True, exist_ok=True)
         place.symlink_to(link)
+    real_root = os.path.realpath(root)
+    for path, link in document.links:
+        if leads_out(path, link, os.fspath(root), real_root):
+            raise IntegrityError(
+                f"The manifest's link {path!r} leads out of the version (to {link!r}); nothing is left."
+            )
     for path, mode in reversed(document.directories):
         _inside(root, path).chmod(mode)
 
 
 def _inside(root: Path, path: str) -> Path:
-    """The place of a stored relative path below `root`; a manifest that leads outside is refused."""
+    """The place of a stored relative path below `root`; one that leads outside or through a link is refused."""
     parts = PurePosixPath(path)
-    if parts.is_absolute() or ".." in parts.parts or not parts.parts:
+    place = root.joinpath(*parts.parts)
+    outside = parts.is_absolute() or ".." in parts.parts or not parts.parts
+    if outside or any(root.joinpath(*parts.parts[:depth]).is_symlink() for depth in range(1, len(parts.parts) + 1)):
         raise IntegrityError(f"The manifest names {path!r}, which leads out of the version; nothing was written there.")
-    return root.joinpath(*parts.parts)
+    return place
 
 
 def _write_file(version: Version, number: int, place: Path, progress: Progress | None) -> None:
     entry = version.document.files[number]
     descriptor = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o600)
     with open(descriptor, "wb", buffering=0) as out:
-        for block in checked_blocks(version, number):
-            write_all(out, block)
-            if progress is not None:
-                progress(len(block))
-        os.fsync(out.fileno())
+        writeback = Writeback(out.fileno())
+        try:
+            for block in checked_blocks(version, number):
+                write_all(out, block)
+                writeback.wrote(len(block))
+                if progress is not None:
+                    progress(len(block))
+            writeback.finish()
+        finally:
+            writeback.cancel()
     if entry.mode is not None:
         place.chmod(entry.mode)
     if entry.mtime_ns is not None:
@@ -119,14 +149,14 @@ def _write_file(version: Version, number: int, place: Path, progress: Progress |
 def checked_blocks(version: Version, number: int) -> Iterator[bytes]:
     """The bytes of a file in order; raises `IntegrityError` at their end where their SHA-256 is not the original's."""
     entry = version.document.files[number]
-    sha = hashlib.sha256()
-    for block in file_blocks(version, number):
-        sha.update(block)
-        yield block
-    if sha.hexdigest() != entry.sha256:
-        raise IntegrityError(
-            f"{entry.path} of version {version.row.number} does not come back as it went in; run `ckstore verify`."
-        )
+    with StreamSha256() as sha:
+        for block in file_blocks(version, number):
+            sha.update(block)
+            yield block
+        if sha.hexdigest() != entry.sha256:
+            raise IntegrityError(
+                f"{entry.path} of version {version.row.number} does not come back as it went in; run `ckstore verify`."
+            )
 
 
 def write_all(out: BinaryIO, block: bytes | memoryview) -> None:

@@ -104,6 +104,18 @@ class VersionDocument:
         said = [self.number, self.run, self.step, self.created, [[f.path, f.sha256] for f in self.files], self.objects]
         return digest(json.dumps(said, separators=(",", ":")).encode())
 
+    def blob_packs(self) -> set[str]:
+        """Names of the packs of other versions in which blobs of this one stand."""
+        refs: list[BlobRef | None] = [self.layout, self.crcs, *(file.skeleton for file in self.files)]
+        packs = set()
+        while refs:
+            ref = refs.pop()
+            if ref is not None:
+                refs.append(ref.against)
+                if ref.pack is not None:
+                    packs.add(ref.pack)
+        return packs
+
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""
         return {

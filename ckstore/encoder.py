@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,10 +21,11 @@ from ckstore.codecs.lattice import (
     scaled,
     step_exponent,
 )
+from ckstore.errors import IntegrityError
 from ckstore.lineage.cost import cost, layer
 from ckstore.lineage.planner import Candidates, Option
 from ckstore.objects import ObjectReader
-from ckstore.records import ContentRecord, LatticeRecord, digest
+from ckstore.records import ContentRecord, LatticeRecord, check_cut, digest
 from ckstore.units import Unit
 
 #: The coarse step is this many times the change since the parent, or the floor, whichever is larger.
@@ -85,8 +86,6 @@ class Encoded:
     identity: str
     coarse: list[bytes | None]
     exact: list[bytes]
-    entropy_bits: float = 0.0
-    notes: dict[str, Any] = field(default_factory=dict)
 
 
 class ObjectEncoder:
@@ -111,12 +110,17 @@ class ObjectEncoder:
         read
             Bits of the elements from the first to before the second argument.
         parent
-            Content id of the parent version's object of the same key and signature, or None.
+            Content id of the parent version's object of the same key and signature, or None. One that was lost or
+            cannot be decoded counts as none: a run goes on after it was damaged.
         """
         sample = _Sample.of(unit, read)
-        if self._is_linear(unit):
-            return self._estimate_linear(unit, sample, parent)
-        return self._estimate_ordinal(unit, sample, parent)
+        way = self._estimate_linear if self._is_linear(unit) else self._estimate_ordinal
+        if parent is not None:
+            try:
+                return way(unit, sample, parent)
+            except IntegrityError:
+                pass
+        return way(unit, sample, None)
 
     def encode(self, content: str, estimate: Estimate, plan: Plan, read: ReadUnit) -> Encoded:
         """The layers of an object under `plan`; its chunks stay in the reader's cache, for the version that follows."""
@@ -175,7 +179,7 @@ class ObjectEncoder:
         options = [Option("base", base_bytes, full_cost, is_base=True)]
         plans = {"base": Plan(None)}
         debt = 0.0
-        record = None if parent is None else self.reader.record_of(parent)
+        record = None if parent is None else self._record_of(parent, unit)
         if record is not None and record.kind == "ordinal":
             debt = record.debt
             for name, ancestor in _ancestors(self.reader.chain(record)):
@@ -207,7 +211,7 @@ class ObjectEncoder:
         return {False: natural}
 
     def _estimate_linear(self, unit: Unit, sample: _Sample, parent: str | None) -> Estimate:
-        record = None if parent is None else self.reader.record_of(parent)
+        record = None if parent is None else self._record_of(parent, unit)
         content = None if parent is None else self.reader.resolver.content(parent)
         if record is None or content is None or record.kind != "linear":
             return self._estimate_first(unit, sample)
@@ -219,7 +223,8 @@ class ObjectEncoder:
         before = ancestors[-1][2]
         if _is_unrelated(bits, before, record.dtype):
             return self._estimate_first(unit, sample)
-        lattice = self._next_lattice(record, sample, before)
+        origin, there = self._origin(record, sample)
+        lattice = self._next_lattice(record, sample, before, origin, there)
         integers_before = sample.cut(self.reader.integers(record, sample.chunk))
         predicted = lattice.project(record.lattice, integers_before, start)
         integers = lattice.quantise(bits, start, predicted)
@@ -247,9 +252,8 @@ class ObjectEncoder:
             exact_work = layer(chunks, count, int(chained), grouped=True).plus(self.reader.content_work(ancestor))
             options.append(Option(f"chained-{name}", delta + chained, delta_cost + cost(exact_work), is_base=False))
             plans[f"chained-{name}"] = Plan(record, ancestor, factor=factor)
-        origin = record.origin or record.id
         alone = int(base), int(own)
-        return Estimate(unit, Candidates(tuple(options), content.debt), plans, full_cost, alone, lattice, origin)
+        return Estimate(unit, Candidates(tuple(options), content.debt), plans, full_cost, alone, lattice, origin.id)
 
     def _estimate_first(self, unit: Unit, sample: _Sample) -> Estimate:
         from ckstore.kernels.lattice import statistics
@@ -268,8 +272,36 @@ class ObjectEncoder:
         alone = int(base), int(own)
         return Estimate(unit, Candidates((option,)), {"base": Plan(None)}, full_cost, alone, lattice)
 
-    def _next_lattice(self, record: LatticeRecord, sample: _Sample, before: Bits) -> LinearLattice:
-        """The lattice of the next version: the parent's with the step that training now asks for."""
+    def _record_of(self, content: str, unit: Unit) -> LatticeRecord:
+        """The lattice record of an object that `unit` may be stored against."""
+        record = self.reader.record_of(content)
+        check_cut(record, unit)
+        return record
+
+    def _origin(self, record: LatticeRecord, sample: _Sample) -> tuple[LatticeRecord, Integers]:
+        """The object that the run of `record` began with and its sampled integers; `record` itself where it is lost."""
+        if record.origin is not None:
+            try:
+                origin = self.reader.resolver.lattice(record.origin)
+                check_cut(origin, record)
+                return origin, sample.cut(self.reader.integers(origin, sample.chunk))
+            except IntegrityError:
+                pass
+        return record, sample.cut(self.reader.integers(record, sample.chunk))
+
+    @staticmethod
+    def _next_lattice(
+        record: LatticeRecord, sample: _Sample, before: Bits, origin: LatticeRecord, there: Integers
+    ) -> LinearLattice:
+        """The lattice of the next version: the parent's with the step that training now asks for.
+
+        Parameters
+        ----------
+        before
+            The parent's sampled values.
+        origin, there
+            The object that the run began with, and its sampled integers.
+        """
         from ckstore.kernels.lattice import statistics
 
         values = sample.bits.view(record.dtype)
@@ -277,8 +309,6 @@ class ObjectEncoder:
             moved, _, finite = statistics(values - before.view(record.dtype))
         _, largest, _ = statistics(values)
         change = _root_mean_square(moved, finite)
-        origin = self.reader.resolver.lattice(record.origin or record.id)
-        there = sample.cut(self.reader.integers(origin, sample.chunk))
         travelled, finite = origin.lattice.distance(sample.bits, there, sample.start)
         distance = _root_mean_square(travelled, finite)
         asked = max(ALPHA * change, FLOOR * distance)

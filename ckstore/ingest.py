@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import operator
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,7 +17,7 @@ import numpy as np
 
 from ckstore.documents import BlobRef, FileEntry, LayoutDocument, VersionDocument
 from ckstore.encoder import Encoded, Estimate, ObjectEncoder
-from ckstore.errors import CkstoreError, ConflictError, UsageError
+from ckstore.errors import CkstoreError, ConflictError, IntegrityError, UsageError
 from ckstore.formats.layout import ITEM_SIZES, FileLayout
 from ckstore.lineage.cost import Work, cost
 from ckstore.lineage.planner import Choice, plan
@@ -33,8 +35,8 @@ from ckstore.units import Unit
 #: Restoring a version costs at most this many times what it would cost stored exactly and in full.
 BUDGET = 2.0
 
-#: Versions are planned for this part of the budget: the cost model is off by a few per cent either way.
-PLANNED = 0.95
+#: Versions are planned for this part of the budget: the cost model is off by up to a tenth either way.
+PLANNED = 0.9
 
 #: Objects are estimated, planned and encoded in windows of about this many bytes.
 WINDOW = 32 << 20
@@ -57,17 +59,34 @@ def check_request(run: str, step: int | None, metrics: dict[str, Any]) -> None:
         raise UsageError(
             f"{run!r} cannot name a run: it has an @, blanks at its ends or what cannot be printed; choose another."
         )
-    if step is not None and (isinstance(step, bool) or not -(2**63) <= step < 2**63):
-        raise UsageError(f"{step} cannot be a step; give an integer of at most 64 bits.")
+    if step is not None:
+        try:
+            fits = not isinstance(step, bool) and -(2**63) <= operator.index(step) < 2**63
+        except TypeError:
+            fits = False
+        if not fits:
+            raise UsageError(f"{step} cannot be a step; give an integer of at most 64 bits.")
     try:
-        json.dumps(metrics)
+        plain(metrics)
     except (TypeError, ValueError) as error:
         raise UsageError(f"The metrics cannot be kept ({error}); give plain numbers and strings.") from error
 
 
+def plain(metrics: dict[str, Any]) -> dict[str, Any]:
+    """Metrics as they will be read back: what JSON has, NumPy's scalars as plain ones."""
+
+    def item(value: Any) -> Any:
+        if isinstance(value, np.generic):
+            return value.item()
+        raise TypeError(f"{type(value).__name__} is no plain value")
+
+    kept: dict[str, Any] = json.loads(json.dumps(metrics, default=item))
+    return kept
+
+
 @dataclass(slots=True)
 class Request:
-    """What the user said of the version to be."""
+    """What the user said of the version to be, integers and metrics as plain values whatever they were given as."""
 
     run: str
     step: int | None
@@ -76,6 +95,12 @@ class Request:
     source: str = ""
     replace: bool = False
     verify: bool = False
+    budget: float = BUDGET
+
+    def __post_init__(self) -> None:
+        if self.step is not None:
+            self.step = int(operator.index(self.step))
+        self.metrics = plain(self.metrics)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +172,10 @@ class Ingest:
         standing = None if request.step is None else self.catalog.at_step(request.run, request.step)
         if standing is not None:
             if self._same(standing, scanned):
-                return IngestReport(standing, is_new=False)
-            if not request.replace:
+                if self._is_whole(standing):
+                    return IngestReport(standing, is_new=False)
+                request = self._healing(standing, request)
+            elif not request.replace:
                 raise ConflictError(
                     f"{request.run}@{request.step} holds other content as version {standing.number}; "
                     "choose another step or run, or use --replace."
@@ -163,12 +190,48 @@ class Ingest:
             raise
 
     def _same(self, standing: VersionRow, scanned: ScannedVersion) -> bool:
+        """Whether a version holds what was scanned: of one file its bytes, of a directory also names and modes."""
         document = self.document(standing)
-        there = [(file.path, file.sha256) for file in document.files]
-        here = [(file.path, file.sha256) for file in scanned.files]
-        if not document.is_directory and not scanned.is_directory:
-            return [sha256 for _, sha256 in there] == [sha256 for _, sha256 in here]
-        return sorted(there) == sorted(here) and set(document.links) == set(scanned.links)
+        if document.is_directory != scanned.is_directory:
+            return False
+        if not scanned.is_directory:
+            return [file.sha256 for file in document.files] == [file.sha256 for file in scanned.files]
+        there = {(file.path, file.sha256, file.mode) for file in document.files}
+        here = {(file.path, file.sha256, file.mode) for file in scanned.files}
+        return (
+            there == here
+            and set(document.links) == set(scanned.links)
+            and set(document.directories) == set(scanned.directories)
+        )
+
+    def _is_whole(self, row: VersionRow) -> bool:
+        """Whether all that restoring a version takes is recorded, in packs that are there and long enough."""
+        self.resolver.forget()  # What another process has found to be lost meanwhile counts.
+        document = self.document(row)
+        if not document.blob_packs() <= self._packs:
+            return False
+        try:
+            for reference in (document.layout, document.crcs, *(file.skeleton for file in document.files)):
+                self.resolver.blob(reference, row.pack)
+            for content in {content or lattice for lattice, content in document.objects}:
+                for record in self.reader.records(content):
+                    if record.end > self.resolver.packs.size(record.pack):
+                        return False
+        except IntegrityError:
+            return False
+        return True
+
+    @cached_property
+    def _packs(self) -> set[str]:
+        """Names of the packs that the catalog has: others are damaged, even where parts of them can still be read."""
+        return {pack.name for pack in self.catalog.packs()}
+
+    def _healing(self, standing: VersionRow, request: Request) -> Request:
+        """The request that stores a damaged version again in its own place, after the same parent as before."""
+        parent = request.parent
+        if parent is not None and parent.number == standing.number:
+            parent = None if standing.parent is None else self.catalog.version(standing.parent)
+        return replace(request, parent=parent, replace=True)
 
     def document(self, row: VersionRow) -> VersionDocument:
         """The document of a committed version."""
@@ -183,7 +246,7 @@ class Ingest:
         for unit, content in zip(scanned.units, scanned.contents, strict=True):
             if content not in known:
                 todo.setdefault(content, unit)
-        budget = _Budget(cost(writing_work([file.layout for file in scanned.files])), scanned.size)
+        budget = _Budget(cost(writing_work([file.layout for file in scanned.files])), scanned.size, request.budget)
         for content in known:
             budget.add(cost(self.reader.full_work(content)), cost(self.reader.work(content)))
         with (
@@ -251,7 +314,10 @@ class Ingest:
         if parent is None:
             return {}
         document = self.document(parent)
-        layout = LayoutDocument.decode(self.resolver.blob(document.layout, parent.pack))
+        try:
+            layout = LayoutDocument.decode(self.resolver.blob(document.layout, parent.pack))
+        except IntegrityError:
+            return {}  # Its layout was lost with another pack: nothing can be stored against it.
         objects = {}
         for unit, (_, content) in zip(layout.units, document.objects, strict=True):
             if content is not None:
@@ -287,7 +353,9 @@ class Ingest:
         for file in scanned.files:
             facts |= {name: value for name, value in file.layout.facts.items() if name in ("step", "epoch")}
         self.resolver.add(writer.records)
-        standing = None if request.step is None else self.catalog.at_step(request.run, request.step)
+        standing = None
+        if request.replace and request.step is not None:
+            standing = self.catalog.at_step(request.run, request.step)
         document = VersionDocument(
             number=number,
             run=request.run,
@@ -315,19 +383,29 @@ class Ingest:
             if request.verify:
                 self._verify(row, writer.placed(packs), progress)
             lattices, contents = writer.places(packs)
-            added = {place[0] for place in lattices}
+            needed_lattices, needed_contents = self._needed(known, writer)
             self.catalog.commit_version(
                 row,
                 packs,
                 lattices,
                 contents,
+                references=document.blob_packs(),
                 replace=request.replace,
-                requires_lattices=[key(lattice) for lattice in set(known.values()) if key(lattice) not in added],
+                requires_lattices=sorted(needed_lattices - {place[0] for place in lattices}),
+                requires_contents=sorted(needed_contents - {place[0] for place in contents}),
             )
         except BaseException:
             remove_uncommitted(self.root, self.catalog, self.resolver, writer.finished)
             raise
         return IngestReport(self.catalog.version(number), is_new=True)
+
+    def _needed(self, known: dict[str, str], writer: ObjectWriter) -> tuple[set[int], set[int]]:
+        """Keys of the lattices and of the exact layers that a version's objects are, and are stored against."""
+        lattices = {key(lattice) for lattice in known.values()}
+        lattices |= {key(record.base) for record in writer.lattices if record.base is not None}
+        contents = {key(content) for content in known if self.resolver.content(content) is not None}
+        contents |= {key(record.parent) for record in writer.contents if record.parent is not None}
+        return lattices, contents
 
     def _verify(self, row: VersionRow, records: Sequence[Record], progress: Callable[[int], None] | None) -> None:
         """Decode every file of a version from its finished packs; `IntegrityError` where one is not what went in."""
@@ -359,17 +437,28 @@ class Ingest:
 
     def _blob(self, name: str, data: bytes, blobs: dict[str, bytes], parent: tuple[BlobRef, str] | None) -> BlobRef:
         """Keep `data` under `name`, the parent's where it is the same, packed against the parent's where that pays."""
-        if parent is not None:
-            ref = parent[0].within(parent[1])
-            if self.resolver.blob(ref, parent[1]) == data:
+        before = None if parent is None else self._blob_before(*parent)
+        if before is not None:
+            ref, value, reference, against = before
+            if value == data:
                 return ref
-            reference = ref if ref.against is None else ref.against
-            packed = compress_against(data, self.resolver.blob(reference, parent[1]))
+            packed = compress_against(data, against)
             if len(packed) <= _SMALL_BLOB or len(packed) <= _WORTH_A_DELTA * len(compress_against(data, None)):
                 blobs[name] = packed
                 return BlobRef(name, None, reference)
         blobs[name] = compress_against(data, None)
         return BlobRef(name)
+
+    def _blob_before(self, blob: BlobRef, pack: str) -> tuple[BlobRef, bytes, BlobRef, bytes] | None:
+        """A parent's blob and what its successor is packed against, each as (place, bytes); None where lost."""
+        ref = blob.within(pack)
+        reference = ref if ref.against is None else ref.against
+        if not {ref.pack, reference.pack} <= self._packs:
+            return None
+        try:
+            return ref, self.resolver.blob(ref, pack), reference, self.resolver.blob(reference, pack)
+        except IntegrityError:
+            return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,21 +479,24 @@ class _Budget:
         Cost of writing the files, whatever their objects cost.
     size
         Bytes of the files: an object has that part of the fixed cost that it has of them.
+    factor
+        The budget as a multiple of a full restore.
     """
 
-    def __init__(self, fixed: float, size: int) -> None:
+    def __init__(self, fixed: float, size: int, factor: float) -> None:
         self._share = fixed / size if size else 0.0
+        self._factor = PLANNED * factor
         self._left = 0.0
 
     def add(self, full: float, spent: float) -> None:
         """Take note of objects that are stored already: what they leave over, or take away from the others."""
-        self._left += PLANNED * BUDGET * full - spent
+        self._left += self._factor * full - spent
 
     def plan(self, estimates: Sequence[Estimate]) -> list[Choice]:
         """Choices for some objects within their share and what others left over."""
         fixed = self._share * sum(estimate.unit.nbytes for estimate in estimates)
         full = sum(estimate.full_cost for estimate in estimates)
-        self._left += PLANNED * BUDGET * (full + fixed) - fixed
+        self._left += self._factor * (full + fixed) - fixed
         choices = plan([estimate.candidates for estimate in estimates], self._left)
         self._left -= sum(choice.option.cost for choice in choices)
         return choices

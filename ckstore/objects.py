@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Lock
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ from ckstore.codecs.lattice import Bits, Integers, ordinal_classes, ordinal_corr
 from ckstore.errors import IntegrityError
 from ckstore.formats.layout import ITEM_SIZES
 from ckstore.lineage.cost import Work, layer
-from ckstore.records import ContentRecord, LatticeRecord, Record
+from ckstore.records import ContentRecord, LatticeRecord, Record, check_cut
 from ckstore.storage.pack_reader import read_shard_index
 
 #: Bytes of a shard index: 16 a chunk, and a checksum.
@@ -26,6 +26,11 @@ _INDEX_CHECKSUM = 4
 
 #: Bytes of the checksum that stands before each chunk of an exact layer.
 FRAME = 4
+
+#: Shard indexes that stay decoded.
+_INDEXES = 1 << 13
+
+Level = TypeVar("Level", LatticeRecord, ContentRecord)
 
 
 class Resolver(Protocol):
@@ -46,7 +51,10 @@ class Blocks(Protocol):
 
 
 class ChunkCache:
-    """Decoded chunks by (id, index), least recently used ones dropped beyond `limit` bytes; safe for threads."""
+    """Decoded chunks by (id, index), least recently used ones dropped beyond `limit` bytes; safe for threads.
+
+    A view of something larger is copied, since it would keep all of that in memory.
+    """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -73,6 +81,9 @@ class ChunkCache:
         array.flags.writeable = False
         if array.nbytes > self.limit:
             return
+        if _held(array) > array.nbytes:
+            array = array.copy()
+            array.flags.writeable = False
         with self._lock:
             if key in self._arrays:
                 return
@@ -81,6 +92,16 @@ class ChunkCache:
             while self._bytes > self.limit:
                 _, dropped = self._arrays.popitem(last=False)
                 self._bytes -= dropped.nbytes
+
+
+def _held(array: npt.NDArray[Any]) -> int:
+    """Bytes that stay in memory as long as `array` does."""
+    owner: Any = array
+    while True:
+        below = owner.base if isinstance(owner, np.ndarray) else owner.obj if isinstance(owner, memoryview) else None
+        if below is None:
+            return memoryview(owner).nbytes
+        owner = below
 
 
 class ObjectReader:
@@ -101,34 +122,77 @@ class ObjectReader:
         self.blocks = blocks
         self.cache = ChunkCache(cache_bytes)
         self.decoded_chunks = 0
-        self._indexes: dict[tuple[str, int], list[tuple[int, int] | None]] = {}
+        self._indexes: OrderedDict[tuple[str, int], list[tuple[int, int] | None]] = OrderedDict()
         self._locks: dict[tuple[str, int], tuple[Lock, int]] = {}
         self._lock = Lock()
 
     def chain(self, record: LatticeRecord) -> list[LatticeRecord]:
-        """The records from `record` back to its base."""
+        """The records from `record` back to its base.
+
+        Raises
+        ------
+        IntegrityError
+            One of them is lost, stands below itself, or is not of the kind and cut of those above it.
+        """
         records = [record]
         seen = {record.id}
         while record.base is not None:
-            record = self.resolver.lattice(record.base)
-            if record.id in seen:
+            below = self.resolver.lattice(record.base)
+            if below.id in seen:
                 raise IntegrityError(f"The chain of object {records[0].id} runs in a circle; run `ckstore recover`.")
+            check_cut(below, record)
+            if (below.kind, below.width) != (record.kind, record.width):
+                raise IntegrityError(f"Object {record.id} cannot follow {below.id}; run `ckstore recover`.")
+            record = below
             seen.add(record.id)
             records.append(record)
         return records
 
     def content_chain(self, record: ContentRecord) -> list[ContentRecord]:
-        """The records from `record` back to the first own exact layer."""
+        """The records from `record` back to the first own exact layer.
+
+        Raises
+        ------
+        IntegrityError
+            One of them is lost, stands below itself, or is not cut like those above it.
+        """
         records = [record]
         seen = {record.id}
+        lattice = self._lattice_of(record)
         while record.mode == "chained":
             parent = self.resolver.content(record.parent or "")
             if parent is None or parent.id in seen:
                 raise IntegrityError(f"The exact layers of object {records[0].id} do not lead to an own one.")
             record = parent
+            check_cut(self._lattice_of(record), lattice)
             seen.add(record.id)
             records.append(record)
         return records
+
+    def _lattice_of(self, record: ContentRecord) -> LatticeRecord:
+        """The record of the integers that an exact layer corrects, which must be of as many chunks."""
+        lattice = self.resolver.lattice(record.lattice)
+        if lattice.kind != "linear" or lattice.chunks != len(record.lengths):
+            raise IntegrityError(
+                f"The exact layer of object {record.id} does not fit its integers; run `ckstore verify`."
+            )
+        return lattice
+
+    def records(self, content: str) -> list[Record]:
+        """All records that restoring an object by its content id takes; `IntegrityError` where one is lost."""
+        record = self.resolver.content(content)
+        if record is None:
+            return list(self.chain(self.resolver.lattice(content)))
+        levels = self.content_chain(record)
+        return [*levels, *(below for level in levels for below in self.chain(self._lattice_of(level)))]
+
+    def _undecoded(self, chain: Sequence[Level], chunk: int) -> tuple[list[Level], Level | None, Bits | None]:
+        """The levels of a chain that must be decoded, lowest first; the one below them and its chunk where cached."""
+        for place, level in enumerate(chain):
+            cached = self.cache.get((level.id, chunk))
+            if cached is not None:
+                return list(reversed(chain[:place])), level, cached
+        return list(reversed(chain)), None, None
 
     def lattice_work(self, record: LatticeRecord) -> Work:
         """Work of decoding all integers of `record` along its chain."""
@@ -148,17 +212,8 @@ class ObjectReader:
 
     def integers(self, record: LatticeRecord, chunk: int) -> Integers:
         """Integers (int32) of one chunk of a linear object; the array is read-only."""
-        pending: list[LatticeRecord] = []
-        integers: Integers | None = None
-        below: LatticeRecord | None = None
-        for level in self.chain(record):
-            cached = self.cache.get((level.id, chunk))
-            if cached is not None:
-                integers, below = cached, level
-                break
-            pending.append(level)
-        while pending:
-            level = pending.pop()
+        pending, below, integers = self._undecoded(self.chain(record), chunk)
+        for level in pending:
             stored = self._stored_integers(level, chunk, np.dtype(np.int32), None)
             if below is None or integers is None:
                 integers = stored
@@ -175,16 +230,8 @@ class ObjectReader:
     def ordinals(self, record: LatticeRecord, chunk: int) -> Bits:
         """Bits of one chunk of an object on an ordinal lattice; the array is read-only."""
         size = ITEM_SIZES[record.dtype]
-        pending: list[LatticeRecord] = []
-        bits: Bits | None = None
-        for level in self.chain(record):
-            cached = self.cache.get((level.id, chunk))
-            if cached is not None:
-                bits = cached
-                break
-            pending.append(level)
-        while pending:
-            level = pending.pop()
+        pending, _, bits = self._undecoded(self.chain(record), chunk)
+        for level in pending:
             if bits is not None:
                 bits = scaled(bits, level.dtype, level.factor)
             classes = ordinal_classes(bits, level.dtype) if level.context and bits is not None else None
@@ -199,16 +246,8 @@ class ObjectReader:
 
     def exact(self, record: ContentRecord, chunk: int) -> Bits:
         """Bits of one chunk of the original values of an object on a linear lattice; the array is read-only."""
-        pending: list[ContentRecord] = []
-        bits: Bits | None = None
-        for level in self.content_chain(record):
-            cached = self.cache.get((level.id, chunk))
-            if cached is not None:
-                bits = cached
-                break
-            pending.append(level)
-        while pending:
-            level = pending.pop()
+        pending, _, bits = self._undecoded(self.content_chain(record), chunk)
+        for level in pending:
             lattice = self.resolver.lattice(level.lattice)
             bits = self._exact_level(level, lattice, bits, chunk)
         assert bits is not None
@@ -331,7 +370,10 @@ class ObjectReader:
     def index(self, record: LatticeRecord) -> list[tuple[int, int] | None]:
         """For each chunk (offset, length) in the record's shard, or None where all integers are zero."""
         key = (record.pack, record.offset)
-        index = self._indexes.get(key)
+        with self._lock:
+            index = self._indexes.get(key)
+            if index is not None:
+                self._indexes.move_to_end(key)
         if index is None:
             length = _INDEX_ENTRY * record.chunks + _INDEX_CHECKSUM
             if length > record.length:
@@ -341,7 +383,10 @@ class ObjectReader:
             for place in index:
                 if place is not None and not 0 <= place[0] <= place[0] + place[1] <= record.length:
                     raise IntegrityError(f"The shard index of object {record.id} points outside of it.")
-            self._indexes[key] = index
+            with self._lock:
+                self._indexes[key] = index
+                while len(self._indexes) > _INDEXES:
+                    self._indexes.popitem(last=False)
         return index
 
 

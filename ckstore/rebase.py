@@ -24,12 +24,13 @@ from ckstore.ingest import (
 from ckstore.lineage.cost import cost
 from ckstore.records import LatticeRecord
 from ckstore.storage import log
+from ckstore.storage.catalog import Catalog, VersionRow
 from ckstore.storage.pack import PackWriter
+from ckstore.version import Version
 
 if TYPE_CHECKING:
     from ckstore.objects import ObjectReader
     from ckstore.store import Store
-    from ckstore.version import Version
 
 
 @dataclass(slots=True)
@@ -88,28 +89,51 @@ def rebase(
             report.bytes = sum(pack.bytes for pack in packs)
             lattices, contents = writer.places(packs)
             names = [pack.name for pack in packs]
+            store.resolver.add(writer.placed(packs))
+            # A version that needs no other object costs what it did, whatever moves.
+            costs = present_costs(store, [row for row in store.catalog.versions() if row.depth > 0])
             with store.catalog.transaction():
                 log.append(store.path, {"change": "rebase", "packs": names, "versions": numbers})
                 store.catalog.add_packs(packs)
                 store.catalog.move_lattices(lattices)
                 store.catalog.move_contents(contents)
+                write_costs(store.catalog, costs)
         except BaseException:
             remove_uncommitted(store.path, store.catalog, store.resolver, writer.finished)
+            store.resolver.forget()
             raise
     store.resolver.forget()
-    update_costs(store)
     return report
 
 
 def update_costs(store: Store) -> None:
     """Write the present depth and restore cost of every version into the catalog."""
-    with store.catalog.transaction():
-        for row in store.catalog.versions():
-            try:
-                cost, depth = restore_cost(store.reader, store[row.number])
-            except IntegrityError:
-                continue  # A version with lost layers keeps what was known of it; `verify` names it.
-            store.catalog.update_version(row.number, cost=cost, depth=depth, base=depth == 0)
+    write_costs(store.catalog, present_costs(store, store.catalog.versions()))
+
+
+def present_costs(store: Store, rows: Sequence[VersionRow]) -> dict[int, tuple[float, int]]:
+    """Restore cost and depth, by number, of those versions of which the catalog says otherwise.
+
+    It reads the manifest of every one of them: call it outside of a transaction.
+    """
+    found = {}
+    for row in rows:
+        try:
+            said = restore_cost(store.reader, Version(store, row))
+        except IntegrityError:
+            continue  # A version with lost layers keeps what was known of it; `verify` names it.
+        if said != (row.cost, row.depth):
+            found[row.number] = said
+    return found
+
+
+def write_costs(catalog: Catalog, costs: dict[int, tuple[float, int]]) -> None:
+    """Write restore costs and depths into the catalog, but for versions that were forgotten meanwhile."""
+    with catalog.transaction():
+        there = {row.number for row in catalog.versions()}
+        for number, (cost, depth) in costs.items():
+            if number in there:
+                catalog.update_version(number, cost=cost, depth=depth, base=depth == 0)
 
 
 def restore_cost(reader: ObjectReader, version: Version) -> tuple[float, int]:

@@ -5,17 +5,26 @@ from __future__ import annotations
 from base64 import b64decode, b64encode
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from math import isfinite
+from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
 
-from ckstore.codecs.lattice import LinearLattice
+from ckstore.codecs.lattice import CHUNK, PARTS, SCALED, STEP_RANGE, LinearLattice
+from ckstore.errors import IntegrityError
+from ckstore.formats.layout import ITEM_SIZES
 from ckstore.lineage.cost import Work, layer
 
 Kind = Literal["linear", "ordinal"]
 Mode = Literal["own", "chained"]
+
+#: Elements of an object, bytes of a layer and offsets in a pack stay below this: nothing that exists comes near.
+_LIMIT = 1 << 48
+
+#: Length of an id.
+_ID = 40
 
 
 def digest(*parts: bytes | memoryview | npt.NDArray[np.uint8]) -> str:
@@ -88,6 +97,11 @@ class LatticeRecord:
     debt: int = 0
 
     @property
+    def end(self) -> int:
+        """The first byte behind the record's shard in its pack."""
+        return self.offset + self.length
+
+    @property
     def chunks(self) -> int:
         """Number of chunks."""
         return -(-self.count // self.chunk)
@@ -130,9 +144,9 @@ class LatticeRecord:
 
     @classmethod
     def from_json(cls, document: dict[str, Any], pack: str) -> LatticeRecord:
-        """The inverse of `to_json`."""
+        """The inverse of `to_json`; raises `IntegrityError` for a record that nothing could have written."""
         offset, length = document["at"]
-        return cls(
+        record = cls(
             id=document["id"], kind=document["kind"], dtype=document["dtype"], count=document["count"],
             chunk=document["chunk"], base=document["base"], offset=offset, length=length,
             context=document.get("context", False), pack=pack, step=document.get("step", 0),
@@ -140,6 +154,32 @@ class LatticeRecord:
             cols=_exponents(document.get("cols")), factor=document.get("factor", 1.0), origin=document.get("origin"),
             alone=(document["alone"][0], document["alone"][1]), debt=document.get("debt", 0),
         )  # fmt: skip
+        record._check()
+        return record
+
+    def _check(self) -> None:
+        """Raise `IntegrityError` for what no arithmetic is defined for; kernels take all of it on trust."""
+        linear = self.kind == "linear"
+        _require(
+            self.id,
+            _is_id(self.id) and all(_is_id(other) for other in (self.base, self.origin) if other is not None),
+            self.kind in get_args(Kind) and self.dtype in (STEP_RANGE if linear else _CODED),
+            _is_within(self.count, 1, _LIMIT) and _is_within(self.chunk, 1, CHUNK + 1),
+            _is_within(self.offset, 0, _LIMIT) and _is_within(self.length, 0, _LIMIT),
+            self.context in (True, False) and not (self.context and (linear or self.base is None)),
+            _is_factor(self.factor) and (self.factor == 1.0 or (not linear and self.dtype in SCALED)),
+            all(_is_within(size, 0, _LIMIT) for size in self.alone) and _is_within(self.debt, -_LIMIT, _LIMIT),
+            _is_within(self.width, 1, _LIMIT) and _is_within(self.step, -_LIMIT, _LIMIT),
+        )
+        if linear:
+            lowest, highest = STEP_RANGE[self.dtype]
+            axes = [axis.astype(np.int64) for axis in (self.rows, self.cols) if axis.size]
+            _require(
+                self.id,
+                self.rows.size in (0, -(-self.count // self.width)) and self.cols.size in (0, self.width),
+                self.step + sum(int(axis.min()) for axis in axes) >= lowest,
+                self.step + sum(int(axis.max()) for axis in axes) <= highest,
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +214,11 @@ class ContentRecord:
     factor: float = 1.0
     debt: int = 0
 
+    @property
+    def end(self) -> int:
+        """The first byte behind the record's chunks in its pack."""
+        return self.offset + sum(self.lengths)
+
     def to_json(self) -> dict[str, Any]:
         """The record without the pack's name."""
         document: dict[str, Any] = {
@@ -190,15 +235,46 @@ class ContentRecord:
 
     @classmethod
     def from_json(cls, document: dict[str, Any], pack: str) -> ContentRecord:
-        """The inverse of `to_json`."""
-        return cls(
+        """The inverse of `to_json`; raises `IntegrityError` for a record that nothing could have written."""
+        record = cls(
             id=document["id"], lattice=document["lattice"], mode=document["mode"], parent=document.get("parent"),
             offset=document["at"], lengths=tuple(document["lengths"]), pack=pack,
             factor=document.get("factor", 1.0), debt=document.get("debt", 0),
         )  # fmt: skip
+        _require(
+            record.id,
+            _is_id(record.id) and _is_id(record.lattice),
+            record.mode in get_args(Mode)
+            and (_is_id(record.parent) if record.mode == "chained" else not record.parent),
+            _is_within(record.offset, 0, _LIMIT) and all(_is_within(size, 0, _LIMIT) for size in record.lengths),
+            _is_factor(record.factor) and _is_within(record.debt, -_LIMIT, _LIMIT),
+        )
+        return record
 
 
 Record = LatticeRecord | ContentRecord
+
+
+class Cut(Protocol):
+    """What elements are cut into chunks by: a record's, or a unit's."""
+
+    @property
+    def dtype(self) -> str:
+        """What the elements that are coded are."""
+
+    @property
+    def count(self) -> int:
+        """Number of elements."""
+
+    @property
+    def chunk(self) -> int:
+        """Elements of a chunk."""
+
+
+def check_cut(record: LatticeRecord, other: Cut) -> None:
+    """Raise `IntegrityError` unless the chunks of a record fit those of what it belongs to, element by element."""
+    if (record.dtype, record.count, record.chunk) != (other.dtype, other.count, other.chunk):
+        raise IntegrityError(f"Object {record.id} is cut otherwise than what it belongs to; run `ckstore verify`.")
 
 
 def record_from_json(document: dict[str, Any], pack: str) -> Record:
@@ -206,6 +282,29 @@ def record_from_json(document: dict[str, Any], pack: str) -> Record:
     if document["layer"] == "coarse":
         return LatticeRecord.from_json(document, pack)
     return ContentRecord.from_json(document, pack)
+
+
+#: dtypes that elements on ordinal lattices may be coded by.
+_CODED = ITEM_SIZES.keys() - PARTS.keys()
+
+
+def _require(identity: object, *conditions: bool) -> None:
+    if not all(conditions):
+        raise IntegrityError(
+            f"The record of object {identity} is out of bounds; restore its pack from a copy, or run `ckstore recover`."
+        )
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, str) and len(value) == _ID and value.isascii() and value.isalnum()
+
+
+def _is_within(value: object, first: int, end: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and first <= value < end
+
+
+def _is_factor(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
 
 
 def _exponents(text: str | None) -> npt.NDArray[np.int16]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ckstore.documents import VersionDocument
-from ckstore.errors import CkstoreError, NotFoundError
+from ckstore.errors import CkstoreError
+from ckstore.found_versions import FoundVersion, FoundVersions, found_version, last_targets
 from ckstore.ingest import version_row
 from ckstore.storage import log
-from ckstore.storage.catalog import Catalog, Placement, key, replace_catalog
+from ckstore.storage.catalog import Catalog, Placement, VersionRow, key, replace_catalog
 from ckstore.storage.pack import PackInfo
 from ckstore.storage.recover import DamagedPack, ScannedPack, scan_packs
 
@@ -24,7 +25,8 @@ class RecoverReport:
     versions, packs
         How many came back.
     problems
-        A sentence for each pack that is damaged and each version that is incomplete without it. Nothing was deleted.
+        A sentence for everything that is damaged or missing (packs, log records, versions, tags), and for each two
+        versions that claim the same number or step. Nothing was deleted.
     """
 
     versions: int = 0
@@ -36,15 +38,22 @@ def recover(path: Path) -> RecoverReport:
     """Replace the catalog of the store at `path` by one that is built from its packs and log.
 
     Versions that were forgotten stay forgotten, tags point where they pointed. A pack that was complete when its
-    ingest was interrupted brings its version back.
+    ingest was interrupted brings its version back. Nobody else writes meanwhile; who reads goes on.
+
+    Raises
+    ------
+    LockedError
+        Another process is writing.
+    FormatVersionError
+        A later ckstore wrote something here.
     """
     report = RecoverReport()
     rebased = False
 
-    def build(catalog: Catalog) -> None:
+    def build(catalog: Catalog, present: Catalog | None) -> None:
         nonlocal rebased
-        builder = _Builder(catalog, report, _last_number(path))
-        builder.build(path)
+        builder = _Builder(path, catalog, present, report)
+        builder.build()
         rebased = builder.rebased
 
     replace_catalog(path, build)
@@ -53,14 +62,20 @@ def recover(path: Path) -> RecoverReport:
     return report
 
 
-def _last_number(path: Path) -> int:
+def _present_rows(present: Catalog) -> dict[str, VersionRow] | None:
+    """The versions of the present catalog by id; None where it is damaged, so that nothing in it counts."""
+    try:
+        return None if present.check() else {row.uid: row for row in present.versions()}
+    except CkstoreError:
+        return None
+
+
+def _last_number(present: Catalog) -> int:
     """The highest number that the present catalog knows: an ingest that is under way has one that no pack tells."""
     try:
-        with Catalog.open(path, "r") as present:
-            numbers = [row.number for row in present.versions()] + [claim.number for claim in present.reservations()]
-    except CkstoreError:
+        return present.last_number()
+    except (CkstoreError, TypeError, ValueError):
         return 0
-    return max(numbers, default=0)
 
 
 def _take_costs_again(path: Path) -> None:
@@ -73,83 +88,95 @@ def _take_costs_again(path: Path) -> None:
 
 
 class _Builder:
-    def __init__(self, catalog: Catalog, report: RecoverReport, last_number: int) -> None:
+    def __init__(self, path: Path, catalog: Catalog, present: Catalog | None, report: RecoverReport) -> None:
+        self.path = path
         self.catalog = catalog
+        self.present = present
         self.report = report
-        self.versions: dict[int, tuple[ScannedPack, VersionDocument]] = {}
-        self.dropped: dict[int, int | None] = {}
+        self.found: list[FoundVersion] = []
         self.exact: dict[tuple[int, str], PackInfo] = {}
+        self.packs: set[str] = set()
+        self.damaged: list[PackInfo] = []
         self.objects = _Objects()
-        self.last_number = last_number
+        self.last_number = 0 if present is None else _last_number(present)
         self.rebased = False
 
-    def build(self, path: Path) -> None:
-        for pack in scan_packs(path):
+    def build(self) -> None:
+        for pack in scan_packs(self.path):
             if isinstance(pack, DamagedPack):
                 self.report.problems.append(f"Pack {pack.info.name} is damaged ({pack.reason}); it was left alone.")
-                continue
-            self.report.packs += 1
-            self.catalog.add_packs([pack.info])
-            self.objects.add(pack)
-            self.last_number = max(self.last_number, pack.document["number"])
-            if pack.document.get("rebase"):
-                self.rebased = True
-            elif "version" in pack.document:
-                self._note(pack)
+                self.damaged.append(pack.info)
             else:
-                self.exact[pack.document["number"], pack.document["created"]] = pack.info
+                self._take_in(pack)
         self.objects.resolve()
         self.catalog.move_lattices(self.objects.lattices.values())
         self.catalog.move_contents(self.objects.contents.values())
-        records = log.read_all(path)
-        for record in records:
-            if record.get("change") == "forget":
-                for number in record["versions"]:
-                    self.last_number = max(self.last_number, number)
-                    self._drop(number)
-        for number in sorted(self.versions):
-            self._insert(number)
+        records, problems = log.read_whole(self.path)
+        self.report.problems += problems
+        rows = None if self.present is None else _present_rows(self.present)
+        versions = FoundVersions(self.found, records, rows, self.last_number)
+        self.report.problems += versions.problems
+        if rows is None and any(pack.kind == "coarse" for pack in self.damaged):
+            self.report.problems += [
+                f"No pack tells of version {number}: it is gone with a damaged one, or was never committed."
+                for number in versions.unexplained()
+            ]
+        for version in versions.renumbered:
+            change = {"change": "renumber", "uid": version.uid, "from": version.written_as, "version": version.number}
+            log.append(self.path, change)
+        # A parent was written under a lower number.
+        for version in sorted(versions.versions.values(), key=lambda version: version.written_as):
+            self._insert(version, versions.parent(version))
         # A number that was given once, be it to a version that is gone or was never committed, stays its own.
-        self.catalog.skip_numbers(self.last_number)
-        self._tag(records)
+        self.catalog.skip_numbers(versions.last_number)
+        if rows is not None and self.present is not None:
+            self.catalog.take_over_claims(self.present)
+        self._tag(records, versions)
 
-    def _note(self, pack: ScannedPack) -> None:
-        document = VersionDocument.from_json(pack.document["version"])
-        if document.replaces is not None:
-            self._drop(document.replaces)
-        for number, (_, other) in list(self.versions.items()):
-            if other.step is not None and (other.run, other.step) == (document.run, document.step):
-                self._drop(number)
-        self.versions[document.number] = (replace(pack, blobs={}), document)
+    def _take_in(self, pack: ScannedPack) -> None:
+        self.report.packs += 1
+        self.packs.add(pack.info.name)
+        self.catalog.add_packs([pack.info])
+        self.objects.add(pack)
+        self.last_number = max(self.last_number, pack.document["number"])
+        if pack.document.get("rebase"):
+            self.rebased = True
+        elif "version" in pack.document:
+            self.found.append(found_version(pack))
+        else:
+            self.exact[pack.document["number"], pack.document["created"]] = pack.info
 
-    def _drop(self, number: int) -> None:
-        if number in self.versions:
-            self.dropped[number] = self.versions.pop(number)[1].parent
-
-    def _insert(self, number: int) -> None:
-        pack, document = self.versions[number]
-        exact = self.exact.get((number, document.created))
+    def _insert(self, version: FoundVersion, parent: int | None) -> None:
+        pack, document = version.pack, version.document
+        exact = self.exact.get((version.written_as, document.created))
         row = version_row(document, [pack.info] if exact is None else [exact, pack.info], pack.entry)
         missing = sum(not self.objects.restores(lattice, content) for lattice, content in document.objects)
         if missing:
             self.report.problems.append(
-                f"Version {number} ({row.run}@{row.step}) lacks layers of {missing} objects; what is left is kept."
+                f"Version {row.number} ({version.name}) lacks layers of {missing} objects; what is left is kept."
             )
-        parent = row.parent
-        while parent is not None and parent not in self.versions:
-            parent = self.dropped.get(parent)
-        self.catalog.commit_version(replace(row, parent=parent), [], [], [])
+        references = document.blob_packs()
+        for name in sorted(references - self.packs):
+            self.report.problems.append(
+                f"Version {row.number} ({version.name}) lacks what it shares with pack {name}, which is damaged or"
+                " missing: how its files are cut, or what stands between their tensors."
+            )
+        self.catalog.commit_version(
+            replace(row, step=version.step, parent=parent), [], [], [], references=references & self.packs
+        )
         self.report.versions += 1
 
-    def _tag(self, records: list[dict[str, Any]]) -> None:
-        for record in records:
-            try:
-                if record.get("change") == "tag":
-                    self.catalog.set_tag(record["tag"], record["version"])
-                elif record.get("change") == "untag":
-                    self.catalog.delete_tag(record["tag"])
-            except NotFoundError:
+    def _tag(self, records: Sequence[dict[str, Any]], versions: FoundVersions) -> None:
+        for tag, (number, when) in sorted(last_targets(records).items()):
+            meant = versions.meant(number, when)
+            if meant not in versions.versions:
+                self.report.problems.append(
+                    f"Tag {tag} means version {number}, which is gone; there is no such tag until it is set again."
+                )
                 continue
+            if meant != number:
+                log.append(self.path, {"change": "tag", "tag": tag, "version": meant})
+            self.catalog.set_tag(tag, meant)
 
 
 class _Objects:

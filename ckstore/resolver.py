@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
+from dataclasses import replace
 from threading import RLock
 from typing import Any
 
@@ -57,6 +58,7 @@ class CatalogResolver:
         self._lock = RLock()
         self._lattices: dict[str, LatticeRecord] = {}
         self._contents: dict[str, ContentRecord | None] = {}
+        self._generation = 0
         self._manifests: OrderedDict[str, Manifest] = OrderedDict()
 
     def manifest(self, pack: str) -> Manifest:
@@ -76,8 +78,9 @@ class CatalogResolver:
     def document(self, row: VersionRow) -> VersionDocument:
         """What the manifest says of a version; `IntegrityError` where it is not the version of the catalog's row."""
         said = self.manifest(row.pack).document.get("version")
-        document = None if said is None else VersionDocument.from_json(said)
-        if document is None or (document.uid, document.number) != (row.uid, row.number):
+        # `recover` gives one of two versions that claim one number another, and with it another id.
+        document = None if said is None else replace(VersionDocument.from_json(said), number=row.number)
+        if document is None or document.uid != row.uid:
             raise IntegrityError(f"The catalog takes another version for version {row.number}; run `ckstore recover`.")
         return document
 
@@ -106,35 +109,62 @@ class CatalogResolver:
         with self._lock:
             self._lattices.clear()
             self._contents.clear()
+            self._generation += 1
 
     def known(self, contents: Iterable[str]) -> dict[str, str]:
         """Lattice ids by content id, for those contents that the store can restore exactly."""
         wanted = list(contents)
-        self.prefetch(wanted, wanted)
+        lattices, exact = self._lookup(wanted, wanted)
         found = {}
         for content in wanted:
-            exact = self.content(content)
-            if exact is not None:
-                found[content] = exact.lattice
-            elif content in self._lattices:
+            record = exact[content]
+            if record is not None:
+                found[content] = record.lattice
+            elif content in lattices:
                 found[content] = content
         return found
 
     def prefetch(self, lattices: Iterable[str], contents: Iterable[str]) -> None:
         """Look many ids up at once; those that the store does not have stay unknown."""
+        self._lookup(lattices, contents)
+
+    def _lookup(
+        self, lattices: Iterable[str], contents: Iterable[str]
+    ) -> tuple[dict[str, LatticeRecord], dict[str, ContentRecord | None]]:
+        """The records of many ids, which are remembered unless `forget` was called meanwhile.
+
+        The catalog is asked without holding the lock: a thread that holds the catalog may be waiting for that.
+        """
         with self._lock:
-            wanted = {identity: key(identity) for identity in lattices if identity not in self._lattices}
-            places = self.catalog.find_lattices(wanted.values())
-            for identity, number in wanted.items():
-                record = self._at(places.get(number))
-                if isinstance(record, LatticeRecord) and record.id == identity:
-                    self._lattices[identity] = record
-            wanted = {identity: key(identity) for identity in contents if identity not in self._contents}
-            places = self.catalog.find_contents(wanted.values())
-            for identity, number in wanted.items():
-                found = self._at(places.get(number))
-                is_it = isinstance(found, ContentRecord) and found.id == identity
-                self._contents[identity] = found if is_it and isinstance(found, ContentRecord) else None
+            generation = self._generation
+            coarse = {identity: self._lattices.get(identity) for identity in lattices}
+            exact: dict[str, ContentRecord | None] = {}
+            wanted = {}
+            for identity in contents:
+                if identity in self._contents:
+                    exact[identity] = self._contents[identity]
+                else:
+                    wanted[identity] = key(identity)
+        missing = {identity: key(identity) for identity, record in coarse.items() if record is None}
+        places = self.catalog.find_lattices(missing.values()) if missing else {}
+        for identity, number in missing.items():
+            found = self._at(places.get(number))
+            if isinstance(found, LatticeRecord) and found.id == identity:
+                coarse[identity] = found
+        places = self.catalog.find_contents(wanted.values()) if wanted else {}
+        for identity, number in wanted.items():
+            found = self._at(places.get(number))
+            exact[identity] = found if isinstance(found, ContentRecord) and found.id == identity else None
+        known = {identity: record for identity, record in coarse.items() if record is not None}
+        with self._lock:
+            if generation == self._generation:
+                # What an ingest has added meanwhile is the later news.
+                for identity, lattice in known.items():
+                    self._lattices.setdefault(identity, lattice)
+                for identity, content in exact.items():
+                    if self._contents.get(identity) is None:
+                        self._contents[identity] = content
+        return known, exact
 
     def lattice(self, identity: str) -> LatticeRecord:
         """The record of a lattice id."""
@@ -145,15 +175,15 @@ class CatalogResolver:
 
     def known_lattice(self, identity: str) -> LatticeRecord | None:
         """The record of a lattice id; None where the store has none."""
-        if identity not in self._lattices:
-            self.prefetch([identity], [])
-        return self._lattices.get(identity)
+        record = self._lattices.get(identity)
+        return self._lookup([identity], [])[0].get(identity) if record is None else record
 
     def content(self, identity: str) -> ContentRecord | None:
         """The record of a content id's exact layer; None where there is none."""
-        if identity not in self._contents:
-            self.prefetch([], [identity])
-        return self._contents[identity]
+        try:
+            return self._contents[identity]
+        except KeyError:
+            return self._lookup([], [identity])[1][identity]
 
     def _at(self, place: tuple[str, int] | None) -> Record | None:
         return None if place is None else self.manifest(place[0]).record(place[1])

@@ -7,12 +7,9 @@ whatever the order and number of the tensors in a file, and objects that the sto
 
 from __future__ import annotations
 
-import hashlib
 import os
 import zlib
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -25,15 +22,13 @@ from ckstore.errors import InputError
 from ckstore.formats import parse, parse_opaque
 from ckstore.formats.layout import ITEM_SIZES, FileLayout, Source
 from ckstore.formats.skeleton import fill_crcs, pieces, stored_crcs
+from ckstore.hashing import StreamSha256
 from ckstore.inputs import InputFile, OpenFiles
 from ckstore.records import content_id
 from ckstore.units import Member, Unit, plan_units
 
 #: Bytes that are read at once.
 _BLOCK = 4 << 20
-
-#: Blocks that wait for their SHA-256 at most.
-_PENDING = 3
 
 Progress = Callable[[int], None]
 
@@ -239,7 +234,7 @@ def _hash_file(file: ScannedFile, stretches: dict[int, list[Member]], progress: 
     cuts = _cuts(layout, stretches)
     extent, member, stop = next(cuts, (-1, None, layout.size))
     hasher = blake3()
-    with _Sha256(apart=layout.size > _BLOCK) as sha:
+    with StreamSha256() as sha:
         for start in range(0, layout.size, _BLOCK):
             block = file.source.pread(start, min(_BLOCK, layout.size - start))
             sha.update(block)
@@ -278,35 +273,6 @@ def _cuts(layout: FileLayout, stretches: dict[int, list[Member]]) -> Iterator[tu
         size = ITEM_SIZES[layout.extents[piece.extent].dtype]
         for member in stretches.get(piece.extent, []):
             yield piece.extent, member, piece.start + (member.first + member.count) * size
-
-
-class _Sha256:
-    """SHA-256 of blocks in order, in a thread of its own where `apart`: it takes longer than all the rest."""
-
-    def __init__(self, *, apart: bool) -> None:
-        self._sha = hashlib.sha256()
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="ckstore-sha256") if apart else None
-        self._pending: deque[Future[None]] = deque()
-
-    def __enter__(self) -> _Sha256:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
-
-    def update(self, block: bytes) -> None:
-        if self._pool is None:
-            self._sha.update(block)
-            return
-        self._pending.append(self._pool.submit(self._sha.update, block))
-        if len(self._pending) > _PENDING:
-            self._pending.popleft().result()
-
-    def hexdigest(self) -> str:
-        while self._pending:
-            self._pending.popleft().result()
-        return self._sha.hexdigest()
 
 
 class _Checks:

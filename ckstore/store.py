@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from ckstore.errors import InputError, UsageError
 from ckstore.storage.catalog import Catalog, VersionRow
+from ckstore.storage.durable import sweep_temporaries
 from ckstore.storage.pack_reader import PackReader
-from ckstore.storage.root import find_store
+from ckstore.storage.root import PACKS, find_store
 
 if TYPE_CHECKING:
     from ckstore.ingest import IngestReport
@@ -191,6 +193,7 @@ class Store:
         replace: bool = False,
         verify: bool = False,
         force: bool = False,
+        budget: float | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> IngestReport:
         """Store a checkpoint as the next version of a run.
@@ -214,6 +217,9 @@ class Store:
             Decode everything and compare before the version becomes visible.
         force
             Store damaged files as opaque bytes instead of refusing them.
+        budget
+            Restoring the version may cost this many times what it would cost stored exactly and in full; 2 by
+            default. Where objects that the store has already cost more than that, they are stored in full again.
         progress
             Called with numbers of bytes that were read, coded or, with `verify`, decoded; they add up to at most twice
             the size, three times with `verify`.
@@ -225,12 +231,18 @@ class Store:
         ConflictError
             Run and step are taken by other content.
         UsageError
-            The run cannot be called so, the step is no integer of 64 bits, or the metrics are not JSON-able.
+            The run cannot be called so, the step is no integer of 64 bits, the metrics are not JSON-able, or the
+            budget is below 1.
         """
-        from ckstore.ingest import Ingest, Request, check_request
+        from ckstore.ingest import BUDGET, Ingest, IngestReport, Request, check_request
         from ckstore.scan import ScannedVersion, hash_version, open_directory, open_file
 
         self._require_writable()
+        with suppress(OSError):  # What a killed ingest left behind is only in the way of the disk.
+            sweep_temporaries(self.path / PACKS)
+        budget = BUDGET if budget is None else budget
+        if not budget >= 1:
+            raise UsageError(f"A restore budget of {budget} cannot be kept; give 1 or more.")
         run = run or DEFAULT_RUN
         check_request(run, step, metrics or {})
         if isinstance(source, str | os.PathLike):
@@ -256,10 +268,15 @@ class Store:
         try:
             hash_version(scanned, force=force, progress=progress)
             parent_row = self._parent(parent, run, scanned)
-            request = Request(run, step, parent_row, metrics or {}, named, replace, verify)
-            return Ingest(self.path, self.catalog, self.resolver, self.reader).run(scanned, request, progress)
+            request = Request(run, step, parent_row, metrics or {}, named, replace, verify, budget)
+            report = Ingest(self.path, self.catalog, self.resolver, self.reader).run(scanned, request, progress)
         finally:
             scanned.close()
+        if report.is_new and report.version.cost > budget:
+            # Every object kept a budget of its own version; together in another version they may be beyond this one's.
+            self.rebase([report.version.number], budget=budget)
+            report = IngestReport(self.catalog.version(report.version.number), is_new=True)
+        return report
 
 
 def source_step(path: Path, *, force: bool = False) -> int | None:

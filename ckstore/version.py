@@ -17,6 +17,7 @@ from ckstore.errors import IntegrityError, NotFoundError, UsageError
 from ckstore.formats.layout import ITEM_SIZES, FileLayout, Path, Tensor
 from ckstore.formats.paths import path_to_text, text_to_path
 from ckstore.formats.skeleton import fill_crcs
+from ckstore.records import check_cut
 from ckstore.storage.catalog import VersionRow
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ class Version:
     def __init__(self, store: Store, row: VersionRow) -> None:
         self.store = store
         self.row = row
+        # Units whose object was found to be cut as the layout says.
+        self._fitting: set[int] = set()
 
     def __repr__(self) -> str:
         step = "" if self.row.step is None else f"@{self.row.step}"
@@ -175,6 +178,9 @@ class Version:
         _, content = self.document.objects[number]
         if content is None:
             raise IntegrityError(f"Version {self.row.number} holds no exact values; use --fidelity coarse.")
+        if number not in self._fitting:
+            check_cut(self.store.reader.record_of(content), self.layout.units[number])
+            self._fitting.add(number)
         return self.store.reader.bits(content, chunk)
 
     def skeleton(self, file: int) -> bytes:
@@ -241,7 +247,7 @@ class Version:
         include, exclude
             Globs over the paths of tensors, for the other formats.
         force
-            Overwrite what stands there.
+            Overwrite what stands there; a directory is replaced whole, with all that stood in it.
         progress
             Called with numbers of bytes that were decoded.
 

@@ -192,7 +192,7 @@ def times(bits: Array, dtype: str, factor: float) -> Array:
     with np.errstate(all="ignore"):
         product = singles.astype(np.float64) * factor
         tiny = 2.0**-1022 if dtype == "float64" else 2.0**-126
-        fits = np.abs(product) >= tiny
+        fits = np.abs(product) > tiny if dtype == "float64" else np.abs(product) >= tiny
         fits &= {
             "float32": np.abs(product) < 3.4028234e38,
             "float64": np.isfinite(product),

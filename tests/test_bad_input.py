@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -259,7 +260,9 @@ def test_runs_that_could_not_be_named(store: ckstore.Store, directory: Path, nam
     refused(store, lambda: store.ingest(directory / "good.pt", run=name), UsageError)
 
 
-@pytest.mark.parametrize("step", [1 << 63, -(1 << 63) - 1, True])
+@pytest.mark.parametrize(
+    "step", [1 << 63, -(1 << 63) - 1, True, 1.5, 3.0, "3", np.float64(3), np.True_, np.uint64(1 << 63)]
+)
 def test_steps_that_are_no_numbers(store: ckstore.Store, directory: Path, step: int) -> None:
     refused(store, lambda: store.ingest(directory / "good.pt", run="b", step=step), UsageError)
 
@@ -271,7 +274,17 @@ def test_steps_in_files_that_are_out_of_bounds(store: ckstore.Store, directory: 
 
 
 def test_metrics_that_cannot_be_kept(store: ckstore.Store, directory: Path) -> None:
-    refused(store, lambda: store.ingest(directory / "good.pt", run="b", metrics={"loss": object()}), UsageError)
+    for value in (object(), np.ones(3), 1j, np.complex64(1j), {np.int64(1): 2}):
+        refused(store, lambda v=value: store.ingest(directory / "good.pt", run="b", metrics={"loss": v}), UsageError)
+
+
+def test_integers_and_metrics_from_numpy(store: ckstore.Store, directory: Path) -> None:
+    metrics = {"loss": np.float32(0.5), "tokens": np.int64(7), "best": np.True_, "list": [np.float64(1.5), (2, 3)]}
+    row = store.ingest(directory / "good.pt", run="b", step=np.int64(3), metrics=metrics).version
+    assert (row.step, type(row.step)) == (3, int)
+    assert row.metrics == {"loss": 0.5, "tokens": 7, "best": True, "list": [1.5, [2, 3]]}
+    assert store["b@3"].row.number == row.number
+    assert not store.ingest(directory / "good.pt", run="b", step=3).is_new
 
 
 def test_names_that_are_not_utf8(store: ckstore.Store, directory: Path) -> None:

@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import ckstore
+from ckstore.errors import ConflictError
 from ckstore.storage.catalog import VersionRow
 from tests.checkpoints import pack_files, scratch, sha256
 
@@ -48,6 +49,28 @@ def test_the_same_tensor_several_times_in_one_version(store: ckstore.Store, dire
     assert many.stored_bytes < single.stored_bytes + OVERHEAD
     assert comes_back(other, 1, directory / "many.pt")
     other.close()
+
+
+def test_a_directory_is_the_same_only_with_its_directories_and_modes(store: ckstore.Store, directory: Path) -> None:
+    tree = directory / "tree"
+    (tree / "sub").mkdir(parents=True)
+    torch.save({"w": torch.randn(30, 30)}, tree / "w.pt")
+    assert store.ingest(tree, run="a", step=0).is_new
+    assert not store.ingest(tree, run="a", step=0).is_new
+    with pytest.raises(ConflictError):
+        store.ingest(tree / "w.pt", run="a", step=0)
+    (tree / "w.pt").chmod(0o600 if (tree / "w.pt").stat().st_mode & 0o777 != 0o600 else 0o640)
+    with pytest.raises(ConflictError):
+        store.ingest(tree, run="a", step=0)
+    assert store.ingest(tree, run="a", step=0, replace=True).is_new
+    (tree / "sub").chmod(0o700 if (tree / "sub").stat().st_mode & 0o777 != 0o700 else 0o750)
+    with pytest.raises(ConflictError):
+        store.ingest(tree, run="a", step=0)
+    (tree / "another").mkdir()
+    assert store.ingest(tree, run="a", step=0, replace=True).is_new
+    (tree / "another").rmdir()
+    with pytest.raises(ConflictError):
+        store.ingest(tree, run="a", step=0)
 
 
 def test_the_same_content_in_another_version_run_and_format(store: ckstore.Store, directory: Path) -> None:

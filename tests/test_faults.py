@@ -22,6 +22,7 @@ from ckstore import scan
 from ckstore.errors import CkstoreError, ConflictError, InputError
 from ckstore.recover import recover
 from ckstore.storage import durable
+from ckstore.storage.catalog import Catalog
 from ckstore.storage.pack import PackWriter
 from ckstore.storage.root import sweep_temporaries
 from tests.checkpoints import pack_files, scratch, sha256
@@ -257,6 +258,42 @@ def test_a_commit_that_is_refused_leaves_no_packs(
     monkeypatch.undo()
     assert same()
     assert recover(store.path).versions == 1
+
+
+def test_what_a_killed_ingest_left_is_removed_by_the_next(store: ckstore.Store, paths: list[Path]) -> None:
+    assert killed(INGEST, store, paths[1], "pack-written") == KILLED
+    left = list((store.path / "packs").glob(".tmp-*"))
+    assert left
+    store.ingest(paths[1], run="a")
+    assert all(path.exists() for path in left), "whoever writes them may run on another host"
+    for path in left:
+        os.utime(path, (time.time() - 7200,) * 2)
+    store.ingest(paths[2], run="a")
+    assert not list((store.path / "packs").glob(".tmp-*"))
+    check(store, paths[:3])
+
+
+@pytest.mark.parametrize("layer", ["lattices", "contents"])
+@pytest.mark.parametrize("known", [True, False], ids=["known", "parent"])
+def test_objects_that_go_before_the_commit(
+    store: ckstore.Store, paths: list[Path], layer: str, known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A version that refers to them, or has objects stored against them, is not committed."""
+    commit = Catalog.commit_version
+
+    def interposed(self: Catalog, *arguments: Any, **options: Any) -> None:
+        with Catalog(store.path, "a") as other:
+            for pack in other.packs():
+                if layer == "lattices":
+                    other.remove_lattices([place for place, _ in other.lattices_in(pack.name)])
+                else:
+                    other.remove_contents([place for place, _ in other.contents_in(pack.name)])
+        commit(self, *arguments, **options)
+
+    monkeypatch.setattr(Catalog, "commit_version", interposed)
+    with pytest.raises(ConflictError, match="ingest it again"):
+        store.ingest(paths[0] if known else paths[1], run="b" if known else "a")
+    assert len(store.versions()) == 1
 
 
 def overwrite(path: Path) -> None:

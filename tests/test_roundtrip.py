@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import ckstore
+from ckstore.records import ContentRecord
 from ckstore.recover import recover
 from tests.checkpoints import described, scratch, sha256
 
@@ -169,6 +170,31 @@ def test_another_process_reads_the_same_bytes(directory: Path, flush: str) -> No
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert {int(number): digest for number, digest in json.loads(done.stdout).items()} == expected
+
+
+def test_products_that_are_rounded_up_to_the_least_normal_number_are_read_alike(directory: Path) -> None:
+    values = torch.randn(70_000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    values[35_123] = (2 - 2**-52) * 2.0**-1022  # half of it is a tie between the largest subnormal and the least normal
+    with ckstore.init(directory / "store") as store:
+        store.ingest({"w": values}, run="a", step=0)
+        store.ingest({"w": values * 0.5}, run="a", step=1)
+        assert {record.factor for record in store.reader.content_chain(exact_of(store, "a@1"))} == {0.5, 1.0}
+    script = (
+        "import sys, hashlib, torch, ckstore\n"
+        "assert torch.set_flush_denormal(True)\n"
+        "bits = ckstore.open(sys.argv[1])['a@1']['w'][:].view('u8')\n"
+        "print(hashlib.sha256(bits.tobytes()).hexdigest())\n"
+    )
+    command = [sys.executable, "-c", script, str(directory / "store")]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == hashlib.sha256((values * 0.5).numpy().tobytes()).hexdigest()
+
+
+def exact_of(store: ckstore.Store, spec: str) -> ContentRecord:
+    content = store.resolver.content(store[spec].document.objects[0][1] or "")
+    assert content is not None
+    return content
 
 
 def test_a_process_that_flushes_subnormals_ingests_what_stands_in_the_file(directory: Path) -> None:

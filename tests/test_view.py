@@ -137,6 +137,7 @@ def test_a_view_survives_pickling(version: Version) -> None:
 def test_a_slice_decodes_only_its_chunks(tmp_path: Path) -> None:
     with ckstore.init(tmp_path / "store") as store:
         store.ingest({"w": torch.randn(4096, 512)})
+        store.reader.cache.clear()  # an ingest leaves its chunks there for the version that follows
         array = store["latest"].arrays["w"]
         assert array.chunks == (512, 512)
         counts = []

@@ -50,7 +50,7 @@ _STDOUT = "-"
 )
 @click.option("--include", metavar="GLOB", multiple=True, help="Only tensors whose path matches; for other formats.")
 @click.option("--exclude", metavar="GLOB", multiple=True, help="No tensors whose path matches; for other formats.")
-@click.option("--force", is_flag=True, help="Overwrite what stands at TARGET.")
+@click.option("--force", is_flag=True, help="Overwrite what stands at TARGET; a directory is replaced whole.")
 @click.option("--require-exact", is_flag=True, help="Refuse a version that gave up its exact layer.")
 @click.pass_context
 def command(

@@ -87,6 +87,12 @@ def _number(text: str) -> int | float | str:
 @click.option("--verify", is_flag=True, help="Decode and compare everything before a version becomes visible.")
 @click.option("--delete-source", is_flag=True, help="Remove what is stored and verified; needs --verify.")
 @click.option("--force", is_flag=True, help="Store damaged files as opaque bytes instead of refusing them.")
+@click.option(
+    "--budget",
+    metavar="X",
+    type=click.FloatRange(min=1.0),
+    help="Restoring costs at most X times what a version stored in full does.  [default: 2]",
+)
 @json_option
 @click.pass_context
 def command(
@@ -101,6 +107,7 @@ def command(
     verify: bool,
     delete_source: bool,
     force: bool,
+    budget: float | None,
     as_json: bool,
 ) -> None:
     """Store checkpoints as versions of a run.
@@ -115,7 +122,15 @@ def command(
         raise UsageError("--step is for a single PATH; let the files or their names tell their steps.")
     if delete_source and not verify:
         raise UsageError("--delete-source needs --verify, which proves first that everything comes back.")
-    options = {"run": run, "step": step, "metrics": metrics, "replace": replace, "verify": verify, "force": force}
+    options: dict[str, Any] = {
+        "run": run,
+        "step": step,
+        "metrics": metrics,
+        "replace": replace,
+        "verify": verify,
+        "force": force,
+        "budget": budget,
+    }
     done: list[_Done] = []
     failed: list[_Failed] = []
     with open_store(ctx, "a") as store:

@@ -19,8 +19,8 @@ from ckstore.errors import IntegrityError, NoStoreError
 def command(ctx: click.Context, as_json: bool) -> None:
     """Build the catalog again.
 
-    From packs and log; nothing is deleted, and nothing but the catalog is written. Every damaged pack is a line on
-    stderr, and the exit code is 4 where there is one.
+    From packs and log; nothing is deleted. Everything that is damaged or missing, or that two versions claim, is a line
+    on stderr, and the exit code is 4 where there is one. Nobody else can write meanwhile.
     """
     from ckstore.recover import recover
     from ckstore.storage.root import is_store
@@ -38,5 +38,5 @@ def command(ctx: click.Context, as_json: bool) -> None:
     if report.problems:
         raise IntegrityError(
             f"{counted(len(report.problems), 'problem')} found;"
-            " restore the named packs from a copy of the store, then recover again."
+            " restore the named files from a copy of the store where there is one, then recover again."
         )

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ckstore.errors import IntegrityError
+
 Bits = npt.NDArray[Any]
 Integers = npt.NDArray[Any]
 Classes = npt.NDArray[np.uint8]
@@ -107,6 +109,7 @@ class LinearLattice:
         """
         from ckstore.kernels import lattice as kernels
 
+        _check_sizes(bits, predicted)
         out = np.empty(bits.size, np.int32)
         prediction = _NO_INTEGERS if predicted is None else predicted
         kernels.linear_quantise(
@@ -130,6 +133,7 @@ class LinearLattice:
         """Sum of squares of the difference between finite values and lattice values, and their number."""
         from ckstore.kernels import lattice as kernels
 
+        _check_sizes(bits, integers)
         result: tuple[float, int] = kernels.linear_distance(
             bits.view(self.dtype), integers, self.step, self.rows, self.cols, self.width, start
         )
@@ -149,6 +153,7 @@ class LinearLattice:
         """Bits of the parent's exact values moved into the integers' cells, and the classes of a chained layer."""
         from ckstore.kernels import lattice as kernels
 
+        _check_sizes(integers, parent)
         out = np.empty(parent.size, parent.dtype)
         classes = np.empty(parent.size, np.uint8)
         kernel = kernels.chained_predict32 if self.dtype == "float32" else kernels.chained_predict64
@@ -246,11 +251,20 @@ def ordinal_classes(parent: Bits, dtype: str) -> Classes | None:
     return classes
 
 
+def _check_sizes(values: Bits, predicted: Bits | None) -> None:
+    # The kernels take the sizes of their arrays on trust.
+    if predicted is not None and predicted.size != values.size:
+        raise IntegrityError(
+            f"{values.size} values do not fit {predicted.size} predictions; run `ckstore verify` to find the object."
+        )
+
+
 def ordinal_difference(bits: Bits, predicted: Bits | None, dtype: str) -> Integers:
     """``ord(bits) - ord(predicted)`` modulo the width as signed integers; the plain difference for integer dtypes.
 
-    Without `predicted`: the ordinals themselves.
+    Without `predicted`: the ordinals themselves. `IntegrityError` where there are not as many predictions as values.
     """
+    _check_sizes(bits, predicted)
     signed = np.dtype(f"i{bits.itemsize}")
     if dtype not in FLOATS:
         if predicted is None:
@@ -266,6 +280,7 @@ def ordinal_difference(bits: Bits, predicted: Bits | None, dtype: str) -> Intege
 
 def ordinal_correct(predicted: Bits | None, residuals: Integers, dtype: str) -> Bits:
     """The inverse of `ordinal_difference`."""
+    _check_sizes(residuals, predicted)
     unsigned = residuals.view(f"u{residuals.itemsize}")
     if dtype not in FLOATS:
         return unsigned if predicted is None else predicted + unsigned

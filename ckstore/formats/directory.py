@@ -115,12 +115,26 @@ def _entry(child: os.DirEntry[str], path: str, base: str, real_base: str) -> Ent
     raise InputError(f"{os.path.join(base, path)} is a device, socket or FIFO; remove it from the directory first.")
 
 
+def leads_out(path: str, target: str, base: str, real_base: str) -> bool:
+    """Whether a link leaves the tree that it stands in, as it is written or as it is followed.
+
+    Parameters
+    ----------
+    path, target
+        Of the link in the tree, and what it says.
+    base, real_base
+        The tree's root, and the same without links.
+    """
+    written = os.path.normpath(os.path.join(os.path.dirname(path), target))
+    if os.path.isabs(target) or written == ".." or written.startswith("../"):
+        return True
+    real = os.path.realpath(os.path.join(base, path))
+    return os.path.commonpath([real, real_base]) != real_base
+
+
 def _check_link(path: str, target: str, base: str, real_base: str) -> None:
     """Refuse links that leave the tree, as it lies here or wherever it is restored to."""
-    written = os.path.normpath(os.path.join(os.path.dirname(path), target))
-    real = os.path.realpath(os.path.join(base, path))
-    outside = os.path.isabs(target) or written == ".." or written.startswith("../")
-    if outside or os.path.commonpath([real, real_base]) != real_base:
+    if leads_out(path, target, base, real_base):
         raise InputError(
             f"{os.path.join(base, path)} is a link that leads out of the directory (to {target}); "
             "copy the directory with `cp -rL` and ingest the copy."

@@ -447,7 +447,11 @@ def scale32(bits: np.ndarray, factor: float, out: np.ndarray) -> None:
 
 @njit(**_OPTIONS)
 def scale64(bits: np.ndarray, factor: float, out: np.ndarray) -> None:
-    """`scale32` for float64; a single product, rounded once."""
+    """`scale32` for float64; a single product, rounded once.
+
+    A product that is rounded up to the least normal number comes out as 0 where the processor flushes subnormals, so
+    that one counts as not normal too.
+    """
     floats = bits.view(np.float64)
     scaled = out.view(np.float64)
     for k in range(bits.size):
@@ -455,7 +459,7 @@ def scale64(bits: np.ndarray, factor: float, out: np.ndarray) -> None:
         out[k] = bits[k]
         if field != 0 and field != 2047:
             value = floats[k] * factor
-            if 2.2250738585072014e-308 <= abs(value) <= 1.7976931348623157e308:
+            if 2.2250738585072014e-308 < abs(value) <= 1.7976931348623157e308:
                 scaled[k] = value
 
 

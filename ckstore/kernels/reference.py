@@ -97,7 +97,9 @@ def scaled_values(bits: Array, dtype: str, factor: float) -> Array:
         tiny = np.finfo(floats.dtype).tiny
         products = floats.astype(np.float64) * factor
         rounded = products.astype(floats.dtype)
-        normal = np.isfinite(floats) & (np.abs(floats) >= tiny) & (np.abs(products) >= tiny) & np.isfinite(rounded)
+        normal = np.isfinite(floats) & (np.abs(floats) >= tiny) & np.isfinite(rounded)
+        # Products of float64 may have been rounded up to the least normal number.
+        normal &= np.abs(products) > tiny if dtype == "float64" else np.abs(products) >= tiny
     if single:
         words = rounded.view(np.uint32).astype(np.uint64)
         halves = ((words + 0x7FFF + ((words >> 16) & 1)) >> 16).astype(np.uint16)

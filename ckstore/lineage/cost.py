@@ -40,7 +40,7 @@ class Work(NamedTuple):
 
 
 #: Nanoseconds for each unit of each field of `Work`.
-WEIGHTS = (85_000.0, 0.1, 1.3, 250_000.0, 2.6, 0.1, 1.15, 55_000.0, 1_000_000.0)
+WEIGHTS = (110_000.0, 0.1, 0.7, 280_000.0, 1.9, 0.05, 1.13, 55_000.0, 1_100_000.0)
 
 
 def layer(chunks: int, count: int, stored: int, *, grouped: bool) -> Work:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import TracebackType
@@ -26,6 +27,9 @@ _COLUMNS = (
     " v.original_bytes, v.stored_bytes, v.elements, v.tensors, v.files, v.depth, v.cost, v.base, v.fidelity,"
     " v.metrics, v.source"
 )
+#: For how long the lease of a process on another host counts: nobody here can see whether it still runs.
+LEASE_SECONDS = 7 * 24 * 3600.0
+
 _SELECT = f"SELECT {_COLUMNS} FROM versions v JOIN runs r ON r.id = v.run JOIN packs p ON p.id = v.pack"
 
 
@@ -180,12 +184,21 @@ class Catalog:
         return self._contents.within(pack)
 
     def unreferenced_packs(self) -> list[PackRow]:
-        """Packs in which no version's manifest, no lattice and no content stands: `gc` may remove them."""
+        """Packs in which nothing stands that a version needs: no manifest, no blob, no lattice and no content."""
         rows = self._connection.rows(
             "SELECT name, kind, bytes, created FROM packs WHERE id NOT IN"
-            " (SELECT pack FROM versions UNION SELECT pack FROM lattices UNION SELECT pack FROM contents) ORDER BY id"
+            " (SELECT pack FROM versions UNION SELECT pack FROM version_packs"
+            " UNION SELECT pack FROM lattices UNION SELECT pack FROM contents) ORDER BY id"
         )
         return [PackRow(*row) for row in rows]
+
+    def last_number(self) -> int:
+        """The highest version number that was ever handed out, as far as this catalog knows."""
+        [[versions, handed_out]] = self._connection.rows(
+            "SELECT COALESCE((SELECT MAX(number) FROM versions), 0),"
+            " COALESCE((SELECT seq FROM sqlite_sequence WHERE name = 'reservations'), 0)"
+        )
+        return int(max(versions, handed_out))
 
     def totals(self) -> Totals:
         """Sums for `stats`."""
@@ -264,11 +277,12 @@ class Catalog:
         lattices: Iterable[Placement],
         contents: Iterable[Placement],
         *,
+        references: Iterable[str] = (),
         replace: bool = False,
         requires_lattices: Sequence[int] = (),
         requires_contents: Sequence[int] = (),
     ) -> None:
-        """Make a version visible, in one transaction.
+        """Make a version visible, in one transaction. One that `recover` made visible already is left as it is.
 
         Parameters
         ----------
@@ -278,6 +292,8 @@ class Catalog:
             Packs that are not in the catalog yet; they lie in the store already.
         lattices, contents : iterable of (key, pack name, slot)
             Where the objects of this version stand. A key that is there already keeps its place.
+        references : iterable of str
+            Names of the packs of other versions in which blobs of this one stand: they must be in the catalog.
         replace : bool
             Forget the version that stands at the same run and step; its children get its parent.
         requires_lattices, requires_contents : sequence of int
@@ -286,12 +302,22 @@ class Catalog:
         Raises
         ------
         ConflictError
-            The same run and step stands there already, the version it would replace is tagged, or a `gc` removed
-            an object that this version refers to.
+            The same run and step stands there already, the version it would replace is tagged, a `gc` removed what
+            this version refers to, or its number was given to another version while the catalog was rebuilt.
         NotFoundError
             The parent is gone.
         """
         with self.transaction():
+            there = self._select("WHERE v.number = ?", row.number)
+            if there:
+                if there[0].uid != row.uid:
+                    raise ConflictError(
+                        f"Version number {row.number} was given to another version while the catalog was rebuilt;"
+                        " ingest it again."
+                    )
+                # Between the packs and this commit a `recover` ran, and found the version in them.
+                self.release_number(row.number)
+                return
             parent = row.parent
             if parent is not None:
                 parent_row = self.version(parent)
@@ -309,6 +335,7 @@ class Catalog:
             self.add_packs(packs)
             self._connection.execute("INSERT OR IGNORE INTO runs (name, created) VALUES (?, ?)", [row.run, row.created])
             self._insert_version(row, parent)
+            self._refer(row.number, {row.pack, *references})
             self._lattices.place(lattices, displace=False)
             self._contents.place(contents, displace=False)
             self._connection.execute("DELETE FROM reservations WHERE number = ?", [row.number])
@@ -354,7 +381,7 @@ class Catalog:
             removable = {pack.name for pack in self.unreferenced_packs()}
             for name in names:
                 if name not in removable:
-                    raise ConflictError(f"Pack {name} is still referred to; run `ckstore gc` again.")
+                    raise ConflictError(f"Pack {name} is still referred to; look which are free again.")
                 self._connection.execute("DELETE FROM packs WHERE name = ?", [name])
 
     def update_version(
@@ -407,23 +434,30 @@ class Catalog:
                 raise NotFoundError(f"There is no tag {name}; see `ckstore tag` for those there are.")
 
     @contextmanager
-    def lease(self, purpose: str, seconds: float = 3600.0) -> Iterator[int]:
+    def lease(self, purpose: str, seconds: float = LEASE_SECONDS) -> Iterator[int]:
         """Hold a lease while the block runs: `gc` removes nothing while somebody else holds one.
+
+        It counts for as long as the process runs. Leases of processes of this host that are gone are dropped.
 
         Parameters
         ----------
         purpose : str
             What is being done, for messages.
         seconds : float
-            After which the lease no longer counts, whatever became of its holder.
+            After which the lease no longer counts on other hosts, which cannot see whether its holder runs.
         """
         expires = (datetime.now(UTC) + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        host = socket.gethostname()
+        # At random: a holder that was not there when the catalog was rebuilt must not end another one's lease.
+        number = secrets.randbits(62)
         with self.transaction():
-            cursor = self._connection.execute(
-                "INSERT INTO leases (purpose, pid, host, created, expires) VALUES (?, ?, ?, ?, ?)",
-                [purpose, os.getpid(), socket.gethostname(), durable.timestamp(), expires],
+            for claim in self._claims():
+                if claim.host == host and not durable.is_running(claim.pid):
+                    self._connection.execute("DELETE FROM leases WHERE id = ?", [claim.number])
+            self._connection.execute(
+                "INSERT INTO leases (id, purpose, pid, host, created, expires) VALUES (?, ?, ?, ?, ?, ?)",
+                [number, purpose, os.getpid(), host, durable.timestamp(), expires],
             )
-            number = int(cursor.lastrowid or 0)
         try:
             yield number
         finally:
@@ -431,13 +465,32 @@ class Catalog:
                 self._connection.execute("DELETE FROM leases WHERE id = ?", [number])
 
     def leases(self) -> list[Claim]:
-        """The leases that are held: not expired, and not of a process of this host that is gone."""
-        rows = self._connection.rows(
-            "SELECT id, pid, host, created, purpose, expires FROM leases WHERE expires > ? ORDER BY id",
-            [durable.timestamp()],
-        )
-        host = socket.gethostname()
-        return [claim for claim in (Claim(*row) for row in rows) if claim.host != host or durable.is_running(claim.pid)]
+        """The leases that are held: by processes of this host that run, and on other hosts until they expire."""
+        host, now = socket.gethostname(), durable.timestamp()
+        return [
+            claim
+            for claim in self._claims()
+            if (durable.is_running(claim.pid) if claim.host == host else claim.expires > now)
+        ]
+
+    def take_over_claims(self, present: Catalog) -> None:
+        """Copy the reservations and leases of the catalog in whose place this one comes: their holders go on."""
+        with self.transaction():
+            self._connection.execute_many(
+                "INSERT OR IGNORE INTO reservations VALUES (?, ?, ?, ?)",
+                [(claim.number, claim.pid, claim.host, claim.created) for claim in present.reservations()],
+            )
+            self._connection.execute_many(
+                "INSERT OR IGNORE INTO leases (id, pid, host, created, purpose, expires) VALUES (?, ?, ?, ?, ?, ?)",
+                [
+                    (claim.number, claim.pid, claim.host, claim.created, claim.purpose, claim.expires)
+                    for claim in present.leases()
+                ],
+            )
+
+    def _claims(self) -> list[Claim]:
+        rows = self._connection.rows("SELECT id, pid, host, created, purpose, expires FROM leases ORDER BY created, id")
+        return [Claim(*row) for row in rows]
 
     def _select(self, tail: str, *parameters: Any) -> list[VersionRow]:
         rows = self._connection.rows(f"{_SELECT} {tail}", parameters)
@@ -445,6 +498,15 @@ class Catalog:
             return [_version(row) for row in rows]
         except (ValueError, TypeError) as error:
             raise IntegrityError(f"{self._path} is damaged ({error}); run `ckstore recover` to rebuild it.") from error
+
+    def _refer(self, number: int, packs: set[str]) -> None:
+        for pack in sorted(packs):
+            found = self._connection.rows("SELECT id FROM packs WHERE name = ?", [pack])
+            if not found:
+                raise ConflictError(
+                    f"Pack {pack}, which version {number} refers to, was removed meanwhile; ingest it again."
+                )
+            self._connection.execute("INSERT INTO version_packs VALUES (?, ?)", [number, found[0][0]])
 
     def _insert_version(self, row: VersionRow, parent: int | None) -> None:
         marks = ", ".join("?" * 15)
@@ -462,15 +524,16 @@ class Catalog:
         )
 
 
-def replace_catalog(store: Path, build: Callable[[Catalog], None]) -> None:
-    """Build a catalog beside the present one and put it in its place at once.
+def replace_catalog(store: Path, build: Callable[[Catalog, Catalog | None], None]) -> None:
+    """Build a catalog beside the present one and put it in its place at once; nobody else writes meanwhile.
 
     Parameters
     ----------
     store : Path
         The store's directory.
     build : callable
-        Fills the empty catalog that it is given; where it raises, the present catalog stays.
+        Fills the empty catalog that it is given first; where it raises, the present catalog stays. The second one is
+        the present catalog, None where it is gone or cannot be opened; what it says may be damaged all the same.
 
     Raises
     ------
@@ -481,10 +544,14 @@ def replace_catalog(store: Path, build: Callable[[Catalog], None]) -> None:
     beside.mkdir()
     try:
         create_file(beside / root.CATALOG)
-        with Catalog(beside, "a") as catalog, catalog.transaction():
-            build(catalog)
-        with _writers_kept_out(store):
+        # From before the packs are listed: a version that is committed after that would not be in the new catalog.
+        with _writers_kept_out(store) as present:
+            with Catalog(beside, "a") as catalog, catalog.transaction():
+                build(catalog, present)
             durable.checkpoint("catalog-built")
+            if present is None:
+                # It would be taken for the journal of the catalog that comes now.
+                (store / (root.CATALOG + "-journal")).unlink(missing_ok=True)
             os.replace(beside / root.CATALOG, store / root.CATALOG)
             durable.sync_directory(store)
     finally:
@@ -495,16 +562,16 @@ def replace_catalog(store: Path, build: Callable[[Catalog], None]) -> None:
 
 
 @contextmanager
-def _writers_kept_out(store: Path) -> Iterator[None]:
-    try:
-        present = Catalog(store, "a")
-    except (IntegrityError, NoStoreError):
-        # Nobody can write to it. Its journal would be taken for that of the catalog that comes into its place.
-        (store / (root.CATALOG + "-journal")).unlink(missing_ok=True)
-        yield
-        return
-    with present, present.transaction():
-        yield
+def _writers_kept_out(store: Path) -> Iterator[Catalog | None]:
+    """Hold the write lock of the present catalog; None where it cannot be written to, by nobody."""
+    with ExitStack() as stack:
+        present: Catalog | None = None
+        try:
+            present = stack.enter_context(Catalog(store, "a"))
+            stack.enter_context(present.transaction())
+        except (IntegrityError, NoStoreError):
+            present = None
+        yield present
 
 
 def _version(row: Sequence[Any]) -> VersionRow:

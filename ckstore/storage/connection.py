@@ -52,7 +52,7 @@ class Connection:
         self._lock = threading.RLock()
         self._depth = 0
         if not path.is_file():
-            raise NoStoreError(f"There is no catalog {path}; run `ckstore init`, or `ckstore recover` to rebuild it.")
+            raise NoStoreError(f"There is no catalog {path}; run `ckstore recover` to rebuild it.")
         self._database = self._connect()
         try:
             self._check_format()
@@ -126,6 +126,8 @@ class Connection:
 
     def _reopen(self) -> None:
         self._database.close()
+        if not self.path.is_file():
+            raise NoStoreError(f"There is no catalog {self.path} any more; run `ckstore recover` to rebuild it.")
         self._database = self._connect()
         self._check_format()
 
@@ -202,7 +204,7 @@ class Connection:
             return
         from ckstore.storage.migrations import migrate
 
-        with self.transaction():
+        with self.transaction(), explained(self.path):
             migrate(self._database, FORMAT)
 
 

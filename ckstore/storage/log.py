@@ -15,6 +15,7 @@ from ckstore.storage import durable, root
 
 FORMAT = 1
 _NAME = re.compile(r"(\d{12})-([0-9a-f]{16})\.json")
+_MAYBE = "a tag may be missing or mean an older version, and a version that was forgotten may be back"
 _OWN_FIELDS = ("format", "sequence", "created", "digest")
 
 
@@ -40,6 +41,7 @@ def append(store: Path, record: Mapping[str, Any]) -> Path:
     if taken:
         raise UsageError(f"A log record must not have a field {taken[0]}; the log adds it itself.")
     directory = store / root.LOG
+    directory.mkdir(exist_ok=True)
     sequence = 1 + max((sequence for sequence, _, _ in _files(directory)), default=0)
     content = {"format": FORMAT, "sequence": sequence, "created": durable.timestamp(), **record}
     digest = blake3(_canonical(content)).hexdigest(length=20)
@@ -60,6 +62,30 @@ def read_all(store: Path) -> list[dict[str, Any]]:
         A record was written by a later version of ckstore.
     """
     return [_read(path, sequence, identifier) for sequence, identifier, path in sorted(_files(store / root.LOG))]
+
+
+def read_whole(store: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """The records that are whole, in order, and a sentence for each one that is damaged or missing.
+
+    Raises
+    ------
+    FormatVersionError
+        A record was written by a later version of ckstore.
+    """
+    directory = store / root.LOG
+    if not directory.is_dir():
+        return [], [f"There is no log {directory}; {_MAYBE}."]
+    files = sorted(_files(directory))
+    records, problems = [], []
+    for sequence, identifier, path in files:
+        try:
+            records.append(_read(path, sequence, identifier))
+        except (IntegrityError, OSError):
+            problems.append(f"Log record {path} is damaged; {_MAYBE}.")
+    there = {sequence for sequence, _, _ in files}
+    missing = [sequence for sequence in range(1, max(there, default=0)) if sequence not in there]
+    problems += [f"Log record {sequence} is missing; {_MAYBE}." for sequence in missing]
+    return records, problems
 
 
 def _read(path: Path, sequence: int, identifier: str) -> dict[str, Any]:

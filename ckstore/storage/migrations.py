@@ -39,6 +39,7 @@ def migrate(connection: sqlite3.Connection, version: int) -> None:
 # `slot` is the position of the object in its pack's manifest. `key` is the first 63 bits of an id (`catalog.key`).
 # Keys are spread evenly, so that every new row of a large table touches a page of its own. They go into a small table
 # first and are moved on by the tens of thousands; a row of the small table counts instead of one in the large table.
+# `version_packs` holds the packs that a version's manifest and blobs stand in.
 # Numbers of versions are handed out by `reservations` and never reused (AUTOINCREMENT remembers the largest).
 _FORMAT_1 = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -75,6 +76,12 @@ CREATE TABLE versions (
 CREATE UNIQUE INDEX versions_run_step ON versions (run, step);
 CREATE INDEX versions_parent ON versions (parent);
 CREATE INDEX versions_pack ON versions (pack);
+CREATE TABLE version_packs (
+    version INTEGER NOT NULL REFERENCES versions ON DELETE CASCADE,
+    pack INTEGER NOT NULL REFERENCES packs,
+    PRIMARY KEY (version, pack)
+) WITHOUT ROWID;
+CREATE INDEX version_packs_pack ON version_packs (pack);
 CREATE TABLE tags (name TEXT PRIMARY KEY, version INTEGER NOT NULL REFERENCES versions) WITHOUT ROWID;
 CREATE INDEX tags_version ON tags (version);
 CREATE TABLE settled_lattices (key INTEGER PRIMARY KEY, pack INTEGER NOT NULL, slot INTEGER NOT NULL);

@@ -18,6 +18,7 @@ from blake3 import blake3
 
 from ckstore.errors import CkstoreError, UsageError
 from ckstore.storage import durable, root
+from ckstore.storage.writeback import Writeback
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -98,6 +99,7 @@ class PackWriter:
         self._done = False
         try:
             self._file = self._path.open("x+b")
+            self._writeback = Writeback(self._file.fileno())
         except OSError as error:
             reason = f"{self._directory}: {error.strerror}"
             raise CkstoreError(f"No pack can be begun in {reason}; check that it may be written to.") from error
@@ -222,7 +224,7 @@ class PackWriter:
             digest = digest_file(self._file)
             size = self._file.tell()
             durable.checkpoint("pack-written")
-            os.fsync(self._file.fileno())
+            self._writeback.finish()
             self._file.close()
         name = digest + _SUFFIXES[self.kind]
         durable.checkpoint("pack-synced")
@@ -238,6 +240,7 @@ class PackWriter:
             return
         self._done = True
         # Closing writes a directory into a file that is about to go: on a full disk that fails, and does not matter.
+        self._writeback.cancel()
         for closable in (self._zip, self._file):
             with suppress(OSError, ValueError):
                 closable.close()
@@ -262,6 +265,7 @@ class PackWriter:
             offset = self._file.tell()
             for view in views:
                 target.write(view)
+            self._writeback.wrote(member.file_size)
         return Entry(offset, member.file_size)
 
 

@@ -29,7 +29,7 @@ def create_layout(root: Path) -> None:
     Raises
     ------
     ConflictError
-        The path is a file, or a directory that holds something else.
+        The path is a file, a store, the rest of one that lost its catalog, or a directory that holds something else.
     """
     if root.exists():
         if not root.is_dir():
@@ -37,6 +37,8 @@ def create_layout(root: Path) -> None:
         foreign = [name for name in os.listdir(root) if name not in (PACKS, LOG) and not name.startswith(".tmp-")]
         if (root / CATALOG).exists():
             raise ConflictError(f"{root} is a store already; choose another path or use it as it is.")
+        if any((root / name).is_dir() and os.listdir(root / name) for name in (PACKS, LOG)):
+            raise ConflictError(f"{root} is a store that lost its catalog; run `ckstore recover` to build it again.")
         if foreign:
             raise ConflictError(f"{root} is not empty ({sorted(foreign)[0]} lies in it); choose an empty directory.")
     for directory in (root, root / PACKS, root / LOG):

@@ -17,6 +17,7 @@ from ckstore.codecs.lattice import (
     scaled,
     step_exponent,
 )
+from ckstore.errors import IntegrityError
 from ckstore.kernels import lattice as kernels
 from ckstore.kernels import reference
 
@@ -103,6 +104,38 @@ def test_scaled_values_equal_the_reference(dtype, seed, factor):
         bits = values.view(f"u{values.itemsize}").copy()
         bits[::5] = rng.choice(np.array(SPECIAL[dtype], bits.dtype), 100)
     assert np.array_equal(scaled(bits, dtype, factor), reference.scaled_values(bits, dtype, factor))
+
+
+def test_a_product_at_the_least_normal_float64_counts_as_not_normal():
+    values = np.array([(2 - 2**-52) * 2.0**-1022, 2.0**-1021, (1 + 2**-52) * 2.0**-1021])
+    bits = values.view(np.uint64)
+    kept, exact, normal = scaled(bits, "float64", 0.5).view(np.float64)
+    assert kept == values[0], "half of it is a tie that is rounded up to 2^-1022 unless subnormals are flushed"
+    assert exact == values[1]
+    assert normal == values[2] / 2
+    assert np.array_equal(scaled(bits, "float64", 0.5), reference.scaled_values(bits, "float64", 0.5))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "int32"])
+@pytest.mark.parametrize("other", [0, 4, 6])
+def test_arrays_of_other_sizes_are_refused(dtype, other):
+    unsigned = np.uint16 if dtype == "bfloat16" else np.uint32
+    bits, predicted = np.zeros(5, unsigned), np.zeros(other, unsigned)
+    with pytest.raises(IntegrityError):
+        ordinal_difference(bits, predicted, dtype)
+    with pytest.raises(IntegrityError):
+        ordinal_correct(predicted, bits, dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_linear_lattices_refuse_arrays_of_other_sizes(dtype):
+    lattice = LinearLattice(dtype, -10, 8)
+    bits, integers = np.zeros(5, dtype).view("u4" if dtype == "float32" else "u8"), np.zeros(6, np.int32)
+    for call in (lattice.quantise, lattice.distance):
+        with pytest.raises(IntegrityError):
+            call(bits, start=0, **{"predicted" if call == lattice.quantise else "integers": integers})
+    with pytest.raises(IntegrityError):
+        lattice.chained(bits, integers, 0)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

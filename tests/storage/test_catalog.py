@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import random
@@ -203,13 +204,83 @@ def test_reservations_of_the_dead_are_dropped(catalog):
     assert [claim.number for claim in catalog.reservations()] == [number + 1]
 
 
-def test_leases(catalog):
-    with catalog.lease("reading"):
+def test_a_lease_counts_while_its_process_runs(catalog):
+    with catalog.lease("reading", seconds=-1):
         [lease] = catalog.leases()
         assert (lease.purpose, lease.pid) == ("reading", os.getpid())
-        with catalog.lease("long ago", seconds=-1):
-            assert catalog.leases() == [lease]
     assert catalog.leases() == []
+    done = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
+    with catalog.lease("killed"):
+        catalog._connection.execute("UPDATE leases SET pid = ?", [int(done.stdout)])
+        assert catalog.leases() == []
+        with catalog.lease("later"):
+            assert catalog._connection.rows("SELECT purpose FROM leases") == [("later",)]
+
+
+def test_a_lease_of_another_host_counts_until_it_expires(catalog):
+    with catalog.lease("there"), catalog.lease("long ago there", seconds=-1):
+        catalog._connection.execute("UPDATE leases SET host = 'elsewhere', pid = 0")
+        assert [lease.purpose for lease in catalog.leases()] == ["there"]
+
+
+def test_a_lease_from_before_the_catalog_was_rebuilt_ends_no_other(catalog, store):
+    with Catalog.open(store, "a") as other:
+        with catalog.lease("before"):
+            replace_catalog(store, lambda fresh, present: None)
+            with other.lease("after"):
+                pass
+            lease = other.lease("after")
+            lease.__enter__()
+        assert [claim.purpose for claim in other.leases()] == ["after"]
+        lease.__exit__(None, None, None)
+
+
+def test_claims_are_taken_over_by_the_catalog_that_is_built(catalog, store):
+    number = catalog.reserve_number()
+    with catalog.lease("under way"):
+        replace_catalog(store, lambda fresh, present: fresh.take_over_claims(present))
+        assert [lease.purpose for lease in catalog.leases()] == ["under way"]
+        assert [claim.number for claim in catalog.reservations()] == [number]
+        assert catalog.reserve_number() == number + 1
+    assert catalog.leases() == []
+
+
+def test_a_commit_that_recover_was_ahead_of_is_no_conflict(filled, store):
+    row = filled.version(2)
+    filled.set_tag("best", 2)
+    before = filled.totals()
+    for replaces in (False, True):
+        filled.commit_version(row, [], [], [], replace=replaces, requires_lattices=[5])
+    assert (filled.version(2), filled.totals(), filled.tags()) == (row, before, {"best": 2})
+    with pytest.raises(ConflictError, match="ingest it again"):
+        filled.commit_version(dataclasses.replace(row, uid="0" * 40), [], [], [])
+
+
+def test_a_pack_that_only_blobs_of_a_version_need_is_not_free(filled, store):
+    pack = filled.version(1).pack
+    write_version(filled, store, "gpt", 300, references=[pack])
+    with pytest.raises(ConflictError, match="ingest it again"):
+        write_version(filled, store, "gpt", 400, references=["0" * 40 + ".zip"])
+    filled.forget_versions([1])
+    filled.remove_lattices([item for item, _ in filled.lattices_in(pack)])
+    filled.remove_contents([item for item, _ in filled.contents_in(pack)])
+    assert filled.unreferenced_packs() == []
+    filled.forget_versions([filled.at_step("gpt", 300).number])
+    assert [row.name for row in filled.unreferenced_packs()] == [pack]
+
+
+def test_nobody_writes_while_the_catalog_is_replaced(filled, store, monkeypatch):
+    def build(fresh: Catalog, present: Catalog | None) -> None:
+        assert present is not None
+        assert len(present.versions()) == 3
+        with Catalog.open(store, "a", timeout=0.05) as other, pytest.raises(LockedError):
+            other.set_tag("best", 1)
+
+    replace_catalog(store, build)
+    assert filled.versions() == []
+    monkeypatch.setattr(Catalog.__init__, "__defaults__", ("r", 0.05))
+    with filled.transaction(), pytest.raises(LockedError, match="try again"):
+        replace_catalog(store, build)
 
 
 def test_transactions_are_all_or_nothing(filled):
@@ -313,12 +384,13 @@ def test_an_earlier_format_is_upgraded(filled, store, monkeypatch, mode):
         db.execute("CREATE TABLE example (id INTEGER PRIMARY KEY)")
 
     monkeypatch.setattr(migrations, "migrations", following)
-    monkeypatch.setattr(connection, "FORMAT", 2)
+    later = connection.FORMAT + 1
+    monkeypatch.setattr(connection, "FORMAT", later)
     for _ in range(2):
         with Catalog.open(store, mode) as catalog:
             assert len(catalog.versions()) == 3
             assert catalog._connection.rows("SELECT COUNT(*) FROM example") == [(0,)]
-            assert catalog._connection.rows("PRAGMA user_version") == [(2,)]
+            assert catalog._connection.rows("PRAGMA user_version") == [(later,)]
 
 
 def test_files_that_are_no_catalog(filled, store):
@@ -382,7 +454,7 @@ def test_a_file_system_without_locks_is_read_as_immutable(filled, store, monkeyp
 def test_replacing_the_catalog(filled, store):
     rows, packs = filled.versions(), filled.packs()
 
-    def build(fresh: Catalog) -> None:
+    def build(fresh: Catalog, present: Catalog | None) -> None:
         for row in rows[:2]:
             fresh.commit_version(row, [PackInfo(row.pack, row.stored_bytes, "coarse")], [(row.number, row.pack, 0)], [])
 
@@ -398,7 +470,7 @@ def test_replacing_the_catalog(filled, store):
 
 
 def test_a_failed_replacement_changes_nothing(filled, store):
-    def fail(fresh: Catalog) -> None:
+    def fail(fresh: Catalog, present: Catalog | None) -> None:
         fresh.add_packs([PackInfo("0" * 40 + ".zip", 5, "coarse")])
         raise ZeroDivisionError
 
@@ -414,7 +486,7 @@ def test_replacing_a_damaged_catalog(filled, store, content):
     path = store / root.CATALOG
     path.unlink() if content is None else path.write_bytes(content)
     (store / (root.CATALOG + "-journal")).write_bytes(b"left over")
-    replace_catalog(store, lambda fresh: None)
+    replace_catalog(store, lambda fresh, present: None)
     with Catalog.open(store) as catalog:
         assert catalog.versions() == []
 

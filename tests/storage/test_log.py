@@ -25,6 +25,25 @@ def test_records_come_back_in_order(store):
     assert log.append(store, {}).name.startswith("000000000013-")
 
 
+def test_what_is_whole_of_a_damaged_log(store):
+    paths = [log.append(store, {"action": "tag", "version": number}) for number in range(5)]
+    assert log.read_whole(store) == (log.read_all(store), [])
+    paths[1].write_bytes(paths[1].read_bytes()[:-1])
+    paths[3].unlink()
+    records, problems = log.read_whole(store)
+    assert [record["version"] for record in records] == [0, 2, 4]
+    assert [paths[1].name in problems[0], "record 4 is missing" in problems[1]] == [True, True]
+    assert log.append(store, {}).name.startswith("000000000006-")
+
+
+def test_a_log_that_is_gone(store):
+    (store / root.LOG).rmdir()
+    [problem] = log.read_whole(store)[1]
+    assert "There is no log" in problem
+    log.append(store, {"action": "tag"})
+    assert len(log.read_all(store)) == 1
+
+
 def test_an_empty_log(store):
     assert log.read_all(store) == []
 

@@ -165,7 +165,7 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing(store):
             [sys.executable, "-c", code, str(store), str(size)], capture_output=True, text=True, check=True
         )
         assert "bytes are needed" in done.stdout, done.stderr
-        assert "ckstore gc" in done.stdout
+        assert "free some and try again" in done.stdout
         assert os.listdir(store / "packs") == []
 
 

@@ -57,6 +57,16 @@ def test_stores_are_made_only_where_nothing_is(tmp_path, store):
     assert root.is_store(tmp_path / "several" / "levels")
 
 
+@pytest.mark.parametrize("directory", [root.PACKS, root.LOG])
+def test_no_store_is_made_over_one_that_lost_its_catalog(store, directory):
+    (store / root.CATALOG).unlink()
+    (store / directory / "something").write_text("x")
+    with pytest.raises(ConflictError, match="ckstore recover"):
+        Catalog.create(store)
+    (store / directory / "something").unlink()
+    Catalog.create(store).close()
+
+
 def test_only_old_files_of_dead_processes_are_swept(store):
     dead = int(subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True).stdout)
     names = {"old": f".tmp-{dead}-00ff", "young": f".tmp-{dead}-11ff", "mine": f".tmp-{os.getpid()}-22ff", "other": "x"}

@@ -53,7 +53,9 @@ def write_version(
         "metrics": {"loss": 0.5},
         "source": "model.pt",
     }
-    options = {name: changes.pop(name) for name in list(changes) if name.startswith(("replace", "requires"))}
+    options = {
+        name: changes.pop(name) for name in list(changes) if name.startswith(("replace", "requires", "references"))
+    }
     row = VersionRow(**{**fields, **changes})
     placements = [(key(identifier(f"object {number} {slot}")), pack.name, slot) for slot in range(objects)]
     catalog.commit_version(row, [pack], placements, placements, **options)
@@ -73,7 +75,7 @@ def main() -> None:
         from ckstore.storage.catalog import replace_catalog
 
         armed = True
-        replace_catalog(store, lambda catalog: None)
+        replace_catalog(store, lambda catalog, present: None)
         return
     with Catalog.open(store, "a") as catalog:
         if action == "version":

@@ -25,6 +25,8 @@ class Ours:
         Bytes of all files of the store, catalog and log included.
     later
         How much of it came with the versions after the first.
+    unbounded_later
+        The same with no bound on restoring, as the peers' pairs have none.
     bases
         Versions stored without a delta.
     depth
@@ -41,6 +43,7 @@ class Ours:
 
     total: int
     later: int
+    unbounded_later: int
     bases: int
     depth: int
     factor: float
@@ -61,7 +64,7 @@ def measure(series: Series, work: Path) -> Ours:
     work.mkdir(parents=True, exist_ok=True)
     run = series.name.replace("/", "-")
     with tempfile.TemporaryDirectory(dir=work, prefix="store-") as scratch:
-        root, full, out = (Path(scratch) / name for name in ("store", "full", "out"))
+        root, full, free, out = (Path(scratch) / name for name in ("store", "full", "free", "out"))
         store = ckstore.init(root)
         totals = []
         for step, path in enumerate(series.versions):
@@ -76,6 +79,12 @@ def measure(series: Series, work: Path) -> Ours:
         with ckstore.init(full) as alone:
             alone.ingest(series.versions[rows.index(deepest)], run=run, step=0)
 
+        with ckstore.init(free) as unbounded:
+            for step, path in enumerate(series.versions):
+                unbounded.ingest(path, run=run, step=step, budget=1e9)
+                if step == 0:
+                    first = size_of(free)
+
         def prepare(path: Path, number: int) -> Callable[[], None]:
             # Opened for every call: a store remembers chunks that it has decoded.
             return partial(checkout, ckstore.open(path, mode="r")[number], out, force=True)
@@ -85,6 +94,7 @@ def measure(series: Series, work: Path) -> Ours:
         return Ours(
             total=totals[-1],
             later=totals[-1] - totals[0],
+            unbounded_later=size_of(free) - first,
             bases=sum(row.base for row in rows),
             depth=deepest.depth,
             factor=factor,

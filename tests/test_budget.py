@@ -1,0 +1,59 @@
+"""What restoring a version may cost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ckstore
+from ckstore.errors import UsageError
+
+
+def test_a_version_of_objects_that_the_store_has_keeps_its_budget(tmp_path: Path) -> None:
+    """The weights of a checkpoint, stored again without its optimiser: their chains were budgeted with it."""
+    generator = np.random.default_rng(1)
+    values = (generator.standard_normal((600, 600)) * 0.02).astype(np.float32)
+    with ckstore.init(tmp_path / "store") as store:
+        for step in range(8):
+            state = {
+                "model": {"w": values},
+                "optimizer": {
+                    "exp_avg": (generator.standard_normal((600, 600)) * 1e-4).astype(np.float32),
+                    "exp_avg_sq": (generator.random((600, 600)) * 1e-8).astype(np.float32),
+                },
+            }
+            whole = store.ingest(state, run="a", step=step).version
+            assert whole.cost <= 2.0
+            part = store.ingest({"w": values}, run=f"w{step}", step=0).version
+            assert part.cost <= 2.0, f"step {step}: {part.cost}"
+            moved = generator.random((600, 600)) < 0.16
+            change = (generator.standard_normal((600, 600)) * 1e-4).astype(np.float32)
+            values = np.where(moved, values + change, values)
+        assert store.verify().problems == []
+
+
+def test_a_budget_is_kept_and_a_larger_one_takes_fewer_bytes(tmp_path: Path) -> None:
+    generator = np.random.default_rng(2)
+    steps = [(generator.standard_normal((512, 512)) * 0.02).astype(np.float32)]
+    for _ in range(6):
+        change = (generator.standard_normal((512, 512)) * 1e-4).astype(np.float32)
+        steps.append(steps[-1] + change)
+    stored = {}
+    for budget in (1.0, 1.5, 1e9):
+        with ckstore.init(tmp_path / str(budget)) as store:
+            for step, values in enumerate(steps):
+                store.ingest({"w": values}, run="r", step=step, budget=budget)
+            rows = store.versions()
+            assert all(row.cost <= budget for row in rows), [row.cost for row in rows]
+            stored[budget] = sum(row.stored_bytes for row in rows)
+    assert stored[1e9] < stored[1.5] < stored[1.0]
+
+
+@pytest.mark.parametrize("budget", [0.5, 0.0, -1.0, float("nan")])
+def test_budgets_below_one_are_refused(tmp_path: Path, budget: float) -> None:
+    with ckstore.init(tmp_path / "store") as store:
+        with pytest.raises(UsageError, match="1 or more"):
+            store.ingest({"w": np.zeros(3, np.float32)}, budget=budget)
+        assert store.versions() == []

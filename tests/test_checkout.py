@@ -1,0 +1,97 @@
+"""Checkout writes below its target and nowhere else, and what stood there comes back where it fails."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ckstore
+from ckstore.errors import IntegrityError
+from ckstore.version import Version
+
+
+@pytest.fixture
+def version(tmp_path: Path) -> Iterator[Version]:
+    """A directory of one file and one link to it."""
+    source = tmp_path / "source"
+    (source / "sub").mkdir(parents=True)
+    torch.save({"w": torch.ones(3)}, source / "m.pt")
+    (source / "sub" / "link").symlink_to("../m.pt")
+    with ckstore.init(tmp_path / "store") as store:
+        yield store[store.ingest(source).version.number]
+
+
+def pretend(version: Version, **changes: Any) -> None:
+    """Let a manifest say something else than what was stored."""
+    version.__dict__["document"] = replace(version.document, **changes)
+
+
+def test_no_link_is_made_through_a_link(version: Version, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    pretend(version, links=(("a", os.fspath(outside)), ("a/b", "anything")))
+    with pytest.raises(IntegrityError):
+        version.checkout(tmp_path / "target")
+    assert not os.listdir(outside)
+    assert not (tmp_path / "target").exists()
+
+
+@pytest.mark.parametrize(
+    "links",
+    [
+        [("a", "/etc/passwd")],
+        [("a", "..")],
+        [("sub/a", "../../x")],
+        [("sub/up", ".."), ("a", "sub/up/../x")],
+        [("m", "m.pt"), ("m/x", "y")],
+        [("sub", "m.pt")],
+    ],
+    ids=["absolute", "parent", "beyond the root", "through another link", "below a link to a file", "for a directory"],
+)
+def test_links_that_leave_the_version_are_refused(
+    version: Version, tmp_path: Path, links: list[tuple[str, str]]
+) -> None:
+    pretend(version, links=tuple(links))
+    with pytest.raises(IntegrityError):
+        version.checkout(tmp_path / "target")
+    assert sorted(os.listdir(tmp_path)) == ["source", "store"]
+
+
+def test_links_within_the_version_are_made(version: Version, tmp_path: Path) -> None:
+    version.checkout(tmp_path / "target")
+    assert os.readlink(tmp_path / "target" / "sub" / "link") == "../m.pt"
+
+
+def test_a_directory_is_replaced_whole(version: Version, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.mkdir()
+    (target / "mine").write_text("x")
+    version.checkout(target, force=True)
+    assert sorted(os.listdir(target)) == ["m.pt", "sub"]
+    assert sorted(os.listdir(tmp_path)) == ["source", "store", "target"]
+
+
+def test_what_stood_there_comes_back_where_it_cannot_be_replaced(
+    version: Version, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "target"
+    target.mkdir()
+    (target / "mine").write_text("x")
+    rename = Path.rename
+
+    def refusing(self: Path, other: Path) -> Path:
+        if other == target and (self / "m.pt").exists():
+            raise OSError("no")
+        return rename(self, other)
+
+    monkeypatch.setattr(Path, "rename", refusing)
+    with pytest.raises(OSError, match="no"):
+        version.checkout(target, force=True)
+    assert (target / "mine").read_text() == "x"
+    assert sorted(os.listdir(tmp_path)) == ["source", "store", "target"]

@@ -1,0 +1,144 @@
+"""Reading objects: chains whose records contradict each other, and what stays in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import ckstore
+from ckstore import objects
+from ckstore.errors import IntegrityError
+from ckstore.objects import ChunkCache, ObjectReader
+from ckstore.records import ContentRecord, LatticeRecord
+
+BASE = np.random.default_rng(0).standard_normal((300, 300)) * 0.02
+MOVES = np.random.default_rng(1).standard_normal((300, 300)) * 1e-3
+
+
+def state(step: int) -> dict[str, Any]:
+    values = BASE + step * MOVES
+    return {"w": values.astype(np.float32), "half": values.astype(ml_dtypes.bfloat16)}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[ckstore.Store]:
+    """Two versions, the second stored against the first, with a weight on either kind of lattice."""
+    with ckstore.init(tmp_path / "store") as opened:
+        for step in range(2):
+            opened.ingest(state(step), run="a", step=step)
+    with ckstore.open(tmp_path / "store") as opened:
+        yield opened
+
+
+def ids(store: ckstore.Store, kind: str) -> tuple[str, str]:
+    """Lattice and content id of the second version's object of a kind."""
+    for lattice, content in store["a@1"].document.objects:
+        if store.resolver.lattice(lattice).kind == kind:
+            return lattice, content or ""
+    raise AssertionError(f"the version has no {kind} object")
+
+
+def pretend(store: ckstore.Store, record: LatticeRecord | ContentRecord) -> None:
+    """Let the store's records say something else than what was stored."""
+    store.resolver.add([record])
+
+
+@pytest.mark.parametrize("kind", ["linear", "ordinal"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"count": 1 << 24, "chunk": 1 << 18},
+        {"count": 80_000, "chunk": 80_000},
+        {"chunk": 30_000},
+        {"dtype": "float64"},
+        {"kind": "other"},
+        {"width": 7},
+    ],
+    ids=str,
+)
+def test_a_base_of_another_cut_or_kind_is_refused(store: ckstore.Store, kind: str, changes: dict[str, Any]) -> None:
+    lattice, content = ids(store, kind)
+    record = store.resolver.lattice(lattice)
+    base = store.resolver.lattice(record.base or "")
+    pretend(store, replace(base, **changes))
+    # Whatever is in the cache of the base's chunks must not be trusted either.
+    store.reader.cache.put((base.id, 0), np.zeros(1 << 20, np.int32 if kind == "linear" else np.uint16))
+    with pytest.raises(IntegrityError):
+        store.reader.bits(content, 0)
+
+
+@pytest.mark.parametrize("changes", [{"count": 1 << 24}, {"chunk": 30_000}, {"dtype": "float64"}], ids=str)
+def test_an_exact_layer_over_a_parent_of_another_cut_is_refused(store: ckstore.Store, changes: dict[str, Any]) -> None:
+    _, content = ids(store, "linear")
+    record = store.resolver.content(content)
+    assert record is not None
+    first = next(content for lattice, content in store["a@0"].document.objects if lattice != content)
+    parent = store.resolver.content(first or "")
+    assert parent is not None
+    other = store.resolver.lattice(parent.lattice)
+    pretend(store, replace(record, mode="chained", parent=parent.id))
+    pretend(store, replace(other, id="0" * 40, base=None, **changes))
+    pretend(store, replace(parent, lattice="0" * 40, lengths=(10,) * replace(other, **changes).chunks))
+    with pytest.raises(IntegrityError, match="cut otherwise"):
+        store.reader.bits(content, 0)
+
+
+@pytest.mark.parametrize("lengths", [(), (100, 100)])
+def test_an_exact_layer_of_another_number_of_chunks_is_refused(store: ckstore.Store, lengths: tuple[int, ...]) -> None:
+    _, content = ids(store, "linear")
+    record = store.resolver.content(content)
+    assert record is not None
+    pretend(store, replace(record, lengths=lengths))
+    with pytest.raises(IntegrityError, match="does not fit"):
+        store.reader.bits(content, 0)
+
+
+@pytest.mark.parametrize("path", ["w", "half"])
+def test_an_object_that_is_cut_otherwise_than_the_layout_says_is_refused(store: ckstore.Store, path: str) -> None:
+    version = store["a@0"]
+    for lattice, _ in version.document.objects:
+        pretend(store, replace(store.resolver.lattice(lattice), chunk=30_000))
+    with pytest.raises(IntegrityError, match="cut otherwise"):
+        version[path][:]
+
+
+def test_the_cache_keeps_no_more_in_memory_than_it_counts() -> None:
+    whole = np.frombuffer(bytes(1 << 20), np.uint8)
+    cache = ChunkCache(1 << 16)
+    views: list[Callable[[], Any]] = [
+        lambda: whole[:1024],
+        lambda: whole.view(np.uint32)[:256],
+        lambda: np.frombuffer(memoryview(bytes(1 << 20))[:1024], np.uint8),
+        lambda: np.zeros(1 << 20, np.uint8)[5:1029].view(np.int32),
+    ]
+    for number, view in enumerate(views):
+        cache.put((str(number), 0), view())
+        kept = cache.get((str(number), 0))
+        assert kept is not None
+        assert kept.base is None, "a copy"
+        assert not kept.flags.writeable
+        assert np.array_equal(kept, view())
+
+
+def test_what_is_a_view_of_all_of_something_is_not_copied() -> None:
+    cache = ChunkCache(1 << 16)
+    own, seen = np.zeros(100, np.int32), np.zeros(100, np.uint32).view(np.int32)
+    for name, array in (("own", own), ("seen", seen), ("bytes", np.frombuffer(bytes(400), np.uint32))):
+        cache.put((name, 0), array)
+        assert cache.get((name, 0)) is array
+
+
+def test_shard_indexes_are_dropped_beyond_a_limit(store: ckstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(objects, "_INDEXES", 2)
+    reader: ObjectReader = store.reader
+    records = [store.resolver.lattice(lattice) for row in (0, 1) for lattice, _ in store[f"a@{row}"].document.objects]
+    assert len(records) > 2
+    first = [reader.index(record) for record in records]
+    assert len(reader._indexes) == 2
+    assert [reader.index(record) for record in records] == first

@@ -1,0 +1,71 @@
+"""Rebase: what it writes into the catalog, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ckstore
+from ckstore import rebase
+from ckstore.storage.catalog import Catalog
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[ckstore.Store]:
+    """Four versions of one run, each stored against the one before."""
+    generator = np.random.default_rng(0)
+    values = generator.standard_normal((300, 300)).astype(np.float32)
+    with ckstore.init(tmp_path / "store") as opened:
+        for step in range(4):
+            opened.ingest({"w": values}, run="a", step=step)
+            values = values + (1e-3 * generator.standard_normal((300, 300))).astype(np.float32)
+        assert [row.depth for row in opened.versions()] == [0, 1, 2, 3]
+        yield opened
+
+
+def test_versions_that_follow_a_rebased_one_cost_less(store: ckstore.Store) -> None:
+    before = {row.number: row.cost for row in store.versions()}
+    store.rebase(["a@2"])
+    rows = store.versions()
+    assert [row.depth for row in rows] == [0, 1, 0, 1]
+    assert [row.base for row in rows] == [True, False, True, False]
+    assert [row.cost < before[row.number] for row in rows] == [False, False, True, True]
+    for row in rows:
+        assert rebase.restore_cost(store.reader, store[row.number]) == (row.cost, row.depth)
+
+
+def test_others_may_write_while_costs_are_taken(store: ckstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a long run that takes long: every manifest is decoded for it. What they forget meanwhile stays forgotten."""
+    restore_cost, taken = rebase.restore_cost, []
+
+    def interposed(reader: Any, version: Any) -> tuple[float, int]:
+        if not taken:
+            with Catalog(store.path, "a", timeout=0.05) as other:
+                other.forget_versions([4])
+        taken.append(version.row.number)
+        return restore_cost(reader, version)
+
+    monkeypatch.setattr(rebase, "restore_cost", interposed)
+    store.rebase(["a@2"])
+    assert taken == [2, 3, 4], "the base needs no object that could have moved"
+    assert [row.depth for row in store.versions()] == [0, 1, 0]
+
+
+def test_places_and_costs_change_at_once(store: ckstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = store.versions()
+
+    def fail(*arguments: Any) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(rebase, "write_costs", fail)
+    with pytest.raises(ZeroDivisionError):
+        store.rebase(["a@2"])
+    monkeypatch.undo()
+    assert store.versions() == before
+    assert store.verify().problems == []
+    store.rebase(["a@2"])
+    assert store.verify().problems == []

@@ -1,0 +1,81 @@
+"""Finding records while other threads make the resolver forget them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from threading import Thread
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ckstore
+from ckstore import resolver as module
+
+#: What finds records by id.
+LOOKUPS = ("known", "lattice", "known_lattice", "content")
+
+
+def test_records_are_found_whenever_another_thread_forgets_them(tmp_path: Path) -> None:
+    """As an ingest that fails does: before every line of a look-up."""
+    generator = np.random.default_rng(0)
+    state = {
+        "w": generator.standard_normal((300, 300)).astype(np.float32),
+        "half": generator.standard_normal((300, 300)).astype(np.float16),
+    }
+    with ckstore.init(tmp_path / "store") as store:
+        store.ingest(state, run="a", step=0)
+        objects = store["a@0"].document.objects
+        interruptions = []
+
+        def interrupted(frame: FrameType, event: str, argument: Any) -> Any:
+            if frame.f_code.co_filename != module.__file__ or frame.f_code.co_name not in LOOKUPS:
+                return None
+            if event == "line":
+                thread = Thread(target=store.resolver.forget)
+                thread.start()
+                thread.join(0.05)  # it may have to wait for the look-up
+                interruptions.append(frame.f_lineno)
+            return interrupted
+
+        tracing = sys.gettrace()
+        sys.settrace(interrupted)
+        try:
+            known = store.resolver.known([content or "" for _, content in objects])
+            contents = [store.resolver.content(content or "") for _, content in objects]
+            lattices = [store.resolver.lattice(lattice).id for lattice, _ in objects]
+        finally:
+            sys.settrace(tracing)
+        assert interruptions
+        assert known == {content: lattice for lattice, content in objects}
+        assert sorted(content is None for content in contents) == [False, True]
+        assert lattices == [lattice for lattice, _ in objects]
+
+
+def test_what_was_looked_up_before_forgetting_is_not_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ckstore.init(tmp_path / "store") as store:
+        resolver, find = store.resolver, store.catalog.find_contents
+        content = "a" * 40
+
+        def interrupted(keys: list[int]) -> dict[int, tuple[str, int]]:
+            found = find(keys)
+            resolver.forget()
+            return found
+
+        monkeypatch.setattr(store.catalog, "find_contents", interrupted)
+        assert resolver.content(content) is None
+        asked = []
+
+        def counted(keys: list[int]) -> dict[int, tuple[str, int]]:
+            asked.append(keys)
+            return find(keys)
+
+        monkeypatch.setattr(store.catalog, "find_contents", counted)
+        assert resolver.content(content) is None
+        assert asked, "what was found before the catalog changed may be wrong after it"
+        assert resolver.content(content) is None
+        assert len(asked) == 1
