@@ -13,7 +13,7 @@ import numpy.typing as npt
 from ckstore.codecs.lattice import part_dtype
 from ckstore.dtypes import bits_dtype
 from ckstore.formats.layout import ITEM_SIZES
-from ckstore.ingest import in_order, worker_count
+from ckstore.threads import in_order, worker_count
 
 if TYPE_CHECKING:
     from ckstore.version import Version

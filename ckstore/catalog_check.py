@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckstore.errors import CkstoreError
-from ckstore.ingest import version_row
+from ckstore.object_writer import version_row
 from ckstore.storage import log, manifest
 from ckstore.storage.catalog import VersionRow
 from ckstore.storage.pack import PackInfo

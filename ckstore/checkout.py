@@ -14,9 +14,9 @@ from ckstore.errors import ConflictError, IntegrityError, UsageError
 from ckstore.formats.directory import leads_out
 from ckstore.formats.skeleton import pieces
 from ckstore.hashing import StreamSha256
-from ckstore.ingest import in_order, worker_count
 from ckstore.storage import durable
 from ckstore.storage.writeback import Writeback
+from ckstore.threads import in_order, worker_count
 
 if TYPE_CHECKING:
     from ckstore.version import Version

@@ -16,7 +16,7 @@ from ckstore.formats.layout import Extent, Tensor, TensorRef
 from ckstore.formats.paths import match_paths, text_to_path
 from ckstore.formats.torch_writer import write_torch
 from ckstore.formats.trees import select_tensors
-from ckstore.ingest import in_order, worker_count
+from ckstore.threads import in_order, worker_count
 from ckstore.trees import replace_tensors
 
 if TYPE_CHECKING:

@@ -2,41 +2,34 @@
 
 from __future__ import annotations
 
-import json
-import operator
-import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
+from ckstore.budget import Budget, relative_cost, restore_work, writing_work
 from ckstore.documents import BlobRef, FileEntry, LayoutDocument, VersionDocument
 from ckstore.encoder import Encoded, Estimate, ObjectEncoder
-from ckstore.errors import CkstoreError, ConflictError, IntegrityError, UsageError
-from ckstore.formats.layout import ITEM_SIZES, FileLayout
-from ckstore.lineage.cost import Work, cost
-from ckstore.lineage.planner import Choice, plan
+from ckstore.errors import ConflictError, IntegrityError
+from ckstore.lineage.cost import cost
+from ckstore.lineage.planner import Choice
+from ckstore.object_writer import ObjectWriter, remove_uncommitted, version_row
 from ckstore.objects import ObjectReader
-from ckstore.records import ContentRecord, LatticeRecord, Mode, Record
+from ckstore.records import Record
+from ckstore.request import Request
 from ckstore.resolver import CatalogResolver
 from ckstore.scan import ScannedVersion
-from ckstore.storage import durable, manifest
-from ckstore.storage.catalog import Catalog, Placement, VersionRow, key
+from ckstore.storage import durable
+from ckstore.storage.catalog import Catalog, VersionRow, key
 from ckstore.storage.delta import compress_against
-from ckstore.storage.pack import Entry, PackInfo, PackWriter
-from ckstore.storage.root import PACKS
+from ckstore.storage.pack import PackWriter
+from ckstore.threads import worker_count
 from ckstore.units import Unit
-
-#: Restoring a version costs at most this many times what it would cost stored exactly and in full.
-BUDGET = 2.0
-
-#: Versions are planned for this part of the budget: the cost model is off by up to a tenth either way.
-PLANNED = 0.9
 
 #: Objects are estimated, planned and encoded in windows of about this many bytes.
 WINDOW = 32 << 20
@@ -46,61 +39,6 @@ _SMALL_BLOB = 1024
 
 #: A blob is packed against the parent's only where that takes at most this part of packing it alone.
 _WORTH_A_DELTA = 0.6
-
-_HUFFMAN = {"name": "ckstore.huffman"}
-
-Item = TypeVar("Item")
-Result = TypeVar("Result")
-
-
-def check_request(run: str, step: int | None, metrics: dict[str, Any]) -> None:
-    """Raise `UsageError` for what cannot be told apart or kept, before anything is read."""
-    if not run.isprintable() or run != run.strip() or "@" in run:
-        raise UsageError(
-            f"{run!r} cannot name a run: it has an @, blanks at its ends or what cannot be printed; choose another."
-        )
-    if step is not None:
-        try:
-            fits = not isinstance(step, bool) and -(2**63) <= operator.index(step) < 2**63
-        except TypeError:
-            fits = False
-        if not fits:
-            raise UsageError(f"{step} cannot be a step; give an integer of at most 64 bits.")
-    try:
-        plain(metrics)
-    except (TypeError, ValueError) as error:
-        raise UsageError(f"The metrics cannot be kept ({error}); give plain numbers and strings.") from error
-
-
-def plain(metrics: dict[str, Any]) -> dict[str, Any]:
-    """Metrics as they will be read back: what JSON has, NumPy's scalars as plain ones."""
-
-    def item(value: Any) -> Any:
-        if isinstance(value, np.generic):
-            return value.item()
-        raise TypeError(f"{type(value).__name__} is no plain value")
-
-    kept: dict[str, Any] = json.loads(json.dumps(metrics, default=item))
-    return kept
-
-
-@dataclass(slots=True)
-class Request:
-    """What the user said of the version to be, integers and metrics as plain values whatever they were given as."""
-
-    run: str
-    step: int | None
-    parent: VersionRow | None
-    metrics: dict[str, Any] = field(default_factory=dict)
-    source: str = ""
-    replace: bool = False
-    verify: bool = False
-    budget: float = BUDGET
-
-    def __post_init__(self) -> None:
-        if self.step is not None:
-            self.step = int(operator.index(self.step))
-        self.metrics = plain(self.metrics)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,28 +55,6 @@ class IngestReport:
 
     version: VersionRow
     is_new: bool
-
-
-def worker_count() -> int:
-    """Threads that code chunks: one a core this process may use, at most 16."""
-    return min(16, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-
-
-def in_order(
-    pool: ThreadPoolExecutor, work: Callable[[Item], Result], items: Iterable[Item], ahead: int
-) -> Iterator[Result]:
-    """`work` on each item by the pool's threads, results in the order of the items, at most `ahead` under way."""
-    waiting: deque[Future[Result]] = deque()
-    try:
-        for item in items:
-            waiting.append(pool.submit(work, item))
-            if len(waiting) >= ahead:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-    finally:
-        for future in waiting:
-            future.cancel()
 
 
 class Ingest:
@@ -246,7 +162,7 @@ class Ingest:
         for unit, content in zip(scanned.units, scanned.contents, strict=True):
             if content not in known:
                 todo.setdefault(content, unit)
-        budget = _Budget(cost(writing_work([file.layout for file in scanned.files])), scanned.size, request.budget)
+        budget = Budget(cost(writing_work([file.layout for file in scanned.files])), scanned.size, request.budget)
         for content in known:
             budget.add(cost(self.reader.full_work(content)), cost(self.reader.work(content)))
         with (
@@ -270,7 +186,7 @@ class Ingest:
         scanned: ScannedVersion,
         todo: Sequence[tuple[str, Unit]],
         parents: dict[tuple[str, str], str],
-        budget: _Budget,
+        budget: Budget,
     ) -> Iterator[tuple[_Job, Encoded]]:
         """Estimate, plan and encode objects window by window, so that chunks decoded for one are at hand for the other.
 
@@ -470,38 +386,6 @@ class _Job:
     choice: Choice
 
 
-class _Budget:
-    """Shares a version's restore budget out among its objects, as they come.
-
-    Parameters
-    ----------
-    fixed
-        Cost of writing the files, whatever their objects cost.
-    size
-        Bytes of the files: an object has that part of the fixed cost that it has of them.
-    factor
-        The budget as a multiple of a full restore.
-    """
-
-    def __init__(self, fixed: float, size: int, factor: float) -> None:
-        self._share = fixed / size if size else 0.0
-        self._factor = PLANNED * factor
-        self._left = 0.0
-
-    def add(self, full: float, spent: float) -> None:
-        """Take note of objects that are stored already: what they leave over, or take away from the others."""
-        self._left += self._factor * full - spent
-
-    def plan(self, estimates: Sequence[Estimate]) -> list[Choice]:
-        """Choices for some objects within their share and what others left over."""
-        fixed = self._share * sum(estimate.unit.nbytes for estimate in estimates)
-        full = sum(estimate.full_cost for estimate in estimates)
-        self._left += self._factor * (full + fixed) - fixed
-        choices = plan([estimate.candidates for estimate in estimates], self._left)
-        self._left -= sum(choice.option.cost for choice in choices)
-        return choices
-
-
 def _windows(todo: Sequence[tuple[str, Unit]]) -> list[list[tuple[str, Unit]]]:
     """Objects in their order, cut into windows of about `WINDOW` bytes."""
     windows: list[list[tuple[str, Unit]]] = []
@@ -515,183 +399,7 @@ def _windows(todo: Sequence[tuple[str, Unit]]) -> list[list[tuple[str, Unit]]]:
     return windows
 
 
-def writing_work(layouts: Sequence[FileLayout]) -> Work:
-    """Work of writing files of these layouts, whatever their objects are stored like."""
-    return Work(
-        written=sum(layout.size for layout in layouts),
-        extents=sum(len(layout.extents) for layout in layouts),
-        files=len(layouts),
-    )
-
-
-def restore_work(reader: ObjectReader, contents: Iterable[str], layouts: Sequence[FileLayout]) -> tuple[Work, Work]:
-    """Work of restoring files made of these objects as they are stored, and if all were stored exactly and in full."""
-    work = full = writing_work(layouts)
-    for content in contents:
-        work = work.plus(reader.work(content))
-        full = full.plus(reader.full_work(content))
-    return work, full
-
-
-def relative_cost(work: Work, full: Work) -> float:
-    """The cost of `work` as a multiple of that of `full`."""
-    return round(cost(work) / cost(full), 4) if cost(full) else 1.0
-
-
-def version_row(document: VersionDocument, packs: Sequence[PackInfo], entry: Entry) -> VersionRow:
-    """The catalog's row of a version in finished packs, the coarse one last, whose manifest stands at `entry`."""
-    summary = document.summary
-    return VersionRow(
-        number=document.number,
-        uid=document.uid,
-        run=document.run,
-        step=document.step,
-        parent=document.parent,
-        created=document.created,
-        pack=packs[-1].name,
-        manifest_offset=entry.offset,
-        manifest_length=entry.length,
-        original_bytes=summary["original_bytes"],
-        stored_bytes=sum(pack.bytes for pack in packs),
-        elements=summary["elements"],
-        tensors=summary["tensors"],
-        files=len(document.files),
-        depth=summary["depth"],
-        cost=summary["cost"],
-        base=summary["base"],
-        fidelity=document.fidelity,
-        metrics=document.metrics,
-        source=document.source,
-    )
-
-
-def remove_uncommitted(root: Path, catalog: Catalog, resolver: CatalogResolver, packs: Sequence[PackInfo]) -> None:
-    """Take back the packs of a change that was not committed: `recover` would make it visible."""
-    try:
-        committed = {pack.name for pack in catalog.packs()}
-    except CkstoreError:
-        return  # Nobody can say now whether the commit took place; `gc` removes what no version needs.
-    for pack in packs:
-        if pack.name not in committed:
-            resolver.packs.forget(pack.name)
-            (root / PACKS / pack.name).unlink(missing_ok=True)
-
-
 def _file_before(document: VersionDocument, path: str, *, single: bool) -> FileEntry | None:
     if single:
         return None if document.is_directory else document.files[0]
     return next((file for file in document.files if file.path == path), None)
-
-
-class ObjectWriter:
-    """Writes objects into the two packs of a commit and keeps their records."""
-
-    def __init__(self, coarse: PackWriter, exact: PackWriter) -> None:
-        self.coarse = coarse
-        self.exact = exact
-        self.lattices: list[LatticeRecord] = []
-        self.contents: list[ContentRecord] = []
-        self.finished: list[PackInfo] = []
-        self._ids: set[str] = set()
-
-    def add(self, content: str, estimate: Estimate, choice: Choice, layers: Encoded, *, stored: bool) -> str:
-        """Write one object as it was planned; returns its lattice id.
-
-        Where the store holds its integers already (`stored`: no element moved by a step), only its exact layer is
-        written: a second record of the same id could name itself as its base.
-        """
-        unit = estimate.unit
-        way = estimate.plans[choice.option.name]
-        lattice = estimate.lattice
-        record = LatticeRecord(
-            id=content if lattice is None else layers.identity,
-            kind="ordinal" if lattice is None else "linear",
-            dtype=unit.dtype,
-            count=unit.count,
-            chunk=unit.chunk,
-            base=None if way.base is None else way.base.id,
-            offset=0,
-            length=0,
-            context=way.context,
-            factor=way.factor if lattice is None else 1.0,
-            origin=estimate.origin,
-            alone=estimate.alone,
-            debt=round(choice.debt),
-        )
-        if stored:
-            self._ids.add(record.id)
-        if lattice is not None:
-            record = replace(record, step=lattice.step, width=lattice.width, rows=lattice.rows, cols=lattice.cols)
-        self.put(content, record, None if way.parent is None else way.parent.id, layers, factor=way.factor)
-        return record.id
-
-    def put(
-        self, content: str, record: LatticeRecord, parent: str | None, layers: Encoded, *, factor: float = 1.0
-    ) -> None:
-        """Write the layers of one object and keep its records.
-
-        Parameters
-        ----------
-        parent, factor
-            Content id that a chained exact layer needs, and the factor of its values; None for an own layer.
-        """
-        if record.id not in self._ids:
-            self._ids.add(record.id)
-            attributes = {"kind": record.kind, "base": record.base}
-            if record.context:
-                attributes["order"] = "context"
-            dtype = "int32" if record.kind == "linear" else f"int{8 * ITEM_SIZES[record.dtype]}"
-            entry = self.coarse.add_sharded(
-                record.id, record.count, record.chunk, dtype, [_HUFFMAN], {"ckstore": attributes}, layers.coarse
-            )
-            self.lattices.append(replace(record, offset=entry.offset, length=entry.length))
-        if record.kind == "linear":
-            entry = self.exact.add_bytes(content, layers.exact, None)
-            mode: Mode = "own" if parent is None else "chained"
-            lengths = tuple(len(frame) for frame in layers.exact)
-            self.contents.append(
-                ContentRecord(content, record.id, mode, parent, entry.offset, lengths, "", factor, record.debt)
-            )
-
-    @property
-    def records(self) -> list[Record]:
-        """The records, without the names of packs that are not finished yet."""
-        return [*self.lattices, *self.contents]
-
-    def placed(self, packs: Sequence[PackInfo]) -> list[Record]:
-        """The records with the names of the finished packs."""
-        names = {pack.kind: pack.name for pack in packs}
-        return [
-            *(replace(record, pack=names["coarse"]) for record in self.lattices),
-            *(replace(record, pack=names["exact"]) for record in self.contents),
-        ]
-
-    def places(self, packs: Sequence[PackInfo]) -> tuple[list[Placement], list[Placement]]:
-        """Where lattices and contents stand in the finished packs."""
-        names = {pack.kind: pack.name for pack in packs}
-        lattices = [(key(record.id), names["coarse"], slot) for slot, record in enumerate(self.lattices)]
-        contents = [(key(record.id), names["exact"], slot) for slot, record in enumerate(self.contents)]
-        return lattices, contents
-
-    def finish(
-        self, document: VersionDocument | None, blobs: dict[str, bytes], number: int = 0
-    ) -> tuple[list[PackInfo], Entry]:
-        """Finish both packs; returns them and where the manifest of the coarse one stands.
-
-        Without a `document` they hold objects of older versions, stored anew.
-        """
-        head: dict[str, Any] = {"format": 1, "number": number, "created": durable.timestamp()}
-        if document is not None:
-            head |= {"number": document.number, "created": document.created}
-        if self.contents:
-            records = [record.to_json() for record in self.contents]
-            body = head | {"kind": "exact", "records": records, "rebase": document is None}
-            self.exact.add_bytes(manifest.NAME, manifest.encode_manifest(body, {}), None)
-            self.finished.append(self.exact.finish())
-        else:
-            self.exact.abort()
-        body = head | {"kind": "coarse", "records": [record.to_json() for record in self.lattices]}
-        body |= {"rebase": True} if document is None else {"version": document.to_json()}
-        entry = self.coarse.add_bytes(manifest.NAME, manifest.encode_manifest(body, blobs), None)
-        self.finished.append(self.coarse.finish())
-        return self.finished, entry

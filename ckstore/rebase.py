@@ -7,25 +7,19 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from ckstore.budget import relative_cost, restore_work, writing_work
 from ckstore.codecs.checksum import crc32c
 from ckstore.codecs.integers import encode_integers
 from ckstore.codecs.lattice import ordinal_difference
 from ckstore.encoder import Encoded
 from ckstore.errors import IntegrityError
-from ckstore.ingest import (
-    ObjectWriter,
-    in_order,
-    relative_cost,
-    remove_uncommitted,
-    restore_work,
-    worker_count,
-    writing_work,
-)
 from ckstore.lineage.cost import cost
+from ckstore.object_writer import ObjectWriter, remove_uncommitted
 from ckstore.records import LatticeRecord
 from ckstore.storage import log
 from ckstore.storage.catalog import Catalog, VersionRow
 from ckstore.storage.pack import PackWriter
+from ckstore.threads import in_order, worker_count
 from ckstore.version import Version
 
 if TYPE_CHECKING:

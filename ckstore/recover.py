@@ -9,7 +9,7 @@ from typing import Any
 
 from ckstore.errors import CkstoreError
 from ckstore.found_versions import FoundVersion, FoundVersions, found_version, last_targets
-from ckstore.ingest import version_row
+from ckstore.object_writer import version_row
 from ckstore.storage import log
 from ckstore.storage.catalog import Catalog, Placement, VersionRow, key, replace_catalog
 from ckstore.storage.pack import PackInfo

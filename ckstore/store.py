@@ -234,7 +234,9 @@ class Store:
             The run cannot be called so, the step is no integer of 64 bits, the metrics are not JSON-able, or the
             budget is below 1.
         """
-        from ckstore.ingest import BUDGET, Ingest, IngestReport, Request, check_request
+        from ckstore.budget import BUDGET
+        from ckstore.ingest import Ingest, IngestReport
+        from ckstore.request import Request, check_request
         from ckstore.scan import ScannedVersion, hash_version, open_directory, open_file
 
         self._require_writable()
@@ -272,7 +274,7 @@ class Store:
             report = Ingest(self.path, self.catalog, self.resolver, self.reader).run(scanned, request, progress)
         finally:
             scanned.close()
-        if report.is_new and report.version.cost > budget:
+        if report.is_new and report.version.cost > budget * 1.001:
             # Every object kept a budget of its own version; together in another version they may be beyond this one's.
             self.rebase([report.version.number], budget=budget)
             report = IngestReport(self.catalog.version(report.version.number), is_new=True)

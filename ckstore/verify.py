@@ -15,9 +15,9 @@ from ckstore.catalog_check import catalog_problems
 from ckstore.encoder import lattice_id
 from ckstore.errors import CkstoreError
 from ckstore.formats.layout import ITEM_SIZES, FileLayout
-from ckstore.ingest import in_order, worker_count
 from ckstore.records import content_id, digest
 from ckstore.storage.pack import parse_pack_name
+from ckstore.threads import in_order, worker_count
 from ckstore.units import Unit
 
 if TYPE_CHECKING:

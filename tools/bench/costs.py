@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 
 import ckstore
+from ckstore.budget import restore_work
 from ckstore.checkout import checkout
-from ckstore.ingest import restore_work
 from ckstore.lineage.cost import WEIGHTS, Work, cost
 from tools.bench import series as catalogue
 

@@ -1,0 +1,64 @@
+"""What is asked for of a version to be ingested, checked before anything is read."""
+
+from __future__ import annotations
+
+import json
+import operator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ckstore.budget import BUDGET
+from ckstore.errors import UsageError
+from ckstore.storage.catalog import VersionRow
+
+
+def check_request(run: str, step: int | None, metrics: dict[str, Any]) -> None:
+    """Raise `UsageError` for what cannot be told apart or kept, before anything is read."""
+    if not run.isprintable() or run != run.strip() or "@" in run:
+        raise UsageError(
+            f"{run!r} cannot name a run: it has an @, blanks at its ends or what cannot be printed; choose another."
+        )
+    if step is not None:
+        try:
+            fits = not isinstance(step, bool) and -(2**63) <= operator.index(step) < 2**63
+        except TypeError:
+            fits = False
+        if not fits:
+            raise UsageError(f"{step} cannot be a step; give an integer of at most 64 bits.")
+    try:
+        plain(metrics)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"The metrics cannot be kept ({error}); give plain numbers and strings.") from error
+
+
+def plain(metrics: dict[str, Any]) -> dict[str, Any]:
+    """Metrics as they will be read back: what JSON has, NumPy's scalars as plain ones."""
+
+    def item(value: Any) -> Any:
+        if isinstance(value, np.generic):
+            return value.item()
+        raise TypeError(f"{type(value).__name__} is no plain value")
+
+    kept: dict[str, Any] = json.loads(json.dumps(metrics, default=item))
+    return kept
+
+
+@dataclass(slots=True)
+class Request:
+    """What the user said of the version to be, integers and metrics as plain values whatever they were given as."""
+
+    run: str
+    step: int | None
+    parent: VersionRow | None
+    metrics: dict[str, Any] = field(default_factory=dict)
+    source: str = ""
+    replace: bool = False
+    verify: bool = False
+    budget: float = BUDGET
+
+    def __post_init__(self) -> None:
+        if self.step is not None:
+            self.step = int(operator.index(self.step))
+        self.metrics = plain(self.metrics)
