@@ -125,8 +125,18 @@ class CatalogResolver:
         return found
 
     def prefetch(self, lattices: Iterable[str], contents: Iterable[str]) -> None:
-        """Look many ids up at once; those that the store does not have stay unknown."""
-        self._lookup(lattices, contents)
+        """Look many ids up at once, and level by level what they are stored against; absent ones stay unknown."""
+        coarse, exact = set(lattices), set(contents)
+        seen: set[str] = set()
+        while coarse or exact:
+            seen |= coarse | exact
+            found, layers = self._lookup(coarse, exact)
+            above = [layer for layer in layers.values() if layer is not None]
+            coarse = {record.base for record in found.values() if record.base is not None}
+            coarse |= {layer.lattice for layer in above}
+            exact = {layer.parent for layer in above if layer.parent is not None}
+            coarse -= seen
+            exact -= seen
 
     def _lookup(
         self, lattices: Iterable[str], contents: Iterable[str]

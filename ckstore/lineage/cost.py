@@ -40,7 +40,7 @@ class Work(NamedTuple):
 
 
 #: Nanoseconds for each unit of each field of `Work`.
-WEIGHTS = (110_000.0, 0.1, 0.7, 280_000.0, 1.9, 0.05, 1.13, 55_000.0, 1_100_000.0)
+WEIGHTS = (170_000.0, 0.05, 0.7, 450_000.0, 0.6, 0.0, 0.86, 60_000.0, 1_800_000.0)
 
 
 def layer(chunks: int, count: int, stored: int, *, grouped: bool) -> Work:

@@ -26,12 +26,14 @@ def measure(series: catalogue.Series, scratch: Path, repeat: int) -> Iterator[tu
     numbers = [row.number for row in ckstore.open(root, "r").versions()]
     times: dict[int, list[float]] = {number: [] for number in numbers}
     works: dict[int, tuple[Work, Work]] = {}
+    for number in numbers:
+        with ckstore.open(root, "r") as store:
+            version = store[number]
+            contents = {content for _, content in version.document.objects if content}
+            works[number] = restore_work(store.reader, contents, version.layout.files)
     for _ in range(repeat + 1):
         for number in numbers:
             with ckstore.open(root, "r") as store:
-                version = store[number]
-                contents = {content for _, content in version.document.objects if content}
-                works[number] = restore_work(store.reader, contents, version.layout.files)
                 begin = time.perf_counter()
                 checkout(store[number], out, force=True)
                 times[number].append(time.perf_counter() - begin)
