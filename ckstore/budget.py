@@ -13,8 +13,8 @@ from ckstore.objects import ObjectReader
 #: Restoring a version costs at most this many times what it would cost stored exactly and in full.
 BUDGET = 2.0
 
-#: Versions are planned for this part of the budget: the cost model is off by up to a tenth either way.
-PLANNED = 0.9
+#: Versions are planned for this part of the budget: the cost model is off by that much at times.
+PLANNED = 0.83
 
 
 class Budget:

@@ -18,6 +18,8 @@ class Work(NamedTuple):
         Decoding of layers whose elements form one group: chunks, elements, stored bytes.
     grouped_chunks, grouped_elements, grouped_bytes
         The same for layers in context order and for exact layers.
+    records
+        Layers whose records are looked up, before anything is decoded.
     written
         Restored bytes that are hashed and written.
     extents, files
@@ -30,6 +32,7 @@ class Work(NamedTuple):
     grouped_chunks: int = 0
     grouped_elements: int = 0
     grouped_bytes: int = 0
+    records: int = 0
     written: int = 0
     extents: int = 0
     files: int = 0
@@ -40,14 +43,14 @@ class Work(NamedTuple):
 
 
 #: Nanoseconds for each unit of each field of `Work`.
-WEIGHTS = (170_000.0, 0.05, 0.7, 450_000.0, 0.6, 0.0, 0.86, 60_000.0, 1_800_000.0)
+WEIGHTS = (140_000.0, 0.05, 0.6, 400_000.0, 0.9, 0.0, 70_000.0, 0.95, 60_000.0, 1_550_000.0)
 
 
 def layer(chunks: int, count: int, stored: int, *, grouped: bool) -> Work:
     """Work of decoding one layer: `count` elements in `chunks` chunks from `stored` bytes."""
     if grouped:
-        return Work(grouped_chunks=chunks, grouped_elements=count, grouped_bytes=stored)
-    return Work(plain_chunks=chunks, plain_elements=count, plain_bytes=stored)
+        return Work(grouped_chunks=chunks, grouped_elements=count, grouped_bytes=stored, records=1)
+    return Work(plain_chunks=chunks, plain_elements=count, plain_bytes=stored, records=1)
 
 
 def cost(work: Work) -> float:
