@@ -54,6 +54,7 @@ def markdown(rows: list[Row]) -> str:
             "ckstore",
             "deepest",
             "factor",
+            "foretold",
             "best chain",
             "against it",
             "best pair",
