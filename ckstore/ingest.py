@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +25,7 @@ from ckstore.records import Record
 from ckstore.request import Request
 from ckstore.resolver import CatalogResolver
 from ckstore.scan import ScannedVersion
-from ckstore.storage import durable
+from ckstore.storage import durable, log
 from ckstore.storage.catalog import Catalog, VersionRow, key
 from ckstore.storage.delta import compress_against
 from ckstore.storage.pack import PackWriter
@@ -147,7 +148,7 @@ class Ingest:
         parent = request.parent
         if parent is not None and parent.number == standing.number:
             parent = None if standing.parent is None else self.catalog.version(standing.parent)
-        return replace(request, parent=parent, replace=True)
+        return replace(request, parent=parent, replace=True, heals=True)
 
     def document(self, row: VersionRow) -> VersionDocument:
         """The document of a committed version."""
@@ -300,20 +301,32 @@ class Ingest:
                 self._verify(row, writer.placed(packs), progress)
             lattices, contents = writer.places(packs)
             needed_lattices, needed_contents = self._needed(known, writer)
-            self.catalog.commit_version(
-                row,
-                packs,
-                lattices,
-                contents,
-                references=document.blob_packs(),
-                replace=request.replace,
-                requires_lattices=sorted(needed_lattices - {place[0] for place in lattices}),
-                requires_contents=sorted(needed_contents - {place[0] for place in contents}),
-            )
+            with self.catalog.transaction() if request.heals else nullcontext():
+                tags = self._take_tags(document.replaces) if request.heals else []
+                self.catalog.commit_version(
+                    row,
+                    packs,
+                    lattices,
+                    contents,
+                    references=document.blob_packs(),
+                    replace=request.replace,
+                    requires_lattices=sorted(needed_lattices - {place[0] for place in lattices}),
+                    requires_contents=sorted(needed_contents - {place[0] for place in contents}),
+                )
+                for tag in tags:
+                    self.catalog.set_tag(tag, number)
+                    log.append(self.root, {"change": "tag", "tag": tag, "version": number})
         except BaseException:
             remove_uncommitted(self.root, self.catalog, self.resolver, writer.finished)
             raise
         return IngestReport(self.catalog.version(number), is_new=True)
+
+    def _take_tags(self, number: int | None) -> list[str]:
+        """Take the tags of a version off it; returns them."""
+        tags = [tag for tag, meant in self.catalog.tags().items() if meant == number]
+        for tag in tags:
+            self.catalog.delete_tag(tag)
+        return tags
 
     def _needed(self, known: dict[str, str], writer: ObjectWriter) -> tuple[set[int], set[int]]:
         """Keys of the lattices and of the exact layers that a version's objects are, and are stored against."""

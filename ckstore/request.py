@@ -47,7 +47,10 @@ def plain(metrics: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class Request:
-    """What the user said of the version to be, integers and metrics as plain values whatever they were given as."""
+    """What the user said of the version to be, integers and metrics as plain values whatever they were given as.
+
+    `heals` says that it takes the place, tags included, of a damaged version of the same content.
+    """
 
     run: str
     step: int | None
@@ -57,6 +60,7 @@ class Request:
     replace: bool = False
     verify: bool = False
     budget: float = BUDGET
+    heals: bool = False
 
     def __post_init__(self) -> None:
         if self.step is not None:

@@ -86,6 +86,20 @@ def test_ingesting_the_same_content_again_heals_a_version(path: Path) -> None:
         assert store.verify().problems == []
 
 
+def test_a_tag_follows_the_version_that_is_healed(path: Path) -> None:
+    with ckstore.open(path) as store:
+        store.tag("a@1", "best")
+        store.tag("a@0", "first")
+    spoil(path, exact_pack, "a@1")
+    with ckstore.open(path) as store:
+        number = store.ingest(state(1), run="a", step=1).version.number
+        assert store.catalog.tags() == {"best": number, "first": 1}
+        assert comes_back(store, "best", 1)
+    recover(path)
+    with ckstore.open(path) as store:
+        assert store.catalog.tags() == {"best": number, "first": 1}
+
+
 def test_the_latest_version_is_healed_after_the_parent_it_had(path: Path) -> None:
     spoil(path, exact_pack, "a@2")
     with ckstore.open(path) as store:
