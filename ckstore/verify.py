@@ -15,6 +15,7 @@ from ckstore.catalog_check import catalog_problems
 from ckstore.encoder import lattice_id
 from ckstore.errors import CkstoreError
 from ckstore.formats.layout import ITEM_SIZES, FileLayout
+from ckstore.objects import ObjectReader
 from ckstore.records import content_id, digest
 from ckstore.storage.pack import parse_pack_name
 from ckstore.threads import in_order, worker_count
@@ -83,8 +84,10 @@ def verify(
             groups[-1].append(item)
         else:
             groups.append([item])
+    # The store's own reader may still hold what an ingest was given.
+    reader = ObjectReader(store.resolver, store.packs)
     with ThreadPoolExecutor(worker_count(), thread_name_prefix="ckstore") as pool:
-        for found in in_order(pool, lambda group: [_check_object(store, *item) for item in group], groups, 4):
+        for found in in_order(pool, lambda group: [_check_object(reader, *item) for item in group], groups, 4):
             for chunks, nbytes, problem in found:
                 report.objects += 1
                 report.chunks += chunks
@@ -109,25 +112,23 @@ def _check_packs(store: Store, report: VerifyReport, chosen: Callable[[], bool])
             report.problems.append(str(error))
 
 
-def _check_object(store: Store, ids: tuple[str, str], place: tuple[Version, Unit]) -> tuple[int, int, str]:
+def _check_object(reader: ObjectReader, ids: tuple[str, str], place: tuple[Version, Unit]) -> tuple[int, int, str]:
     """Chunks and bytes that were decoded, and a problem or nothing."""
     version, unit = place
     identity, content = ids
     chunks = -(-unit.count // unit.chunk)
     try:
-        record = store.resolver.lattice(identity)
+        record = reader.resolver.lattice(identity)
         if (record.count, record.chunk, record.dtype) != (unit.count, unit.chunk, unit.dtype):
             return 0, 0, f"Object {identity} of version {version.row.number} is cut otherwise than its layout says."
         if record.kind == "linear":
-            digests = [
-                bytes.fromhex(digest(store.reader.integers(record, chunk).view(np.uint8))) for chunk in range(chunks)
-            ]
+            digests = [bytes.fromhex(digest(reader.integers(record, chunk).view(np.uint8))) for chunk in range(chunks)]
             if lattice_id(record.lattice, record.count, record.chunk, digests) != identity:
                 return chunks, 0, f"The integers of {unit.key} in version {version.row.number} are not the stored ones."
         if content:
             hasher = _ContentHasher(unit, version.layout.files)
             for chunk in range(chunks):
-                hasher.update(store.reader.bits(content, chunk).data.cast("B"))
+                hasher.update(reader.bits(content, chunk).data.cast("B"))
             if hasher.identity() != content:
                 return chunks, 0, f"The values of {unit.key} in version {version.row.number} are not what was stored."
     except CkstoreError as error:
