@@ -58,12 +58,14 @@ def writing_work(layouts: Sequence[FileLayout]) -> Work:
     )
 
 
-def restore_work(reader: ObjectReader, contents: Iterable[str], layouts: Sequence[FileLayout]) -> tuple[Work, Work]:
-    """Work of restoring files made of these objects as they are stored, and if all were stored exactly and in full."""
+def restore_work(
+    reader: ObjectReader, objects: Iterable[tuple[str, str | None]], layouts: Sequence[FileLayout]
+) -> tuple[Work, Work]:
+    """Work of restoring files made of objects, each (lattice id, content id or None), and if all were exact in full."""
     work = full = writing_work(layouts)
-    for content in contents:
-        work = work.plus(reader.work(content))
-        full = full.plus(reader.full_work(content))
+    for lattice, content in objects:
+        work = work.plus(reader.work(lattice, content))
+        full = full.plus(reader.resolver.lattice(lattice).full_work)
     return work, full
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from ckstore.errors import ConflictError, IntegrityError, UsageError
 from ckstore.formats.directory import leads_out
-from ckstore.formats.skeleton import pieces
+from ckstore.formats.skeleton import Checks, pieces
 from ckstore.hashing import StreamSha256
 from ckstore.storage import durable
 from ckstore.storage.writeback import Writeback
@@ -27,8 +27,8 @@ Progress = Callable[[int], None]
 def checkout(version: Version, target: Path, *, force: bool = False, progress: Progress | None = None) -> None:
     """Write a version's file or directory tree to `target`.
 
-    Everything is written beside the target and renamed when it is whole and its SHA-256 is the original's. With
-    `force`, a directory takes the place of all that stood at `target`.
+    Everything is written beside the target and renamed when it is whole and its SHA-256 is the original's; files with
+    coarse values get checksums that fit these. With `force`, a directory takes the place of all that stood at `target`.
 
     Raises
     ------
@@ -132,7 +132,10 @@ def _write_file(version: Version, number: int, place: Path, progress: Progress |
     with open(descriptor, "wb", buffering=0) as out:
         writeback = Writeback(out.fileno())
         try:
-            for block in checked_blocks(version, number):
+            blocks = (
+                coarse_blocks(version, number, out) if version.is_changed(number) else checked_blocks(version, number)
+            )
+            for block in blocks:
                 write_all(out, block)
                 writeback.wrote(len(block))
                 if progress is not None:
@@ -157,6 +160,20 @@ def checked_blocks(version: Version, number: int) -> Iterator[bytes]:
             raise IntegrityError(
                 f"{entry.path} of version {version.row.number} does not come back as it went in; run `ckstore verify`."
             )
+
+
+def coarse_blocks(version: Version, number: int, out: BinaryIO) -> Iterator[bytes]:
+    """The bytes of a file with coarse values in order; at their end its checksums are written over those in `out`."""
+    layout = version.layout.files[number]
+    checks = Checks(layout)
+    position = 0
+    for block in file_blocks(version, number):
+        checks.update(position, block)
+        position += len(block)
+        yield block
+    for checked, crc in zip(layout.checked, checks.results, strict=True):
+        for place in checked.positions:
+            os.pwrite(out.fileno(), crc.to_bytes(4, "little"), place)
 
 
 def write_all(out: BinaryIO, block: bytes | memoryview) -> None:

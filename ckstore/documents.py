@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ckstore.deviation import CoarseUnit
 from ckstore.formats.layout import Checked, Extent, FileLayout, Tensor
 from ckstore.formats.paths import path_to_text, text_to_path
 from ckstore.records import digest
@@ -39,6 +41,11 @@ class BlobRef:
         """The same place, named from outside of the manifest's pack."""
         return BlobRef(self.name, self.pack or pack, None if self.against is None else self.against.within(pack))
 
+    def with_packs(self, names: Mapping[str, str]) -> BlobRef:
+        """The same place under other names of packs."""
+        pack = None if self.pack is None else names.get(self.pack, self.pack)
+        return BlobRef(self.name, pack, None if self.against is None else self.against.with_packs(names))
+
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
@@ -50,6 +57,34 @@ class FileEntry:
     mode: int | None
     mtime_ns: int | None
     skeleton: BlobRef
+
+
+@dataclass(frozen=True, slots=True)
+class CoarseFacts:
+    """What a version says of the objects that it does not hold exactly.
+
+    Attributes
+    ----------
+    scheme, parameters
+        How they were quantised, see `ckstore.policy.Policy`.
+    units
+        By number of the unit, what its values decode to and how far they are off.
+    """
+
+    scheme: str
+    parameters: dict[str, Any]
+    units: dict[int, CoarseUnit]
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        units = [[number, *unit.to_json()] for number, unit in sorted(self.units.items())]
+        return {"scheme": self.scheme, "parameters": self.parameters, "units": units}
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> CoarseFacts:
+        """The inverse of `to_json`."""
+        units = {number: CoarseUnit.from_json(rest) for number, *rest in document["units"]}
+        return cls(document["scheme"], document["parameters"], units)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +105,8 @@ class VersionDocument:
         Where the CRC-32 values of all files' checked stretches stand (little-endian, in order).
     objects
         (lattice id, content id or None) of each unit of the layout document.
+    coarse
+        Facts of the units without a content id; None where there is none such.
     metrics, source, facts
         What the user or the files say.
     summary
@@ -97,24 +134,40 @@ class VersionDocument:
     facts: dict[str, Any] = field(default_factory=dict)
     summary: dict[str, Any] = field(default_factory=dict)
     replaces: int | None = None
+    coarse: CoarseFacts | None = None
 
     @property
     def uid(self) -> str:
-        """The version's id: BLAKE3 of run, step, creation time, files and objects, 40 hexadecimal characters."""
-        said = [self.number, self.run, self.step, self.created, [[f.path, f.sha256] for f in self.files], self.objects]
+        """The version's id: BLAKE3 of run, step, creation time and files, 40 hexadecimal characters.
+
+        Thinning a version does not change it.
+        """
+        said = [self.number, self.run, self.step, self.created, [[f.path, f.sha256] for f in self.files]]
         return digest(json.dumps(said, separators=(",", ":")).encode())
 
-    def blob_packs(self) -> set[str]:
-        """Names of the packs of other versions in which blobs of this one stand."""
+    def blobs(self) -> list[BlobRef]:
+        """Where its blobs stand, and those that they are packed against."""
         refs: list[BlobRef | None] = [self.layout, self.crcs, *(file.skeleton for file in self.files)]
-        packs = set()
+        found = []
         while refs:
             ref = refs.pop()
             if ref is not None:
                 refs.append(ref.against)
-                if ref.pack is not None:
-                    packs.add(ref.pack)
-        return packs
+                found.append(ref)
+        return found
+
+    def blob_packs(self) -> set[str]:
+        """Names of the packs of other versions in which blobs of this one stand."""
+        return {ref.pack for ref in self.blobs() if ref.pack is not None}
+
+    def with_packs(self, names: Mapping[str, str]) -> VersionDocument:
+        """The document with other names of packs: what `names` has instead of those that the manifest says."""
+        return replace(
+            self,
+            layout=self.layout.with_packs(names),
+            crcs=self.crcs.with_packs(names),
+            files=tuple(replace(file, skeleton=file.skeleton.with_packs(names)) for file in self.files),
+        )
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""
@@ -128,6 +181,7 @@ class VersionDocument:
             "links": self.links, "directories": self.directories, "layout": self.layout.to_json(),
             "crcs": self.crcs.to_json(), "objects": self.objects, "metrics": self.metrics, "source": self.source,
             "facts": self.facts, "summary": self.summary, "replaces": self.replaces,
+            **({} if self.coarse is None else {"coarse": self.coarse.to_json()}),
         }  # fmt: skip
 
     @classmethod
@@ -146,6 +200,7 @@ class VersionDocument:
             objects=tuple((lattice, content) for lattice, content in document["objects"]),
             metrics=document["metrics"], source=document["source"], facts=document["facts"],
             summary=document["summary"], replaces=document["replaces"],
+            coarse=CoarseFacts.from_json(document["coarse"]) if "coarse" in document else None,
         )  # fmt: skip
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from ckstore.codecs.checksum import crc32c
+from ckstore.codecs.codebook import CodebookLattice
 from ckstore.codecs.integers import encode_integers, payload_bits
 from ckstore.codecs.lattice import (
     Bits,
@@ -21,11 +22,14 @@ from ckstore.codecs.lattice import (
     scaled,
     step_exponent,
 )
+from ckstore.codecs.rounded import RoundedLattice
+from ckstore.deviation import CoarseUnit
 from ckstore.errors import IntegrityError
 from ckstore.lineage.cost import cost, layer
 from ckstore.lineage.planner import Candidates, Option
+from ckstore.models import row_width
 from ckstore.objects import ObjectReader
-from ckstore.records import ContentRecord, LatticeRecord, check_cut, digest
+from ckstore.records import ContentRecord, Lattice, LatticeRecord, check_cut, digest
 from ckstore.units import Unit
 
 #: The coarse step is this many times the change since the parent, or the floor, whichever is larger.
@@ -58,12 +62,17 @@ Ancestor = TypeVar("Ancestor", LatticeRecord, ContentRecord)
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One way to store an object: which base its integers are stored against, and which exact layer it gets."""
+    """One way to store an object: which base its integers are stored against, and which exact layer it gets.
+
+    `lattice` is its own where ways differ in it, `additive` that of a codebook whose values are added to the base's.
+    """
 
     base: LatticeRecord | None
     parent: ContentRecord | None = None
     context: bool = False
     factor: float = 1.0
+    lattice: Lattice | None = None
+    additive: bool = False
 
 
 @dataclass(slots=True)
@@ -75,17 +84,24 @@ class Estimate:
     plans: dict[str, Plan]
     full_cost: float
     alone: tuple[int, int]
-    lattice: LinearLattice | None = None
+    lattice: Lattice | None = None
     origin: str | None = None
+    is_coarse: bool = False
 
 
 @dataclass(slots=True)
 class Encoded:
-    """An object's layers, ready to be written: payloads of chunks, None where all integers are zero."""
+    """An object's layers, ready to be written: payloads of chunks, None where all integers are zero.
+
+    `facts` is what a coarse version records of it; such an object has no exact layer. `aside` is what a codebook
+    does not code, for each chunk.
+    """
 
     identity: str
     coarse: list[bytes | None]
     exact: list[bytes]
+    facts: CoarseUnit | None = None
+    aside: list[bytes] = field(default_factory=list)
 
 
 class ObjectEncoder:
@@ -100,7 +116,7 @@ class ObjectEncoder:
     def __init__(self, reader: ObjectReader) -> None:
         self.reader = reader
 
-    def estimate(self, unit: Unit, read: ReadUnit, parent: str | None) -> Estimate:
+    def estimate(self, unit: Unit, read: ReadUnit, parent: str | None, coarse: str | None = None) -> Estimate:
         """Options of `unit`, from a sample of one chunk.
 
         Parameters
@@ -112,15 +128,18 @@ class ObjectEncoder:
         parent
             Content id of the parent version's object of the same key and signature, or None. One that was lost or
             cannot be decoded counts as none: a run goes on after it was damaged.
+        coarse
+            Lattice id of that object where it has no exact values.
         """
-        sample = _Sample.of(unit, read)
-        way = self._estimate_linear if self._is_linear(unit) else self._estimate_ordinal
-        if parent is not None:
-            try:
-                return way(unit, sample, parent)
-            except IntegrityError:
-                pass
-        return way(unit, sample, None)
+        sample = Sample.of(unit, read)
+        try:
+            if self._is_linear(unit):
+                return self._estimate_linear(unit, sample, parent, coarse)
+            return self._estimate_ordinal(unit, sample, parent)
+        except IntegrityError:
+            if self._is_linear(unit):
+                return self._estimate_first(unit, sample)
+            return self._estimate_ordinal(unit, sample, None)
 
     def encode(self, content: str, estimate: Estimate, plan: Plan, read: ReadUnit) -> Encoded:
         """The layers of an object under `plan`; its chunks stay in the reader's cache, for the version that follows."""
@@ -132,7 +151,7 @@ class ObjectEncoder:
             if estimate.lattice is None:
                 encoded.coarse.append(self._ordinal_chunk(unit, bits, chunk, plan))
             else:
-                coded.append(self._linear_chunk(estimate.lattice, bits, chunk, start, plan, encoded))
+                coded.append(self._linear_chunk(_linear(estimate), bits, chunk, start, plan, encoded))
             self.reader.cache.put((content, chunk), bits)
         if estimate.lattice is not None:
             digests = [bytes.fromhex(digest(integers.view(np.uint8))) for integers in coded]
@@ -150,7 +169,7 @@ class ObjectEncoder:
     ) -> Integers:
         predicted = None
         if plan.base is not None:
-            predicted = lattice.project(plan.base.lattice, self.reader.integers(plan.base, chunk), start)
+            predicted = lattice.project(plan.base.linear, self.reader.integers(plan.base, chunk), start)
         integers = lattice.quantise(bits, start, predicted)
         delta = integers if predicted is None else integers - predicted
         encoded.coarse.append(encode_integers(delta) if delta.any() else None)
@@ -171,7 +190,7 @@ class ObjectEncoder:
         classes = ordinal_classes(parent, unit.dtype) if plan.context and parent is not None else None
         return encode_integers(difference, classes)
 
-    def _estimate_ordinal(self, unit: Unit, sample: _Sample, parent: str | None) -> Estimate:
+    def _estimate_ordinal(self, unit: Unit, sample: Sample, parent: str | None) -> Estimate:
         bits = sample.bits
         base_bytes = sample.nbytes(ordinal_difference(bits, None, unit.dtype))
         chunks = -(-unit.count // unit.chunk)
@@ -182,7 +201,7 @@ class ObjectEncoder:
         record = None if parent is None else self._record_of(parent, unit)
         if record is not None and record.kind == "ordinal":
             debt = record.debt
-            for name, ancestor in _ancestors(self.reader.chain(record)):
+            for name, ancestor in nearby_ancestors(self.reader.chain(record)):
                 before = sample.cut(self.reader.ordinals(ancestor, sample.chunk))
                 for context, (stored, factor) in self._differences(sample, before, unit.dtype).items():
                     way = f"{name}-context" if context else name
@@ -193,7 +212,7 @@ class ObjectEncoder:
         return Estimate(unit, Candidates(tuple(options), debt), plans, full_cost, (int(base_bytes), 0))
 
     @staticmethod
-    def _differences(sample: _Sample, before: Bits, dtype: str) -> dict[bool, tuple[float, float]]:
+    def _differences(sample: Sample, before: Bits, dtype: str) -> dict[bool, tuple[float, float]]:
         """Bytes and factor of the smallest delta against `before` in natural order (False) and context order (True).
 
         Natural order decodes faster; context order is offered only where it is smaller by `CONTEXT_GAIN`.
@@ -210,23 +229,20 @@ class ObjectEncoder:
             return {False: natural, True: context}
         return {False: natural}
 
-    def _estimate_linear(self, unit: Unit, sample: _Sample, parent: str | None) -> Estimate:
-        record = None if parent is None else self._record_of(parent, unit)
-        content = None if parent is None else self.reader.resolver.content(parent)
-        if record is None or content is None or record.kind != "linear":
+    def _estimate_linear(self, unit: Unit, sample: Sample, parent: str | None, coarse: str | None) -> Estimate:
+        record, content = self._linear_parent(unit, parent, coarse)
+        if record is None:
             return self._estimate_first(unit, sample)
         bits, start = sample.bits, sample.start
-        ancestors = [
-            (name, ancestor, sample.cut(self.reader.exact(ancestor, sample.chunk)))
-            for name, ancestor in _ancestors(self.reader.content_chain(content))
-        ]
-        before = ancestors[-1][2]
+        chain = [] if content is None else nearby_ancestors(self.reader.content_chain(content))
+        ancestors = [(name, level, sample.cut(self.reader.exact(level, sample.chunk))) for name, level in chain]
+        before = ancestors[-1][2] if ancestors else sample.cut(self.reader.values(record, sample.chunk))
         if _is_unrelated(bits, before, record.dtype):
             return self._estimate_first(unit, sample)
         origin, there = self._origin(record, sample)
         lattice = self._next_lattice(record, sample, before, origin, there)
         integers_before = sample.cut(self.reader.integers(record, sample.chunk))
-        predicted = lattice.project(record.lattice, integers_before, start)
+        predicted = lattice.project(record.linear, integers_before, start)
         integers = lattice.quantise(bits, start, predicted)
         delta = sample.nbytes(integers - predicted)
         base = sample.nbytes(lattice.quantise(bits, start))
@@ -253,15 +269,31 @@ class ObjectEncoder:
             options.append(Option(f"chained-{name}", delta + chained, delta_cost + cost(exact_work), is_base=False))
             plans[f"chained-{name}"] = Plan(record, ancestor, factor=factor)
         alone = int(base), int(own)
-        return Estimate(unit, Candidates(tuple(options), content.debt), plans, full_cost, alone, lattice, origin.id)
+        debt = record.debt if content is None else content.debt
+        return Estimate(unit, Candidates(tuple(options), debt), plans, full_cost, alone, lattice, origin.id)
 
-    def _estimate_first(self, unit: Unit, sample: _Sample) -> Estimate:
+    def _linear_parent(
+        self, unit: Unit, parent: str | None, coarse: str | None
+    ) -> tuple[LatticeRecord | None, ContentRecord | None]:
+        """The parent's records, of its integers and of its exact layer; None where it stands on no such lattice."""
+        content = None if parent is None else self.reader.resolver.content(parent)
+        if content is not None:
+            record = self.reader.resolver.lattice(content.lattice)
+        elif parent is None and coarse is not None:
+            record = self.reader.resolver.lattice(coarse)
+        else:
+            return None, None
+        check_cut(record, unit)
+        fits = record.kind == "linear" and record.width == row_width(unit)
+        return (record, content) if fits else (None, None)
+
+    def _estimate_first(self, unit: Unit, sample: Sample) -> Estimate:
         from ckstore.kernels.lattice import statistics
 
         bits, start = sample.bits, sample.start
         total, largest, finite = statistics(bits.view(unit.dtype))
         size = _root_mean_square(total, finite)
-        lattice = LinearLattice(unit.dtype, step_exponent(FIRST * size, largest, unit.dtype), _width(unit))
+        lattice = LinearLattice(unit.dtype, step_exponent(FIRST * size, largest, unit.dtype), row_width(unit))
         integers = lattice.quantise(bits, start)
         base = sample.nbytes(integers)
         own = sample.nbytes(*_residuals(lattice, bits, integers, start, None))
@@ -278,7 +310,7 @@ class ObjectEncoder:
         check_cut(record, unit)
         return record
 
-    def _origin(self, record: LatticeRecord, sample: _Sample) -> tuple[LatticeRecord, Integers]:
+    def _origin(self, record: LatticeRecord, sample: Sample) -> tuple[LatticeRecord, Integers]:
         """The object that the run of `record` began with and its sampled integers; `record` itself where it is lost."""
         if record.origin is not None:
             try:
@@ -291,7 +323,7 @@ class ObjectEncoder:
 
     @staticmethod
     def _next_lattice(
-        record: LatticeRecord, sample: _Sample, before: Bits, origin: LatticeRecord, there: Integers
+        record: LatticeRecord, sample: Sample, before: Bits, origin: LatticeRecord, there: Integers
     ) -> LinearLattice:
         """The lattice of the next version: the parent's with the step that training now asks for.
 
@@ -309,7 +341,7 @@ class ObjectEncoder:
             moved, _, finite = statistics(values - before.view(record.dtype))
         _, largest, _ = statistics(values)
         change = _root_mean_square(moved, finite)
-        travelled, finite = origin.lattice.distance(sample.bits, there, sample.start)
+        travelled, finite = origin.linear.distance(sample.bits, there, sample.start)
         distance = _root_mean_square(travelled, finite)
         asked = max(ALPHA * change, FLOOR * distance)
         step = record.step
@@ -320,7 +352,7 @@ class ObjectEncoder:
 
 
 @dataclass(frozen=True, slots=True)
-class _Sample:
+class Sample:
     """Some elements of one chunk of an object, from which sizes of the whole are estimated.
 
     Attributes
@@ -344,7 +376,7 @@ class _Sample:
     scale: float
 
     @classmethod
-    def of(cls, unit: Unit, read: ReadUnit) -> _Sample:
+    def of(cls, unit: Unit, read: ReadUnit) -> Sample:
         """The middle of the middle chunk of `unit`."""
         chunk = -(-unit.count // unit.chunk) // 2
         start = chunk * unit.chunk
@@ -373,7 +405,7 @@ def _residuals(
     return ordinal_difference(bits, predicted, lattice.dtype), classes
 
 
-def _ancestors(chain: list[Ancestor]) -> list[tuple[str, Ancestor]]:
+def nearby_ancestors(chain: list[Ancestor]) -> list[tuple[str, Ancestor]]:
     """What a delta may be stored against: the chain's end, what the parent is stored against, and the parent.
 
     In this order each is decoded from the one before, which is still at hand.
@@ -399,11 +431,22 @@ def _root_mean_square(total: float, count: int) -> float:
     return min((total / count) ** 0.5, _LARGEST) if count else 0.0
 
 
-def _width(unit: Unit) -> int:
-    return max(unit.shape[-1], 1)
+def _linear(estimate: Estimate) -> LinearLattice:
+    assert isinstance(estimate.lattice, LinearLattice)
+    return estimate.lattice
 
 
-def lattice_id(lattice: LinearLattice, count: int, chunk: int, digests: list[bytes]) -> str:
-    """The lattice id: BLAKE3 of kind, dtype, step, exponents, cut and the digests of the integers' chunks."""
-    head = f"linear|{lattice.dtype}|{lattice.step}|{lattice.width}|{count}|{chunk}|".encode()
+def lattice_id(lattice: Lattice, count: int, chunk: int, digests: list[bytes], base: str = "") -> str:
+    """The lattice id: BLAKE3 of kind, dtype, step, exponents, cut and the digests of the integers' chunks.
+
+    `base` is the lattice id of what a codebook's values are added to; the digests of protected elements follow those
+    of the integers.
+    """
+    if isinstance(lattice, CodebookLattice):
+        head = f"codebook|{lattice.dtype}|{int(lattice.protected)}|{count}|{chunk}|{base}|".encode()
+        return digest(head, lattice.centroids.astype("<f4").tobytes(), *digests)
+    if isinstance(lattice, RoundedLattice):
+        head = f"rounded|{lattice.dtype}|{lattice.shift}|{lattice.level}|{lattice.width}|{count}|{chunk}|".encode()
+    else:
+        head = f"linear|{lattice.dtype}|{lattice.step}|{lattice.width}|{count}|{chunk}|".encode()
     return digest(head, lattice.rows.astype("<i2").tobytes(), b"|", lattice.cols.astype("<i2").tobytes(), *digests)

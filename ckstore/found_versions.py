@@ -92,6 +92,7 @@ class FoundVersions:
 
     def __post_init__(self) -> None:
         self._number()
+        self._collect()
         self._replace()
         self._forget()
         self._give_steps()
@@ -129,7 +130,10 @@ class FoundVersions:
         # Whoever has the number in the present catalog is first, then whoever was written first.
         for version in sorted(self.found, key=lambda version: version.document.uid not in known):
             holder = self.versions.setdefault(version.number, version)
-            if holder is version or holder.document.uid == version.document.uid:
+            if holder is version:
+                continue
+            if holder.document.uid == version.document.uid:
+                self.versions[version.number] = version  # What was written later is what counts.
                 continue
             self.last_number += 1
             self.problems.append(
@@ -139,6 +143,19 @@ class FoundVersions:
             version.document = replace(version.document, number=self.last_number)
             self.versions[version.number] = version
             self.renumbered.append(version)
+
+    def _collect(self) -> None:
+        """Drop the versions that `gc` found to be gone; of many of them no pack tells any more."""
+        found = {version.uid: version for version in self.found}
+        for record in self.records:
+            if record.get("change") != "gc":
+                continue
+            for uid, number, parent, created in record["versions"]:
+                self.last_number = max(self.last_number, number)
+                if uid in found:
+                    self._drop(found[uid].number)
+                else:
+                    self.gone[number] = None if parent is None else self.meant(parent, created)
 
     def _replace(self) -> None:
         for version in self.found:

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ckstore.budget import Budget, relative_cost, restore_work, writing_work
-from ckstore.documents import BlobRef, FileEntry, LayoutDocument, VersionDocument
-from ckstore.encoder import Encoded, Estimate, ObjectEncoder
+from ckstore.common_step import SPREAD
+from ckstore.deviation import CoarseUnit
+from ckstore.documents import BlobRef, CoarseFacts, FileEntry, LayoutDocument, VersionDocument
+from ckstore.encoder import Encoded, Estimate
 from ckstore.errors import ConflictError, IntegrityError
+from ckstore.estimator import Estimator, ParentObject
 from ckstore.lineage.cost import cost
 from ckstore.lineage.planner import Choice
+from ckstore.lineage.search import search
 from ckstore.object_writer import ObjectWriter, remove_uncommitted, version_row
 from ckstore.objects import ObjectReader
+from ckstore.policy import Policy
 from ckstore.records import Record
 from ckstore.request import Request
 from ckstore.resolver import CatalogResolver
@@ -30,7 +36,11 @@ from ckstore.storage.catalog import Catalog, VersionRow, key
 from ckstore.storage.delta import compress_against
 from ckstore.storage.pack import PackWriter
 from ckstore.threads import worker_count
+from ckstore.tuning import Tuning, last_choice, search_space
 from ckstore.units import Unit
+
+if TYPE_CHECKING:
+    from ckstore.version import Version
 
 #: Objects are estimated, planned and encoded in windows of about this many bytes.
 WINDOW = 32 << 20
@@ -40,6 +50,15 @@ _SMALL_BLOB = 1024
 
 #: A blob is packed against the parent's only where that takes at most this part of packing it alone.
 _WORTH_A_DELTA = 0.6
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One object of a version under way: its lattice, its content id where it is exact, else what is recorded of it."""
+
+    lattice: str
+    content: str | None = None
+    facts: CoarseUnit | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +77,18 @@ class IngestReport:
     is_new: bool
 
 
+@dataclass(slots=True)
+class _Trial:
+    """A version that is only evaluated: how, and the result."""
+
+    evaluate: Callable[[Version], float]
+    result: float = float("inf")
+
+
+class _TrialOverError(Exception):
+    """A trial is over, and its packs go."""
+
+
 class Ingest:
     """One ingest into one store.
 
@@ -74,7 +105,6 @@ class Ingest:
         self.catalog = catalog
         self.resolver = resolver
         self.reader = reader
-        self.encoder = ObjectEncoder(reader)
 
     def run(self, scanned: ScannedVersion, request: Request, progress: Callable[[int], None] | None) -> IngestReport:
         """Store a scanned version.
@@ -89,7 +119,8 @@ class Ingest:
         standing = None if request.step is None else self.catalog.at_step(request.run, request.step)
         if standing is not None:
             if self._same(standing, scanned):
-                if self._is_whole(standing):
+                enough = request.policy.is_coarse or standing.fidelity == "exact"
+                if enough and self._is_whole(standing):
                     return IngestReport(standing, is_new=False)
                 request = self._healing(standing, request)
             elif not request.replace:
@@ -100,11 +131,39 @@ class Ingest:
         number = self.catalog.reserve_number()
         try:
             with self.catalog.lease(f"ingest {number}"):
-                return self._store(number, scanned, request, progress)
+                if request.tuning is None:
+                    return self._store(number, scanned, request, progress)
+                return self._search(number, scanned, request, request.tuning, progress)
         except BaseException:
             self.catalog.release_number(number)
             self.resolver.forget()
             raise
+
+    def _search(
+        self,
+        number: int,
+        scanned: ScannedVersion,
+        request: Request,
+        tuning: Tuning,
+        progress: Callable[[int], None] | None,
+    ) -> IngestReport:
+        """Store under the most aggressive setting that is tolerated, exactly where none is; trials leave nothing."""
+        reference = tuning.reference(scanned)
+        cube = search_space(request.policy)
+        parent = None if request.parent is None else self.document(request.parent)
+
+        def evaluate(policy: Policy) -> float:
+            trial = _Trial(lambda version: tuning.degradation(version, reference))
+            try:
+                self._store(number, scanned, replace(request, policy=policy), None, trial)
+            except _TrialOverError:
+                self.resolver.forget()
+            return trial.result
+
+        found = search(evaluate, tuning.tolerance, cube, last_choice(parent, request.policy, cube))
+        policy = found.settings if found.accepted else Policy()
+        facts = {"degradation": found.degradation, "evaluations": found.evaluations} if found.accepted else {}
+        return self._store(number, scanned, replace(request, policy=policy), progress, found=facts)
 
     def _same(self, standing: VersionRow, scanned: ScannedVersion) -> bool:
         """Whether a version holds what was scanned: of one file its bytes, of a directory also names and modes."""
@@ -130,8 +189,8 @@ class Ingest:
         try:
             for reference in (document.layout, document.crcs, *(file.skeleton for file in document.files)):
                 self.resolver.blob(reference, row.pack)
-            for content in {content or lattice for lattice, content in document.objects}:
-                for record in self.reader.records(content):
+            for lattice, content in set(document.objects):
+                for record in self.reader.records(lattice, content):
                     if record.end > self.resolver.packs.size(record.pack):
                         return False
         except IntegrityError:
@@ -146,7 +205,7 @@ class Ingest:
     def _healing(self, standing: VersionRow, request: Request) -> Request:
         """The request that stores a damaged version again in its own place, after the same parent as before."""
         parent = request.parent
-        if parent is not None and parent.number == standing.number:
+        if parent is not None and parent.number >= standing.number:  # The run's latest, where none was named.
             parent = None if standing.parent is None else self.catalog.version(standing.parent)
         return replace(request, parent=parent, replace=True, heals=True)
 
@@ -155,50 +214,56 @@ class Ingest:
         return self.resolver.document(row)
 
     def _store(
-        self, number: int, scanned: ScannedVersion, request: Request, progress: Callable[[int], None] | None
+        self,
+        number: int,
+        scanned: ScannedVersion,
+        request: Request,
+        progress: Callable[[int], None] | None,
+        trial: _Trial | None = None,
+        found: Mapping[str, float] = MappingProxyType({}),
     ) -> IngestReport:
-        parents = self._parent_objects(request.parent)
-        known = self.resolver.known(scanned.contents)
+        known = {
+            content: Stored(lattice, content) for content, lattice in self.resolver.known(scanned.contents).items()
+        }
         todo: dict[str, Unit] = {}
         for unit, content in zip(scanned.units, scanned.contents, strict=True):
             if content not in known:
                 todo.setdefault(content, unit)
         budget = Budget(cost(writing_work([file.layout for file in scanned.files])), scanned.size, request.budget)
-        for content in known:
-            budget.add(cost(self.reader.full_work(content)), cost(self.reader.work(content)))
+        for item in known.values():
+            full = self.resolver.lattice(item.lattice).full_work
+            budget.add(cost(full), cost(self.reader.work(item.lattice, item.content)))
+        estimator = Estimator(self.reader, scanned, request.policy, self._parents(request.parent))
         with (
             ThreadPoolExecutor(worker_count(), thread_name_prefix="ckstore") as pool,
             PackWriter(self.root, "coarse") as coarse,
             PackWriter(self.root, "exact") as exact,
         ):
             writer = ObjectWriter(coarse, exact)
-            for job, layers in self._encoded(pool, scanned, list(todo.items()), parents, budget):
+            for job, layers in self._encoded(pool, estimator, list(todo.items()), budget):
                 stored = bool(layers.identity) and self.resolver.known_lattice(layers.identity) is not None
-                known[job.content] = writer.add(job.content, job.estimate, job.choice, layers, stored=stored)
+                lattice = writer.add(job.content, job.estimate, job.choice, layers, stored=stored)
+                is_exact = layers.facts is None
+                known[job.content] = Stored(lattice, job.content if is_exact else None, layers.facts)
                 if progress is not None:
                     progress(job.estimate.unit.nbytes)
             for file in scanned.files:
                 file.source.check_unchanged()
-            return self._commit(number, scanned, request, known, writer, progress)
+            return self._commit(number, scanned, request, known, writer, progress, trial, found)
 
     def _encoded(
         self,
         pool: ThreadPoolExecutor,
-        scanned: ScannedVersion,
+        estimator: Estimator,
         todo: Sequence[tuple[str, Unit]],
-        parents: dict[tuple[str, str], str],
         budget: Budget,
     ) -> Iterator[tuple[_Job, Encoded]]:
         """Estimate, plan and encode objects window by window, so that chunks decoded for one are at hand for the other.
 
         While the objects of a window are encoded and written, those of the next one are estimated.
         """
-
-        def estimated(unit: Unit) -> Estimate:
-            return self.encoder.estimate(unit, self._chunk_reader(scanned, unit), self._match(unit, parents))
-
         windows = _windows(todo)
-        upcoming = [pool.submit(estimated, unit) for _, unit in windows[0]] if windows else []
+        upcoming = [pool.submit(estimator.estimate, unit) for _, unit in windows[0]] if windows else []
         try:
             for number, window in enumerate(windows):
                 estimates = [future.result() for future in upcoming]
@@ -207,27 +272,19 @@ class Ingest:
                     _Job(content, estimate, choice)
                     for (content, _), estimate, choice in zip(window, estimates, choices, strict=True)
                 ]
-                encoding = deque((job, pool.submit(self._encode, scanned, job)) for job in jobs)
+                encoding = deque(
+                    (job, pool.submit(estimator.encode, job.content, job.estimate, job.choice)) for job in jobs
+                )
                 following = windows[number + 1] if number + 1 < len(windows) else []
-                upcoming = [pool.submit(estimated, unit) for _, unit in following]
+                upcoming = [pool.submit(estimator.estimate, unit) for _, unit in following]
                 while encoding:
                     job, future = encoding.popleft()
                     yield job, future.result()
         finally:
             pool.shutdown(cancel_futures=True)
 
-    def _encode(self, scanned: ScannedVersion, job: _Job) -> Encoded:
-        unit = job.estimate.unit
-        whole = scanned.read(unit, 0, unit.count)
-        scanned.check(unit, whole)
-        way = job.estimate.plans[job.choice.option.name]
-        return self.encoder.encode(job.content, job.estimate, way, lambda first, last: whole[first:last])
-
-    @staticmethod
-    def _chunk_reader(scanned: ScannedVersion, unit: Unit) -> Callable[[int, int], Any]:
-        return lambda first, last: scanned.read(unit, first, last)
-
-    def _parent_objects(self, parent: VersionRow | None) -> dict[tuple[str, str], str]:
+    def _parents(self, parent: VersionRow | None) -> dict[tuple[str, str], ParentObject]:
+        """The objects of the parent version by key and signature of their units."""
         if parent is None:
             return {}
         document = self.document(parent)
@@ -235,25 +292,25 @@ class Ingest:
             layout = LayoutDocument.decode(self.resolver.blob(document.layout, parent.pack))
         except IntegrityError:
             return {}  # Its layout was lost with another pack: nothing can be stored against it.
+        facts = {} if document.coarse is None else document.coarse.units
         objects = {}
-        for unit, (_, content) in zip(layout.units, document.objects, strict=True):
-            if content is not None:
-                objects[unit.key, unit.signature] = content
-        self.resolver.prefetch((lattice for lattice, _ in document.objects), objects.values())
+        for number, (unit, (lattice, content)) in enumerate(zip(layout.units, document.objects, strict=True)):
+            spread = facts[number].spread if number in facts else SPREAD
+            objects[unit.key, unit.signature] = ParentObject(lattice, content, spread)
+        contents = [item.content for item in objects.values() if item.content is not None]
+        self.resolver.prefetch((item.lattice for item in objects.values()), contents)
         return objects
-
-    @staticmethod
-    def _match(unit: Unit, parents: dict[tuple[str, str], str]) -> str | None:
-        return parents.get((unit.key, unit.signature))
 
     def _commit(
         self,
         number: int,
         scanned: ScannedVersion,
         request: Request,
-        known: dict[str, str],
+        known: dict[str, Stored],
         writer: ObjectWriter,
         progress: Callable[[int], None] | None,
+        trial: _Trial | None,
+        found: Mapping[str, float],
     ) -> IngestReport:
         blobs: dict[str, bytes] = {}
         parent = None if request.parent is None else (self.document(request.parent), request.parent.pack)
@@ -273,30 +330,40 @@ class Ingest:
         standing = None
         if request.replace and request.step is not None:
             standing = self.catalog.at_step(request.run, request.step)
+        stored = [known[content] for content in scanned.contents]
+        objects = tuple((item.lattice, item.content) for item in stored)
+        off = {index: item.facts for index, item in enumerate(stored) if item.facts is not None}
+        policy = request.policy
+        coarse = CoarseFacts(policy.scheme, {**policy.parameters(), **found}, off) if off else None
         document = VersionDocument(
             number=number,
             run=request.run,
             step=request.step,
             parent=None if request.parent is None else request.parent.number,
             created=durable.timestamp(),
-            fidelity="exact",
+            fidelity="exact" if coarse is None else "coarse",
             is_directory=scanned.is_directory,
             files=tuple(files),
             links=tuple(scanned.links),
             directories=tuple(scanned.directories),
             layout=layout_ref,
             crcs=self._blob("crcs", crcs, blobs, None),
-            objects=tuple((known[content], content) for content in scanned.contents),
+            objects=objects,
+            coarse=coarse,
             metrics=request.metrics,
             source=request.source,
             facts=facts,
-            summary=self._summary(scanned),
+            summary=self._summary(scanned, objects),
             replaces=None if standing is None else standing.number,
         )
         try:
             packs, entry = writer.finish(document, blobs)
             self.resolver.add(writer.placed(packs))
             row = version_row(document, packs, entry)
+            if trial is not None:
+                with self._uncommitted(row, writer.placed(packs)) as version:
+                    trial.result = trial.evaluate(version)
+                raise _TrialOverError
             if request.verify:
                 self._verify(row, writer.placed(packs), progress)
             lattices, contents = writer.places(packs)
@@ -328,33 +395,37 @@ class Ingest:
             self.catalog.delete_tag(tag)
         return tags
 
-    def _needed(self, known: dict[str, str], writer: ObjectWriter) -> tuple[set[int], set[int]]:
+    def _needed(self, known: dict[str, Stored], writer: ObjectWriter) -> tuple[set[int], set[int]]:
         """Keys of the lattices and of the exact layers that a version's objects are, and are stored against."""
-        lattices = {key(lattice) for lattice in known.values()}
+        lattices = {key(item.lattice) for item in known.values()}
         lattices |= {key(record.base) for record in writer.lattices if record.base is not None}
-        contents = {key(content) for content in known if self.resolver.content(content) is not None}
+        exact = [item.content for item in known.values() if item.content is not None]
+        contents = {key(content) for content in exact if self.resolver.content(content) is not None}
         contents |= {key(record.parent) for record in writer.contents if record.parent is not None}
         return lattices, contents
 
     def _verify(self, row: VersionRow, records: Sequence[Record], progress: Callable[[int], None] | None) -> None:
-        """Decode every file of a version from its finished packs; `IntegrityError` where one is not what went in."""
-        from ckstore.checkout import checked_blocks
+        """Decode every file of a version from its finished packs; `IntegrityError` where one does not come back."""
+        from ckstore.verify import check_restores
+
+        with self._uncommitted(row, records) as version:
+            check_restores(version, progress)
+
+    @contextmanager
+    def _uncommitted(self, row: VersionRow, records: Sequence[Record]) -> Iterator[Version]:
+        """A version in finished packs, before it is committed."""
         from ckstore.store import Store
         from ckstore.version import Version
 
         with Store(self.root, "r") as store:  # with caches of its own: everything comes from the packs
             store.resolver.add(records)
-            version = Version(store, row)
-            for file in range(len(version.document.files)):
-                for block in checked_blocks(version, file):
-                    if progress is not None:
-                        progress(len(block))
+            yield Version(store, row)
 
-    def _summary(self, scanned: ScannedVersion) -> dict[str, Any]:
+    def _summary(self, scanned: ScannedVersion, objects: Sequence[tuple[str, str | None]]) -> dict[str, Any]:
         """Counts, depth, restore cost as a multiple of a full one, and whether the version needs no other."""
-        contents = set(scanned.contents)
-        work, full = restore_work(self.reader, contents, [file.layout for file in scanned.files])
-        depth = max((self.reader.depth(content) for content in contents), default=0)
+        unique = set(objects)
+        work, full = restore_work(self.reader, unique, [file.layout for file in scanned.files])
+        depth = max((self.reader.depth(*item) for item in unique), default=0)
         return {
             "original_bytes": scanned.size,
             "elements": sum(unit.count for unit in scanned.units),

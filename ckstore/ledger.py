@@ -70,7 +70,7 @@ def _manifest(store: Store, pack: str, causes: dict[str, int]) -> int:
 def _record(store: Store, pack: str, slot: int, live: bool, causes: dict[str, int]) -> int:
     record = store.resolver.manifest(pack).record(slot)
     if isinstance(record, LatticeRecord):
-        length = record.length
+        length = record.nbytes
         places = [place for place in store.reader.index(record) if place is not None]
         payloads = [(record.offset + offset, size) for offset, size in places]
         index = _PLACE * record.chunks + _CHECKSUM

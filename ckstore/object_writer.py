@@ -7,12 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ckstore.codecs.codebook import CodebookLattice
+from ckstore.codecs.rounded import RoundedLattice
 from ckstore.documents import VersionDocument
 from ckstore.encoder import Encoded, Estimate
 from ckstore.errors import CkstoreError
 from ckstore.formats.layout import ITEM_SIZES
 from ckstore.lineage.planner import Choice
-from ckstore.records import ContentRecord, LatticeRecord, Mode, Record
+from ckstore.records import ContentRecord, Kind, Lattice, LatticeRecord, Mode, Record, array_name
 from ckstore.resolver import CatalogResolver
 from ckstore.storage import durable, manifest
 from ckstore.storage.catalog import Catalog, Placement, VersionRow, key
@@ -41,10 +43,10 @@ class ObjectWriter:
         """
         unit = estimate.unit
         way = estimate.plans[choice.option.name]
-        lattice = estimate.lattice
+        lattice = way.lattice or estimate.lattice
         record = LatticeRecord(
             id=content if lattice is None else layers.identity,
-            kind="ordinal" if lattice is None else "linear",
+            kind=_kind(lattice),
             dtype=unit.dtype,
             count=unit.count,
             chunk=unit.chunk,
@@ -60,32 +62,46 @@ class ObjectWriter:
         if stored:
             self._ids.add(record.id)
         if lattice is not None:
-            record = replace(record, step=lattice.step, width=lattice.width, rows=lattice.rows, cols=lattice.cols)
+            record = replace(on_lattice(record, lattice), additive=way.additive)
         self.put(content, record, None if way.parent is None else way.parent.id, layers, factor=way.factor)
         return record.id
 
     def put(
-        self, content: str, record: LatticeRecord, parent: str | None, layers: Encoded, *, factor: float = 1.0
+        self, content: str | None, record: LatticeRecord, parent: str | None, layers: Encoded, *, factor: float = 1.0
     ) -> None:
         """Write the layers of one object and keep its records.
 
         Parameters
         ----------
+        content
+            Its content id; None where only its integers are kept.
         parent, factor
             Content id that a chained exact layer needs, and the factor of its values; None for an own layer.
         """
-        if record.id not in self._ids:
+        if record.id not in self._ids and layers.coarse:
             self._ids.add(record.id)
-            attributes = {"kind": record.kind, "base": record.base}
+            attributes: dict[str, Any] = {"kind": record.kind}
+            if record.base is not None:
+                attributes["delta"] = True
             if record.context:
                 attributes["order"] = "context"
-            dtype = "int32" if record.kind == "linear" else f"int{8 * ITEM_SIZES[record.dtype]}"
+            dtype = f"int{8 * ITEM_SIZES[record.dtype]}" if record.is_exact else "int32"
             entry = self.coarse.add_sharded(
-                record.id, record.count, record.chunk, dtype, [_HUFFMAN], {"ckstore": attributes}, layers.coarse
+                array_name(record.id),
+                record.count,
+                record.chunk,
+                dtype,
+                [_HUFFMAN],
+                {"ckstore": attributes},
+                layers.coarse,
             )
-            self.lattices.append(replace(record, offset=entry.offset, length=entry.length))
-        if record.kind == "linear":
-            entry = self.exact.add_bytes(content, layers.exact, None)
+            record = replace(record, offset=entry.offset, length=entry.length)
+            if layers.aside:
+                entry = self.coarse.add_bytes(f"{array_name(record.id)}.aside", layers.aside, None)
+                record = replace(record, aside=entry.offset, asides=tuple(map(len, layers.aside)))
+            self.lattices.append(record)
+        if content is not None and layers.exact:
+            entry = self.exact.add_bytes(array_name(content), layers.exact, None)
             mode: Mode = "own" if parent is None else "chained"
             lengths = tuple(len(frame) for frame in layers.exact)
             self.contents.append(
@@ -113,27 +129,52 @@ class ObjectWriter:
         return lattices, contents
 
     def finish(
-        self, document: VersionDocument | None, blobs: dict[str, bytes], number: int = 0
+        self, document: VersionDocument | None, blobs: dict[str, bytes], number: int = 0, *, anew: bool = False
     ) -> tuple[list[PackInfo], Entry]:
         """Finish both packs; returns them and where the manifest of the coarse one stands.
 
-        Without a `document` they hold objects of older versions, stored anew.
+        Without a `document`, or `anew`, they hold objects of older versions, stored anew; with both the document is
+        what is said of an older version from now on.
         """
+        anew = anew or document is None
         head: dict[str, Any] = {"format": 1, "number": number, "created": durable.timestamp()}
         if document is not None:
-            head |= {"number": document.number, "created": document.created}
+            head |= {"number": document.number}
+        if document is not None and not anew:
+            head |= {"created": document.created}
         if self.contents:
             records = [record.to_json() for record in self.contents]
-            body = head | {"kind": "exact", "records": records, "rebase": document is None}
+            body = head | {"kind": "exact", "records": records, "rebase": anew}
             self.exact.add_bytes(manifest.NAME, manifest.encode_manifest(body, {}), None)
             self.finished.append(self.exact.finish())
         else:
             self.exact.abort()
         body = head | {"kind": "coarse", "records": [record.to_json() for record in self.lattices]}
-        body |= {"rebase": True} if document is None else {"version": document.to_json()}
+        if anew:
+            body["rebase"] = True
+        if document is not None:
+            body["version"] = document.to_json()
         entry = self.coarse.add_bytes(manifest.NAME, manifest.encode_manifest(body, blobs), None)
         self.finished.append(self.coarse.finish())
         return self.finished, entry
+
+
+def _kind(lattice: Lattice | None) -> Kind:
+    if lattice is None:
+        return "ordinal"
+    if isinstance(lattice, CodebookLattice):
+        return "codebook"
+    return "rounded" if isinstance(lattice, RoundedLattice) else "linear"
+
+
+def on_lattice(record: LatticeRecord, lattice: Lattice) -> LatticeRecord:
+    """A record with the parameters of a lattice."""
+    if isinstance(lattice, CodebookLattice):
+        return replace(record, kind="codebook", centroids=lattice.centroids, protected=lattice.protected)
+    record = replace(record, kind=_kind(lattice), width=lattice.width, rows=lattice.rows, cols=lattice.cols)
+    if isinstance(lattice, RoundedLattice):
+        return replace(record, shift=lattice.shift, level=lattice.level)
+    return replace(record, step=lattice.step)
 
 
 def version_row(document: VersionDocument, packs: Sequence[PackInfo], entry: Entry) -> VersionRow:
@@ -150,7 +191,7 @@ def version_row(document: VersionDocument, packs: Sequence[PackInfo], entry: Ent
         manifest_offset=entry.offset,
         manifest_length=entry.length,
         original_bytes=summary["original_bytes"],
-        stored_bytes=sum(pack.bytes for pack in packs),
+        stored_bytes=summary.get("stored_bytes", sum(pack.bytes for pack in packs)),
         elements=summary["elements"],
         tensors=summary["tensors"],
         files=len(document.files),

@@ -12,12 +12,23 @@ import numpy as np
 import numpy.typing as npt
 
 from ckstore.codecs.checksum import crc32c
+from ckstore.codecs.codebook import CodebookLattice, Indices
 from ckstore.codecs.integers import decode_integers
-from ckstore.codecs.lattice import Bits, Integers, ordinal_classes, ordinal_correct, ordinal_difference, scaled
+from ckstore.codecs.lattice import (
+    SHORT,
+    Bits,
+    Integers,
+    LinearLattice,
+    ordinal_classes,
+    ordinal_correct,
+    ordinal_difference,
+    scaled,
+)
+from ckstore.codecs.rounded import RoundedLattice
 from ckstore.errors import IntegrityError
 from ckstore.formats.layout import ITEM_SIZES
 from ckstore.lineage.cost import Work, layer
-from ckstore.records import ContentRecord, LatticeRecord, Record, check_cut
+from ckstore.records import ContentRecord, Lattice, LatticeRecord, Record, check_cut
 from ckstore.storage.pack_reader import read_shard_index
 
 #: Bytes of a shard index: 16 a chunk, and a checksum.
@@ -141,7 +152,7 @@ class ObjectReader:
             if below.id in seen:
                 raise IntegrityError(f"The chain of object {records[0].id} runs in a circle; run `ckstore recover`.")
             check_cut(below, record)
-            if (below.kind, below.width) != (record.kind, record.width):
+            if (below.kind, below.width, below.additive) != (record.kind, record.width, record.additive):
                 raise IntegrityError(f"Object {record.id} cannot follow {below.id}; run `ckstore recover`.")
             record = below
             seen.add(record.id)
@@ -172,17 +183,30 @@ class ObjectReader:
     def _lattice_of(self, record: ContentRecord) -> LatticeRecord:
         """The record of the integers that an exact layer corrects, which must be of as many chunks."""
         lattice = self.resolver.lattice(record.lattice)
-        if lattice.kind != "linear" or lattice.chunks != len(record.lengths):
+        if lattice.kind != "linear" or lattice.dtype in SHORT or lattice.chunks != len(record.lengths):
             raise IntegrityError(
                 f"The exact layer of object {record.id} does not fit its integers; run `ckstore verify`."
             )
         return lattice
 
-    def records(self, content: str) -> list[Record]:
-        """All records that restoring an object by its content id takes; `IntegrityError` where one is lost."""
-        record = self.resolver.content(content)
+    def exact_layer(self, lattice: str, content: str | None) -> ContentRecord | None:
+        """The record of an object's exact layer; None where it has none or its lattice is exact by itself.
+
+        Raises
+        ------
+        IntegrityError
+            It was lost.
+        """
+        record = None if content is None else self.resolver.content(content)
+        if record is None and content not in (None, lattice):
+            raise IntegrityError(f"The store has lost the exact layer of object {content}; run `ckstore recover`.")
+        return record
+
+    def records(self, lattice: str, content: str | None) -> list[Record]:
+        """All records that restoring an object takes; `IntegrityError` where one is lost."""
+        record = self.exact_layer(lattice, content)
         if record is None:
-            return list(self.chain(self.resolver.lattice(content)))
+            return list(self.chain(self.resolver.lattice(lattice)))
         levels = self.content_chain(record)
         return [*levels, *(below for level in levels for below in self.chain(self._lattice_of(level)))]
 
@@ -211,14 +235,14 @@ class ObjectReader:
         return work
 
     def integers(self, record: LatticeRecord, chunk: int) -> Integers:
-        """Integers (int32) of one chunk of a linear object; the array is read-only."""
+        """Integers (int32) of one chunk of an object that is not ordinal; the array is read-only."""
         pending, below, integers = self._undecoded(self.chain(record), chunk)
         for level in pending:
             stored = self._stored_integers(level, chunk, np.dtype(np.int32), None)
             if below is None or integers is None:
                 integers = stored
             else:
-                projected = level.lattice.project(below.lattice, integers, chunk * level.chunk)
+                projected = project_onto(level.lattice, below, integers, chunk * level.chunk)
                 integers = projected if stored is None else projected + stored
             if integers is None:
                 integers = np.zeros(_chunk_size(level, chunk), np.int32)
@@ -226,6 +250,66 @@ class ObjectReader:
         assert integers is not None
         self.cache.put((record.id, chunk), integers)
         return integers
+
+    def values(self, record: LatticeRecord, chunk: int) -> Bits:
+        """Bits of the values that one chunk of an object has on its lattice, without any exact layer."""
+        if record.is_exact:
+            return self.ordinals(record, chunk)
+        if record.kind == "codebook":
+            return self._added(record, chunk) if record.additive else self._looked_up(record, chunk)
+        assert not isinstance(record.lattice, CodebookLattice)
+        return record.lattice.values(self.integers(record, chunk), chunk * record.chunk)
+
+    def indices(self, record: LatticeRecord, chunk: int) -> Indices:
+        """Indices (uint8) of one chunk of an object on a codebook; the array is read-only."""
+        if record.additive:
+            return self._stored_indices(record, chunk)
+        pending, _, indices = self._undecoded(self.chain(record), chunk)
+        for level in pending:
+            if indices is None:
+                indices = self._stored_indices(level, chunk)
+                continue
+            lattice = level.codebook
+            stored = self._stored_integers(level, chunk, np.dtype(np.int32), lattice.classes(indices))
+            zeros = np.zeros(_chunk_size(level, chunk), np.int32)
+            indices = lattice.apply(indices, zeros if stored is None else stored)
+        assert indices is not None
+        self.cache.put((record.id, chunk), indices)
+        return indices
+
+    def _stored_indices(self, record: LatticeRecord, chunk: int) -> Indices:
+        """Indices that are stored in full: relative to that of 0."""
+        stored = self._stored_integers(record, chunk, np.dtype(np.int32), None)
+        zero = record.codebook.zero
+        if stored is None:
+            return np.full(_chunk_size(record, chunk), zero, np.uint8)
+        indices = stored + np.int32(zero)
+        if indices.min(initial=0) < 0 or indices.max(initial=0) >= record.codebook.levels:
+            raise IntegrityError(f"Object {record.id} has indices outside of its codebook; run `ckstore verify`.")
+        return indices.astype(np.uint8)
+
+    def _looked_up(self, record: LatticeRecord, chunk: int) -> Bits:
+        aside = None
+        if record.protected:
+            frame = self.aside(record, chunk)
+            aside = np.frombuffer(frame, "<u2", offset=FRAME)
+            if crc32c(aside) != int.from_bytes(frame[:FRAME], "little"):
+                raise IntegrityError(f"Chunk {chunk} of object {record.id} has damaged protected elements.")
+        return record.codebook.values(self.indices(record, chunk), aside)
+
+    def aside(self, record: LatticeRecord, chunk: int) -> bytes:
+        """The frame of one chunk's protected elements: checksum and bits."""
+        offset = record.aside + sum(record.asides[:chunk])
+        return self.blocks.pread(record.pack, offset, record.asides[chunk])
+
+    def _added(self, record: LatticeRecord, chunk: int) -> Bits:
+        pending, _, bits = self._undecoded(self.chain(record), chunk)
+        for level in pending:
+            indices = self._stored_indices(level, chunk)
+            bits = level.codebook.values(indices) if bits is None else level.codebook.add(bits, indices)
+        assert bits is not None
+        self.cache.put((record.id, chunk), bits)
+        return bits
 
     def ordinals(self, record: LatticeRecord, chunk: int) -> Bits:
         """Bits of one chunk of an object on an ordinal lattice; the array is read-only."""
@@ -287,22 +371,16 @@ class ObjectReader:
         record = self.resolver.content(content)
         return self.resolver.lattice(content if record is None else record.lattice)
 
-    def work(self, content: str) -> Work:
-        """Work of decoding all values of an object by its content id."""
-        record = self.resolver.content(content)
-        if record is None:
-            return self.lattice_work(self.resolver.lattice(content))
-        return self.content_work(record)
+    def work(self, lattice: str, content: str | None) -> Work:
+        """Work of decoding all values of an object: the exact ones where it has a content id."""
+        record = self.exact_layer(lattice, content)
+        return self.lattice_work(self.resolver.lattice(lattice)) if record is None else self.content_work(record)
 
-    def full_work(self, content: str) -> Work:
-        """Work of decoding all values of an object if it were stored exactly and in full."""
-        return self.record_of(content).full_work
-
-    def depth(self, content: str) -> int:
+    def depth(self, lattice: str, content: str | None) -> int:
         """The largest number of deltas on the way to a base that restoring the object takes."""
-        record = self.resolver.content(content)
+        record = self.exact_layer(lattice, content)
         if record is None:
-            return len(self.chain(self.resolver.lattice(content))) - 1
+            return len(self.chain(self.resolver.lattice(lattice))) - 1
         levels = self.content_chain(record)
         deepest = max(len(self.chain(self.resolver.lattice(level.lattice))) - 1 for level in levels)
         return max(deepest, len(levels) - 1)
@@ -326,8 +404,8 @@ class ObjectReader:
     ) -> tuple[Bits, npt.NDArray[np.uint8]]:
         start = chunk * lattice.chunk
         if record.mode == "own" or parent is None:
-            return lattice.lattice.own(integers, start)
-        return lattice.lattice.chained(scaled(parent, lattice.dtype, record.factor), integers, start)
+            return lattice.linear.own(integers, start)
+        return lattice.linear.chained(scaled(parent, lattice.dtype, record.factor), integers, start)
 
     def _stored_integers(
         self, record: LatticeRecord, chunk: int, dtype: np.dtype[Any], classes: npt.NDArray[np.uint8] | None
@@ -355,11 +433,13 @@ class ObjectReader:
                 residuals = ordinal_difference(self.exact(record, chunk), predicted, lattice.dtype)
                 yield entropy_bits(residuals, classes), length - FRAME
             return
-        dtype = np.dtype(np.int32 if record.kind == "linear" else f"i{ITEM_SIZES[record.dtype]}")
+        dtype = np.dtype(f"i{ITEM_SIZES[record.dtype]}" if record.is_exact else np.int32)
         for chunk, place in enumerate(self.index(record)):
             if place is None:
                 continue
             context = None
+            if record.kind == "codebook" and not record.additive and record.base is not None:
+                context = record.codebook.classes(self.indices(self.resolver.lattice(record.base), chunk))
             if record.context and record.base is not None:
                 before = self.ordinals(self.resolver.lattice(record.base), chunk)
                 context = ordinal_classes(scaled(before, record.dtype, record.factor), record.dtype)
@@ -388,6 +468,16 @@ class ObjectReader:
                 while len(self._indexes) > _INDEXES:
                     self._indexes.popitem(last=False)
         return index
+
+
+def project_onto(lattice: Lattice, base: LatticeRecord, integers: Integers, start: int) -> Integers:
+    """Integers of a chunk of `base` on another lattice of its kind."""
+    if isinstance(lattice, RoundedLattice):
+        other = base.lattice
+        assert isinstance(other, RoundedLattice)
+        return lattice.project(other, integers, start)
+    assert isinstance(lattice, LinearLattice)
+    return lattice.project(base.linear, integers, start)
 
 
 def _chunk_size(record: LatticeRecord, chunk: int) -> int:

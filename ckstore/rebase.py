@@ -7,13 +7,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ckstore.budget import relative_cost, restore_work, writing_work
 from ckstore.codecs.checksum import crc32c
 from ckstore.codecs.integers import encode_integers
 from ckstore.codecs.lattice import ordinal_difference
 from ckstore.encoder import Encoded
 from ckstore.errors import IntegrityError
-from ckstore.lineage.cost import cost
+from ckstore.lineage.cost import cost, layer
 from ckstore.object_writer import ObjectWriter, remove_uncommitted
 from ckstore.records import LatticeRecord
 from ckstore.storage import log
@@ -25,6 +27,10 @@ from ckstore.version import Version
 if TYPE_CHECKING:
     from ckstore.objects import ObjectReader
     from ckstore.store import Store
+
+
+#: An object of a version: lattice id, and content id or None.
+Object = tuple[str, str | None]
 
 
 @dataclass(slots=True)
@@ -58,7 +64,7 @@ def rebase(
     dry_run
         Only say which versions are beyond the budget and how many objects would be stored anew.
     """
-    chosen: dict[str, str] = {}
+    chosen: set[Object] = set()
     numbers = []
     for version in versions:
         wanted = _beyond(store.reader, version, budget, chosen)
@@ -75,8 +81,9 @@ def rebase(
     ):
         writer = ObjectWriter(coarse, exact)
         with ThreadPoolExecutor(worker_count(), thread_name_prefix="ckstore") as pool:
-            done = in_order(pool, lambda item: _encode(store.reader, *item), list(chosen.items()), worker_count() + 1)
-            for (content, _), (record, layers) in zip(chosen.items(), done, strict=True):
+            todo = sorted(chosen, key=lambda item: (item[0], item[1] or ""))
+            done = in_order(pool, lambda item: _encode(store.reader, item), todo, worker_count() + 1)
+            for (_, content), (record, layers) in zip(todo, done, strict=True):
                 writer.put(content, record, None, layers)
         try:
             packs, _ = writer.finish(None, {})
@@ -132,40 +139,54 @@ def write_costs(catalog: Catalog, costs: dict[int, tuple[float, int]]) -> None:
 
 def restore_cost(reader: ObjectReader, version: Version) -> tuple[float, int]:
     """What restoring a version costs as a multiple of a full one, and its depth."""
-    contents = {content for _, content in version.document.objects if content is not None}
-    work, full = restore_work(reader, contents, version.layout.files)
-    return relative_cost(work, full), max((reader.depth(content) for content in contents), default=0)
+    objects = set(version.document.objects)
+    work, full = restore_work(reader, objects, version.layout.files)
+    return relative_cost(work, full), max((reader.depth(*item) for item in objects), default=0)
 
 
-def _beyond(reader: ObjectReader, version: Version, budget: float | None, chosen: dict[str, str]) -> dict[str, str]:
+def _beyond(reader: ObjectReader, version: Version, budget: float | None, chosen: set[Object]) -> set[Object]:
     """The objects of a version to store in full: those that save most, until it is within the budget."""
-    contents = {content: lattice for lattice, content in version.document.objects if content is not None}
+    objects = set(version.document.objects)
     fixed = cost(writing_work(version.layout.files))
-    full = {content: cost(reader.full_work(content)) for content in contents}
-    spent = {content: full[content] if content in chosen else cost(reader.work(content)) for content in contents}
-    allowed = (budget or 0.0) * (fixed + sum(full.values()))
+    exact = {item: cost(reader.resolver.lattice(item[0]).full_work) for item in objects}
+    full = {item: _full_cost(reader, item) for item in objects}
+    spent = {item: full[item] if item in chosen else cost(reader.work(*item)) for item in objects}
+    allowed = (budget or 0.0) * (fixed + sum(exact.values()))
     total = fixed + sum(spent.values())
-    wanted = {}
-    for content in sorted(contents, key=lambda content: full[content] - spent[content]):
+    wanted = set()
+    for item in sorted(objects, key=lambda item: (full[item] - spent[item], item[0])):
         if total <= allowed:
             break
-        if content not in chosen and reader.depth(content) > 0:
-            wanted[content] = contents[content]
-            total += full[content] - spent[content]
+        if item not in chosen and reader.depth(*item) > 0 and not reader.resolver.lattice(item[0]).additive:
+            wanted.add(item)
+            total += full[item] - spent[item]
     return wanted
 
 
-def _encode(reader: ObjectReader, content: str, lattice: str) -> tuple[LatticeRecord, Encoded]:
+def _full_cost(reader: ObjectReader, item: Object) -> float:
+    record = reader.resolver.lattice(item[0])
+    if item[1] is not None:
+        return cost(record.full_work)
+    return cost(layer(record.chunks, record.count, record.alone[0], grouped=False))
+
+
+def _encode(reader: ObjectReader, item: Object) -> tuple[LatticeRecord, Encoded]:
+    lattice, content = item
     record = reader.resolver.lattice(lattice)
     layers = Encoded(lattice, [], [])
     for chunk in range(record.chunks):
-        bits = reader.bits(content, chunk)
-        if record.kind == "ordinal":
-            integers = ordinal_difference(bits, None, record.dtype)
+        if record.is_exact:
+            integers = ordinal_difference(reader.ordinals(record, chunk), None, record.dtype)
+        elif record.kind == "codebook":
+            integers = reader.indices(record, chunk).astype(np.int32) - np.int32(record.codebook.zero)
         else:
             integers = reader.integers(record, chunk)
-            predicted, classes = record.lattice.own(integers, chunk * record.chunk)
+        if content is not None and not record.is_exact:
+            bits = reader.bits(content, chunk)
+            predicted, classes = record.linear.own(integers, chunk * record.chunk)
             residuals = ordinal_difference(bits, predicted, record.dtype)
             layers.exact.append(crc32c(bits).to_bytes(4, "little") + encode_integers(residuals, classes))
+        if record.protected:
+            layers.aside.append(reader.aside(record, chunk))
         layers.coarse.append(encode_integers(integers) if integers.any() else None)
     return replace(record, base=None, context=False, factor=1.0, debt=0), layers

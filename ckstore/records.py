@@ -12,12 +12,14 @@ import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
 
+from ckstore.codecs.codebook import CODEBOOK_DTYPES, CodebookLattice
 from ckstore.codecs.lattice import CHUNK, PARTS, SCALED, STEP_RANGE, LinearLattice
-from ckstore.errors import IntegrityError
+from ckstore.codecs.rounded import ROUNDED, RoundedLattice
+from ckstore.errors import IntegrityError, UsageError
 from ckstore.formats.layout import ITEM_SIZES
 from ckstore.lineage.cost import Work, layer
 
-Kind = Literal["linear", "ordinal"]
+Kind = Literal["linear", "ordinal", "rounded", "codebook"]
 Mode = Literal["own", "chained"]
 
 #: Elements of an object, bytes of a layer and offsets in a pack stay below this: nothing that exists comes near.
@@ -26,6 +28,9 @@ _LIMIT = 1 << 48
 #: Length of an id.
 _ID = 40
 
+#: Characters of an id that name an array: enough for one pack, and a name stands four times in it.
+_NAME = 16
+
 
 def digest(*parts: bytes | memoryview | npt.NDArray[np.uint8]) -> str:
     """The id of some bytes: 20 bytes of BLAKE3 as 40 hexadecimal characters."""
@@ -33,6 +38,11 @@ def digest(*parts: bytes | memoryview | npt.NDArray[np.uint8]) -> str:
     for part in parts:
         hasher.update(part if isinstance(part, bytes | memoryview) else part.data)
     return hasher.hexdigest(20)
+
+
+def array_name(identity: str) -> str:
+    """The name of an object's array in a pack."""
+    return identity[:_NAME]
 
 
 def content_id(dtype: str, chunk: int, digests: Iterable[bytes]) -> str:
@@ -53,7 +63,7 @@ class LatticeRecord:
     id
         Lattice id. Of an ordinal lattice, which is exact, it equals the content id.
     kind
-        `linear` or `ordinal`.
+        `linear`, `ordinal` (exact by itself), `rounded` (ordinals that are not) or `codebook`.
     dtype
         dtype of the elements that are coded: of the parts for complex numbers.
     count, chunk
@@ -67,7 +77,15 @@ class LatticeRecord:
     factor
         Of an ordinal delta: the base's values are multiplied by it before they are subtracted.
     step, width, rows, cols
-        The linear lattice's, see `LinearLattice`.
+        The linear lattice's, see `LinearLattice`; of a rounded one see `RoundedLattice`.
+    shift, level
+        The rounded lattice's.
+    centroids, protected
+        The codebook's, see `CodebookLattice`.
+    additive
+        Of a codebook: its values are added to those of the base, instead of indices to indices.
+    aside, asides
+        Of a codebook with protected elements: where their bits stand in the pack, and bytes of each chunk's.
     origin
         Lattice id of the object that this one's run began with, or None for that one itself.
     alone
@@ -91,6 +109,13 @@ class LatticeRecord:
     width: int = 1
     rows: npt.NDArray[np.int16] = field(default_factory=lambda: np.empty(0, np.int16))
     cols: npt.NDArray[np.int16] = field(default_factory=lambda: np.empty(0, np.int16))
+    shift: int = 0
+    level: int = 0
+    centroids: npt.NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32))
+    protected: bool = False
+    additive: bool = False
+    aside: int = 0
+    asides: tuple[int, ...] = ()
     factor: float = 1.0
     origin: str | None = None
     alone: tuple[int, int] = (0, 0)
@@ -98,8 +123,13 @@ class LatticeRecord:
 
     @property
     def end(self) -> int:
-        """The first byte behind the record's shard in its pack."""
-        return self.offset + self.length
+        """The first byte behind what the record places in its pack."""
+        return max(self.offset + self.length, self.aside + sum(self.asides))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the record places in its pack."""
+        return self.length + sum(self.asides)
 
     @property
     def chunks(self) -> int:
@@ -111,14 +141,36 @@ class LatticeRecord:
         """Work of decoding the object if it were stored exactly and in full."""
         coarse, exact = self.alone
         work = layer(self.chunks, self.count, coarse, grouped=False)
-        if self.kind == "ordinal":
+        if self.is_exact:
             return work
         return work.plus(layer(self.chunks, self.count, exact, grouped=True))
 
     @property
-    def lattice(self) -> LinearLattice:
-        """The linear lattice that the integers stand on."""
+    def is_exact(self) -> bool:
+        """Whether the lattice's values are the original ones, without any exact layer."""
+        return self.kind == "ordinal"
+
+    @property
+    def lattice(self) -> Lattice:
+        """What the integers stand on; there is nothing such for ordinals."""
+        if self.kind == "rounded":
+            return RoundedLattice(self.dtype, self.shift, self.level, self.width, self.rows, self.cols)
+        if self.kind == "codebook":
+            return self.codebook
         return LinearLattice(self.dtype, self.step, self.width, self.rows, self.cols)
+
+    @property
+    def codebook(self) -> CodebookLattice:
+        """The codebook whose indices the integers are."""
+        return CodebookLattice(self.dtype, self.centroids, self.protected)
+
+    @property
+    def linear(self) -> LinearLattice:
+        """The linear lattice that the integers stand on; `IntegrityError` where they stand on another."""
+        lattice = self.lattice
+        if self.kind != "linear" or not isinstance(lattice, LinearLattice):
+            raise IntegrityError(f"Object {self.id} stands on no linear lattice; run `ckstore verify`.")
+        return lattice
 
     def to_json(self) -> dict[str, Any]:
         """The record without the pack's name; values that equal the defaults are left out."""
@@ -130,12 +182,18 @@ class LatticeRecord:
             document["context"] = True
         if self.factor != 1.0:
             document["factor"] = self.factor
-        if self.kind == "linear":
-            document |= {"step": self.step, "width": self.width}
+        if self.kind == "codebook":
+            document["centroids"] = b64encode(self.centroids.astype("<f4").tobytes()).decode()
+            document |= {name: True for name in ("protected", "additive") if getattr(self, name)}
+            if self.asides:
+                document["aside"] = [self.aside, *self.asides]
+        elif self.kind != "ordinal":
+            own = ("step", "width") if self.kind == "linear" else ("shift", "level", "width")
+            document |= {name: getattr(self, name) for name in own}
             for name in ("rows", "cols"):
                 exponents = getattr(self, name)
                 if exponents.size:
-                    document[name] = b64encode(exponents.astype("<i2").tobytes()).decode()
+                    document[name] = _exponents_to_text(exponents)
         if self.origin is not None:
             document["origin"] = self.origin
         if self.debt:
@@ -150,8 +208,12 @@ class LatticeRecord:
             id=document["id"], kind=document["kind"], dtype=document["dtype"], count=document["count"],
             chunk=document["chunk"], base=document["base"], offset=offset, length=length,
             context=document.get("context", False), pack=pack, step=document.get("step", 0),
-            width=document.get("width", 1), rows=_exponents(document.get("rows")),
-            cols=_exponents(document.get("cols")), factor=document.get("factor", 1.0), origin=document.get("origin"),
+            width=document.get("width", 1), rows=_exponents_from_text(document.get("rows")),
+            cols=_exponents_from_text(document.get("cols")), shift=document.get("shift", 0),
+            level=document.get("level", 0), centroids=np.frombuffer(b64decode(document.get("centroids", "")), "<f4"),
+            protected=document.get("protected", False), additive=document.get("additive", False),
+            aside=document.get("aside", [0])[0], asides=tuple(document.get("aside", [0])[1:]),
+            factor=document.get("factor", 1.0), origin=document.get("origin"),
             alone=(document["alone"][0], document["alone"][1]), debt=document.get("debt", 0),
         )  # fmt: skip
         record._check()
@@ -159,27 +221,49 @@ class LatticeRecord:
 
     def _check(self) -> None:
         """Raise `IntegrityError` for what no arithmetic is defined for; kernels take all of it on trust."""
-        linear = self.kind == "linear"
+        ordinal = self.kind == "ordinal"
         _require(
             self.id,
             _is_id(self.id) and all(_is_id(other) for other in (self.base, self.origin) if other is not None),
-            self.kind in get_args(Kind) and self.dtype in (STEP_RANGE if linear else _CODED),
+            self.kind in get_args(Kind) and self.dtype in _DTYPES[self.kind],
             _is_within(self.count, 1, _LIMIT) and _is_within(self.chunk, 1, CHUNK + 1),
             _is_within(self.offset, 0, _LIMIT) and _is_within(self.length, 0, _LIMIT),
-            self.context in (True, False) and not (self.context and (linear or self.base is None)),
-            _is_factor(self.factor) and (self.factor == 1.0 or (not linear and self.dtype in SCALED)),
+            self.context in (True, False) and not (self.context and (not ordinal or self.base is None)),
+            _is_factor(self.factor) and (self.factor == 1.0 or (ordinal and self.dtype in SCALED)),
             all(_is_within(size, 0, _LIMIT) for size in self.alone) and _is_within(self.debt, -_LIMIT, _LIMIT),
             _is_within(self.width, 1, _LIMIT) and _is_within(self.step, -_LIMIT, _LIMIT),
         )
-        if linear:
+        if self.kind == "codebook":
+            self._check_codebook()
+        if self.kind in ("ordinal", "codebook"):
+            return
+        _require(
+            self.id,
+            self.rows.size in (0, -(-self.count // self.width)) and self.cols.size in (0, self.width),
+            self.kind != "rounded" or _is_within(self.shift, 1, 32),
+            _is_within(self.level, -(1 << 15), 1 << 15),
+        )
+        if self.kind == "linear":
             lowest, highest = STEP_RANGE[self.dtype]
             axes = [axis.astype(np.int64) for axis in (self.rows, self.cols) if axis.size]
             _require(
                 self.id,
-                self.rows.size in (0, -(-self.count // self.width)) and self.cols.size in (0, self.width),
                 self.step + sum(int(axis.min()) for axis in axes) >= lowest,
                 self.step + sum(int(axis.max()) for axis in axes) <= highest,
             )
+
+    def _check_codebook(self) -> None:
+        _require(
+            self.id,
+            self.protected in (True, False) and self.additive in (True, False),
+            not (self.protected and self.additive),
+            len(self.asides) == (self.chunks if self.protected else 0),
+            _is_within(self.aside, 0, _LIMIT) and all(_is_within(size, 0, _LIMIT) for size in self.asides),
+        )
+        try:
+            self.codebook  # noqa: B018 - it refuses centroids that nothing could have written
+        except UsageError as error:
+            raise IntegrityError(f"The codebook of object {self.id} is none: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +337,7 @@ class ContentRecord:
 
 
 Record = LatticeRecord | ContentRecord
+Lattice = LinearLattice | RoundedLattice | CodebookLattice
 
 
 class Cut(Protocol):
@@ -278,14 +363,31 @@ def check_cut(record: LatticeRecord, other: Cut) -> None:
 
 
 def record_from_json(document: dict[str, Any], pack: str) -> Record:
-    """The record of either layer that `document` holds."""
-    if document["layer"] == "coarse":
-        return LatticeRecord.from_json(document, pack)
-    return ContentRecord.from_json(document, pack)
+    """The record of either layer that `document` holds; `IntegrityError` where it is none."""
+    try:
+        if document["layer"] == "coarse":
+            return LatticeRecord.from_json(document, pack)
+        return ContentRecord.from_json(document, pack)
+    except IntegrityError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise IntegrityError(f"Pack {pack} has a record that is none ({error}); run `ckstore recover`.") from error
 
 
-#: dtypes that elements on ordinal lattices may be coded by.
-_CODED = ITEM_SIZES.keys() - PARTS.keys()
+#: dtypes of the elements that may stand on each kind of lattice.
+_DTYPES = {
+    "linear": STEP_RANGE.keys(),
+    "ordinal": ITEM_SIZES.keys() - PARTS.keys(),
+    "rounded": set(ROUNDED),
+    "codebook": set(CODEBOOK_DTYPES),
+}
+
+#: One character for each exponent from -45 to 45: what a manifest's compression codes best.
+_LETTERS = "".join(chr(code) for code in range(35, 127) if chr(code) != "\\")
+_MIDDLE = len(_LETTERS) // 2
+
+#: The exponent by the code of its character; for codes that mean none something out of reach.
+_EXPONENTS = np.array([_LETTERS.find(chr(code)) - _MIDDLE for code in range(256)], np.int16)
 
 
 def _require(identity: object, *conditions: bool) -> None:
@@ -307,5 +409,21 @@ def _is_factor(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
 
 
-def _exponents(text: str | None) -> npt.NDArray[np.int16]:
-    return np.empty(0, np.int16) if text is None else np.frombuffer(b64decode(text), "<i2").astype(np.int16)
+def _exponents_to_text(exponents: npt.NDArray[np.int16]) -> str | list[int]:
+    if np.abs(exponents.astype(np.int32)).max() > _MIDDLE:
+        return [int(exponent) for exponent in exponents]
+    return "".join(_LETTERS[exponent + _MIDDLE] for exponent in exponents.tolist())
+
+
+def _exponents_from_text(text: str | list[int] | None) -> npt.NDArray[np.int16]:
+    if text is None:
+        return np.empty(0, np.int16)
+    if isinstance(text, str):
+        codes = np.frombuffer(text.encode("ascii"), np.uint8)
+        exponents = _EXPONENTS[codes]
+        if codes.size and exponents.min() < -_MIDDLE:
+            raise ValueError("No exponent is written like that.")
+        return exponents
+    if not all(_is_within(exponent, -(1 << 15), 1 << 15) for exponent in text):
+        raise ValueError("Exponents are integers of 16 bits.")
+    return np.array(text, np.int16)

@@ -96,6 +96,7 @@ class _Builder:
         self.found: list[FoundVersion] = []
         self.exact: dict[tuple[int, str], PackInfo] = {}
         self.packs: set[str] = set()
+        self.moved: dict[str, str] = {}
         self.damaged: list[PackInfo] = []
         self.objects = _Objects()
         self.last_number = 0 if present is None else _last_number(present)
@@ -111,6 +112,9 @@ class _Builder:
         self.objects.resolve()
         self.catalog.move_lattices(self.objects.lattices.values())
         self.catalog.move_contents(self.objects.contents.values())
+        # A pack that lies there is named by its own name, also where another one has taken its place.
+        self.moved = {former: name for former, name in self.moved.items() if former not in self.packs}
+        self.catalog.note_moved(self.moved)
         records, problems = log.read_whole(self.path)
         self.report.problems += problems
         rows = None if self.present is None else _present_rows(self.present)
@@ -132,18 +136,22 @@ class _Builder:
         if rows is not None and self.present is not None:
             self.catalog.take_over_claims(self.present)
         self._tag(records, versions)
+        collected = [record["created"] for record in records if record.get("change") == "gc"]
+        if collected:
+            self.catalog.note_collected(collected[-1])
 
     def _take_in(self, pack: ScannedPack) -> None:
         self.report.packs += 1
         self.packs.add(pack.info.name)
         self.catalog.add_packs([pack.info])
+        self.moved |= dict.fromkeys(pack.document.get("stands_for", ()), pack.info.name)
         self.objects.add(pack)
         self.last_number = max(self.last_number, pack.document["number"])
         if pack.document.get("rebase"):
             self.rebased = True
-        elif "version" in pack.document:
+        if "version" in pack.document:
             self.found.append(found_version(pack))
-        else:
+        elif pack.info.kind == "exact" and not pack.document.get("rebase"):
             self.exact[pack.document["number"], pack.document["created"]] = pack.info
 
     def _insert(self, version: FoundVersion, parent: int | None) -> None:
@@ -155,7 +163,7 @@ class _Builder:
             self.report.problems.append(
                 f"Version {row.number} ({version.name}) lacks layers of {missing} objects; what is left is kept."
             )
-        references = document.blob_packs()
+        references = {self.moved.get(name, name) for name in document.blob_packs()}
         for name in sorted(references - self.packs):
             self.report.problems.append(
                 f"Version {row.number} ({version.name}) lacks what it shares with pack {name}, which is damaged or"

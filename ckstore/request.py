@@ -11,7 +11,9 @@ import numpy as np
 
 from ckstore.budget import BUDGET
 from ckstore.errors import UsageError
+from ckstore.policy import Policy
 from ckstore.storage.catalog import VersionRow
+from ckstore.tuning import Tuning
 
 
 def check_request(run: str, step: int | None, metrics: dict[str, Any]) -> None:
@@ -49,7 +51,8 @@ def plain(metrics: dict[str, Any]) -> dict[str, Any]:
 class Request:
     """What the user said of the version to be, integers and metrics as plain values whatever they were given as.
 
-    `heals` says that it takes the place, tags included, of a damaged version of the same content.
+    `tuning` searches the setting of the policy's scheme. `heals` says that it takes the place, tags included, of a
+    damaged version of the same content.
     """
 
     run: str
@@ -60,6 +63,8 @@ class Request:
     replace: bool = False
     verify: bool = False
     budget: float = BUDGET
+    policy: Policy = field(default_factory=Policy)
+    tuning: Tuning | None = None
     heals: bool = False
 
     def __post_init__(self) -> None:

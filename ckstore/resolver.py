@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from threading import RLock
 from typing import Any
@@ -14,7 +14,7 @@ from ckstore.records import ContentRecord, LatticeRecord, Record, record_from_js
 from ckstore.storage import manifest
 from ckstore.storage.catalog import Catalog, VersionRow, key
 from ckstore.storage.delta import expand_against
-from ckstore.storage.pack_reader import PackReader
+from ckstore.storage.pack_reader import MissingPackError, PackReader
 
 #: Manifests that stay decoded.
 _MANIFESTS = 128
@@ -59,10 +59,20 @@ class CatalogResolver:
         self._lattices: dict[str, LatticeRecord] = {}
         self._contents: dict[str, ContentRecord | None] = {}
         self._generation = 0
+        self._collected = catalog.collected()
         self._manifests: OrderedDict[str, Manifest] = OrderedDict()
 
     def manifest(self, pack: str) -> Manifest:
-        """The manifest of a pack."""
+        """The manifest of a pack, or of the one that `gc` has put in its place."""
+        try:
+            return self._manifest(pack)
+        except MissingPackError:
+            present = self.catalog.moved_packs([pack]).get(pack)
+            if present is None:
+                raise
+            return self._manifest(present)
+
+    def _manifest(self, pack: str) -> Manifest:
         with self._lock:
             found = self._manifests.get(pack)
             if found is not None:
@@ -76,13 +86,21 @@ class CatalogResolver:
             return found
 
     def document(self, row: VersionRow) -> VersionDocument:
-        """What the manifest says of a version; `IntegrityError` where it is not the version of the catalog's row."""
+        """What the manifest says of a version, with the present names of packs.
+
+        Raises
+        ------
+        IntegrityError
+            It is not the version of the catalog's row.
+        """
         said = self.manifest(row.pack).document.get("version")
         # `recover` gives one of two versions that claim one number another, and with it another id.
         document = None if said is None else replace(VersionDocument.from_json(said), number=row.number)
         if document is None or document.uid != row.uid:
             raise IntegrityError(f"The catalog takes another version for version {row.number}; run `ckstore recover`.")
-        return document
+        names = document.blob_packs()
+        moved = self.catalog.moved_packs(names) if names else {}
+        return document.with_packs(moved) if moved else document
 
     def blob(self, ref: BlobRef, pack: str) -> bytes:
         """The bytes of a blob that a manifest in `pack` names."""
@@ -111,9 +129,20 @@ class CatalogResolver:
             self._contents.clear()
             self._generation += 1
 
+    def notice_collection(self) -> None:
+        """Drop what is remembered where `gc` has moved objects since; files of removed packs are closed."""
+        collected = self.catalog.collected()
+        with self._lock:
+            changed = collected != self._collected
+            self._collected = collected
+        if changed:
+            self.forget()
+            self.packs.close()
+
     def known(self, contents: Iterable[str]) -> dict[str, str]:
         """Lattice ids by content id, for those contents that the store can restore exactly."""
         wanted = list(contents)
+        self.notice_collection()
         lattices, exact = self._lookup(wanted, wanted)
         found = {}
         for content in wanted:
@@ -126,6 +155,7 @@ class CatalogResolver:
 
     def prefetch(self, lattices: Iterable[str], contents: Iterable[str]) -> None:
         """Look many ids up at once, and level by level what they are stored against; absent ones stay unknown."""
+        self.notice_collection()
         coarse, exact = set(lattices), set(contents)
         seen: set[str] = set()
         while coarse or exact:
@@ -156,15 +186,10 @@ class CatalogResolver:
                 else:
                     wanted[identity] = key(identity)
         missing = {identity: key(identity) for identity, record in coarse.items() if record is None}
-        places = self.catalog.find_lattices(missing.values()) if missing else {}
-        for identity, number in missing.items():
-            found = self._at(places.get(number))
-            if isinstance(found, LatticeRecord) and found.id == identity:
-                coarse[identity] = found
-        places = self.catalog.find_contents(wanted.values()) if wanted else {}
-        for identity, number in wanted.items():
-            found = self._at(places.get(number))
-            exact[identity] = found if isinstance(found, ContentRecord) and found.id == identity else None
+        placed = self._placed(self.catalog.find_lattices, missing)
+        coarse |= {identity: found for identity, found in placed.items() if isinstance(found, LatticeRecord)}
+        placed = self._placed(self.catalog.find_contents, wanted)
+        exact |= {identity: found if isinstance(found, ContentRecord) else None for identity, found in placed.items()}
         known = {identity: record for identity, record in coarse.items() if record is not None}
         with self._lock:
             if generation == self._generation:
@@ -195,5 +220,23 @@ class CatalogResolver:
         except KeyError:
             return self._lookup([], [identity])[1][identity]
 
-    def _at(self, place: tuple[str, int] | None) -> Record | None:
-        return None if place is None else self.manifest(place[0]).record(place[1])
+    def _placed(
+        self, find: Callable[[Iterable[int]], dict[int, tuple[str, int]]], wanted: dict[str, int]
+    ) -> dict[str, Record | None]:
+        """The records of ids, given with their keys, in the slots that the catalog says; None for others."""
+        if not wanted:
+            return {}
+        try:
+            records = self._at(find(wanted.values()))
+        except MissingPackError:
+            # `gc` has removed a pack since the catalog was asked.
+            records = self._at(find(wanted.values()))
+        found = {identity: records.get(number) for identity, number in wanted.items()}
+        # Two ids may share a key.
+        return {
+            identity: record if record is not None and record.id == identity else None
+            for identity, record in found.items()
+        }
+
+    def _at(self, places: dict[int, tuple[str, int]]) -> dict[int, Record]:
+        return {number: self._manifest(pack).record(slot) for number, (pack, slot) in places.items()}

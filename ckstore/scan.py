@@ -8,7 +8,6 @@ whatever the order and number of the tensors in a file, and objects that the sto
 from __future__ import annotations
 
 import os
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +20,7 @@ from ckstore.codecs.lattice import PARTS, Bits
 from ckstore.errors import InputError
 from ckstore.formats import parse, parse_opaque
 from ckstore.formats.layout import ITEM_SIZES, FileLayout, Source
-from ckstore.formats.skeleton import fill_crcs, pieces, stored_crcs
+from ckstore.formats.skeleton import Checks, fill_crcs, pieces, stored_crcs
 from ckstore.hashing import StreamSha256
 from ckstore.inputs import InputFile, OpenFiles
 from ckstore.records import content_id
@@ -103,6 +102,11 @@ class ScannedVersion:
     def size(self) -> int:
         """Bytes of all files."""
         return sum(file.layout.size for file in self.files)
+
+    @property
+    def layouts(self) -> list[FileLayout]:
+        """How the files are cut."""
+        return [file.layout for file in self.files]
 
     def close(self) -> None:
         """Close all files."""
@@ -229,7 +233,7 @@ def _stretches(units: Sequence[Unit], number: int) -> dict[int, list[Member]]:
 
 def _hash_file(file: ScannedFile, stretches: dict[int, list[Member]], progress: Progress | None) -> None:
     layout = file.layout
-    checks = _Checks(layout)
+    checks = Checks(layout)
     skeleton = bytearray()
     cuts = _cuts(layout, stretches)
     extent, member, stop = next(cuts, (-1, None, layout.size))
@@ -273,31 +277,6 @@ def _cuts(layout: FileLayout, stretches: dict[int, list[Member]]) -> Iterator[tu
         size = ITEM_SIZES[layout.extents[piece.extent].dtype]
         for member in stretches.get(piece.extent, []):
             yield piece.extent, member, piece.start + (member.first + member.count) * size
-
-
-class _Checks:
-    """CRC-32 of the stretches of a file that its container vouches for, taken while the file is read in order."""
-
-    def __init__(self, layout: FileLayout) -> None:
-        self._order = sorted(range(len(layout.checked)), key=lambda index: layout.checked[index].start)
-        self._checked = layout.checked
-        self._next = 0
-        self.results = [0] * len(layout.checked)
-
-    def update(self, start: int, block: bytes) -> None:
-        stop = start + len(block)
-        view = memoryview(block)
-        while self._next < len(self._order):
-            index = self._order[self._next]
-            checked = self._checked[index]
-            if checked.start >= stop:
-                return
-            low, high = max(checked.start, start), min(checked.stop, stop)
-            if low < high:
-                self.results[index] = zlib.crc32(view[low - start : high - start], self.results[index])
-            if checked.stop > stop:
-                return
-            self._next += 1
 
 
 def _content_id(version: ScannedVersion, unit: Unit) -> str:

@@ -5,23 +5,29 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace as replaced
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from ckstore.errors import InputError, UsageError
+from ckstore.policy import QUALITY, Fidelity, Policy, Scheme
 from ckstore.storage.catalog import Catalog, VersionRow
 from ckstore.storage.durable import sweep_temporaries
 from ckstore.storage.pack_reader import PackReader
 from ckstore.storage.root import PACKS, find_store
 
 if TYPE_CHECKING:
+    from ckstore.forget import ForgetReport
+    from ckstore.gc import GcReport
     from ckstore.ingest import IngestReport
     from ckstore.objects import ObjectReader
     from ckstore.rebase import RebaseReport
     from ckstore.resolver import CatalogResolver
     from ckstore.run import Run
     from ckstore.scan import ScannedVersion
+    from ckstore.thin import ThinReport
+    from ckstore.tuning import Tuning
     from ckstore.verify import VerifyReport
     from ckstore.version import Version
 
@@ -182,6 +188,71 @@ class Store:
             self.catalog.delete_tag(name)
             log.append(self.path, {"change": "untag", "tag": name})
 
+    def forget(
+        self,
+        versions: Sequence[str | int] = (),
+        *,
+        run: str | None = None,
+        keep_last: int | None = None,
+        keep_every: int | None = None,
+        keep_tagged: bool = False,
+        dry_run: bool = False,
+    ) -> ForgetReport:
+        """Take versions out of the store; `gc` frees what nothing else needs.
+
+        See `ckstore.selection.select_versions` for which, and `ckstore.forget.forget`.
+        """
+        from ckstore.forget import forget
+        from ckstore.selection import select_versions
+
+        if not dry_run:
+            self._require_writable()
+        rows = select_versions(self.catalog, versions, run, keep_every, keep_last, keep_tagged)
+        return forget(self, rows, dry_run=dry_run)
+
+    def gc(self, *, grace: float = 3600.0, dry_run: bool = False) -> GcReport:
+        """Free what no version needs; see `ckstore.gc.gc`."""
+        from ckstore.gc import gc
+
+        if not dry_run:
+            self._require_writable()
+        return gc(self, grace=grace, dry_run=dry_run)
+
+    def thin(
+        self,
+        versions: Sequence[str | int] = (),
+        *,
+        run: str | None = None,
+        keep_last: int | None = None,
+        keep_every: int | None = None,
+        keep_tagged: bool = False,
+        quality: float = QUALITY,
+        dry_run: bool = False,
+        progress: Callable[[int], None] | None = None,
+    ) -> ThinReport:
+        """Let versions give up their exact layers: most of their bytes go with the next `gc`, and their values change.
+
+        All other versions stay as they are, bit for bit. How far a thinned version is off, `Version.deviations` says.
+
+        Parameters
+        ----------
+        versions, run, keep_last, keep_every, keep_tagged
+            Which; see `ckstore.selection.select_versions`.
+        quality
+            Of the coarse layers of objects that have none: moments, and floats of 16 bits.
+        dry_run
+            Change nothing; only say what would be done.
+        progress
+            Called with numbers of bytes of versions that are done.
+        """
+        from ckstore.selection import select_versions
+        from ckstore.thin import thin
+
+        if not dry_run:
+            self._require_writable()
+        rows = select_versions(self.catalog, versions, run, keep_every, keep_last, keep_tagged)
+        return thin(self, rows, Policy("coarse", quality=quality), dry_run=dry_run, progress=progress)
+
     def ingest(
         self,
         source: str | os.PathLike[str] | Any,
@@ -194,6 +265,14 @@ class Store:
         verify: bool = False,
         force: bool = False,
         budget: float | None = None,
+        fidelity: Fidelity = "exact",
+        scheme: Scheme = "lattice",
+        quality: float = QUALITY,
+        max_abs_error: float | None = None,
+        max_rel_error: float | None = None,
+        max_degradation: float | None = None,
+        evaluate: Callable[[Path], float] | None = None,
+        maximise: bool = False,
         progress: Callable[[int], None] | None = None,
     ) -> IngestReport:
         """Store a checkpoint as the next version of a run.
@@ -220,6 +299,14 @@ class Store:
         budget
             Restoring the version may cost this many times what it would cost stored exactly and in full; 2 by
             default. Where objects that the store has already cost more than that, they are stored in full again.
+        fidelity
+            `exact`: everything comes back bit for bit. `coarse`: floats of weights and moments are kept on lattices
+            alone, without what makes them exact; `Version.deviations` says how far each tensor is off.
+        scheme, quality, max_abs_error, max_rel_error
+            Of coarse versions: see `ckstore.policy.Policy`.
+        max_degradation, evaluate, maximise
+            Search the scheme's most aggressive setting under which the model stays good enough, in place of a quality:
+            see `ckstore.tuning.Tuning`. Where none is, the version is stored exactly.
         progress
             Called with numbers of bytes that were read, coded or, with `verify`, decoded; they add up to at most twice
             the size, three times with `verify`.
@@ -231,8 +318,8 @@ class Store:
         ConflictError
             Run and step are taken by other content.
         UsageError
-            The run cannot be called so, the step is no integer of 64 bits, the metrics are not JSON-able, or the
-            budget is below 1.
+            The run cannot be called so, the step is no integer of 64 bits, the metrics are not JSON-able, the budget
+            is below 1, or the fidelity's parameters are not what a `Policy` can hold.
         """
         from ckstore.budget import BUDGET
         from ckstore.ingest import Ingest, IngestReport
@@ -245,6 +332,10 @@ class Store:
         budget = BUDGET if budget is None else budget
         if not budget >= 1:
             raise UsageError(f"A restore budget of {budget} cannot be kept; give 1 or more.")
+        policy = Policy(fidelity, scheme, quality, max_abs_error, max_rel_error)
+        tuning = _tuning(policy, max_degradation, evaluate, maximise=maximise)
+        if tuning is not None:
+            policy = replaced(policy, fidelity="coarse")
         run = run or DEFAULT_RUN
         check_request(run, step, metrics or {})
         if isinstance(source, str | os.PathLike):
@@ -270,7 +361,7 @@ class Store:
         try:
             hash_version(scanned, force=force, progress=progress)
             parent_row = self._parent(parent, run, scanned)
-            request = Request(run, step, parent_row, metrics or {}, named, replace, verify, budget)
+            request = Request(run, step, parent_row, metrics or {}, named, replace, verify, budget, policy, tuning)
             report = Ingest(self.path, self.catalog, self.resolver, self.reader).run(scanned, request, progress)
         finally:
             scanned.close()
@@ -279,6 +370,20 @@ class Store:
             self.rebase([report.version.number], budget=budget)
             report = IngestReport(self.catalog.version(report.version.number), is_new=True)
         return report
+
+
+def _tuning(
+    policy: Policy, max_degradation: float | None, evaluate: Callable[[Path], float] | None, *, maximise: bool
+) -> Tuning | None:
+    if max_degradation is None and evaluate is None:
+        return None
+    if max_degradation is None or evaluate is None:
+        raise UsageError("A search needs both an evaluation and the degradation that is tolerated; give both or none.")
+    if policy.is_bounded:
+        raise UsageError("Give an error bound or a tolerated degradation, not both.")
+    from ckstore.tuning import Tuning
+
+    return Tuning(evaluate, max_degradation, maximise)
 
 
 def source_step(path: Path, *, force: bool = False) -> int | None:

@@ -29,6 +29,9 @@ ROLES = {
     "square_avg": "second",
 }
 
+#: Small extents of at least two axes and this many elements are weights; others are norms, biases and counters.
+_SMALL_WEIGHT = 1 << 10
+
 #: Elements below which a role does not pay for a bundle of its own.
 _ROLE_MINIMUM = 1 << 12
 
@@ -86,6 +89,17 @@ class Unit:
         return chunk_length(self.shape)
 
     @property
+    def member_counts(self) -> list[int]:
+        """Number of elements that are coded of each member."""
+        scale = self.count // max(sum(member.count for member in self.members), 1)
+        return [member.count * scale for member in self.members]
+
+    @property
+    def member_bytes(self) -> list[int]:
+        """Number of bytes of each member."""
+        return [count * ITEM_SIZES[self.dtype] for count in self.member_counts]
+
+    @property
     def is_bundle(self) -> bool:
         """It holds small extents."""
         return self.key.startswith("bundle:")
@@ -113,7 +127,10 @@ def plan_units(files: Sequence[tuple[str, FileLayout]]) -> list[Unit]:
             if extent.count >= SMALL:
                 units.extend(_parts(prefix, number, index, extent))
                 continue
-            group = (f"{prefix}{_subtree(extent.path)}", extent.dtype, _role(extent.path))
+            role = _role(extent.path)
+            if not role and len(extent.shape) > 1 and extent.count >= _SMALL_WEIGHT:
+                role = "weight"
+            group = (f"{prefix}{_subtree(extent.path)}", extent.dtype, role)
             small.setdefault(group, []).append((_order(extent.path), Member(number, index, 0, extent.count), extent))
     units.extend(_bundles(small))
     return units

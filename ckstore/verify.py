@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from blake3 import blake3
 
 from ckstore.catalog_check import catalog_problems
+from ckstore.codecs.lattice import Bits
 from ckstore.encoder import lattice_id
-from ckstore.errors import CkstoreError
-from ckstore.formats.layout import ITEM_SIZES, FileLayout
+from ckstore.errors import CkstoreError, IntegrityError
+from ckstore.hashing import MemberHasher
 from ckstore.objects import ObjectReader
-from ckstore.records import content_id, digest
+from ckstore.records import LatticeRecord, digest
 from ckstore.storage.pack import parse_pack_name
 from ckstore.threads import in_order, worker_count
 from ckstore.units import Unit
@@ -65,20 +65,20 @@ def verify(
         return report  # What a damaged catalog says of packs and versions would only add confusion.
     report.problems += catalog_problems(store, versions)
     _check_packs(store, report, chosen)
-    objects: dict[tuple[str, str], tuple[Version, Unit]] = {}
+    objects: dict[_Ids, tuple[Version, Unit]] = {}
     for version in versions:
         try:
             report.versions += 1
             for number in range(len(version.document.files)):
                 version.skeleton(number)
-            for unit, (lattice, content) in zip(version.layout.units, version.document.objects, strict=True):
-                objects.setdefault((lattice, content or ""), (version, unit))
+            for number, unit in enumerate(version.layout.units):
+                objects.setdefault(_ids(version, number), (version, unit))
         except CkstoreError as error:
             report.problems.append(f"Version {version.row.number}: {error}")
     wanted = [item for item in objects.items() if chosen()]
     # Objects of one key follow each other, so that the parent's chunks are still decoded when a delta needs them.
     wanted.sort(key=lambda item: (item[1][1].key, item[1][0].row.number))
-    groups: list[list[tuple[tuple[str, str], tuple[Version, Unit]]]] = []
+    groups: list[list[tuple[_Ids, tuple[Version, Unit]]]] = []
     for item in wanted:
         if groups and groups[-1][0][1][1].key == item[1][1].key:
             groups[-1].append(item)
@@ -99,6 +99,39 @@ def verify(
     return report
 
 
+def check_restores(version: Version, progress: Callable[[int], None] | None = None) -> None:
+    """Decode every file of a version: exact ones against their SHA-256, objects of coarse ones against their ids.
+
+    Parameters
+    ----------
+    progress
+        Called with numbers of bytes that were decoded.
+
+    Raises
+    ------
+    IntegrityError
+        Something does not come back as it went in, or as it was coarse at the ingest.
+    """
+    from ckstore.checkout import checked_blocks
+
+    changed = {file for file in range(len(version.document.files)) if version.is_changed(file)}
+    for file in range(len(version.document.files)):
+        if file in changed:
+            version.skeleton(file)
+            continue
+        for block in checked_blocks(version, file):
+            if progress is not None:
+                progress(len(block))
+    for number, unit in enumerate(version.layout.units):
+        if changed.isdisjoint(member.file for member in unit.members):
+            continue
+        _, nbytes, problem = _check_object(version.store.reader, _ids(version, number), (version, unit))
+        if problem:
+            raise IntegrityError(f"{problem.rstrip('.')}; run `ckstore verify`.")
+        if progress is not None:
+            progress(nbytes)
+
+
 def _check_packs(store: Store, report: VerifyReport, chosen: Callable[[], bool]) -> None:
     for pack in store.catalog.packs():
         if not chosen():
@@ -112,53 +145,61 @@ def _check_packs(store: Store, report: VerifyReport, chosen: Callable[[], bool])
             report.problems.append(str(error))
 
 
-def _check_object(reader: ObjectReader, ids: tuple[str, str], place: tuple[Version, Unit]) -> tuple[int, int, str]:
+class _Ids(NamedTuple):
+    """What a version says of one object: lattice id, content id, and what its coarse values decode to."""
+
+    lattice: str
+    content: str | None
+    decoded: str | None
+
+
+def _ids(version: Version, number: int) -> _Ids:
+    """The ids of the unit of that number."""
+    coarse = version.document.coarse
+    facts = None if coarse is None else coarse.units.get(number)
+    return _Ids(*version.document.objects[number], None if facts is None else facts.decoded)
+
+
+def _check_object(reader: ObjectReader, ids: _Ids, place: tuple[Version, Unit]) -> tuple[int, int, str]:
     """Chunks and bytes that were decoded, and a problem or nothing."""
     version, unit = place
-    identity, content = ids
+    number = version.row.number
     chunks = -(-unit.count // unit.chunk)
     try:
-        record = reader.resolver.lattice(identity)
+        record = reader.resolver.lattice(ids.lattice)
         if (record.count, record.chunk, record.dtype) != (unit.count, unit.chunk, unit.dtype):
-            return 0, 0, f"Object {identity} of version {version.row.number} is cut otherwise than its layout says."
-        if record.kind == "linear":
-            digests = [bytes.fromhex(digest(reader.integers(record, chunk).view(np.uint8))) for chunk in range(chunks)]
-            if lattice_id(record.lattice, record.count, record.chunk, digests) != identity:
-                return chunks, 0, f"The integers of {unit.key} in version {version.row.number} are not the stored ones."
-        if content:
-            hasher = _ContentHasher(unit, version.layout.files)
-            for chunk in range(chunks):
-                hasher.update(reader.bits(content, chunk).data.cast("B"))
-            if hasher.identity() != content:
-                return chunks, 0, f"The values of {unit.key} in version {version.row.number} are not what was stored."
+            return 0, 0, f"Object {ids.lattice} of version {number} is cut otherwise than its layout says."
+        if not record.is_exact and _lattice_id(reader, record) != ids.lattice:
+            return chunks, 0, f"The integers of {unit.key} in version {number} are not the stored ones."
+        content = ids.content
+        if content is not None:
+            found = _values_id(unit, (reader.bits(content, chunk) for chunk in range(chunks)))
+            if found != content:
+                return chunks, 0, f"The values of {unit.key} in version {number} are not what was stored."
+        if ids.decoded is not None:
+            found = _values_id(unit, (reader.values(record, chunk) for chunk in range(chunks)))
+            if found != ids.decoded:
+                return chunks, 0, f"The coarse values of {unit.key} in version {number} are not what they once were."
     except CkstoreError as error:
-        return 0, 0, f"{unit.key} in version {version.row.number}: {error}"
+        return 0, 0, f"{unit.key} in version {number}: {error}"
     return chunks, unit.nbytes, ""
 
 
-class _ContentHasher:
-    """The content id of a unit whose bytes come in order: as `scan` takes it from the files."""
+def _lattice_id(reader: ObjectReader, record: LatticeRecord) -> str:
+    """The lattice id of what a record decodes to."""
+    if record.kind == "codebook":
+        digests = [digest(reader.indices(record, chunk)) for chunk in range(record.chunks)]
+        if record.protected:
+            digests += [digest(reader.aside(record, chunk)) for chunk in range(record.chunks)]
+    else:
+        digests = [digest(reader.integers(record, chunk).view(np.uint8)) for chunk in range(record.chunks)]
+    base = record.base or "" if record.additive else ""
+    return lattice_id(record.lattice, record.count, record.chunk, list(map(bytes.fromhex, digests)), base)
 
-    def __init__(self, unit: Unit, files: Sequence[FileLayout]) -> None:
-        self._unit = unit
-        self._digests: list[bytes] = []
-        self._left: list[int] = []
-        for member in unit.members:
-            extent = files[member.file].extents[member.extent]
-            self._left.append(member.count * ITEM_SIZES[extent.dtype])
-        self._left.reverse()
-        self._inner = blake3()
 
-    def update(self, data: memoryview) -> None:
-        while data:
-            take = min(self._left[-1], len(data))
-            self._inner.update(data[:take])
-            data = data[take:]
-            self._left[-1] -= take
-            if not self._left[-1]:
-                self._digests.append(self._inner.digest())
-                self._inner = blake3()
-                self._left.pop()
-
-    def identity(self) -> str:
-        return content_id(self._unit.dtype, self._unit.chunk, self._digests)
+def _values_id(unit: Unit, chunks: Iterable[Bits]) -> str:
+    """What the content id of a unit's values would be."""
+    hasher = MemberHasher(unit.dtype, unit.chunk, unit.member_bytes)
+    for bits in chunks:
+        hasher.update(bits.data.cast("B"))
+    return hasher.identity()

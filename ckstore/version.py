@@ -13,16 +13,19 @@ import numpy as np
 
 from ckstore.codecs.lattice import PARTS, Bits
 from ckstore.documents import LayoutDocument, VersionDocument
-from ckstore.errors import IntegrityError, NotFoundError, UsageError
+from ckstore.errors import CkstoreError, IntegrityError, NotFoundError, UsageError
 from ckstore.formats.layout import ITEM_SIZES, FileLayout, Path, Tensor
 from ckstore.formats.paths import path_to_text, text_to_path
 from ckstore.formats.skeleton import fill_crcs
+from ckstore.policy import FIDELITIES, Fidelity
 from ckstore.records import check_cut
 from ckstore.storage.catalog import VersionRow
+from ckstore.storage.pack_reader import MissingPackError
 
 if TYPE_CHECKING:
     import zarr
 
+    from ckstore.deviation import Deviation
     from ckstore.store import Store
     from ckstore.tensor import LazyTensor
 
@@ -36,15 +39,58 @@ class Version:
         The catalog's row: number, run, step, parent, sizes, depth, cost.
     """
 
-    def __init__(self, store: Store, row: VersionRow) -> None:
+    def __init__(self, store: Store, row: VersionRow, fidelity: Fidelity | None = None) -> None:
         self.store = store
         self.row = row
+        self._fidelity = fidelity
         # Units whose object was found to be cut as the layout says.
         self._fitting: set[int] = set()
 
     def __repr__(self) -> str:
         step = "" if self.row.step is None else f"@{self.row.step}"
         return f"<ckstore.Version {self.row.number} {self.row.run}{step}>"
+
+    @property
+    def fidelity(self) -> Fidelity:
+        """Of the values that are read: `exact`, or `coarse` where there are no others or these are wanted."""
+        return self._fidelity or ("coarse" if self.document.fidelity == "coarse" else "exact")
+
+    @property
+    def _is_lowered(self) -> bool:
+        """Whether coarse values are read of objects that have exact ones."""
+        return self._fidelity == "coarse" and self.document.fidelity == "exact"
+
+    def at_fidelity(self, fidelity: Fidelity) -> Version:
+        """The same version, read exactly or from its coarse layers alone.
+
+        Coarse values of an exact version are those of its linear lattices; objects whose only layer is exact (moments,
+        16-bit floats, small tensors) come as they are. A coarse version is read as it always is: objects that it
+        holds exactly come exactly.
+
+        Raises
+        ------
+        UsageError
+            There is no such fidelity.
+        CkstoreError
+            Exact values are wanted of a version that has none.
+        """
+        if fidelity not in FIDELITIES:
+            raise UsageError(f"There is no fidelity {fidelity}; choose one of {', '.join(FIDELITIES)}.")
+        if fidelity == "exact" and self.document.fidelity != "exact":
+            raise CkstoreError(
+                f"Version {self.row.number} is coarse and has no exact values; read it with fidelity coarse, "
+                "or ingest its files again."
+            )
+        return Version(self.store, self.row, fidelity)
+
+    def deviations(self) -> dict[str, Deviation]:
+        """How far the tensors of a coarse version are off, by path; tensors that are exact are left out.
+
+        Where a tensor is cut into parts, `max_abs` is their largest and `rms` over all of them.
+        """
+        from ckstore.deviation import tensor_deviations
+
+        return tensor_deviations(self)
 
     @cached_property
     def document(self) -> VersionDocument:
@@ -123,7 +169,7 @@ class Version:
             stretches.sort()
         return places
 
-    def read_extent(self, file: int, extent: int, first: int, last: int, *, fidelity: str = "exact") -> bytes:
+    def read_extent(self, file: int, extent: int, first: int, last: int) -> bytes:
         """Bytes of the elements from `first` to before `last` of an extent; decodes only the chunks they lie in."""
         parts = [
             self.chunk(number, chunk)[start:stop].tobytes()
@@ -175,13 +221,32 @@ class Version:
 
     def chunk(self, number: int, chunk: int) -> Bits:
         """Bits of one chunk of the unit of that number, as unsigned integers; read-only."""
-        _, content = self.document.objects[number]
-        if content is None:
-            raise IntegrityError(f"Version {self.row.number} holds no exact values; use --fidelity coarse.")
+        try:
+            return self._chunk(number, chunk)
+        except MissingPackError:
+            self.store.resolver.forget()  # `gc` has moved the object since its record was read.
+            return self._chunk(number, chunk)
+
+    def _chunk(self, number: int, chunk: int) -> Bits:
+        lattice, content = self.document.objects[number]
+        reader = self.store.reader
         if number not in self._fitting:
-            check_cut(self.store.reader.record_of(content), self.layout.units[number])
+            check_cut(reader.resolver.lattice(lattice), self.layout.units[number])
             self._fitting.add(number)
-        return self.store.reader.bits(content, chunk)
+        if content is None or self._is_lowered:
+            return reader.values(reader.resolver.lattice(lattice), chunk)
+        return reader.bits(content, chunk)
+
+    def is_changed(self, file: int) -> bool:
+        """Whether a file comes back with other values than it went in with, because some are coarse."""
+        objects = self.document.objects
+        for unit, (lattice, content) in zip(self.layout.units, objects, strict=True):
+            if any(member.file == file for member in unit.members):
+                if content is None:
+                    return True
+                if self._is_lowered and not self.store.resolver.lattice(lattice).is_exact:
+                    return True
+        return False
 
     def skeleton(self, file: int) -> bytes:
         """All bytes of a file that are not tensor data."""
@@ -243,7 +308,8 @@ class Version:
         target
             The file or directory to be; it is written beside and renamed.
         format
-            `original` is byte for byte what was ingested; the others see `ckstore.export.export`.
+            `original` is byte for byte what was ingested, or where values are coarse the same file with these and
+            with checksums that fit them; the others see `ckstore.export.export`.
         include, exclude
             Globs over the paths of tensors, for the other formats.
         force

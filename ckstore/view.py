@@ -16,6 +16,7 @@ from ckstore.views.nodes import ArrayNode, Hierarchy
 from ckstore.views.store import ViewStore
 
 if TYPE_CHECKING:
+    from ckstore.policy import Fidelity
     from ckstore.run import Run
     from ckstore.version import Version
 
@@ -45,7 +46,7 @@ def version_store(version: Version) -> ViewStore:
         arrays[name] = ArrayNode(tensor.dtype, tensor.shape, chunk, dimensions, _BoxReader(version, path))
     row = version.row
     attributes = {"version": row.number, "run": row.run, "step": row.step, "id": row.uid}
-    identity = (_reopened_version, os.path.abspath(version.store.path), row.uid)
+    identity = (_reopened_version, os.path.abspath(version.store.path), row.uid, version.fidelity)
     return ViewStore(Hierarchy(arrays, attributes), identity)
 
 
@@ -154,11 +155,11 @@ def _common(versions: Sequence[Version]) -> tuple[set[str], dict[str, list[str]]
     }
 
 
-def _reopened_version(path: str, uid: str) -> ViewStore:
+def _reopened_version(path: str, uid: str, fidelity: Fidelity) -> ViewStore:
     """The Zarr store of a version in a store that is opened for it: what a pickled view becomes."""
     from ckstore.store import Store
 
-    return version_store(Store(Path(path), "r")[uid])
+    return version_store(Store(Path(path), "r")[uid].at_fidelity(fidelity))
 
 
 def _reopened_run(path: str, name: str, uids: tuple[str, ...]) -> ViewStore:

@@ -9,7 +9,6 @@ import json
 import struct
 import zipfile
 import zlib
-from base64 import b64decode
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -223,11 +222,12 @@ class Reader:
     def __init__(self, store: Path) -> None:
         packs = [Pack(path) for path in (store / "packs").iterdir() if not path.name.startswith(".tmp-")]
         packs.sort(key=lambda pack: (pack.document["created"], pack.document["number"], pack.name))
-        self.packs = {pack.name: pack for pack in packs}
+        self.packs = {former: pack for pack in packs for former in pack.document.get("stands_for", [])}
+        self.packs |= {pack.name: pack for pack in packs}
         self.versions: dict[int, tuple[Pack, dict[str, Any]]] = {}
         self.lattices: dict[str, tuple[Pack, dict[str, Any]]] = {}
         self.contents: dict[str, tuple[Pack, dict[str, Any]]] = {}
-        self.log = [self._log_record(path) for path in sorted((store / "log").iterdir())]
+        self.log = [self._log_record(path) for path in sorted((store / "log").glob("[0-9]*"))]
         for pack in packs:
             table = self.lattices if pack.kind == "coarse" else self.contents
             for record in pack.document["records"]:
@@ -301,20 +301,27 @@ class Reader:
         """The exponent of the step of each element of a chunk."""
         places = chunk * record["chunk"] + np.arange(self._length(record, chunk))
         result = np.full(places.size, record["step"], np.int64)
-        for name, index in (("rows", places // record["width"]), ("cols", places % record["width"])):
-            if name in record:
-                result += np.frombuffer(b64decode(record[name]), "<i2")[index]
-        return result
+        return result + self._by_axes(record, places)
+
+    @staticmethod
+    def _by_axes(record: dict[str, Any], places: Array) -> Array:
+        """What rows and columns add for the elements at these places of an object."""
+        axes = (("rows", places // record["width"]), ("cols", places % record["width"]))
+        return sum((exponents_of(record, name)[index] for name, index in axes if name in record), np.zeros(1, np.int64))
 
     def integers(self, lattice: str, chunk: int) -> Array:
-        """Integers of a chunk of an object on a linear lattice."""
+        """Integers of a chunk of an object on a linear or rounded lattice."""
         pack, record = self.lattices[lattice]
         payload = self._payload(pack, record, chunk)
         stored = 0 if payload is None else payload.natural(None).astype(np.int64)
         if record["base"] is None:
             return stored + np.zeros(self._length(record, chunk), np.int64)
         below = self.integers(record["base"], chunk)
-        shift = self.exponents(record, chunk) - self.exponents(self.lattices[record["base"]][1], chunk)
+        base = self.lattices[record["base"]][1]
+        if record["kind"] == "rounded":
+            shift = np.full(below.size, record["shift"] - base["shift"])
+        else:
+            shift = self.exponents(record, chunk) - self.exponents(base, chunk)
         right, left = np.minimum(np.maximum(shift, 1), 40), np.minimum(np.maximum(-shift, 0), 30)
         projected = np.where(
             shift > 0,
@@ -346,7 +353,7 @@ class Reader:
         integers = self.integers(record["lattice"], chunk)
         exponents = self.exponents(lattice, chunk)
         if record["mode"] == "own":
-            axes = [np.frombuffer(b64decode(lattice[name]), "<i2") for name in ("rows", "cols") if name in lattice]
+            axes = [exponents_of(lattice, name) for name in ("rows", "cols") if name in lattice]
             lowest = lattice["step"] + sum(int(axis.min()) for axis in axes)
             predicted, classes = self._own(integers, exponents, lowest, dtype)
         else:
@@ -362,7 +369,8 @@ class Reader:
 
     @staticmethod
     def _own(integers: Array, exponents: Array, lowest: int, dtype: str) -> tuple[Array, Array]:
-        values = np.ldexp(integers.astype(np.float64), exponents).astype(dtype)
+        with np.errstate(over="ignore"):
+            values = np.ldexp(integers.astype(np.float64), exponents).astype(dtype)
         magnitude = np.abs(integers)
         lengths = np.frexp(magnitude.astype(np.float64))[1]
         above = 11 + np.frexp(np.minimum(magnitude >> 11, 2047).astype(np.float64))[1]
@@ -385,6 +393,29 @@ class Reader:
         level = exponent_field(predicted, dtype) - ((1 << width - 1) - 1) - exponents + 8
         return predicted, 21 * side + np.clip(level, 0, 20)
 
+    def coarse_bits(self, lattice: str, chunk: int) -> Array:
+        """Values of a chunk of an object on its lattice alone, as bits."""
+        record = self.lattices[lattice][1]
+        dtype = record["dtype"]
+        size, mantissa, width = DTYPES[dtype]
+        integers = self.integers(lattice, chunk)
+        sign, largest = 1 << 8 * size - 1, (((1 << width) - 1) << mantissa) - 1
+        if record["kind"] == "rounded":
+            places = chunk * record["chunk"] + np.arange(integers.size)
+            octaves = record["level"] + self._by_axes(record, places)
+            order = (integers << record["shift"]) + (octaves << mantissa - 2)
+            bits = np.minimum(np.abs(order), largest) | np.where(order < 0, sign, 0)
+            return np.where(8 * np.abs(order) <= 5 << record["shift"], 0, bits).astype(f"u{size}")
+        with np.errstate(over="ignore", under="ignore"):
+            values = np.ldexp(integers.astype(np.float64), self.exponents(record, chunk))
+            values = values.astype("float64" if dtype == "float64" else "float32")
+            values = values.astype("float16") if dtype == "float16" else values
+        bits = values.view(f"u{values.itemsize}")
+        if dtype == "bfloat16":
+            bits = ((bits.astype(np.uint64) + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+        overflown = (bits & bits.dtype.type(sign - 1)) > largest
+        return np.where(overflown, bits & bits.dtype.type(sign) | bits.dtype.type(largest), bits)
+
     def bits(self, content: str, chunk: int) -> Array:
         """Values of a chunk of an object, as bits."""
         return self.exact_bits(content, chunk) if content in self.contents else self.ordinal_bits(content, chunk)
@@ -394,13 +425,20 @@ class Reader:
         pack, version = self.versions[number]
         layout = json.loads(self.blob(pack, version["layout"]))
         extents: dict[tuple[int, int], bytearray] = {}
-        for (key, _, dtype, shape, _, members), (lattice, content) in zip(
-            layout["units"], version["objects"], strict=True
+        decoded = {unit: identity for unit, identity, *_ in version.get("coarse", {"units": []})["units"]}
+        coarse = set()
+        for unit, ((key, _, dtype, shape, _, members), (lattice, content)) in enumerate(
+            zip(layout["units"], version["objects"], strict=True)
         ):
             chunk = chunk_length(shape)
             count = int(np.prod(shape))
-            whole = b"".join(self.bits(content, index).tobytes() for index in range(-(-count // chunk)))
-            self._check_ids(lattice, content, dtype, chunk, count, whole, layout, members)
+            chunks = range(-(-count // chunk))
+            if content is None:
+                coarse |= {file for file, *_ in members}
+                whole = b"".join(self.coarse_bits(lattice, index).tobytes() for index in chunks)
+            else:
+                whole = b"".join(self.bits(content, index).tobytes() for index in chunks)
+            self._check_ids(lattice, content or decoded[unit], dtype, chunk, count, whole, layout, members)
             at = 0
             for file, extent, first, length in members:
                 item = item_bytes(layout["files"][file]["extents"][extent][1])
@@ -422,8 +460,10 @@ class Reader:
                 taken += gap
                 data += extents.get((index, number_of), b"")
             data += skeleton[taken:]
-            for _, _, _, positions in cut["checked"]:
+            for _, begin, end, positions in cut["checked"]:
                 crc = crcs.pop(0)
+                if index in coarse:
+                    crc = zlib.crc32(data[begin:end])
                 for position in positions:
                     assert data[position : position + 4] == bytes(4)
                     data[position : position + 4] = int(crc).to_bytes(4, "little")
@@ -440,15 +480,26 @@ class Reader:
             text += blake(whole[at : at + size], 32)
             at += size
         assert identifier(text) == content
-        if content not in self.contents:
+        record = self.lattices[lattice][1]
+        if record["kind"] == "ordinal":
             assert lattice == content
             return
-        record = self.lattices[lattice][1]
-        text = f"linear|{dtype}|{record['step']}|{record['width']}|{count}|{chunk}|".encode()
-        text += b64decode(record.get("rows", "")) + b"|" + b64decode(record.get("cols", ""))
+        if record["kind"] == "rounded":
+            text = f"rounded|{dtype}|{record['shift']}|{record['level']}|{record['width']}|{count}|{chunk}|".encode()
+        else:
+            text = f"linear|{dtype}|{record['step']}|{record['width']}|{count}|{chunk}|".encode()
+        text += b"|".join(exponents_of(record, name).astype("<i2").tobytes() for name in ("rows", "cols"))
         for index in range(-(-count // chunk)):
             text += blake(self.integers(lattice, index).astype("<i4").tobytes(), 20)
         assert identifier(text) == lattice
+
+
+def exponents_of(record: dict[str, Any], name: str) -> Array:
+    """The exponents of rows or of columns."""
+    said = record.get(name, [])
+    if isinstance(said, str):
+        said = [code - 80 - (code > 92) for code in said.encode()]
+    return np.array(said, np.int64)
 
 
 def item_bytes(dtype: str) -> int:

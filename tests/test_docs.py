@@ -25,6 +25,8 @@ import pytest
 import ckstore
 from ckstore import errors
 from ckstore.cli.verb import EXIT_CODES
+from ckstore.forget import ForgetReport
+from ckstore.gc import GcReport
 from ckstore.ingest import IngestReport
 from ckstore.rebase import RebaseReport
 from ckstore.recover import RecoverReport
@@ -214,7 +216,9 @@ def test_the_reference_names_the_public_api():
     assert not missing, "\n".join(missing)
 
 
-@pytest.mark.parametrize("report", [IngestReport, VerifyReport, RebaseReport, RecoverReport, VersionRow])
+@pytest.mark.parametrize(
+    "report", [IngestReport, VerifyReport, RebaseReport, ForgetReport, GcReport, RecoverReport, VersionRow]
+)
 def test_the_reference_names_what_reports_hold(report: Any):
     text = (DOCS / "reference" / "python.md").read_text()
     section = text.split(f"### `{report.__name__}`")[1].split("\n#")[0]

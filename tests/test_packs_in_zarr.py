@@ -9,7 +9,7 @@ import torch
 import zarr
 
 import ckstore
-from ckstore.records import LatticeRecord
+from ckstore.records import LatticeRecord, array_name
 
 
 def test_every_array_of_every_pack_reads(tmp_path: Path) -> None:
@@ -29,7 +29,7 @@ def test_every_array_of_every_pack_reads(tmp_path: Path) -> None:
             manifest = store.resolver.manifest(pack.name)
             for slot in range(len(manifest.document["records"])):
                 record = manifest.record(slot)
-                array = group[record.id]
+                array = group[array_name(record.id)]
                 assert isinstance(array, zarr.Array)
                 values = np.asarray(array[...])
                 read += 1

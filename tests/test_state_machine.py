@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 from unittest import mock
 
@@ -16,7 +16,7 @@ from ckstore import units
 from ckstore.errors import ConflictError
 from ckstore.recover import recover
 from ckstore.storage import durable
-from tests.checkpoints import scratch, sha256
+from tests.checkpoints import pack_files, scratch, sha256
 
 RUNS = ["a", "b", "c"]
 TAGS = ["best", "last", "x"]
@@ -114,8 +114,7 @@ class StoreMachine(RuleBasedStateMachine):
                 return
             raise AssertionError("a tagged version was replaced")
         self._stored(weights, run, step, replace=True)
-        for record in (self.digests, self.weights, self.places):
-            del record[number]
+        self._remove(number)
 
     @precondition(lambda self: self.digests)
     @rule(data=st.data(), tag=st.sampled_from(TAGS))
@@ -139,6 +138,53 @@ class StoreMachine(RuleBasedStateMachine):
         for number in numbers:
             row = self.store.catalog.version(number)
             assert row.depth == 0 if budget is None else row.cost <= max(budget, 1.0) + 1e-3
+
+    @precondition(lambda self: set(self.digests) - set(self.tags.values()))
+    @rule(data=st.data())
+    def forget(self, data: st.DataObject) -> None:
+        untagged = sorted(set(self.digests) - set(self.tags.values()))
+        numbers = data.draw(st.lists(st.sampled_from(untagged), min_size=1, max_size=4, unique=True))
+        self.store.forget(numbers)
+        for number in numbers:
+            self._remove(number)
+
+    @rule(at_once=st.booleans())
+    def gc(self, at_once: bool) -> None:
+        before = pack_files(self.store.path)
+        expected = self.store.gc(grace=0 if at_once else 3600, dry_run=True)
+        assert pack_files(self.store.path) == before
+        bytes_before = sum(map(len, before.values()))
+        report = self.store.gc(grace=0 if at_once else 3600)
+        assert report.rewritten == expected.rewritten
+        # A copy that was taken in by a recovery may be what its original is written as again.
+        assert expected.removed - report.rewritten <= report.removed <= expected.removed
+        logged = sum(len(data) for name, data in pack_files(self.store.path).items() if name.startswith("log"))
+        logged -= sum(len(data) for name, data in before.items() if name.startswith("log"))
+        assert bytes_before - sum(map(len, pack_files(self.store.path).values())) == report.bytes - logged
+        if at_once:
+            self.left = {}
+        assert self.store.gc(dry_run=True).bytes == 0
+
+    @rule(
+        at=st.sampled_from(["pack-renamed", "log-written", "before-commit", "after-commit", "pack-removed"]),
+        nth=st.integers(1, 3),
+    )
+    def crash_gc(self, at: str, nth: int) -> None:
+        """A gc that dies; what it left does no harm, and the next one finishes."""
+        seen: list[str] = []
+
+        def stop(step: str) -> None:
+            seen.append(step)
+            if step == at and seen.count(step) == nth:
+                raise Crash
+
+        dead = mock.patch.object(durable, "checkpoint", stop), mock.patch("ckstore.gc.remove_uncommitted")
+        with suppress(Crash), dead[0], dead[1]:
+            self.store.gc()
+        self.store = ckstore.open(self.store.path)
+        # Its lease went with the process.
+        with mock.patch.object(durable, "is_running", return_value=False), self.store.catalog.lease("begin"):
+            pass
 
     @rule(crashed=st.booleans())
     def recover(self, crashed: bool) -> None:
@@ -213,6 +259,7 @@ class StoreMachine(RuleBasedStateMachine):
             return
         rows = self.store.versions()
         assert {row.number: (row.run, row.step) for row in rows} == self.places
+        assert {run.name for run in self.store.catalog.runs()} == {run for run, _ in self.places.values()}
         assert self.store.catalog.tags() == self.tags
         assert all(row.parent is None or row.parent in self.digests for row in rows)
 
@@ -254,6 +301,10 @@ class StoreMachine(RuleBasedStateMachine):
         self.digests[number] = digest
         self.weights[number] = weights
         self.places[number] = run, step
+
+    def _remove(self, number: int) -> None:
+        for record in (self.digests, self.weights, self.places):
+            del record[number]
 
     def _coarse_is_there(self, place: tuple[str, int]) -> bool:
         packs = self.store.packs.list_packs()

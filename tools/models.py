@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sysconfig
 from pathlib import Path
 
@@ -157,17 +158,27 @@ class CNN(nn.Module):
         return self.fc(self.layers(self.stem(x)).mean((2, 3)))
 
 
-def sources(least: int = 40_000) -> list[Tensor]:
-    """The modules of the standard library of at least `least` bytes, by name, each a uint8 tensor."""
+def sources(least: int = 40_000, below: float = math.inf) -> list[Tensor]:
+    """The modules of the standard library of `least` bytes and more but fewer than `below`, by name, each uint8."""
     paths = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     texts = [path.read_bytes() for path in paths]
-    return [torch.from_numpy(np.frombuffer(text, np.uint8).copy()) for text in texts if len(text) >= least]
+    return [torch.from_numpy(np.frombuffer(text, np.uint8).copy()) for text in texts if least <= len(text) < below]
+
+
+def prose() -> Tensor:
+    """The English text of Python's built-in help, which is no module of `sources`, as a uint8 tensor."""
+    path = Path(sysconfig.get_path("stdlib")) / "pydoc_data" / "topics.py"
+    return torch.from_numpy(np.frombuffer(path.read_bytes(), np.uint8).copy())
 
 
 def windows(text: Tensor, batch: int, length: int, generator: torch.Generator) -> Tensor:
     """`batch` stretches of `length` bytes at random places of `text`, as int64 of shape (batch, length)."""
     starts = torch.randint(len(text) - length, (batch, 1), generator=generator)
     return text[starts + torch.arange(length)].long()
+
+
+#: The last ones of `digits` that no run is trained on.
+HELD_OUT_DIGITS = 397
 
 
 def digits() -> tuple[Tensor, Tensor]:

@@ -14,6 +14,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,12 +25,26 @@ if TYPE_CHECKING:
 REVISION = 1
 
 #: Every run and the pattern of its checkpoints' names.
-RUNS = {"gpt": "step*.pt", "cnn": "epoch*.pt", "bf16": "step*.safetensors", "frozen": "step*.pt", "ema": "step*.pt"}
+RUNS = {
+    "gpt": "step*.pt",
+    "cnn": "epoch*.pt",
+    "bf16": "step*.safetensors",
+    "frozen": "step*.pt",
+    "ema": "step*.pt",
+    "finetune": "step*.pt",
+}
 
-#: `tiny` is for tests and takes seconds; `small` is for figures and takes minutes.
-TIERS = ("tiny", "small")
+#: `tiny` is for tests and takes seconds; `small` is for figures and takes minutes; fidelity is judged by `full`.
+TIERS = ("tiny", "small", "full")
 
 _STAMP = "run.json"
+
+#: How fine-tunes differ from the runs that they start from.
+_FINETUNE: dict[str, dict[str, Any]] = {
+    "tiny": {"steps": 30, "every": 10, "rate": 1e-4},
+    "small": {"steps": 200, "every": 10, "rate": 1e-4},
+    "full": {"steps": 200, "every": 10, "rate": 1e-4},
+}
 
 
 def train(name: str, out: Path, *, tier: str = "tiny", report: Callable[[str], None] | None = None) -> list[Path]:
@@ -56,7 +71,7 @@ def train(name: str, out: Path, *, tier: str = "tiny", report: Callable[[str], N
     FileExistsError
         Where `out/name` holds something that no run wrote.
     """
-    if name in ("bf16", "frozen"):
+    if name in ("bf16", "frozen", "finetune"):
         train("gpt", out, tier=tier, report=report)
     out.mkdir(parents=True, exist_ok=True)
     target = out / name
@@ -80,7 +95,7 @@ def _train(name: str, tier: str, out: Path, made: Path, report: Callable[[str], 
 
     from tools import training
 
-    settings: Any = _settings(name, tier)
+    chosen: Any = settings(name, tier)
     threads = torch.get_num_threads()
     # Sums depend on how they are split over threads; so the number of threads belongs to the run, not to the machine.
     torch.set_num_threads(1 if tier == "tiny" else 2)
@@ -89,26 +104,34 @@ def _train(name: str, tier: str, out: Path, made: Path, report: Callable[[str], 
             torch.manual_seed(0)
             match name:
                 case "gpt":
-                    training.gpt(settings, made, report)
+                    training.gpt(chosen, made, report)
                 case "ema":
-                    training.ema(settings, made, report)
+                    training.ema(chosen, made, report)
                 case "cnn":
-                    training.cnn(settings, made, report)
+                    training.cnn(chosen, made, report)
                 case "bf16":
                     training.bf16(sorted((out / "gpt").glob(RUNS["gpt"])), made, report)
                 case "frozen":
-                    training.frozen(settings, max((out / "gpt").glob(RUNS["gpt"])), made, report)
+                    training.frozen(chosen, max((out / "gpt").glob(RUNS["gpt"])), made, report)
+                case "finetune":
+                    training.finetune(chosen, max((out / "gpt").glob(RUNS["gpt"])), made, report)
     finally:
         torch.set_num_threads(threads)
 
 
-def _settings(name: str, tier: str) -> TextSettings | ImageSettings:
+def settings(name: str, tier: str) -> TextSettings | ImageSettings:
+    """What a run of a tier is trained with."""
     from tools.training import ImageSettings, TextSettings
 
     if name == "cnn":
         return ImageSettings((32, 64, 128), 1) if tier == "tiny" else ImageSettings((64, 128, 256), 2)
+    if name == "finetune":
+        return replace(settings("gpt", tier), **_FINETUNE[tier])
     if tier == "tiny":
         return TextSettings(width=128, layers=4, heads=4, context=64, batch=4, steps=120, every=20)
+    if tier == "full":
+        steps = 1000 if name in ("gpt", "bf16") else 320
+        return TextSettings(width=384, layers=6, heads=6, context=64, batch=16, steps=steps, every=40)
     steps = 800 if name in ("gpt", "bf16") else 320
     return TextSettings(width=256, layers=6, heads=8, context=64, batch=16, steps=steps, every=40)
 
@@ -116,7 +139,7 @@ def _settings(name: str, tier: str) -> TextSettings | ImageSettings:
 def _wanted(name: str, tier: str) -> dict[str, Any]:
     import torch
 
-    return {"revision": REVISION, "run": name, "settings": repr(_settings(name, tier)), "torch": torch.__version__}
+    return {"revision": REVISION, "run": name, "settings": repr(settings(name, tier)), "torch": torch.__version__}
 
 
 def _stamp(directory: Path) -> dict[str, Any] | None:

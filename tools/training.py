@@ -95,12 +95,7 @@ def _language_model(settings: TextSettings, out: Path, report: Report, *, tied: 
     if average is not None:
         _save(out, 0, model, optimizer, settings, ema=average)
     for step in range(1, settings.steps + 1):
-        tokens = models.windows(text, settings.batch, settings.context + 1, generator)
-        loss = _step(
-            optimizer,
-            functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()),
-            settings.rate_at(step),
-        )
+        loss = language_step(model, optimizer, text, settings, generator, settings.rate_at(step))
         if average is not None and decay is not None:
             for name, value in model.state_dict().items():
                 average[name].lerp_(value, 1 - decay)
@@ -108,6 +103,35 @@ def _language_model(settings: TextSettings, out: Path, report: Report, *, tied: 
             extra = {} if average is None else {"ema": average}
             _save(out, step, model, optimizer, settings, loss=loss, rng=generator.get_state(), **extra)
             report(f"step {step}: loss {loss:.3f}")
+
+
+def finetune(settings: TextSettings, source: Path, out: Path, report: Report) -> None:
+    """Train `source`, a checkpoint of `gpt`, on English text; `step*.pt` begin with the model as it was."""
+    text = models.prose()
+    model = settings.model()
+    model.load_state_dict(torch.load(source, weights_only=True)["model"])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.rate, betas=(0.9, 0.95), weight_decay=0.01)
+    generator = torch.Generator().manual_seed(4)
+    _save(out, 0, model, optimizer, settings, loss=0.0, rng=generator.get_state())
+    for step in range(1, settings.steps + 1):
+        loss = language_step(model, optimizer, text, settings, generator, settings.rate)
+        if step % settings.every == 0:
+            _save(out, step, model, optimizer, settings, loss=loss, rng=generator.get_state())
+            report(f"step {step}: loss {loss:.3f}")
+
+
+def language_step(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    text: Tensor,
+    settings: TextSettings,
+    generator: torch.Generator,
+    rate: float,
+) -> float:
+    """One optimiser step on a batch of windows of `text`; returns the loss before it."""
+    tokens = models.windows(text, settings.batch, settings.context + 1, generator)
+    loss = functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+    return _step(optimizer, loss, rate)
 
 
 def frozen(settings: TextSettings, source: Path, out: Path, report: Report) -> None:
@@ -140,7 +164,7 @@ def bf16(checkpoints: list[Path], out: Path, report: Report) -> None:
 def cnn(settings: ImageSettings, out: Path, report: Report) -> None:
     """Train a CNN with SGD momentum; `epoch*.pt` hold `model`, `optimizer`, `epoch` and `accuracy` on 397 digits."""
     images, classes = models.digits()
-    train = len(images) - 397
+    train = len(images) - models.HELD_OUT_DIGITS
     model = models.CNN(settings.widths, settings.blocks)
     optimizer = torch.optim.SGD(model.parameters(), lr=settings.rate, momentum=0.9, weight_decay=5e-4)
     generator = torch.Generator().manual_seed(3)

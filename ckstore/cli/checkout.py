@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
-from ckstore.cli.output import counted, name_of, size_text
+from ckstore.cli.output import counted, name_of, percent_text, size_text
 from ckstore.cli.progress import progress_bar
 from ckstore.cli.verb import VersionName, open_store, verb
-from ckstore.errors import CkstoreError, IntegrityError, UsageError
+from ckstore.errors import IntegrityError, UsageError
+from ckstore.policy import FIDELITIES, Fidelity
 
 if TYPE_CHECKING:
     from ckstore.export import Format
@@ -30,7 +31,8 @@ _STDOUT = "-"
     ("ckstore checkout gpt@400", "under its own name, in the working directory"),
     ("ckstore checkout best -o w.safetensors --format safetensors --include 'model/*'", "the weights alone"),
     ("ckstore checkout best -o - | sha256sum", "to another program"),
-    exit_codes=[12, 13],
+    ("ckstore checkout gpt@300 --fidelity coarse -o approx.pt", "the coarse values of an exact version"),
+    exit_codes=[4, 12, 13],
 )
 @click.argument("version", type=VersionName())
 @click.option(
@@ -51,7 +53,12 @@ _STDOUT = "-"
 @click.option("--include", metavar="GLOB", multiple=True, help="Only tensors whose path matches; for other formats.")
 @click.option("--exclude", metavar="GLOB", multiple=True, help="No tensors whose path matches; for other formats.")
 @click.option("--force", is_flag=True, help="Overwrite what stands at TARGET; a directory is replaced whole.")
-@click.option("--require-exact", is_flag=True, help="Refuse a version that gave up its exact layer.")
+@click.option(
+    "--fidelity",
+    type=click.Choice(FIDELITIES),
+    help="Exact values, or those of the coarse layers.  [default: the best]",
+)
+@click.option("--require-exact", is_flag=True, help="Refuse a version that has no exact values: exit code 4.")
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -61,6 +68,7 @@ def command(
     include: tuple[str, ...],
     exclude: tuple[str, ...],
     force: bool,
+    fidelity: Fidelity | None,
     require_exact: bool,
 ) -> None:
     """Write the files of a version.
@@ -68,12 +76,16 @@ def command(
     As they went in, byte for byte, or the tensors of VERSION as a file of another format. Everything is written
     beside TARGET, compared with the SHA-256 of what went in, and renamed when it is whole. Modes and modification
     times are the original ones.
+
+    A coarse version comes back with coarse values, and stderr says so; `ckstore show` says how far they are off.
     """
     from ckstore.checkout import checkout
     from ckstore.export import export
 
     if form == _ORIGINAL and (include or exclude):
         raise UsageError("--include and --exclude choose tensors; add --format safetensors, pt or npz.")
+    if require_exact and fidelity == "coarse":
+        raise UsageError("--require-exact and --fidelity coarse contradict each other; leave one of them out.")
     to_stdout = str(output) == _STDOUT
     if to_stdout and form != _ORIGINAL:
         raise UsageError(f"--format {form} needs a file to write to; name one with -o.")
@@ -81,10 +93,15 @@ def command(
         raise UsageError("A checkpoint does not go to a terminal; redirect stdout, or name a file with -o.")
     with open_store(ctx) as store:
         found = store[version]
-        if require_exact and found.row.fidelity != "exact":
-            raise CkstoreError(
-                f"Version {found.row.number} gave up its exact layer; choose another, or leave --require-exact out."
+        if found.row.fidelity != "exact" and (require_exact or fidelity == "exact"):
+            raise IntegrityError(
+                f"Version {found.row.number} is coarse: it has no exact values; choose another version, or leave "
+                f"{'--require-exact' if require_exact else '--fidelity exact'} out."
             )
+        if fidelity is not None:
+            found = found.at_fidelity(fidelity)
+        if found.fidelity != "exact":
+            click.echo(f"ckstore: {_warning(found)}", err=True)
         if to_stdout:
             _to_stdout(found)
             return
@@ -94,12 +111,23 @@ def command(
         with progress_bar(name, found.row.original_bytes) as progress:
             if form == _ORIGINAL:
                 checkout(found, target, force=force, progress=progress)
-                result = _proof(found)
+                result = _proof(found) if found.fidelity == "exact" else size_text(found.row.original_bytes)
             else:
                 written = export(found, target, cast("Format", form), include, exclude, force=force, progress=progress)
                 result = f"{size_text(target.stat().st_size)}  {counted(written, 'tensor')}"
         rate = found.row.original_bytes / (time.perf_counter() - start) / 1e9
         click.echo(f"{name} -> {target}  {result}" + (f"  {rate:.2g} GB/s" if form == _ORIGINAL else ""))
+
+
+def _warning(version: Version) -> str:
+    number = version.row.number
+    if version.row.fidelity == "exact":
+        return f"These are the coarse values of version {number}, which also has exact ones."
+    relative = max((item.relative for item in version.deviations().values()), default=0.0)
+    return (
+        f"Version {number} is coarse: its tensors differ from the original ones by up to {percent_text(relative)} "
+        f"of their root mean square; see `ckstore show {number}`."
+    )
 
 
 def _proof(version: Version) -> str:
@@ -123,6 +151,9 @@ def _to_stdout(version: Version) -> None:
 
     if version.document.is_directory:
         raise UsageError(f"Version {version.row.number} is a directory; name one to write with -o.")
+    if version.is_changed(0):
+        _spooled_to_stdout(version)
+        return
     sha = hashlib.sha256()
     for block in file_blocks(version, 0):
         sha.update(block)
@@ -130,3 +161,18 @@ def _to_stdout(version: Version) -> None:
     sys.stdout.buffer.flush()
     if sha.hexdigest() != version.document.files[0].sha256:
         raise IntegrityError(f"Version {version.row.number} does not come back as it went in; run `ckstore verify`.")
+
+
+def _spooled_to_stdout(version: Version) -> None:
+    """Write a file with coarse values to stdout: its checksums are known only when all of it was decoded."""
+    import shutil
+    import tempfile
+
+    from ckstore.checkout import coarse_blocks, write_all
+
+    with tempfile.TemporaryFile(buffering=0) as spool:
+        for block in coarse_blocks(version, 0, spool):
+            write_all(spool, block)
+        spool.seek(0)
+        shutil.copyfileobj(spool, sys.stdout.buffer, 1 << 20)
+    sys.stdout.buffer.flush()

@@ -43,12 +43,15 @@ class Side:
 
     @cached_property
     def _units(self) -> dict[tuple[int, int], list[tuple[Unit, str]]]:
-        """The units that each extent lies in, with the ids of their values: exact where there are exact ones."""
+        """The units that each extent lies in, with the content ids of what they decode to."""
         found: dict[tuple[int, int], list[tuple[Unit, str]]] = {}
-        objects = self.version.document.objects
-        for unit, (lattice, content) in zip(self.version.layout.units, objects, strict=True):
+        document = self.version.document
+        coarse = {} if document.coarse is None else document.coarse.units
+        for number, unit in enumerate(self.version.layout.units):
+            lattice, content = document.objects[number]
+            identity = content or (coarse[number].decoded if number in coarse else lattice)
             for place in {(member.file, member.extent): None for member in unit.members}:
-                found.setdefault(place, []).append((unit, content or lattice))
+                found.setdefault(place, []).append((unit, identity))
         return found
 
     def identity(self, path: str) -> tuple[Any, list[tuple[str, str, str]]]:

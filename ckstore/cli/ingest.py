@@ -14,6 +14,7 @@ from ckstore.cli.output import json_option, name_of, print_json, ratio_text, siz
 from ckstore.cli.progress import progress_bar
 from ckstore.cli.verb import RunName, TagName, VersionName, open_store, verb
 from ckstore.errors import CkstoreError, ConflictError, InputError, PartialError, UsageError
+from ckstore.policy import FIDELITIES, QUALITY, SCHEMES, Fidelity, Scheme
 
 if TYPE_CHECKING:
     from ckstore.store import Store
@@ -64,12 +65,29 @@ def _number(text: str) -> int | float | str:
     return text
 
 
+def _part(ctx: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
+    if value is None:
+        return None
+    try:
+        return float(value[:-1]) / 100 if value.endswith("%") else float(value)
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is no number such as 0.005 or 0.5%", ctx, parameter) from None
+
+
 @verb(
     ("ckstore ingest runs/gpt/step*.pt --run gpt", "a series of files, in the order of their steps"),
     ("ckstore ingest checkpoint-500 --run lora", "a Hugging Face directory as one version"),
     ("ckstore ingest last.pt --run gpt --step 400 --tag best --metric loss=2.31", "say what the file does not say"),
     ("ckstore ingest fork.pt --run gpt-b --parent gpt@400", "a run that went on from another run's version"),
     ("ckstore ingest old/*.pt --run old --verify --delete-source", "move files into the store"),
+    (
+        "ckstore ingest run/*.pt --run gpt --fidelity coarse",
+        "a tenth of the bytes and less, that training does not notice",
+    ),
+    (
+        "ckstore ingest run/*.pt --max-degradation 0.5% --eval 'python eval.py {}'",
+        "as coarse as the evaluation allows",
+    ),
     exit_codes=[3, 12, 13],
 )
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=click.Path(path_type=Path))
@@ -93,6 +111,35 @@ def _number(text: str) -> int | float | str:
     type=click.FloatRange(min=1.0),
     help="Restoring costs at most X times what a version stored in full does.  [default: 2]",
 )
+@click.option(
+    "--fidelity",
+    type=click.Choice(FIDELITIES),
+    help="Exact: every bit comes back. Coarse: floats are quantised, and nothing makes them exact.  [default: exact]",
+)
+@click.option("--scheme", type=click.Choice(SCHEMES), help="How coarse versions are quantised.  [default: lattice]")
+@click.option(
+    "--quality",
+    metavar="Q",
+    type=float,
+    help="Of coarse versions: steps in units of what training moved; smaller is finer.  [default: 2]",
+)
+@click.option("--max-abs-error", metavar="X", type=float, help="Coarse: no element differs by more than X.")
+@click.option(
+    "--max-rel-error", metavar="X", type=float, help="Coarse: by no more than X times its tensor's root mean square."
+)
+@click.option(
+    "--max-degradation",
+    metavar="X",
+    callback=_part,
+    help="Coarse: the smallest versions of which --eval says no more than X worse than of the original, as in 0.5%.",
+)
+@click.option(
+    "--eval",
+    "evaluation",
+    metavar="COMMAND",
+    help="Prints a loss as its last word, given a checkpoint's path in place of {}; runs without a shell.",
+)
+@click.option("--maximise", is_flag=True, help="What --eval prints is the better the higher it is, as an accuracy.")
 @json_option
 @click.pass_context
 def command(
@@ -108,6 +155,14 @@ def command(
     delete_source: bool,
     force: bool,
     budget: float | None,
+    fidelity: Fidelity | None,
+    scheme: Scheme | None,
+    quality: float | None,
+    max_abs_error: float | None,
+    max_rel_error: float | None,
+    max_degradation: float | None,
+    evaluation: str | None,
+    maximise: bool,
     as_json: bool,
 ) -> None:
     """Store checkpoints as versions of a run.
@@ -116,13 +171,29 @@ def command(
     anything else as opaque bytes. Several are stored in the order of the steps that the files or their names tell,
     those without one by name. Where some of several fail, the others are stored.
     """
+    from ckstore.cli.evaluation import evaluator
     from ckstore.cli.sources import in_step_order
 
     if step is not None and len(paths) > 1:
         raise UsageError("--step is for a single PATH; let the files or their names tell their steps.")
     if delete_source and not verify:
         raise UsageError("--delete-source needs --verify, which proves first that everything comes back.")
+    quantised = (scheme, quality, max_abs_error, max_rel_error, max_degradation, evaluation)
+    if any(given is not None for given in quantised):
+        if fidelity == "exact":
+            raise UsageError("Schemes, qualities and error bounds are for coarse versions; leave --fidelity exact out.")
+        fidelity = "coarse"
+    if fidelity == "coarse" and delete_source:
+        raise UsageError("--delete-source is for exact versions: coarse ones do not bring the files back.")
     options: dict[str, Any] = {
+        "fidelity": fidelity or "exact",
+        "scheme": scheme or "lattice",
+        "quality": QUALITY if quality is None else quality,
+        "max_abs_error": max_abs_error,
+        "max_rel_error": max_rel_error,
+        "max_degradation": max_degradation,
+        "evaluate": None if evaluation is None else evaluator(evaluation),
+        "maximise": maximise,
         "run": run,
         "step": step,
         "metrics": metrics,

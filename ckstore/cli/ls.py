@@ -11,7 +11,6 @@ from ckstore.cli.verb import VersionName, open_store, verb
 from ckstore.errors import NotFoundError
 
 if TYPE_CHECKING:
-    from ckstore.cli.storage_facts import StoredVersion
     from ckstore.formats.layout import Tensor
     from ckstore.version import Version
 
@@ -36,7 +35,7 @@ def command(ctx: click.Context, version: str, globs: tuple[str, ...], is_long: b
     deltas back to a base, and the stored bytes an element. Small tensors are bundled, and have their bundle's
     figures.
     """
-    from ckstore.cli.storage_facts import StoredVersion, tensor_object
+    from ckstore.cli.storage_facts import StoredVersion, tensor_object, tensor_storage
 
     with open_store(ctx) as store:
         found = store[version]
@@ -46,7 +45,7 @@ def command(ctx: click.Context, version: str, globs: tuple[str, ...], is_long: b
         for path, (file, tensor) in chosen.items():
             tensors.append(tensor_object(path, tensor))
             if stored is not None:
-                tensors[-1] |= _storage(stored, file, tensor)
+                tensors[-1] |= tensor_storage(stored, file, tensor)
     if as_json:
         print_json(tensors)
         return
@@ -77,19 +76,6 @@ def matching(version: Version, globs: tuple[str, ...]) -> dict[str, tuple[int, T
         hint = f"near: {', '.join(near)}" if near else f"see `ckstore ls {version.row.number}`"
         raise NotFoundError(f"Version {version.row.number} has no tensor that matches {' or '.join(globs)}; {hint}.")
     return {texts[number]: version.paths[texts[number]] for number in numbers}
-
-
-def _storage(stored: StoredVersion, file: int, tensor: Tensor) -> dict[str, Any]:
-    objects = stored.of_tensor(file, tensor)
-    count = sum(item.unit.count for item in objects)
-    size = sum(item.coarse_bytes + item.exact_bytes for item in objects)
-    return {
-        "lattice": "/".join(sorted({item.lattice.kind for item in objects})) or None,
-        "layers": "/".join(sorted({item.layers for item in objects})) or None,
-        "bundled": any(item.unit.is_bundle for item in objects),
-        "depth": stored.depth(objects),
-        "bytes_per_element": size / count if count else None,
-    }
 
 
 def _cells(item: dict[str, Any], is_long: bool) -> list[object]:

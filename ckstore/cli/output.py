@@ -57,6 +57,12 @@ def ratio_text(original: int, stored: int) -> str:
     return "-" if value is None else f"{value:.2f}x" if value < 1000 else f"{value:.0f}x"
 
 
+def percent_text(part: float) -> str:
+    """A part as a percentage of two digits, such as `0.23 %`."""
+    percent = 100 * part
+    return f"{percent:.0f} %" if percent >= 99.5 else f"{percent:.2g} %"
+
+
 def name_of(row: VersionRow) -> str:
     """A version as `run@step`, or the run alone where it has no step."""
     return row.run if row.step is None else f"{row.run}@{row.step}"

@@ -8,6 +8,7 @@ import click
 
 from ckstore.cli.output import (
     name_of,
+    percent_text,
     print_facts,
     print_json,
     print_table,
@@ -19,6 +20,7 @@ from ckstore.cli.output import (
 from ckstore.cli.verb import VersionName, open_store, verb
 
 if TYPE_CHECKING:
+    from ckstore.cli.storage_facts import StoredVersion
     from ckstore.version import Version
 
 
@@ -34,23 +36,45 @@ def command(ctx: click.Context, version: str, as_json: bool) -> None:
     """Show everything about one VERSION.
 
     Its files with their SHA-256, how its objects are stored and what that costs, metrics, tags, parent and
-    children.
+    children; then tensor by tensor the lattice with its step, stored bits an element by layer, and of a coarse
+    version how far values are off: at most, by root mean square, and that as a part of the values' own.
     """
     from ckstore.cli.storage_facts import StoredVersion
 
     with open_store(ctx) as store:
         found = store[version]
         number = found.row.number
+        stored = StoredVersion(found)
         shown = {
             **version_object(found.row, [tag for tag, tagged in store.catalog.tags().items() if tagged == number]),
             "children": [row.number for row in store.catalog.children(number)],
             "contents": _contents(found),
-            "storage": StoredVersion(found).summary(),
+            "storage": stored.summary(),
+            "coarse": _quantised(found),
+            "tensors": _tensors(found, stored),
         }
         if as_json:
             print_json(shown)
         else:
             _print(found, shown)
+
+
+def _quantised(version: Version) -> dict[str, Any] | None:
+    coarse = version.document.coarse
+    return None if coarse is None else {"scheme": coarse.scheme, **coarse.parameters}
+
+
+def _tensors(version: Version, stored: StoredVersion) -> list[dict[str, Any]]:
+    from ckstore.cli.storage_facts import tensor_object, tensor_storage
+
+    deviations = version.deviations()
+    tensors = []
+    for path, (file, tensor) in version.paths.items():
+        item = tensor_object(path, tensor) | tensor_storage(stored, file, tensor)
+        off = deviations.get(path)
+        errors = None if off is None else {"max_abs": off.max_abs, "rms": off.rms, "relative": off.relative}
+        tensors.append(item | {"error": errors})
+    return tensors
 
 
 def _contents(version: Version) -> list[dict[str, Any]]:
@@ -83,6 +107,7 @@ def _print(version: Version, shown: dict[str, Any]) -> None:
         ("size", f"{size_text(row.original_bytes)}, {row.tensors} tensors, {row.elements:,} elements"),
         ("stored", f"{size_text(row.stored_bytes)}, {ratio_text(row.original_bytes, row.stored_bytes)}"),
         ("kind", f"{kind}, {row.fidelity}"),
+        ("coarse", None if shown["coarse"] is None else ", ".join(f"{k} {v}" for k, v in shown["coarse"].items())),
         ("restore cost", f"{row.cost:.2f}x of a full version"),
         ("objects", f"{storage['objects']}, of which {storage['here']} were added by this version"),
         ("integers", f"{layers}, {size_text(storage['coarse_bytes'])}"),
@@ -100,3 +125,19 @@ def _print(version: Version, shown: dict[str, Any]) -> None:
     )
     for path, target in version.document.links:
         click.echo(f"{path} -> {target}")
+    if shown["tensors"]:
+        click.echo()
+        headings = ["lattice", "layers", "coarse bits", "exact bits", "max error", "rms error", "relative", "path"]
+        print_table(headings, map(_cells, shown["tensors"]), right=range(2, 7))
+
+
+def _cells(item: dict[str, Any]) -> list[object]:
+    bits, error = item["bits"], item["error"]
+    layers = f"{item['layers']} (bundle)" if item["bundled"] else item["layers"]
+    cells = [item["lattice"], layers]
+    cells += [None, None] if bits is None else [f"{bits['coarse']:.3f}", f"{bits['exact']:.3f}"]
+    if error is None:
+        cells += ["0", "0", "0"]
+    else:
+        cells += [f"{error['max_abs']:.3g}", f"{error['rms']:.3g}", percent_text(error["relative"])]
+    return [*cells, item["path"]]

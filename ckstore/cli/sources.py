@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from ckstore.errors import InputError, IntegrityError
+from ckstore.errors import InputError
 
 
 def in_step_order(paths: Sequence[Path], *, force: bool) -> list[Path]:
@@ -49,21 +48,13 @@ def natural(name: str) -> list[tuple[bool, int, str]]:
 
 
 def check_restores(store: Path, number: int) -> None:
-    """Decode every file of a version from what stands on disk, and compare its SHA-256; raises `IntegrityError`."""
-    from ckstore.checkout import file_blocks
+    """Decode every file of a version from what stands on disk; raises `IntegrityError` where one does not come back."""
     from ckstore.store import Store
+    from ckstore.verify import check_restores
 
     # A store of its own: nothing that an ingest has in memory takes part.
     with Store(store, "r") as reopened:
-        version = reopened[number]
-        for index, entry in enumerate(version.document.files):
-            sha = hashlib.sha256()
-            for block in file_blocks(version, index):
-                sha.update(block)
-            if sha.hexdigest() != entry.sha256:
-                raise IntegrityError(
-                    f"{entry.path} of version {number} does not come back as it went in; run `ckstore verify`."
-                )
+        check_restores(reopened[number])
 
 
 class Removable:

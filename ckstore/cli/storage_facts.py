@@ -34,6 +34,20 @@ class StoredObject:
         return 0 if self.exact is None else sum(self.exact.lengths)
 
     @property
+    def lattice_text(self) -> str:
+        """The kind of lattice, with the step of those that have one: of rows and columns the smallest and largest."""
+        record = self.lattice
+        if record.kind == "rounded":
+            return f"rounded 2^{record.shift}"
+        if record.kind != "linear":
+            return record.kind
+        low = high = record.step
+        for axis in (record.rows, record.cols):
+            if axis.size:
+                low, high = low + int(axis.min()), high + int(axis.max())
+        return f"linear 2^{low}" if low == high else f"linear 2^{low}..{high}"
+
+    @property
     def layers(self) -> str:
         """`base` or `delta`, and the exact layer's mode where there is one."""
         kind = "base" if self.lattice.base is None else "delta"
@@ -75,7 +89,7 @@ class StoredVersion:
     def depth(self, objects: Iterable[StoredObject]) -> int:
         """The largest number of deltas that restoring one of the objects takes."""
         reader = self.version.store.reader
-        return max((reader.depth(item.content) for item in objects if item.content is not None), default=0)
+        return max((reader.depth(item.lattice.id, item.content) for item in objects), default=0)
 
     def summary(self) -> dict[str, Any]:
         """Counts of objects by how they are stored, and bytes by layer; shared objects count once.
@@ -91,12 +105,31 @@ class StoredVersion:
             "base": sum(item.lattice.base is None for item in unique),
             "delta": sum(item.lattice.base is not None for item in unique),
             "linear": sum(item.lattice.kind == "linear" for item in unique),
+            "rounded": sum(item.lattice.kind == "rounded" for item in unique),
             "ordinal": sum(item.lattice.kind == "ordinal" for item in unique),
             "own": sum(record.mode == "own" for record in exact),
             "chained": sum(record.mode == "chained" for record in exact),
             "coarse_bytes": sum(record.length for record in lattices),
             "exact_bytes": sum(sum(record.lengths) for record in exact),
         }
+
+
+def tensor_storage(stored: StoredVersion, file: int, tensor: Tensor) -> dict[str, Any]:
+    """How a tensor is stored, as the JSON object that `show` and `ls -l` print; of a bundle its bundle's figures.
+
+    `bits` are stored bits an element by layer.
+    """
+    objects = stored.of_tensor(file, tensor)
+    count = sum(item.unit.count for item in objects)
+    coarse, exact = sum(item.coarse_bytes for item in objects), sum(item.exact_bytes for item in objects)
+    return {
+        "lattice": "/".join(sorted({item.lattice_text for item in objects})) or None,
+        "layers": "/".join(sorted({item.layers for item in objects})) or None,
+        "bundled": any(item.unit.is_bundle for item in objects),
+        "depth": stored.depth(objects),
+        "bits": {"coarse": 8 * coarse / count, "exact": 8 * exact / count} if count else None,
+        "bytes_per_element": (coarse + exact) / count if count else None,
+    }
 
 
 def tensor_object(path: str, tensor: Tensor) -> dict[str, Any]:

@@ -37,7 +37,15 @@ FLOATS: dict[str, tuple[int, int]] = {
 PARTS: dict[str, str] = {"complex32": "float16", "complex64": "float32", "complex128": "float64"}
 
 #: Exponents that a linear step may have: the step and every lattice value but 0 are normal numbers.
-STEP_RANGE: dict[str, tuple[int, int]] = {"float32": (-126, 106), "float64": (-1000, 1002)}
+STEP_RANGE: dict[str, tuple[int, int]] = {
+    "float32": (-126, 106),
+    "float64": (-1000, 1002),
+    "bfloat16": (-126, 106),
+    "float16": (-48, 5),
+}
+
+#: dtypes of 16 bits on linear lattices: their lattice values are rounded to them, and they have no exact layer there.
+SHORT = ("bfloat16", "float16")
 
 #: dtypes whose values can be predicted as a multiple of their parents.
 SCALED = ("float32", "float64", "bfloat16")
@@ -86,7 +94,7 @@ class LinearLattice:
     Attributes
     ----------
     dtype
-        `float32` or `float64`.
+        A key of `STEP_RANGE`.
     step
         Binary exponent of the step: steps are powers of two, so that they halve and double exactly and the exact
         layer of a lattice value is a plain run of mantissa bits.
@@ -102,10 +110,12 @@ class LinearLattice:
     rows: npt.NDArray[np.int16] = field(default_factory=lambda: _NO_EXPONENTS)
     cols: npt.NDArray[np.int16] = field(default_factory=lambda: _NO_EXPONENTS)
 
-    def quantise(self, bits: Bits, start: int, predicted: Integers | None = None) -> Integers:
+    def quantise(
+        self, bits: Bits, start: int, predicted: Integers | None = None, *, reach: float = HYSTERESIS
+    ) -> Integers:
         """Integers (int32) of a chunk of values that begins at element `start`.
 
-        With `predicted` (the projected integers of a base) an element keeps its prediction within `HYSTERESIS` steps.
+        With `predicted` (the projected integers of a base) an element keeps its prediction within `reach` steps.
         """
         from ckstore.kernels import lattice as kernels
 
@@ -113,7 +123,7 @@ class LinearLattice:
         out = np.empty(bits.size, np.int32)
         prediction = _NO_INTEGERS if predicted is None else predicted
         kernels.linear_quantise(
-            bits.view(self.dtype), prediction, self.step, self.rows, self.cols, self.width, start, HYSTERESIS, out
+            floats(bits, self.dtype), prediction, self.step, self.rows, self.cols, self.width, start, reach, out
         )
         return out
 
@@ -129,13 +139,27 @@ class LinearLattice:
         kernels.linear_project(integers, self.step - base.step, rows, cols, self.width, start, out)
         return out
 
+    def values(self, integers: Integers, start: int) -> Bits:
+        """Bits of the lattice values of a chunk of integers that begins at element `start`."""
+        from ckstore.kernels import coarse as kernels
+
+        carrier = "float32" if self.dtype in SHORT else self.dtype
+        out = np.empty(integers.size, carrier)
+        kernels.linear_values(integers, self.step, self.rows, self.cols, self.width, start, out)
+        bits = out.view(f"u{out.itemsize}")
+        if self.dtype not in SHORT:
+            return bits
+        short = np.empty(integers.size, np.uint16)
+        (kernels.to_bfloat16 if self.dtype == "bfloat16" else kernels.to_float16)(bits, short)
+        return short
+
     def distance(self, bits: Bits, integers: Integers, start: int) -> tuple[float, int]:
         """Sum of squares of the difference between finite values and lattice values, and their number."""
         from ckstore.kernels import lattice as kernels
 
         _check_sizes(bits, integers)
         result: tuple[float, int] = kernels.linear_distance(
-            bits.view(self.dtype), integers, self.step, self.rows, self.cols, self.width, start
+            floats(bits, self.dtype), integers, self.step, self.rows, self.cols, self.width, start
         )
         return result
 
@@ -167,6 +191,18 @@ def _exponent_difference(own: npt.NDArray[np.int16], base: npt.NDArray[np.int16]
     if own.size and base.size:
         return own - base
     return own if own.size else -base
+
+
+def floats(bits: Bits, dtype: str) -> npt.NDArray[Any]:
+    """Bits of a float dtype of `STEP_RANGE` as an array that NumPy computes with: 16-bit floats widened to float32."""
+    if dtype == "bfloat16":
+        from ckstore.kernels import coarse as kernels
+
+        wide = np.empty(bits.size, np.uint32)
+        kernels.from_bfloat16(bits, wide)
+        return wide.view(np.float32)
+    values = np.ascontiguousarray(bits).view(dtype)
+    return values.astype(np.float32) if dtype == "float16" else values
 
 
 def _unsigned(dtype: str) -> str:

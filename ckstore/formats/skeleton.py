@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -77,3 +78,40 @@ def _crc_offsets(layout: FileLayout) -> Iterator[tuple[int, int]]:
             before += layout.extents[number].nbytes
             number += 1
         yield index, place - before
+
+
+class Checks:
+    """CRC-32 of the stretches of a file that its container vouches for, taken while the file comes in order.
+
+    Parameters
+    ----------
+    layout
+        The file's layout.
+
+    Attributes
+    ----------
+    results
+        The CRC of each of `layout.checked`.
+    """
+
+    def __init__(self, layout: FileLayout) -> None:
+        self._order = sorted(range(len(layout.checked)), key=lambda index: layout.checked[index].start)
+        self._checked = layout.checked
+        self._next = 0
+        self.results = [0] * len(layout.checked)
+
+    def update(self, start: int, block: bytes) -> None:
+        """Take in the block that begins at byte `start`."""
+        stop = start + len(block)
+        view = memoryview(block)
+        while self._next < len(self._order):
+            index = self._order[self._next]
+            checked = self._checked[index]
+            if checked.start >= stop:
+                return
+            low, high = max(checked.start, start), min(checked.stop, stop)
+            if low < high:
+                self.results[index] = zlib.crc32(view[low - start : high - start], self.results[index])
+            if checked.stop > stop:
+                return
+            self._next += 1

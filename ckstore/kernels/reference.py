@@ -106,3 +106,138 @@ def scaled_values(bits: Array, dtype: str, factor: float) -> Array:
         normal &= np.abs(products) < 3.3e38
         return np.where(normal, halves, bits)
     return np.where(normal, rounded.view(bits.dtype), bits)
+
+
+_TINY, _HUGE = np.finfo(np.float32).tiny, np.finfo(np.float32).max
+
+
+def _flushed(values: Array) -> Array:
+    """float32 values with subnormal ones as +0."""
+    return np.where(np.abs(values) < _TINY, np.float32(0), values)
+
+
+def codebook_nearest(words: Array, centroids: Array, zero: int) -> Array:
+    """Indices (uint8): see `ckstore.kernels.codebook.nearest`; the distance to every midpoint is looked at."""
+    values = _flushed(words.view(np.float32))
+    with np.errstate(invalid="ignore"):
+        doubles = values.astype(np.float64)
+    levels = centroids.astype(np.float64)
+    below = doubles[:, None] > (levels[1:] + levels[:-1]) / 2
+    return np.where(np.isfinite(doubles), below.sum(axis=1), zero).astype(np.uint8)
+
+
+def codebook_add(base: Array, indices: Array, centroids: Array) -> Array:
+    """Words of ``base + centroids[indices]`` in float32 arithmetic: see `ckstore.kernels.codebook.add`."""
+    floats = base.view(np.float32)
+    with np.errstate(over="ignore"):
+        sums = np.where(np.isfinite(floats), _flushed(floats), np.float32(0)) + centroids[indices]
+    return _flushed(np.clip(sums, -_HUGE, _HUGE)).view(np.uint32)
+
+
+def codebook_difference(words: Array, base: Array) -> Array:
+    """float32 values of ``value - base``: see `ckstore.kernels.codebook.difference`."""
+    floats, bases = words.view(np.float32), base.view(np.float32)
+    with np.errstate(all="ignore"):
+        changes = _flushed(floats) - np.where(np.isfinite(bases), _flushed(bases), np.float32(0))
+    return np.where(np.isfinite(floats), _flushed(np.clip(changes, -_HUGE, _HUGE)), np.float32(np.nan))
+
+
+def bucket_statistics(words: Array) -> tuple[Array, Array]:
+    """Counts and sums (512 each) by sign and exponent field of normal values."""
+    field = words >> 23 & 255
+    normal = words[(field != 0) & (field != 255)]
+    buckets = (normal >> 23).astype(np.intp)
+    return np.bincount(buckets, minlength=512), np.bincount(buckets, normal.view(np.float32), 512)
+
+
+def rank_bins(words: Array, ranks: Array) -> Array:
+    """Bin of the rank of each value: 0 where the value is 0 or subnormal, -1 where it is not finite."""
+    field = words >> 23 & 255
+    bins = ((ranks & 0x7FFFFFFF) >> 17).astype(np.int64)
+    return np.where(field == 255, -1, np.where(field == 0, 0, bins))
+
+
+def level_counts(words: Array, ranks: Array, low: int, high: int) -> Array:
+    """Counts (32,768) by the leading 15 bits of the normal values whose ranks lie in the bins from low up to high."""
+    bins, field = rank_bins(words, ranks), words >> 23 & 255
+    kept = words[(bins >= low) & (bins < high) & (field != 0) & (field != 255)]
+    return np.bincount((kept >> 17).astype(np.intp), minlength=1 << 15)
+
+
+def split_indices(indices: Array, words: Array, ranks: Array, split: tuple[int, int], zero: int, aside: int) -> Array:
+    """Indices with those of pruned and protected elements overwritten: see `ckstore.kernels.codebook.split_indices`."""
+    bins, field = rank_bins(words, ranks), words >> 23 & 255
+    pruned = (bins < split[0]) | (field == 0) | (field == 255)
+    return np.where(pruned, zero, np.where(bins >= split[1], aside, indices)).astype(np.uint8)
+
+
+def narrowed(words: Array, dtype: str) -> Array:
+    """float16 or bfloat16 bits of finite float32 values: see `narrow_float16` and `narrow_bfloat16`."""
+    if dtype == "float16":
+        with np.errstate(over="ignore"):
+            halves = np.clip(words.view(np.float32).astype(np.float16), np.float16(-65504), np.float16(65504))
+        return np.where(halves == 0, np.float16(0), halves).view(np.uint16)
+    wide = words.astype(np.uint64)
+    rounded = ((wide + 0x7FFF + (wide >> 16 & 1)) >> 16).astype(np.uint16)
+    return np.where(rounded & 0x7FFF == 0x7F80, (rounded & 0x8000) | 0x7F7F, rounded)
+
+
+def short_floats(words: Array, dtype: str) -> Array:
+    """float16 or bfloat16 bits of finite float32 bits: see `to_float16` and `to_bfloat16`; -0.0 stays what it is."""
+    largest = {"float16": 0x7BFF, "bfloat16": 0x7F7F}[dtype]
+    if dtype == "float16":
+        with np.errstate(over="ignore", under="ignore"):
+            bits = words.view(np.float32).astype(np.float16).view(np.uint16)
+    else:
+        wide = words.astype(np.uint64)
+        bits = ((wide + 0x7FFF + (wide >> 16 & 1)) >> 16).astype(np.uint16)
+    return np.where(bits & 0x7FFF > largest, bits & 0x8000 | largest, bits).astype(np.uint16)
+
+
+def models(count: int, level: int, rows: Array, cols: Array, width: int, start: int, unit: int) -> list[int]:
+    """What a rounded lattice takes off the ordinals of `count` elements from element `start` on."""
+    return [int(octaves) * unit for octaves in exponents(count, level, rows, cols, width, start)]
+
+
+def rounded_quantise(bits: Array, predicted: Array, shift: int, models: list[int]) -> Array:
+    """Integers (int32): see `ckstore.kernels.coarse.rounded_quantise`, with the model of each element."""
+    sign = 1 << (8 * bits.itemsize - 1)
+    result = []
+    for k, (word, model) in enumerate(zip(bits.tolist(), models, strict=True)):
+        rest = (-(word ^ sign) if word & sign else word) - model
+        integer = (2 * rest + (1 << shift)) // (2 << shift)
+        if predicted.size and abs(rest - (int(predicted[k]) << shift)) < (6 << shift) // 10:
+            integer = int(predicted[k])
+        result.append(min(max(integer, -(1 << 24)), 1 << 24))
+    return np.array(result, np.int32)
+
+
+def rounded_values(integers: Array, shift: int, models: list[int], largest: int, dtype: npt.DTypeLike) -> Array:
+    """Bits: see `ckstore.kernels.coarse.rounded_values`, with the model of each element."""
+    out = np.zeros(integers.size, dtype)
+    sign = 1 << (8 * out.itemsize - 1)
+    for k, (integer, model) in enumerate(zip(integers.tolist(), models, strict=True)):
+        order = (integer << shift) + model
+        if 8 * abs(order) > 5 << shift:
+            out[k] = min(abs(order), largest) | (sign if order < 0 else 0)
+    return out
+
+
+def deviation(values: Array, others: Array) -> tuple[float, float, float, int]:
+    """Largest difference, sums of squares, number: see `ckstore.kernels.coarse.deviation`."""
+    doubles = values.astype(np.float64)
+    with np.errstate(all="ignore"):
+        differences = np.abs(doubles - others.astype(np.float64))
+        finite = np.isfinite(differences)
+        squares, total = (differences[finite] ** 2).sum(), (doubles[finite] ** 2).sum()
+    return float(differences[finite].max(initial=0.0)), float(squares), float(total), int(finite.sum())
+
+
+def order_sums(bits: Array, width: int, ceiling: int) -> tuple[Array, Array, Array]:
+    """Sums of ordinals of magnitudes by row and by column, and their numbers, rows first: see `coarse.order_sums`."""
+    magnitude = (bits & ((1 << (8 * bits.itemsize - 1)) - 1)).astype(np.int64)
+    known = np.flatnonzero((magnitude > 0) & (magnitude <= ceiling))
+    weights = magnitude[known].astype(np.float64)
+    row, col, count = known // width, known % width, -(-bits.size // width)
+    numbers = np.concatenate([np.bincount(row, minlength=count), np.bincount(col, minlength=width)])
+    return np.bincount(row, weights, count), np.bincount(col, weights, width), numbers

@@ -6,7 +6,7 @@ import json
 import os
 import secrets
 import socket
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -27,6 +27,8 @@ _COLUMNS = (
     " v.original_bytes, v.stored_bytes, v.elements, v.tensors, v.files, v.depth, v.cost, v.base, v.fidelity,"
     " v.metrics, v.source"
 )
+#: The row of `meta` that says when `gc` last changed something.
+_COLLECTED = "collected"
 #: For how long the lease of a process on another host counts: nobody here can see whether it still runs.
 LEASE_SECONDS = 7 * 24 * 3600.0
 
@@ -182,6 +184,24 @@ class Catalog:
     def contents_in(self, pack: str) -> list[tuple[int, int]]:
         """(key, slot) of every content that stands in a pack. Reads the whole table."""
         return self._contents.within(pack)
+
+    def placed_lattices(self) -> dict[str, dict[int, int]]:
+        """The keys of all lattices by slot, for each pack by name. Reads the whole table."""
+        return self._lattices.by_pack()
+
+    def placed_contents(self) -> dict[str, dict[int, int]]:
+        """The keys of all contents by slot, for each pack by name. Reads the whole table."""
+        return self._contents.by_pack()
+
+    def moved_packs(self, names: Iterable[str]) -> dict[str, str]:
+        """The present names of those packs that `gc` has put others in the place of."""
+        wanted = sorted(set(names))
+        marks = ", ".join("?" * len(wanted))
+        return dict(self._connection.rows(f"SELECT key, value FROM meta WHERE key IN ({marks})", wanted))
+
+    def collected(self) -> str:
+        """When `gc` last moved or removed something; empty where it never did."""
+        return self.moved_packs([_COLLECTED]).get(_COLLECTED, "")
 
     def unreferenced_packs(self) -> list[PackRow]:
         """Packs in which nothing stands that a version needs: no manifest, no blob, no lattice and no content."""
@@ -340,6 +360,27 @@ class Catalog:
             self._contents.place(contents, displace=False)
             self._connection.execute("DELETE FROM reservations WHERE number = ?", [row.number])
 
+    def replace_version(self, row: VersionRow, references: Iterable[str]) -> None:
+        """Let another manifest say what a version is: its place, sizes, costs and fidelity.
+
+        Parameters
+        ----------
+        row : VersionRow
+            Of a version that is there; its pack is known already.
+        references : iterable of str
+            Names of the packs in which blobs of it stand.
+        """
+        with self.transaction():
+            [[pack]] = self._connection.rows("SELECT id FROM packs WHERE name = ?", [row.pack])
+            self._connection.execute(
+                "UPDATE versions SET pack = ?, manifest_offset = ?, manifest_length = ?, stored_bytes = ?, depth = ?,"
+                " cost = ?, base = ?, fidelity = ? WHERE number = ?",
+                [pack, row.manifest_offset, row.manifest_length, row.stored_bytes, row.depth, row.cost, row.base,
+                 row.fidelity, row.number],
+            )  # fmt: skip
+            self._connection.execute("DELETE FROM version_packs WHERE version = ?", [row.number])
+            self._refer(row.number, {row.pack, *references})
+
     def add_packs(self, packs: Sequence[Any]) -> None:
         """Make packs (`PackInfo`) known; those that are known already stay as they are."""
         created = durable.timestamp()
@@ -383,6 +424,47 @@ class Catalog:
                 if name not in removable:
                     raise ConflictError(f"Pack {name} is still referred to; look which are free again.")
                 self._connection.execute("DELETE FROM packs WHERE name = ?", [name])
+                self._connection.execute("DELETE FROM meta WHERE value = ?", [name])
+
+    def replace_pack(self, former: str, pack: Any, manifest: Any) -> None:
+        """Put a pack in the place of another one: manifests and blobs that stood in that stand in this from now on.
+
+        Parameters
+        ----------
+        former : str
+            A pack in the catalog. It stays there; what objects of it are in the new one is for `move_lattices` and
+            `move_contents` to say.
+        pack : PackInfo
+            A pack that lies in the store.
+        manifest : Entry
+            Where its manifest lies.
+        """
+        with self.transaction():
+            self.add_packs([pack])
+            [[before]] = self._connection.rows("SELECT id FROM packs WHERE name = ?", [former])
+            [[after]] = self._connection.rows("SELECT id FROM packs WHERE name = ?", [pack.name])
+            self._connection.execute(
+                "UPDATE versions SET pack = ?, manifest_offset = ?, manifest_length = ? WHERE pack = ?",
+                [after, manifest.offset, manifest.length, before],
+            )
+            self._connection.execute(
+                "INSERT OR IGNORE INTO version_packs SELECT version, ? FROM version_packs WHERE pack = ?",
+                [after, before],
+            )
+            self._connection.execute("DELETE FROM version_packs WHERE pack = ?", [before])
+            self.note_moved({former: pack.name})
+
+    def note_moved(self, names: Mapping[str, str]) -> None:
+        """Remember the present names of packs that others refer to by former ones."""
+        with self.transaction():
+            for former, present in names.items():
+                self._connection.execute("UPDATE meta SET value = ? WHERE value = ?", [present, former])
+                self._connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", [former, present])
+
+    def note_collected(self, when: str) -> None:
+        """Remember when `gc` moved or removed something, so that others notice."""
+        with self.transaction():
+            self._connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", [_COLLECTED, when])
 
     def update_version(
         self,
@@ -414,11 +496,23 @@ class Catalog:
         with self.transaction():
             for number in numbers:
                 version = self.version(number)
-                tagged = [tag for tag, tagged_number in self.tags().items() if tagged_number == number]
-                if tagged:
-                    raise ConflictError(f"Version {number} is tagged {', '.join(tagged)}; delete the tag first.")
+                self.check_untagged([number])
                 self._connection.execute("UPDATE versions SET parent = ? WHERE parent = ?", [version.parent, number])
                 self._connection.execute("DELETE FROM versions WHERE number = ?", [number])
+
+    def check_untagged(self, numbers: Iterable[int]) -> None:
+        """Raise `ConflictError` where one of these versions is tagged."""
+        wanted = set(numbers)
+        for tag, number in self.tags().items():
+            if number in wanted:
+                raise ConflictError(
+                    f"Version {number} is tagged {tag}; remove the tag first: `ckstore tag --delete {tag}`."
+                )
+
+    def remove_empty_runs(self) -> None:
+        """Forget the runs that have no version."""
+        with self.transaction():
+            self._connection.execute("DELETE FROM runs WHERE id NOT IN (SELECT run FROM versions)")
 
     def set_tag(self, name: str, number: int) -> None:
         """Let a tag mean a version, whatever it meant before; raises `NotFoundError`, `UsageError` for a bad name."""

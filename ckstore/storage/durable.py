@@ -104,8 +104,8 @@ def write_file(path: Path, data: bytes) -> None:
         raise
 
 
-def sweep_temporaries(directory: Path, grace: float = 3600.0) -> list[Path]:
-    """Remove the temporary files and directories of processes that are gone.
+def find_temporaries(directory: Path, grace: float = 3600.0) -> list[Path]:
+    """The temporary files and directories of processes that are gone.
 
     Parameters
     ----------
@@ -113,13 +113,8 @@ def sweep_temporaries(directory: Path, grace: float = 3600.0) -> list[Path]:
         Only this directory, not those below it.
     grace : float
         Seconds for which a file must have been left untouched: the process may run on another host.
-
-    Returns
-    -------
-    list of Path
-        What was removed.
     """
-    removed = []
+    found = []
     oldest = time.time() - grace
     with os.scandir(directory) as entries:
         for entry in entries:
@@ -128,16 +123,36 @@ def sweep_temporaries(directory: Path, grace: float = 3600.0) -> list[Path]:
                 continue
             with suppress(FileNotFoundError):
                 if entry.stat(follow_symlinks=False).st_mtime <= oldest:
-                    _remove(entry)
-                    removed.append(Path(entry.path))
+                    found.append(Path(entry.path))
+    return found
+
+
+def sweep_temporaries(directory: Path, grace: float = 3600.0) -> list[Path]:
+    """Remove what `find_temporaries` finds; returns what was removed."""
+    removed = []
+    for path in find_temporaries(directory, grace):
+        with suppress(FileNotFoundError):
+            remove(path)
+            removed.append(path)
     return removed
 
 
-def _remove(entry: os.DirEntry[str]) -> None:
-    if entry.is_dir(follow_symlinks=False):
-        shutil.rmtree(entry.path)
+def remove(path: Path) -> None:
+    """Remove a file, or a directory with all that is in it."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
     else:
-        os.unlink(entry.path)
+        path.unlink()
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a file, or of all files in a directory; 0 where it is gone."""
+    if path.is_dir() and not path.is_symlink():
+        return sum(size_of(entry) for entry in path.iterdir())
+    try:
+        return path.lstat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def is_running(process: int) -> bool:

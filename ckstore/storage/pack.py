@@ -205,6 +205,26 @@ class PackWriter:
         self._add_metadata(name, _array_metadata(size, size, "uint8", {"name": "bytes"}, attributes))
         return self._add_chunk(name, views)
 
+    def add_copy(self, name: str, metadata: Mapping[str, Any], data: Buffer) -> Entry:
+        """Add an array as another pack holds it.
+
+        Parameters
+        ----------
+        name : str
+            As for `add_sharded`.
+        metadata : mapping
+            Its Zarr metadata.
+        data : bytes-like
+            The bytes of its only chunk: the shard, or what `add_bytes` was given.
+
+        Returns
+        -------
+        Entry
+            Where exactly these bytes lie.
+        """
+        self._add_metadata(name, metadata)
+        return self._add_chunk(name, [memoryview(data).cast("B")])
+
     def finish(self) -> PackInfo:
         """Make the pack durable under its name.
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import struct
 import threading
 import zipfile
+import zlib
 from collections import OrderedDict
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from ckstore.errors import IntegrityError
 from ckstore.storage import root
@@ -16,6 +21,10 @@ from ckstore.storage.pack import Entry, PackInfo, digest_file, parse_pack_name
 _ABSENT = 2**64 - 1
 # pread(2) returns at most 2^31 - 4096 bytes on Linux.
 _LARGEST_READ = 1 << 30
+
+
+class MissingPackError(IntegrityError):
+    """A pack is not there: it was lost, or `gc` has put another one in its place."""
 
 
 class _OpenPack:
@@ -111,14 +120,32 @@ class PackReader:
         name, extra = struct.unpack_from("<HH", header, 26)
         return Entry(info.header_offset + 30 + name + extra, info.file_size)
 
+    def array_metadata(self, pack: str, names: Iterable[str]) -> dict[str, dict[str, Any]]:
+        """The Zarr metadata of arrays of a pack, by name.
+
+        Raises
+        ------
+        IntegrityError
+            The pack is missing, no zip, or lacks one of them.
+        """
+        try:
+            with zipfile.ZipFile(self._path(pack)) as archive:
+                return {name: json.loads(archive.read(f"{name}/zarr.json")) for name in names}
+        except FileNotFoundError:
+            raise _missing(pack) from None
+        except (KeyError, ValueError, NotImplementedError, zipfile.BadZipFile, zlib.error, struct.error) as error:
+            raise IntegrityError(f"Pack {pack} has unreadable metadata ({error}); restore it from a copy.") from error
+
     def list_packs(self) -> list[PackInfo]:
         """Every pack that lies in the store, known to the catalog or not, by name."""
         found = []
         with os.scandir(self._directory) as entries:
             for entry in entries:
                 parsed = parse_pack_name(entry.name)
-                if parsed is not None and entry.is_file():
-                    found.append(PackInfo(entry.name, entry.stat().st_size, parsed[1]))
+                # Whoever wrote it may take it back meanwhile.
+                with suppress(FileNotFoundError):
+                    if parsed is not None and entry.is_file():
+                        found.append(PackInfo(entry.name, entry.stat().st_size, parsed[1]))
         return sorted(found, key=lambda info: info.name)
 
     def forget(self, pack: str) -> None:
@@ -193,8 +220,10 @@ def read_shard_index(data: bytes, chunks: int, shard_length: int | None = None) 
     return result
 
 
-def _missing(pack: str) -> IntegrityError:
-    return IntegrityError(f"Pack {pack} is missing from the store; restore it from a copy, then run `ckstore verify`.")
+def _missing(pack: str) -> MissingPackError:
+    return MissingPackError(
+        f"Pack {pack} is missing from the store; restore it from a copy, then run `ckstore verify`."
+    )
 
 
 def _short(pack: str, offset: int, length: int) -> IntegrityError:

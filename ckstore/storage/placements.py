@@ -55,6 +55,16 @@ class Placements:
             [pack],
         )
 
+    def by_pack(self) -> dict[str, dict[int, int]]:
+        """Key by slot of everything that stands anywhere, by the name of the pack."""
+        names = dict(self._connection.rows("SELECT id, name FROM packs"))
+        found: dict[str, dict[int, int]] = {}
+        for key, pack, slot in self._connection.rows(f"SELECT key, pack, slot FROM {self._name}"):
+            # Outside of a transaction, a pack may have come between the two queries.
+            if pack in names:
+                found.setdefault(names[pack], {})[slot] = key
+        return found
+
     def count(self) -> int:
         """How many keys there are."""
         # The view would look up every row of the large table in the small one.

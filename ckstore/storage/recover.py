@@ -47,23 +47,44 @@ def scan_packs(store: Path) -> Iterator[ScannedPack | DamagedPack]:
         A manifest was written by a later version of ckstore.
     """
     reader = PackReader(store)
-    order: list[tuple[str, int, PackInfo]] = []
+    order: list[tuple[str, int, str, PackInfo]] = []
     damaged: list[DamagedPack] = []
     for info in reader.list_packs():
-        try:
-            parsed = parse_pack_name(info.name)
-            if parsed is None or reader.digest(info.name) != parsed[0]:
-                raise IntegrityError("its bytes are not those that its name stands for")
-            document = _scan(reader, info).document
-            order.append((str(document.get("created", "")), int(document.get("number") or 0), info))
-        except FormatVersionError:
-            raise
-        except (IntegrityError, OSError, ValueError, TypeError) as error:
-            damaged.append(DamagedPack(info, str(error)))
-    for _, _, info in sorted(order, key=lambda item: (item[0], item[1], item[2].name)):
+        found = scan_pack(reader, info)
+        if isinstance(found, DamagedPack):
+            damaged.append(found)
+        else:
+            order.append((*_place(found), info))
+    for *_, info in sorted(order, key=lambda item: item[:3]):
         yield _scan(reader, info)
     yield from damaged
     reader.close()
+
+
+def scan_pack(reader: PackReader, info: PackInfo) -> ScannedPack | DamagedPack:
+    """One pack, every byte of which is read.
+
+    Raises
+    ------
+    FormatVersionError
+        Its manifest was written by a later version of ckstore.
+    """
+    try:
+        parsed = parse_pack_name(info.name)
+        if parsed is None or reader.digest(info.name) != parsed[0]:
+            raise IntegrityError("its bytes are not those that its name stands for")
+        found = _scan(reader, info)
+        _place(found)
+    except FormatVersionError:
+        raise
+    except (IntegrityError, OSError, ValueError, TypeError) as error:
+        return DamagedPack(info, str(error))
+    return found
+
+
+def _place(pack: ScannedPack) -> tuple[str, int, str]:
+    """What packs are sorted by; `ValueError` or `TypeError` where the manifest says no such thing."""
+    return str(pack.document.get("created", "")), int(pack.document.get("number") or 0), pack.info.name
 
 
 def _scan(reader: PackReader, info: PackInfo) -> ScannedPack:

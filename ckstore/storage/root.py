@@ -74,7 +74,15 @@ def find_store(start: Path | None = None) -> Path:
     )
 
 
+def find_temporaries(root: Path, grace: float = 3600.0) -> list[Path]:
+    """What interrupted processes left in the store; see `durable.find_temporaries`."""
+    return [path for directory in _directories(root) for path in durable.find_temporaries(directory, grace)]
+
+
 def sweep_temporaries(root: Path, grace: float = 3600.0) -> list[Path]:
     """Remove what interrupted processes left in the store; see `durable.sweep_temporaries`."""
-    directories = [path for path in (root, root / PACKS, root / LOG) if path.is_dir()]
-    return [removed for path in directories for removed in durable.sweep_temporaries(path, grace)]
+    return [path for directory in _directories(root) for path in durable.sweep_temporaries(directory, grace)]
+
+
+def _directories(root: Path) -> list[Path]:
+    return [path for path in (root, root / PACKS, root / LOG) if path.is_dir()]

@@ -125,7 +125,7 @@ def test_require_exact(ckstore, filled: Path) -> None:
     ckstore("checkout", "best", "--require-exact", "-o", "exact.pt")
     with Catalog.open(filled / ".ckstore", "a") as catalog:
         catalog.update_version(3, fidelity="coarse")
-    assert "exact layer" in ckstore("checkout", "best", "--require-exact", "-o", "coarse.pt", code=1).sentence
+    assert "no exact values" in ckstore("checkout", "best", "--require-exact", "-o", "coarse.pt", code=4).sentence
     assert not (filled / "coarse.pt").exists()
 
 

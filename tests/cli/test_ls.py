@@ -39,7 +39,7 @@ def test_nothing_matches(ckstore, filled: Path) -> None:
 def test_long(ckstore, filled: Path) -> None:
     tensors = {item["path"]: item for item in ckstore("ls", "best", "-l", "--json").json}
     weight, bias, frozen = (tensors[f"model/{name}"] for name in ("weight", "bias", "frozen"))
-    assert weight["lattice"] == "linear"
+    assert weight["lattice"].startswith("linear 2^-")
     assert not weight["bundled"]
     assert bias["bundled"]
     assert weight["layers"].startswith("delta+")

@@ -26,7 +26,7 @@ from ckstore.errors import (
 )
 from ckstore.storage import connection, placements, root
 from ckstore.storage.catalog import Catalog, VersionRow, key, replace_catalog
-from ckstore.storage.pack import PackInfo
+from ckstore.storage.pack import Entry, PackInfo
 from tests.storage.version_writer import identifier, write_version
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -520,3 +520,43 @@ def test_reading_needs_only_the_standard_library(filled, store):
     )
     done = subprocess.run([sys.executable, "-c", code, str(store)], capture_output=True, check=True, cwd=REPOSITORY)
     assert not {"numpy", "numcodecs", "sqlite_utils", "zarr"} & set(json.loads(done.stdout))
+
+
+def test_a_pack_in_the_place_of_another(filled):
+    first, second = filled.version(1), filled.version(2)
+    write_version(filled, filled._path.parent, "gpt", 300, references=[first.pack])
+    names = [f"{digit * 40}.zip" for digit in "ab"]
+    for former, name in zip([first.pack, names[0]], names, strict=True):
+        keys = filled.lattices_in(former)
+        with filled.transaction():
+            filled.replace_pack(former, PackInfo(name, 7, "coarse"), Entry(3, 4))
+            filled.move_lattices((number, name, slot + 1) for number, slot in keys)
+            filled.move_contents((number, name, slot + 1) for number, slot in filled.contents_in(former))
+            filled.remove_packs([former])
+    moved = filled.version(1)
+    assert (moved.pack, moved.manifest_offset, moved.manifest_length) == (names[1], 3, 4)
+    assert filled.version(2) == second
+    assert filled.moved_packs([first.pack, names[0], names[1], second.pack]) == dict.fromkeys(
+        [first.pack, names[0]], names[1]
+    )
+    assert filled.placed_lattices()[names[1]].keys() == filled.placed_contents()[names[1]].keys() == {2, 3, 4}
+    assert first.pack not in filled.placed_lattices()
+    # Version 4 refers to it, whoever stands in its place.
+    filled.forget_versions([1])
+    filled.remove_lattices(number for number, _ in filled.lattices_in(names[1]))
+    filled.remove_contents(number for number, _ in filled.contents_in(names[1]))
+    with pytest.raises(ConflictError, match="still referred to"):
+        filled.remove_packs([names[1]])
+    filled.forget_versions([4])
+    filled.remove_packs([names[1]])
+    assert filled.moved_packs([first.pack, names[0]]) == {}
+
+
+def test_what_gc_leaves_a_mark_of(filled):
+    assert filled.collected() == ""
+    filled.note_collected("2026-07-01T12:00:00.000000Z")
+    assert filled.collected() == "2026-07-01T12:00:00.000000Z"
+    filled.forget_versions([3])
+    assert [(run.name, run.versions) for run in filled.runs()] == [("gpt", 2), ("vision", 0)]
+    filled.remove_empty_runs()
+    assert [run.name for run in filled.runs()] == ["gpt"]

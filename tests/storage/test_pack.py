@@ -262,3 +262,29 @@ def test_every_flip_in_a_shard_index_is_found(store):
 def test_a_pack_that_cannot_be_begun(tmp_path):
     with pytest.raises(CkstoreError, match="No pack can be begun"):
         PackWriter(tmp_path / "nowhere", "coarse")
+
+
+def test_a_copied_array_is_the_same(tmp_path):
+    (tmp_path / "packs").mkdir()
+    with PackWriter(tmp_path, "coarse") as writer:
+        writer.add_bytes("before", b"x" * 1000)
+        first = writer.add_sharded("0", 5, 2, "int32", BYTES, {"id": "a"}, [b"\1" * 8, None, b"\2" * 8])
+        source = writer.finish()
+    reader = PackReader(tmp_path)
+    metadata = reader.array_metadata(source.name, ["0"])
+    with PackWriter(tmp_path, "coarse") as writer:
+        entry = writer.add_copy("0", metadata["0"], reader.pread(source.name, first.offset, first.length))
+        with pytest.raises(UsageError, match="taken"):
+            writer.add_copy("0", metadata["0"], b"")
+        copy = writer.finish()
+    same = reader.pread(source.name, first.offset, first.length)
+    assert reader.pread(copy.name, entry.offset, entry.length) == same
+    assert reader.array_metadata(copy.name, ["0"]) == metadata
+    with zarr.storage.ZipStore(tmp_path / "packs" / copy.name, mode="r") as zipped:
+        array = zarr.open_group(zipped, mode="r")["0"]
+        assert array.attrs["id"] == "a"
+        assert array[:].tolist() == [0x01010101, 0x01010101, 0, 0, 0x02020202]
+    with pytest.raises(IntegrityError, match="unreadable metadata"):
+        reader.array_metadata(source.name, ["1"])
+    with pytest.raises(IntegrityError, match="is missing"):
+        reader.array_metadata("0" * 40 + ".zip", [])

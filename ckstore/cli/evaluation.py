@@ -1,0 +1,49 @@
+"""Evaluation commands that users give: run without a shell, they print a number."""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+from ckstore.errors import CkstoreError, UsageError
+
+#: What stands for the checkpoint's path.
+_PLACE = "{}"
+
+_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?(?:nan|inf(?:inity)?)", re.IGNORECASE)
+
+
+def evaluator(command: str) -> Callable[[Path], float]:
+    """What runs an evaluation command on a checkpoint and gives the last number that it prints.
+
+    Raises
+    ------
+    UsageError
+        The command is none, or does not say where the path goes.
+    """
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise UsageError(f"The evaluation command {command!r} cannot be read ({error}); check its quotes.") from error
+    if not any(_PLACE in word for word in words[1:]):
+        raise UsageError(f"The evaluation command {command!r} has no {_PLACE} for the checkpoint's path; add it.")
+
+    def evaluate(path: Path) -> float:
+        line = [words[0], *(word.replace(_PLACE, str(path)) for word in words[1:])]
+        try:
+            done = subprocess.run(line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, check=False)
+        except OSError as error:
+            raise UsageError(f"{words[0]} cannot be run: {error.strerror}; check the evaluation command.") from error
+        if done.returncode:
+            raise CkstoreError(f"The evaluation command ended with exit code {done.returncode}; nothing was stored.")
+        found = _NUMBER.findall(done.stdout)
+        if not found:
+            raise CkstoreError("The evaluation command printed no number; let it print the loss last.")
+        value = float(found[-1])
+        return value if math.isfinite(value) else math.nan
+
+    return evaluate

@@ -1,0 +1,64 @@
+"""`ckstore forget`: take versions out of the store."""
+
+from __future__ import annotations
+
+import click
+
+from ckstore.cli.output import counted, json_option, name_of, print_json
+from ckstore.cli.verb import RunName, VersionName, open_store, verb
+
+
+@verb(
+    ("ckstore forget gpt@100 7", "two versions"),
+    ("ckstore forget gpt@100..gpt@900 --keep-every 10", "nine of ten versions of a run between two steps"),
+    ("ckstore forget --run gpt --keep-last 5 --keep-tagged", "a run but for its end and what has a tag"),
+    ("ckstore forget --run gpt --keep-last 5 --dry-run", "only say which"),
+    exit_codes=[12, 13],
+)
+@click.argument("versions", metavar="[VERSION]...", nargs=-1, type=VersionName())
+@click.option("--run", metavar="RUN", type=RunName(), help="All versions of this run.")
+@click.option("--keep-last", metavar="N", type=click.IntRange(min=1), help="Keep the last N of the named versions.")
+@click.option(
+    "--keep-every",
+    metavar="N",
+    type=click.IntRange(min=1),
+    help="Keep the first of the named versions and every N-th after it.",
+)
+@click.option("--keep-tagged", is_flag=True, help="Keep the named versions that have a tag.")
+@click.option("--dry-run", is_flag=True, help="Change nothing; say which versions would be forgotten.")
+@json_option
+@click.pass_context
+def command(
+    ctx: click.Context,
+    versions: tuple[str, ...],
+    run: str | None,
+    keep_last: int | None,
+    keep_every: int | None,
+    keep_tagged: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Take versions out of the store.
+
+    Each VERSION, or range A..B of versions of one run, or a whole run, but for what is kept. They cannot be had back. A
+    range holds both its ends and goes by steps, between two numbers by numbers. What is kept is counted in each run
+    apart. A version with a tag is refused unless --keep-tagged keeps it.
+
+    The bytes stay until `ckstore gc` frees what no other version needs.
+    """
+    with open_store(ctx, "r" if dry_run else "a") as store:
+        rows = store.forget(
+            versions, run=run, keep_last=keep_last, keep_every=keep_every, keep_tagged=keep_tagged, dry_run=dry_run
+        ).versions
+    if as_json:
+        forgotten = [{"version": row.number, "run": row.run, "step": row.step} for row in rows]
+        print_json([{"versions": forgotten, "dry_run": dry_run}])
+        return
+    for row in rows:
+        click.echo(f"{name_of(row)} (version {row.number})")
+    if not rows:
+        click.echo("Nothing to do: every version that is named is kept.")
+    elif dry_run:
+        click.echo(f"Would forget {counted(len(rows), 'version')}.")
+    else:
+        click.echo(f"Forgot {counted(len(rows), 'version')}; `ckstore gc` frees what no other version needs.")

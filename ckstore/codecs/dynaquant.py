@@ -1,0 +1,344 @@
+"""Inshrinkerator, first called DynaQuant: prune some elements, protect some, and quantise the rest.
+
+Agrawal et al., "Inshrinkerator: Compressing Deep Learning Training Checkpoints via Dynamic Quantization", SoCC 2024.
+An object's elements are ranked, by magnitude or by sensitivity. The lowest ranks become 0, the highest are kept aside
+in 16 bits, and the rest takes the levels of a weighted k-means over a histogram of relative accuracy. Each step reads
+an object chunk by chunk: `RankStatistics` says where to split, `LevelStatistics` makes the codebook, `assign` the
+indices. Nothing is drawn at random: the same values give the same codebook.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ckstore.codecs.codebook import CodebookLattice, Floats, Indices, as_bits, codebook, float_words
+from ckstore.errors import UsageError
+
+Array = npt.NDArray[Any]
+Doubles = npt.NDArray[np.float64]
+Counts = npt.NDArray[np.int64]
+
+#: The paper's search space, each axis from the gentlest setting to the most aggressive one.
+LEVELS = (32, 16, 12, 8, 6, 4)
+PRUNE = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
+PROTECT = (0.01, 0.005, 0.0005)
+METRICS = ("magnitude", "sensitivity")
+
+#: A bin's middle is nowhere further from its values than this part of them: DDSketch's relative accuracy is 1 %.
+ACCURACY = 2.0**-7
+
+#: How much a bin's share of the elements and its share of the magnitudes weigh in the k-means.
+FREQUENCY_WEIGHT, MAGNITUDE_WEIGHT = 0.2, 0.8
+
+#: k-means in one dimension settles within a few dozen rounds; this many bound it.
+_ROUNDS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class DynaQuantSettings:
+    """What the configuration search chooses for an object.
+
+    Attributes
+    ----------
+    levels
+        4 to 32 levels of the elements that are quantised.
+    prune, protect
+        Shares of the elements that become 0, and that are kept aside in 16 bits.
+    metric
+        What elements are ranked by: `magnitude`, |w|, or `sensitivity`, |g·w|.
+
+    Raises
+    ------
+    UsageError
+        If they are out of range.
+    """
+
+    levels: int = 16
+    prune: float = 0.2
+    protect: float = 0.005
+    metric: str = "magnitude"
+
+    def __post_init__(self) -> None:
+        if not 4 <= self.levels <= 32:
+            raise UsageError(f"DynaQuant quantises to 4 to 32 levels, not {self.levels}.")
+        if not (0 <= self.prune < 1 and 0 <= self.protect < 1 and self.prune + self.protect < 1):
+            raise UsageError("The shares to prune and to protect must lie between 0 and 1 and leave some to quantise.")
+        if self.metric not in METRICS:
+            raise UsageError(f"DynaQuant ranks by {' or '.join(METRICS)}, not by {self.metric}.")
+
+    @property
+    def nominal_bits(self) -> float:
+        """Bits an element before any entropy coding: falls along each axis of the search space."""
+        return (1 - self.prune - self.protect) * float(np.log2(self.levels)) + 16 * self.protect
+
+    def ranks(self, values: Floats, sensitivity: Floats | None) -> Floats:
+        """What elements are ranked by: their sensitivity where that is the metric and there is one, else themselves."""
+        return values if self.metric == "magnitude" or sensitivity is None else sensitivity
+
+
+class Split(NamedTuple):
+    """The bins of ranks below which elements are pruned, and from which on they are protected."""
+
+    prune_below: int
+    protect_from: int
+
+
+class RankStatistics:
+    """A histogram of the ranks of an object's finite elements, gathered chunk by chunk.
+
+    Its bins are log-spaced as in DDSketch (Masson, Rim and Lee, VLDB 2019), in the variant that interpolates within
+    an octave: 64 bins an octave, cut by the words of float32 themselves, of a relative accuracy of 2^-7.
+
+    Attributes
+    ----------
+    counts : (16384,) int64
+    """
+
+    def __init__(self) -> None:
+        from ckstore.kernels import codebook as kernels
+
+        self.counts: Counts = np.zeros(kernels.BINS // 2, np.int64)
+
+    def add(self, values: Floats, ranks: Floats) -> None:
+        """Add a chunk: its values, and what they are ranked by (`DynaQuantSettings.ranks`), whose sign is ignored.
+
+        A rank that is not finite is above all others; values that are 0 or subnormal rank last, whatever their rank.
+        """
+        from ckstore.kernels import codebook as kernels
+
+        kernels.rank_counts(*_pair(values, ranks), self.counts)
+
+    def merge(self, other: RankStatistics) -> None:
+        """Add the chunks of other statistics."""
+        self.counts += other.counts
+
+    def split(self, settings: DynaQuantSettings) -> Split:
+        """Where the shares to prune and to protect are met most nearly; whole bins go to one side."""
+        below = np.concatenate(([0], np.cumsum(self.counts)))
+        total = float(below[-1])
+        low = int(np.argmin(np.abs(below - settings.prune * total)))
+        high = int(np.argmin(np.abs(below - (1 - settings.protect) * total)))
+        return Split(low, max(low, high))
+
+
+class LevelStatistics:
+    """A histogram of the values that a split leaves to be quantised, gathered chunk by chunk.
+
+    Attributes
+    ----------
+    split
+        What is left out.
+    counts : (32768,) int64
+        By sign, exponent and six bits of the mantissa of float32.
+    """
+
+    def __init__(self, split: Split) -> None:
+        from ckstore.kernels import codebook as kernels
+
+        self.split = split
+        self.counts: Counts = np.zeros(kernels.BINS, np.int64)
+
+    def add(self, values: Floats, ranks: Floats) -> None:
+        """Add a chunk: its values, and what they are ranked by."""
+        from ckstore.kernels import codebook as kernels
+
+        kernels.level_counts(*_pair(values, ranks), *self.split, self.counts)
+
+    def merge(self, other: LevelStatistics) -> None:
+        """Add the chunks of other statistics of the same split."""
+        self.counts += other.counts
+
+    def codebook(self, settings: DynaQuantSettings, dtype: str = "float32") -> CodebookLattice:
+        """The levels of a weighted k-means over the bins, the level 0 of what is pruned, and one for the protected.
+
+        A bin weighs 0.2 times its share of the elements and 0.8 times its share of the sum of the bins' magnitudes.
+        """
+        from ckstore.kernels import codebook as kernels
+
+        bins = np.flatnonzero(self.counts)
+        if not bins.size:
+            return codebook(np.empty(0), dtype, protected=True)
+        middles = (bins << kernels.BIN_SHIFT) + (1 << (kernels.BIN_SHIFT - 1))
+        points = middles.astype(np.uint32).view(np.float32).astype(np.float64)
+        order = np.argsort(points)
+        points, counts = points[order], self.counts[bins][order]
+        magnitudes = np.abs(points)
+        weights = FREQUENCY_WEIGHT * counts / counts.sum() + MAGNITUDE_WEIGHT * magnitudes / magnitudes.sum()
+        return codebook(weighted_kmeans(points, weights, settings.levels), dtype, protected=True)
+
+
+def weighted_kmeans(points: Doubles, weights: Doubles, count: int) -> Doubles:
+    """At most `count` centroids of weighted points in one dimension: Lloyd's rounds from the points at quantiles.
+
+    Parameters
+    ----------
+    points : (n,) float64
+        Ascending, each once.
+    weights : (n,) float64
+        Positive.
+    count : int
+
+    Returns
+    -------
+    (min(count, n),) float64, ascending.
+    """
+    if points.size <= count:
+        return points
+    shares = np.cumsum(weights)
+    quantiles = np.searchsorted(shares, (np.arange(count) + 0.5) / count * shares[-1])
+    # Each centroid begins at a point of its own, so that none begins without points.
+    steps = np.arange(count)
+    starts = np.maximum.accumulate(quantiles - steps) + steps
+    centroids = points[np.minimum(starts, points.size - count + steps)]
+    for _ in range(_ROUNDS):
+        moved = kmeans_round(points, weights, centroids)
+        if np.array_equal(moved, centroids):
+            break
+        centroids = moved
+    return centroids
+
+
+def kmeans_round(points: Doubles, weights: Doubles, centroids: Doubles) -> Doubles:
+    """Lloyd's step: each centroid moves to the mean of the points nearest to it, or stays where it has none."""
+    edges = np.searchsorted(points, (centroids[1:] + centroids[:-1]) / 2)
+    owner = np.zeros(points.size, np.intp)
+    np.add.at(owner, edges[edges < points.size], 1)
+    owner = np.cumsum(owner)
+    mass = np.bincount(owner, weights, centroids.size)
+    moment = np.bincount(owner, weights * points, centroids.size)
+    return np.where(mass > 0, moment / np.where(mass > 0, mass, 1.0), centroids)
+
+
+def assign(
+    lattice: CodebookLattice, split: Split, values: Floats, ranks: Floats
+) -> tuple[Indices, npt.NDArray[np.uint16]]:
+    """Quantise a chunk.
+
+    Returns
+    -------
+    indices : (n,) uint8
+        The level of 0 for what is pruned and for what is not finite, the last one for what is protected, else the
+        nearest.
+    aside : (k,) uint16
+        The bits of the protected elements in their order, for `CodebookLattice.values`: bfloat16 for float32
+        elements, else their own, which are exact.
+    """
+    from ckstore.kernels import codebook as kernels
+
+    indices = lattice.nearest(values)
+    protected = lattice.levels - 1
+    kernels.split_indices(*_pair(values, ranks), *split, lattice.zero, protected, indices)
+    aside = as_bits(values[indices == protected], "bfloat16" if lattice.dtype == "float32" else lattice.dtype)
+    return indices, aside
+
+
+def dynaquant_quantise(
+    values: Floats, settings: DynaQuantSettings, sensitivity: Floats | None = None, dtype: str = "float32"
+) -> tuple[CodebookLattice, Indices, npt.NDArray[np.uint16]]:
+    """Quantise an object that is one chunk: the paper's one-shot compression, which needs no parent.
+
+    Parameters
+    ----------
+    values : (n,) float32
+        What is not finite becomes 0.
+    settings : DynaQuantSettings
+    sensitivity : (n,) float32, optional
+        Not negative; elements are ranked by magnitude without it.
+    dtype : str
+        Of the elements.
+
+    Returns
+    -------
+    lattice, indices, aside
+        Decoded by ``lattice.values(indices, aside)``.
+    """
+    ranks = settings.ranks(values, sensitivity)
+    statistics = RankStatistics()
+    statistics.add(values, ranks)
+    split = statistics.split(settings)
+    levels = LevelStatistics(split)
+    levels.add(values, ranks)
+    lattice = levels.codebook(settings, dtype)
+    return (lattice, *assign(lattice, split, values, ranks))
+
+
+def moment_sensitivity(values: Floats, second_moments: Floats) -> Floats:
+    """The sensitivity |g·w| where only the mean of squared gradients is known: ``sqrt(v) * abs(w)``, as float32."""
+    with np.errstate(all="ignore"):
+        return np.sqrt(np.abs(second_moments)) * np.abs(values)
+
+
+class CodedBits(NamedTuple):
+    """Bits of the differences between two versions' indices in the three codings of the paper's ablation."""
+
+    huffman: int
+    run_lengths: int
+    rearranged: int
+
+
+def coded_bits(indices: Indices, base: Indices, levels: int) -> CodedBits:
+    """Size of ``(base - n) mod levels`` as the paper codes it, code tables included.
+
+    Plain Huffman codes; Huffman codes of run lengths (`run_lengths`); and the same with the elements rearranged by
+    their level in the base, each group with runs and a table of its own. A measure for comparison: ckstore's own
+    entropy coder takes the levels as classes.
+    """
+    changes = np.remainder(base.astype(np.int64) - indices, levels)
+    order = np.argsort(base, kind="stable")
+    groups = np.split(changes[order], np.flatnonzero(np.diff(base[order])) + 1)
+    return CodedBits(
+        _huffman_bits(changes),
+        _huffman_bits(run_lengths(changes)),
+        sum(_huffman_bits(run_lengths(group)) for group in groups),
+    )
+
+
+def run_lengths(values: Array) -> Counts:
+    """Runs in the paper's form: each value negated, a run of more than one as its positive length before it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> run_lengths(np.array([0, 0, 0, 5, 2, 2])).tolist()
+    [3, 0, -5, 2, -2]
+    """
+    if not values.size:
+        return np.empty(0, np.int64)
+    starts = np.flatnonzero(np.concatenate(([True], values[1:] != values[:-1])))
+    lengths = np.diff(np.append(starts, values.size))
+    pairs = np.stack((lengths, -values[starts].astype(np.int64)), axis=1)
+    written: Counts = pairs[np.stack((lengths > 1, np.ones(starts.size, bool)), axis=1)]
+    return written
+
+
+def _huffman_bits(symbols: Array) -> int:
+    """Bits of the symbols in a Huffman code of their own, and of its table.
+
+    A table's entry is a code length in 5 bits and the distance to the symbol before it in Elias' gamma code.
+    """
+    values, counts = np.unique(symbols, return_counts=True)
+    if not values.size:
+        return 0
+    distances = np.diff(values, prepend=values[0] - 1 - abs(int(values[0])))
+    table = int((5 + 2 * np.floor(np.log2(distances)) + 1).sum())
+    heap = counts.tolist()
+    if len(heap) == 1:
+        return table + int(heap[0])
+    heapq.heapify(heap)
+    total = 0
+    while len(heap) > 1:
+        merged = heapq.heappop(heap) + heapq.heappop(heap)
+        total += merged
+        heapq.heappush(heap, merged)
+    return table + total
+
+
+def _pair(values: Floats, ranks: Floats) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
+    if values.size != ranks.size:
+        raise UsageError(f"{values.size} values cannot be ranked by {ranks.size} sensitivities; give one for each.")
+    return float_words(values), float_words(ranks)

@@ -1,0 +1,283 @@
+"""The loops of coarse layers: lattice values, rounded ordinals, how far values are off, and sums over rows and columns.
+
+As in `lattice.py`, what is decoded goes through bits and never through arithmetic on subnormal numbers, so that every
+process decodes the same. `reference.py` says the same in NumPy.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from ckstore.kernels.lattice import MAX_INTEGER, _exponent_range, _power_table
+
+_OPTIONS = {"nogil": True, "cache": True, "error_model": "numpy"}
+
+#: Largest magnitude of a rounded ordinal's integer.
+MAX_ROUNDED = 1 << 24
+
+
+@njit(**_OPTIONS)
+def linear_values(
+    integers: np.ndarray, step: int, rows: np.ndarray, cols: np.ndarray, width: int, start: int, out: np.ndarray
+) -> None:
+    """``n * 2 ** (step + rows[i] + cols[j])`` into a float32 or float64 array; the integer 0 gives +0.
+
+    What would overflow is the largest number: a mask that is filled with it must not come back infinite.
+    """
+    lowest, highest = _exponent_range(step, rows, cols)
+    powers = _power_table(lowest, highest)
+    if rows.size == 0 and cols.size == 0:
+        for k in range(integers.size):
+            out[k] = np.float64(integers[k]) * powers[0]
+    else:
+        row = start // width
+        col = start - row * width
+        k = 0
+        while k < integers.size:
+            stop = min(integers.size, k + width - col)
+            exponent = step - lowest
+            if rows.size:
+                exponent += rows[row]
+            if cols.size:
+                for i in range(k, stop):
+                    out[i] = np.float64(integers[i]) * powers[exponent + cols[col + i - k]]
+            else:
+                power = powers[exponent]
+                for i in range(k, stop):
+                    out[i] = np.float64(integers[i]) * power
+            k = stop
+            col = 0
+            row += 1
+    largest = 3.4028234663852886e38 if out.itemsize == 4 else 1.7976931348623157e308
+    if powers[-1] * MAX_INTEGER > largest:
+        for k in range(out.size):
+            out[k] = min(max(np.float64(out[k]), -largest), largest)
+
+
+@njit(**_OPTIONS)
+def to_bfloat16(bits: np.ndarray, out: np.ndarray) -> None:
+    """float32 bits of finite numbers rounded to bfloat16, ties to even; what would overflow is the largest number."""
+    for k in range(bits.size):
+        value = bits[k]
+        rounded = (value + np.uint32(0x7FFF) + ((value >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+        if rounded & np.uint32(0x7F80) == np.uint32(0x7F80):
+            rounded = (rounded & np.uint32(0x8000)) | np.uint32(0x7F7F)
+        out[k] = np.uint16(rounded)
+
+
+@njit(**_OPTIONS)
+def to_float16(bits: np.ndarray, out: np.ndarray) -> None:
+    """float32 bits of finite numbers rounded to float16, ties to even; what would overflow is the largest number."""
+    for k in range(bits.size):
+        value = np.int64(bits[k])
+        sign = (value >> 16) & 0x8000
+        magnitude = value & 0x7FFFFFFF
+        exponent = magnitude >> 23
+        if exponent >= 113:
+            rounded = (magnitude - (112 << 23) + 0xFFF + ((magnitude >> 13) & 1)) >> 13
+            rounded = min(rounded, np.int64(0x7BFF))
+        elif exponent >= 102:
+            # A subnormal float16: whole multiples of 2^-24.
+            shift = 126 - exponent
+            mantissa = (magnitude & 0x7FFFFF) | 0x800000
+            rounded = (mantissa + (1 << (shift - 1)) - 1 + ((mantissa >> shift) & 1)) >> shift
+        else:
+            rounded = np.int64(0)
+        out[k] = np.uint16(sign | rounded)
+
+
+@njit(**_OPTIONS)
+def from_bfloat16(bits: np.ndarray, out: np.ndarray) -> None:
+    """bfloat16 bits as float32 bits."""
+    for k in range(bits.size):
+        out[k] = np.uint32(bits[k]) << np.uint32(16)
+
+
+@njit(**_OPTIONS)
+def _order(bits: np.uint64, sign: np.uint64) -> np.int64:
+    """The order-preserving integer of float bits, as int64: negative for negative numbers, 0 for both zeros."""
+    magnitude = np.int64(bits & (sign - np.uint64(1)))
+    return -magnitude if bits & sign else magnitude
+
+
+@njit(**_OPTIONS)
+def rounded_quantise(
+    bits: np.ndarray,
+    predicted: np.ndarray,
+    shift: int,
+    unit: int,
+    level: int,
+    rows: np.ndarray,
+    cols: np.ndarray,
+    width: int,
+    start: int,
+    out: np.ndarray,
+) -> None:
+    """Integers of ordinals: ``(ord(x) - unit * (level + rows[i] + cols[j])) / 2**shift``, rounded to the nearest.
+
+    With `predicted` an element keeps its prediction within 0.6 of a step, as on a linear lattice.
+    """
+    sign = np.uint64(1) << np.uint64(8 * bits.itemsize - 1)
+    half = np.int64(1) << (shift - 1)
+    reach = (np.int64(6) << shift) // 10
+    row = start // width
+    col = start - row * width
+    for k in range(bits.size):
+        model = np.int64(level)
+        if rows.size:
+            model += rows[row]
+        if cols.size:
+            model += cols[col]
+        rest = _order(np.uint64(bits[k]), sign) - model * unit
+        integer = (rest + half) >> shift
+        if predicted.size:
+            kept = np.int64(predicted[k])
+            if abs(rest - (kept << shift)) < reach:
+                integer = kept
+        out[k] = np.int32(min(max(integer, -np.int64(MAX_ROUNDED)), np.int64(MAX_ROUNDED)))
+        col += 1
+        if col == width:
+            col = 0
+            row += 1
+
+
+@njit(**_OPTIONS)
+def rounded_values(
+    integers: np.ndarray,
+    shift: int,
+    unit: int,
+    level: int,
+    rows: np.ndarray,
+    cols: np.ndarray,
+    width: int,
+    start: int,
+    largest: int,
+    out: np.ndarray,
+) -> None:
+    """Bits of the ordinals in the middle of the integers' cells, at most `largest` in magnitude.
+
+    What lies within five eighths of a step of 0 is +0: a second moment, which is never negative, stays so.
+    """
+    sign = np.uint64(1) << np.uint64(8 * out.itemsize - 1)
+    reach = (np.int64(5) << shift) >> 3
+    row = start // width
+    col = start - row * width
+    for k in range(integers.size):
+        model = np.int64(level)
+        if rows.size:
+            model += rows[row]
+        if cols.size:
+            model += cols[col]
+        order = (np.int64(integers[k]) << shift) + model * unit
+        if abs(order) <= reach:
+            out[k] = 0
+        elif order > 0:
+            out[k] = np.uint64(min(order, np.int64(largest)))
+        else:
+            out[k] = np.uint64(min(-order, np.int64(largest))) | sign
+        col += 1
+        if col == width:
+            col = 0
+            row += 1
+
+
+@njit(**_OPTIONS)
+def deviation(values: np.ndarray, others: np.ndarray) -> tuple[float, float, float, int]:
+    """Of two float arrays: the largest difference, the sum of its squares, the sum of the first one's, how many count.
+
+    Elements that are not finite in both are left out.
+    """
+    largest = 0.0
+    squares = 0.0
+    total = 0.0
+    finite = 0
+    for k in range(values.size):
+        value = np.float64(values[k])
+        difference = abs(value - np.float64(others[k]))
+        if difference <= 1.7976931348623157e308:
+            largest = max(largest, difference)
+            squares += difference * difference
+            total += value * value
+            finite += 1
+    return largest, squares, total, finite
+
+
+@njit(**_OPTIONS)
+def order_sums(
+    bits: np.ndarray, width: int, ceiling: int, rows: np.ndarray, cols: np.ndarray, counts: np.ndarray
+) -> None:
+    """Add the ordinals of magnitudes up to row and column sums; zeros and what is above `ceiling` are left out.
+
+    Parameters
+    ----------
+    ceiling
+        The largest finite magnitude's bits.
+    rows, cols
+        float64 sums by row and by column; `counts` (int64) holds the numbers of elements, rows first.
+    """
+    mask = (np.uint64(1) << np.uint64(8 * bits.itemsize - 1)) - np.uint64(1)
+    row = 0
+    col = 0
+    for k in range(bits.size):
+        magnitude = np.int64(np.uint64(bits[k]) & mask)
+        if 0 < magnitude <= ceiling:
+            value = np.float64(magnitude)
+            rows[row] += value
+            counts[row] += 1
+            cols[col] += value
+            counts[rows.size + col] += 1
+        col += 1
+        if col == width:
+            col = 0
+            row += 1
+
+
+@njit(**_OPTIONS)
+def value_sums(values: np.ndarray, width: int, rows: np.ndarray, cols: np.ndarray) -> None:
+    """Add the finite values of an array, cut into rows of `width`, to float64 sums by row and by column."""
+    row = 0
+    k = 0
+    while k < values.size:
+        stop = min(values.size, k + width)
+        total = 0.0
+        for i in range(k, stop):
+            value = np.float64(values[i])
+            value = value if abs(value) <= 1.7976931348623157e308 else np.float64(0.0)
+            total += value
+            cols[i - k] += value
+        rows[row] += total
+        k = stop
+        row += 1
+
+
+@njit(**_OPTIONS)
+def weighted_squares(
+    values: np.ndarray,
+    others: np.ndarray,
+    step: int,
+    rows: np.ndarray,
+    cols: np.ndarray,
+    width: int,
+    start: int,
+) -> float:
+    """Sum of squared differences of finite values in units of ``2 ** (step + rows[i] + cols[j])``."""
+    lowest, highest = _exponent_range(step, rows, cols)
+    inverses = _power_table(-highest, -lowest)
+    total = 0.0
+    row = start // width
+    col = start - row * width
+    for k in range(values.size):
+        exponent = highest - step
+        if rows.size:
+            exponent -= rows[row]
+        if cols.size:
+            exponent -= cols[col]
+        difference = (np.float64(values[k]) - np.float64(others[k])) * inverses[exponent]
+        if abs(difference) <= 1e150:
+            total += difference * difference
+        col += 1
+        if col == width:
+            col = 0
+            row += 1
+    return total

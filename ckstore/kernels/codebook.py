@@ -1,0 +1,223 @@
+"""The loops of the non-uniform quantisers: histograms, assignment to levels, additive values, 16-bit floats.
+
+Every loop works on one chunk and releases the GIL. Floats travel as the words (uint32) of float32 values, and whether
+one is normal is read from its exponent field, so that a process that flushes subnormals computes the same bits.
+`reference.py` says the same in NumPy.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from ckstore.kernels.entropy_words import int64
+
+_OPTIONS = {"nogil": True, "cache": True, "error_model": "numpy"}
+
+#: A histogram's bin is a word without this many low bits: sign, exponent and six bits of the mantissa are left.
+BIN_SHIFT = 17
+
+#: Bins of signed values; the lower half are those of magnitudes.
+BINS = 1 << (32 - BIN_SHIFT)
+
+#: Buckets of LC-Checkpoint: a sign bit above the exponent field.
+BUCKETS = 512
+
+#: What stands for an element that has no finite value.
+NOT_A_NUMBER = 0x7FC00000
+
+
+@njit(**_OPTIONS)
+def _first_cells(midpoints: np.ndarray) -> np.ndarray:
+    """For each bin (uint8, by the leading bits of a word) the cell of its lowest value; subnormals count as 0."""
+    words = np.arange(BINS).astype(np.uint32) << np.uint32(BIN_SHIFT)
+    lowest = (words | ((words >> np.uint32(31)) * np.uint32((1 << BIN_SHIFT) - 1))).view(np.float32)
+    cells = np.zeros(BINS, np.uint8)
+    cell = 0
+    for k in range(BINS):
+        # Ascending values: the negative bins from the last to the first, then the others.
+        place = BINS - 1 - k if k < BINS // 2 else k - BINS // 2
+        field = (words[place] >> np.uint32(23)) & np.uint32(255)
+        if field == 255:
+            continue
+        value = np.float64(lowest[place]) if field != 0 else np.float64(0.0)
+        while midpoints[cell] < value:
+            cell += 1
+        cells[place] = cell
+    return cells
+
+
+@njit(**_OPTIONS)
+def nearest(words: np.ndarray, midpoints: np.ndarray, zero: int, out: np.ndarray) -> None:
+    """Index of each value among the cells that `midpoints` bound: how many of these lie below the value.
+
+    `midpoints` are sorted float64, and end with infinity; a value on a midpoint belongs to the lower cell. Subnormal
+    values count as 0; one that is not finite takes the index `zero`.
+    """
+    floats = words.view(np.float32)
+    cells = _first_cells(midpoints)
+    for k in range(words.size):
+        field = (words[k] >> np.uint32(23)) & np.uint32(255)
+        index = int64(cells[words[k] >> np.uint32(BIN_SHIFT)])
+        if field == 255:
+            index = zero
+        elif field != 0:
+            value = np.float64(floats[k])
+            while midpoints[index] < value:
+                index += 1
+        out[k] = np.uint8(index)
+
+
+@njit(**_OPTIONS)
+def add(base: np.ndarray, indices: np.ndarray, centroids: np.ndarray, out: np.ndarray) -> None:
+    """Words of ``base + centroids[indices]``: one float32 addition, rounded once.
+
+    A base that is subnormal or not finite counts as 0; a sum below 2^-126 is +0 and one beyond the largest finite
+    number is that number. The sum of two float32 numbers that is rounded to float64 and then to float32 is the sum
+    rounded once, because 53 bits are more than twice 24 and one.
+    """
+    bases = base.view(np.float32)
+    floats = out.view(np.float32)
+    for k in range(base.size):
+        field = (base[k] >> np.uint32(23)) & np.uint32(255)
+        value = np.float64(bases[k]) if field != 0 and field != 255 else np.float64(0.0)
+        total = value + np.float64(centroids[indices[k]])
+        total = np.float64(min(max(total, -3.4028234663852886e38), 3.4028234663852886e38))
+        floats[k] = np.float32(total) if abs(total) >= 1.1754943508222875e-38 else np.float32(0.0)
+
+
+@njit(**_OPTIONS)
+def difference(words: np.ndarray, base: np.ndarray, out: np.ndarray) -> None:
+    """Words of ``value - base``, with the rules of `add`; NaN where the value is not finite."""
+    values = words.view(np.float32)
+    bases = base.view(np.float32)
+    floats = out.view(np.float32)
+    for k in range(words.size):
+        field = (words[k] >> np.uint32(23)) & np.uint32(255)
+        base_field = (base[k] >> np.uint32(23)) & np.uint32(255)
+        value = np.float64(values[k]) if field != 0 and field != 255 else np.float64(0.0)
+        total = value - (np.float64(bases[k]) if base_field != 0 and base_field != 255 else np.float64(0.0))
+        total = np.float64(min(max(total, -3.4028234663852886e38), 3.4028234663852886e38))
+        floats[k] = np.float32(total) if abs(total) >= 1.1754943508222875e-38 else np.float32(0.0)
+        if field == 255:
+            out[k] = NOT_A_NUMBER
+
+
+@njit(**_OPTIONS)
+def bucket_statistics(words: np.ndarray, counts: np.ndarray, sums: np.ndarray) -> None:
+    """Add each normal value to the count (int64) and the sum (float64) of its sign and exponent field."""
+    floats = words.view(np.float32)
+    for k in range(words.size):
+        bucket = words[k] >> np.uint32(23)
+        field = bucket & np.uint32(255)
+        if field != 0 and field != 255:
+            counts[bucket] += 1
+            sums[bucket] += np.float64(floats[k])
+
+
+@njit(**_OPTIONS)
+def bucket_indices(words: np.ndarray, table: np.ndarray, out: np.ndarray) -> None:
+    """The entry of `table` (512, uint8) for the sign and exponent field of each value."""
+    for k in range(words.size):
+        out[k] = table[words[k] >> np.uint32(23)]
+
+
+@njit(inline="always")
+def _rank(word: int, rank: int) -> int:
+    """Bin of the magnitude of a rank; 0 where the value itself is subnormal or 0, -1 where it is not finite."""
+    field = (word >> np.uint32(23)) & np.uint32(255)
+    level = int64((rank & np.uint32(0x7FFFFFFF)) >> np.uint32(BIN_SHIFT))
+    if field == 0:
+        level = 0
+    if field == 255:
+        level = -1
+    return level
+
+
+@njit(**_OPTIONS)
+def rank_counts(words: np.ndarray, ranks: np.ndarray, counts: np.ndarray) -> None:
+    """Add the finite values to the counts (16,384, int64) of the bins of their ranks."""
+    for k in range(words.size):
+        level = _rank(words[k], ranks[k])
+        if level >= 0:
+            counts[level] += 1
+
+
+@njit(**_OPTIONS)
+def level_counts(words: np.ndarray, ranks: np.ndarray, low: int, high: int, counts: np.ndarray) -> None:
+    """Add the normal values whose ranks lie in the bins from `low` up to `high` to the counts (32,768, int64)."""
+    for k in range(words.size):
+        level = _rank(words[k], ranks[k])
+        field = (words[k] >> np.uint32(23)) & np.uint32(255)
+        if level >= low and level < high and field != 0 and field != 255:
+            counts[words[k] >> np.uint32(BIN_SHIFT)] += 1
+
+
+@njit(**_OPTIONS)
+def split_indices(
+    words: np.ndarray, ranks: np.ndarray, low: int, high: int, zero: int, aside: int, out: np.ndarray
+) -> None:
+    """Overwrite the index of what is pruned with `zero` and of what is protected with `aside`.
+
+    Pruned are ranks in bins below `low`, protected those in bins from `high` on; values that are subnormal, 0 or not
+    finite are pruned whatever their rank.
+    """
+    for k in range(words.size):
+        level = _rank(words[k], ranks[k])
+        field = (words[k] >> np.uint32(23)) & np.uint32(255)
+        if level < low or field == 0 or field == 255:
+            out[k] = zero
+        elif level >= high:
+            out[k] = aside
+
+
+@njit(**_OPTIONS)
+def widen_float16(bits: np.ndarray, out: np.ndarray) -> None:
+    """Words of float16 values, by integer arithmetic: their subnormals are normal float32 numbers."""
+    for k in range(bits.size):
+        half = int64(bits[k])
+        field = (half >> 10) & 31
+        mantissa = half & 0x3FF
+        if field == 31:
+            field = 255
+        elif field:
+            field += 112
+        elif mantissa:
+            field = 113
+            while not mantissa & 0x400:
+                mantissa <<= 1
+                field -= 1
+        out[k] = np.uint32(((half & 0x8000) << 16) | (field << 23) | ((mantissa & 0x3FF) << 13))
+
+
+@njit(**_OPTIONS)
+def narrow_float16(words: np.ndarray, out: np.ndarray) -> None:
+    """float16 bits of finite float32 values: to nearest, ties to even; at most the largest finite number, 0 as +0."""
+    for k in range(words.size):
+        word = int64(words[k])
+        magnitude = word & 0x7FFFFFFF
+        field = magnitude >> 23
+        if magnitude >= 0x477FF000:
+            half = 0x7BFF
+        elif field >= 113:
+            half = (magnitude - 0x38000000 + 0xFFF + ((magnitude >> 13) & 1)) >> 13
+        elif field >= 102:
+            mantissa = (magnitude & 0x7FFFFF) | 0x800000
+            shift = 126 - field
+            half = (mantissa + (1 << (shift - 1)) - 1 + ((mantissa >> shift) & 1)) >> shift
+        else:
+            half = 0
+        out[k] = np.uint16(half | ((word >> 16) & 0x8000) if half else 0)
+
+
+@njit(**_OPTIONS)
+def narrow_bfloat16(words: np.ndarray, out: np.ndarray) -> None:
+    """bfloat16 bits of finite float32 values: to nearest, ties to even; at most the largest finite number."""
+    for k in range(words.size):
+        word = int64(words[k])
+        magnitude = word & 0x7FFFFFFF
+        if magnitude >= 0x7F7F8000:
+            rounded = 0x7F7F
+        else:
+            rounded = (magnitude + 0x7FFF + ((magnitude >> 16) & 1)) >> 16
+        out[k] = np.uint16(rounded | ((word >> 16) & 0x8000))

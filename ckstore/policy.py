@@ -1,0 +1,100 @@
+"""How faithful versions are to be: what a user asks for, and the settings that follow from it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from ckstore.errors import UsageError
+
+if TYPE_CHECKING:
+    from ckstore.codecs.dynaquant import DynaQuantSettings
+
+Fidelity = Literal["exact", "coarse"]
+Scheme = Literal["lattice", "lc", "dynaquant"]
+
+FIDELITIES: tuple[Fidelity, ...] = get_args(Fidelity)
+SCHEMES: tuple[Scheme, ...] = get_args(Scheme)
+
+#: Training resumed from a version of this quality does not notice, see `docs/benchmarks.md`.
+QUALITY = 2.0
+
+#: Qualities beyond these say nothing: steps of powers of two do not follow, or a model does not survive.
+_FINEST, _COARSEST = 0.125, 64.0
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How faithful a version is to be.
+
+    Attributes
+    ----------
+    fidelity
+        `exact`: every bit comes back. `coarse`: no exact layer is written.
+    scheme
+        Of coarse versions: `lattice` (the default), or one of the published ones, `lc` and `dynaquant`.
+    quality
+        Of coarse versions: the step in units of what training moved since the parent; smaller is finer.
+    max_abs_error, max_rel_error
+        Of coarse versions, instead of a quality: no element differs by more than this, or by more than this part of
+        its tensor's root mean square.
+    settings
+        Of the scheme `dynaquant`, instead of a quality.
+    """
+
+    fidelity: Fidelity = "exact"
+    scheme: Scheme = "lattice"
+    quality: float = QUALITY
+    max_abs_error: float | None = None
+    max_rel_error: float | None = None
+    settings: DynaQuantSettings | None = None
+
+    def __post_init__(self) -> None:
+        if self.fidelity not in FIDELITIES:
+            raise UsageError(f"There is no fidelity {self.fidelity}; choose one of {', '.join(FIDELITIES)}.")
+        if self.scheme not in SCHEMES:
+            raise UsageError(f"There is no scheme {self.scheme}; choose one of {', '.join(SCHEMES)}.")
+        if not _FINEST <= self.quality <= _COARSEST:
+            raise UsageError(f"A quality of {self.quality} cannot be kept; give one from {_FINEST} to {_COARSEST:g}.")
+        for bound in (self.max_abs_error, self.max_rel_error):
+            if bound is not None and not 0 < bound < float("inf"):
+                raise UsageError(f"An error bound of {bound} cannot be kept; give a number above 0.")
+        if self.is_bounded and self.scheme != "lattice":
+            raise UsageError(f"The scheme {self.scheme} knows no error bounds; leave it out, or the bound.")
+
+    @property
+    def is_coarse(self) -> bool:
+        """Whether exact layers are left out."""
+        return self.fidelity == "coarse"
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether an error bound takes the place of the quality."""
+        return self.max_abs_error is not None or self.max_rel_error is not None
+
+    def parameters(self) -> dict[str, Any]:
+        """What a coarse version says of itself."""
+        if self.is_bounded:
+            bounds = {"max_abs_error": self.max_abs_error, "max_rel_error": self.max_rel_error}
+            return {name: bound for name, bound in bounds.items() if bound is not None}
+        if self.settings is not None:
+            return asdict(self.settings)
+        return {"quality": self.quality}
+
+    @property
+    def lc_bits(self) -> int:
+        """Bits of LC-Checkpoint's codebooks: 3, as in its paper, at the default quality."""
+        return min(max(round(5 - self.quality), 1), 8)
+
+    def dynaquant(self, *, known: bool) -> DynaQuantSettings:
+        """Inshrinkerator's setting: the one of this quality on the diagonal of its search space.
+
+        `known` says that there are sensitivities to rank by.
+        """
+        from ckstore.codecs.dynaquant import LEVELS, PROTECT, PRUNE, DynaQuantSettings
+
+        if self.settings is not None:
+            return self.settings
+        place = min(max(round(self.quality) - 1, 0), len(LEVELS) - 1)
+        metric = "sensitivity" if known else "magnitude"
+        return DynaQuantSettings(LEVELS[place], PRUNE[place], PROTECT[place * len(PROTECT) // len(LEVELS)], metric)

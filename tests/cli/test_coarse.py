@@ -1,0 +1,195 @@
+"""Coarse versions on the command line: how they are asked for, what is said of them, and what is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import itertools
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from .conftest import checkpoint, listing
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def weight_of(path: Path | io.BytesIO) -> torch.Tensor:
+    tensor = torch.load(path, weights_only=True)["model"]["weight"]
+    assert isinstance(tensor, torch.Tensor)
+    return tensor
+
+
+@pytest.fixture
+def coarse(ckstore, place: Path) -> Path:
+    """The three files as coarse versions `gpt@0`, `gpt@10` and `gpt@20`."""
+    ckstore("ingest", *sorted((place / "in").iterdir()), "--run", "gpt", "--fidelity", "coarse")
+    return place
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--fidelity", "coarse"],
+        ["--quality", "4"],
+        ["--scheme", "lattice"],
+        ["--max-abs-error", "1e-2"],
+        ["--max-rel-error", "1e-2", "--verify"],
+        ["--fidelity", "coarse", "--verify"],
+    ],
+    ids=" ".join,
+)
+def test_ingest(ckstore, place: Path, options: list[str]) -> None:
+    [said] = ckstore("ingest", "in/step0.pt", "--run", "gpt", *options, "--json").json
+    assert (said["fidelity"], said["step"]) == ("coarse", 0)
+    assert said["stored"] < said["bytes"] / 2
+    asked = {"--quality": "quality", "--max-abs-error": "max_abs_error", "--max-rel-error": "max_rel_error"}
+    shown = ckstore("show", "1", "--json").json["coarse"]
+    assert shown["scheme"] == "lattice"
+    for option, value in itertools.pairwise(options):
+        if option in asked:
+            assert shown[asked[option]] == float(value)
+    assert ckstore("verify").code == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "hint"),
+    [
+        (["--fidelity", "exact", "--quality", "2"], "leave --fidelity exact out"),
+        (["--fidelity", "exact", "--max-abs-error", "1"], "leave --fidelity exact out"),
+        (["--fidelity", "exact", "--scheme", "lattice"], "leave --fidelity exact out"),
+        (["--quality", "0"], "quality"),
+        (["--max-abs-error", "-1"], "bound"),
+        (["--max-abs-error", "nan"], "bound"),
+        (["--max-rel-error", "1e-2", "--scheme", "lc"], "lc"),
+        (["--fidelity", "coarse", "--verify", "--delete-source"], "--delete-source"),
+        (["--fidelity", "fuzzy"], "fuzzy"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_contradicts_itself_is_refused(ckstore, place: Path, options: list[str], hint: str) -> None:
+    before = listing(place / ".ckstore")
+    result = ckstore("ingest", "in/step0.pt", *options, code=2)
+    assert hint in result.err
+    assert listing(place / ".ckstore") == before
+    assert (place / "in" / "step0.pt").exists()
+
+
+def test_ingest_again(ckstore, coarse: Path) -> None:
+    """Coarse again: unchanged. Exactly: exact from then on. Then coarse: still exact."""
+    assert "unchanged" in ckstore("ingest", "in/step10.pt", "--run", "gpt", "--fidelity", "coarse").out
+    [said] = ckstore("ingest", "in/step10.pt", "--run", "gpt", "--json").json
+    assert (said["new"], said["fidelity"], said["step"]) == (True, "exact", 10)
+    [said] = ckstore("ingest", "in/step10.pt", "--run", "gpt", "--fidelity", "coarse", "--json").json
+    assert (said["new"], said["fidelity"]) == (False, "exact")
+    result = ckstore("checkout", "gpt@10", "--require-exact", "-o", "out.pt")
+    assert result.err == ""
+    assert (coarse / "out.pt").read_bytes() == (coarse / "in" / "step10.pt").read_bytes()
+
+
+def test_checkout_says_on_stderr_that_values_are_coarse(ckstore, coarse: Path) -> None:
+    result = ckstore("checkout", "gpt@20", "-o", "out.pt")
+    assert "Version 3 is coarse" in result.sentence
+    assert "ckstore show 3" in result.sentence
+    assert "sha256" not in result.out
+    original = coarse / "in" / "step20.pt"
+    assert (coarse / "out.pt").stat().st_size == original.stat().st_size
+    off = (weight_of(coarse / "out.pt") - weight_of(original)).abs().max().item()
+    assert 0 < off < 0.2
+
+
+@pytest.mark.parametrize("options", [["--require-exact"], ["--fidelity", "exact"]], ids=" ".join)
+def test_checkout_refuses_what_is_not_exact(ckstore, coarse: Path, options: list[str]) -> None:
+    result = ckstore("checkout", "gpt@20", "-o", "out.pt", *options, code=4)
+    assert "coarse" in result.sentence
+    assert options[0] in result.sentence
+    assert result.out == ""
+    assert not (coarse / "out.pt").exists()
+
+
+def test_checkout_of_coarse_values_of_an_exact_version(ckstore, filled: Path) -> None:
+    result = ckstore("checkout", "gpt@20", "--fidelity", "coarse", "-o", "coarse.pt")
+    assert "also has exact ones" in result.sentence
+    exact = weight_of(filled / "in" / "step20.pt")
+    assert 0 < (weight_of(filled / "coarse.pt") - exact).abs().max().item() < 0.2
+    assert ckstore("checkout", "gpt@20", "--fidelity", "exact", "-o", "exact.pt").err == ""
+    assert weight_of(filled / "exact.pt").equal(exact)
+    assert "--require-exact" in ckstore(
+        "checkout", "gpt@20", "--fidelity", "coarse", "--require-exact", "-o", "no.pt", code=2
+    ).err  # fmt: skip
+
+
+def test_stdout_holds_the_file_and_nothing_else(ckstore, coarse: Path) -> None:
+    command = [sys.executable, "-m", "ckstore", "--store", str(coarse / ".ckstore"), "checkout", "gpt@20", "-o", "-"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, check=True)
+    assert done.stderr.decode().count("\n") == 1
+    assert "is coarse" in done.stderr.decode()
+    ckstore("checkout", "gpt@20", "-o", "out.pt")
+    assert hashlib.sha256(done.stdout).digest() == hashlib.sha256((coarse / "out.pt").read_bytes()).digest()
+    with zipfile.ZipFile(io.BytesIO(done.stdout)) as archive:
+        assert archive.testzip() is None
+    assert weight_of(io.BytesIO(done.stdout)).shape == (320, 256)
+
+
+def test_show_says_tensor_by_tensor_what_is_lost(ckstore, coarse: Path) -> None:
+    shown = ckstore("show", "gpt@10", "--json").json
+    assert shown["fidelity"] == "coarse"
+    assert shown["coarse"]["scheme"] == "lattice"
+    tensors = {item["path"]: item for item in shown["tensors"]}
+    assert tensors.keys() == {"model/weight", "model/frozen", "model/bias", "model/scale", "order/[0]"}
+    ckstore("checkout", "gpt@10", "-o", "out.pt")
+    difference = (weight_of(coarse / "out.pt").double() - checkpoint(10)["model"]["weight"].double()).abs()
+    error = tensors["model/weight"]["error"]
+    assert error["max_abs"] == pytest.approx(difference.max().item(), rel=2e-3)
+    assert error["rms"] == pytest.approx(difference.square().mean().sqrt().item(), rel=2e-3)
+    assert 0 < error["relative"] < 0.1
+    assert tensors["model/weight"]["lattice"].startswith("linear 2^")
+    assert tensors["model/weight"]["bits"]["exact"] == 0
+    assert tensors["model/bias"]["error"] is None
+    assert tensors["model/bias"]["lattice"] == "ordinal"
+    assert tensors["model/bias"]["bundled"]
+    text = ckstore("show", "gpt@10").out
+    rows = {line.split()[-1]: line.split() for line in text.splitlines() if "/" in line}
+    assert f"{error['max_abs']:.3g}" in rows["model/weight"]
+    assert rows["model/bias"].count("0") == 3
+    assert "scheme lattice" in text
+
+
+def test_show_of_an_exact_version_says_that_nothing_is_lost(ckstore, filled: Path) -> None:
+    shown = ckstore("show", "gpt@10", "--json").json
+    assert (shown["fidelity"], shown["coarse"]) == ("exact", None)
+    assert all(item["error"] is None for item in shown["tensors"])
+
+
+def test_log_tells_coarse_versions_from_exact_ones(ckstore, coarse: Path) -> None:
+    ckstore("ingest", "in/step0.pt", "--run", "exact")
+    lines = ckstore("log").out.splitlines()
+    assert lines[0].lower().endswith("fidelity")
+    assert sorted(line.split()[-1] for line in lines[1:]) == ["coarse"] * 3 + ["exact"]
+    assert [row["fidelity"] for row in ckstore("log", "gpt", "--json").json] == ["coarse"] * 3
+
+
+def test_diff_between_a_coarse_and_an_exact_version(ckstore, coarse: Path) -> None:
+    ckstore("ingest", "in/step10.pt", "--run", "exact")
+    changes = {item["path"]: item for item in ckstore("diff", "gpt@10", "exact@10", "--values", "--json").json}
+    assert changes.keys() == {"model/weight", "model/frozen"}
+    tensors = {item["path"]: item for item in ckstore("show", "gpt@10", "--json").json["tensors"]}
+    for path, change in changes.items():
+        assert change["change"] == "values"
+        assert change["max_abs"] == pytest.approx(tensors[path]["error"]["max_abs"], rel=2e-3)
+        assert change["rms"] == pytest.approx(tensors[path]["error"]["rms"], rel=2e-3)
+    assert ckstore("diff", "gpt@10", "gpt@10", "--json").json == []
+
+
+def test_diff_of_values_that_a_lattice_holds_exactly(ckstore, place: Path) -> None:
+    """They are the same, though one version knows them by their content and the other by what they decode to."""
+    weight = torch.randint(-3, 4, (300, 256)).float()
+    torch.save({"w": weight, "b": torch.ones(3)}, place / "w.pt")
+    ckstore("ingest", "w.pt", "--run", "coarse", "--max-abs-error", "0.5", "--step", "1")
+    ckstore("ingest", "w.pt", "--run", "exact", "--step", "1")
+    assert ckstore("show", "coarse", "--json").json["fidelity"] == "coarse"
+    assert ckstore("diff", "coarse", "exact", "--json").json == []

@@ -1,0 +1,65 @@
+"""`ckstore forget`: what it says, what it refuses, and that it takes what it was given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from .conftest import listing
+
+
+def steps(ckstore) -> list[int]:
+    return [row["step"] for row in ckstore("log", "--json").json]
+
+
+def test_versions_and_ranges(ckstore, filled: Path) -> None:
+    out = ckstore("forget", "gpt@0..gpt@10").out.splitlines()
+    assert out[:2] == ["gpt@0 (version 1)", "gpt@10 (version 2)"]
+    assert out[2] == "Forgot 2 versions; `ckstore gc` frees what no other version needs."
+    assert steps(ckstore) == [20]
+    ckstore("checkout", "gpt@20", "-o", "out.pt")
+    assert (filled / "out.pt").read_bytes() == (filled / "in" / "step20.pt").read_bytes()
+    assert "(near: gpt@20)" in ckstore("forget", "gpt@10", code=13).sentence
+
+
+def test_a_dry_run(ckstore, filled: Path) -> None:
+    before = listing(filled / ".ckstore")
+    assert "Would forget 1 version." in ckstore("forget", "gpt@0", "--dry-run").out
+    [report] = ckstore("forget", "--run", "gpt", "--keep-last", "1", "--dry-run", "--json").json
+    assert report == {
+        "versions": [{"version": 1, "run": "gpt", "step": 0}, {"version": 2, "run": "gpt", "step": 10}],
+        "dry_run": True,
+    }
+    assert steps(ckstore) == [0, 10, 20]
+    assert listing(filled / ".ckstore") == before
+
+
+def test_what_is_kept(ckstore, filled: Path) -> None:
+    assert "is kept" in ckstore("forget", "--run", "gpt", "--keep-every", "1").out
+    ckstore("forget", "--run", "gpt", "--keep-every", "2", "--keep-tagged")
+    assert steps(ckstore) == [0, 20]
+    [report] = ckstore("forget", "--run", "gpt", "--keep-tagged", "--json").json
+    assert [version["step"] for version in report["versions"]] == [0]
+    assert report["dry_run"] is False
+
+
+def test_a_tagged_version(ckstore, filled: Path) -> None:
+    said = ckstore("forget", "--run", "gpt", code=12).sentence
+    assert "`ckstore tag --delete best`" in said
+    assert steps(ckstore) == [0, 10, 20]
+    ckstore("tag", "--delete", "best")
+    ckstore("forget", "--run", "gpt")
+    assert ckstore("log", "--json").json == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        ([], 2), (["gpt@0", "--run", "gpt"], 2), (["gpt@20..gpt@0"], 2), (["gpt@0.."], 2), (["nowhere"], 13),
+        (["--run", "x"], 13), (["gpt", "--keep-last", "0"], 2),
+    ],
+)  # fmt: skip
+def test_what_is_refused(ckstore, filled: Path, arguments: list[str], code: int) -> None:
+    assert ckstore("forget", *arguments, code=code).sentence
+    assert steps(ckstore) == [0, 10, 20]

@@ -1,0 +1,64 @@
+"""`ckstore gc`: what it frees, what it says, and what it refuses."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ckstore.storage.catalog import Catalog
+
+from .conftest import listing
+
+
+def size(place: Path) -> int:
+    return sum(path.stat().st_size for path in (place / ".ckstore" / "packs").iterdir())
+
+
+def test_what_was_forgotten_is_freed(ckstore, filled: Path) -> None:
+    assert ckstore("gc").out == "Nothing to do: everything is needed.\n"
+    ckstore("forget", "gpt@0", "gpt@10")
+    before, files = size(filled), listing(filled / ".ckstore")
+    said = ckstore("gc", "--dry-run").out
+    assert said.startswith("Would free ")
+    [expected] = ckstore("gc", "--dry-run", "--json").json
+    assert listing(filled / ".ckstore") == files
+    [report] = ckstore("gc", "--json").json
+    assert report["bytes"] == before - size(filled) > 0
+    assert {**report, "bytes": 0} == {**expected, "bytes": 0, "dry_run": False}
+    assert "No problems" in ckstore("verify").out
+    ckstore("checkout", "gpt@20", "-o", "out.pt")
+    assert (filled / "out.pt").read_bytes() == (filled / "in" / "step20.pt").read_bytes()
+    rows = ckstore("log", "--json").json
+    ckstore("recover")
+    assert ckstore("log", "--json").json == rows
+
+
+def test_what_a_rebase_superseded_is_freed(ckstore, filled: Path) -> None:
+    ckstore("rebase", "--run", "gpt")
+    assert ckstore("gc").out.startswith("Freed ")
+    for step in (0, 10, 20):
+        ckstore("checkout", f"gpt@{step}", "-o", "out.pt", "--force")
+        assert (filled / "out.pt").read_bytes() == (filled / "in" / f"step{step}.pt").read_bytes()
+
+
+def test_files_that_were_left(ckstore, filled: Path) -> None:
+    left = filled / ".ckstore" / "packs" / ".tmp-999999999-00"
+    left.write_bytes(b"half a pack")
+    assert "Nothing to do" in ckstore("gc").out
+    assert ckstore("gc", "--grace", "0").out == "Freed 11 B: 1 file of killed processes.\n"
+    assert not left.exists()
+    ckstore("gc", "--grace", "-1", code=2)
+
+
+def test_damage(ckstore, filled: Path) -> None:
+    pack = next((filled / ".ckstore" / "packs").iterdir())
+    os.truncate(pack, 100)
+    ckstore("forget", "gpt@0")
+    before = listing(filled / ".ckstore")
+    assert pack.name in ckstore("gc", code=4).sentence
+    assert listing(filled / ".ckstore") == before
+
+
+def test_another_one_at_work(ckstore, filled: Path) -> None:
+    with Catalog.open(filled / ".ckstore", "a") as catalog, catalog.lease("gc"):
+        assert str(os.getpid()) in ckstore("gc", code=11).sentence

@@ -1,0 +1,274 @@
+"""Inshrinkerator: its split, its levels, and the ablation of its delta coding."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckstore.codecs.codebook import as_bits, as_float32
+from ckstore.codecs.dynaquant import (
+    ACCURACY,
+    LEVELS,
+    METRICS,
+    PROTECT,
+    PRUNE,
+    DynaQuantSettings,
+    LevelStatistics,
+    RankStatistics,
+    Split,
+    assign,
+    coded_bits,
+    dynaquant_quantise,
+    kmeans_round,
+    moment_sensitivity,
+    run_lengths,
+    weighted_kmeans,
+)
+from ckstore.codecs.integers import encode_integers
+from ckstore.errors import UsageError
+
+SPECIAL = np.array([0.0, -0.0, 1e-45, -1e-39, np.nan, np.inf, -np.inf, 3.4028235e38, -1.1754944e-38], np.float32)
+
+settings_of = st.builds(
+    DynaQuantSettings,
+    st.sampled_from(LEVELS),
+    st.sampled_from(PRUNE),
+    st.sampled_from(PROTECT),
+    st.sampled_from(METRICS),
+)
+
+
+def weights(seed: int, count: int = 20_000) -> np.ndarray:
+    return (np.random.default_rng(seed).standard_t(5, count) * 0.02).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"levels": 3}, {"levels": 33}, {"prune": -0.1}, {"prune": 0.9, "protect": 0.1}, {"metric": "size"}]
+)
+def test_settings_out_of_range_are_refused(wrong):
+    with pytest.raises(UsageError):
+        DynaQuantSettings(**wrong)
+
+
+def test_nominal_bits_fall_along_every_axis_of_the_papers_space():
+    for metric in METRICS:
+        bits = np.array(
+            [
+                [[DynaQuantSettings(levels, prune, protect, metric).nominal_bits for protect in PROTECT]
+                 for prune in PRUNE]
+                for levels in LEVELS
+            ]
+        )  # fmt: skip
+        for axis in range(3):
+            assert np.all(np.diff(bits, axis=axis) < 0)
+
+
+def test_a_bins_middle_is_within_the_relative_accuracy():
+    values = np.exp(np.random.default_rng(1).uniform(-80, 80, 5000)).astype(np.float32)
+    assert ACCURACY <= 0.01
+    for value in np.concatenate([values, -values]):
+        statistics = LevelStatistics(Split(0, 1 << 14))
+        one = np.array([value])
+        statistics.add(one, one)
+        (middle,) = statistics.codebook(DynaQuantSettings()).centroids[[0 if value < 0 else 1]]
+        assert abs(middle - value) <= ACCURACY * abs(value)
+
+
+@given(settings_of, st.integers(0, 2**32 - 1))
+def test_the_split_takes_the_shares_it_is_asked_for(settings, seed):
+    values = weights(seed)
+    sensitivity = np.abs(weights(seed + 1) * values)
+    lattice, indices, aside = dynaquant_quantise(values, settings, sensitivity)
+    ranks = np.abs(values) if settings.metric == "magnitude" else sensitivity
+    order = np.sort(ranks)
+    decoded = lattice.values(indices, aside).view(np.float32)
+    protected = indices == lattice.levels - 1
+    # Whole bins go to one side: no further off than half the fullest bin, and that is below 1 % of the elements.
+    assert abs(np.count_nonzero(protected) - settings.protect * values.size) <= 0.005 * values.size
+    assert ranks[protected].min(initial=np.inf) >= ranks[~protected].max()
+    threshold = order[int(settings.prune * values.size)]
+    assert not np.any(decoded[ranks < threshold * 0.98])
+    assert np.array_equal(aside, as_bits(values[protected], "bfloat16"))
+    assert np.array_equal(decoded[protected], as_float32(as_bits(values[protected], "bfloat16"), "bfloat16"))
+    assert np.all(np.abs(decoded[protected] / values[protected] - 1) <= 2.0**-8)
+    assert lattice.levels <= settings.levels + 2
+
+
+def test_ranking_by_sensitivity_is_not_ranking_by_magnitude():
+    values = weights(3)
+    sensitivity = 1 / np.abs(values)
+    settings = DynaQuantSettings(prune=0.3, metric="sensitivity")
+    lattice, indices, aside = dynaquant_quantise(values, settings, sensitivity)
+    decoded = lattice.values(indices, aside).view(np.float32)
+    assert not np.any(decoded[np.abs(values) > np.quantile(np.abs(values), 0.72)])
+    by_magnitude = dynaquant_quantise(values, DynaQuantSettings(prune=0.3))
+    without = dynaquant_quantise(values, settings)
+    assert np.array_equal(without[1], by_magnitude[1]), "magnitude stands in for a sensitivity that is not known"
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_protected_elements_of_16_bits_are_exact(dtype):
+    bits = as_bits(weights(4), dtype)
+    values = as_float32(bits, dtype)
+    lattice, indices, aside = dynaquant_quantise(values, DynaQuantSettings(protect=0.1), dtype=dtype)
+    decoded = lattice.values(indices, aside)
+    protected = indices == lattice.levels - 1
+    assert np.count_nonzero(protected) > 1000
+    assert np.array_equal(decoded[protected], bits[protected])
+
+
+@given(settings_of, st.integers(0, 2**32 - 1))
+def test_hostile_elements_take_a_level_and_decode_finite(settings, seed):
+    rng = np.random.default_rng(seed)
+    values = weights(seed, 500)
+    values[rng.random(500) < 0.3] = rng.choice(SPECIAL)
+    values[rng.random(500) < 0.3] = rng.choice(SPECIAL)
+    sensitivity = np.abs(weights(seed + 1, 500))
+    sensitivity[rng.random(500) < 0.3] = rng.choice(SPECIAL)
+    lattice, indices, aside = dynaquant_quantise(values, settings, sensitivity)
+    decoded = lattice.values(indices, aside).view(np.float32)
+    assert np.all(np.isfinite(decoded))
+    lost = ~np.isfinite(values) | (np.abs(values) < np.finfo(np.float32).tiny)
+    assert not np.any(decoded[lost])
+    assert np.all(indices[lost] == lattice.zero)
+
+
+@pytest.mark.parametrize("values", [[], [0.0, -0.0, 1e-40], [np.nan], [0.5] * 9, [-2.0, 3.0]])
+def test_few_distinct_values_are_levels_of_their_own(values):
+    values = np.array(values, np.float32)
+    lattice, indices, aside = dynaquant_quantise(values, DynaQuantSettings(4, 0.0, 0.0005))
+    decoded = lattice.values(indices, aside).view(np.float32)
+    expected = np.where(np.isfinite(values) & (np.abs(values) > 1e-30), values, 0)
+    assert np.all(np.abs(decoded - expected) <= 0.01 * np.abs(expected))
+
+
+def test_chunks_and_merged_statistics_make_the_same_indices_as_the_whole():
+    values, settings = weights(5), DynaQuantSettings(8, 0.2, 0.01, "sensitivity")
+    sensitivity = moment_sensitivity(values, np.square(weights(6)))
+    whole = dynaquant_quantise(values, settings, sensitivity)
+    chunks = list(zip(np.array_split(values, 9), np.array_split(sensitivity, 9), strict=True))
+    ranks = [RankStatistics(), RankStatistics()]
+    for place, chunk in enumerate(chunks):
+        ranks[place % 2].add(*chunk)
+    ranks[0].merge(ranks[1])
+    split = ranks[0].split(settings)
+    levels = [LevelStatistics(split), LevelStatistics(split)]
+    for place, chunk in enumerate(chunks):
+        levels[place % 2].add(*chunk)
+    levels[1].merge(levels[0])
+    lattice = levels[1].codebook(settings)
+    assert np.array_equal(lattice.centroids, whole[0].centroids)
+    parts = [assign(lattice, split, *chunk) for chunk in chunks]
+    for place in range(2):
+        assert np.array_equal(np.concatenate([part[place] for part in parts]), whole[place + 1])
+
+
+@given(st.integers(1, 400), st.integers(2, 32), st.integers(0, 2**32 - 1))
+def test_every_round_of_kmeans_is_an_improvement(size, count, seed):
+    rng = np.random.default_rng(seed)
+    points = np.unique(rng.normal(size=size) * np.exp(rng.normal(size=size)))
+    masses = rng.random(points.size) ** rng.integers(1, 20) + 1e-12
+
+    def cost(centroids: np.ndarray) -> float:
+        return float(masses @ ((points[:, None] - centroids) ** 2).min(axis=1))
+
+    settled = weighted_kmeans(points, masses, count)
+    assert settled.size == min(count, points.size)
+    assert np.all(np.diff(settled) > 0)
+    assert np.allclose(kmeans_round(points, masses, settled), settled)
+    centroids = np.sort(rng.choice(points, min(count, points.size), replace=False))
+    for _ in range(30):
+        moved = kmeans_round(points, masses, centroids)
+        assert cost(moved) <= cost(centroids) * (1 + 1e-12) + 1e-15
+        centroids = moved
+
+
+def test_kmeans_settles_near_the_best_of_many_random_starts():
+    rng = np.random.default_rng(12)
+    points = np.unique(weights(12, 1500).astype(np.float64))
+    masses = 0.2 / points.size + 0.8 * np.abs(points) / np.abs(points).sum()
+
+    def cost(centroids: np.ndarray) -> float:
+        return float(masses @ ((points[:, None] - centroids) ** 2).min(axis=1))
+
+    for count in (4, 8, 16, 32):
+        costs = []
+        for _ in range(20):
+            centroids = np.sort(rng.choice(points, count, replace=False))
+            for _ in range(50):
+                centroids = kmeans_round(points, masses, centroids)
+            costs.append(cost(centroids))
+        assert cost(weighted_kmeans(points, masses, count)) <= 1.1 * min(costs)
+
+
+def test_more_levels_lose_less():
+    values = weights(8)
+    errors = []
+    for levels in LEVELS:
+        lattice, indices, aside = dynaquant_quantise(values, DynaQuantSettings(levels, 0.0, 0.0005))
+        errors.append(float(np.mean((lattice.values(indices, aside).view(np.float32) - values) ** 2)))
+    assert errors == sorted(errors)
+
+
+def test_runs_are_written_as_the_paper_does_and_can_be_read_back():
+    rng = np.random.default_rng(9)
+    for values in (np.zeros(0, int), np.zeros(5, int), rng.integers(0, 3, 500), np.repeat(rng.integers(0, 9, 50), 7)):
+        written = run_lengths(values)
+        read, count = [], 1
+        for symbol in written.tolist():
+            if symbol > 0:
+                count = symbol
+                assert count > 1
+            else:
+                read += [-symbol] * count
+                count = 1
+        assert read == values.tolist()
+
+
+def late_training_pair(count: int = 400_000) -> tuple[np.ndarray, np.ndarray, int]:
+    """Indices of two versions late in a training, and the number of levels.
+
+    Weights decay by 2 % and move in proportion to themselves, so that what crosses a threshold, and to which side,
+    depends on the level: 8 % of the indices change.
+    """
+    before = weights(10, count)
+    moves = np.random.default_rng(10).normal(size=count) * 0.05 * np.abs(before)
+    after = (0.98 * before + moves).astype(np.float32)
+    settings = DynaQuantSettings(16, 0.2, 0.005)
+    ranks = RankStatistics()
+    ranks.add(before, before)
+    split = ranks.split(settings)
+    levels = LevelStatistics(split)
+    levels.add(before, before)
+    lattice = levels.codebook(settings)
+    return assign(lattice, split, after, after)[0], assign(lattice, split, before, before)[0], lattice.levels
+
+
+def test_the_ablation_comes_out_in_the_papers_order():
+    indices, base, levels = late_training_pair()
+    assert 0.05 < np.mean(indices != base) < 0.15
+    ratios = [32 * indices.size / bits for bits in coded_bits(indices, base, levels)]
+    assert ratios[0] < 32, "a Huffman code takes a bit an element"
+    assert ratios[1] > 1.3 * ratios[0]
+    assert ratios[2] > 1.05 * ratios[1]
+
+
+def test_the_entropy_coder_with_levels_as_classes_needs_no_more_than_the_papers_coding():
+    indices, base, levels = late_training_pair()
+    delta = np.remainder(base.astype(np.int32) - indices, levels).astype(np.int32)
+    assert 8 * len(encode_integers(delta, base)) < coded_bits(indices, base, levels).rearranged
+
+
+def test_coded_bits_are_those_of_a_huffman_code():
+    """Four symbols of 1, 1, 2 and 4: lengths 3, 3, 2, 1; then the table of 5 bits and a distance's gamma code each."""
+    indices = np.array([0, 1, 2, 2, 3, 3, 3, 3], np.uint8)[::-1].copy()
+    bits = coded_bits(indices, np.full(8, 3, np.uint8), 4)
+    assert bits.huffman == 3 + 3 + 4 + 4 + 4 * (5 + 1)
+    assert coded_bits(indices[:0], indices[:0], 4) == (0, 0, 0)
+
+
+def test_ranks_of_other_sizes_are_refused():
+    with pytest.raises(UsageError):
+        RankStatistics().add(np.zeros(5, np.float32), np.zeros(4, np.float32))

@@ -1,0 +1,158 @@
+"""LC-Checkpoint: what the paper says of its buckets, its promotion and its merging."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckstore.codecs.codebook import codebook, differences
+from ckstore.codecs.integers import encode_integers
+from ckstore.codecs.lc import BucketStatistics, assign, lc_quantise, merge_changes
+from ckstore.errors import UsageError
+
+SPECIAL = np.array([0.0, -0.0, 1e-45, -1e-39, np.nan, np.inf, -np.inf, 3.4028235e38, -1.1754944e-38], np.float32)
+
+
+def changes_of(seed: int, count: int = 2000) -> np.ndarray:
+    """Changes over some 20 octaves, special values among them."""
+    rng = np.random.default_rng(seed)
+    values = (rng.normal(size=count) * np.exp(rng.normal(size=count) * 2)).astype(np.float32)
+    values[:: count // 20] = rng.choice(SPECIAL, values[:: count // 20].size)
+    return values
+
+
+def buckets(values: np.ndarray) -> list[tuple[int, int] | None]:
+    """(exponent, sign) of each value, None for what counts as 0; by frexp, not by bits."""
+    result: list[tuple[int, int] | None] = []
+    for value in values.astype(np.float64).tolist():
+        plain = np.isfinite(value) and abs(value) >= 2.0**-126
+        result.append((int(np.frexp(value)[1]), int(value < 0)) if plain else None)
+    return result
+
+
+@given(st.integers(1, 8), st.integers(0, 2**32 - 1))
+def test_promotion_keeps_the_buckets_of_largest_exponent(bits, seed):
+    values = changes_of(seed)
+    lattice, indices = lc_quantise(values, bits)
+    decoded = lattice.centroids[indices]
+    members: dict[tuple[int, int], list[int]] = {}
+    for place, bucket in enumerate(buckets(values)):
+        if bucket is not None:
+            members.setdefault(bucket, []).append(place)
+        else:
+            assert decoded[place] == 0
+    kept = {bucket for bucket, places in members.items() if decoded[places[0]] != 0}
+    assert len(kept) == min(len(members), 2**bits - 1)
+    assert lattice.levels == len(kept) + 1
+    for bucket, places in members.items():
+        if bucket in kept:
+            mean = values[places].astype(np.float64).mean()
+            assert np.all(decoded[places] == decoded[places[0]])
+            assert abs(decoded[places[0]] - mean) <= 2.0**-23 * abs(mean)
+        else:
+            assert not np.any(decoded[places])
+            assert all(exponent >= bucket[0] for exponent, _ in kept)
+
+
+@given(st.integers(1, 8), st.integers(0, 2**32 - 1))
+def test_no_change_is_off_by_more_than_its_bucket(bits, seed):
+    values = changes_of(seed)
+    finite = np.isfinite(values)
+    lattice, indices = lc_quantise(values, bits)
+    decoded = lattice.centroids[indices].astype(np.float64)
+    error = np.abs(decoded - values)[finite]
+    kept = decoded[finite] != 0
+    assert np.all(error[kept] < np.abs(values[finite][kept])), "a bucket is as wide as its smallest magnitude"
+    smallest = np.abs(decoded[finite][kept]).min()
+    assert np.all(np.abs(values[finite][~kept]) < 2 * smallest), "what becomes 0 is of no larger exponent"
+
+
+def test_chunks_make_the_same_codebook_as_the_whole():
+    values = changes_of(7, 5000)
+    whole, parts, merged = BucketStatistics(), BucketStatistics(), BucketStatistics()
+    whole.add(values)
+    for chunk in np.array_split(values, 7):
+        parts.add(chunk)
+        one = BucketStatistics()
+        one.add(chunk)
+        merged.merge(one)
+    lattice = whole.codebook(4)
+    assert np.array_equal(lattice.centroids, parts.codebook(4).centroids)
+    assert np.allclose(lattice.centroids, merged.codebook(4).centroids, rtol=1e-6)
+    chunked = np.concatenate([assign(lattice, chunk) for chunk in np.array_split(values, 7)])
+    assert np.array_equal(chunked, assign(lattice, values))
+
+
+def test_a_mean_stays_in_its_bucket_though_sums_are_rounded():
+    statistics = BucketStatistics()
+    largest = np.nextafter(np.float32(2), np.float32(1))
+    statistics.add(np.array([largest, -largest, 4.0], np.float32))
+    statistics.sums *= 1 + 1e-6
+    assert statistics.codebook(8).centroids.tolist() == [-largest, 0.0, largest, np.float32(4 * (1 + 1e-6))]
+
+
+def test_of_two_last_buckets_the_fuller_one_is_kept():
+    values = np.array([8.0, -1.0, -1.5, 1.0], np.float32)
+    lattice, _ = lc_quantise(values, 2)
+    assert lattice.levels == 4
+    lattice, _ = lc_quantise(np.append(values, -8.0).astype(np.float32), 2)
+    assert lattice.centroids.tolist() == [-8.0, -1.25, 0.0, 8.0]
+
+
+@pytest.mark.parametrize("values", [[], [0.0, -0.0], [np.nan, np.inf, 1e-42]])
+def test_no_change_at_all_is_a_single_level(values):
+    lattice, indices = lc_quantise(np.array(values, np.float32), 3)
+    assert lattice.centroids.tolist() == [0.0]
+    assert not np.any(indices)
+
+
+@pytest.mark.parametrize("bits", [0, 9])
+def test_bits_out_of_range_are_refused(bits):
+    with pytest.raises(UsageError):
+        BucketStatistics().codebook(bits)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_errors_do_not_add_up_along_a_chain(dtype):
+    """The paper's point of quantising against what decodes: the error stays that of one version."""
+    rng = np.random.default_rng(11)
+    weights = rng.normal(size=20_000).astype(np.float32)
+    first = codebook(np.empty(0), dtype)
+    state = first.values(first.nearest(weights * 0))
+    errors = []
+    for version in range(8):
+        weights += (rng.normal(size=weights.size) * 0.05 / (1 + version)).astype(np.float32)
+        bits = weights.view(np.uint32) if dtype == "float32" else (weights.view(np.uint32) >> 16).astype(np.uint16)
+        lattice, indices = lc_quantise(differences(bits, state, dtype), 4, dtype)
+        state = lattice.add(state, indices)
+        exact, decoded = (
+            (array if dtype == "float32" else array.astype(np.uint32) << np.uint32(16)).view(np.float32)
+            for array in (bits, state)
+        )
+        errors.append(float(np.sqrt(np.mean((exact - decoded) ** 2))))
+    assert errors[-1] < errors[1] < errors[0]
+
+
+def test_without_a_parent_the_values_are_the_change():
+    values = np.random.default_rng(2).normal(size=500).astype(np.float32)
+    lattice, indices = lc_quantise(differences(values.view(np.uint32), np.zeros(500, np.uint32), "float32"), 3)
+    assert np.array_equal(lattice.values(indices), lattice.add(np.zeros(500, np.uint32), indices))
+
+
+def test_two_changes_in_a_row_merge_into_one_that_is_smaller_and_about_as_near():
+    rng = np.random.default_rng(4)
+    base = rng.normal(size=50_000).astype(np.float32).view(np.uint32)
+    exact = (rng.normal(size=(2, base.size)) * 1e-3).astype(np.float32)
+    first, second = lc_quantise(exact[0], 3), lc_quantise(exact[1], 3)
+    merged = merge_changes(first, second, 3)
+    sizes = [len(encode_integers(pair[1])) for pair in (merged, first, second)]
+    assert sizes[0] < 0.75 * (sizes[1] + sizes[2])
+    after = base.view(np.float32).astype(np.float64) + exact.sum(axis=0, dtype=np.float64)
+    apart = second[0].add(first[0].add(base, first[1]), second[1]).view(np.float32)
+    together = merged[0].add(base, merged[1]).view(np.float32)
+    errors = [float(np.sqrt(np.mean((state - after) ** 2))) for state in (apart, together)]
+    moved = float(np.sqrt(np.mean((exact.sum(axis=0)) ** 2)))
+    assert errors[0] < 0.4 * moved
+    assert errors[1] < 1.1 * errors[0], "no further from what was than the two in a row"

@@ -1,0 +1,151 @@
+"""Rounded ordinals and coarse linear lattices: how far values are off, what is left of 0, and that decoding settles."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckstore.codecs.lattice import FLOATS, SHORT, STEP_RANGE, LinearLattice, floats, step_exponent
+from ckstore.codecs.rounded import ROUNDED, RoundedLattice, largest_finite, quarter_octave
+from ckstore.errors import IntegrityError
+
+UNSIGNED = {"float64": np.uint64, "float32": np.uint32, "float16": np.uint16, "bfloat16": np.uint16}
+NONE = np.empty(0, np.int16)
+
+
+def seeds() -> st.SearchStrategy[np.random.Generator]:
+    return st.integers(0, 2**32 - 1).map(np.random.default_rng)
+
+
+def any_finite(rng: np.random.Generator, dtype: str, count: int, *, signed: bool = True) -> np.ndarray:
+    """Bits of finite values of any magnitude, a fifth of them zeros, and some the least, the largest and subnormal."""
+    magnitude = rng.integers(0, largest_finite(dtype) + 1, count)
+    edges = [0, 0, 0, 1, (1 << FLOATS[dtype][0]) - 1, largest_finite(dtype)]
+    magnitude = np.where(rng.random(count) < 0.4, rng.choice(edges, count), magnitude)
+    sign = rng.integers(0, 1 + signed, count) << (8 * np.dtype(UNSIGNED[dtype]).itemsize - 1)
+    return (magnitude | sign).astype(UNSIGNED[dtype])
+
+
+def orders(bits: np.ndarray) -> np.ndarray:
+    """Order-preserving integers, 0 for both zeros."""
+    sign = 1 << (8 * bits.itemsize - 1)
+    magnitude = (bits & (sign - 1)).astype(np.int64)
+    return np.where(bits & sign, -magnitude, magnitude)
+
+
+@st.composite
+def rounded_lattices(draw, dtype: str) -> tuple[RoundedLattice, np.random.Generator, int]:
+    """A lattice with steps of an eighth of an octave to four, as its rows and columns may be; generator; count."""
+    rng = draw(seeds())
+    width, count = draw(st.integers(1, 30)), draw(st.integers(1, 200))
+    reach = draw(st.sampled_from([0, 4, 40, 200]))
+    rows = rng.integers(-reach, reach + 1, -(-count // width)).astype(np.int16) if draw(st.booleans()) else NONE
+    cols = rng.integers(-reach, reach + 1, width).astype(np.int16) if draw(st.booleans()) else NONE
+    shift = FLOATS[dtype][0] + draw(st.integers(-3, 2))
+    level = draw(st.integers(-20, 4 * FLOATS[dtype][1] + 20))
+    return RoundedLattice(dtype, shift, level, width, rows, cols), rng, count
+
+
+@pytest.mark.parametrize("dtype", ROUNDED)
+@given(st.data())
+def test_an_ordinal_is_off_by_little_more_than_half_a_step(dtype: str, data) -> None:
+    lattice, rng, count = data.draw(rounded_lattices(dtype))
+    bits = any_finite(rng, dtype, count)
+    predicted = None
+    if data.draw(st.booleans()):
+        near = lattice.quantise(bits, 0).astype(np.int64) + rng.integers(-1, 2, count)
+        predicted = near.astype(np.int32)
+    found = orders(lattice.values(lattice.quantise(bits, 0, predicted), 0))
+    error = np.abs(found - orders(bits))
+    step = 1 << lattice.shift
+    assert (error[found != 0] <= 0.6 * step).all()
+    # What is flushed to 0 was no further from it than the reach and the error together.
+    assert (error[found == 0] <= (0.625 + 0.6) * step).all()
+
+
+@pytest.mark.parametrize("dtype", ROUNDED)
+@given(st.data())
+def test_zero_stays_plus_zero_and_nothing_changes_its_sign(dtype: str, data) -> None:
+    lattice, rng, count = data.draw(rounded_lattices(dtype))
+    bits = any_finite(rng, dtype, count, signed=data.draw(st.booleans()))
+    predicted = lattice.quantise(any_finite(rng, dtype, count), 0) if data.draw(st.booleans()) else None
+    values = lattice.values(lattice.quantise(bits, 0, predicted), 0)
+    assert (values[orders(bits) == 0] == 0).all()
+    assert (orders(values) * np.sign(orders(bits)) >= 0).all()
+    assert (np.abs(orders(values)) <= largest_finite(dtype)).all()
+
+
+@pytest.mark.parametrize("dtype", ROUNDED)
+@given(st.data())
+def test_decoded_ordinals_are_their_own_values(dtype: str, data) -> None:
+    lattice, rng, count = data.draw(rounded_lattices(dtype))
+    integers = lattice.quantise(any_finite(rng, dtype, count), 0)
+    values = lattice.values(integers, 0)
+    again = lattice.quantise(values, 0)
+    assert np.array_equal(lattice.values(again, 0), values)
+    inside = (orders(values) != 0) & (np.abs(orders(values)) < largest_finite(dtype))
+    assert np.array_equal(again[inside], integers[inside])
+
+
+@given(seeds(), st.integers(-6, 6))
+def test_what_is_projected_keeps_the_rest_of_its_ordinal(rng: np.random.Generator, move: int) -> None:
+    base, own = RoundedLattice("float32", 20, 100, 10), RoundedLattice("float32", 20 + move, 140, 10)
+    integers = rng.integers(-1000, 1000, 100).astype(np.int32)
+    projected = own.project(base, integers, 0)
+    expected = integers * 2.0**-move
+    assert (np.abs(projected - expected) <= 0.5).all()
+    assert (own.project(base, np.full(3, (1 << 24) - 1, np.int32), 0) <= 1 << 24).all()
+
+
+def test_predictions_of_another_length_are_refused() -> None:
+    lattice = RoundedLattice("float32", 23, 400, 10)
+    with pytest.raises(IntegrityError):
+        lattice.quantise(np.zeros(10, np.uint32), 0, np.zeros(9, np.int32))
+
+
+@pytest.mark.parametrize("dtype", ROUNDED)
+def test_a_quarter_octave_is_what_it_says(dtype: str) -> None:
+    bits = np.array([1 << FLOATS[dtype][0] + 2], UNSIGNED[dtype])
+    doubled = (bits + 4 * quarter_octave(dtype)).astype(bits.dtype)
+    assert floats(doubled, dtype)[0] == 2 * floats(bits, dtype)[0]
+
+
+@pytest.mark.parametrize("dtype", STEP_RANGE)
+@given(st.data())
+def test_a_linear_value_is_off_by_reach_steps_and_a_rounding(dtype: str, data) -> None:
+    """And for what stands in 16 bits by no more: a value that is rounded stands on the grid already."""
+    rng = data.draw(seeds())
+    count, width = data.draw(st.integers(1, 200)), data.draw(st.integers(1, 30))
+    lowest, highest = STEP_RANGE[dtype]
+    lowest, highest = max(lowest, -60), min(highest, 60)
+    scale = 2.0 ** data.draw(st.integers(lowest + 22, highest))
+    values = rng.normal(size=count) * scale * (rng.random(count) < 0.8)
+    carrier = "float32" if dtype in SHORT else dtype
+    words = np.clip(values, -60000, 60000).astype(carrier) if dtype == "float16" else values.astype(carrier)
+    bits = words.view(UNSIGNED[carrier])
+    if dtype == "float16":
+        bits = words.astype(np.float16).view(np.uint16)
+    elif dtype == "bfloat16":
+        bits = (bits >> np.uint32(16)).astype(np.uint16)
+    doubles = floats(bits, dtype).astype(np.float64)
+    finest = step_exponent(0.0, float(np.abs(doubles).max()), dtype)
+    step = data.draw(st.integers(finest, min(highest, finest + 25)))
+    rows = rng.integers(0, 1 + min(5, STEP_RANGE[dtype][1] - step), -(-count // width)).astype(np.int16)
+    rows = rows if data.draw(st.booleans()) else NONE
+    lattice = LinearLattice(dtype, step, width, rows)
+    steps = 2.0 ** (step + (rows[np.arange(count) // width].astype(float) if rows.size else np.zeros(count)))
+    predicted = None
+    reach = data.draw(st.sampled_from([0.5, 0.6, 0.75]))
+    if data.draw(st.booleans()):
+        predicted = lattice.quantise(bits, 0) + rng.integers(-1, 2, count).astype(np.int32)
+    integers = lattice.quantise(bits, 0, predicted, reach=reach)
+    decoded = lattice.values(integers, 0)
+    error = np.abs(floats(decoded, dtype).astype(np.float64) - doubles)
+    assert (error <= reach * steps).all()
+    assert (decoded[bits << 1 == 0] == 0).all() or predicted is not None
+    again = lattice.quantise(decoded, 0)
+    assert np.array_equal(lattice.values(again, 0), decoded)
+    if dtype not in SHORT:
+        assert np.array_equal(again, integers)

@@ -1,0 +1,574 @@
+"""Coarse versions from end to end: what they lose, that they come back the same for ever, exact ones beside them."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import ckstore
+from ckstore.errors import CkstoreError, IntegrityError, UsageError
+from ckstore.records import array_name, record_from_json
+from ckstore.recover import recover
+from ckstore.storage.root import CATALOG
+
+from .checkpoints import scratch, sha256, write_safetensors
+from .coarse_checks import check_deviations, loaded, same_bits, stored, tensors_of
+from .format_reader import Reader
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+RESTORE_FLUSHED = """
+import hashlib, json, sys
+from pathlib import Path
+import torch
+assert torch.set_flush_denormal(True) and (torch.tensor([1e-40]) * 1).item() == 0
+import ckstore
+found = {}
+with ckstore.open(sys.argv[1], "r") as store:
+    for row in store.versions():
+        target = Path(sys.argv[2], str(row.number))
+        store[row.number].checkout(target)
+        found[row.number] = hashlib.sha256(target.read_bytes()).hexdigest()
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    with scratch() as path:
+        yield path
+
+
+@pytest.fixture
+def store(place: Path) -> Iterator[ckstore.Store]:
+    with ckstore.init(place / "store") as opened:
+        yield opened
+
+
+def draw(*shape: int, seed: int = 0, scale: float = 1.0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * scale
+
+
+def state(step: int) -> dict[str, Any]:
+    """A run of which one weight moves, one stands still, with moments, small tensors and a counter."""
+    weight = draw(300, 256) + sum(draw(300, 256, seed=number, scale=1e-2) for number in range(1, step + 1))
+    second = draw(300, 1, seed=5) * 3 + draw(1, 256, seed=6) * 3 + draw(300, 256, seed=7) * 2 - 30
+    second = torch.exp2(second + draw(300, 256, seed=70 + step) / 10)
+    still = {"frozen": draw(320, 256, seed=99), "norm": torch.ones(9)}
+    return {
+        "model": {"weight": weight, "bias": draw(256, seed=step), **still},
+        "optimizer": {0: {"exp_avg": draw(300, 256, seed=80 + step, scale=1e-4), "exp_avg_sq": second}},
+        "step": step,
+        "seen": torch.tensor(step * 8),
+    }  # fmt: skip
+
+
+def saved(place: Path, step: int, **options: Any) -> Path:
+    torch.save(state(step), place / f"step{step}.pt", **options)
+    return place / f"step{step}.pt"
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store of four coarse versions of one run, the files beside it, and below `out` what was restored at first."""
+    place = tmp_path_factory.mktemp("coarse")
+    (place / "out").mkdir()
+    with ckstore.init(place / "store") as store:
+        for step in range(4):
+            number = store.ingest(saved(place, step), run="r", fidelity="coarse").version.number
+            store[number].checkout(place / "out" / str(number))
+    return place
+
+
+def restored(store: ckstore.Store, place: Path) -> dict[str, str]:
+    """SHA-256 of all versions, by number."""
+    found = {}
+    for row in store.versions():
+        store[row.number].checkout(place / str(row.number), force=True)
+        found[str(row.number)] = sha256(place / str(row.number))
+    return found
+
+
+def first_time(written: Path) -> dict[str, str]:
+    return {path.name: sha256(path) for path in (written / "out").iterdir()}
+
+
+# What is lost, and what is not.
+
+
+@pytest.mark.parametrize("run", ["gpt_run", "cnn_run", "frozen_run", "ema_run"])
+def test_trained_runs_lose_what_they_say(
+    run: str, request: pytest.FixtureRequest, store: ckstore.Store, place: Path
+) -> None:
+    files = request.getfixturevalue(run)
+    for path in (files[1], files[-1]):
+        row = store.ingest(path, run=run, fidelity="coarse").version
+        assert row.fidelity == "coarse"
+        store[row.number].checkout(place / path.name)
+        with zipfile.ZipFile(place / path.name) as archive:
+            assert archive.testzip() is None
+        before, after = loaded(path), loaded(place / path.name)
+        check_deviations(store[row.number], before, after)
+        lossy = store[row.number].deviations()
+        assert lossy
+        for name, tensor in before.items():
+            is_moment = name.endswith(("exp_avg", "exp_avg_sq", "momentum_buffer"))
+            if not tensor.is_floating_point() or (tensor.ndim < 2 and not is_moment):
+                assert name not in lossy
+        assert row.stored_bytes < row.original_bytes / 3
+        (place / path.name).unlink()
+    assert store.verify().problems == []
+
+
+def test_weights_in_bfloat16_lose_what_they_say(bf16_run: list[Path], store: ckstore.Store, place: Path) -> None:
+    from safetensors.torch import load_file
+
+    for path in bf16_run[:3]:
+        row = store.ingest(path, run="r", fidelity="coarse").version
+        store[row.number].checkout(place / path.name)
+        assert (place / path.name).stat().st_size == path.stat().st_size
+        check_deviations(store[row.number], load_file(path), load_file(place / path.name))
+        assert store[row.number].deviations()
+
+
+def test_a_legacy_torch_file_comes_back_as_one(store: ckstore.Store, place: Path) -> None:
+    path = saved(place, 1, _use_new_zipfile_serialization=False)
+    version = store[store.ingest(path, fidelity="coarse").version.number]
+    version.checkout(place / "out.pt")
+    assert not zipfile.is_zipfile(place / "out.pt")
+    check_deviations(version, loaded(path), loaded(place / "out.pt"))
+
+
+def test_of_a_directory_files_without_coarse_values_are_exact(store: ckstore.Store, place: Path) -> None:
+    source = place / "model"
+    source.mkdir()
+    weight = draw(300, 256).numpy()
+    write_safetensors(source / "model.safetensors", {"w": ("float32", (300, 256), weight)})
+    write_safetensors(source / "small.safetensors", {"b": ("float32", (7,), weight[0, :7].copy())})
+    (source / "config.json").write_text("{}")
+    torch.save(torch.arange(7), source / "rng.pt")
+    version = store[store.ingest(source, fidelity="coarse", verify=True).version.number]
+    assert version.fidelity == "coarse"
+    version.checkout(place / "out")
+    for name in ("small.safetensors", "config.json", "rng.pt"):
+        assert sha256(place / "out" / name) == sha256(source / name)
+    assert sha256(place / "out" / "model.safetensors") != sha256(source / "model.safetensors")
+    assert version.deviations().keys() == {"model.safetensors/w"}
+    # Nothing but the values of the weight differs.
+    one, other = ((folder / "model.safetensors").read_bytes() for folder in (source, place / "out"))
+    assert one[: -weight.nbytes] == other[: -weight.nbytes]
+
+
+def test_a_restored_zip_differs_in_values_and_checksums_alone(written: Path) -> None:
+    one, other = (np.frombuffer(path.read_bytes(), np.uint8) for path in (written / "step1.pt", written / "out" / "2"))
+    assert one.size == other.size
+    with ckstore.open(written / "store", "r") as store:
+        [layout] = store["r@1"].layout.files
+    allowed = np.zeros(one.size, bool)
+    for extent in layout.extents:
+        allowed[extent.start : extent.stop] = True
+    for checked in layout.checked:
+        for position in checked.positions:
+            allowed[position : position + 4] = True
+    assert not (one != other)[~allowed].any()
+    assert (written / "out" / "2").stat().st_mtime_ns == (written / "step1.pt").stat().st_mtime_ns
+
+
+# The same for ever.
+
+
+def test_restoring_again_gives_the_same_bytes(written: Path, place: Path) -> None:
+    with ckstore.open(written / "store", "r", cache_bytes=0) as store:
+        assert restored(store, place) == first_time(written)
+        assert restored(store, place) == first_time(written)
+
+
+def test_another_process_restores_the_same_bytes_though_it_flushes_subnormals(written: Path, place: Path) -> None:
+    command = [sys.executable, "-c", RESTORE_FLUSHED, str(written / "store"), str(place)]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == first_time(written)
+
+
+def test_values_outlast_rebase_and_recover(written: Path, place: Path) -> None:
+    shutil.copytree(written / "store", place / "copy")
+    with ckstore.open(place / "copy") as store:
+        said = [store[row.number].deviations() for row in store.versions()]
+        assert store.rebase().objects > 0
+        assert all(row.depth == 0 for row in store.versions())
+        assert store.verify().problems == []
+        assert restored(store, place) == first_time(written)
+    (place / "copy" / CATALOG).unlink()
+    assert recover(place / "copy").problems == []
+    with ckstore.open(place / "copy") as store:
+        assert [row.fidelity for row in store.versions()] == ["coarse"] * 4
+        assert [store[row.number].deviations() for row in store.versions()] == said
+        assert store.verify().problems == []
+        assert restored(store, place) == first_time(written)
+
+
+def test_verify_finds_values_that_are_not_what_they_once_were(
+    written: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if a later release decoded lattices otherwise: no checksum of what is stored can tell."""
+    from ckstore.codecs.lattice import LinearLattice
+
+    decode = LinearLattice.values
+
+    def otherwise(self: LinearLattice, integers: Any, start: int) -> Any:
+        bits = decode(self, integers, start)
+        bits[0] ^= 1
+        return bits
+
+    with ckstore.open(written / "store", "r") as store:
+        assert store.verify().problems == []
+    monkeypatch.setattr(LinearLattice, "values", otherwise)
+    with ckstore.open(written / "store", "r") as store:
+        problems = store.verify(["r@1"]).problems
+    assert problems
+    assert all("not what they once were" in problem for problem in problems)
+
+
+@pytest.mark.parametrize("kind", ["linear", "rounded"])
+def test_verify_finds_integers_that_are_not_those_of_the_id(
+    written: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    from ckstore.objects import ObjectReader
+
+    honest = ObjectReader.integers
+
+    def flipped(self: ObjectReader, record: Any, chunk: int) -> Any:
+        integers = honest(self, record, chunk).copy()
+        if record.kind == kind:
+            integers[-1] ^= 1
+        return integers
+
+    monkeypatch.setattr(ObjectReader, "integers", flipped)
+    with ckstore.open(written / "store", "r") as store:
+        problems = store.verify(["r@0"]).problems
+    assert problems
+    assert all("are not the stored ones" in problem for problem in problems)
+
+
+def test_a_flipped_bit_in_a_coarse_pack_is_found(written: Path, place: Path) -> None:
+    shutil.copytree(written / "store", place / "copy")
+    with ckstore.open(place / "copy", "r") as store:
+        version = store["r@0"]
+        record = store.resolver.lattice(version.document.objects[0][0])
+    pack = place / "copy" / "packs" / record.pack
+    data = bytearray(pack.read_bytes())
+    data[record.offset + 40] ^= 4
+    pack.write_bytes(data)
+    with ckstore.open(place / "copy", "r") as store:
+        assert store.verify().problems
+        with pytest.raises(IntegrityError):
+            store["r@0"].checkout(place / "out.pt")
+    assert not (place / "out.pt").exists()
+
+
+def test_ingest_verifies_what_a_coarse_version_decodes_to(
+    store: ckstore.Store, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ckstore.hashing import MemberHasher
+
+    assert store.ingest(saved(place, 0), run="r", fidelity="coarse", verify=True).is_new
+    identity = MemberHasher.identity
+    answers = iter(["0" * 40])
+    monkeypatch.setattr(MemberHasher, "identity", lambda self: next(answers, None) or identity(self))
+    with pytest.raises(IntegrityError):
+        store.ingest(saved(place, 1), run="r", fidelity="coarse", verify=True)
+    assert [row.step for row in store.versions()] == [0]
+
+
+# Exact and coarse versions beside each other.
+
+
+def test_an_exact_ingest_of_the_same_content_makes_a_version_exact(store: ckstore.Store, place: Path) -> None:
+    paths = [saved(place, step) for step in range(3)]
+    rows = [store.ingest(path, run="r", fidelity="coarse").version for path in paths]
+    store.tag("r@1", "best")
+    report = store.ingest(paths[1], run="r")
+    assert report.is_new
+    assert (report.version.fidelity, report.version.step) == ("exact", 1)
+    assert report.version.parent == rows[0].number
+    assert [(row.step, row.parent) for row in store.versions("r")] == [(0, None), (2, 1), (1, 1)]
+    store["best"].checkout(place / "out.pt")
+    assert sha256(place / "out.pt") == sha256(paths[1])
+    assert store["best"].deviations() == {}
+    assert [store[f"r@{step}"].fidelity for step in range(3)] == ["coarse", "exact", "coarse"]
+    assert not store.ingest(paths[1], run="r").is_new
+    # Its child was stored against what it replaced.
+    assert store.verify().problems == []
+    (store.path / CATALOG).unlink()
+    store.close()
+    assert recover(store.path).problems == []
+    with ckstore.open(store.path) as again:
+        assert [again[f"r@{step}"].fidelity for step in range(3)] == ["coarse", "exact", "coarse"]
+        assert again["best"].row.step == 1
+        assert again.verify().problems == []
+
+
+def test_a_coarse_ingest_of_an_exact_versions_content_changes_nothing(store: ckstore.Store, place: Path) -> None:
+    path = saved(place, 0)
+    row = store.ingest(path, run="r").version
+    report = store.ingest(path, run="r", fidelity="coarse", quality=8.0)
+    assert not report.is_new
+    assert (report.version.number, report.version.fidelity) == (row.number, "exact")
+    # In another run what stands exactly is exact there too: it costs nothing.
+    other = store.ingest(path, run="s", fidelity="coarse").version
+    assert other.fidelity == "exact"
+    assert other.stored_bytes < 30_000
+
+
+def test_exact_after_coarse_and_coarse_after_exact(store: ckstore.Store, place: Path) -> None:
+    paths = [saved(place, step) for step in range(4)]
+    for path, fidelity in zip(paths, ("coarse", "exact", "coarse", "exact"), strict=True):
+        assert store.ingest(path, run="r", fidelity=fidelity).version.fidelity == fidelity
+    for step, path in enumerate(paths):
+        version = store[f"r@{step}"]
+        version.checkout(place / "out.pt", force=True)
+        if version.fidelity == "exact":
+            assert sha256(place / "out.pt") == sha256(path)
+        else:
+            check_deviations(version, loaded(path), loaded(place / "out.pt"))
+    assert store.verify().problems == []
+    store.rebase()
+    assert store.verify().problems == []
+
+
+def test_what_stands_still_costs_nothing(store: ckstore.Store) -> None:
+    """A frozen weight after an exact version is exact; after a coarse one it soon keeps its lattice."""
+    frozen = {"model": {f"w{index}": draw(300, 256, seed=index) for index in range(3)}}
+    first = store.ingest(frozen | {"step": 0}, run="exact").version
+    row = store.ingest(frozen | {"step": 1, "head": draw(300, 256, seed=9)}, run="exact", fidelity="coarse").version
+    assert row.fidelity == "coarse"
+    assert store[row.number].deviations().keys() == {"head"}
+    assert row.stored_bytes < first.stored_bytes / 5
+    still = {"model": {f"w{index}": draw(300, 256, seed=10 + index) for index in range(3)}}
+    versions = [stored(store, still | {"count": torch.tensor(step)}, run="coarse", step=step) for step in range(5)]
+    assert all(version.fidelity == "coarse" for version in versions)
+    assert versions[-1].row.stored_bytes < 5000 < versions[0].row.stored_bytes / 10
+
+
+def test_the_same_values_after_themselves_keep_their_integers(store: ckstore.Store) -> None:
+    version = stored(store, {"w": draw(300, 256)}, step=0)
+    decoded = version["w"].torch()
+    again = stored(store, {"w": decoded}, run="r")
+    assert again["w"].torch().dtype == decoded.dtype
+    said = again.deviations().get("w")
+    assert said is None or said.rms <= version.deviations()["w"].rms * 1.01
+
+
+def test_coarse_values_of_an_exact_version(store: ckstore.Store, place: Path) -> None:
+    path = saved(place, 2)
+    version = store[store.ingest(path, run="r").version.number]
+    coarse = version.at_fidelity("coarse")
+    assert (version.fidelity, coarse.fidelity) == ("exact", "coarse")
+    before = loaded(path)
+    assert same_bits(version["model/weight"].torch(), before["model/weight"])
+    off = (coarse["model/weight"].torch() - before["model/weight"]).abs().max()
+    assert 0 < float(off) < 0.2
+    assert same_bits(coarse["model/bias"].torch(), before["model/bias"])
+    coarse.checkout(place / "coarse.pt")
+    with zipfile.ZipFile(place / "coarse.pt") as archive:
+        assert archive.testzip() is None
+    assert same_bits(loaded(place / "coarse.pt")["model/weight"], coarse["model/weight"].torch())
+    assert dict(tensors_of(coarse.state_dict()))["model/weight"].equal(coarse["model/weight"].torch())
+    with pytest.raises(UsageError):
+        version.at_fidelity("fuzzy")  # type: ignore[arg-type]
+
+
+def test_a_coarse_version_has_no_exact_values(written: Path) -> None:
+    with ckstore.open(written / "store", "r") as store:
+        with pytest.raises(CkstoreError, match="coarse"):
+            store["r@1"].at_fidelity("exact")
+        plain, asked = store["r@1"], store["r@1"].at_fidelity("coarse")
+        assert all(same_bits(plain[path].torch(), asked[path].torch()) for path in plain)
+
+
+def test_objects_that_a_coarse_version_holds_exactly_are_read_exactly(store: ckstore.Store) -> None:
+    """They may have a linear lattice below their exact layer."""
+    weight = draw(300, 256)
+    store.ingest({"w": weight}, run="r", step=0)
+    version = stored(store, {"w": weight, "v": draw(300, 256, seed=1)}, run="r", step=1)
+    for read in (version, version.at_fidelity("coarse")):
+        assert same_bits(read["w"].torch(), weight)
+
+
+# Views.
+
+
+def test_zarr_views_hold_the_coarse_values(written: Path) -> None:
+    with ckstore.open(written / "store", "r") as store:
+        version = store["r@2"]
+        after = loaded(written / "out" / str(version.row.number))
+        for path in ("model/weight", "model/bias", "optimizer/[0]/exp_avg_sq"):
+            assert np.array_equal(version.arrays[path][...], after[path].numpy())
+        history = store.run("r").arrays["model/weight"]
+        assert np.array_equal(history[2], after["model/weight"].numpy())
+        assert np.array_equal(version["model/weight"][10:20, 3], after["model/weight"].numpy()[10:20, 3])
+
+
+def test_a_pickled_view_keeps_its_fidelity(store: ckstore.Store, place: Path) -> None:
+    version = store[store.ingest(saved(place, 1), run="r").version.number]
+    for fidelity in ("exact", "coarse"):
+        view = version.at_fidelity(fidelity).arrays
+        again = pickle.loads(pickle.dumps(view))
+        assert np.array_equal(again["model/weight"][...], view["model/weight"][...])
+        assert np.array_equal(view["model/weight"][...], version["model/weight"][...]) == (fidelity == "exact")
+
+
+def test_exports_hold_the_coarse_values(written: Path, place: Path) -> None:
+    with ckstore.open(written / "store", "r") as store:
+        store["r@1"].checkout(place / "w.npz", format="npz", include=["model/*"])
+        with np.load(place / "w.npz") as arrays:
+            assert np.array_equal(arrays["model/weight"], store["r@1"]["model/weight"].numpy())
+
+
+# What nothing could have written.
+
+ROUNDED: dict[str, Any] = {
+    "layer": "coarse", "id": "a" * 40, "kind": "rounded", "dtype": "float32", "count": 1000, "chunk": 300,
+    "base": "b" * 40, "at": [100, 500], "alone": [400, 2000], "shift": 23, "level": 400, "width": 100,
+    "rows": "PPPPOPQPPP", "cols": "Q" * 100,
+}  # fmt: skip
+
+
+def test_a_rounded_record_comes_back() -> None:
+    record = record_from_json(ROUNDED, "p")
+    assert record.to_json() == ROUNDED
+    assert (record.shift, record.level) == (23, 400)  # type: ignore[union-attr]
+    assert record.rows.tolist() == [0, 0, 0, 0, -1, 0, 1, 0, 0, 0]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("reach", [0, 1, 12, 11, 45, 46, 32767])
+def test_exponents_come_back_as_text_or_as_numbers(reach: int) -> None:
+    rows = [reach, -reach, 0, 1, -1, 11, 12, 13, 0, 5]
+    record = record_from_json(ROUNDED | {"rows": rows}, "p")
+    text = record.to_json()["rows"]
+    assert isinstance(text, str) == (reach <= 45)
+    assert record_from_json(ROUNDED | {"rows": text}, "p").rows.tolist() == rows  # type: ignore[union-attr]
+    json.dumps(record.to_json())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"dtype": "float64"},
+        {"dtype": "int32"},
+        {"dtype": ["float32"]},
+        {"shift": 0},
+        {"shift": 32},
+        {"shift": -1},
+        {"shift": 2.0},
+        {"shift": True},
+        {"shift": None},
+        {"level": 1 << 15},
+        {"level": "400"},
+        {"width": 0},
+        {"width": 99},
+        {"context": True},
+        {"factor": 0.5},
+        {"rows": "PPP"},
+        {"rows": "PPPP\\QPPPP"},
+        {"rows": "PPPP PPPPP"},
+        {"rows": "PPPPéPPPPP"},
+        {"rows": "\x7f" * 10},
+        {"rows": "!" * 10},
+        {"rows": [0] * 9},
+        {"rows": [0.5] * 10},
+        {"rows": [40_000] * 10},
+        {"rows": [10**30] * 10},
+        {"rows": [[0]] * 10},
+        {"rows": [None] * 10},
+        {"rows": [True] * 10},
+        {"rows": {"0": 1}},
+        {"rows": 7},
+        {"cols": [0] * 101},
+        {"kind": ["rounded"]},
+        {"at": None},
+        {"at": [1]},
+        {"alone": {}},
+        {"count": None},
+    ],
+    ids=lambda changes: ",".join(f"{name}={str(said)[:14]!r}" for name, said in changes.items()),
+)
+def test_impossible_records_are_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(IntegrityError):
+        record_from_json(ROUNDED | changes, "p")
+
+
+def test_integers_of_any_size_decode_to_finite_numbers() -> None:
+    record = record_from_json(ROUNDED | {"rows": [32767] * 10, "cols": [32767] * 100, "level": 32767, "shift": 31}, "p")
+    integers = np.array([-(1 << 31), (1 << 31) - 1, 0] * 100, np.int32)
+    bits = record.lattice.values(integers, 0)  # type: ignore[union-attr]
+    assert np.isfinite(bits.view(np.float32)).all()
+
+
+def test_an_exact_layer_above_what_has_none_is_refused(store: ckstore.Store, place: Path) -> None:
+    """A manifest may say anything; kernels of 64 bits would read the 16 of such a lattice."""
+    version = stored(store, {"w": draw(300, 256).bfloat16()})
+    [(lattice, content)] = version.document.objects
+    assert content is None
+    record = record_from_json(
+        {"layer": "exact", "id": "c" * 40, "lattice": lattice, "mode": "own", "at": 0, "lengths": [100]},
+        store.resolver.lattice(lattice).pack,
+    )
+    store.resolver.add([record])
+    with pytest.raises(IntegrityError):
+        store.reader.bits("c" * 40, 0)
+
+
+def test_a_reader_written_from_the_format_reads_coarse_versions(written: Path) -> None:
+    reader = Reader(written / "store")
+    kinds = {(record["kind"], record["base"] is None) for _, record in reader.lattices.values()}
+    assert kinds >= {(kind, in_full) for kind in ("linear", "rounded", "ordinal") for in_full in (True, False)}
+    for number in reader.versions:
+        [(_, data)] = reader.files(number)
+        assert data == (written / "out" / str(number)).read_bytes()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
+def test_that_reader_reads_coarse_values_of_every_float(store: ckstore.Store, place: Path, dtype: torch.dtype) -> None:
+    """Among them the least and the largest, and exponents by rows and columns."""
+    for step in range(2):
+        weight = draw(300, 256, seed=step) * torch.exp2(draw(300, 1, seed=7) * 6 + draw(1, 256, seed=8) * 6)
+        weight = weight.clamp(-6e4, 6e4).to(dtype)
+        weight[0, :2] = torch.tensor([torch.finfo(dtype).smallest_normal, -torch.finfo(dtype).tiny])
+        mask = torch.triu(torch.full((300, 256), torch.finfo(dtype).min, dtype=dtype), 1)
+        tree = {"w": weight, "exp_avg": weight * 1e-3, "exp_avg_sq": weight.abs() * 1e-3, "mask": mask}
+        version = stored(store, tree | {"small": draw(9)}, step=step)
+        version.checkout(place / str(version.row.number))
+    reader = Reader(store.path)
+    assert any("cols" in record for _, record in reader.lattices.values()) or dtype != torch.bfloat16
+    for number in reader.versions:
+        [(_, data)] = reader.files(number)
+        assert data == (place / str(number)).read_bytes()
+
+
+def test_coarse_objects_stand_in_plain_zarr_arrays(written: Path) -> None:
+    import zarr
+
+    with ckstore.open(written / "store", "r") as store:
+        version = store["r@0"]
+        for lattice, content in version.document.objects:
+            if content is not None:
+                continue
+            record = store.resolver.lattice(lattice)
+            archive = zarr.storage.ZipStore(written / "store" / "packs" / record.pack, mode="r")
+            array = zarr.open_group(archive, mode="r")[array_name(record.id)]
+            assert array.attrs["ckstore"]["kind"] == record.kind
+            found = np.concatenate([store.reader.integers(record, chunk) for chunk in range(record.chunks)])
+            assert np.array_equal(array[...], found)
+            archive.close()

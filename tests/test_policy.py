@@ -1,0 +1,54 @@
+"""What may be asked of a version's fidelity."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import ckstore
+from ckstore.errors import UsageError
+from ckstore.policy import Policy
+
+
+def test_a_policy_is_exact_unless_it_says_otherwise() -> None:
+    assert not Policy().is_coarse
+    assert Policy("coarse").is_coarse
+    assert not Policy("coarse").is_bounded
+    assert Policy("coarse", max_abs_error=1e-3).is_bounded
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"fidelity": "fuzzy"},
+        {"scheme": "jpeg"},
+        {"quality": 0.0},
+        {"quality": -1.0},
+        {"quality": 1e9},
+        {"quality": float("nan")},
+        {"max_abs_error": 0.0},
+        {"max_abs_error": -1e-3},
+        {"max_rel_error": float("nan")},
+        {"max_rel_error": float("inf")},
+        {"max_abs_error": 1e-3, "scheme": "lc"},
+        {"max_rel_error": 1e-3, "scheme": "dynaquant"},
+    ],
+    ids=str,
+)
+def test_what_cannot_be_kept_is_refused_in_a_sentence(given: dict[str, Any], tmp_path) -> None:
+    with pytest.raises(UsageError, match=r"^[A-Z].*; .*\.$|choose one of"):
+        Policy(**{"fidelity": "coarse", **given})
+    with ckstore.init(tmp_path / "store") as store:
+        with pytest.raises(UsageError):
+            store.ingest({"w": [1]}, **{"fidelity": "coarse", **given})
+        assert store.versions() == []
+
+
+def test_a_version_says_what_was_asked_of_it() -> None:
+    assert Policy("coarse", quality=4.0).parameters() == {"quality": 4.0}
+    assert Policy("coarse", max_rel_error=0.01).parameters() == {"max_rel_error": 0.01}
+    assert Policy("coarse", max_abs_error=1e-3, max_rel_error=0.01).parameters() == {
+        "max_abs_error": 1e-3,
+        "max_rel_error": 0.01,
+    }

@@ -1,0 +1,1 @@
+"""The bench that judges coarse versions: what they take, and what training notices of them."""

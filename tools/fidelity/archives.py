@@ -1,0 +1,255 @@
+"""Ways to keep the checkpoints of a run, measured alike: what each takes, by cause, and how long in and out take."""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+import ckstore
+from tools.bench.ours import size_of
+from tools.fidelity.states import State, as_state, load
+
+#: The run's name in every store.
+_RUN = "run"
+
+#: The quality that a coarse ingest has where none is asked for.
+DEFAULT_QUALITY = 2.0
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How versions are kept.
+
+    Attributes
+    ----------
+    scheme
+        `exact`, a scheme of `Store.ingest`, or the name of a baseline.
+    quality
+        Of a scheme that has one.
+    """
+
+    scheme: str
+    quality: float | None = None
+
+    def __str__(self) -> str:
+        return self.scheme if self.quality is None else f"{self.scheme} {self.quality:g}"
+
+
+EXACT = Setting("exact")
+DEFAULT = Setting("lattice", DEFAULT_QUALITY)
+
+
+class Archive(Protocol):
+    """Keeps versions one after the other and gives each back."""
+
+    setting: Setting
+
+    def add(self, path: Path) -> bool:
+        """Keep a checkpoint as the next version; says whether it is stored in full, without an earlier one."""
+        ...
+
+    def restore(self, index: int) -> State:
+        """The version of that index."""
+        ...
+
+    def nbytes(self) -> int:
+        """Bytes of all that is kept."""
+        ...
+
+    def ledger(self) -> dict[str, int]:
+        """These bytes by cause."""
+        ...
+
+    def remove(self) -> None:
+        """Delete what is not meant to be found again."""
+        ...
+
+
+class StoreArchive:
+    """A store, through its public interface.
+
+    Parameters
+    ----------
+    directory
+        Of the store; must not exist.
+    setting
+        Scheme and quality of every version.
+    """
+
+    def __init__(self, directory: Path, setting: Setting) -> None:
+        self.setting = setting
+        self.directory = directory
+        self.store = ckstore.init(directory)
+        self.options = ingest_options(setting)
+
+    def add(self, path: Path) -> bool:
+        """Ingest a file."""
+        return self.store.ingest(path, run=_RUN, **self.options).version.base
+
+    def restore(self, index: int) -> State:
+        """The state dict of a version, through a store opened anew: nothing that was decoded before helps."""
+        with ckstore.open(self.directory, "r") as store:
+            return as_state(store[store.versions()[index].number].state_dict())
+
+    def nbytes(self) -> int:
+        """Bytes of all files, catalog and log included."""
+        return size_of(self.directory)
+
+    def ledger(self) -> dict[str, int]:
+        """As `ckstore stats --ledger` has it, without the causes that take nothing."""
+        return {cause: nbytes for cause, nbytes in self.store.stats()["ledger"].items() if nbytes}
+
+    def remove(self) -> None:
+        """Close and delete the store."""
+        self.store.close()
+        shutil.rmtree(self.directory)
+
+
+def ingest_options(setting: Setting) -> dict[str, Any]:
+    """What `Store.ingest` is asked for."""
+    if setting.scheme == EXACT.scheme:
+        return {}
+    options: dict[str, Any] = {"fidelity": "coarse", "scheme": setting.scheme}
+    if setting.quality is not None:
+        options["quality"] = setting.quality
+    return options
+
+
+@dataclass
+class Clock:
+    """Seconds of wall time and of processors, of each version."""
+
+    wall: list[float] = field(default_factory=list)
+    processors: list[float] = field(default_factory=list)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Counts what passes within as one version's."""
+        wall, processors = time.perf_counter(), time.process_time()
+        yield
+        self.wall.append(time.perf_counter() - wall)
+        self.processors.append(time.process_time() - processors)
+
+    def over(self, other: Clock) -> tuple[float, float]:
+        """Wall time and processor time of a version over those of another clock's: medians over the versions."""
+        return (
+            statistics.median(mine / theirs for mine, theirs in zip(self.wall, other.wall, strict=True)),
+            statistics.median(mine / theirs for mine, theirs in zip(self.processors, other.processors, strict=True)),
+        )
+
+
+@dataclass
+class Stored:
+    """What the versions of a run take.
+
+    Attributes
+    ----------
+    setting
+        How they are kept.
+    original
+        Bytes of the files that went in.
+    added
+        By how much each version made the archive grow, in bytes.
+    bases
+        Whether each is stored in full.
+    total
+        Bytes of the whole archive at the end.
+    ledger
+        The same by cause.
+    ingest, restore
+        Time of all versions in, and of all versions out, one at a time.
+    """
+
+    setting: Setting
+    original: int = 0
+    added: list[int] = field(default_factory=list)
+    bases: list[bool] = field(default_factory=list)
+    total: int = 0
+    ledger: dict[str, int] = field(default_factory=dict)
+    ingest: Clock = field(default_factory=Clock)
+    restore: Clock = field(default_factory=Clock)
+
+    @property
+    def ratio(self) -> float:
+        """Of the whole run, everything counted."""
+        return self.original / max(1, self.total)
+
+    @property
+    def delta_ratio(self) -> float:
+        """Of the median version that is not stored in full; of all versions where there is none."""
+        deltas = [nbytes for nbytes, base in zip(self.added, self.bases, strict=True) if not base] or self.added
+        return self.original / len(self.added) / max(1, statistics.median(deltas))
+
+    @property
+    def late_ratio(self) -> float:
+        """Of the versions of the last third of the run, bases among them."""
+        late = self.added[-(len(self.added) // 3 or 1) :]
+        return self.original / len(self.added) / max(1, statistics.mean(late))
+
+
+class RoundedArchive:
+    """The files themselves, weights moved by about one unit in the last place: how much of a rise is mere chance."""
+
+    setting = Setting("rounded")
+
+    def __init__(self) -> None:
+        self.files: list[Path] = []
+
+    def add(self, path: Path) -> bool:
+        """Remember a file."""
+        self.files.append(path)
+        return True
+
+    def restore(self, index: int) -> State:
+        """The checkpoint with every weight changed by a factor of 1 + 2^-23 · a normal number, the same each time."""
+        state = load(self.files[index])
+        random = torch.Generator().manual_seed(index)
+        for weight in state["model"].values():
+            weight.mul_(1 + 2**-23 * torch.randn(weight.shape, generator=random))
+        return state
+
+    def nbytes(self) -> int:
+        """Bytes of the files."""
+        return sum(file.stat().st_size for file in self.files)
+
+    def ledger(self) -> dict[str, int]:
+        """All of them."""
+        return {"files": self.nbytes()}
+
+    def remove(self) -> None:
+        """Nothing was made."""
+
+
+#: Called with an archive's number, a version's index and the version restored.
+Seen = Callable[[int, int, State], None]
+
+
+def measure(archives: list[Archive], paths: list[Path], seen: Seen) -> list[Stored]:
+    """Keep all versions in every archive, restore them all, and hand each to `seen`, which no clock counts.
+
+    The archives take turns at every version, so that whatever slows the machine slows all of them.
+    """
+    measured = [Stored(archive.setting) for archive in archives]
+    for path in paths:
+        for archive, stored in zip(archives, measured, strict=True):
+            before = archive.nbytes()
+            with stored.ingest.running():
+                stored.bases.append(archive.add(path))
+            stored.added.append(archive.nbytes() - before)
+            stored.original += path.stat().st_size
+    for archive, stored in zip(archives, measured, strict=True):
+        stored.total, stored.ledger = archive.nbytes(), archive.ledger()
+    for index in range(len(paths)):
+        for number, (archive, stored) in enumerate(zip(archives, measured, strict=True)):
+            with stored.restore.running():
+                state = archive.restore(index)
+            seen(number, index, state)
+    return measured

@@ -1,0 +1,210 @@
+"""What training notices of restored states: loss at once, loss after going on with the same batches, rework."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from tools import models
+from tools.fidelity.results import Results
+from tools.fidelity.states import State, digest
+from tools.training import ImageSettings, TextSettings, language_step
+
+#: Windows that are evaluated at once.
+_BATCH = 32
+
+#: The generator of a seed of batches begins here; that of the runs' own batches begins elsewhere.
+_FIRST_SEED = 1000
+
+
+class Language:
+    """Judges the states of a run over text.
+
+    Parameters
+    ----------
+    settings
+        Of the run.
+    text
+        What it goes on with after a restore, uint8.
+    held_out
+        Windows that it never saw, int64 of shape (windows, context + 1).
+    results
+        Keeps the figures.
+
+    Attributes
+    ----------
+    key
+        What every figure depends on.
+    """
+
+    def __init__(self, settings: TextSettings, text: Tensor, held_out: Tensor, results: Results) -> None:
+        self.settings = settings
+        self.text = text
+        self.held_out = held_out
+        self.results = results
+        self.key = {"settings": repr(settings), "held_out": digest(held_out), "text": digest(text)}
+
+    def loss(self, weights: Mapping[str, Tensor]) -> float:
+        """Mean cross entropy of the held-out windows, in nats a byte."""
+
+        def compute() -> float:
+            return mean_loss(self._model(weights), self.held_out)
+
+        return self.results.remember(compute, figure="loss", **self.key, state=digest(weights))
+
+    def resumed(self, state: State, step: int, *, seed: int, steps: int) -> float:
+        """The loss after `steps` more steps with the batches of a seed; `step` are those that the state has done."""
+
+        def compute() -> float:
+            batches = torch.Generator().manual_seed(_FIRST_SEED + seed)
+            model, _, going = self.go_on(state, step, batches)
+            for _ in range(steps):
+                going()
+            return mean_loss(model, self.held_out)
+
+        return self.results.remember(
+            compute, figure="resumed", **self.key, state=_trained(state), step=step, seed=seed, steps=steps
+        )
+
+    def rework(self, state: State, step: int, target: Mapping[str, Tensor], *, seed: int, most: int) -> int:
+        """Steps until the loss is at or below that of the weights `target`; `most` where it takes more.
+
+        Judged after every step by a quarter of the held-out windows.
+        """
+        windows = self.held_out[: max(1, len(self.held_out) // 4)]
+
+        def compute() -> int:
+            goal = mean_loss(self._model(target), windows)
+            model, _, going = self.go_on(state, step, torch.Generator().manual_seed(_FIRST_SEED + seed))
+            for count in range(most):
+                if mean_loss(model, windows) <= goal:
+                    return count
+                going()
+            return most
+
+        return self.results.remember(
+            compute, figure="rework", **self.key, state=_trained(state), target=digest(target), step=step, seed=seed,
+            most=most,
+        )  # fmt: skip
+
+    def go_on(
+        self, state: State, step: int, batches: torch.Generator
+    ) -> tuple[nn.Module, torch.optim.Optimizer, Callable[[], float]]:
+        """Model and optimiser of a state, and a function that trains one step further and returns the loss before."""
+        model = self._model(state["model"])
+        optimizer = torch.optim.AdamW(model.parameters(), lr=self.settings.rate)
+        # An optimiser goes on in the tensors that it is given.
+        optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
+        done = step
+
+        def going() -> float:
+            nonlocal done
+            done += 1
+            rate = self.settings.rate_at(min(done, self.settings.steps))
+            return language_step(model, optimizer, self.text, self.settings, batches, rate)
+
+        return model, optimizer, going
+
+    def _model(self, weights: Mapping[str, Tensor]) -> models.GPT:
+        with torch.random.fork_rng(devices=[]):
+            model = self.settings.model()
+        model.load_state_dict(weights)
+        return model
+
+
+def mean_loss(model: nn.Module, windows: Tensor) -> float:
+    """Mean cross entropy of the next byte over windows of shape (windows, context + 1), in nats a byte."""
+    total = 0.0
+    with torch.no_grad():
+        for tokens in windows.split(_BATCH):
+            logits = model(tokens[:, :-1]).flatten(0, 1)
+            total += functional.cross_entropy(logits, tokens[:, 1:].flatten(), reduction="sum").item()
+    return total / windows[:, 1:].numel()
+
+
+def held_out_sources(settings: TextSettings, count: int) -> Tensor:
+    """`count` windows of the standard library's modules of 30,000 to 40,000 bytes, which no run is trained on."""
+    text = torch.cat(models.sources(30_000, 40_000))
+    return models.windows(text, count, settings.context + 1, torch.Generator().manual_seed(_FIRST_SEED - 1))
+
+
+def held_out_prose(settings: TextSettings, batches: Tensor, count: int) -> Tensor:
+    """Up to `count` windows of `models.prose()`, evenly spaced, no byte of which a fine-tune saw.
+
+    Parameters
+    ----------
+    settings
+        Of the fine-tune.
+    batches
+        State of its generator before its first step: its batches are drawn again to know what it saw.
+    count
+        Number of windows.
+    """
+    text = models.prose()
+    length = settings.context + 1
+    generator = torch.Generator()
+    generator.set_state(batches)
+    seen = torch.zeros(len(text), dtype=torch.bool)
+    places = torch.arange(len(text))
+    for _ in range(settings.steps):
+        seen[models.windows(places, settings.batch, length, generator)] = True
+    whole = len(text) // length
+    free = torch.nonzero(~seen[: whole * length].view(whole, length).any(1)).flatten()
+    chosen = free[torch.linspace(0, len(free) - 1, min(count, len(free))).long()]
+    return text[chosen[:, None] * length + torch.arange(length)].long()
+
+
+class Digits:
+    """Judges the states of a run over digits by those that it was not trained on.
+
+    Parameters
+    ----------
+    settings
+        Of the run.
+    results
+        Keeps the figures.
+    """
+
+    def __init__(self, settings: ImageSettings, results: Results) -> None:
+        self.settings = settings
+        self.results = results
+        images, classes = models.digits()
+        self.images, self.classes = images[-models.HELD_OUT_DIGITS :], classes[-models.HELD_OUT_DIGITS :]
+
+    def judge(self, weights: Mapping[str, Tensor]) -> tuple[float, float]:
+        """Accuracy (0 to 1) and mean cross entropy."""
+
+        def compute() -> tuple[float, float]:
+            with torch.random.fork_rng(devices=[]):
+                model = models.CNN(self.settings.widths, self.settings.blocks)
+            model.load_state_dict(weights)
+            model.eval()
+            with torch.no_grad():
+                logits = model(self.images)
+            right = (logits.argmax(1) == self.classes).double().mean().item()
+            return right, functional.cross_entropy(logits, self.classes).item()
+
+        accuracy, loss = self.results.remember(
+            compute, figure="digits", settings=repr(self.settings), state=digest(weights)
+        )
+        return accuracy, loss
+
+
+def evenly(count: int, points: int) -> list[int]:
+    """Up to `points` evenly spaced numbers below `count`, the last of which is `count` - 1."""
+    return sorted({round((count - 1) * (point + 1) / points) for point in range(min(points, count))})
+
+
+def mean(values: Iterable[float]) -> float:
+    """Arithmetic mean of at least one value."""
+    listed = list(values)
+    return sum(listed) / len(listed)
+
+
+def _trained(state: State) -> str:
+    """Names what goes on being trained: weights and optimiser."""
+    return digest({"model": state["model"], "optimizer": state["optimizer"]})

@@ -1,0 +1,210 @@
+"""ExCP (Li et al., ICML 2024), the baseline: pruned residuals and moments, 15 centres each, four bits, LZMA.
+
+Section 3 of the paper: a checkpoint is the residual of its weights against the previous checkpoint as that was
+restored, and its moments. Residuals below a threshold are dropped, and so are moments that are small or whose residual
+is; what is left is quantised to the nearest of 15 centres found by k-means, 0 being the sixteenth.
+"""
+
+from __future__ import annotations
+
+import io
+import lzma
+import math
+import struct
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tools.fidelity.archives import Setting
+from tools.fidelity.states import Parameter, State, load, parameters
+
+Floats = NDArray[np.float32]
+Labels = NDArray[np.uint8]
+
+#: α and β of the paper's equations for the two thresholds, and the authors' limit of the first one.
+_ALPHA, _BETA, _MOST = 5e-5, 2.0, 2.5
+
+_CENTRES = 15
+_ROUNDS = 25
+
+
+def weight_mask(residual: Tensor, second: Tensor) -> Tensor:
+    """Which residuals are kept: above min(2.5, α / sqrt(mean v)) times their median magnitude, v the second moment."""
+    factor = min(_MOST, _ALPHA / math.sqrt(max(second.double().mean().item(), 1e-300)))
+    return residual.abs() > factor * residual.abs().median()
+
+
+def moment_mask(first: Tensor, kept: Tensor) -> Tensor:
+    """Which moments are kept: where the first one's magnitude is above β times its mean, and the residual is kept."""
+    return (first.abs() > _BETA * first.abs().mean()) & kept
+
+
+def centres(values: Floats) -> Floats:
+    """Up to 15 centres of the values by Lloyd's algorithm from their quantiles, ascending.
+
+    On sorted values and their prefix sums a round costs the logarithm of their number.
+    """
+    ordered = np.sort(values).astype(np.float64)
+    sums = np.concatenate([[0.0], np.cumsum(ordered)])
+    found = np.unique(ordered[((np.arange(_CENTRES) + 0.5) / _CENTRES * len(ordered)).astype(int)])
+    for _ in range(_ROUNDS):
+        cuts = np.concatenate([[0], np.searchsorted(ordered, (found[1:] + found[:-1]) / 2), [len(ordered)]])
+        counts = np.diff(cuts)
+        means = np.diff(sums[cuts])[counts > 0] / counts[counts > 0]
+        if np.array_equal(means, found):
+            break
+        found = means
+    return found.astype(np.float32)
+
+
+def quantise(values: Floats) -> tuple[Floats, Labels]:
+    """Centres of the values that are not 0, and a label each: 0 for 0, else 1 + the number of the nearest centre."""
+    labels = np.zeros(values.shape, np.uint8)
+    present = values != 0
+    if not present.any():
+        return np.zeros(0, np.float32), labels
+    found = centres(values[present])
+    labels[present] = 1 + np.searchsorted((found[1:] + found[:-1]) / 2, values[present]).astype(np.uint8)
+    return found, labels
+
+
+def pack(values: Floats) -> bytes:
+    """Centres and labels of values, two labels a byte."""
+    found, labels = quantise(values.reshape(-1))
+    labels = np.append(labels, np.zeros(len(labels) % 2, np.uint8))
+    return bytes([len(found)]) + found.tobytes() + (labels[0::2] << 4 | labels[1::2]).tobytes()
+
+
+def unpack(data: memoryview, count: int) -> tuple[Floats, int]:
+    """`count` values that `pack` wrote at the start of `data`, and the bytes they took."""
+    start = 1 + 4 * data[0]
+    levels = np.concatenate([np.zeros(1, np.float32), np.frombuffer(data[1:start], np.float32)])
+    stop = start + (count + 1) // 2
+    packed = np.frombuffer(data[start:stop], np.uint8)
+    return levels[np.stack([packed >> 4, packed & 15], 1).reshape(-1)[:count]], stop
+
+
+def compress(state: State, previous: dict[str, Tensor] | None) -> bytes:
+    """A checkpoint as ExCP keeps it.
+
+    Parameters
+    ----------
+    state
+        The checkpoint.
+    previous
+        The weights of the previous one, as they are restored. None for the first: its weights are kept as they are.
+    """
+    body = io.BytesIO()
+    torch.save(_rest(state), body)
+    parts = [struct.pack("<Q", body.tell()), body.getvalue()]
+    for parameter in parameters(state):
+        residual, kept = parameter.weight, torch.ones_like(parameter.weight, dtype=torch.bool)
+        if previous is None:
+            parts.append(parameter.weight.numpy().tobytes())
+        else:
+            residual = parameter.weight - previous[parameter.name]
+            kept = weight_mask(residual, parameter.moments["exp_avg_sq"])
+            parts.append(pack(torch.where(kept, residual, 0).numpy()))
+        if parameter.moments:
+            kept = moment_mask(parameter.moments["exp_avg"], kept)
+            parts += [pack(torch.where(kept, parameter.moments[name], 0).numpy()) for name in _moments(parameter)]
+    return lzma.compress(b"".join(parts))
+
+
+def decompress(data: bytes, previous: dict[str, Tensor] | None) -> State:
+    """The checkpoint that `compress` was given, as it is restored."""
+    body = memoryview(lzma.decompress(data))
+    start = 8 + struct.unpack("<Q", body[:8])[0]
+    state: State = torch.load(io.BytesIO(body[8:start]), weights_only=True)
+    for index, parameter in enumerate(parameters(state)):
+        shape, count = parameter.weight.shape, parameter.weight.numel()
+        if previous is None:
+            weight = torch.frombuffer(bytearray(body[start : start + 4 * count]), dtype=torch.float32).view(shape)
+            start += 4 * count
+        else:
+            values, used = unpack(body[start:], count)
+            weight = previous[parameter.name] + torch.from_numpy(values).view(shape)
+            start += used
+        state["model"][parameter.name] = weight
+        for name in _moments(parameter):
+            values, used = unpack(body[start:], count)
+            state["optimizer"]["state"][index][name] = torch.from_numpy(values).view(shape)
+            start += used
+    return state
+
+
+class ExcpArchive:
+    """Files of ExCP in a directory; those that are there already are not made again.
+
+    Parameters
+    ----------
+    directory
+        Belongs to one run; made where absent.
+    """
+
+    setting = Setting("excp")
+
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self.directory = directory
+        self.files: list[Path] = []
+        self._last: tuple[int, State] | None = None
+
+    def add(self, path: Path) -> bool:
+        """Compress a checkpoint against the last one that was added."""
+        index = len(self.files)
+        target = self.directory / f"{path.stem}.xz"
+        if not target.exists():
+            previous = self.restore(index - 1)["model"] if index else None
+            part = target.with_suffix(".part")
+            part.write_bytes(compress(load(path), previous))
+            part.rename(target)
+        self.files.append(target)
+        return index == 0
+
+    def restore(self, index: int) -> State:
+        """A version, decoded from the first one on unless the version before was the last to be asked for."""
+        at, state = self._last or (-1, None)
+        if state is None or at > index:
+            at, state = -1, None
+        while at < index:
+            state = decompress(self.files[at + 1].read_bytes(), None if state is None else state["model"])
+            at += 1
+        assert state is not None
+        self._last = (at, state)
+        return state
+
+    def nbytes(self) -> int:
+        """Bytes of the files."""
+        return sum(file.stat().st_size for file in self.files)
+
+    def ledger(self) -> dict[str, int]:
+        """Bytes of the first file, whose weights are kept as they are, and of the others."""
+        sizes = [file.stat().st_size for file in self.files]
+        return {"first": sizes[0], "later": sum(sizes[1:])}
+
+    def remove(self) -> None:
+        """Let go of what is held in memory; the files are made once."""
+        self._last = None
+
+
+def _moments(parameter: Parameter) -> list[str]:
+    return [name for name in ("exp_avg", "exp_avg_sq") if name in parameter.moments]
+
+
+def _rest(state: State) -> State:
+    """The state with nothing but the shape of all that is kept otherwise."""
+    optimizer = state["optimizer"]
+    entries = {
+        index: {name: _shape(value) if isinstance(value, Tensor) and value.ndim else value for name, value in e.items()}
+        for index, e in optimizer["state"].items()
+    }
+    model = {name: _shape(value) for name, value in state["model"].items()}
+    return state | {"model": model, "optimizer": optimizer | {"state": entries}}
+
+
+def _shape(tensor: Tensor) -> Tensor:
+    return torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)

@@ -1,0 +1,111 @@
+"""How much each tier of the bench evaluates, and what one pass of it is asked for."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tools import runs
+from tools.fidelity.archives import DEFAULT, Setting
+from tools.fidelity.results import Results
+
+
+@dataclass(frozen=True)
+class Tier:
+    """How much is evaluated.
+
+    Attributes
+    ----------
+    points
+        Evenly spaced versions that training is resumed from.
+    seeds
+        Seeds of batches, each resumed with.
+    steps
+        Steps that training goes on for.
+    windows
+        Held-out windows.
+    failures
+        Evenly spaced failures of one run.
+    rework
+        Steps after which a restored state counts as not back.
+    """
+
+    points: int
+    seeds: int
+    steps: int
+    windows: int
+    failures: int
+    rework: int
+
+
+TIERS = {
+    "tiny": Tier(points=2, seeds=1, steps=5, windows=32, failures=2, rework=6),
+    "small": Tier(points=3, seeds=3, steps=20, windows=256, failures=10, rework=40),
+    "full": Tier(points=3, seeds=3, steps=20, windows=256, failures=10, rework=40),
+}
+
+
+def threads(tier: str) -> int:
+    """Threads of torch: one where steps are tiny, else as many as there are processors."""
+    return 1 if tier == "tiny" else os.cpu_count() or 1
+
+
+@dataclass(frozen=True)
+class Bench:
+    """One pass.
+
+    Attributes
+    ----------
+    name
+        Of the tier.
+    work
+        Directory that keeps trained runs, figures and scratch files.
+    schemes, qualities
+        What versions are kept with: all pairs, and the default.
+    report
+        Called with a line on what happens.
+    """
+
+    name: str
+    work: Path
+    schemes: tuple[str, ...]
+    qualities: tuple[float, ...]
+    report: Callable[[str], None]
+
+    @property
+    def tier(self) -> Tier:
+        """How much is evaluated."""
+        return TIERS[self.name]
+
+    @property
+    def kept(self) -> Path:
+        """Directory of this tier's figures and files."""
+        return self.work / "fidelity" / self.name
+
+    @property
+    def results(self) -> Results:
+        """The figures that are there already."""
+        return Results(self.kept / "results", self.report)
+
+    @property
+    def settings(self) -> list[Setting]:
+        """The default, and every scheme at every quality."""
+        wanted = [Setting(scheme, quality) for scheme in self.schemes for quality in self.qualities]
+        return [DEFAULT, *(setting for setting in wanted if setting != DEFAULT)]
+
+    def run(self, name: str) -> list[Path]:
+        """Checkpoints of a trained run, trained where they are absent."""
+        return runs.train(
+            name, self.work / "runs" / self.name, tier=self.name, report=lambda line: self.report(f"{name} {line}")
+        )
+
+    @contextmanager
+    def scratch(self) -> Iterator[Path]:
+        """A directory that is removed afterwards."""
+        self.kept.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=self.kept, prefix="scratch-") as name:
+            yield Path(name)
