@@ -21,6 +21,7 @@ from ckstore.lineage.planner import plan
 from ckstore.object_writer import ObjectWriter, remove_uncommitted, version_row
 from ckstore.policy import Policy
 from ckstore.reanchor import Anew, reanchored
+from ckstore.rebase import present_costs, write_costs
 from ckstore.storage import log
 from ckstore.storage.catalog import VersionRow
 from ckstore.storage.pack import PackWriter
@@ -141,6 +142,10 @@ def thin(
             _Thinning(store, row, policy, claims, report).run(place, dry_run=dry_run)
             if progress is not None:
                 progress(row.original_bytes)
+        if report.versions and not dry_run:
+            # What others restore is what it was, but not what that costs.
+            store.resolver.forget()
+            write_costs(store.catalog, present_costs(store, store.catalog.versions()))
     store.resolver.forget()
     return report
 
