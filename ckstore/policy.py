@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from ckstore.errors import UsageError
+from ckstore.errors import IntegrityError, UsageError
 
 if TYPE_CHECKING:
     from ckstore.codecs.dynaquant import DynaQuantSettings
@@ -61,6 +62,51 @@ class Policy:
                 raise UsageError(f"An error bound of {bound} cannot be kept; give a number above 0.")
         if self.is_bounded and self.scheme != "lattice":
             raise UsageError(f"The scheme {self.scheme} knows no error bounds; leave it out, or the bound.")
+
+    @classmethod
+    def asked(
+        cls,
+        fidelity: Fidelity | None = None,
+        scheme: Scheme | None = None,
+        quality: float | None = None,
+        max_abs_error: float | None = None,
+        max_rel_error: float | None = None,
+    ) -> Policy | None:
+        """What follows from what was said: coarse where anything is said of coarse versions; None for nothing.
+
+        Raises
+        ------
+        UsageError
+            Exact versions are asked for, and something is said of coarse ones.
+        """
+        quantised = [value for value in (scheme, quality, max_abs_error, max_rel_error) if value is not None]
+        if fidelity is None and not quantised:
+            return None
+        if fidelity == "exact" and quantised:
+            raise UsageError("Schemes, qualities and error bounds are for coarse versions; leave fidelity exact out.")
+        return cls(
+            fidelity or "coarse", scheme or "lattice", QUALITY if quality is None else quality,
+            max_abs_error, max_rel_error,
+        )  # fmt: skip
+
+    def to_text(self) -> str:
+        """As the catalog and the log keep it."""
+        said = {"fidelity": self.fidelity} | ({"scheme": self.scheme, **self.parameters()} if self.is_coarse else {})
+        return json.dumps(said, separators=(",", ":"))
+
+    @classmethod
+    def from_text(cls, text: str) -> Policy:
+        """The inverse of `to_text`; raises `IntegrityError` for what it could not have written."""
+        try:
+            return cls(**json.loads(text))
+        except (TypeError, ValueError, UsageError) as error:
+            raise IntegrityError(f"The catalog's policy {text!r} is none ({error}); set it again.") from error
+
+    def __str__(self) -> str:
+        if not self.is_coarse:
+            return self.fidelity
+        said = ", ".join(f"{name.replace('_', '-')} {value:g}" for name, value in self.parameters().items())
+        return f"{self.fidelity}, scheme {self.scheme}, {said}"
 
     @property
     def is_coarse(self) -> bool:

@@ -136,6 +136,9 @@ class _Builder:
         if rows is not None and self.present is not None:
             self.catalog.take_over_claims(self.present)
         self._tag(records, versions)
+        for record in records:
+            if record.get("change") == "policy":
+                self.catalog.set_policy(record["run"], record["policy"])
         collected = [record["created"] for record in records if record.get("change") == "gc"]
         if collected:
             self.catalog.note_collected(collected[-1])

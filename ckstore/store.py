@@ -146,6 +146,32 @@ class Store:
             self._require_writable()
         return rebase(self, self._chosen(versions, run), budget=budget, dry_run=dry_run)
 
+    def policy(self, run: str | None = None) -> Policy:
+        """How faithful the next version of a run is to be: what was set for the run, else for the store, else exact."""
+        known = self.catalog.policies()
+        text = known.get(run or DEFAULT_RUN, known.get(""))
+        return Policy() if text is None else Policy.from_text(text)
+
+    def set_policy(self, policy: Policy | None, run: str | None = None) -> None:
+        """Let the versions to come of a run, or of all runs that have no policy of their own, be this faithful.
+
+        Parameters
+        ----------
+        policy
+            None removes what was set.
+        run
+            The run; by default the store.
+        """
+        from ckstore.request import check_request
+        from ckstore.storage import log
+
+        self._require_writable()
+        check_request(run or DEFAULT_RUN, None, {})
+        text = None if policy is None else policy.to_text()
+        with self.catalog.transaction():
+            self.catalog.set_policy(run or "", text)
+            log.append(self.path, {"change": "policy", "run": run or "", "policy": text})
+
     def stats(self) -> dict[str, Any]:
         """Totals, and under `ledger` the bytes of all files of the store by cause."""
         from ckstore.ledger import stats
@@ -265,9 +291,9 @@ class Store:
         verify: bool = False,
         force: bool = False,
         budget: float | None = None,
-        fidelity: Fidelity = "exact",
-        scheme: Scheme = "lattice",
-        quality: float = QUALITY,
+        fidelity: Fidelity | None = None,
+        scheme: Scheme | None = None,
+        quality: float | None = None,
         max_abs_error: float | None = None,
         max_rel_error: float | None = None,
         max_degradation: float | None = None,
@@ -301,9 +327,10 @@ class Store:
             default. Where objects that the store has already cost more than that, they are stored in full again.
         fidelity
             `exact`: everything comes back bit for bit. `coarse`: floats of weights and moments are kept on lattices
-            alone, without what makes them exact; `Version.deviations` says how far each tensor is off.
+            alone, without what makes them exact; `Version.deviations` says how far each tensor is off. By default
+            what `Store.set_policy` said of the run or the store, else exact.
         scheme, quality, max_abs_error, max_rel_error
-            Of coarse versions: see `ckstore.policy.Policy`.
+            Of coarse versions, which they ask for: see `ckstore.policy.Policy`.
         max_degradation, evaluate, maximise
             Search the scheme's most aggressive setting under which the model stays good enough, in place of a quality:
             see `ckstore.tuning.Tuning`. Where none is, the version is stored exactly.
@@ -332,11 +359,11 @@ class Store:
         budget = BUDGET if budget is None else budget
         if not budget >= 1:
             raise UsageError(f"A restore budget of {budget} cannot be kept; give 1 or more.")
-        policy = Policy(fidelity, scheme, quality, max_abs_error, max_rel_error)
+        run = run or DEFAULT_RUN
+        policy = Policy.asked(fidelity, scheme, quality, max_abs_error, max_rel_error) or self.policy(run)
         tuning = _tuning(policy, max_degradation, evaluate, maximise=maximise)
         if tuning is not None:
             policy = replaced(policy, fidelity="coarse")
-        run = run or DEFAULT_RUN
         check_request(run, step, metrics or {})
         if isinstance(source, str | os.PathLike):
             path = Path(source)

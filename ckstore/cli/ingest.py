@@ -14,7 +14,7 @@ from ckstore.cli.output import json_option, name_of, print_json, ratio_text, siz
 from ckstore.cli.progress import progress_bar
 from ckstore.cli.verb import RunName, TagName, VersionName, open_store, verb
 from ckstore.errors import CkstoreError, ConflictError, InputError, PartialError, UsageError
-from ckstore.policy import FIDELITIES, QUALITY, SCHEMES, Fidelity, Scheme
+from ckstore.policy import FIDELITIES, SCHEMES, Fidelity, Scheme
 
 if TYPE_CHECKING:
     from ckstore.store import Store
@@ -114,7 +114,7 @@ def _part(ctx: click.Context, parameter: click.Parameter, value: str | None) -> 
 @click.option(
     "--fidelity",
     type=click.Choice(FIDELITIES),
-    help="Exact: every bit comes back. Coarse: floats are quantised, and nothing makes them exact.  [default: exact]",
+    help="Exact: every bit comes back. Coarse: floats are quantised.  [default: see `ckstore policy`]",
 )
 @click.option("--scheme", type=click.Choice(SCHEMES), help="How coarse versions are quantised.  [default: lattice]")
 @click.option(
@@ -186,9 +186,9 @@ def command(
     if fidelity == "coarse" and delete_source:
         raise UsageError("--delete-source is for exact versions: coarse ones do not bring the files back.")
     options: dict[str, Any] = {
-        "fidelity": fidelity or "exact",
-        "scheme": scheme or "lattice",
-        "quality": QUALITY if quality is None else quality,
+        "fidelity": fidelity,
+        "scheme": scheme,
+        "quality": quality,
         "max_abs_error": max_abs_error,
         "max_rel_error": max_rel_error,
         "max_degradation": max_degradation,

@@ -17,8 +17,8 @@ from ckstore.errors import CkstoreError
 
 #: Every verb, in the order of the help; `ckstore.cli.<name>` holds its `command` and is imported when it is used.
 VERBS = (
-    "init", "ingest", "checkout", "log", "show", "ls", "diff", "tag", "stats", "verify", "thin", "forget", "gc",
-    "rebase", "recover", "completion",
+    "init", "ingest", "checkout", "log", "show", "ls", "diff", "tag", "policy", "stats", "verify", "thin", "forget",
+    "gc", "rebase", "recover", "completion",
 )  # fmt: skip
 
 #: Exit codes that the command line gives without an error of the library.

@@ -29,6 +29,8 @@ _COLUMNS = (
 )
 #: The row of `meta` that says when `gc` last changed something.
 _COLLECTED = "collected"
+#: Rows of `meta` that say how faithful versions are to be begin so, and end with the run's name, if any.
+_POLICY = "policy:"
 #: For how long the lease of a process on another host counts: nobody here can see whether it still runs.
 LEASE_SECONDS = 7 * 24 * 3600.0
 
@@ -202,6 +204,18 @@ class Catalog:
     def collected(self) -> str:
         """When `gc` last moved or removed something; empty where it never did."""
         return self.moved_packs([_COLLECTED]).get(_COLLECTED, "")
+
+    def policies(self) -> dict[str, str]:
+        """How faithful versions are to be, as the text that was set, by run; of the store under the empty name."""
+        rows = self._connection.rows("SELECT key, value FROM meta WHERE substr(key, 1, ?) = ?", [len(_POLICY), _POLICY])
+        return {key.removeprefix(_POLICY): value for key, value in rows}
+
+    def set_policy(self, run: str, text: str | None) -> None:
+        """Set or, with None, remove what `policies` says of a run, or of the store under the empty name."""
+        with self.transaction():
+            self._connection.execute("DELETE FROM meta WHERE key = ?", [_POLICY + run])
+            if text is not None:
+                self._connection.execute("INSERT INTO meta VALUES (?, ?)", [_POLICY + run, text])
 
     def unreferenced_packs(self) -> list[PackRow]:
         """Packs in which nothing stands that a version needs: no manifest, no blob, no lattice and no content."""

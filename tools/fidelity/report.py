@@ -30,7 +30,7 @@ def text(findings: Findings, verdicts: list[Verdict]) -> str:
     """Tables and verdicts."""
     parts = []
     for run in dict.fromkeys(row.run for row in findings.rows):
-        rows = [row for row in findings.rows if row.run == run]
+        rows = _ordered(row for row in findings.rows if row.run == run)
         parts += [_figures(run, rows), _ledger(run, rows)]
     if findings.rework:
         head = ["rework, gpt", "delta ratio", "at once", "steps back", "worst"]
@@ -119,6 +119,13 @@ def document(findings: Findings, verdicts: list[Verdict]) -> dict[str, Any]:
         "coded": [vars(sample) | {"excess": sample.excess} for sample in findings.coded],
         "verdicts": [vars(verdict) for verdict in verdicts],
     }
+
+
+def _ordered(rows: Iterable[Row]) -> list[Row]:
+    """By scheme as they came, then by quality."""
+    found = list(rows)
+    schemes = list(dict.fromkeys(row.setting.scheme for row in found))
+    return sorted(found, key=lambda row: (schemes.index(row.setting.scheme), row.setting.quality or 0))
 
 
 def _figures(run: str, rows: list[Row]) -> str:

@@ -113,7 +113,7 @@ def _limited(
         allowed = [row for row in rows if row.worst(figure) <= limit + _EPSILON]
         yield _largest(
             f"{name}, whole run", f"{ratio:g}x with no version's {figure} above {limit:.1%}", ratio,
-            allowed, rows, lambda row: row.stored.ratio, lambda row: f"{figure} {row.worst(figure):.2%}",
+            allowed, rows, lambda row: row.stored.ratio, lambda row: f"{row.worst(figure):.3%}",
         )  # fmt: skip
 
 

@@ -1,0 +1,79 @@
+"""`ckstore policy`: say how faithful the versions to come are to be."""
+
+from __future__ import annotations
+
+import click
+
+from ckstore.cli.output import json_option, print_json, print_table
+from ckstore.cli.verb import RunName, open_store, verb
+from ckstore.errors import UsageError
+from ckstore.policy import FIDELITIES, SCHEMES, Fidelity, Policy, Scheme
+
+
+@verb(
+    ("ckstore policy", "what is set for the store and for runs"),
+    ("ckstore policy --fidelity coarse --quality 2", "all runs that have no policy of their own"),
+    ("ckstore policy --run gpt --fidelity exact", "one run"),
+    ("ckstore policy --run gpt --clear", "that run is as faithful as the store again"),
+)
+@click.option("--run", metavar="RUN", type=RunName(), help="Of this run.  [default: of the store]")
+@click.option("--fidelity", type=click.Choice(FIDELITIES), help="Exact or coarse versions.")
+@click.option("--scheme", type=click.Choice(SCHEMES), help="How coarse versions are quantised.")
+@click.option("--quality", metavar="Q", type=float, help="Of coarse versions; smaller is finer.")
+@click.option("--max-abs-error", metavar="X", type=float, help="Coarse: no element differs by more than X.")
+@click.option(
+    "--max-rel-error", metavar="X", type=float, help="Coarse: by no more than X times its tensor's root mean square."
+)
+@click.option("--clear", is_flag=True, help="Remove what was set.")
+@json_option
+@click.pass_context
+def command(
+    ctx: click.Context,
+    run: str | None,
+    fidelity: Fidelity | None,
+    scheme: Scheme | None,
+    quality: float | None,
+    max_abs_error: float | None,
+    max_rel_error: float | None,
+    clear: bool,
+    as_json: bool,
+) -> None:
+    """Show or set how faithful versions to come are.
+
+    What `ckstore ingest` says itself comes first, then what is set for the run, then for the store; without any of
+    them versions are exact. Versions that are stored already stay as they are: see `ckstore thin`.
+    """
+    policy = Policy.asked(fidelity, scheme, quality, max_abs_error, max_rel_error)
+    if clear and policy is not None:
+        raise UsageError("Give a policy, or --clear, not both.")
+    if not clear and policy is None:
+        _list(ctx, run, as_json)
+        return
+    with open_store(ctx, "a") as store:
+        store.set_policy(policy, run)
+        present = store.policy(run)
+    of = "the store" if run is None else f"run {run}"
+    if as_json:
+        print_json([_object(run or "", present)])
+    else:
+        click.echo(f"Versions to come of {of}: {present}.")
+
+
+def _list(ctx: click.Context, run: str | None, as_json: bool) -> None:
+    with open_store(ctx) as store:
+        known = {name: Policy.from_text(text) for name, text in store.catalog.policies().items()}
+        if run is not None:
+            known = {run: store.policy(run)}
+    if run is None:
+        known.setdefault("", Policy())
+    if as_json:
+        print_json([_object(name, policy) for name, policy in sorted(known.items())])
+        return
+    print_table(
+        ["run", "versions to come"], [(name or "(all others)", str(policy)) for name, policy in sorted(known.items())]
+    )
+
+
+def _object(run: str, policy: Policy) -> dict[str, object]:
+    said = {"scheme": policy.scheme, **policy.parameters()} if policy.is_coarse else {}
+    return {"run": run or None, "fidelity": policy.fidelity, **said}
