@@ -110,7 +110,7 @@ class CoarseEncoder:
         if unit.role == "second" and (self.policy.is_bounded or unit.dtype not in ROUNDED):
             return None  # Within any bound lies 0, which makes the first step after a restore explode.
         if unit.role == "second" and not self.policy.is_bounded:
-            return self._tried(self._estimate_second_moment, unit, bits, parent)
+            return self._estimate_second_moment(unit, bits)
 
         def bounded(unit: Unit, bits: Bits, parent: CoarseParent | None) -> Estimate | None:
             return self._estimate_bounded(unit, bits, parent, size)
@@ -162,8 +162,10 @@ class CoarseEncoder:
         digests = [bytes.fromhex(digest(integers.view(np.uint8))) for integers in coded]
         encoded.identity = lattice_id(lattice, unit.count, unit.chunk, digests)
         encoded.facts = comparison.result()
-        for chunk, integers in enumerate(coded):
-            self.reader.cache.put((encoded.identity, chunk), integers)
+        if unit.role == "weight":
+            # What the next version will be stored against; moments would only push it out.
+            for chunk, integers in enumerate(coded):
+                self.reader.cache.put((encoded.identity, chunk), integers)
         return encoded
 
     def _estimate_bounded(
@@ -220,7 +222,7 @@ class CoarseEncoder:
         step = min(max(step, lowest - reach), highest - top)
         return self._planned(unit, bits, LinearLattice(unit.dtype, step, row_width(unit), rows, cols), None)
 
-    def _estimate_second_moment(self, unit: Unit, bits: Bits, parent: CoarseParent | None) -> Estimate:
+    def _estimate_second_moment(self, unit: Unit, bits: Bits) -> Estimate:
         from ckstore.codecs.lattice import FLOATS
 
         model = LogModel.of(unit, bits)
@@ -228,7 +230,8 @@ class CoarseEncoder:
         octaves = SECOND_MOMENT + log2(self.policy.quality) / 2
         shift = FLOATS[unit.dtype][0] + max(0, min(ceil(octaves), 3))
         lattice = RoundedLattice(unit.dtype, shift, round(4 * model.level), row_width(unit), rows, cols)
-        return self._planned(unit, bits, lattice, self._record(unit, parent, "rounded"))
+        # In full: what rows and columns leave of it is as small as what changed of that since the parent.
+        return self._planned(unit, bits, lattice, None)
 
     def _record(self, unit: Unit, parent: CoarseParent | None, kind: str) -> LatticeRecord | None:
         """The parent's record where it stands on a lattice of this kind."""

@@ -242,8 +242,11 @@ class ObjectReader:
             if below is None or integers is None:
                 integers = stored
             else:
-                projected = project_onto(level.lattice, below, integers, chunk * level.chunk)
-                integers = projected if stored is None else projected + stored
+                integers = project_onto(level.lattice, below, integers, chunk * level.chunk)
+                if stored is not None and integers.flags.writeable:
+                    integers += stored
+                elif stored is not None:
+                    integers = integers + stored  # It is in the cache, and others read it.
             if integers is None:
                 integers = np.zeros(_chunk_size(level, chunk), np.int32)
             below = level

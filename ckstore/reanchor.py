@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import takewhile
-from typing import TypeVar
 
 from ckstore.codecs.checksum import crc32c
 from ckstore.codecs.integers import encode_integers
-from ckstore.codecs.lattice import Bits, common_factor, ordinal_classes, ordinal_difference, scaled
+from ckstore.codecs.lattice import common_factor, ordinal_classes, ordinal_difference, scaled
 from ckstore.encoder import CONTEXT_GAIN, Encoded
 from ckstore.objects import ObjectReader
 from ckstore.records import ContentRecord, LatticeRecord
-
-Level = TypeVar("Level", LatticeRecord, ContentRecord)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,36 +35,33 @@ class Anew:
     factor: float = 1.0
 
 
-def reanchored(reader: ObjectReader, item: tuple[str, str | None], lost: set[str], kept: set[str]) -> Anew:
+def reanchored(reader: ObjectReader, item: tuple[str, str | None], kept: set[str]) -> Anew:
     """An object stored against the nearest of its ancestors that stays, or by itself where that is smaller.
 
     Parameters
     ----------
     item
         Its lattice id and content id.
-    lost
-        Content ids of what goes.
     kept
-        Content ids that versions claim.
+        Content ids that versions claim. What of them is stored against something that goes is stored anew too.
     """
     lattice, content = item
     assert content is not None
     record = reader.resolver.lattice(lattice)
     layer = reader.exact_layer(lattice, content)
     if layer is None:
-        return _ordinal(reader, record, lost, kept)
-    return _chained(reader, record, layer, lost, kept)
+        return _ordinal(reader, record, kept)
+    return _chained(reader, record, layer, kept)
 
 
-def _chained(reader: ObjectReader, record: LatticeRecord, layer: ContentRecord, lost: set[str], kept: set[str]) -> Anew:
+def _chained(reader: ObjectReader, record: LatticeRecord, layer: ContentRecord, kept: set[str]) -> Anew:
     """A chained exact layer, against an ancestor or own."""
-    chain = reader.content_chain(layer)[1:]
-    ancestor = next((level for level in _staying(chain, lost) if level.id in kept), None)
+    ancestor = next((level for level in reader.content_chain(layer)[1:] if level.id in kept), None)
     own = _exact_layer(reader, record, layer, None, 1.0)
     anew = Anew(layer.id, record, own)
     if ancestor is None:
         return anew
-    factor = _factor(record.dtype, reader.exact(layer, 0), reader.exact(ancestor, 0))
+    factor = common_factor(reader.exact(layer, 0), reader.exact(ancestor, 0), record.dtype)
     chained = _exact_layer(reader, record, layer, ancestor, factor)
     if _size(chained) < _size(own):
         anew = Anew(layer.id, record, chained, ancestor.id, factor)
@@ -94,14 +86,13 @@ def _exact_layer(
     return encoded
 
 
-def _ordinal(reader: ObjectReader, record: LatticeRecord, lost: set[str], kept: set[str]) -> Anew:
+def _ordinal(reader: ObjectReader, record: LatticeRecord, kept: set[str]) -> Anew:
     """Ordinals, against an ancestor or in full."""
-    chain = reader.chain(record)[1:]
-    ancestor = next((level for level in _staying(chain, lost) if level.id in kept), None)
+    ancestor = next((level for level in reader.chain(record)[1:] if level.id in kept), None)
     full = _ordinals(reader, record, None, 1.0, context=False)
     best = Anew(record.id, replace(record, base=None, context=False, factor=1.0, debt=0), full)
     if ancestor is not None:
-        factor = _factor(record.dtype, reader.ordinals(record, 0), reader.ordinals(ancestor, 0))
+        factor = common_factor(reader.ordinals(record, 0), reader.ordinals(ancestor, 0), record.dtype)
         for context in (False, True):
             layers = _ordinals(reader, record, ancestor, factor, context=context)
             if _size(layers) < (1 - CONTEXT_GAIN * context) * _size(best.layers):
@@ -120,16 +111,6 @@ def _ordinals(
         classes = ordinal_classes(before, record.dtype) if context and before is not None else None
         encoded.coarse.append(encode_integers(difference, classes) if difference.any() else None)
     return encoded
-
-
-def _staying(chain: Sequence[Level], lost: set[str]) -> list[Level]:
-    """The levels from the first on below which nothing goes."""
-    below = list(takewhile(lambda level: level.id not in lost, reversed(chain)))
-    return list(reversed(below))
-
-
-def _factor(dtype: str, bits: Bits, before: Bits) -> float:
-    return common_factor(bits, before, dtype)
 
 
 def _size(layers: Encoded) -> int:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
+from math import isfinite
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -13,18 +15,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ckstore.budget import relative_cost, restore_work
-from ckstore.codecs.lattice import Bits, LinearLattice
+from ckstore.codecs.lattice import PARTS, Bits, Integers, floats
 from ckstore.deviation import CoarseUnit, Comparison, Deviation
 from ckstore.documents import BlobRef, CoarseFacts, VersionDocument
 from ckstore.estimator import Estimator, ParentObject
 from ckstore.lineage.planner import plan
 from ckstore.object_writer import ObjectWriter, remove_uncommitted, version_row
+from ckstore.objects import ObjectReader
 from ckstore.policy import Policy
-from ckstore.reanchor import Anew, reanchored
+from ckstore.reanchor import reanchored
 from ckstore.rebase import present_costs, write_costs
+from ckstore.records import LatticeRecord
 from ckstore.storage import log
 from ckstore.storage.catalog import VersionRow
 from ckstore.storage.pack import PackWriter
+from ckstore.storage.pack_reader import PackReader
 from ckstore.storage.root import PACKS
 from ckstore.threads import in_order, worker_count
 from ckstore.units import Unit
@@ -86,7 +91,7 @@ class _Values:
 
     def __init__(self, version: Version) -> None:
         self._version = version
-        self._numbers = {unit.key: number for number, unit in enumerate(version.layout.units)}
+        self._numbers = {unit: number for number, unit in enumerate(version.layout.units)}
         self.units = version.layout.units
         self.layouts = version.layout.files
         self.size = version.row.original_bytes
@@ -96,7 +101,7 @@ class _Values:
         parts = []
         for chunk in range(first // unit.chunk, -(-last // unit.chunk)):
             start = chunk * unit.chunk
-            bits = self._version.chunk(self._numbers[unit.key], chunk)
+            bits = self._version.chunk(self._numbers[unit], chunk)
             parts.append(bits[max(first - start, 0) : last - start])
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
@@ -130,105 +135,197 @@ def thin(
         Called with numbers of bytes of the versions that are done.
     """
     report = ThinReport()
-    chosen = []
-    for row in sorted(rows, key=lambda row: row.number):
-        if row.fidelity == "exact":
-            chosen.append(row)
-        else:
-            report.skipped.append(row.number)
-    with nullcontext() if dry_run else store.catalog.lease("thin"), _place(store, dry_run=dry_run) as place:
-        claims = _Claims(store, {row.number for row in chosen})
-        for row in chosen:
-            _Thinning(store, row, policy, claims, report).run(place, dry_run=dry_run)
-            if progress is not None:
-                progress(row.original_bytes)
-        if report.versions and not dry_run:
-            # What others restore is what it was, but not what that costs.
+    with nullcontext() if dry_run else store.catalog.lease("thin"), _scratch(store, dry_run=dry_run) as blocks:
+        chosen = []
+        for number in sorted({row.number for row in rows}):
+            # As it is by now: others may have changed or moved it before the lease.
+            row = store.catalog.version(number)
+            if row.fidelity == "exact":
+                chosen.append(row)
+            else:
+                report.skipped.append(number)
+        batch = _Batch(store, policy, _Claims(store, {row.number for row in chosen}), report, blocks)
+        try:
+            for row in chosen:
+                _Thinning(batch, row).run()
+                if progress is not None:
+                    progress(row.original_bytes)
+        finally:
             store.resolver.forget()
-            write_costs(store.catalog, present_costs(store, store.catalog.versions()))
-    store.resolver.forget()
+            if not dry_run:
+                # What others restore to is what it was, but not what that costs: also of one that was killed before.
+                write_costs(store.catalog, present_costs(store, store.catalog.versions()))
+    report.skipped.sort()
     return report
 
 
 @contextmanager
-def _place(store: Store, *, dry_run: bool) -> Iterator[Path]:
-    """Where packs are written: the store, or what is removed again."""
+def _scratch(store: Store, *, dry_run: bool) -> Iterator[_Blocks | None]:
+    """The packs of a dry run, which go with it; None where packs are written into the store."""
     if not dry_run:
-        yield store.path
+        yield None
         return
-    with TemporaryDirectory(prefix="ckstore-") as scratch:
-        (Path(scratch) / PACKS).mkdir()
-        yield Path(scratch)
+    with TemporaryDirectory(prefix="ckstore-") as scratch, closing(_Blocks(store, Path(scratch))) as blocks:
+        yield blocks
 
 
 class _Claims:
-    """Which exact objects versions claim that are not thinned, and which were given up so far."""
+    """Which objects versions claim that do not give them up, and what these are stored against.
+
+    Attributes
+    ----------
+    contents
+        Content ids of the claimed objects.
+    lost
+        What was given up so far.
+    """
 
     def __init__(self, store: Store, thinned: set[int]) -> None:
         self._store = store
-        self.objects: set[Object] = set()
+        self._objects: set[Object] = set()
+        # By content id of what nobody claims: the claimed objects that take it to restore.
+        self._dependents: dict[str, set[Object]] = {}
+        # What is stored anew, or in a dry run would be.
+        self._settled: set[Object] = set()
+        self.contents: set[str] = set()
         self.lost: set[Object] = set()
+        objects = set()
         for row in store.catalog.versions():
             if row.number not in thinned:
-                self.objects |= set(Version(store, row).document.objects)
+                objects |= set(Version(store, row).document.objects)
+        self.add(objects)
 
-    def on(self, lost: set[str]) -> list[Object]:
-        """The claimed objects that take one of the lost ones (content ids) to restore."""
+    def add(self, objects: Iterable[Object]) -> None:
+        """Claim more objects."""
+        fresh = {item for item in objects if item[1] is not None} - self._objects
+        self._objects |= fresh
+        self.contents |= {content for _, content in fresh if content is not None}
+        for item in fresh:
+            for identity in self._below(item):
+                self._dependents.setdefault(identity, set()).add(item)
+
+    def give_up(self, objects: set[Object], remaining: Iterable[Object]) -> tuple[set[Object], set[Object]]:
+        """Give up objects of a version that keeps its remaining ones; returns what is lost, and what that concerns.
+
+        An object is concerned where something lost stands between it and the nearest one that stays: what is stored
+        against an object that stays stays as it is, whatever that one is stored against.
+        """
+        remaining = set(remaining)
+        self.add(remaining)
+        lost = {item for item in objects if item[1] is not None and item[1] not in self.contents} - self.lost
+        self.lost |= lost
+        gone = {content for _, content in self.lost}
+        found = remaining & self._objects
+        for _, content in lost:
+            found |= self._dependents.pop(content or "", set())
+        concerned = {item for item in found - self._settled if not gone.isdisjoint(self._below(item))}
+        self._settled |= concerned
+        return lost, concerned
+
+    def _below(self, item: Object) -> list[str]:
+        """Ids of what an object is stored against, down to the first that is claimed."""
         reader = self._store.reader
-        found: list[Object] = []
-        for lattice, content in sorted(self.objects, key=lambda item: (item[0], item[1] or "")):
-            if content is not None and lost & {record.id for record in reader.records(lattice, content)}:
-                found.append((lattice, content))
-        return found
+        lattice, content = item
+        layer = reader.exact_layer(lattice, content)
+        if layer is None:
+            chain = [record.id for record in reader.chain(reader.resolver.lattice(lattice))]
+        else:
+            chain = [record.id for record in reader.content_chain(layer)]
+        return list(takewhile(lambda identity: identity not in self.contents, chain[1:]))
+
+
+class _Blocks:
+    """The packs of a store, and those of a dry run, which lie elsewhere."""
+
+    def __init__(self, store: Store, scratch: Path) -> None:
+        self._store = store
+        self.path = scratch
+        (scratch / PACKS).mkdir()
+        self._scratch = PackReader(scratch)
+        self._names: set[str] = set()
+
+    def pread(self, pack: str, offset: int, length: int) -> bytes:
+        """Exactly `length` bytes of a pack."""
+        packs = self._scratch if pack in self._names else self._store.packs
+        return packs.pread(pack, offset, length)
+
+    def keep(self, writer: ObjectWriter, fresh: Sequence[LatticeRecord]) -> None:
+        """Make known the lattices that a thinned version would have: its child's are taken from these."""
+        packs, _ = writer.finish(None, {})
+        for pack in packs:
+            if pack.kind == "exact":
+                (self.path / PACKS / pack.name).unlink()
+            else:
+                self._names.add(pack.name)
+        wanted = {record.id for record in fresh}
+        self._store.resolver.add(record for record in writer.placed(packs) if record.id in wanted)
+
+    def close(self) -> None:
+        """Close the packs of the dry run."""
+        self._scratch.close()
+
+
+class _Batch:
+    """What the thinnings of one call share.
+
+    Attributes
+    ----------
+    reader
+        Decodes objects of the store, and those that a dry run has written.
+    objects
+        What versions that were thinned are made of from now on, by number, and what is recorded of it.
+    """
+
+    def __init__(
+        self, store: Store, policy: Policy, claims: _Claims, report: ThinReport, blocks: _Blocks | None
+    ) -> None:
+        self.store = store
+        self.policy = policy
+        self.claims = claims
+        self.report = report
+        self.blocks = blocks
+        self.reader = store.reader if blocks is None else ObjectReader(store.resolver, blocks)
+        self.objects: dict[int, tuple[Sequence[Object], dict[int, CoarseUnit]]] = {}
 
 
 class _Thinning:
     """The thinning of one version."""
 
-    def __init__(self, store: Store, row: VersionRow, policy: Policy, claims: _Claims, report: ThinReport) -> None:
-        self.store = store
+    def __init__(self, batch: _Batch, row: VersionRow) -> None:
+        self.batch = batch
+        self.store = batch.store
         self.row = row
-        self.policy = policy
-        self.claims = claims
-        self.report = report
-        self.version = Version(store, row)
+        self.version = Version(batch.store, row)
 
-    def run(self, place: Path, *, dry_run: bool) -> None:
+    def run(self) -> None:
         """Write what there is to write and commit it."""
-        values = _Values(self.version)
-        estimator = Estimator(self.store.reader, values, self.policy, self._parents())
+        estimator = Estimator(self.batch.reader, _Values(self.version), self.batch.policy, self._parents())
+        place = self.store.path if self.batch.blocks is None else self.batch.blocks.path
         with PackWriter(place, "coarse") as coarse, PackWriter(place, "exact") as exact:
             writer = ObjectWriter(coarse, exact)
-            objects, facts = self._coarse_objects(values, estimator, writer)
-            if not facts:
-                self.report.skipped.append(self.row.number)
+            objects, facts = self._coarse_objects(estimator, writer)
+            fresh = writer.lattices[:]
+            lost, concerned = self.batch.claims.give_up(set(self.version.document.objects), objects)
+            self._store_anew(concerned, writer)
+            self._note(facts, lost | concerned, len(concerned), writer)
+            if not facts and not concerned:
                 return
-            claimed = {content for _, content in self.claims.objects} | {content for _, content in objects}
-            lost = {item for item in self.version.document.objects if item[1] is not None and item[1] not in claimed}
-            lost -= self.claims.lost
-            self.claims.lost |= lost
-            contents = {content for _, content in lost if content is not None}
-            anew = self._anew(self.claims.on(contents), contents)
-            for item in anew:
-                writer.put(item.content, item.record, item.parent, item.layers, factor=item.factor)
-            self._note(facts, lost, anew, writer)
-            if not dry_run:
+            if self.batch.blocks is None:
                 self._commit(writer, objects, facts)
+            else:
+                self.batch.blocks.keep(writer, fresh)
+            self.batch.objects[self.row.number] = objects, facts
 
-    def _coarse_objects(
-        self, values: _Values, estimator: Estimator, writer: ObjectWriter
-    ) -> tuple[list[Object], dict[int, CoarseUnit]]:
+    def _coarse_objects(self, estimator: Estimator, writer: ObjectWriter) -> tuple[list[Object], dict[int, CoarseUnit]]:
         """The objects that the version is made of from now on, and what is recorded of those that are not exact."""
         units, objects = self.version.layout.units, self.version.document.objects
 
         def coarse(number: int) -> tuple[Object, CoarseUnit | None, Callable[[], str] | None]:
             unit, (lattice, content) = units[number], objects[number]
-            record = self.store.resolver.lattice(lattice)
-            if content is None:
-                before = self.version.document.coarse
-                return objects[number], None if before is None else before.units.get(number), None
-            if record.kind == "linear":
-                return (lattice, None), self._facts(number, unit), None
+            assert content is not None
+            if self.store.resolver.lattice(lattice).kind == "linear":
+                off = self._facts(number, unit)
+                return objects[number] if off is None else (lattice, None), off, None
             estimate = estimator.coarse_estimate(unit)
             if estimate is None:
                 return objects[number], None, None
@@ -253,71 +350,71 @@ class _Thinning:
                     facts[number] = off
         return result, facts
 
-    def _facts(self, number: int, unit: Unit) -> CoarseUnit:
-        """What an object's lattice values are off its exact ones."""
+    def _facts(self, number: int, unit: Unit) -> CoarseUnit | None:
+        """What an object's lattice values are off its exact ones; None where it has to stay exact."""
+        member = unit.members[0]
+        if unit.role == "other" or self.version.layout.files[member.file].extents[member.extent].dtype in PARTS:
+            return None
         lattice, content = self.version.document.objects[number]
         record = self.store.resolver.lattice(lattice)
         assert content is not None
         comparison = Comparison(unit)
-        grid = record.lattice
+        reader = self.store.reader
         for chunk in range(record.chunks):
-            bits = self.store.reader.bits(content, chunk)
-            decoded = self.store.reader.values(record, chunk)
-            comparison.add(bits, decoded, grid if isinstance(grid, LinearLattice) else None)
+            bits = reader.bits(content, chunk)
+            if not _has_integers(bits, record.dtype, reader.integers(record, chunk)):
+                return None
+            comparison.add(bits, reader.values(record, chunk), record.linear)
         return comparison.result()
 
-    def _anew(self, items: Sequence[Object], lost: set[str]) -> list[Anew]:
+    def _store_anew(self, items: set[Object], writer: ObjectWriter) -> None:
+        """Write objects that are stored against something lost."""
+        kept = self.batch.claims.contents
+        todo = sorted(items, key=lambda item: (item[0], item[1] or ""))
         with ThreadPoolExecutor(worker_count(), thread_name_prefix="ckstore") as pool:
-            reader = self.store.reader
-            kept = {content for _, content in self.claims.objects if content is not None}
-            return list(in_order(pool, lambda item: reanchored(reader, item, lost, kept), items, worker_count() + 1))
+            done = in_order(pool, lambda item: reanchored(self.store.reader, item, kept), todo, worker_count() + 1)
+            for anew in done:
+                writer.put(anew.content, anew.record, anew.parent, anew.layers, factor=anew.factor)
 
     def _parents(self) -> dict[tuple[str, str], ParentObject]:
-        """The objects of the parent version by key and signature, as it is stored now."""
+        """The objects of the parent version by key and signature, as they are from now on."""
         if self.row.parent is None:
             return {}
         parent = Version(self.store, self.store.catalog.version(self.row.parent))
-        coarse = parent.document.coarse
+        before = {} if parent.document.coarse is None else parent.document.coarse.units
+        objects, facts = self.batch.objects.get(self.row.parent, (parent.document.objects, before))
         found = {}
-        for number, (unit, (lattice, content)) in enumerate(
-            zip(parent.layout.units, parent.document.objects, strict=True)
-        ):
-            off = None if coarse is None else coarse.units.get(number)
+        for number, (unit, (lattice, content)) in enumerate(zip(parent.layout.units, objects, strict=True)):
+            off = facts.get(number)
             item = ParentObject(lattice, content) if off is None else ParentObject(lattice, content, off.spread)
             found[unit.key, unit.signature] = item
         return found
 
-    def _note(
-        self, facts: dict[int, CoarseUnit], lost: set[Object], anew: Sequence[Anew], writer: ObjectWriter
-    ) -> None:
-        """Add this version to the report."""
-        deviations: list[Deviation] = [item for off in facts.values() for item in off.deviations]
-        relative = max((item.relative for item in deviations), default=0.0)
-        self.report.versions.append(Thinned(self.row, max(item.max_abs for item in deviations), relative))
-        self.report.reanchored += len(anew)
-        for lattice, content in {*lost, *((item.record.id, item.content) for item in anew)}:
+    def _note(self, facts: dict[int, CoarseUnit], superseded: set[Object], anew: int, writer: ObjectWriter) -> None:
+        """Add this version to the report; `superseded` is what was lost or is stored anew."""
+        report = self.batch.report
+        if facts:
+            deviations: list[Deviation] = [item for off in facts.values() for item in off.deviations]
+            relative = max(item.relative for item in deviations)
+            report.versions.append(Thinned(self.row, max(item.max_abs for item in deviations), relative))
+        else:
+            report.skipped.append(self.row.number)
+        report.reanchored += anew
+        for lattice, content in superseded:
             layer = self.store.reader.exact_layer(lattice, content)
-            record = self.store.resolver.lattice(lattice)
-            self.report.freed += record.nbytes if layer is None else sum(layer.lengths)
-        self.report.added += sum(record.nbytes for record in writer.lattices)
-        self.report.added += sum(sum(record.lengths) for record in writer.contents)
+            report.freed += self.store.resolver.lattice(lattice).nbytes if layer is None else sum(layer.lengths)
+        report.added += sum(record.nbytes for record in writer.lattices)
+        report.added += sum(sum(record.lengths) for record in writer.contents)
 
     def _commit(self, writer: ObjectWriter, objects: list[Object], facts: dict[int, CoarseUnit]) -> None:
-        store, before = self.store, self.version.document
-        document = replace(
-            _elsewhere(before, self.row.pack),
-            number=self.row.number,
-            fidelity="coarse",
-            objects=tuple(objects),
-            coarse=CoarseFacts(self.policy.scheme, {"thinned": True, **self.policy.parameters()}, facts),
-        )
+        store = self.store
         try:
-            document = replace(document, summary=self._summary(document, writer))
+            document = self._document(writer, objects, facts) if facts else None
             packs, entry = writer.finish(document, {}, anew=True)
             store.resolver.add(writer.placed(packs))
-            row = version_row(document, packs, entry)
             lattices, contents = writer.places(packs)
             with store.catalog.transaction():
+                store.catalog.version(self.row.number)  # It may have been forgotten meanwhile.
                 log.append(
                     store.path,
                     {"change": "thin", "version": self.row.number, "packs": [pack.name for pack in packs]},
@@ -325,12 +422,25 @@ class _Thinning:
                 store.catalog.add_packs(packs)
                 store.catalog.move_lattices(lattices)
                 store.catalog.move_contents(contents)
-                store.catalog.replace_version(row, references=document.blob_packs())
+                if document is not None:
+                    row = version_row(document, packs, entry)
+                    store.catalog.replace_version(row, references=document.blob_packs())
         except BaseException:
             remove_uncommitted(store.path, store.catalog, store.resolver, writer.finished)
             raise
         finally:
             store.resolver.forget()
+
+    def _document(self, writer: ObjectWriter, objects: list[Object], facts: dict[int, CoarseUnit]) -> VersionDocument:
+        """What is said of the version from now on."""
+        policy = self.batch.policy
+        document = replace(
+            _elsewhere(self.version.document, self.row.pack),
+            fidelity="coarse",
+            objects=tuple(objects),
+            coarse=CoarseFacts(policy.scheme, {"thinned": True, **policy.parameters()}, facts),
+        )
+        return replace(document, summary=self._summary(document, writer))
 
     def _summary(self, document: VersionDocument, writer: ObjectWriter) -> dict[str, object]:
         self.store.resolver.add(writer.records)
@@ -342,6 +452,14 @@ class _Thinning:
         stored = sum(record.nbytes for record in records if record.id in written or record.pack == self.row.pack)
         cost = {"cost": relative_cost(work, full), "depth": depth, "base": depth == 0}
         return {**document.summary, **cost, "stored_bytes": stored}
+
+
+def _has_integers(bits: Bits, dtype: str, integers: Integers) -> bool:
+    """Whether the values of a chunk are finite and no further from 0 than integers reach."""
+    from ckstore.kernels.lattice import MAX_INTEGER, statistics
+
+    total, _, finite = statistics(floats(bits, dtype))
+    return bool(finite == bits.size and isfinite(total) and np.abs(integers).max(initial=0) < MAX_INTEGER)
 
 
 def _elsewhere(document: VersionDocument, pack: str) -> VersionDocument:

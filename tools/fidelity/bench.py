@@ -41,7 +41,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="tools/bench/fidelity", description="Judge coarse versions.")
     parser.add_argument("--tier", choices=TIERS, default="small", help="tiny: a minute; small: minutes; full: hours")
     parser.add_argument("--only", type=_names(PARTS), default=PARTS, metavar="PART,...", help=f"of {', '.join(PARTS)}")
-    parser.add_argument("--qualities", type=_numbers, default=(1.0, 2.0, 3.0, 4.0), metavar="NUMBER,...")
+    parser.add_argument("--qualities", type=_numbers, metavar="NUMBER,...", help="(default: the tier's)")
     parser.add_argument("--schemes", type=_names(SCHEMES), default=SCHEMES, metavar="SCHEME,...")
     parser.add_argument("--work", type=Path, default=_REPOSITORY / ".cache", help="keeps trained runs and figures")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
@@ -51,10 +51,11 @@ def main(arguments: list[str] | None = None) -> None:
     def say(line: str) -> None:
         print(line, file=sys.stderr)
 
+    qualities = chosen.qualities or TIERS[chosen.tier].qualities
     before = torch.get_num_threads()
     torch.set_num_threads(threads(chosen.tier))
     try:
-        findings = measure(Bench(chosen.tier, chosen.work, chosen.schemes, chosen.qualities, say), chosen.only)
+        findings = measure(Bench(chosen.tier, chosen.work, chosen.schemes, qualities, say), chosen.only)
     finally:
         torch.set_num_threads(before)
     verdicts = judge(findings)

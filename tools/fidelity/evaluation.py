@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterable, Mapping
 
 import torch
@@ -117,13 +118,16 @@ class Language:
 
 
 def mean_loss(model: nn.Module, windows: Tensor) -> float:
-    """Mean cross entropy of the next byte over windows of shape (windows, context + 1), in nats a byte."""
+    """Mean cross entropy of the next byte over windows of shape (windows, context + 1), in nats a byte.
+
+    Infinite for a model that is broken: what it says is no number.
+    """
     total = 0.0
     with torch.no_grad():
         for tokens in windows.split(_BATCH):
             logits = model(tokens[:, :-1]).flatten(0, 1)
             total += functional.cross_entropy(logits, tokens[:, 1:].flatten(), reduction="sum").item()
-    return total / windows[:, 1:].numel()
+    return total / windows[:, 1:].numel() if math.isfinite(total) else math.inf
 
 
 def held_out_sources(settings: TextSettings, count: int) -> Tensor:

@@ -24,6 +24,9 @@ from tools.fidelity.states import Parameter, State, load, parameters
 Floats = NDArray[np.float32]
 Labels = NDArray[np.uint8]
 
+#: Raised when other files are written for the same checkpoints.
+REVISION = 1
+
 #: α and β of the paper's equations for the two thresholds, and the authors' limit of the first one.
 _ALPHA, _BETA, _MOST = 5e-5, 2.0, 2.5
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,8 @@ def plot(rows: list[Row], target: Path) -> None:
         mine = [row for row in rows if row.run == run and row.setting.scheme not in _REFERENCES]
         for scheme in dict.fromkeys(row.setting.scheme for row in mine):
             points = sorted((row.stored.ratio, 100 * distortion(row)) for row in mine if row.setting.scheme == scheme)
-            axes.plot(*zip(*points, strict=True), marker="o", label=scheme)
+            # What is infinite has no place; its scheme is named all the same.
+            axes.plot([ratio for ratio, _ in points], [lost for _, lost in points], marker="o", label=scheme)
         axes.set(title=run, xscale="log", xlabel="ratio of the whole run, everything counted", ylabel=label)
         axes.xaxis.set_major_locator(MaxNLocator(6))
         axes.xaxis.set_major_formatter(ScalarFormatter())
@@ -107,9 +109,9 @@ def plot(rows: list[Row], target: Path) -> None:
 
 
 def document(findings: Findings, verdicts: list[Verdict]) -> dict[str, Any]:
-    """All figures as containers of plain values."""
+    """All figures as containers of plain values that JSON has: null for what is infinite."""
     failures = findings.failures
-    return {
+    found = {
         "rows": [row.to_json() for row in findings.rows],
         "rework": [vars(way) for way in findings.rework],
         "failures": failures and {"rise": failures.rise, "failures": [vars(failure) for failure in failures.failures]},
@@ -119,6 +121,19 @@ def document(findings: Findings, verdicts: list[Verdict]) -> dict[str, Any]:
         "coded": [vars(sample) | {"excess": sample.excess} for sample in findings.coded],
         "verdicts": [vars(verdict) for verdict in verdicts],
     }
+    return _finite(found)
+
+
+def _finite(value: Any) -> Any:
+    match value:
+        case dict():
+            return {name: _finite(item) for name, item in value.items()}
+        case list() | tuple():
+            return [_finite(item) for item in value]
+        case float() if not math.isfinite(value):
+            return None
+        case _:
+            return value
 
 
 def _ordered(rows: Iterable[Row]) -> list[Row]:

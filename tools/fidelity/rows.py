@@ -12,7 +12,7 @@ from tools import runs
 from tools.fidelity import archives
 from tools.fidelity.archives import EXACT, Archive, RoundedArchive, Setting, StoreArchive, Stored
 from tools.fidelity.evaluation import Digits, Language, evenly, held_out_prose, held_out_sources, mean
-from tools.fidelity.excp import ExcpArchive
+from tools.fidelity.excp import REVISION, ExcpArchive
 from tools.fidelity.settings import Bench
 from tools.fidelity.states import State, digest, load, weights_only
 
@@ -137,7 +137,8 @@ def bf16(bench: Bench) -> Iterable[Row]:
 def excp(bench: Bench) -> Iterable[Row]:
     """The GPT's checkpoints with ExCP."""
     paths = bench.run("gpt")
-    yield _alone("gpt", ExcpArchive(bench.kept / "excp"), paths, _resuming(bench, paths))
+    made_of = digest([REVISION, paths[0].with_name("run.json").read_text()])[:16]
+    yield _alone("gpt", ExcpArchive(bench.kept / "excp" / made_of), paths, _resuming(bench, paths))
 
 
 def gpt_language(bench: Bench) -> Language:

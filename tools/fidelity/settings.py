@@ -32,6 +32,8 @@ class Tier:
         Evenly spaced failures of one run.
     rework
         Steps after which a restored state counts as not back.
+    qualities
+        That each scheme is asked for.
     """
 
     points: int
@@ -40,12 +42,15 @@ class Tier:
     windows: int
     failures: int
     rework: int
+    qualities: tuple[float, ...]
 
+
+_WHOLE = Tier(points=3, seeds=3, steps=20, windows=256, failures=10, rework=40, qualities=(1.0, 2.0, 3.0, 4.0))
 
 TIERS = {
-    "tiny": Tier(points=2, seeds=1, steps=5, windows=32, failures=2, rework=6),
-    "small": Tier(points=3, seeds=3, steps=20, windows=256, failures=10, rework=40),
-    "full": Tier(points=3, seeds=3, steps=20, windows=256, failures=10, rework=40),
+    "tiny": Tier(points=2, seeds=1, steps=5, windows=32, failures=2, rework=6, qualities=(2.0,)),
+    "small": _WHOLE,
+    "full": _WHOLE,
 }
 
 

@@ -1,0 +1,150 @@
+"""Evaluation commands: how they are run, what is taken for their result, and what is said where they fail."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+
+import pytest
+
+from ckstore.cli.evaluation import evaluator
+from ckstore.errors import CkstoreError, UsageError
+
+from .conftest import listing
+
+
+def python(code: str) -> str:
+    """A command that runs a line of Python, which finds the checkpoint's path in `path`."""
+    return f'{sys.executable} -c "import sys; path = sys.argv[1]; {code}" {{}}'
+
+
+@pytest.mark.parametrize(
+    ("printed", "value"),
+    [
+        ("2.5", 2.5),
+        ("loss=2.5", 2.5),
+        ("step 100 loss 2.5e-3", 2.5e-3),
+        ("1\\n2\\n3", 3.0),
+        ("-.5", -0.5),
+        ("+7.", 7.0),
+        ("1E5\\n\\n", 1e5),
+        ("perplexity: 12.25, done", 12.25),
+        ("2.5 (took 3s)", 3.0),
+        ("2.5\\nwritten to out_v2.json", 2.5),
+        ("0.25 by gpt2", 0.25),
+        ("2.5\\nmore information is in the manual", 2.5),
+        ("accuracy 71.5%", 71.5),
+        ("nan", math.nan),
+        ("loss: NaN", math.nan),
+        ("3\\n-inf", math.nan),
+        ("Infinity", math.nan),
+        ("1e999", math.nan),
+    ],
+)
+def test_the_last_number_counts(printed: str, value: float, tmp_path: Path) -> None:
+    found = evaluator(python(f"print('{printed}')"))(tmp_path)
+    assert found == value or (math.isnan(found) and math.isnan(value))
+
+
+def test_no_number_is_printed(tmp_path: Path) -> None:
+    for said in ("", "fine", "info", "nano infra", "v2"):
+        with pytest.raises(CkstoreError, match="no number"):
+            evaluator(python(f"print('{said}')"))(tmp_path)
+    # What is printed elsewhere is for people.
+    with pytest.raises(CkstoreError, match="no number"):
+        evaluator(python("print(2.5, file=sys.stderr)"))(tmp_path)
+
+
+def test_output_that_is_no_text(tmp_path: Path) -> None:
+    assert evaluator(python("sys.stdout.buffer.write(bytes([255, 254, 10]) + b'2.5')"))(tmp_path) == 2.5
+
+
+def test_an_exit_code(tmp_path: Path) -> None:
+    with pytest.raises(CkstoreError, match="exit code 3"):
+        evaluator(python("print(1); sys.exit(3)"))(tmp_path)
+
+
+def test_a_command_that_is_not_there(tmp_path: Path) -> None:
+    for command in ("no-such-command-here {}", f"{tmp_path} {{}}"):
+        with pytest.raises(UsageError, match="cannot be run"):
+            evaluator(command)(tmp_path)
+
+
+@pytest.mark.parametrize("command", ["", "   ", "python eval.py", "{}", "{} --now"])
+def test_a_command_without_a_place_for_the_path(command: str) -> None:
+    with pytest.raises(UsageError, match=r"no \{\}"):
+        evaluator(command)
+
+
+def test_quotes_that_do_not_match() -> None:
+    with pytest.raises(UsageError, match="quotes"):
+        evaluator("python -c 'print(1) {}")
+
+
+def test_the_path_is_one_word(tmp_path: Path) -> None:
+    """Whatever is in it: no shell takes it apart, and nothing else in the command is expanded."""
+    place = tmp_path / "a b; $HOME * 'c' {}"
+    place.write_text("4.5")
+    assert evaluator(python("print(open(path).read())"))(place) == 4.5
+    code = "import sys; print(len(sys.argv) - 1, sys.argv[2:] == ['$HOME', '*', ';', '&&', '`ls`'])"
+    told = python(code.replace("import sys; ", "")).replace("{}", "{} '$HOME' * ';' '&&' '`ls`' | tail")
+    with pytest.raises(CkstoreError, match="no number"):
+        evaluator(
+            told.replace("print(len(sys.argv) - 1, ", "assert ('*' in sys.argv and '|' in sys.argv) or print(1) or (")
+        )(place)
+
+
+def test_the_path_may_be_a_part_of_a_word(tmp_path: Path) -> None:
+    (tmp_path / "model.pt").write_text("6.5")
+    assert evaluator(python("print(open(path[7:]).read())").replace("{}", "--path={}"))(tmp_path / "model.pt") == 6.5
+    both = python("print(int(sys.argv[1] == sys.argv[2]))").replace(" {}", " {} {}")
+    assert evaluator(both)(tmp_path) == 1
+
+
+def test_standard_input_is_empty(tmp_path: Path) -> None:
+    assert evaluator(python("print(len(sys.stdin.read()))"))(tmp_path) == 0
+
+
+# On the command line
+
+LOSS = "import torch; print(float(torch.load(path)['model']['weight'].double().square().mean()))"
+
+
+def test_ingest(ckstore, place: Path) -> None:
+    [said] = ckstore(
+        "ingest", "in/step0.pt", "--run", "gpt", "--max-degradation", "0.5%", "--eval", python(LOSS), "--json"
+    ).json
+    assert said["fidelity"] == "coarse"
+    shown = ckstore("show", "1", "--json").json["coarse"]
+    assert 1 <= shown["evaluations"] <= 5
+    assert shown["degradation"] <= 0.005
+    assert ckstore("verify").code == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "hint"),
+    [
+        (["--max-degradation", "1%"], 2, "give both"),
+        (["--eval", "true {}"], 2, "give both"),
+        (["--max-degradation", "x", "--eval", "true {}"], 2, "no number such as"),
+        (["--max-degradation", "-1%", "--eval", "true {}"], 2, "0 or more"),
+        (["--max-degradation", "1%", "--eval", "true"], 2, "no {}"),
+        (["--max-degradation", "1%", "--eval", "'"], 2, "quotes"),
+        (["--max-degradation", "1%", "--eval", "no-such-command {}"], 2, "cannot be run"),
+        (["--max-degradation", "1%", "--eval", "false {}"], 1, "exit code 1"),
+        (["--max-degradation", "1%", "--eval", "true {}"], 1, "no number"),
+        (["--max-degradation", "1%", "--eval", "echo nan {}/nan"], 2, "finite"),
+        (["--max-degradation", "1%", "--eval", "true {}", "--max-abs-error", "1"], 2, "not both"),
+        (["--max-degradation", "1%", "--eval", "true {}", "--fidelity", "exact"], 2, "leave --fidelity exact out"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_goes_wrong_is_one_sentence(ckstore, place: Path, options: list[str], code: int, hint: str) -> None:
+    before = listing(place / ".ckstore")
+    result = ckstore("ingest", "in/step0.pt", "--run", "gpt", *options, code=code)
+    assert hint in result.err
+    assert "Traceback" not in result.err
+    assert result.out == ""
+    assert listing(place / ".ckstore") == before
+    assert ckstore("ingest", "in/step0.pt", "--run", "gpt", "--json").json[0]["fidelity"] == "exact"

@@ -1,0 +1,335 @@
+"""Versions by the published schemes restore to what the quantisers' pure functions give when chained by hand."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import ckstore
+from ckstore.codecs import dynaquant, lc
+from ckstore.codecs.codebook import as_float32, differences
+from ckstore.codecs.dynaquant import DynaQuantSettings
+from ckstore.errors import IntegrityError
+from ckstore.policy import Policy
+from ckstore.records import LatticeRecord
+from ckstore.recover import recover
+from ckstore.storage.root import CATALOG
+from ckstore.units import Unit
+from ckstore.version import Version
+
+from .checkpoints import scratch, sha256
+from .coarse_checks import check_deviations, loaded, same_bits, values_of
+
+PUBLISHED = ["lc", "dynaquant"]
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    with scratch() as path:
+        yield path
+
+
+@pytest.fixture(scope="session")
+def runs(
+    gpt_run: list[Path], cnn_run: list[Path], bf16_run: list[Path], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, tuple[Path, list[Path]]]:
+    """By scheme and run a store of four versions, and their files."""
+    made = {}
+    for scheme in PUBLISHED:
+        for name, files in (("gpt", gpt_run), ("cnn", cnn_run), ("bf16", bf16_run)):
+            path = tmp_path_factory.mktemp(f"{scheme}-{name}") / "store"
+            with ckstore.init(path) as store:
+                for file in files[:4]:
+                    store.ingest(file, run=name, fidelity="coarse", scheme=scheme)
+            made[f"{scheme}-{name}"] = path, files[:4]
+    return made
+
+
+@pytest.fixture(params=[f"{scheme}-{name}" for scheme in PUBLISHED for name in ("gpt", "cnn", "bf16")])
+def stored_run(request: pytest.FixtureRequest, runs: dict[str, tuple[Path, list[Path]]]) -> tuple[Path, list[Path]]:
+    return runs[request.param]
+
+
+def loaded_from(path: Path) -> dict[str, torch.Tensor]:
+    if path.suffix == ".safetensors":
+        from safetensors.torch import load_file
+
+        return dict(load_file(path))
+    return loaded(path)
+
+
+def bits_of(tensor: torch.Tensor) -> np.ndarray:
+    return tensor.contiguous().reshape(-1).view(torch.uint32 if tensor.element_size() == 4 else torch.uint16).numpy()
+
+
+def codebooks(version: Version) -> dict[str, tuple[LatticeRecord, Unit]]:
+    """The record and the unit of every tensor that stands on a codebook, by path."""
+    found = {}
+    for unit, (lattice, _) in zip(version.layout.units, version.document.objects, strict=True):
+        record = version.store.resolver.lattice(lattice)
+        if record.kind == "codebook":
+            [member] = unit.members
+            for path, (file, tensor) in version.paths.items():
+                if (file, tensor.extent) == (member.file, member.extent):
+                    found[path] = record, unit
+    return found
+
+
+def second_moments(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Of each weight the second moment, by the weight's path: AdamW numbers its state as the model does its weights."""
+    weights = [path for path in tensors if path.startswith("model/")]
+    found = {}
+    for number, path in enumerate(weights):
+        moment = tensors.get(f"optimizer/state/[{number}]/exp_avg_sq")
+        if moment is not None and moment.shape == tensors[path].shape:
+            found[path] = moment
+    return found
+
+
+# What comes back
+
+
+def test_lc_chained_by_hand(runs: dict[str, tuple[Path, list[Path]]]) -> None:
+    """Each state is the decoded one below it and the quantised changes: errors do not add up."""
+    for name in ("gpt", "cnn", "bf16"):
+        path, files = runs[f"lc-{name}"]
+        decoded: dict[str, np.ndarray] = {}
+        deltas = 0
+        with ckstore.open(path, "r") as store:
+            for row, file in zip(store.versions(), files, strict=True):
+                version, before = store[row.number], loaded_from(file)
+                there = codebooks(version)
+                assert there
+                for tensor, (record, unit) in there.items():
+                    bits = bits_of(before[tensor])
+                    if record.base is None:
+                        lattice, indices = lc.lc_quantise(as_float32(bits, unit.dtype), 8, unit.dtype)
+                        decoded[record.id] = lattice.values(indices)
+                    else:
+                        base = decoded[record.base]
+                        lattice, indices = lc.lc_quantise(differences(bits, base, unit.dtype), 3, unit.dtype)
+                        assert lattice.levels <= 8
+                        decoded[record.id] = lattice.add(base, indices)
+                        deltas += 1
+                    assert np.array_equal(bits_of(version[tensor].torch()), decoded[record.id]), tensor
+        assert deltas
+
+
+def test_dynaquant_chained_by_hand(runs: dict[str, tuple[Path, list[Path]]]) -> None:
+    """Each state is quantised by itself; the ranks are sensitivities where second moments are known."""
+    for name in ("gpt", "cnn", "bf16"):
+        path, files = runs[f"dynaquant-{name}"]
+        ranked = deltas = 0
+        with ckstore.open(path, "r") as store:
+            for row, file in zip(store.versions(), files, strict=True):
+                version, before = store[row.number], loaded_from(file)
+                moments = second_moments(before)
+                for tensor, (record, unit) in codebooks(version).items():
+                    values = as_float32(bits_of(before[tensor]), unit.dtype)
+                    sensitivity = None
+                    if tensor in moments:
+                        squares = as_float32(bits_of(moments[tensor]), "float32")
+                        sensitivity = np.sqrt(squares) * np.abs(values)
+                        ranked += 1
+                    metric = "magnitude" if sensitivity is None else "sensitivity"
+                    settings = DynaQuantSettings(16, 0.1, 0.01, metric)
+                    assert Policy("coarse", "dynaquant").dynaquant(known=sensitivity is not None) == settings
+                    lattice, indices, aside = dynaquant.dynaquant_quantise(values, settings, sensitivity, unit.dtype)
+                    expected = lattice.values(indices, aside)
+                    assert np.array_equal(bits_of(version[tensor].torch()), expected), tensor
+                    found = np.concatenate([store.reader.indices(record, chunk) for chunk in range(record.chunks)])
+                    assert np.array_equal(found, indices)
+                    deltas += record.base is not None
+        assert deltas
+        assert bool(ranked) == (name == "gpt")
+
+
+def test_deviations_are_true(stored_run: tuple[Path, list[Path]], place: Path) -> None:
+    path, files = stored_run
+    with ckstore.open(path, "r") as store:
+        assert store.verify().problems == []
+        for row in store.versions()[1:3]:
+            version = store[row.number]
+            version.checkout(place / "out", force=True)
+            before = loaded_from(files[row.number - 1])
+            (place / "out").rename(place / f"out{files[0].suffix}")
+            check_deviations(version, before, loaded_from(place / f"out{files[0].suffix}"))
+            after = values_of(version)
+            for tensor in codebooks(version):
+                assert bool(torch.isfinite(after[tensor].float()).all())
+            assert row.stored_bytes < row.original_bytes / 5
+            assert store[row.number].document.coarse is not None
+
+
+def restored(path: Path, place: Path) -> dict[int, str]:
+    found = {}
+    with ckstore.open(path, "r") as store:
+        assert store.verify().problems == []
+        for row in store.versions():
+            store[row.number].checkout(place / "restored", force=True)
+            found[row.number] = sha256(place / "restored")
+    return found
+
+
+@pytest.mark.parametrize("name", ["lc-gpt", "dynaquant-gpt", "dynaquant-bf16", "lc-bf16"])
+def test_values_outlast_all_that_is_done(runs: dict[str, tuple[Path, list[Path]]], place: Path, name: str) -> None:
+    path = Path(shutil.copytree(runs[name][0], place / "store"))
+    first = restored(path, place)
+    additive = name.startswith("lc")
+    with ckstore.open(path) as store:
+        report = store.rebase()
+        assert report.objects > 0
+        for row in store.versions()[1:]:
+            for record, _ in codebooks(store[row.number]).values():
+                assert (record.base is None) != (additive and record.additive), "sums have no values of their own"
+    assert restored(path, place) == first
+    with ckstore.open(path) as store:
+        store.forget([2])
+        assert store.gc(grace=0).bytes > 0
+        rows = store.versions()
+    del first[2]
+    assert restored(path, place) == first
+    (path / CATALOG).unlink()
+    assert recover(path).problems == []
+    assert restored(path, place) == first
+    with ckstore.open(path) as store:
+        assert store.versions() == rows
+        assert store.thin([1, 3, 4]).skipped == [1, 3, 4]
+
+
+@pytest.mark.parametrize("name", ["lc-cnn", "dynaquant-cnn", "dynaquant-bf16"])
+def test_views_hold_what_is_restored(runs: dict[str, tuple[Path, list[Path]]], name: str) -> None:
+    with ckstore.open(runs[name][0], "r") as store:
+        run = store.run(name.split("-")[1])
+        version = run.versions[-1]
+        tensor = next(iter(codebooks(version)))
+        whole = version.arrays[tensor][...]
+        assert np.array_equal(whole.reshape(-1).view(f"u{whole.itemsize}"), bits_of(version[tensor].torch()))
+        assert np.array_equal(version.arrays[tensor][3:5], whole[3:5])
+        assert np.array_equal(run.arrays[tensor][-1], whole)
+
+
+# A first version, and other schemes before
+
+
+@pytest.mark.parametrize("scheme", PUBLISHED)
+def test_one_shot(scheme: Any, gpt_run: list[Path], place: Path) -> None:
+    """A version without parent stands by itself, and is as good as the scheme is."""
+    with ckstore.init(place / "store") as store:
+        row = store.ingest(gpt_run[-1], run="r", fidelity="coarse", scheme=scheme, verify=True).version
+        assert (row.depth, row.base) == (0, True)
+        assert all(record.base is None for record, _ in codebooks(store[row.number]).values())
+        off = store[row.number].deviations()
+        assert {path for path in codebooks(store[row.number]) if path.startswith("model/")} <= off.keys()
+        worst = max(off[path].relative for path in off if path.startswith("model/"))
+        assert worst < (0.3 if scheme == "lc" else 0.15)
+        # Through the one bits are read of every element; the other spends next to nothing on what stays.
+        again = store.ingest(gpt_run[-1], run="s", fidelity="coarse", scheme=scheme).version
+        assert again.stored_bytes < row.stored_bytes * 1.01
+
+
+def test_another_scheme_starts_a_base(gpt_run: list[Path], place: Path) -> None:
+    with ckstore.init(place / "store") as store:
+        order: list[Any] = ["lattice", "lc", "dynaquant", "lattice", "lc"]
+        for scheme, path in zip(order, gpt_run, strict=False):
+            store.ingest(path, run="r", fidelity="coarse", scheme=scheme)
+        for row, scheme in zip(store.versions(), order, strict=True):
+            version = store[row.number]
+            found = codebooks(version)
+            assert bool(found) == (scheme != "lattice")
+            assert all(record.base is None for record, _ in found.values())
+            assert all(record.additive == (scheme == "lc") for record, _ in found.values())
+            assert version.document.coarse is not None
+            assert version.document.coarse.scheme == scheme
+        exact = store.ingest(gpt_run[5], run="r", verify=True).version
+        assert exact.fidelity == "exact"
+        assert store.verify().problems == []
+
+
+@pytest.mark.parametrize("scheme", PUBLISHED)
+def test_a_quantised_version_after_an_exact_one(scheme: Any, gpt_run: list[Path], place: Path) -> None:
+    with ckstore.init(place / "store") as store:
+        store.ingest(gpt_run[0], run="r")
+        row = store.ingest(gpt_run[1], run="r", fidelity="coarse", scheme=scheme).version
+        assert all(record.base is None for record, _ in codebooks(store[row.number]).values())
+        row = store.ingest(gpt_run[2], run="r", fidelity="coarse", scheme=scheme).version
+        assert any(record.base is not None for record, _ in codebooks(store[row.number]).values())
+        report = store.ingest(gpt_run[1], run="r")
+        assert report.version.fidelity == "exact"
+        assert store.verify().problems == []
+
+
+@pytest.mark.parametrize("scheme", PUBLISHED)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_odd_values(scheme: Any, dtype: torch.dtype, place: Path) -> None:
+    """NaN and infinities keep a tensor exact; zeros, subnormals and one value alone are quantised all the same."""
+    draw = torch.randn(300, 300, generator=torch.Generator().manual_seed(0))
+    tensors = {
+        "nan": draw.clone(), "infinite": draw.clone(), "zero": draw * 0, "one": torch.full((300, 300), 0.3),
+        "tiny": draw * 1e-42, "wide": draw * torch.exp2(torch.arange(300) / 25), "cube": draw[:297].reshape(3, 99, 300),
+    }  # fmt: skip
+    tensors["nan"][0, 0] = float("nan")
+    tensors["infinite"][7, 7] = float("inf")
+    with ckstore.init(place / "store") as store:
+        for step in range(3):
+            tree = {name: (tensor * (1 + step / 64)).to(dtype) for name, tensor in tensors.items()}
+            number = store.ingest(
+                tree, run="r", step=step, fidelity="coarse", scheme=scheme, verify=True
+            ).version.number
+            version = store[number]
+            assert same_bits(version["nan"].torch(), tree["nan"])
+            assert same_bits(version["infinite"].torch(), tree["infinite"])
+            check_deviations(version, tree, values_of(version))
+            assert {"one", "wide", "cube"} <= codebooks(version).keys()
+        assert store.verify().problems == []
+
+
+# Damage
+
+
+def damaged(path: Path, record: LatticeRecord, offset: int) -> None:
+    pack = path / "packs" / record.pack
+    data = bytearray(pack.read_bytes())
+    data[offset] ^= 16
+    pack.write_bytes(data)
+
+
+@pytest.mark.parametrize("part", ["protected", "checksum", "indices"])
+def test_damage_is_found(runs: dict[str, tuple[Path, list[Path]]], place: Path, part: str) -> None:
+    path = Path(shutil.copytree(runs["dynaquant-gpt"][0], place / "store"))
+    with ckstore.open(path, "r") as store:
+        tensor, (record, _) = next(iter(codebooks(store[2]).items()))
+    assert record.protected
+    assert record.asides[0] > 4
+    places = {"protected": record.aside + 9, "checksum": record.aside + 1, "indices": record.offset + 50}
+    damaged(path, record, places[part])
+    with ckstore.open(path, "r") as store:
+        problems = store.verify([2]).problems
+        assert any(tensor.split("/")[-1] in problem or "model/" in problem for problem in problems), problems
+        with pytest.raises(IntegrityError):
+            store[2][tensor].numpy()
+        with pytest.raises(IntegrityError):
+            store[2].checkout(place / "out")
+    assert not (place / "out").exists()
+
+
+def test_a_run_goes_on_after_its_parent_was_damaged(
+    runs: dict[str, tuple[Path, list[Path]]], cnn_run: list[Path], place: Path
+) -> None:
+    for scheme in PUBLISHED:
+        path = Path(shutil.copytree(runs[f"{scheme}-cnn"][0], place / scheme))
+        with ckstore.open(path, "r") as store:
+            tensor, (record, _) = next(iter(codebooks(store[4]).items()))
+        damaged(path, record, record.offset + 50)
+        with ckstore.open(path) as store:
+            row = store.ingest(cnn_run[4], run="cnn", fidelity="coarse", scheme=scheme).version
+            assert row.parent == 4
+            found = codebooks(store[row.number])
+            assert found[tensor][0].base is None
+            check_deviations(store[row.number], loaded(cnn_run[4]), values_of(store[row.number]))

@@ -1,0 +1,294 @@
+"""Ingests that search how coarse a version may be: what is tolerated holds, and trials leave nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ckstore
+from ckstore.errors import UsageError
+from ckstore.lineage.search import MOST_EVALUATIONS
+from ckstore.policy import Policy
+from ckstore.storage.catalog import Catalog
+from ckstore.tuning import LC_QUALITIES, QUALITIES, Tuning, search_space
+
+from .checkpoints import described, pack_files, scratch, sha256, write_safetensors
+from .coarse_checks import check_deviations, loaded
+
+Evaluate = Callable[[Path], float]
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    with scratch() as path:
+        yield path
+
+
+@pytest.fixture
+def store(place: Path) -> Iterator[ckstore.Store]:
+    with ckstore.init(place / "store") as opened:
+        yield opened
+
+
+def weights(step: int) -> dict[str, torch.Tensor]:
+    """What moves less and less: the step that is tolerated becomes finer."""
+    total = torch.randn(300, 256, generator=torch.Generator().manual_seed(0))
+    for number in range(1, step + 1):
+        total = total + torch.randn(300, 256, generator=torch.Generator().manual_seed(number)) * 0.1 / number
+    return {"w": total, "b": torch.full((9,), float(step))}
+
+
+def saved(place: Path, step: int) -> Path:
+    torch.save(weights(step), place / f"step{step}.pt")
+    return place / f"step{step}.pt"
+
+
+class Model:
+    """A loss of 1 at the original weights, which grows with the distance to them; what was asked of it."""
+
+    def __init__(self, step: int, *, accuracy: bool = False) -> None:
+        self.exact = weights(step)["w"]
+        self.accuracy = accuracy
+        self.said: list[float] = []
+        self.names: list[str] = []
+
+    def __call__(self, path: Path) -> float:
+        found = torch.load(path, weights_only=True)["w"]
+        off = float(torch.sqrt(torch.mean((found - self.exact) ** 2)) * 4)
+        self.said.append(1 - off if self.accuracy else 1 + off)
+        self.names.append(path.name)
+        return self.said[-1]
+
+
+# What is stored
+
+
+@pytest.mark.parametrize("scheme", ["lattice", "lc", "dynaquant"])
+@pytest.mark.parametrize("tolerance", [0.02, 0.2])
+def test_what_is_stored_is_within_the_tolerance(
+    store: ckstore.Store, place: Path, scheme: Any, tolerance: float
+) -> None:
+    for step in range(4):
+        model, path = Model(step), saved(place, step)
+        before = store.catalog.last_number()
+        row = store.ingest(path, run="r", scheme=scheme, max_degradation=tolerance, evaluate=model).version
+        evaluations = len(model.said) - 1
+        assert model.said[0] == 1, "the original comes first"
+        assert set(model.names) == {path.name}
+        assert row.number == before + 1, "the number that was reserved at first"
+        store[row.number].checkout(place / "out.pt", force=True)
+        degradation = Model(step)(place / "out.pt") - 1
+        assert degradation <= tolerance
+        if step:
+            assert evaluations <= MOST_EVALUATIONS
+        if row.fidelity == "exact":
+            assert degradation == 0
+            assert min(model.said[1:]) - 1 > tolerance
+            continue
+        said = store[row.number].document.coarse
+        assert said is not None
+        assert said.scheme == scheme
+        assert said.parameters["evaluations"] == evaluations
+        assert said.parameters["degradation"] == pytest.approx(degradation, abs=1e-12)
+        check_deviations(store[row.number], loaded(path), loaded(place / "out.pt"))
+    assert store.verify().problems == []
+
+
+def test_the_most_aggressive_quality_that_is_tolerated_is_found(store: ckstore.Store, place: Path) -> None:
+    """Against trying all of them."""
+    path = saved(place, 0)
+    fits = {}
+    with ckstore.init(place / "all") as other:
+        for quality in QUALITIES:
+            row = other.ingest(path, run=f"q{quality}", fidelity="coarse", quality=quality).version
+            other[row.number].checkout(place / "out.pt", force=True)
+            fits[quality] = Model(0)(place / "out.pt") - 1
+    for tolerance in (0.05, 0.3, 1e9):
+        run = f"t{tolerance}"
+        row = store.ingest(path, run=run, max_degradation=tolerance, evaluate=Model(0)).version
+        said = store[row.number].document.coarse
+        best = max(quality for quality, degradation in fits.items() if degradation <= tolerance)
+        assert said is not None
+        assert said.parameters["quality"] == best
+        assert said.parameters["evaluations"] <= 5
+
+
+def test_what_is_tolerated_no_more_is_refined_from_the_last_choice(store: ckstore.Store, place: Path) -> None:
+    chosen = []
+    for step, tolerance in enumerate((0.5, 0.5, 0.05)):
+        model = Model(step)
+        row = store.ingest(saved(place, step), run="r", max_degradation=tolerance, evaluate=model).version
+        said = store[row.number].document.coarse
+        assert said is not None
+        chosen.append((said.parameters["quality"], len(model.said) - 1))
+    qualities = [quality for quality, _ in chosen]
+    assert qualities[0] >= qualities[1] > qualities[2], "never more aggressive than before"
+    assert chosen[1][1] <= 5
+
+
+def test_nothing_is_tolerated(store: ckstore.Store, place: Path) -> None:
+    path, model = saved(place, 0), Model(0)
+    report = store.ingest(path, run="r", max_degradation=0.0, evaluate=model)
+    assert report.is_new
+    assert (report.version.fidelity, report.version.number) == ("exact", 1)
+    store["r"].checkout(place / "out.pt")
+    assert sha256(place / "out.pt") == sha256(path)
+    assert store["r"].document.coarse is None
+    assert len(model.said) <= 6
+    model = Model(0)
+    assert not store.ingest(path, run="r", step=0, max_degradation=0.0, evaluate=model).is_new or model.said
+
+
+def test_an_accuracy_is_the_better_the_higher_it_is(store: ckstore.Store, place: Path) -> None:
+    model = Model(0, accuracy=True)
+    row = store.ingest(saved(place, 0), run="up", max_degradation=0.1, evaluate=model, maximise=True).version
+    said = store[row.number].document.coarse
+    assert said is not None
+    assert 0 < said.parameters["degradation"] <= 0.1
+    # Taken for a loss, everything is an improvement.
+    row = store.ingest(saved(place, 0), run="down", max_degradation=0.1, evaluate=Model(0, accuracy=True)).version
+    other = store[row.number].document.coarse
+    assert other is not None
+    assert other.parameters["quality"] == QUALITIES[-1] > said.parameters["quality"]
+    assert other.parameters["degradation"] < 0
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_result_that_is_no_number_is_not_tolerated(store: ckstore.Store, place: Path, value: float) -> None:
+    """Of a trial; of the original it is an error."""
+    values = iter([1.0])
+    row = store.ingest(saved(place, 0), run="r", max_degradation=1e9, evaluate=lambda path: next(values, value)).version
+    assert row.fidelity == "exact"
+    before = pack_files(store.path)
+    with pytest.raises(UsageError, match="finite"):
+        store.ingest(saved(place, 1), run="r", max_degradation=1e9, evaluate=lambda path: value)
+    assert pack_files(store.path) == before
+    assert store.catalog.reservations() == []
+
+
+def test_a_reference_of_zero(store: ckstore.Store, place: Path) -> None:
+    """Nothing is a part of 0: the difference itself is what is tolerated."""
+    model = Model(0)
+    row = store.ingest(saved(place, 0), run="r", max_degradation=0.3, evaluate=lambda path: model(path) - 1).version
+    said = store[row.number].document.coarse
+    assert said is not None
+    assert 0 < said.parameters["degradation"] <= 0.3
+
+
+# Trials
+
+
+def test_trials_leave_nothing(store: ckstore.Store, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No pack, no row, no number; also where they are seen while they are there."""
+    store.ingest(saved(place, 0), run="r")
+    seen: list[tuple[int, int]] = []
+    model = Model(1)
+
+    def evaluate(path: Path) -> float:
+        with Catalog.open(store.path, "r") as catalog:
+            assert [row.number for row in catalog.versions()] == [1]
+            assert len(catalog.reservations()) == 1
+        seen.append((len(list((store.path / "packs").iterdir())), len(store.catalog.leases())))
+        return model(path)
+
+    row = store.ingest(saved(place, 1), run="r", max_degradation=0.1, evaluate=evaluate).version
+    assert row.number == 2
+    assert seen[0][0] < max(files for files, _ in seen), "a trial is restored from its packs"
+    assert {leases for _, leases in seen} == {1}
+    packs = {pack.name for pack in store.catalog.packs()}
+    assert {path.name for path in (store.path / "packs").iterdir()} == packs
+    assert store.catalog.reservations() == []
+    assert store.gc(grace=0).files == 0
+    assert store.ingest(saved(place, 2), run="r").version.number == 3
+    assert store.verify().problems == []
+
+
+@pytest.mark.parametrize("call", [0, 1, 3])
+def test_an_evaluation_that_fails(store: ckstore.Store, place: Path, call: int) -> None:
+    before = pack_files(store.path)
+    model = Model(0)
+
+    def evaluate(path: Path) -> float:
+        if len(model.said) == call:
+            raise ZeroDivisionError
+        return model(path)
+
+    with pytest.raises(ZeroDivisionError):
+        store.ingest(saved(place, 0), run="r", max_degradation=0.1, evaluate=evaluate)
+    assert pack_files(store.path) == before
+    assert (store.versions(), store.catalog.reservations(), store.catalog.leases()) == ([], [], [])
+    assert store.ingest(saved(place, 0), run="r").is_new
+
+
+def test_what_is_evaluated_is_what_a_checkout_writes(store: ckstore.Store, place: Path) -> None:
+    """A directory with its links and empty directories, original and trial alike."""
+    tree = place / "model"
+    (tree / "sub").mkdir(parents=True)
+    (tree / "empty").mkdir()
+    write_safetensors(tree / "sub" / "model.safetensors", {"w": ("float32", (300, 256), weights(0)["w"].numpy())})
+    (tree / "config.json").write_text("{}")
+    (tree / "link").symlink_to("sub/model.safetensors")
+    seen: list[dict[str, Any]] = []
+
+    def evaluate(path: Path) -> float:
+        assert (path / "link").stat().st_size == (tree / "link").stat().st_size
+        seen.append(described(path))
+        return 1.0
+
+    row = store.ingest(tree, run="r", max_degradation=0.1, evaluate=evaluate).version
+    assert row.fidelity == "coarse"
+    assert [{name: entry[0] for name, entry in found.items()} for found in seen] == [
+        {name: entry[0] for name, entry in described(tree).items()}
+    ] * len(seen)
+    digests = [found["sub/model.safetensors"][1] for found in seen]
+    assert digests[0] == sha256(tree / "sub" / "model.safetensors")
+    assert digests[0] not in digests[1:]
+
+
+def test_a_state_dict_in_memory(store: ckstore.Store) -> None:
+    model = Model(0)
+    row = store.ingest(weights(0), run="r", max_degradation=0.1, evaluate=model).version
+    assert row.fidelity == "coarse"
+    assert model.said[0] == 1
+    assert len(set(model.names)) == 1
+
+
+# What is asked for
+
+
+@pytest.mark.parametrize(
+    ("options", "hint"),
+    [
+        ({"max_degradation": 0.1}, "give both"),
+        ({"evaluate": lambda path: 1.0}, "give both"),
+        ({"max_degradation": -0.1, "evaluate": lambda path: 1.0}, "0 or more"),
+        ({"max_degradation": math.nan, "evaluate": lambda path: 1.0}, "0 or more"),
+        ({"max_degradation": math.inf, "evaluate": lambda path: 1.0}, "0 or more"),
+        ({"max_degradation": 0.1, "evaluate": lambda path: 1.0, "max_abs_error": 1e-3}, "not both"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(
+    store: ckstore.Store, place: Path, options: dict[str, Any], hint: str
+) -> None:
+    with pytest.raises(UsageError, match=hint):
+        store.ingest(saved(place, 0), run="r", **options)
+    assert store.versions() == []
+
+
+def test_search_spaces() -> None:
+    for scheme, qualities in (("lattice", QUALITIES), ("lc", LC_QUALITIES)):
+        cube = search_space(Policy("coarse", scheme))  # type: ignore[arg-type]
+        assert [policy.quality for policy in cube.settings.values()] == list(qualities)
+        assert all(policy.scheme == scheme for policy in cube.settings.values())
+    bits = [Policy("coarse", "lc", quality).lc_bits for quality in LC_QUALITIES]
+    assert bits == [5, 4, 3, 2, 1]
+    cube = search_space(Policy("coarse", "dynaquant"))
+    assert len(cube.settings) == 216
+    assert all(policy.settings is not None for policy in cube.settings.values())
+    with pytest.raises(UsageError):
+        Tuning(lambda path: 1.0, -1.0)
