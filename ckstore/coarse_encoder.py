@@ -12,7 +12,7 @@ import numpy.typing as npt
 from ckstore.codecs.integers import encode_integers
 from ckstore.codecs.lattice import STEP_RANGE, Bits, Integers, LinearLattice, floats, step_exponent
 from ckstore.codecs.rounded import ROUNDED, RoundedLattice
-from ckstore.common_step import CoarseParent
+from ckstore.common_step import CONCENTRATED, CoarseParent
 from ckstore.deviation import Comparison
 from ckstore.encoder import Encoded, Estimate, Plan, ReadUnit, Sample, lattice_id, nearby_ancestors
 from ckstore.errors import IntegrityError
@@ -29,8 +29,14 @@ Grid = LinearLattice | RoundedLattice
 #: A first moment's step in octaves above the mean magnitude of its row and column, at quality 1.
 FIRST_MOMENT = 2.5
 
+#: By so many octaves the step is smaller in a run's first version: while the loss falls fast, momentum matters.
+EARLY = 2.5
+
 #: Binary logarithm of a second moment's step in octaves, at quality 1.
 SECOND_MOMENT = 1.5
+
+#: dtypes of second moments that become coarse. In float16 all below 2^-12 lie in the cell of 0: most of what there is.
+SECOND_MOMENTS = tuple(dtype for dtype in ROUNDED if dtype != "float16")
 
 #: A row's step is at most this part of the root mean square of its values.
 _LARGEST_STEP = 2.0
@@ -107,7 +113,7 @@ class CoarseEncoder:
         bits = read(0, unit.count)
         if not _is_finite(bits, unit.dtype):
             return None
-        if unit.role == "second" and (self.policy.is_bounded or unit.dtype not in ROUNDED):
+        if unit.role == "second" and (self.policy.is_bounded or unit.dtype not in SECOND_MOMENTS):
             return None  # Within any bound lies 0, which makes the first step after a restore explode.
         if unit.role == "second" and not self.policy.is_bounded:
             return self._estimate_second_moment(unit, bits)
@@ -116,7 +122,7 @@ class CoarseEncoder:
             return self._estimate_bounded(unit, bits, parent, size)
 
         def first_moment(unit: Unit, bits: Bits, parent: CoarseParent | None) -> Estimate:
-            return self._estimate_first_moment(unit, bits)
+            return self._estimate_first_moment(unit, bits, early=parent is None)
 
         def weight(unit: Unit, bits: Bits, parent: CoarseParent | None) -> Estimate:
             return self._estimate_weight(unit, bits, parent, steps())
@@ -152,7 +158,7 @@ class CoarseEncoder:
             predicted = None
             if plan.base is not None:
                 predicted = project_onto(lattice, plan.base, self.reader.integers(plan.base, chunk), start)
-            integers = lattice.quantise(bits, start)
+            integers = _quantised(lattice, bits, start, dithered=estimate.dithered)
             delta = integers if predicted is None else integers - predicted
             encoded.coarse.append(encode_integers(delta) if delta.any() else None)
             comparison.add(
@@ -204,17 +210,21 @@ class CoarseEncoder:
             limits = _limits(unit, values)
             _, largest, _ = statistics(values)
             lattice = _settled(unit, steps, limits, largest, record)
-        estimate = self._planned(unit, bits, lattice, record)
+        sample = Sample.of(unit, lambda first, last: bits[first:last])
+        # Training that was restored from the parent began on its lattice, and has hardly left it.
+        dithered = record is not None and lattice.concentration(sample.bits, sample.start) > CONCENTRATED
+        estimate = self._planned(unit, bits, lattice, record, dithered=dithered)
         if record is not None:
             estimate.origin = record.origin or record.id
         return estimate
 
-    def _estimate_first_moment(self, unit: Unit, bits: Bits) -> Estimate:
+    def _estimate_first_moment(self, unit: Unit, bits: Bits, *, early: bool) -> Estimate:
         lowest, highest = STEP_RANGE[unit.dtype]
         model = LogModel.of(unit, bits)
         rows, cols = model.exponents()
         bias = 15 if unit.dtype == "float16" else 127
-        step = round(model.level - bias + FIRST_MOMENT + log2(self.policy.quality))
+        above = FIRST_MOMENT - EARLY * early
+        step = round(model.level - bias + above + log2(self.policy.quality))
         if unit.dtype == "float16":
             cols = cols[:0]  # Its steps have so small a range that rows and columns together may leave it.
         reach = sum(int(axis.min()) for axis in (rows, cols) if axis.size)
@@ -241,11 +251,14 @@ class CoarseEncoder:
         check_cut(record, unit)
         return record if record.kind == kind else None
 
-    def _planned(self, unit: Unit, bits: Bits, lattice: Grid, record: LatticeRecord | None) -> Estimate:
+    def _planned(
+        self, unit: Unit, bits: Bits, lattice: Grid, record: LatticeRecord | None, *, dithered: bool = False
+    ) -> Estimate:
         """Options of storing `bits` on `lattice`: in full, or against the object of `record` and what is below it."""
         sample = Sample.of(unit, lambda first, last: bits[first:last])
         chunks = -(-unit.count // unit.chunk)
-        base = sample.nbytes(lattice.quantise(sample.bits, sample.start))
+        quantised = _quantised(lattice, sample.bits, sample.start, dithered=dithered)
+        base = sample.nbytes(quantised)
         work = layer(chunks, unit.count, int(base), grouped=False)
         exact = int(EXACT_SHARE * unit.nbytes)
         full_cost = cost(work.plus(layer(chunks, unit.count, exact, grouped=True)))
@@ -257,13 +270,13 @@ class CoarseEncoder:
             for name, ancestor in nearby_ancestors(self.reader.chain(record)):
                 integers = sample.cut(self.reader.integers(ancestor, sample.chunk))
                 predicted = project_onto(lattice, ancestor, integers, sample.start)
-                delta = lattice.quantise(sample.bits, sample.start) - predicted
-                stored = sample.nbytes(delta)
+                stored = sample.nbytes(quantised - predicted)
                 price = layer(chunks, unit.count, int(stored), grouped=False).plus(self.reader.lattice_work(ancestor))
                 options.append(Option(name, stored, cost(price), is_base=False))
                 plans[name] = Plan(ancestor)
         alone = int(base), exact
-        return Estimate(unit, Candidates(tuple(options), debt), plans, full_cost, alone, lattice, is_coarse=True)
+        candidates = Candidates(tuple(options), debt)
+        return Estimate(unit, candidates, plans, full_cost, alone, lattice, is_coarse=True, dithered=dithered)
 
 
 def _limits(unit: Unit, values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
@@ -341,6 +354,12 @@ def _is_clamped(bits: Bits, lattice: object) -> bool:
     if frexp(largest)[1] - finest < MAX_INTEGER.bit_length() - 1:
         return False
     return bool(np.abs(lattice.quantise(bits, 0)).max(initial=0) == MAX_INTEGER)
+
+
+def _quantised(lattice: Grid, bits: Bits, start: int, *, dithered: bool) -> Integers:
+    if dithered and isinstance(lattice, LinearLattice):
+        return lattice.dithered(bits, start)
+    return lattice.quantise(bits, start)
 
 
 def _is_finite(bits: Bits, dtype: str) -> bool:

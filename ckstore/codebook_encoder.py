@@ -63,8 +63,8 @@ class CodebookEncoder:
         sensitivity
             What elements are ranked by beside their magnitude, where it is known.
         """
-        if unit.dtype not in CODEBOOK_DTYPES or unit.is_bundle:
-            return None
+        if unit.dtype not in CODEBOOK_DTYPES or unit.is_bundle or unit.role == "second":
+            return None  # A second moment that becomes 0 or negative makes the first step after a restore explode.
         bits = read(0, unit.count)
         if has_unrepresentable(bits, unit.dtype):
             return None

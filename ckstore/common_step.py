@@ -43,6 +43,10 @@ _STILL = 0.001
 #: Where the change in a sample is below this part of the squared distance, the whole tensor is looked at.
 _SUSPECT = 0.05
 
+#: Beyond this mean cosine of their distances from lattice values, values lie near them. A normal distribution of half
+#: a step has 0.007, and rounds without bias.
+CONCENTRATED = 0.03
+
 #: Mean square of the error of a lattice value in steps, where nobody recorded it.
 SPREAD = 1 / 12
 
@@ -99,6 +103,8 @@ class _Measured:
         Binary logarithm of the parent's common step.
     is_still
         It has not changed since the parent.
+    is_restored
+        Its values lie near the parent's lattice values: training was restored from these.
     """
 
     elements: int
@@ -107,6 +113,7 @@ class _Measured:
     change: float | None = None
     level: float = 0.0
     is_still: bool = False
+    is_restored: bool = False
 
 
 def common_step(
@@ -132,6 +139,8 @@ def common_step(
             try:
                 record = reader.resolver.lattice(parent.lattice)
                 check_cut(record, unit)
+                if record.is_exact:
+                    return _exactly(unit, sample, shape, record, reader)
                 if record.kind == "linear" and record.width == row_width(unit):
                     return _against(unit, sample, shape, parent.spread, record, read, reader)
             except IntegrityError:
@@ -146,6 +155,8 @@ def common_step(
         level = _pooled(moved, "level")
         change = _pooled(moved, "change") * 4.0**level
         asked = quality * max(ALPHA * change**0.5, FLOOR * _pooled(moved, "travelled") ** 0.5)
+        if _pooled(moved, "is_restored") > 0.5:
+            asked /= 2  # Dithered values are off by more; see `CoarseEncoder`.
         if change <= _pooled(moved, "size"):
             return CommonStep(float(np.log2(asked)) if asked > 0 else level, still, is_related=True)
     size = _pooled(found, "size")
@@ -180,12 +191,22 @@ def _against(
         distance = total / unit.count
         if abs(distance - spread) <= _STILL * distance:
             return _Measured(unit.count, size, is_still=True)
+    is_restored = lattice.concentration(sample.bits, sample.start) > CONCENTRATED
+    if is_restored:
+        spread = 0.0
     change = max(distance - spread, _LEAST_CHANGE * distance)
     origin = record if record.origin is None else reader.resolver.lattice(record.origin)
     check_cut(origin, record)
     travelled = _square(unit, sample, shape, sample.cut(reader.values(origin, sample.chunk)))
     level = lattice.step - _mean(shape.rows) - _mean(shape.cols) + _mean(lattice.rows) + _mean(lattice.cols)
-    return _Measured(unit.count, size, travelled, change, level)
+    return _Measured(unit.count, size, travelled, change, level, is_restored=is_restored)
+
+
+def _exactly(unit: Unit, sample: Sample, shape: Sensitivity, record: LatticeRecord, reader: ObjectReader) -> _Measured:
+    """Against a parent whose lattice is exact: where it stands, the run begins as far as anybody knows."""
+    change = _square(unit, sample, shape, sample.cut(reader.values(record, sample.chunk)))
+    size = _square(unit, sample, shape, None)
+    return _Measured(unit.count, size, change, change) if change else _Measured(unit.count, size)
 
 
 def _distance(unit: Unit, lattice: LinearLattice, bits: Bits, integers: npt.NDArray[Any], start: int) -> float:

@@ -87,6 +87,7 @@ class Estimate:
     lattice: Lattice | None = None
     origin: str | None = None
     is_coarse: bool = False
+    dithered: bool = False
 
 
 @dataclass(slots=True)

@@ -109,7 +109,7 @@ class Estimator:
 
     def coarse_estimate(self, unit: Unit) -> Estimate | None:
         """Options of a unit without an exact layer; None where it has to stay exact."""
-        if not self._may_be_coarse(unit):
+        if not self.may_be_coarse(unit):
             return None
 
         def read(first: int, last: int) -> Bits:
@@ -142,8 +142,8 @@ class Estimator:
             return self._coarse.encode(estimate, plan, lambda first, last: whole[first:last])
         return self._exact.encode(content, estimate, plan, lambda first, last: whole[first:last])
 
-    def _may_be_coarse(self, unit: Unit) -> bool:
-        """Norms, biases, counters and complex numbers never are."""
+    def may_be_coarse(self, unit: Unit) -> bool:
+        """Whether a unit is one of those that become coarse: norms, biases, counters and complex numbers never do."""
         member = unit.members[0]
         extent = self._values.layouts[member.file].extents[member.extent]
         return unit.role != "other" and extent.dtype not in PARTS

@@ -86,7 +86,17 @@ class Plan:
     def lost(self) -> list[Origin]:
         """The versions whose manifests go."""
         going = [*self.removed, *(pack for pack in self.rewritten if not pack.is_present)]
-        return gone_versions(going, self.survey.present)
+        return [origin for origin in gone_versions(going, self.survey.present) if not self._is_present(origin)]
+
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        """The present number of each version that `recover` has given another one, by its id."""
+        return {record["uid"]: record["version"] for record in self._records if record.get("change") == "renumber"}
+
+    def _is_present(self, origin: Origin) -> bool:
+        """Whether a version is there, also under another number: its manifest is another one once it was thinned."""
+        uid, number, _, created = origin
+        return (self._numbers.get(uid, number), created) in {(row.number, row.created) for row in self.state.versions}
 
     def _gone(self, files: Sequence[ScannedPack]) -> list[Origin]:
         """Versions that are not present, under the numbers that they had last."""
@@ -96,12 +106,10 @@ class Plan:
         ]
         found += [version_origin(document) for document in documents if document.uid not in self.survey.present]
         logged = {origin[0] for record in self._collections for origin in record["versions"]}
-        renumbered = [record for record in self._records if record.get("change") == "renumber"]
-        numbers = {record["uid"]: record["version"] for record in renumbered}
         return [
-            (uid, numbers.get(uid, number), parent, created)
+            (uid, self._numbers.get(uid, number), parent, created)
             for uid, number, parent, created in found
-            if uid not in logged
+            if uid not in logged and not self._is_present((uid, number, parent, created))
         ]
 
     def _is_left_over(self, pack: ScannedPack) -> bool:

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import inf
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -119,8 +120,7 @@ class Ingest:
         standing = None if request.step is None else self.catalog.at_step(request.run, request.step)
         if standing is not None:
             if self._same(standing, scanned):
-                enough = request.policy.is_coarse or standing.fidelity == "exact"
-                if enough and self._is_whole(standing):
+                if self._is_enough(standing, request) and self._is_whole(standing):
                     return IngestReport(standing, is_new=False)
                 request = self._healing(standing, request)
             elif not request.replace:
@@ -180,6 +180,18 @@ class Ingest:
             and set(document.directories) == set(scanned.directories)
         )
 
+    def _is_enough(self, standing: VersionRow, request: Request) -> bool:
+        """Whether a version of the same content is as faithful as what is asked for."""
+        coarse, policy = self.document(standing).coarse, request.policy
+        if coarse is None or not policy.is_coarse:
+            return coarse is None
+        said = coarse.parameters if coarse.scheme == policy.scheme else {}
+        if request.tuning is not None:
+            return bool(said.get("degradation", inf) <= request.tuning.tolerance)
+        if policy.is_bounded:
+            return all(said.get(name, inf) <= bound for name, bound in policy.parameters().items())
+        return bool(said.get("quality", 0.0) <= policy.quality)
+
     def _is_whole(self, row: VersionRow) -> bool:
         """Whether all that restoring a version takes is recorded, in packs that are there and long enough."""
         self.resolver.forget()  # What another process has found to be lost meanwhile counts.
@@ -225,15 +237,19 @@ class Ingest:
         known = {
             content: Stored(lattice, content) for content, lattice in self.resolver.known(scanned.contents).items()
         }
+        estimator = Estimator(self.reader, scanned, request.policy, self._parents(request.parent))
         todo: dict[str, Unit] = {}
         for unit, content in zip(scanned.units, scanned.contents, strict=True):
-            if content not in known:
-                todo.setdefault(content, unit)
+            if content in known:
+                continue
+            # Of units with the same content one that stays exact speaks for all.
+            present = todo.setdefault(content, unit)
+            if estimator.may_be_coarse(present) and not estimator.may_be_coarse(unit):
+                todo[content] = unit
         budget = Budget(cost(writing_work([file.layout for file in scanned.files])), scanned.size, request.budget)
         for item in known.values():
             full = self.resolver.lattice(item.lattice).full_work
             budget.add(cost(full), cost(self.reader.work(item.lattice, item.content)))
-        estimator = Estimator(self.reader, scanned, request.policy, self._parents(request.parent))
         with (
             ThreadPoolExecutor(worker_count(), thread_name_prefix="ckstore") as pool,
             PackWriter(self.root, "coarse") as coarse,
@@ -357,7 +373,7 @@ class Ingest:
             replaces=None if standing is None else standing.number,
         )
         try:
-            packs, entry = writer.finish(document, blobs)
+            packs, entry = writer.finish(document, blobs, trial=trial is not None)
             self.resolver.add(writer.placed(packs))
             row = version_row(document, packs, entry)
             if trial is not None:

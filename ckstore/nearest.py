@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ckstore.codecs.integers import payload_bits
-from ckstore.codecs.lattice import ordinal_difference
+from ckstore.codecs.lattice import Bits, ordinal_difference
 from ckstore.errors import IntegrityError
+from ckstore.records import check_cut
 from ckstore.storage.catalog import VersionRow
 
 if TYPE_CHECKING:
     from ckstore.scan import ScannedVersion
     from ckstore.store import Store
+    from ckstore.units import Unit
 
 #: Versions that are compared by their values: the most alike by names and shapes, later ones first.
 _COMPARED = 12
@@ -37,9 +39,8 @@ def nearest_version(store: Store, scanned: ScannedVersion) -> VersionRow | None:
         for row in {row.number: row for row in (rows[:1] + rows[-1:])}.values():
             version = store[row.number]
             objects = {
-                (unit.key, unit.signature): content
-                for unit, (_, content) in zip(version.layout.units, version.document.objects, strict=True)
-                if content is not None
+                (unit.key, unit.signature): item
+                for unit, item in zip(version.layout.units, version.document.objects, strict=True)
             }
             shared = sum(unit.count for key, unit in units.items() if key in objects)
             if total and 2 * shared >= total:
@@ -53,7 +54,7 @@ def nearest_version(store: Store, scanned: ScannedVersion) -> VersionRow | None:
             unit = units[key]
             taken = min(_SAMPLE, unit.chunk, unit.count)
             try:
-                before = store.reader.bits(objects[key], 0)[:taken]
+                before = _values(store, unit, *objects[key])[:taken]
             except IntegrityError:
                 bits = float("inf")
                 break
@@ -63,3 +64,12 @@ def nearest_version(store: Store, scanned: ScannedVersion) -> VersionRow | None:
         if bits < float("inf") and (best is None or bits < best[0]):
             best = bits, row
     return None if best is None else best[1]
+
+
+def _values(store: Store, unit: Unit, lattice: str, content: str | None) -> Bits:
+    """The first chunk of an object: exact values, or the coarse ones where there are no others."""
+    if content is not None:
+        return store.reader.bits(content, 0)
+    record = store.resolver.lattice(lattice)
+    check_cut(record, unit)
+    return store.reader.values(record, 0)

@@ -129,12 +129,18 @@ class ObjectWriter:
         return lattices, contents
 
     def finish(
-        self, document: VersionDocument | None, blobs: dict[str, bytes], number: int = 0, *, anew: bool = False
+        self,
+        document: VersionDocument | None,
+        blobs: dict[str, bytes],
+        number: int = 0,
+        *,
+        anew: bool = False,
+        trial: bool = False,
     ) -> tuple[list[PackInfo], Entry]:
         """Finish both packs; returns them and where the manifest of the coarse one stands.
 
         Without a `document`, or `anew`, they hold objects of older versions, stored anew; with both the document is
-        what is said of an older version from now on.
+        what is said of an older version from now on. A `trial` will not be committed: `recover` leaves it alone.
         """
         anew = anew or document is None
         head: dict[str, Any] = {"format": 1, "number": number, "created": durable.timestamp()}
@@ -142,6 +148,8 @@ class ObjectWriter:
             head |= {"number": document.number}
         if document is not None and not anew:
             head |= {"created": document.created}
+        if trial:
+            head |= {"trial": True}
         if self.contents:
             records = [record.to_json() for record in self.contents]
             body = head | {"kind": "exact", "records": records, "rebase": anew}

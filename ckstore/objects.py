@@ -222,7 +222,7 @@ class ObjectReader:
         """Work of decoding all integers of `record` along its chain."""
         work = Work()
         for level in self.chain(record):
-            work = work.plus(layer(level.chunks, level.count, level.length, grouped=level.context))
+            work = work.plus(layer(level.chunks, level.count, level.nbytes, grouped=level.context))
         return work
 
     def content_work(self, record: ContentRecord) -> Work:

@@ -18,7 +18,7 @@ FIDELITIES: tuple[Fidelity, ...] = get_args(Fidelity)
 SCHEMES: tuple[Scheme, ...] = get_args(Scheme)
 
 #: Training resumed from a version of this quality does not notice, see `docs/benchmarks.md`.
-QUALITY = 2.0
+QUALITY = 1.5
 
 #: Qualities beyond these say nothing: steps of powers of two do not follow, or a model does not survive.
 _FINEST, _COARSEST = 0.125, 64.0
@@ -62,6 +62,8 @@ class Policy:
                 raise UsageError(f"An error bound of {bound} cannot be kept; give a number above 0.")
         if self.is_bounded and self.scheme != "lattice":
             raise UsageError(f"The scheme {self.scheme} knows no error bounds; leave it out, or the bound.")
+        if self.settings is not None and self.scheme != "dynaquant":
+            raise UsageError(f"The scheme {self.scheme} has no such settings; choose dynaquant, or leave them out.")
 
     @classmethod
     def asked(
@@ -91,21 +93,30 @@ class Policy:
 
     def to_text(self) -> str:
         """As the catalog and the log keep it."""
-        said = {"fidelity": self.fidelity} | ({"scheme": self.scheme, **self.parameters()} if self.is_coarse else {})
+        said: dict[str, Any] = {"fidelity": self.fidelity}
+        if self.is_coarse:
+            own = self.parameters() if self.settings is None else {"settings": self.parameters()}
+            said |= {"scheme": self.scheme, **own}
         return json.dumps(said, separators=(",", ":"))
 
     @classmethod
     def from_text(cls, text: str) -> Policy:
         """The inverse of `to_text`; raises `IntegrityError` for what it could not have written."""
         try:
-            return cls(**json.loads(text))
+            said = json.loads(text)
+            if "settings" in said:
+                from ckstore.codecs.dynaquant import DynaQuantSettings
+
+                said["settings"] = DynaQuantSettings(**said["settings"])
+            return cls(**said)
         except (TypeError, ValueError, UsageError) as error:
             raise IntegrityError(f"The catalog's policy {text!r} is none ({error}); set it again.") from error
 
     def __str__(self) -> str:
         if not self.is_coarse:
             return self.fidelity
-        said = ", ".join(f"{name.replace('_', '-')} {value:g}" for name, value in self.parameters().items())
+        plain = {name: f"{value:g}" if isinstance(value, float) else value for name, value in self.parameters().items()}
+        said = ", ".join(f"{name.replace('_', '-')} {value}" for name, value in plain.items())
         return f"{self.fidelity}, scheme {self.scheme}, {said}"
 
     @property

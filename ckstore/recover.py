@@ -144,6 +144,10 @@ class _Builder:
             self.catalog.note_collected(collected[-1])
 
     def _take_in(self, pack: ScannedPack) -> None:
+        if pack.document.get("trial"):
+            # Of a search that was killed: nobody wants that version. `gc` removes the file.
+            self.last_number = max(self.last_number, pack.document["number"])
+            return
         self.report.packs += 1
         self.packs.add(pack.info.name)
         self.catalog.add_packs([pack.info])

@@ -17,7 +17,7 @@ _BETWEEN = ".."
 
 def select_versions(
     catalog: Catalog,
-    specs: Sequence[str | int],
+    specs: Sequence[str | int] | str | int,
     run: str | None = None,
     keep_every: int | None = None,
     keep_last: int | None = None,
@@ -32,8 +32,9 @@ def select_versions(
     ----------
     catalog : Catalog
     specs : sequence of str or int
-        Names of versions, as in `names.resolve`, and ranges `A..B`: A, B and all versions of their run between them.
-        Where A and B are numbers, those with numbers between them, else those with steps between them.
+        Names of versions, or one by itself, as in `names.resolve`, and ranges `A..B`: A, B and all versions of their
+        run between them. Where A and B are numbers, those with numbers between them, else those with steps between
+        them.
     run : str, optional
         All versions of this run; instead of `specs`.
     keep_every : int, optional
@@ -55,6 +56,8 @@ def select_versions(
     UsageError
         Both or neither of `specs` and `run` are given, a range has no two ends in one run, or it runs backwards.
     """
+    if isinstance(specs, str | int):
+        specs = [specs]
     if specs and run is not None:
         raise UsageError("Give versions or --run, not both.")
     if not specs and run is None:

@@ -18,6 +18,7 @@ from ckstore.budget import relative_cost, restore_work
 from ckstore.codecs.lattice import PARTS, Bits, Integers, floats
 from ckstore.deviation import CoarseUnit, Comparison, Deviation
 from ckstore.documents import BlobRef, CoarseFacts, VersionDocument
+from ckstore.errors import IntegrityError
 from ckstore.estimator import Estimator, ParentObject
 from ckstore.lineage.planner import plan
 from ckstore.object_writer import ObjectWriter, remove_uncommitted, version_row
@@ -133,6 +134,14 @@ def thin(
         Do all but commit.
     progress
         Called with numbers of bytes of the versions that are done.
+
+    Raises
+    ------
+    IntegrityError
+        A version is damaged, or what is stored against it. Where something is missing, none was thinned; where it is
+        found when it is decoded, those before that version were.
+    NotFoundError
+        A version was forgotten meanwhile.
     """
     report = ThinReport()
     with nullcontext() if dry_run else store.catalog.lease("thin"), _scratch(store, dry_run=dry_run) as blocks:
@@ -141,6 +150,7 @@ def thin(
             # As it is by now: others may have changed or moved it before the lease.
             row = store.catalog.version(number)
             if row.fidelity == "exact":
+                _check_present(store, row)
                 chosen.append(row)
             else:
                 report.skipped.append(number)
@@ -157,6 +167,17 @@ def thin(
                 write_costs(store.catalog, present_costs(store, store.catalog.versions()))
     report.skipped.sort()
     return report
+
+
+def _check_present(store: Store, row: VersionRow) -> None:
+    """Raise `IntegrityError` where a version lacks something, before another one is thinned; nothing is decoded."""
+    version = Version(store, row)
+    for file in range(len(version.document.files)):
+        version.skeleton(file)
+    for item in version.document.objects:
+        for record in store.reader.records(*item):
+            if record.end > store.packs.size(record.pack):
+                raise IntegrityError(f"Pack {record.pack} is too short; restore it from a copy.")
 
 
 @contextmanager

@@ -53,6 +53,13 @@ class Tuning:
         if not 0 <= self.tolerance < math.inf:
             raise UsageError(f"A degradation of {self.tolerance} cannot be kept; give a number of 0 or more.")
 
+    def _value(self, path: Path) -> float:
+        said = self.evaluate(path)
+        try:
+            return float(said)
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"The evaluation gave {said!r}; let it return one number.") from error
+
     def reference(self, scanned: ScannedVersion) -> float:
         """What the evaluation says of the original.
 
@@ -62,7 +69,7 @@ class Tuning:
             It is no finite number.
         """
         with TemporaryDirectory(prefix="ckstore-") as scratch:
-            value = self.evaluate(_written(scanned, Path(scratch)))
+            value = self._value(_written(scanned, Path(scratch)))
         if not math.isfinite(value):
             raise UsageError(f"The evaluation of the original says {value}; it must be a finite number.")
         return value
@@ -74,7 +81,7 @@ class Tuning:
                 version.document.files[0].path if not version.document.is_directory else "version"
             )
             version.checkout(target)
-            value = self.evaluate(target)
+            value = self._value(target)
         worse = reference - value if self.maximise else value - reference
         return worse / (abs(reference) or 1.0) if math.isfinite(value) else math.inf
 
@@ -111,10 +118,15 @@ def _written(scanned: ScannedVersion, scratch: Path) -> Path:
         _copy(scanned.files[0], target)
         return target
     root = scratch / "version"
+    for path, _ in scanned.directories:
+        (root / path).mkdir(parents=True, exist_ok=True)
     for file in scanned.files:
         target = root / file.path
         target.parent.mkdir(parents=True, exist_ok=True)
         _copy(file, target)
+    for path, points_to in scanned.links:
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).symlink_to(points_to)
     return root
 
 

@@ -50,7 +50,10 @@ def changed(weights: dict[str, torch.Tensor], change: str, seed: int) -> dict[st
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """The model: SHA-256, weights, run and step by version number; tags; and what a crash may have left."""
+    """The model: SHA-256, weights, run and step by version number; tags; and what a crash may have left.
+
+    Of thinned versions, digest and weights are those that came back at first; what went in is kept beside.
+    """
 
     @initialize()
     def begin(self) -> None:
@@ -64,6 +67,9 @@ class StoreMachine(RuleBasedStateMachine):
         self.places: dict[int, tuple[str, int]] = {}
         self.tags: dict[str, int] = {}
         self.left: dict[tuple[str, int], tuple[str, dict[str, torch.Tensor]]] = {}
+        self.thinned: dict[int, tuple[str, dict[str, torch.Tensor]]] = {}
+        # A thinning of them was killed: a recovery may finish it.
+        self.begun: set[int] = set()
         self.steps = 0
 
     def teardown(self) -> None:
@@ -94,9 +100,18 @@ class StoreMachine(RuleBasedStateMachine):
     def ingest_again(self, data: st.DataObject) -> None:
         number = data.draw(st.sampled_from(sorted(self.digests)))
         run, step = self.places[number]
-        report = self.store.ingest(self._file(self.weights[number], step), run=run, step=step)
-        assert not report.is_new
-        assert report.version.number == number
+        digest, weights = self.thinned.get(number, (self.digests[number], self.weights[number]))
+        report = self.store.ingest(self._file(weights, step), run=run, step=step)
+        assert report.is_new == (number in self.thinned)
+        if not report.is_new:
+            assert report.version.number == number
+            return
+        # What was thinned is exact again, in its own place.
+        self._remove(number)
+        self._note(report.version.number, digest, weights, run, step)
+        for tag, tagged in self.tags.items():
+            if tagged == number:
+                self.tags[tag] = report.version.number
 
     @precondition(lambda self: self.digests)
     @rule(data=st.data(), change=st.sampled_from(["noise", "fresh"]), seed=st.integers(6, 9))
@@ -105,7 +120,7 @@ class StoreMachine(RuleBasedStateMachine):
         run, step = self.places[number]
         weights = self._next(number, change, seed)
         path = self._file(weights, step)
-        if sha256(path) == self.digests[number]:
+        if sha256(path) in (self.digests[number], self.thinned.get(number, ("",))[0]):
             return
         if number in self.tags.values():
             try:
@@ -139,6 +154,48 @@ class StoreMachine(RuleBasedStateMachine):
             row = self.store.catalog.version(number)
             assert row.depth == 0 if budget is None else row.cost <= max(budget, 1.0) + 1e-3
 
+    @precondition(lambda self: self.digests)
+    @rule(data=st.data())
+    def thin(self, data: st.DataObject) -> None:
+        numbers = data.draw(st.lists(st.sampled_from(sorted(self.digests)), min_size=1, max_size=4, unique=True))
+        before = pack_files(self.store.path)
+        expected = self.store.thin(numbers, dry_run=True)
+        assert pack_files(self.store.path) == before
+        report = self.store.thin(numbers)
+        assert report == expected
+        thinned = {item.version.number for item in report.versions}
+        assert thinned.isdisjoint(self.thinned)
+        assert thinned | set(report.skipped) == set(numbers)
+        for number in thinned:
+            self._note_thinned(number)
+
+    @precondition(lambda self: set(self.digests) - set(self.thinned))
+    @rule(
+        data=st.data(),
+        at=st.sampled_from(["pack-written", "pack-renamed", "log-written", "before-commit", "after-commit"]),
+        nth=st.integers(1, 4),
+    )
+    def crash_thin(self, data: st.DataObject, at: str, nth: int) -> None:
+        """A thinning that dies; what it left does no harm, and it can be done again."""
+        exact = sorted(set(self.digests) - set(self.thinned))
+        numbers = data.draw(st.lists(st.sampled_from(exact), min_size=1, max_size=3, unique=True))
+        seen: list[str] = []
+
+        def stop(step: str) -> None:
+            seen.append(step)
+            if step == at and seen.count(step) == nth:
+                raise Crash
+
+        dead = mock.patch.object(durable, "checkpoint", stop), mock.patch("ckstore.thin.remove_uncommitted")
+        with suppress(Crash), dead[0], dead[1]:
+            self.store.thin(numbers)
+        self._begin_again()
+        for number in numbers:
+            if self.store[number].row.fidelity == "coarse":
+                self._note_thinned(number)
+            else:
+                self.begun.add(number)
+
     @precondition(lambda self: set(self.digests) - set(self.tags.values()))
     @rule(data=st.data())
     def forget(self, data: st.DataObject) -> None:
@@ -163,6 +220,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert bytes_before - sum(map(len, pack_files(self.store.path).values())) == report.bytes - logged
         if at_once:
             self.left = {}
+            self.begun = set()
         assert self.store.gc(dry_run=True).bytes == 0
 
     @rule(
@@ -181,10 +239,7 @@ class StoreMachine(RuleBasedStateMachine):
         dead = mock.patch.object(durable, "checkpoint", stop), mock.patch("ckstore.gc.remove_uncommitted")
         with suppress(Crash), dead[0], dead[1]:
             self.store.gc()
-        self.store = ckstore.open(self.store.path)
-        # Its lease went with the process.
-        with mock.patch.object(durable, "is_running", return_value=False), self.store.catalog.lease("begin"):
-            pass
+        self._begin_again()
 
     @rule(crashed=st.booleans())
     def recover(self, crashed: bool) -> None:
@@ -194,6 +249,10 @@ class StoreMachine(RuleBasedStateMachine):
         assert recover(self.store.path).problems == []
         if crashed:
             self.store = ckstore.open(self.store.path)
+        for number in self.begun & set(self.digests):
+            if self.store[number].row.fidelity == "coarse":
+                self._note_thinned(number)
+        self.begun = set()
         taken = set(self.places.values())
         for place, (digest, weights) in self.left.items():
             if place not in taken:
@@ -260,6 +319,7 @@ class StoreMachine(RuleBasedStateMachine):
         rows = self.store.versions()
         assert {row.number: (row.run, row.step) for row in rows} == self.places
         assert {run.name for run in self.store.catalog.runs()} == {run for run, _ in self.places.values()}
+        assert {row.number for row in rows if row.fidelity == "coarse"} == set(self.thinned)
         assert self.store.catalog.tags() == self.tags
         assert all(row.parent is None or row.parent in self.digests for row in rows)
 
@@ -302,9 +362,29 @@ class StoreMachine(RuleBasedStateMachine):
         self.weights[number] = weights
         self.places[number] = run, step
 
+    def _note_thinned(self, number: int) -> None:
+        """Take note of what a thinned version comes back as, which is as near what went in as it says."""
+        exact = self.weights[number]
+        self.thinned[number] = self.digests[number], exact
+        said = self.store[number].deviations()
+        found = {name: self.store[number][name].torch() for name in exact}
+        for name, tensor in exact.items():
+            off = float((found[name].double() - tensor.double()).abs().max())
+            assert off <= said[name].max_abs if name in said else off == 0.0
+        self.store[number].checkout(self.directory / "out", force=True)
+        self.digests[number] = sha256(self.directory / "out")
+        self.weights[number] = found
+
+    def _begin_again(self) -> None:
+        """Another process goes on; the lease of the dead one went with it."""
+        self.store = ckstore.open(self.store.path)
+        with mock.patch.object(durable, "is_running", return_value=False), self.store.catalog.lease("begin"):
+            pass
+
     def _remove(self, number: int) -> None:
         for record in (self.digests, self.weights, self.places):
             del record[number]
+        self.thinned.pop(number, None)
 
     def _coarse_is_there(self, place: tuple[str, int]) -> bool:
         packs = self.store.packs.list_packs()

@@ -390,12 +390,12 @@ def test_runs_of_other_kinds(
 ) -> None:
     with ckstore.init(directory / "store") as store:
         for name, files in (("bf16", bf16_run), ("cnn", cnn_run), ("frozen", frozen_run), ("ema", ema_run)):
-            for path in files[:4]:
+            for path in files[:3]:
                 store.ingest(path, run=name)
             rows = store.versions(name)
-            dry = store.thin([rows[1].number, rows[2].number], dry_run=True)
+            dry = store.thin([rows[0].number, rows[1].number], dry_run=True)
             before = size(store.path)
-            report = store.thin([rows[1].number, rows[2].number])
+            report = store.thin([rows[0].number, rows[1].number])
             assert report == dry
             store.gc(grace=0)
             assert size(store.path) < before, name
@@ -503,9 +503,8 @@ def everything(path: Path) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("chosen", [["a@3"], ["a@0..a@4"], ["a@0..a@5", "b"]], ids=" ".join)
-@pytest.mark.parametrize("mode", ["r", "a"])
-def test_a_dry_run_says_what_would_be_and_changes_nothing(path: Path, chosen: list[str], mode: Any) -> None:
+@pytest.mark.parametrize(("mode", "chosen"), [("r", ["a@3"]), ("a", ["a@0..a@4"]), ("r", ["a@0..a@5", "b"])])
+def test_a_dry_run_says_what_would_be_and_changes_nothing(path: Path, mode: Any, chosen: list[str]) -> None:
     before = everything(path)
     seen: list[str] = []
     with ckstore.open(path, mode) as store, mock.patch.object(durable, "checkpoint", seen.append):

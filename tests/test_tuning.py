@@ -73,7 +73,7 @@ class Model:
 def test_what_is_stored_is_within_the_tolerance(
     store: ckstore.Store, place: Path, scheme: Any, tolerance: float
 ) -> None:
-    for step in range(4):
+    for step in range(3):
         model, path = Model(step), saved(place, step)
         before = store.catalog.last_number()
         row = store.ingest(path, run="r", scheme=scheme, max_degradation=tolerance, evaluate=model).version

@@ -14,7 +14,8 @@ from ckstore.errors import CkstoreError, UsageError
 #: What stands for the checkpoint's path.
 _PLACE = "{}"
 
-_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?(?:nan|inf(?:inity)?)", re.IGNORECASE)
+#: A number that is no part of a word: in `written to model_v2.json` or `more information` there is none.
+_NUMBER = re.compile(r"(?<![\w.])[-+]?(?:(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?|(?:nan|inf(?:inity)?)\b)", re.IGNORECASE)
 
 
 def evaluator(command: str) -> Callable[[Path], float]:
@@ -35,12 +36,12 @@ def evaluator(command: str) -> Callable[[Path], float]:
     def evaluate(path: Path) -> float:
         line = [words[0], *(word.replace(_PLACE, str(path)) for word in words[1:])]
         try:
-            done = subprocess.run(line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, check=False)
+            done = subprocess.run(line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=False)
         except OSError as error:
             raise UsageError(f"{words[0]} cannot be run: {error.strerror}; check the evaluation command.") from error
         if done.returncode:
             raise CkstoreError(f"The evaluation command ended with exit code {done.returncode}; nothing was stored.")
-        found = _NUMBER.findall(done.stdout)
+        found = _NUMBER.findall(done.stdout.decode(errors="replace"))
         if not found:
             raise CkstoreError("The evaluation command printed no number; let it print the loss last.")
         value = float(found[-1])

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 #: The parent that is looked for among all versions.
 _AUTO = "auto"
 
+_NOT_REMOVED = "--delete-source is for exact versions: coarse ones do not bring the files back."
+
 
 @dataclass(slots=True)
 class _Done:
@@ -121,7 +123,7 @@ def _part(ctx: click.Context, parameter: click.Parameter, value: str | None) -> 
     "--quality",
     metavar="Q",
     type=float,
-    help="Of coarse versions: steps in units of what training moved; smaller is finer.  [default: 2]",
+    help="Of coarse versions: steps in units of what training moved; smaller is finer.  [default: 1.5]",
 )
 @click.option("--max-abs-error", metavar="X", type=float, help="Coarse: no element differs by more than X.")
 @click.option(
@@ -184,7 +186,7 @@ def command(
             raise UsageError("Schemes, qualities and error bounds are for coarse versions; leave --fidelity exact out.")
         fidelity = "coarse"
     if fidelity == "coarse" and delete_source:
-        raise UsageError("--delete-source is for exact versions: coarse ones do not bring the files back.")
+        raise UsageError(_NOT_REMOVED)
     options: dict[str, Any] = {
         "fidelity": fidelity,
         "scheme": scheme,
@@ -205,6 +207,8 @@ def command(
     done: list[_Done] = []
     failed: list[_Failed] = []
     with open_store(ctx, "a") as store:
+        if delete_source and fidelity is None and store.policy(run).is_coarse:
+            raise UsageError(f"{_NOT_REMOVED} Add --fidelity exact: the policy is coarse.")
         if parent not in (None, _AUTO):
             store.catalog.resolve(parent)
         if tag is not None:
@@ -253,6 +257,9 @@ def _ingest(store: Store, path: Path, options: dict[str, Any], delete: bool, *, 
         version = store[report.version.number]
         if delete or (options["verify"] and not report.is_new):
             check_restores(store.path, version.row.number)
+        if removable is not None and version.row.fidelity != "exact":
+            # A policy was set meanwhile, or what stood there was thinned.
+            raise UsageError(f"{_NOT_REMOVED} {path} is stored as version {version.row.number}, and stays.")
         if removable is not None:
             removable.remove()
         return _Done(path, version, report.is_new, seconds)

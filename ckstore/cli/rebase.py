@@ -47,7 +47,8 @@ def command(
         print_json([{"versions": changed, "objects": report.objects, "bytes": report.bytes, "dry_run": dry_run}])
         return
     if not rows:
-        click.echo("Nothing to do: every version is within the budget.")
+        done = "every version is within the budget" if budget is not None else "all that can be is stored in full"
+        click.echo(f"Nothing to do: {done}.")
         return
     named = ", ".join(str(row.number) for row in rows)
     amount = f"{counted(report.objects, 'object')} of {counted(len(rows), 'version')} in full ({named})"

@@ -25,8 +25,8 @@ class StoredObject:
 
     @property
     def coarse_bytes(self) -> int:
-        """Bytes of the integers."""
-        return self.lattice.length
+        """Bytes of the integers, and of what a codebook keeps aside."""
+        return self.lattice.nbytes
 
     @property
     def exact_bytes(self) -> int:
@@ -106,10 +106,11 @@ class StoredVersion:
             "delta": sum(item.lattice.base is not None for item in unique),
             "linear": sum(item.lattice.kind == "linear" for item in unique),
             "rounded": sum(item.lattice.kind == "rounded" for item in unique),
+            "codebook": sum(item.lattice.kind == "codebook" for item in unique),
             "ordinal": sum(item.lattice.kind == "ordinal" for item in unique),
             "own": sum(record.mode == "own" for record in exact),
             "chained": sum(record.mode == "chained" for record in exact),
-            "coarse_bytes": sum(record.length for record in lattices),
+            "coarse_bytes": sum(record.nbytes for record in lattices),
             "exact_bytes": sum(sum(record.lengths) for record in exact),
         }
 

@@ -62,12 +62,16 @@ def command(
     The bytes stay until `ckstore gc` frees them.
     """
     from ckstore.selection import select_versions
+    from ckstore.thin import ThinReport
 
     with open_store(ctx, "r" if dry_run else "a") as store:
         rows = select_versions(store.catalog, versions, run, keep_every, keep_last, keep_tagged)
         total = sum(row.original_bytes for row in rows)
         with progress_bar("thin", total, shown=not as_json) as progress:
-            report = store.thin([row.number for row in rows], quality=quality, dry_run=dry_run, progress=progress)
+            numbers = [row.number for row in rows]
+            report = ThinReport()
+            if numbers:  # All that are named may be kept.
+                report = store.thin(numbers, quality=quality, dry_run=dry_run, progress=progress)
     if as_json:
         thinned = [
             {

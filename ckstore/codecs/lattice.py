@@ -127,6 +127,26 @@ class LinearLattice:
         )
         return out
 
+    def dithered(self, bits: Bits, start: int) -> Integers:
+        """Integers (int32) of a chunk of finite values, rounded by thresholds that differ from element to element.
+
+        For values that lie near lattice values: the nearest one would be the same for all of them, however they move.
+        """
+        from ckstore.kernels import coarse as kernels
+
+        out = np.empty(bits.size, np.int32)
+        kernels.linear_dithered(floats(bits, self.dtype), self.step, self.rows, self.cols, self.width, start, out)
+        return out
+
+    def concentration(self, bits: Bits, start: int) -> float:
+        """How far values of a chunk lie near lattice values, from 0 (anywhere) to 1; see the kernel."""
+        from ckstore.kernels import coarse as kernels
+
+        result: float = kernels.concentration(
+            floats(bits, self.dtype), self.step, self.rows, self.cols, self.width, start
+        )
+        return result
+
     def project(self, base: LinearLattice, integers: Integers, start: int) -> Integers:
         """Integers of `base` shifted onto this lattice; the same array where nothing shifts."""
         from ckstore.kernels import lattice as kernels

@@ -281,3 +281,64 @@ def weighted_squares(
             col = 0
             row += 1
     return total
+
+
+@njit(**_OPTIONS)
+def linear_dithered(
+    values: np.ndarray, step: int, rows: np.ndarray, cols: np.ndarray, width: int, start: int, out: np.ndarray
+) -> None:
+    """Integers of finite values: the next lower one or the next higher one, by a threshold of each element's own.
+
+    Thresholds are spread evenly by a hash of the position (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number
+    Generators", 2014): what is rounded up and down evens out, wherever the values lie between lattice values.
+    """
+    lowest, highest = _exponent_range(step, rows, cols)
+    inverses = _power_table(-highest, -lowest)
+    row = start // width
+    col = start - row * width
+    for k in range(values.size):
+        exponent = highest - step
+        if rows.size:
+            exponent -= rows[row]
+        if cols.size:
+            exponent -= cols[col]
+        bits = (np.uint64(start + k) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+        bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        threshold = np.float64((bits ^ (bits >> np.uint64(31))) >> np.uint64(11)) * 1.1102230246251565e-16
+        scaled = np.floor(np.float64(values[k]) * inverses[exponent] + threshold)
+        out[k] = np.int32(min(max(scaled, -16777216.0), 16777216.0))
+        col += 1
+        if col == width:
+            col = 0
+            row += 1
+
+
+@njit(**_OPTIONS)
+def concentration(values: np.ndarray, step: int, rows: np.ndarray, cols: np.ndarray, width: int, start: int) -> float:
+    """How far finite values lie near lattice values: the mean cosine of their distance, 0 where they lie anywhere.
+
+    Values that are lattice values count for nothing.
+    """
+    lowest, highest = _exponent_range(step, rows, cols)
+    inverses = _power_table(-highest, -lowest)
+    total = 0.0
+    count = 0
+    row = start // width
+    col = start - row * width
+    for k in range(values.size):
+        exponent = highest - step
+        if rows.size:
+            exponent -= rows[row]
+        if cols.size:
+            exponent -= cols[col]
+        scaled = np.float64(values[k]) * inverses[exponent]
+        rest = scaled - np.rint(scaled)
+        if rest != 0.0:
+            total += np.cos(6.283185307179586 * rest)
+            count += 1
+        col += 1
+        if col == width:
+            col = 0
+            row += 1
+    return total / count if count else 0.0

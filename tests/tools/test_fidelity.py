@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tools import models, runs
-from tools.fidelity import ablation, bench, coding, excp, partial, report, states, verdicts
+from tools.fidelity import ablation, bench, coding, excp, failures, partial, report, states, verdicts
 from tools.fidelity.archives import DEFAULT, EXACT, Clock, Setting, Stored
 from tools.fidelity.evaluation import Language, evenly, held_out_prose, held_out_sources, mean_loss
 from tools.fidelity.failures import Failure, Interrupted
@@ -469,6 +469,16 @@ def test_ablation_counts_every_weight(gpt_run: list[Path], tmp_path: Path) -> No
     found = ablation.measure(bench.Bench("tiny", tmp_path, (), (), lambda line: None))
     assert 0.05 < found.run_lengths < found.huffman < 4
     assert 0.05 < found.rearranged < found.huffman
+
+
+def test_failures_do_nothing_to_exact_versions(trained_runs: Path, tmp_path: Path, gpt_run: list[Path]) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "tiny").symlink_to(trained_runs)
+    found = failures.measure(bench.Bench("tiny", tmp_path, (), (), lambda line: None), EXACT)
+    assert [(failure.step, failure.restored) for failure in found.failures] == [(40, 40), (80, 80)]
+    assert all(failure.spike == failure.own_spike == 0 for failure in found.failures)
+    assert found.rise == 0
+    assert len(list((tmp_path / "fidelity" / "tiny" / "segments").iterdir())) == 2
 
 
 @pytest.mark.timeout(600)

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 
 import ckstore
+from ckstore.policy import QUALITY
 from tools.bench.ours import size_of
 from tools.fidelity.states import State, as_state, load
 
@@ -21,7 +22,7 @@ from tools.fidelity.states import State, as_state, load
 _RUN = "run"
 
 #: The quality that a coarse ingest has where none is asked for.
-DEFAULT_QUALITY = 2.0
+DEFAULT_QUALITY = QUALITY
 
 
 @dataclass(frozen=True)

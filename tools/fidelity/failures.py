@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from tools import runs
-from tools.fidelity.archives import DEFAULT, StoreArchive
+from tools.fidelity.archives import DEFAULT, Setting, StoreArchive
 from tools.fidelity.evaluation import Language, mean_loss
 from tools.fidelity.rows import gpt_language
 from tools.fidelity.settings import Bench
@@ -61,8 +61,8 @@ class Interrupted:
     rise: float
 
 
-def measure(bench: Bench) -> Interrupted:
-    """Train the GPT with evenly spaced failures, checkpointing into a store with the default quality."""
+def measure(bench: Bench, setting: Setting = DEFAULT) -> Interrupted:
+    """Train the GPT with evenly spaced failures, checkpointing into a store."""
     paths = bench.run("gpt")
     settings: Any = runs.settings("gpt", bench.name)
     language = gpt_language(bench)
@@ -73,7 +73,7 @@ def measure(bench: Bench) -> Interrupted:
     found = []
     done = dict(uninterrupted)
     with bench.scratch() as scratch:
-        archive = StoreArchive(scratch / "store", DEFAULT)
+        archive = StoreArchive(scratch / "store", setting)
         kept: list[int] = []
         for failure, until in zip(steps, [*steps[1:], settings.steps], strict=True):
             for step in sorted(done):

@@ -1,0 +1,150 @@
+"""`ckstore thin`: which versions, what is said of them, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from .conftest import listing
+
+
+def restores(ckstore, place: Path, step: int) -> bool:
+    """Whether a version comes back as it went in."""
+    ckstore("checkout", f"gpt@{step}", "-o", "out.pt", "--force")
+    return (place / "out.pt").read_bytes() == (place / "in" / f"step{step}.pt").read_bytes()
+
+
+def test_thin(ckstore, filled: Path) -> None:
+    result = ckstore("thin", "gpt@10")
+    assert result.err == ""
+    first, last = result.out.splitlines()
+    assert first.startswith("gpt@10 (version 2)  errors up to ")
+    assert "% of a tensor's root mean square" in first
+    assert last.startswith("Thinned 1 version: ")
+    assert "for `ckstore gc` to free" in last
+    assert [restores(ckstore, filled, step) for step in (0, 10, 20)] == [True, False, True]
+    assert "Version 2 is coarse" in ckstore("checkout", "gpt@10", "-o", "out.pt", "--force").err
+    assert ckstore("gc", "--json").json[0]["bytes"] > 0
+    assert ckstore("verify").code == 0
+    assert [restores(ckstore, filled, step) for step in (0, 10, 20)] == [True, False, True]
+    rows = ckstore("log", "gpt", "--json").json
+    assert {row["step"]: row["fidelity"] for row in rows} == {0: "exact", 10: "coarse", 20: "exact"}
+    assert ckstore("checkout", "gpt@10", "--require-exact", "-o", "no.pt", code=4).out == ""
+
+
+def test_json(ckstore, filled: Path) -> None:
+    [said] = ckstore("thin", "gpt@0..gpt@20", "--json").json
+    assert [item["version"] for item in said["versions"]] == [1, 2, 3]
+    assert {(item["run"], item["step"]) for item in said["versions"]} == {("gpt", 0), ("gpt", 10), ("gpt", 20)}
+    assert all(0 < item["max_abs_error"] < 0.2 and 0 < item["relative_error"] < 0.2 for item in said["versions"])
+    assert (said["skipped"], said["reanchored"], said["dry_run"]) == ([], 0, False)
+    assert said["freed"] > 100_000
+    shown = ckstore("show", "2", "--json").json["coarse"]
+    assert (shown["scheme"], shown["thinned"]) == ("lattice", True)
+    [said] = ckstore("thin", "gpt@0..gpt@20", "--json").json
+    assert (said["versions"], said["skipped"], said["freed"]) == ([], [1, 2, 3], 0)
+
+
+def test_errors_are_those_that_are_measured(ckstore, filled: Path) -> None:
+    [said] = ckstore("thin", "gpt@20", "--json").json
+    ckstore("checkout", "gpt@20", "-o", "out.pt")
+    one, other = (torch.load(path)["model"]["weight"] for path in (filled / "out.pt", filled / "in" / "step20.pt"))
+    [item] = said["versions"]
+    assert 0 < (one - other).abs().max().item() <= item["max_abs_error"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "thinned"),
+    [
+        (["gpt"], [3]),
+        (["1", "3"], [1, 3]),
+        (["gpt@0..gpt@20", "--keep-every", "2"], [2]),
+        (["--run", "gpt", "--keep-last", "1"], [1, 2]),
+        (["--run", "gpt", "--keep-tagged"], [1, 2]),
+        (["gpt@0..gpt@20", "--keep-every", "3", "--keep-tagged"], [2]),
+    ],
+    ids=lambda value: " ".join(map(str, value)),
+)
+def test_which(ckstore, filled: Path, arguments: list[str], thinned: list[int]) -> None:
+    [said] = ckstore("thin", *arguments, "--json").json
+    assert [item["version"] for item in said["versions"]] == thinned
+    rows = ckstore("log", "--json").json
+    assert sorted(row["version"] for row in rows if row["fidelity"] == "coarse") == thinned
+
+
+def test_a_dry_run(ckstore, filled: Path) -> None:
+    before = listing(filled / ".ckstore")
+    dry = ckstore("thin", "gpt@0", "gpt@10", "--dry-run")
+    assert dry.out.splitlines()[-1].startswith("Would thin 2 versions: ")
+    [expected] = ckstore("thin", "gpt@0", "gpt@10", "--dry-run", "--json").json
+    assert listing(filled / ".ckstore") == before
+    assert restores(ckstore, filled, 10)
+    [said] = ckstore("thin", "gpt@0", "gpt@10", "--json").json
+    assert said == expected | {"dry_run": False}
+    assert listing(filled / ".ckstore") != before
+
+
+def test_quality_is_of_moments_and_short_floats(ckstore, place: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    half = torch.randn(300, 256, generator=generator).bfloat16()
+    torch.save({"half": half, "step": 5}, "half.pt")
+    errors = []
+    for quality in ("0.5", "8"):
+        ckstore("ingest", "half.pt", "--run", f"q{quality}")
+        [said] = ckstore("thin", f"q{quality}", "--quality", quality, "--json").json
+        errors.append(said["versions"][0]["relative_error"])
+    assert 0 < 4 * errors[0] < errors[1]
+
+
+def test_nothing_to_do(ckstore, filled: Path) -> None:
+    (filled / "opaque.bin").write_bytes(bytes(range(256)) * 300)
+    ckstore("ingest", "opaque.bin", "--run", "bytes")
+    assert ckstore("thin", "bytes").out.splitlines() == [
+        "1 version had no exact layer to give up.",
+        "Nothing to do: every version that is named is kept or coarse already.",
+    ]
+    before = listing(filled / ".ckstore")
+    assert "Nothing to do" in ckstore("thin", "--run", "gpt", "--keep-last", "9").out
+    assert listing(filled / ".ckstore") == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "hint"),
+    [
+        ([], 2, "Name versions"),
+        (["gpt@0", "--run", "gpt"], 2, "not both"),
+        (["gpt@11"], 13, "gpt@1"),
+        (["--run", "nobody"], 13, "nobody"),
+        (["gpt@0", "gpt@99"], 13, "gpt@99"),
+        (["gpt@20..gpt@0"], 2, "backwards"),
+        (["gpt@0", "--quality", "0"], 2, "quality"),
+        (["gpt@0", "--keep-every", "0"], 2, "--keep-every"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_is_refused(ckstore, filled: Path, arguments: list[str], code: int, hint: str) -> None:
+    before = listing(filled / ".ckstore")
+    for extra in ([], ["--dry-run"]):
+        result = ckstore("thin", *arguments, *extra, code=code)
+        assert hint in result.err
+        assert result.out == ""
+    assert listing(filled / ".ckstore") == before
+
+
+def test_a_damaged_store(ckstore, filled: Path) -> None:
+    packs = [path for path in (filled / ".ckstore" / "packs").iterdir() if path.name.endswith(".exact.zip")]
+    packs[0].unlink()
+    before = listing(filled / ".ckstore")
+    result = ckstore("thin", "--run", "gpt", code=4)
+    assert packs[0].name[:12] in result.sentence
+    assert listing(filled / ".ckstore") == before
+
+
+def test_the_same_file_again(ckstore, filled: Path) -> None:
+    ckstore("thin", "best")
+    ckstore("gc")
+    [said] = ckstore("ingest", "in/step20.pt", "--run", "gpt", "--json").json
+    assert (said["new"], said["fidelity"], said["tags"]) == (True, "exact", ["best"])
+    assert restores(ckstore, filled, 20)
