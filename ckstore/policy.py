@@ -141,7 +141,7 @@ class Policy:
     @property
     def lc_bits(self) -> int:
         """Bits of LC-Checkpoint's codebooks: 3, as in its paper, at the default quality."""
-        return min(max(round(5 - self.quality), 1), 8)
+        return min(max(round(4.5 - self.quality), 1), 8)
 
     def dynaquant(self, *, known: bool) -> DynaQuantSettings:
         """Inshrinkerator's setting: the one of this quality on the diagonal of its search space.

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 #: Qualities that are tried: half an octave apart, because steps are powers of two.
 QUALITIES = (0.25, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0, 5.6, 8.0, 11.2, 16.0)
 
-#: The qualities that stand for 5 bits to 1 bit of LC-Checkpoint.
-LC_QUALITIES = (0.125, 1.0, 2.0, 3.0, 4.0)
+#: The qualities that stand for 4 bits to 1 bit of LC-Checkpoint.
+LC_QUALITIES = (0.5, 1.5, 2.5, 3.5)
 
 #: Bytes that are copied at once.
 _BLOCK = 4 << 20

@@ -135,7 +135,7 @@ def test_a_search_that_is_killed_leaves_no_version(tmp_path: Path, monkeypatch: 
         ({"fidelity": "exact"}, {"max_abs_error": 1e-5}, False),
         ({"quality": 4.0}, {"max_degradation": 0.1, "evaluate": lambda _: 1.0}, True),
     ],
-    ids=str,
+    ids=lambda value: "-".join(map(str, value)) if isinstance(value, dict) else str(value),
 )
 def test_the_same_content_is_stored_again_where_it_is_to_be_more_faithful(
     tmp_path: Path, first: dict[str, Any], then: dict[str, Any], is_new: bool

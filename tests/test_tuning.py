@@ -286,7 +286,7 @@ def test_search_spaces() -> None:
         assert [policy.quality for policy in cube.settings.values()] == list(qualities)
         assert all(policy.scheme == scheme for policy in cube.settings.values())
     bits = [Policy("coarse", "lc", quality).lc_bits for quality in LC_QUALITIES]
-    assert bits == [5, 4, 3, 2, 1]
+    assert bits == [4, 3, 2, 1]
     cube = search_space(Policy("coarse", "dynaquant"))
     assert len(cube.settings) == 216
     assert all(policy.settings is not None for policy in cube.settings.values())
