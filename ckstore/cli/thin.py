@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ckstore.cli.output import counted, json_option, name_of, print_json, size_text
+from ckstore.cli.output import counted, json_option, name_of, percent_text, print_json, size_text
 from ckstore.cli.progress import progress_bar
 from ckstore.cli.verb import RunName, VersionName, open_store, verb
 from ckstore.policy import QUALITY
@@ -95,7 +95,7 @@ def command(
         ])  # fmt: skip
         return
     for item in report.versions:
-        error = f"errors up to {item.max_abs:.3g}, {100 * item.relative:.2g} % of a tensor's root mean square"
+        error = f"errors up to {item.max_abs:.3g}, {percent_text(item.relative)} of a tensor's root mean square"
         click.echo(f"{name_of(item.version)} (version {item.version.number})  {error}")
     if report.skipped:
         click.echo(f"{counted(len(report.skipped), 'version')} had no exact layer to give up.")
