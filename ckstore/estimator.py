@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from threading import Lock
+from types import MappingProxyType
 from typing import Protocol
+
+import numpy as np
 
 from ckstore.coarse_encoder import CoarseEncoder, Steps
 from ckstore.codebook_encoder import CodebookEncoder
@@ -15,6 +18,7 @@ from ckstore.codecs.dynaquant import moment_sensitivity
 from ckstore.codecs.lattice import PARTS, STEP_RANGE, Bits, floats
 from ckstore.common_step import SPREAD, CoarseParent, CommonStep, common_step
 from ckstore.encoder import Encoded, Estimate, ObjectEncoder
+from ckstore.errors import UsageError
 from ckstore.formats.layout import FileLayout
 from ckstore.lineage.planner import Choice
 from ckstore.objects import ObjectReader
@@ -73,6 +77,8 @@ class Estimator:
         How faithful it is to be.
     parents
         The parent version's objects by key and signature.
+    gradients
+        Of large tensors, by path, flat: what Inshrinkerator ranks their elements by.
     """
 
     def __init__(
@@ -81,7 +87,16 @@ class Estimator:
         values: Values,
         policy: Policy,
         parents: dict[tuple[str, str], ParentObject],
+        gradients: Mapping[str, Floats] = MappingProxyType({}),
     ) -> None:
+        sizes = {_tensor(unit): 0 for unit in values.units if not unit.is_bundle}
+        for unit in values.units:
+            if not unit.is_bundle:
+                sizes[_tensor(unit)] += unit.count
+        for path, gradient in gradients.items():
+            if sizes.get(path, gradient.size) != gradient.size:
+                raise UsageError(f"The gradient of {path} has {gradient.size} elements, the tensor {sizes[path]}.")
+        self._gradients = gradients
         self._values = values
         self._policy = policy
         self._parents = parents
@@ -194,7 +209,14 @@ class Estimator:
         return SMALL_OCTAVES if unit.is_bundle and self._small_share < SMALL_SHARE else 0.0
 
     def _sensitivity(self, unit: Unit) -> Floats | None:
-        """What Inshrinkerator ranks the elements of a weight by: |g w|, from second moments where these are all."""
+        """What Inshrinkerator ranks the elements of a weight by: |g w|, from second moments without a gradient."""
+        gradient = self._gradients.get(_tensor(unit))
+        if gradient is not None and not unit.is_bundle and unit.dtype in CODEBOOK_DTYPES:
+            first = unit.members[0].first
+            weight = as_float32(self._values.read(unit, 0, unit.count), unit.dtype)
+            with np.errstate(all="ignore"):
+                ranks: Floats = np.abs(gradient[first : first + unit.count] * weight)
+            return ranks
         second = self._moments.get(unit.key)
         if second is None or second.role != "second" or unit.dtype not in CODEBOOK_DTYPES:
             return None
@@ -223,3 +245,9 @@ class Estimator:
             if len(units) == len(moments.get(shape, [])) and moments[shape][0].dtype in STEP_RANGE
             for weight, moment in zip(units, moments[shape], strict=True)
         }
+
+
+def _tensor(unit: Unit) -> str:
+    """Path of the tensor that a unit that is no bundle is, or is a part of."""
+    name, mark, part = unit.key.rpartition("#")
+    return name if mark and part.isdigit() else unit.key

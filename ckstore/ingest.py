@@ -237,7 +237,7 @@ class Ingest:
         known = {
             content: Stored(lattice, content) for content, lattice in self.resolver.known(scanned.contents).items()
         }
-        estimator = Estimator(self.reader, scanned, request.policy, self._parents(request.parent))
+        estimator = Estimator(self.reader, scanned, request.policy, self._parents(request.parent), request.gradients)
         todo: dict[str, Unit] = {}
         for unit, content in zip(scanned.units, scanned.contents, strict=True):
             if content in known:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import operator
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ckstore.budget import BUDGET
 from ckstore.errors import UsageError
@@ -33,6 +35,18 @@ def check_request(run: str, step: int | None, metrics: dict[str, Any]) -> None:
         plain(metrics)
     except (TypeError, ValueError) as error:
         raise UsageError(f"The metrics cannot be kept ({error}); give plain numbers and strings.") from error
+
+
+def flat_gradients(gradients: Mapping[str, Any]) -> dict[str, npt.NDArray[np.float32]]:
+    """Gradients by path as flat float32 arrays; raises `UsageError` for what is no array of numbers."""
+    flat = {}
+    for path, gradient in gradients.items():
+        values = gradient.detach().float().cpu().numpy() if hasattr(gradient, "detach") else gradient
+        try:
+            flat[path] = np.ascontiguousarray(values, np.float32).reshape(-1)
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"The gradient of {path} is no array of numbers; give a tensor of its shape.") from error
+    return flat
 
 
 def plain(metrics: dict[str, Any]) -> dict[str, Any]:
@@ -65,6 +79,7 @@ class Request:
     budget: float = BUDGET
     policy: Policy = field(default_factory=Policy)
     tuning: Tuning | None = None
+    gradients: dict[str, npt.NDArray[np.float32]] = field(default_factory=dict)
     heals: bool = False
 
     def __post_init__(self) -> None:

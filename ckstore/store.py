@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace as replaced
 from pathlib import Path
@@ -299,6 +299,7 @@ class Store:
         max_degradation: float | None = None,
         evaluate: Callable[[Path], float] | None = None,
         maximise: bool = False,
+        gradients: Mapping[str, Any] | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> IngestReport:
         """Store a checkpoint as the next version of a run.
@@ -334,6 +335,9 @@ class Store:
         max_degradation, evaluate, maximise
             Search the scheme's most aggressive setting under which the model stays good enough, in place of a quality:
             see `ckstore.tuning.Tuning`. Where none is, the version is stored exactly.
+        gradients
+            Of tensors by path: what the scheme `dynaquant` ranks elements by, |g w|. Without them it takes Adam's
+            second moments, or the elements' magnitude.
         progress
             Called with numbers of bytes that were read, coded or, with `verify`, decoded; they add up to at most twice
             the size, three times with `verify`.
@@ -350,7 +354,7 @@ class Store:
         """
         from ckstore.budget import BUDGET
         from ckstore.ingest import Ingest, IngestReport
-        from ckstore.request import Request, check_request
+        from ckstore.request import Request, check_request, flat_gradients
         from ckstore.scan import ScannedVersion, hash_version, open_directory, open_file
 
         self._require_writable()
@@ -389,6 +393,7 @@ class Store:
             hash_version(scanned, force=force, progress=progress)
             parent_row = self._parent(parent, run, scanned)
             request = Request(run, step, parent_row, metrics or {}, named, replace, verify, budget, policy, tuning)
+            request.gradients = flat_gradients(gradients or {})
             report = Ingest(self.path, self.catalog, self.resolver, self.reader).run(scanned, request, progress)
         finally:
             scanned.close()
