@@ -10,7 +10,16 @@ import numpy as np
 import numpy.typing as npt
 
 from ckstore.codecs.integers import encode_integers
-from ckstore.codecs.lattice import STEP_RANGE, Bits, Integers, LinearLattice, floats, step_exponent
+from ckstore.codecs.lattice import (
+    FLOATS,
+    STEP_RANGE,
+    Bits,
+    Integers,
+    LinearLattice,
+    floats,
+    statistics_of,
+    step_exponent,
+)
 from ckstore.codecs.rounded import ROUNDED, RoundedLattice
 from ckstore.common_step import CONCENTRATED, CoarseParent
 from ckstore.deviation import Comparison
@@ -110,41 +119,27 @@ class CoarseEncoder:
         """
         if unit.dtype not in STEP_RANGE:
             return None
-        bits = read(0, unit.count)
-        if not _is_finite(bits, unit.dtype):
-            return None
         if unit.role == "second" and (self.policy.is_bounded or unit.dtype not in SECOND_MOMENTS):
             return None  # Within any bound lies 0, which makes the first step after a restore explode.
-        if unit.role == "second" and not self.policy.is_bounded:
-            return self._estimate_second_moment(unit, bits)
+        bits = read(0, unit.count)
+        total, largest, finite = statistics_of(bits, unit.dtype)
+        if finite < unit.count or not isfinite(total):
+            return None
 
-        def bounded(unit: Unit, bits: Bits, parent: CoarseParent | None) -> Estimate | None:
-            return self._estimate_bounded(unit, bits, parent, size)
+        def against(parent: CoarseParent | None) -> Estimate | None:
+            if unit.role == "second":
+                return self._estimate_second_moment(unit, bits)
+            if self.policy.is_bounded:
+                return self._estimate_bounded(unit, bits, largest, parent, size)
+            if unit.role == "first":
+                return self._estimate_first_moment(unit, bits, early=parent is None)
+            return self._estimate_weight(unit, bits, largest, parent, steps())
 
-        def first_moment(unit: Unit, bits: Bits, parent: CoarseParent | None) -> Estimate:
-            return self._estimate_first_moment(unit, bits, early=parent is None)
-
-        def weight(unit: Unit, bits: Bits, parent: CoarseParent | None) -> Estimate:
-            return self._estimate_weight(unit, bits, parent, steps())
-
-        way: Callable[..., Estimate | None] = weight
-        if self.policy.is_bounded:
-            way = bounded
-        elif unit.role == "first" and unit.dtype in ROUNDED:
-            way = first_moment
-        estimate = self._tried(way, unit, bits, parent)
-        return None if estimate is None or _is_clamped(bits, estimate.lattice) else estimate
-
-    @staticmethod
-    def _tried(
-        way: Callable[..., Estimate | None], unit: Unit, bits: Bits, parent: CoarseParent | None
-    ) -> Estimate | None:
-        if parent is not None:
-            try:
-                return way(unit, bits, parent)
-            except IntegrityError:
-                pass  # A run goes on after it was damaged.
-        return way(unit, bits, None)
+        try:
+            estimate = against(parent)
+        except IntegrityError:
+            estimate = against(None)  # A run goes on after it was damaged.
+        return None if estimate is None or _is_clamped(bits, largest, estimate.lattice) else estimate
 
     def encode(self, estimate: Estimate, plan: Plan, read: ReadUnit) -> Encoded:
         """The coarse layer of an object under `plan`; its integers stay in the reader's cache, for what follows."""
@@ -175,14 +170,11 @@ class CoarseEncoder:
         return encoded
 
     def _estimate_bounded(
-        self, unit: Unit, bits: Bits, parent: CoarseParent | None, size: Callable[[], float]
+        self, unit: Unit, bits: Bits, largest: float, parent: CoarseParent | None, size: Callable[[], float]
     ) -> Estimate | None:
         """A linear lattice with one step, small enough for the bound."""
-        from ckstore.kernels.lattice import statistics
-
         if unit.is_bundle:
             return None
-        _, largest, _ = statistics(floats(bits, unit.dtype))
         bound = self.policy.max_abs_error or float("inf")
         if self.policy.max_rel_error is not None:
             bound = min(bound, self.policy.max_rel_error * size())
@@ -199,17 +191,14 @@ class CoarseEncoder:
                 return None
         return self._planned(unit, bits, lattice, record)
 
-    def _estimate_weight(self, unit: Unit, bits: Bits, parent: CoarseParent | None, steps: Steps) -> Estimate:
-        from ckstore.kernels.lattice import statistics
-
-        values = floats(bits, unit.dtype)
+    def _estimate_weight(
+        self, unit: Unit, bits: Bits, largest: float, parent: CoarseParent | None, steps: Steps
+    ) -> Estimate:
         record = None if parent is None or not steps.is_related else self._record(unit, parent, "linear")
         if steps.is_still and record is not None:
             lattice = record.linear
         else:
-            limits = _limits(unit, values)
-            _, largest, _ = statistics(values)
-            lattice = _settled(unit, steps, limits, largest, record)
+            lattice = _settled(unit, steps, _limits(unit, bits), largest, record)
         sample = Sample.of(unit, lambda first, last: bits[first:last])
         # Training that was restored from the parent began on its lattice, and has hardly left it.
         dithered = record is not None and lattice.concentration(sample.bits, sample.start) > CONCENTRATED
@@ -222,7 +211,7 @@ class CoarseEncoder:
         lowest, highest = STEP_RANGE[unit.dtype]
         model = LogModel.of(unit, bits)
         rows, cols = model.exponents()
-        bias = 15 if unit.dtype == "float16" else 127
+        bias = FLOATS[unit.dtype][1] // 2 - 1
         above = FIRST_MOMENT - EARLY * early
         step = round(model.level - bias + above + log2(self.policy.quality))
         if unit.dtype == "float16":
@@ -233,8 +222,6 @@ class CoarseEncoder:
         return self._planned(unit, bits, LinearLattice(unit.dtype, step, row_width(unit), rows, cols), None)
 
     def _estimate_second_moment(self, unit: Unit, bits: Bits) -> Estimate:
-        from ckstore.codecs.lattice import FLOATS
-
         model = LogModel.of(unit, bits)
         rows, cols = model.exponents(4.0)
         octaves = SECOND_MOMENT + log2(self.policy.quality) / 2
@@ -279,14 +266,13 @@ class CoarseEncoder:
         return Estimate(unit, candidates, plans, full_cost, alone, lattice, is_coarse=True, dithered=dithered)
 
 
-def _limits(unit: Unit, values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+def _limits(unit: Unit, bits: Bits) -> npt.NDArray[np.float64]:
     """Binary logarithms of the largest steps of a unit's rows: beyond them, whole rows would become 0."""
     from ckstore.kernels.coarse import value_sums
 
     width = row_width(unit)
     rows, cols = np.zeros(-(-unit.count // width)), np.zeros(width)
-    with np.errstate(all="ignore"):
-        value_sums(np.square(values, dtype=np.float64), width, rows, cols)
+    value_sums(floats(bits, unit.dtype), True, width, rows, cols)
     counts = np.full(rows.size, width)
     counts[-1] = unit.count - (rows.size - 1) * width
     with np.errstate(divide="ignore"):
@@ -343,14 +329,13 @@ def _deviation(unit: Unit, bits: Bits, decoded: Bits) -> tuple[float, float, flo
     return result
 
 
-def _is_clamped(bits: Bits, lattice: object) -> bool:
+def _is_clamped(bits: Bits, largest: float, lattice: object) -> bool:
     """Whether values are so many steps away from 0 that their integers are not theirs."""
-    from ckstore.kernels.lattice import MAX_INTEGER, statistics
+    from ckstore.kernels.lattice import MAX_INTEGER
 
     if not isinstance(lattice, LinearLattice):
         return False
     finest = lattice.step + sum(int(axis.min()) for axis in (lattice.rows, lattice.cols) if axis.size)
-    _, largest, _ = statistics(floats(bits, lattice.dtype))
     if frexp(largest)[1] - finest < MAX_INTEGER.bit_length() - 1:
         return False
     return bool(np.abs(lattice.quantise(bits, 0)).max(initial=0) == MAX_INTEGER)
@@ -360,11 +345,3 @@ def _quantised(lattice: Grid, bits: Bits, start: int, *, dithered: bool) -> Inte
     if dithered and isinstance(lattice, LinearLattice):
         return lattice.dithered(bits, start)
     return lattice.quantise(bits, start)
-
-
-def _is_finite(bits: Bits, dtype: str) -> bool:
-    from ckstore.kernels.lattice import statistics
-
-    values = floats(bits, dtype)
-    total, _, finite = statistics(values)
-    return bool(finite == values.size and isfinite(total))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from threading import Lock
 from types import MappingProxyType
 from typing import Protocol
@@ -15,8 +15,9 @@ from ckstore.coarse_encoder import CoarseEncoder, Steps
 from ckstore.codebook_encoder import CodebookEncoder
 from ckstore.codecs.codebook import CODEBOOK_DTYPES, Floats, as_float32
 from ckstore.codecs.dynaquant import moment_sensitivity
-from ckstore.codecs.lattice import PARTS, STEP_RANGE, Bits, floats
+from ckstore.codecs.lattice import PARTS, STEP_RANGE, Bits, statistics_of
 from ckstore.common_step import SPREAD, CoarseParent, CommonStep, common_step
+from ckstore.deviation import CoarseUnit
 from ckstore.encoder import Encoded, Estimate, ObjectEncoder
 from ckstore.errors import UsageError
 from ckstore.formats.layout import FileLayout
@@ -40,6 +41,23 @@ class ParentObject:
     lattice: str
     content: str | None
     spread: float = SPREAD
+
+
+def parent_objects(
+    units: Sequence[Unit], objects: Sequence[tuple[str, str | None]], facts: Mapping[int, CoarseUnit]
+) -> dict[tuple[str, str], ParentObject]:
+    """The objects of a version, each (lattice id, content id or None), by key and signature of their units.
+
+    Parameters
+    ----------
+    facts
+        What the version records of those that are coarse, by number of the unit.
+    """
+    found = {}
+    for number, (unit, (lattice, content)) in enumerate(zip(units, objects, strict=True)):
+        spread = facts[number].spread if number in facts else SPREAD
+        found[unit.key, unit.signature] = ParentObject(lattice, content, spread)
+    return found
 
 
 class Values(Protocol):
@@ -109,15 +127,12 @@ class Estimator:
 
     def estimate(self, unit: Unit) -> Estimate:
         """Options of a unit."""
-        parent = self._parents.get((unit.key, unit.signature))
-
-        def read(first: int, last: int) -> Bits:
-            return self._values.read(unit, first, last)
-
         if self._policy.is_coarse:
             estimate = self.coarse_estimate(unit)
             if estimate is not None:
                 return estimate
+        read = partial(self._values.read, unit)
+        parent = self._parents.get((unit.key, unit.signature))
         if parent is None:
             return self._exact.estimate(unit, read, None)
         return self._exact.estimate(unit, read, parent.content, parent.lattice)
@@ -126,10 +141,7 @@ class Estimator:
         """Options of a unit without an exact layer; None where it has to stay exact."""
         if not self.may_be_coarse(unit):
             return None
-
-        def read(first: int, last: int) -> Bits:
-            return self._values.read(unit, first, last)
-
+        read = partial(self._values.read, unit)
         before = self._parent(unit)
         if self._codebooks is not None:
             estimate = self._codebooks.estimate(unit, read, before, lambda: self._sensitivity(unit))
@@ -165,15 +177,13 @@ class Estimator:
 
     def _size(self, unit: Unit) -> float:
         """Root mean square of the finite values of the tensor that a unit is, or is a part of."""
-        from ckstore.kernels.lattice import statistics
-
         place = unit.members[0].file, unit.members[0].extent
         with self._lock:
             if place not in self._sizes:
                 total = count = 0.0
                 for part in self._values.units:
                     if (part.members[0].file, part.members[0].extent) == place:
-                        squares, _, finite = statistics(floats(self._values.read(part, 0, part.count), part.dtype))
+                        squares, _, finite = statistics_of(self._values.read(part, 0, part.count), part.dtype)
                         total, count = total + squares, count + finite
                 self._sizes[place] = (total / max(count, 1)) ** 0.5
             return self._sizes[place]

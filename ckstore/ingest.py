@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ckstore.budget import Budget, relative_cost, restore_work, writing_work
-from ckstore.common_step import SPREAD
 from ckstore.deviation import CoarseUnit
 from ckstore.documents import BlobRef, CoarseFacts, FileEntry, LayoutDocument, VersionDocument
 from ckstore.encoder import Encoded, Estimate
 from ckstore.errors import ConflictError, IntegrityError
-from ckstore.estimator import Estimator, ParentObject
+from ckstore.estimator import Estimator, ParentObject, parent_objects
 from ckstore.lineage.cost import cost
 from ckstore.lineage.planner import Choice
 from ckstore.lineage.search import search
@@ -309,10 +308,7 @@ class Ingest:
         except IntegrityError:
             return {}  # Its layout was lost with another pack: nothing can be stored against it.
         facts = {} if document.coarse is None else document.coarse.units
-        objects = {}
-        for number, (unit, (lattice, content)) in enumerate(zip(layout.units, document.objects, strict=True)):
-            spread = facts[number].spread if number in facts else SPREAD
-            objects[unit.key, unit.signature] = ParentObject(lattice, content, spread)
+        objects = parent_objects(layout.units, document.objects, facts)
         contents = [item.content for item in objects.values() if item.content is not None]
         self.resolver.prefetch((item.lattice for item in objects.values()), contents)
         return objects

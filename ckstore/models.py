@@ -61,7 +61,7 @@ class LogModel:
 
     @classmethod
     def of(cls, unit: Unit, bits: Bits) -> LogModel:
-        """The model of all of a unit's values (bits of a float dtype of 16 or 32 bits)."""
+        """The model of all of a unit's values (bits of a float dtype with infinities)."""
         from ckstore.kernels.coarse import order_sums
 
         width = row_width(unit)

@@ -17,7 +17,7 @@ Scheme = Literal["lattice", "lc", "dynaquant"]
 FIDELITIES: tuple[Fidelity, ...] = get_args(Fidelity)
 SCHEMES: tuple[Scheme, ...] = get_args(Scheme)
 
-#: Training resumed from a version of this quality does not notice, see `docs/benchmarks.md`.
+#: Training resumed from a version of this quality does not notice: `tools/bench/fidelity` prints by how much.
 QUALITY = 1.5
 
 #: Qualities beyond these say nothing: steps of powers of two do not follow, or a model does not survive.

@@ -56,8 +56,7 @@ def sensitivities(pairs: Sequence[tuple[Unit, Unit]], read: Callable[[Unit, int,
         width = row_width(moment)
         rows, cols = np.zeros(-(-moment.count // width)), np.zeros(width)
         values = floats(read(moment, 0, moment.count), moment.dtype)
-        with np.errstate(all="ignore"):
-            value_sums(values if moment.role == "second" else np.square(values), width, rows, cols)
+        value_sums(values, moment.role != "second", width, rows, cols)
         return rows / width, cols / rows.size, float(rows.sum())
 
     with ThreadPoolExecutor(worker_count(), thread_name_prefix="ckstore") as pool:

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ckstore.budget import relative_cost, restore_work
-from ckstore.codecs.lattice import PARTS, Bits, Integers, floats
+from ckstore.codecs.lattice import Bits, Integers, statistics_of
 from ckstore.deviation import CoarseUnit, Comparison, Deviation
 from ckstore.documents import BlobRef, CoarseFacts, VersionDocument
 from ckstore.errors import IntegrityError
-from ckstore.estimator import Estimator, ParentObject
+from ckstore.estimator import Estimator, ParentObject, parent_objects
 from ckstore.lineage.planner import plan
 from ckstore.object_writer import ObjectWriter, remove_uncommitted, version_row
 from ckstore.objects import ObjectReader
@@ -345,7 +345,7 @@ class _Thinning:
             unit, (lattice, content) = units[number], objects[number]
             assert content is not None
             if self.store.resolver.lattice(lattice).kind == "linear":
-                off = self._facts(number, unit)
+                off = self._facts(number, unit) if estimator.may_be_coarse(unit) else None
                 return objects[number] if off is None else (lattice, None), off, None
             estimate = estimator.coarse_estimate(unit)
             if estimate is None:
@@ -373,9 +373,6 @@ class _Thinning:
 
     def _facts(self, number: int, unit: Unit) -> CoarseUnit | None:
         """What an object's lattice values are off its exact ones; None where it has to stay exact."""
-        member = unit.members[0]
-        if unit.role == "other" or self.version.layout.files[member.file].extents[member.extent].dtype in PARTS:
-            return None
         lattice, content = self.version.document.objects[number]
         record = self.store.resolver.lattice(lattice)
         assert content is not None
@@ -404,12 +401,7 @@ class _Thinning:
         parent = Version(self.store, self.store.catalog.version(self.row.parent))
         before = {} if parent.document.coarse is None else parent.document.coarse.units
         objects, facts = self.batch.objects.get(self.row.parent, (parent.document.objects, before))
-        found = {}
-        for number, (unit, (lattice, content)) in enumerate(zip(parent.layout.units, objects, strict=True)):
-            off = facts.get(number)
-            item = ParentObject(lattice, content) if off is None else ParentObject(lattice, content, off.spread)
-            found[unit.key, unit.signature] = item
-        return found
+        return parent_objects(parent.layout.units, objects, facts)
 
     def _note(self, facts: dict[int, CoarseUnit], superseded: set[Object], anew: int, writer: ObjectWriter) -> None:
         """Add this version to the report; `superseded` is what was lost or is stored anew."""
@@ -477,9 +469,9 @@ class _Thinning:
 
 def _has_integers(bits: Bits, dtype: str, integers: Integers) -> bool:
     """Whether the values of a chunk are finite and no further from 0 than integers reach."""
-    from ckstore.kernels.lattice import MAX_INTEGER, statistics
+    from ckstore.kernels.lattice import MAX_INTEGER
 
-    total, _, finite = statistics(floats(bits, dtype))
+    total, _, finite = statistics_of(bits, dtype)
     return bool(finite == bits.size and isfinite(total) and np.abs(integers).max(initial=0) < MAX_INTEGER)
 
 

@@ -225,6 +225,14 @@ def floats(bits: Bits, dtype: str) -> npt.NDArray[Any]:
     return values.astype(np.float32) if dtype == "float16" else values
 
 
+def statistics_of(bits: Bits, dtype: str) -> tuple[float, float, int]:
+    """Sum of squares, largest magnitude and number of the finite ones of some values."""
+    from ckstore.kernels.lattice import statistics
+
+    found: tuple[float, float, int] = statistics(floats(bits, dtype))
+    return found
+
+
 def _unsigned(dtype: str) -> str:
     return "uint32" if dtype == "float32" else "uint64"
 

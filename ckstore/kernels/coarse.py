@@ -234,8 +234,8 @@ def order_sums(
 
 
 @njit(**_OPTIONS)
-def value_sums(values: np.ndarray, width: int, rows: np.ndarray, cols: np.ndarray) -> None:
-    """Add the finite values of an array, cut into rows of `width`, to float64 sums by row and by column."""
+def value_sums(values: np.ndarray, squared: bool, width: int, rows: np.ndarray, cols: np.ndarray) -> None:
+    """Add the finite values of an array, or their squares, cut into rows of `width`, to sums by row and by column."""
     row = 0
     k = 0
     while k < values.size:
@@ -243,6 +243,7 @@ def value_sums(values: np.ndarray, width: int, rows: np.ndarray, cols: np.ndarra
         total = 0.0
         for i in range(k, stop):
             value = np.float64(values[i])
+            value = value * value if squared else value
             value = value if abs(value) <= 1.7976931348623157e308 else np.float64(0.0)
             total += value
             cols[i - k] += value

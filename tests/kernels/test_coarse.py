@@ -189,12 +189,13 @@ def test_sums_of_values_and_squares_in_steps_equal_numpys(dtype: str, data) -> N
     found = kernels.weighted_squares(values, others, step, rows, cols, width, start)
     assert np.isclose(found, (differences**2).sum(), rtol=1e-12)
     values[rng.random(count) < 0.1] = np.nan
-    by_rows, by_cols = np.zeros(-(-count // width)), np.zeros(width)
-    kernels.value_sums(values, width, by_rows, by_cols)
     known = np.nan_to_num(values.astype(np.float64))
     place = np.arange(count)
-    assert np.allclose(by_rows, np.bincount(place // width, known, by_rows.size), atol=1e-9)
-    assert np.allclose(by_cols, np.bincount(place % width, known, width), atol=1e-9)
+    for squared, summed in ((False, known), (True, known**2)):
+        by_rows, by_cols = np.zeros(-(-count // width)), np.zeros(width)
+        kernels.value_sums(values, squared, width, by_rows, by_cols)
+        assert np.allclose(by_rows, np.bincount(place // width, summed, by_rows.size), atol=1e-9)
+        assert np.allclose(by_cols, np.bincount(place % width, summed, width), atol=1e-9)
 
 
 DECODE = """
