@@ -15,7 +15,6 @@ from ckstore.codecs.checksum import crc32c
 from ckstore.codecs.codebook import CodebookLattice, Indices
 from ckstore.codecs.integers import decode_integers
 from ckstore.codecs.lattice import (
-    SHORT,
     Bits,
     Integers,
     LinearLattice,
@@ -25,6 +24,7 @@ from ckstore.codecs.lattice import (
     scaled,
 )
 from ckstore.codecs.rounded import RoundedLattice
+from ckstore.codecs.short_floats import SHORT
 from ckstore.errors import IntegrityError
 from ckstore.formats.layout import ITEM_SIZES
 from ckstore.lineage.cost import Work, layer

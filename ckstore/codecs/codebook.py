@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ckstore.codecs.lattice import FLOATS
+from ckstore.codecs.short_floats import narrowed, widened
 from ckstore.errors import IntegrityError, UsageError
 
 Array = npt.NDArray[Any]
@@ -184,15 +185,8 @@ def as_float32(bits: Bits, dtype: str) -> Floats:
 
 def as_bits(values: Floats, dtype: str) -> Bits:
     """Bits of `dtype` of finite float32 values: to nearest, ties to even, at most the largest finite number."""
-    from ckstore.kernels import codebook as kernels
-
     words = float_words(values)
-    if dtype == "float32":
-        return words
-    out = np.empty(words.size, np.uint16)
-    kernel = kernels.narrow_float16 if dtype == "float16" else kernels.narrow_bfloat16
-    kernel(words, out)
-    return out
+    return words if dtype == "float32" else narrowed(words, dtype)
 
 
 def differences(bits: Bits, base: Bits, dtype: str) -> Floats:
@@ -216,15 +210,7 @@ def float_words(values: Floats) -> npt.NDArray[np.uint32]:
 
 
 def _words(bits: Bits, dtype: str) -> npt.NDArray[np.uint32]:
-    from ckstore.kernels import codebook as kernels
-
-    if dtype == "float32":
-        return _fixed(bits).view(np.uint32)
-    if dtype == "bfloat16":
-        return _fixed(bits.view(np.uint16).astype(np.uint32) << np.uint32(16))
-    out = np.empty(bits.size, np.uint32)
-    kernels.widen_float16(_fixed(bits).view(np.uint16), out)
-    return _fixed(out)
+    return _fixed(bits.view(np.uint32) if dtype == "float32" else widened(bits, dtype))
 
 
 def _fixed(array: Array) -> Array:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ckstore.codecs.short_floats import SHORT, narrowed, widened
 from ckstore.errors import IntegrityError
 
 Bits = npt.NDArray[Any]
@@ -43,9 +44,6 @@ STEP_RANGE: dict[str, tuple[int, int]] = {
     "bfloat16": (-126, 106),
     "float16": (-48, 5),
 }
-
-#: dtypes of 16 bits on linear lattices: their lattice values are rounded to them, and they have no exact layer there.
-SHORT = ("bfloat16", "float16")
 
 #: dtypes whose values can be predicted as a multiple of their parents.
 SCALED = ("float32", "float64", "bfloat16")
@@ -169,9 +167,7 @@ class LinearLattice:
         bits = out.view(f"u{out.itemsize}")
         if self.dtype not in SHORT:
             return bits
-        short = np.empty(integers.size, np.uint16)
-        (kernels.to_bfloat16 if self.dtype == "bfloat16" else kernels.to_float16)(bits, short)
-        return short
+        return narrowed(bits, self.dtype)
 
     def distance(self, bits: Bits, integers: Integers, start: int) -> tuple[float, int]:
         """Sum of squares of the difference between finite values and lattice values, and their number."""
@@ -215,14 +211,9 @@ def _exponent_difference(own: npt.NDArray[np.int16], base: npt.NDArray[np.int16]
 
 def floats(bits: Bits, dtype: str) -> npt.NDArray[Any]:
     """Bits of a float dtype of `STEP_RANGE` as an array that NumPy computes with: 16-bit floats widened to float32."""
-    if dtype == "bfloat16":
-        from ckstore.kernels import coarse as kernels
-
-        wide = np.empty(bits.size, np.uint32)
-        kernels.from_bfloat16(bits, wide)
-        return wide.view(np.float32)
-    values = np.ascontiguousarray(bits).view(dtype)
-    return values.astype(np.float32) if dtype == "float16" else values
+    if dtype in SHORT:
+        return widened(bits, dtype).view(np.float32)
+    return np.ascontiguousarray(bits).view(dtype)
 
 
 def statistics_of(bits: Bits, dtype: str) -> tuple[float, float, int]:

@@ -56,45 +56,6 @@ def linear_values(
 
 
 @njit(**_OPTIONS)
-def to_bfloat16(bits: np.ndarray, out: np.ndarray) -> None:
-    """float32 bits of finite numbers rounded to bfloat16, ties to even; what would overflow is the largest number."""
-    for k in range(bits.size):
-        value = bits[k]
-        rounded = (value + np.uint32(0x7FFF) + ((value >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
-        if rounded & np.uint32(0x7F80) == np.uint32(0x7F80):
-            rounded = (rounded & np.uint32(0x8000)) | np.uint32(0x7F7F)
-        out[k] = np.uint16(rounded)
-
-
-@njit(**_OPTIONS)
-def to_float16(bits: np.ndarray, out: np.ndarray) -> None:
-    """float32 bits of finite numbers rounded to float16, ties to even; what would overflow is the largest number."""
-    for k in range(bits.size):
-        value = np.int64(bits[k])
-        sign = (value >> 16) & 0x8000
-        magnitude = value & 0x7FFFFFFF
-        exponent = magnitude >> 23
-        if exponent >= 113:
-            rounded = (magnitude - (112 << 23) + 0xFFF + ((magnitude >> 13) & 1)) >> 13
-            rounded = min(rounded, np.int64(0x7BFF))
-        elif exponent >= 102:
-            # A subnormal float16: whole multiples of 2^-24.
-            shift = 126 - exponent
-            mantissa = (magnitude & 0x7FFFFF) | 0x800000
-            rounded = (mantissa + (1 << (shift - 1)) - 1 + ((mantissa >> shift) & 1)) >> shift
-        else:
-            rounded = np.int64(0)
-        out[k] = np.uint16(sign | rounded)
-
-
-@njit(**_OPTIONS)
-def from_bfloat16(bits: np.ndarray, out: np.ndarray) -> None:
-    """bfloat16 bits as float32 bits."""
-    for k in range(bits.size):
-        out[k] = np.uint32(bits[k]) << np.uint32(16)
-
-
-@njit(**_OPTIONS)
 def _order(bits: np.uint64, sign: np.uint64) -> np.int64:
     """The order-preserving integer of float bits, as int64: negative for negative numbers, 0 for both zeros."""
     magnitude = np.int64(bits & (sign - np.uint64(1)))

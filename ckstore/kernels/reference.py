@@ -171,17 +171,6 @@ def split_indices(indices: Array, words: Array, ranks: Array, split: tuple[int, 
     return np.where(pruned, zero, np.where(bins >= split[1], aside, indices)).astype(np.uint8)
 
 
-def narrowed(words: Array, dtype: str) -> Array:
-    """float16 or bfloat16 bits of finite float32 values: see `narrow_float16` and `narrow_bfloat16`."""
-    if dtype == "float16":
-        with np.errstate(over="ignore"):
-            halves = np.clip(words.view(np.float32).astype(np.float16), np.float16(-65504), np.float16(65504))
-        return np.where(halves == 0, np.float16(0), halves).view(np.uint16)
-    wide = words.astype(np.uint64)
-    rounded = ((wide + 0x7FFF + (wide >> 16 & 1)) >> 16).astype(np.uint16)
-    return np.where(rounded & 0x7FFF == 0x7F80, (rounded & 0x8000) | 0x7F7F, rounded)
-
-
 def short_floats(words: Array, dtype: str) -> Array:
     """float16 or bfloat16 bits of finite float32 bits: see `to_float16` and `to_bfloat16`; -0.0 stays what it is."""
     largest = {"float16": 0x7BFF, "bfloat16": 0x7F7F}[dtype]

@@ -113,30 +113,3 @@ def test_histograms_and_splits_equal_the_reference(case):
     expected = reference.split_indices(indices, words, ranks, (low, high), 3, 200)
     kernels.split_indices(words, ranks, low, high, 3, 200, indices)
     assert np.array_equal(indices, expected)
-
-
-def test_every_float16_widens_to_its_value_and_narrows_back():
-    halves = np.arange(1 << 16).astype(np.uint16)
-    words = np.empty(halves.size, np.uint32)
-    kernels.widen_float16(halves, words)
-    expected = halves.view(np.float16)
-    finite = np.isfinite(expected)
-    assert np.array_equal(words.view(np.float32)[finite], expected[finite].astype(np.float32))
-    assert np.array_equal(np.signbit(words.view(np.float32)), np.signbit(expected))
-    assert not np.any(np.isfinite(words.view(np.float32)[~finite]))
-    back = np.empty_like(halves)
-    kernels.narrow_float16(words, back)
-    assert np.array_equal(back[finite & (expected != 0)], halves[finite & (expected != 0)])
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_narrowing_rounds_ties_to_even_and_never_overflows(dtype):
-    kernel = kernels.narrow_float16 if dtype == "float16" else kernels.narrow_bfloat16
-    rng = np.random.default_rng(5)
-    around = np.arange(1 << 16, dtype=np.uint32) << np.uint32(16)
-    ties = [around | np.uint32(low) for low in (0, 0x1000, 0x2000, 0x3000, 0x7FFF, 0x8000, 0x8001, 0xFFFF)]
-    words = np.concatenate([*ties, rng.integers(0, 1 << 32, 200_000, dtype=np.uint32)])
-    words = words[np.isfinite(words.view(np.float32)) & (words >> 23 & 255 != 0)]
-    out = np.empty(words.size, np.uint16)
-    kernel(words, out)
-    assert np.array_equal(out, reference.narrowed(words, dtype))
