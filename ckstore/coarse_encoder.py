@@ -28,7 +28,7 @@ from ckstore.errors import IntegrityError
 from ckstore.lineage.cost import cost, layer
 from ckstore.lineage.planner import Candidates, Option
 from ckstore.models import LogModel, row_width, whole
-from ckstore.objects import ObjectReader, project_onto
+from ckstore.objects import ObjectReader
 from ckstore.policy import Policy
 from ckstore.records import LatticeRecord, check_cut, digest
 from ckstore.units import Unit
@@ -151,8 +151,8 @@ class CoarseEncoder:
         for chunk, start in enumerate(range(0, unit.count, unit.chunk)):
             bits = read(start, min(start + unit.chunk, unit.count))
             predicted = None
-            if plan.base is not None:
-                predicted = project_onto(lattice, plan.base, self.reader.integers(plan.base, chunk), start)
+            if plan.base is not None and isinstance(lattice, LinearLattice):
+                predicted = lattice.project(plan.base.linear, self.reader.integers(plan.base, chunk), start)
             integers = _quantised(lattice, bits, start, dithered=estimate.dithered)
             delta = integers if predicted is None else integers - predicted
             encoded.coarse.append(encode_integers(delta) if delta.any() else None)
@@ -184,7 +184,7 @@ class CoarseEncoder:
         if step < step_exponent(0.0, largest, unit.dtype):
             return None
         lattice = LinearLattice(unit.dtype, step, row_width(unit))
-        record = self._record(unit, parent, "linear")
+        record = self._record(unit, parent)
         if unit.dtype not in ("float32", "float64"):
             reached, *_ = _deviation(unit, bits, lattice.values(lattice.quantise(bits, 0), 0))
             if reached > bound:
@@ -194,7 +194,7 @@ class CoarseEncoder:
     def _estimate_weight(
         self, unit: Unit, bits: Bits, largest: float, parent: CoarseParent | None, steps: Steps
     ) -> Estimate:
-        record = None if parent is None or not steps.is_related else self._record(unit, parent, "linear")
+        record = None if parent is None or not steps.is_related else self._record(unit, parent)
         if steps.is_still and record is not None:
             lattice = record.linear
         else:
@@ -230,13 +230,13 @@ class CoarseEncoder:
         # In full: what rows and columns leave of it is as small as what changed of that since the parent.
         return self._planned(unit, bits, lattice, None)
 
-    def _record(self, unit: Unit, parent: CoarseParent | None, kind: str) -> LatticeRecord | None:
-        """The parent's record where it stands on a lattice of this kind."""
+    def _record(self, unit: Unit, parent: CoarseParent | None) -> LatticeRecord | None:
+        """The parent's record where it stands on a linear lattice."""
         if parent is None:
             return None
         record = self.reader.resolver.lattice(parent.lattice)
         check_cut(record, unit)
-        return record if record.kind == kind else None
+        return record if record.kind == "linear" else None
 
     def _planned(
         self, unit: Unit, bits: Bits, lattice: Grid, record: LatticeRecord | None, *, dithered: bool = False
@@ -252,11 +252,11 @@ class CoarseEncoder:
         options = [Option("base", base, cost(work), is_base=True)]
         plans = {"base": Plan(None)}
         debt = 0.0
-        if record is not None and record.width == lattice.width:
+        if record is not None and isinstance(lattice, LinearLattice) and record.width == lattice.width:
             debt = record.debt
             for name, ancestor in nearby_ancestors(self.reader.chain(record)):
                 integers = sample.cut(self.reader.integers(ancestor, sample.chunk))
-                predicted = project_onto(lattice, ancestor, integers, sample.start)
+                predicted = lattice.project(ancestor.linear, integers, sample.start)
                 stored = sample.nbytes(quantised - predicted)
                 price = layer(chunks, unit.count, int(stored), grouped=False).plus(self.reader.lattice_work(ancestor))
                 options.append(Option(name, stored, cost(price), is_base=False))

@@ -17,18 +17,16 @@ from ckstore.codecs.integers import decode_integers
 from ckstore.codecs.lattice import (
     Bits,
     Integers,
-    LinearLattice,
     ordinal_classes,
     ordinal_correct,
     ordinal_difference,
     scaled,
 )
-from ckstore.codecs.rounded import RoundedLattice
 from ckstore.codecs.short_floats import SHORT
 from ckstore.errors import IntegrityError
 from ckstore.formats.layout import ITEM_SIZES
 from ckstore.lineage.cost import Work, layer
-from ckstore.records import ContentRecord, Lattice, LatticeRecord, Record, check_cut
+from ckstore.records import ContentRecord, LatticeRecord, Record, check_cut
 from ckstore.storage.pack_reader import read_shard_index
 
 #: Bytes of a shard index: 16 a chunk, and a checksum.
@@ -242,7 +240,7 @@ class ObjectReader:
             if below is None or integers is None:
                 integers = stored
             else:
-                integers = project_onto(level.lattice, below, integers, chunk * level.chunk)
+                integers = level.linear.project(below.linear, integers, chunk * level.chunk)
                 if stored is not None and integers.flags.writeable:
                     integers += stored
                 elif stored is not None:
@@ -471,16 +469,6 @@ class ObjectReader:
                 while len(self._indexes) > _INDEXES:
                     self._indexes.popitem(last=False)
         return index
-
-
-def project_onto(lattice: Lattice, base: LatticeRecord, integers: Integers, start: int) -> Integers:
-    """Integers of a chunk of `base` on another lattice of its kind."""
-    if isinstance(lattice, RoundedLattice):
-        other = base.lattice
-        assert isinstance(other, RoundedLattice)
-        return lattice.project(other, integers, start)
-    assert isinstance(lattice, LinearLattice)
-    return lattice.project(base.linear, integers, start)
 
 
 def _chunk_size(record: LatticeRecord, chunk: int) -> int:

@@ -240,7 +240,7 @@ class LatticeRecord:
         _require(
             self.id,
             self.rows.size in (0, -(-self.count // self.width)) and self.cols.size in (0, self.width),
-            self.kind != "rounded" or _is_within(self.shift, 1, 32),
+            self.kind != "rounded" or (_is_within(self.shift, 1, 32) and self.base is None),
             _is_within(self.level, -(1 << 15), 1 << 15),
         )
         if self.kind == "linear":

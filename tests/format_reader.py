@@ -318,10 +318,7 @@ class Reader:
             return stored + np.zeros(self._length(record, chunk), np.int64)
         below = self.integers(record["base"], chunk)
         base = self.lattices[record["base"]][1]
-        if record["kind"] == "rounded":
-            shift = np.full(below.size, record["shift"] - base["shift"])
-        else:
-            shift = self.exponents(record, chunk) - self.exponents(base, chunk)
+        shift = self.exponents(record, chunk) - self.exponents(base, chunk)
         right, left = np.minimum(np.maximum(shift, 1), 40), np.minimum(np.maximum(-shift, 0), 30)
         projected = np.where(
             shift > 0,

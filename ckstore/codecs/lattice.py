@@ -108,12 +108,10 @@ class LinearLattice:
     rows: npt.NDArray[np.int16] = field(default_factory=lambda: _NO_EXPONENTS)
     cols: npt.NDArray[np.int16] = field(default_factory=lambda: _NO_EXPONENTS)
 
-    def quantise(
-        self, bits: Bits, start: int, predicted: Integers | None = None, *, reach: float = HYSTERESIS
-    ) -> Integers:
+    def quantise(self, bits: Bits, start: int, predicted: Integers | None = None) -> Integers:
         """Integers (int32) of a chunk of values that begins at element `start`.
 
-        With `predicted` (the projected integers of a base) an element keeps its prediction within `reach` steps.
+        With `predicted` (the projected integers of a base) an element keeps its prediction within `HYSTERESIS` steps.
         """
         from ckstore.kernels import lattice as kernels
 
@@ -121,7 +119,7 @@ class LinearLattice:
         out = np.empty(bits.size, np.int32)
         prediction = _NO_INTEGERS if predicted is None else predicted
         kernels.linear_quantise(
-            floats(bits, self.dtype), prediction, self.step, self.rows, self.cols, self.width, start, reach, out
+            floats(bits, self.dtype), prediction, self.step, self.rows, self.cols, self.width, start, HYSTERESIS, out
         )
         return out
 

@@ -8,13 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ckstore.codecs.lattice import FLOATS, Bits, Integers
-from ckstore.errors import IntegrityError
 
 #: dtypes whose ordinals can be rounded: differences of ordinals and models fit 64 bits.
 ROUNDED = ("float32", "bfloat16", "float16")
 
 _NO_EXPONENTS: npt.NDArray[np.int16] = np.empty(0, np.int16)
-_NO_INTEGERS: npt.NDArray[np.int32] = np.empty(0, np.int32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,33 +44,15 @@ class RoundedLattice:
     rows: npt.NDArray[np.int16] = field(default_factory=lambda: _NO_EXPONENTS)
     cols: npt.NDArray[np.int16] = field(default_factory=lambda: _NO_EXPONENTS)
 
-    def quantise(self, bits: Bits, start: int, predicted: Integers | None = None) -> Integers:
-        """Integers (int32) of a chunk of finite values that begins at element `start`.
-
-        With `predicted` (a base's integers) an element keeps its prediction within 0.6 of a step.
-        """
+    def quantise(self, bits: Bits, start: int) -> Integers:
+        """Integers (int32) of a chunk of finite values that begins at element `start`."""
         from ckstore.kernels import coarse as kernels
 
-        if predicted is not None and predicted.size != bits.size:
-            raise IntegrityError(
-                f"{bits.size} values do not fit {predicted.size} predictions; run `ckstore verify` to find the object."
-            )
         out = np.empty(bits.size, np.int32)
-        prediction = _NO_INTEGERS if predicted is None else predicted
         kernels.rounded_quantise(
-            bits, prediction, self.shift, quarter_octave(self.dtype), self.level, self.rows, self.cols, self.width,
-            start, out,
-        )  # fmt: skip
+            bits, self.shift, quarter_octave(self.dtype), self.level, self.rows, self.cols, self.width, start, out
+        )
         return out
-
-    def project(self, base: RoundedLattice, integers: Integers, start: int) -> Integers:
-        """Integers of `base` on this lattice: what is left of an element outlasts changes of the model."""
-        move = self.shift - base.shift
-        if move == 0:
-            return integers
-        wide = integers.astype(np.int64)
-        wide = (wide + (1 << (move - 1))) >> move if move > 0 else wide << min(-move, 30)
-        return np.clip(wide, -(1 << 24), 1 << 24).astype(np.int32)
 
     def values(self, integers: Integers, start: int) -> Bits:
         """Bits of the values in the middle of the integers' cells; near 0 they are +0."""

@@ -65,7 +65,6 @@ def _order(bits: np.uint64, sign: np.uint64) -> np.int64:
 @njit(**_OPTIONS)
 def rounded_quantise(
     bits: np.ndarray,
-    predicted: np.ndarray,
     shift: int,
     unit: int,
     level: int,
@@ -75,13 +74,9 @@ def rounded_quantise(
     start: int,
     out: np.ndarray,
 ) -> None:
-    """Integers of ordinals: ``(ord(x) - unit * (level + rows[i] + cols[j])) / 2**shift``, rounded to the nearest.
-
-    With `predicted` an element keeps its prediction within 0.6 of a step, as on a linear lattice.
-    """
+    """Integers of ordinals: ``(ord(x) - unit * (level + rows[i] + cols[j])) / 2**shift``, to the nearest."""
     sign = np.uint64(1) << np.uint64(8 * bits.itemsize - 1)
     half = np.int64(1) << (shift - 1)
-    reach = (np.int64(6) << shift) // 10
     row = start // width
     col = start - row * width
     for k in range(bits.size):
@@ -90,12 +85,7 @@ def rounded_quantise(
             model += rows[row]
         if cols.size:
             model += cols[col]
-        rest = _order(np.uint64(bits[k]), sign) - model * unit
-        integer = (rest + half) >> shift
-        if predicted.size:
-            kept = np.int64(predicted[k])
-            if abs(rest - (kept << shift)) < reach:
-                integer = kept
+        integer = (_order(np.uint64(bits[k]), sign) - model * unit + half) >> shift
         out[k] = np.int32(min(max(integer, -np.int64(MAX_ROUNDED)), np.int64(MAX_ROUNDED)))
         col += 1
         if col == width:

@@ -188,15 +188,13 @@ def models(count: int, level: int, rows: Array, cols: Array, width: int, start: 
     return [int(octaves) * unit for octaves in exponents(count, level, rows, cols, width, start)]
 
 
-def rounded_quantise(bits: Array, predicted: Array, shift: int, models: list[int]) -> Array:
+def rounded_quantise(bits: Array, shift: int, models: list[int]) -> Array:
     """Integers (int32): see `ckstore.kernels.coarse.rounded_quantise`, with the model of each element."""
     sign = 1 << (8 * bits.itemsize - 1)
     result = []
-    for k, (word, model) in enumerate(zip(bits.tolist(), models, strict=True)):
+    for word, model in zip(bits.tolist(), models, strict=True):
         rest = (-(word ^ sign) if word & sign else word) - model
         integer = (2 * rest + (1 << shift)) // (2 << shift)
-        if predicted.size and abs(rest - (int(predicted[k]) << shift)) < (6 << shift) // 10:
-            integer = int(predicted[k])
         result.append(min(max(integer, -(1 << 24)), 1 << 24))
     return np.array(result, np.int32)
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckstore.codecs.lattice import FLOATS, SHORT, STEP_RANGE, LinearLattice, floats, step_exponent
+from ckstore.codecs.lattice import FLOATS, HYSTERESIS, STEP_RANGE, LinearLattice, floats, step_exponent
 from ckstore.codecs.rounded import ROUNDED, RoundedLattice, largest_finite, quarter_octave
-from ckstore.errors import IntegrityError
+from ckstore.codecs.short_floats import SHORT
 
 UNSIGNED = {"float64": np.uint64, "float32": np.uint32, "float16": np.uint16, "bfloat16": np.uint16}
 NONE = np.empty(0, np.int16)
@@ -50,19 +50,15 @@ def rounded_lattices(draw, dtype: str) -> tuple[RoundedLattice, np.random.Genera
 
 @pytest.mark.parametrize("dtype", ROUNDED)
 @given(st.data())
-def test_an_ordinal_is_off_by_little_more_than_half_a_step(dtype: str, data) -> None:
+def test_an_ordinal_is_off_by_half_a_step_at_most(dtype: str, data) -> None:
     lattice, rng, count = data.draw(rounded_lattices(dtype))
     bits = any_finite(rng, dtype, count)
-    predicted = None
-    if data.draw(st.booleans()):
-        near = lattice.quantise(bits, 0).astype(np.int64) + rng.integers(-1, 2, count)
-        predicted = near.astype(np.int32)
-    found = orders(lattice.values(lattice.quantise(bits, 0, predicted), 0))
+    found = orders(lattice.values(lattice.quantise(bits, 0), 0))
     error = np.abs(found - orders(bits))
     step = 1 << lattice.shift
-    assert (error[found != 0] <= 0.6 * step).all()
+    assert (error[found != 0] <= 0.5 * step).all()
     # What is flushed to 0 was no further from it than the reach and the error together.
-    assert (error[found == 0] <= (0.625 + 0.6) * step).all()
+    assert (error[found == 0] <= (0.625 + 0.5) * step).all()
 
 
 @pytest.mark.parametrize("dtype", ROUNDED)
@@ -70,8 +66,7 @@ def test_an_ordinal_is_off_by_little_more_than_half_a_step(dtype: str, data) -> 
 def test_zero_stays_plus_zero_and_nothing_changes_its_sign(dtype: str, data) -> None:
     lattice, rng, count = data.draw(rounded_lattices(dtype))
     bits = any_finite(rng, dtype, count, signed=data.draw(st.booleans()))
-    predicted = lattice.quantise(any_finite(rng, dtype, count), 0) if data.draw(st.booleans()) else None
-    values = lattice.values(lattice.quantise(bits, 0, predicted), 0)
+    values = lattice.values(lattice.quantise(bits, 0), 0)
     assert (values[orders(bits) == 0] == 0).all()
     assert (orders(values) * np.sign(orders(bits)) >= 0).all()
     assert (np.abs(orders(values)) <= largest_finite(dtype)).all()
@@ -87,22 +82,6 @@ def test_decoded_ordinals_are_their_own_values(dtype: str, data) -> None:
     assert np.array_equal(lattice.values(again, 0), values)
     inside = (orders(values) != 0) & (np.abs(orders(values)) < largest_finite(dtype))
     assert np.array_equal(again[inside], integers[inside])
-
-
-@given(seeds(), st.integers(-6, 6))
-def test_what_is_projected_keeps_the_rest_of_its_ordinal(rng: np.random.Generator, move: int) -> None:
-    base, own = RoundedLattice("float32", 20, 100, 10), RoundedLattice("float32", 20 + move, 140, 10)
-    integers = rng.integers(-1000, 1000, 100).astype(np.int32)
-    projected = own.project(base, integers, 0)
-    expected = integers * 2.0**-move
-    assert (np.abs(projected - expected) <= 0.5).all()
-    assert (own.project(base, np.full(3, (1 << 24) - 1, np.int32), 0) <= 1 << 24).all()
-
-
-def test_predictions_of_another_length_are_refused() -> None:
-    lattice = RoundedLattice("float32", 23, 400, 10)
-    with pytest.raises(IntegrityError):
-        lattice.quantise(np.zeros(10, np.uint32), 0, np.zeros(9, np.int32))
 
 
 @pytest.mark.parametrize("dtype", ROUNDED)
@@ -137,10 +116,10 @@ def test_a_linear_value_is_off_by_reach_steps_and_a_rounding(dtype: str, data) -
     lattice = LinearLattice(dtype, step, width, rows)
     steps = 2.0 ** (step + (rows[np.arange(count) // width].astype(float) if rows.size else np.zeros(count)))
     predicted = None
-    reach = data.draw(st.sampled_from([0.5, 0.6, 0.75]))
+    reach = 0.5
     if data.draw(st.booleans()):
-        predicted = lattice.quantise(bits, 0) + rng.integers(-1, 2, count).astype(np.int32)
-    integers = lattice.quantise(bits, 0, predicted, reach=reach)
+        predicted, reach = lattice.quantise(bits, 0) + rng.integers(-1, 2, count).astype(np.int32), HYSTERESIS
+    integers = lattice.quantise(bits, 0, predicted)
     decoded = lattice.values(integers, 0)
     error = np.abs(floats(decoded, dtype).astype(np.float64) - doubles)
     assert (error <= reach * steps).all()
