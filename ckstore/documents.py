@@ -13,6 +13,9 @@ from ckstore.formats.paths import path_to_text, text_to_path
 from ckstore.records import digest
 from ckstore.units import Unit
 
+#: An object of a version: lattice id, and content id or None.
+Object = tuple[str, str | None]
+
 
 @dataclass(frozen=True, slots=True)
 class BlobRef:
@@ -128,7 +131,7 @@ class VersionDocument:
     directories: tuple[tuple[str, int], ...]
     layout: BlobRef
     crcs: BlobRef
-    objects: tuple[tuple[str, str | None], ...]
+    objects: tuple[Object, ...]
     metrics: dict[str, Any] = field(default_factory=dict)
     source: str = ""
     facts: dict[str, Any] = field(default_factory=dict)

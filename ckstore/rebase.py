@@ -13,6 +13,7 @@ from ckstore.budget import relative_cost, restore_work, writing_work
 from ckstore.codecs.checksum import crc32c
 from ckstore.codecs.integers import encode_integers
 from ckstore.codecs.lattice import ordinal_difference
+from ckstore.documents import Object
 from ckstore.encoder import Encoded
 from ckstore.errors import IntegrityError
 from ckstore.lineage.cost import cost, layer
@@ -27,10 +28,6 @@ from ckstore.version import Version
 if TYPE_CHECKING:
     from ckstore.objects import ObjectReader
     from ckstore.store import Store
-
-
-#: An object of a version: lattice id, and content id or None.
-Object = tuple[str, str | None]
 
 
 @dataclass(slots=True)

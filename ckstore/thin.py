@@ -17,7 +17,7 @@ import numpy as np
 from ckstore.budget import relative_cost, restore_work
 from ckstore.codecs.lattice import Bits, Integers, statistics_of
 from ckstore.deviation import CoarseUnit, Comparison, Deviation
-from ckstore.documents import BlobRef, CoarseFacts, VersionDocument
+from ckstore.documents import BlobRef, CoarseFacts, Object, VersionDocument
 from ckstore.errors import IntegrityError
 from ckstore.estimator import Estimator, ParentObject, parent_objects
 from ckstore.lineage.planner import plan
@@ -38,9 +38,6 @@ from ckstore.version import Version
 
 if TYPE_CHECKING:
     from ckstore.store import Store
-
-#: An object of a version: lattice id, and content id or None.
-Object = tuple[str, str | None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import click
 
+from ckstore.cli.options import selection_options
 from ckstore.cli.output import counted, json_option, name_of, print_json
-from ckstore.cli.verb import RunName, VersionName, open_store, verb
+from ckstore.cli.verb import open_store, verb
 
 
 @verb(
@@ -15,16 +16,7 @@ from ckstore.cli.verb import RunName, VersionName, open_store, verb
     ("ckstore forget --run gpt --keep-last 5 --dry-run", "only say which"),
     exit_codes=[12, 13],
 )
-@click.argument("versions", metavar="[VERSION]...", nargs=-1, type=VersionName())
-@click.option("--run", metavar="RUN", type=RunName(), help="All versions of this run.")
-@click.option("--keep-last", metavar="N", type=click.IntRange(min=1), help="Keep the last N of the named versions.")
-@click.option(
-    "--keep-every",
-    metavar="N",
-    type=click.IntRange(min=1),
-    help="Keep the first of the named versions and every N-th after it.",
-)
-@click.option("--keep-tagged", is_flag=True, help="Keep the named versions that have a tag.")
+@selection_options
 @click.option("--dry-run", is_flag=True, help="Change nothing; say which versions would be forgotten.")
 @json_option
 @click.pass_context

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ckstore.cli.options import policy_options
 from ckstore.cli.output import json_option, name_of, print_json, ratio_text, size_text, version_object
 from ckstore.cli.progress import progress_bar
 from ckstore.cli.verb import RunName, TagName, VersionName, open_store, verb
 from ckstore.errors import CkstoreError, ConflictError, InputError, PartialError, UsageError
-from ckstore.policy import FIDELITIES, SCHEMES, Fidelity, Scheme
+from ckstore.policy import Fidelity, Scheme
 
 if TYPE_CHECKING:
     from ckstore.store import Store
@@ -113,22 +114,7 @@ def _part(ctx: click.Context, parameter: click.Parameter, value: str | None) -> 
     type=click.FloatRange(min=1.0),
     help="Restoring costs at most X times what a version stored in full does.  [default: 2]",
 )
-@click.option(
-    "--fidelity",
-    type=click.Choice(FIDELITIES),
-    help="Exact: every bit comes back. Coarse: floats are quantised.  [default: see `ckstore policy`]",
-)
-@click.option("--scheme", type=click.Choice(SCHEMES), help="How coarse versions are quantised.  [default: lattice]")
-@click.option(
-    "--quality",
-    metavar="Q",
-    type=float,
-    help="Of coarse versions: steps in units of what training moved; smaller is finer.  [default: 1.5]",
-)
-@click.option("--max-abs-error", metavar="X", type=float, help="Coarse: no element differs by more than X.")
-@click.option(
-    "--max-rel-error", metavar="X", type=float, help="Coarse: by no more than X times its tensor's root mean square."
-)
+@policy_options
 @click.option(
     "--max-degradation",
     metavar="X",

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import click
 
+from ckstore.cli.options import policy_options
 from ckstore.cli.output import json_option, print_json, print_table
 from ckstore.cli.verb import RunName, open_store, verb
 from ckstore.errors import UsageError
-from ckstore.policy import FIDELITIES, SCHEMES, Fidelity, Policy, Scheme
+from ckstore.policy import Fidelity, Policy, Scheme
 
 
 @verb(
@@ -17,13 +18,7 @@ from ckstore.policy import FIDELITIES, SCHEMES, Fidelity, Policy, Scheme
     ("ckstore policy --run gpt --clear", "that run is as faithful as the store again"),
 )
 @click.option("--run", metavar="RUN", type=RunName(), help="Of this run.  [default: of the store]")
-@click.option("--fidelity", type=click.Choice(FIDELITIES), help="Exact or coarse versions.")
-@click.option("--scheme", type=click.Choice(SCHEMES), help="How coarse versions are quantised.")
-@click.option("--quality", metavar="Q", type=float, help="Of coarse versions; smaller is finer.")
-@click.option("--max-abs-error", metavar="X", type=float, help="Coarse: no element differs by more than X.")
-@click.option(
-    "--max-rel-error", metavar="X", type=float, help="Coarse: by no more than X times its tensor's root mean square."
-)
+@policy_options
 @click.option("--clear", is_flag=True, help="Remove what was set.")
 @json_option
 @click.pass_context

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import click
 
+from ckstore.cli.options import selection_options
 from ckstore.cli.output import counted, json_option, name_of, percent_text, print_json, size_text
 from ckstore.cli.progress import progress_bar
-from ckstore.cli.verb import RunName, VersionName, open_store, verb
+from ckstore.cli.verb import open_store, verb
 from ckstore.policy import QUALITY
 
 
@@ -19,18 +20,7 @@ from ckstore.policy import QUALITY
     ("ckstore thin --run gpt --keep-last 5 --keep-tagged", "of a run but for its end and what has a tag"),
     exit_codes=[13],
 )
-@click.argument("versions", metavar="[VERSION]...", nargs=-1, type=VersionName())
-@click.option("--run", metavar="RUN", type=RunName(), help="All versions of this run.")
-@click.option(
-    "--keep-last", metavar="N", type=click.IntRange(min=1), help="Keep the last N of the named versions exact."
-)
-@click.option(
-    "--keep-every",
-    metavar="N",
-    type=click.IntRange(min=1),
-    help="Keep the first of the named versions and every N-th after it exact.",
-)
-@click.option("--keep-tagged", is_flag=True, help="Keep the named versions that have a tag exact.")
+@selection_options
 @click.option(
     "--quality",
     metavar="Q",
