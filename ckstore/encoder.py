@@ -112,10 +112,13 @@ class ObjectEncoder:
     ----------
     reader
         Decodes the objects that new ones are stored against.
+    keep
+        Whether the chunks of what is encoded stay in the reader's cache, for the version that follows.
     """
 
-    def __init__(self, reader: ObjectReader) -> None:
+    def __init__(self, reader: ObjectReader, *, keep: bool = False) -> None:
         self.reader = reader
+        self._keep = keep
 
     def estimate(self, unit: Unit, read: ReadUnit, parent: str | None, coarse: str | None = None) -> Estimate:
         """Options of `unit`, from a sample of one chunk.
@@ -143,7 +146,7 @@ class ObjectEncoder:
             return self._estimate_ordinal(unit, sample, None)
 
     def encode(self, content: str, estimate: Estimate, plan: Plan, read: ReadUnit) -> Encoded:
-        """The layers of an object under `plan`; its chunks stay in the reader's cache, for the version that follows."""
+        """The layers of an object under `plan`."""
         unit = estimate.unit
         encoded = Encoded(content, [], [])
         coded: list[Integers] = []
@@ -153,11 +156,12 @@ class ObjectEncoder:
                 encoded.coarse.append(self._ordinal_chunk(unit, bits, chunk, plan))
             else:
                 coded.append(self._linear_chunk(_linear(estimate), bits, chunk, start, plan, encoded))
-            self.reader.cache.put((content, chunk), bits)
+            if self._keep:
+                self.reader.cache.put((content, chunk), bits)
         if estimate.lattice is not None:
             digests = [bytes.fromhex(digest(integers.view(np.uint8))) for integers in coded]
             encoded.identity = lattice_id(estimate.lattice, unit.count, unit.chunk, digests)
-            for chunk, integers in enumerate(coded):
+            for chunk, integers in enumerate(coded if self._keep else ()):
                 self.reader.cache.put((encoded.identity, chunk), integers)
         return encoded
 

@@ -33,6 +33,9 @@ SMALL_SHARE = 0.02
 #: ... by so many octaves: what it costs is next to nothing.
 SMALL_OCTAVES = -2.0
 
+#: Memory that the chunks of a version take, as a multiple of its size: the integers of weights come on top.
+_KEPT = 1.4
+
 
 @dataclass(frozen=True, slots=True)
 class ParentObject:
@@ -119,7 +122,7 @@ class Estimator:
         self._policy = policy
         self._parents = parents
         self._reader = reader
-        self._exact = ObjectEncoder(reader)
+        self._exact = ObjectEncoder(reader, keep=_KEPT * values.size <= reader.cache.limit)
         self._coarse = CoarseEncoder(reader, policy)
         self._codebooks = None if policy.scheme == "lattice" else CodebookEncoder(reader, policy)
         self._sizes: dict[tuple[int, int], float] = {}

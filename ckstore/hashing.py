@@ -22,14 +22,14 @@ _PENDING = 8
 class StreamSha256:
     """SHA-256 of blocks in order, in a thread of its own; use it as a context manager.
 
-    Blocks must not change after they were handed over.
+    Blocks must not change before they are hashed: `wait` tells.
     """
 
     def __init__(self) -> None:
         self._sha = hashlib.sha256()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="ckstore-sha256")
         self._pending: deque[Future[None]] = deque()
-        self._batch: list[bytes] = []
+        self._batch: list[bytes | memoryview] = []
         self._size = 0
 
     def __enter__(self) -> Self:
@@ -38,20 +38,23 @@ class StreamSha256:
     def __exit__(self, *raised: object) -> None:
         self._pool.shutdown(cancel_futures=True)
 
-    def update(self, block: bytes) -> None:
+    def update(self, block: bytes | memoryview) -> None:
         """Hash `block` after those that came before."""
         self._batch.append(block)
         self._size += len(block)
         if self._size >= _BATCH:
             self._submit()
-            if len(self._pending) > _PENDING:
-                self._pending.popleft().result()
+            self.wait(_PENDING)
+
+    def wait(self, pending: int) -> None:
+        """Wait until all blocks are hashed but for the last `pending` pieces of at least 1 MiB."""
+        while len(self._pending) > pending:
+            self._pending.popleft().result()
 
     def hexdigest(self) -> str:
         """The digest of all blocks so far."""
         self._submit()
-        while self._pending:
-            self._pending.popleft().result()
+        self.wait(0)
         return self._sha.hexdigest()
 
     def _submit(self) -> None:
@@ -59,7 +62,7 @@ class StreamSha256:
             self._pending.append(self._pool.submit(self._hash, self._batch))
             self._batch, self._size = [], 0
 
-    def _hash(self, blocks: list[bytes]) -> None:
+    def _hash(self, blocks: list[bytes | memoryview]) -> None:
         for block in blocks:
             self._sha.update(block)
 

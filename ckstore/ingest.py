@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -30,7 +30,7 @@ from ckstore.policy import Policy
 from ckstore.records import Record
 from ckstore.request import Request
 from ckstore.resolver import CatalogResolver
-from ckstore.scan import ScannedVersion
+from ckstore.scan import WINDOW, ScannedVersion, hash_version, held_windows
 from ckstore.storage import durable, log
 from ckstore.storage.catalog import Catalog, VersionRow, key
 from ckstore.storage.delta import compress_against
@@ -42,8 +42,8 @@ from ckstore.units import Unit
 if TYPE_CHECKING:
     from ckstore.version import Version
 
-#: Objects are estimated, planned and encoded in windows of about this many bytes.
-WINDOW = 32 << 20
+#: Objects that are estimated and planned together, by content id.
+Window = list[tuple[str, Unit]]
 
 #: A delta of a blob below this size is kept without asking what the blob would take alone.
 _SMALL_BLOB = 1024
@@ -107,7 +107,7 @@ class Ingest:
         self.reader = reader
 
     def run(self, scanned: ScannedVersion, request: Request, progress: Callable[[int], None] | None) -> IngestReport:
-        """Store a scanned version.
+        """Store a scanned version, which is read once where it is exact and no other stands in its place.
 
         Raises
         ------
@@ -117,6 +117,9 @@ class Ingest:
             A file changed since it was scanned.
         """
         standing = None if request.step is None else self.catalog.at_step(request.run, request.step)
+        whole = standing is not None or request.force or request.policy.is_coarse or request.tuning is not None
+        if whole and not scanned.is_hashed:
+            hash_version(scanned, force=request.force, progress=progress)
         if standing is not None:
             if self._same(standing, scanned):
                 if self._is_enough(standing, request) and self._is_whole(standing):
@@ -233,29 +236,19 @@ class Ingest:
         trial: _Trial | None = None,
         found: Mapping[str, float] = MappingProxyType({}),
     ) -> IngestReport:
-        known = {
-            content: Stored(lattice, content) for content, lattice in self.resolver.known(scanned.contents).items()
-        }
+        objects = _Objects(self.reader, self.resolver, scanned)
+        stream = None if scanned.is_hashed else held_windows(scanned, progress)
         estimator = Estimator(self.reader, scanned, request.policy, self._parents(request.parent), request.gradients)
-        todo: dict[str, Unit] = {}
-        for unit, content in zip(scanned.units, scanned.contents, strict=True):
-            if content in known:
-                continue
-            # Of units with the same content one that stays exact speaks for all.
-            present = todo.setdefault(content, unit)
-            if estimator.may_be_coarse(present) and not estimator.may_be_coarse(unit):
-                todo[content] = unit
+        known = objects.known
         budget = Budget(cost(writing_work([file.layout for file in scanned.files])), scanned.size, request.budget)
-        for item in known.values():
-            full = self.resolver.lattice(item.lattice).full_work
-            budget.add(cost(full), cost(self.reader.work(item.lattice, item.content)))
+        windows = objects.hashed(estimator, budget) if stream is None else objects.streamed(stream, budget)
         with (
             ThreadPoolExecutor(worker_count(), thread_name_prefix="ckstore") as pool,
             PackWriter(self.root, "coarse") as coarse,
             PackWriter(self.root, "exact") as exact,
         ):
             writer = ObjectWriter(coarse, exact)
-            for job, layers in self._encoded(pool, estimator, list(todo.items()), budget):
+            for job, layers in self._encoded(pool, estimator, windows, budget):
                 stored = bool(layers.identity) and self.resolver.known_lattice(layers.identity) is not None
                 lattice = writer.add(job.content, job.estimate, job.choice, layers, stored=stored)
                 is_exact = layers.facts is None
@@ -264,23 +257,24 @@ class Ingest:
                     progress(job.estimate.unit.nbytes)
             for file in scanned.files:
                 file.source.check_unchanged()
+            scanned.held.clear()
             return self._commit(number, scanned, request, known, writer, progress, trial, found)
 
     def _encoded(
         self,
         pool: ThreadPoolExecutor,
         estimator: Estimator,
-        todo: Sequence[tuple[str, Unit]],
+        windows: Iterator[Window],
         budget: Budget,
     ) -> Iterator[tuple[_Job, Encoded]]:
         """Estimate, plan and encode objects window by window, so that chunks decoded for one are at hand for the other.
 
-        While the objects of a window are encoded and written, those of the next one are estimated.
+        While the objects of a window are encoded and written, the next one is read and estimated.
         """
-        windows = _windows(todo)
-        upcoming = [pool.submit(estimator.estimate, unit) for _, unit in windows[0]] if windows else []
         try:
-            for number, window in enumerate(windows):
+            window = next(windows, None)
+            upcoming = [pool.submit(estimator.estimate, unit) for _, unit in window or ()]
+            while window is not None:
                 estimates = [future.result() for future in upcoming]
                 choices = budget.plan(estimates)
                 jobs = [
@@ -290,8 +284,8 @@ class Ingest:
                 encoding = deque(
                     (job, pool.submit(estimator.encode, job.content, job.estimate, job.choice)) for job in jobs
                 )
-                following = windows[number + 1] if number + 1 < len(windows) else []
-                upcoming = [pool.submit(estimator.estimate, unit) for _, unit in following]
+                window = next(windows, None)
+                upcoming = [pool.submit(estimator.estimate, unit) for _, unit in window or ()]
                 while encoding:
                     job, future = encoding.popleft()
                     yield job, future.result()
@@ -482,17 +476,64 @@ class _Job:
     choice: Choice
 
 
-def _windows(todo: Sequence[tuple[str, Unit]]) -> list[list[tuple[str, Unit]]]:
-    """Objects in their order, cut into windows of about `WINDOW` bytes."""
-    windows: list[list[tuple[str, Unit]]] = []
-    filled = WINDOW
-    for item in todo:
-        if filled >= WINDOW:
-            windows.append([])
-            filled = 0
-        windows[-1].append(item)
-        filled += item[1].nbytes
-    return windows
+class _Objects:
+    """The objects of a version that the store does not hold yet, window by window.
+
+    Attributes
+    ----------
+    known
+        What is stored, by content id: what the store held before, to begin with.
+    """
+
+    def __init__(self, reader: ObjectReader, resolver: CatalogResolver, scanned: ScannedVersion) -> None:
+        self.known: dict[str, Stored] = {}
+        self._reader = reader
+        self._resolver = resolver
+        self._scanned = scanned
+
+    def hashed(self, estimator: Estimator, budget: Budget) -> Iterator[Window]:
+        """Of a version whose content ids are all known."""
+        scanned = self._scanned
+        self._look_up(scanned.contents, budget)
+        todo: dict[str, Unit] = {}
+        for unit, content in zip(scanned.units, scanned.contents, strict=True):
+            if content in self.known:
+                continue
+            # Of units with the same content one that stays exact speaks for all.
+            present = todo.setdefault(content, unit)
+            if estimator.may_be_coarse(present) and not estimator.may_be_coarse(unit):
+                todo[content] = unit
+        window: Window = []
+        filled = 0
+        for item in todo.items():
+            window.append(item)
+            filled += item[1].nbytes
+            if filled >= WINDOW:
+                yield window
+                window, filled = [], 0
+        if window:
+            yield window
+
+    def streamed(self, windows: Iterator[list[int]], budget: Budget) -> Iterator[Window]:
+        """Of a version that is read while it is stored, none of whose objects is coarse."""
+        scanned = self._scanned
+        begun: set[str] = set()
+        for numbers in windows:
+            fresh: dict[str, Unit] = {}
+            for number in numbers:
+                content = scanned.contents[number]
+                if content not in self.known and content not in begun:
+                    fresh.setdefault(content, scanned.units[number])
+            self._look_up(fresh, budget)
+            begun.update(fresh)
+            yield [item for item in fresh.items() if item[0] not in self.known]
+
+    def _look_up(self, contents: Iterable[str], budget: Budget) -> None:
+        """Find what the store holds, and take note of what restoring that costs."""
+        for content, lattice in self._resolver.known(contents).items():
+            self.known[content] = Stored(lattice, content)
+            full = self._resolver.lattice(lattice).full_work
+            budget.add(cost(full), cost(self._reader.work(lattice, content)))
 
 
 def _file_before(document: VersionDocument, path: str, *, single: bool) -> FileEntry | None:

@@ -82,11 +82,18 @@ class InputFile:
 
     def pread(self, offset: int, length: int) -> bytes:
         """Exactly `length` bytes from `offset`; raises `InputError` where the file is shorter than that."""
+        return self._opened().pread(offset, length)
+
+    def read_into(self, offset: int, target: memoryview) -> None:
+        """Fill `target` (bytes) with what stands from `offset` on; raises `InputError` where the file is shorter."""
+        self._opened().read_into(offset, target)
+
+    def _opened(self) -> _OpenFile:
         opened, is_new = self._files.get(self.path)
         if is_new:
             opened.check_unchanged()
             self.check_unchanged()
-        return opened.pread(offset, length)
+        return opened
 
     def check_unchanged(self) -> None:
         """Raise `InputError` where size or mtime changed since the beginning, or another file has taken its place."""

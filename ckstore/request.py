@@ -65,8 +65,8 @@ def plain(metrics: dict[str, Any]) -> dict[str, Any]:
 class Request:
     """What the user said of the version to be, integers and metrics as plain values whatever they were given as.
 
-    `tuning` searches the setting of the policy's scheme. `heals` says that it takes the place, tags included, of a
-    damaged version of the same content.
+    `tuning` searches the setting of the policy's scheme. `force` stores damaged files as opaque bytes. `heals` says
+    that it takes the place, tags included, of a damaged version of the same content.
     """
 
     run: str
@@ -80,6 +80,7 @@ class Request:
     policy: Policy = field(default_factory=Policy)
     tuning: Tuning | None = None
     gradients: dict[str, npt.NDArray[np.float32]] = field(default_factory=dict)
+    force: bool = False
     heals: bool = False
 
     def __post_init__(self) -> None:

@@ -1,25 +1,28 @@
 """Reads what is to be ingested: parses every file, and hashes each byte once in file order.
 
-Objects are read a second time when they are coded, one after the other; they are then compared with the digests taken
-here, so that a file that changes in between is refused and never stored half old, half new. That keeps memory bounded
-whatever the order and number of the tensors in a file, and objects that the store holds already are not read again.
+An exact ingest codes objects while their bytes are still at hand. Those that are read a second time (all of a coarse
+version, which is planned as a whole, and bundles whose members lie far apart) are compared with the digests taken here,
+so that a file that changes in between is refused and never stored half old, half new. Memory stays bounded whatever the
+order and number of the tensors in a file.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 from blake3 import blake3
 
 from ckstore.codecs.lattice import PARTS, Bits
 from ckstore.errors import InputError
 from ckstore.formats import parse, parse_opaque
 from ckstore.formats.layout import ITEM_SIZES, FileLayout, Source
+from ckstore.formats.live import StateDictSource
 from ckstore.formats.skeleton import Checks, fill_crcs, pieces, stored_crcs
 from ckstore.hashing import StreamSha256
 from ckstore.inputs import InputFile, OpenFiles
@@ -27,13 +30,25 @@ from ckstore.records import content_id
 from ckstore.units import Member, Unit, plan_units
 
 #: Bytes that are read at once.
-_BLOCK = 4 << 20
+BLOCK = 1 << 20
+
+#: Blocks whose memory takes turns, so that some may wait for SHA-256.
+_BLOCKS = 10
+
+#: Objects are estimated, planned and encoded in windows of about this many bytes.
+WINDOW = 32 << 20
+
+#: Where objects begin in memory: NumPy wants its items aligned, and the processor its cache lines.
+_ALIGNMENT = 64
 
 Progress = Callable[[int], None]
 
 
 class Readable(Source, Protocol):
     """A source that can say whether it changed since it was opened."""
+
+    def read_into(self, offset: int, target: memoryview) -> None:
+        """Fill `target` with the bytes from `offset` on."""
 
     def check_unchanged(self) -> None:
         """Raise `InputError` where it did."""
@@ -89,6 +104,10 @@ class ScannedVersion:
         The version is a directory tree, not one file.
     units, contents
         The objects and their content ids, in the same order.
+    is_hashed
+        All content ids and digests are known.
+    held
+        Values of units that are in memory, by key.
     """
 
     files: list[ScannedFile]
@@ -97,6 +116,8 @@ class ScannedVersion:
     is_directory: bool = False
     units: list[Unit] = field(default_factory=list)
     contents: list[str] = field(default_factory=list)
+    is_hashed: bool = False
+    held: dict[str, Bits] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
@@ -119,6 +140,9 @@ class ScannedVersion:
 
     def read(self, unit: Unit, first: int, last: int) -> Bits:
         """Bits of the elements from `first` to before `last` of a unit, as unsigned integers; read-only."""
+        held = self.held.get(unit.key)
+        if held is not None:
+            return held[first:last]
         size = ITEM_SIZES[unit.dtype]
         parts = []
         position = 0
@@ -137,6 +161,8 @@ class ScannedVersion:
 
     def check(self, unit: Unit, bits: Bits) -> None:
         """Raise `InputError` where the unit's bytes are not those that were hashed."""
+        if unit.key in self.held:
+            return  # These very bytes were.
         data = memoryview(bits).cast("B")
         position = 0
         for member in unit.members:
@@ -197,91 +223,250 @@ def hash_version(version: ScannedVersion, *, force: bool, progress: Progress | N
     InputError
         A CRC in a file does not agree with its bytes (unless `force`, which stores that file as opaque bytes).
     """
-    version.units = plan_units([(version.prefix(file), file.layout) for file in version.files])
-    for number, file in enumerate(version.files):
+    while True:
+        reading = Reading(version, progress)
         try:
-            _hash_file(file, _stretches(version.units, number), progress)
+            for _ in reading.windows(hold=False):
+                pass
         except _CrcMismatch as mismatch:
             if not force:
-                raise InputError(
-                    f"{file.path} is damaged: entry {mismatch.name} does not match its CRC-32; get the file again, "
-                    "or store it as opaque bytes with --force."
-                ) from None
-            file.layout = parse_opaque(file.source)
-            file.digests.clear()
-            hash_version(version, force=force, progress=None)
-            return
-    version.contents = [_content_id(version, unit) for unit in version.units]
+                raise mismatch.refusal() from None
+            mismatch.file.layout = parse_opaque(mismatch.file.source)
+            mismatch.file.digests.clear()
+            progress = None
+            continue
+        version.is_hashed = True
+        return
 
 
-class _CrcMismatch(Exception):  # noqa: N818 - a signal between two functions of this module, not an error of its own
-    def __init__(self, name: str) -> None:
+def held_windows(version: ScannedVersion, progress: Progress | None = None) -> Iterator[list[int]]:
+    """Read every byte once, and hand objects out while their bytes are at hand; units are planned at once.
+
+    Yields
+    ------
+    list of int
+        Numbers of units whose content ids are known. `version.read` takes them from memory until the window after
+        the next one is asked for; what came in too many pieces to be kept, it reads again.
+
+    Raises
+    ------
+    InputError
+        A CRC in a file does not agree with its bytes.
+    """
+    reading = Reading(version, progress)
+
+    def windows() -> Iterator[list[int]]:
+        try:
+            yield from reading.windows(hold=True)
+        except _CrcMismatch as mismatch:
+            raise mismatch.refusal() from None
+        version.is_hashed = True
+
+    return windows()
+
+
+class _CrcMismatch(Exception):  # noqa: N818 - a signal between functions of this module, not an error of its own
+    def __init__(self, file: ScannedFile, name: str) -> None:
         super().__init__(name)
+        self.file = file
         self.name = name
 
-
-def _stretches(units: Sequence[Unit], number: int) -> dict[int, list[Member]]:
-    stretches: dict[int, list[Member]] = {}
-    for unit in units:
-        for member in unit.members:
-            if member.file == number:
-                stretches.setdefault(member.extent, []).append(member)
-    for members in stretches.values():
-        members.sort(key=lambda member: member.first)
-    return stretches
+    def refusal(self) -> InputError:
+        return InputError(
+            f"{self.file.path} is damaged: entry {self.name} does not match its CRC-32; get the file again, "
+            "or store it as opaque bytes with --force."
+        )
 
 
-def _hash_file(file: ScannedFile, stretches: dict[int, list[Member]], progress: Progress | None) -> None:
-    layout = file.layout
-    checks = Checks(layout)
-    skeleton = bytearray()
-    cuts = _cuts(layout, stretches)
-    extent, member, stop = next(cuts, (-1, None, layout.size))
-    hasher = blake3()
-    with StreamSha256() as sha:
-        for start in range(0, layout.size, _BLOCK):
-            block = file.source.pread(start, min(_BLOCK, layout.size - start))
-            sha.update(block)
-            checks.update(start, block)
-            view = memoryview(block)
-            while view:
-                part = view[: stop - start]
-                if member is None:
-                    skeleton += part
+class Reading:
+    """One pass over the files of a version, in order.
+
+    Parameters
+    ----------
+    version
+        Gets its units, content ids and the facts of its files.
+    progress
+        Called with numbers of bytes that were read.
+    """
+
+    def __init__(self, version: ScannedVersion, progress: Progress | None) -> None:
+        self._version = version
+        self._progress = progress
+        version.units = plan_units([(version.prefix(file), file.layout) for file in version.files])
+        version.contents = [""] * len(version.units)
+        #: Unit, and first byte in it, of each stretch of an extent.
+        self._places: dict[tuple[int, int, int], tuple[int, int]] = {}
+        self._stretches: dict[tuple[int, int], list[Member]] = {}
+        self._missing = [len(unit.members) for unit in version.units]
+        for number, unit in enumerate(version.units):
+            position = 0
+            for member, nbytes in zip(unit.members, unit.member_bytes, strict=True):
+                self._places[member.file, member.extent, member.first] = number, position
+                self._stretches.setdefault((member.file, member.extent), []).append(member)
+                position += nbytes
+        for members in self._stretches.values():
+            members.sort(key=lambda member: member.first)
+        self._blocks = [np.empty(BLOCK, np.uint8) for _ in range(_BLOCKS)]
+
+    def windows(self, *, hold: bool) -> Iterator[list[int]]:
+        """Units whose last byte was read, in windows of about `WINDOW` bytes."""
+        held = _Held(self._version) if hold else None
+        for file in range(len(self._version.files)):
+            yield from self._read_file(file, held)
+        if held is not None:
+            yield from held.rest()
+
+    def _read_file(self, number: int, held: _Held | None) -> Iterator[list[int]]:
+        file = self._version.files[number]
+        layout = file.layout
+        # What a state dict in memory would be has the checksums that fit.
+        checks = None if isinstance(file.source, StateDictSource) else Checks(layout)
+        skeleton = bytearray()
+        cuts = _cuts(layout, number, self._stretches)
+        extent, member, stop = next(cuts, (-1, None, layout.size))
+        hasher = blake3()
+        target = None
+        if member is not None and held is not None:
+            target = yield from held.target(*self._places[number, extent, member.first])
+        with StreamSha256() as sha:
+            for index, start in enumerate(range(0, layout.size, BLOCK)):
+                sha.wait(_BLOCKS - 2)  # Nothing waits any more for what this block's memory held.
+                view = self._blocks[index % _BLOCKS].data[: min(BLOCK, layout.size - start)]
+                file.source.read_into(start, view)
+                sha.update(view)
+                if checks is not None:
+                    checks.update(start, view)
+                if self._progress is not None:
+                    self._progress(len(view))
+                while view:
+                    part = view[: stop - start]
+                    if member is None:
+                        skeleton += part
+                    else:
+                        hasher.update(part)
+                    if target is not None:
+                        target[: len(part)] = np.frombuffer(part, np.uint8)
+                        target = target[len(part) :]
+                    view = view[len(part) :]
+                    start += len(part)
+                    if start == stop:
+                        if member is not None:
+                            file.digests[extent, member.first] = hasher.digest()
+                            hasher = blake3()
+                            arrived = self._arrived(number, member)
+                            if held is not None and arrived is not None:
+                                held.arrived(arrived)
+                        extent, member, stop = next(cuts, (-1, None, layout.size))
+                        target = None
+                        if member is not None and held is not None:
+                            target = yield from held.target(*self._places[number, extent, member.first])
+            file.sha256 = sha.hexdigest()
+        file.crcs = stored_crcs(file.source, layout)
+        if checks is not None:
+            for checked, expected, found in zip(layout.checked, file.crcs, checks.results, strict=True):
+                if expected != found:
+                    raise _CrcMismatch(file, checked.name)
+        file.skeleton = fill_crcs(bytes(skeleton), layout, [0] * len(file.crcs))
+        file.source.check_unchanged()
+
+    def _arrived(self, file: int, member: Member) -> int | None:
+        """Take note that a stretch was hashed; the number of its unit where that is complete now."""
+        version = self._version
+        number, _ = self._places[file, member.extent, member.first]
+        self._missing[number] -= 1
+        if self._missing[number]:
+            return None
+        unit = version.units[number]
+        digests = [version.files[one.file].digests[one.extent, one.first] for one in unit.members]
+        version.contents[number] = content_id(unit.dtype, unit.chunk, digests)
+        return number
+
+
+class _Held:
+    """The bytes of objects that are being read and coded: two windows, and bundles that are not complete yet."""
+
+    def __init__(self, version: ScannedVersion) -> None:
+        self._version = version
+        self._arenas = [np.empty(WINDOW, np.uint8) for _ in range(2)]
+        self._used = 0
+        self._window: list[int] = []
+        self._filled = 0
+        self._before: list[int] = []
+        self._buffers: dict[int, npt.NDArray[np.uint8]] = {}
+        self._waiting = 0
+        self._late: dict[int, None] = {}
+
+    def target(self, number: int, position: int) -> Generator[list[int], None, npt.NDArray[np.uint8] | None]:
+        """Where the bytes of a unit from `position` on go; None where they are not kept.
+
+        Yields a window where the unit has no room beside what is held.
+        """
+        buffer = self._buffers.get(number)
+        if buffer is None and number not in self._late:
+            unit = self._version.units[number]
+            nbytes = unit.nbytes
+            if len(unit.members) > 1:
+                if self._waiting + nbytes > WINDOW:
+                    self._late[number] = None
+                    return None
+                self._waiting += nbytes
+                buffer = np.empty(nbytes, np.uint8)
+            else:
+                if self._filled and self._filled + nbytes > WINDOW:
+                    yield self._closed()
+                if self._used + nbytes <= WINDOW:
+                    buffer = self._arenas[0][self._used : self._used + nbytes]
+                    self._used += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
                 else:
-                    hasher.update(part)
-                view = view[len(part) :]
-                start += len(part)
-                if start == stop:
-                    if member is not None:
-                        file.digests[extent, member.first] = hasher.digest()
-                        hasher = blake3()
-                    extent, member, stop = next(cuts, (-1, None, layout.size))
-            if progress is not None:
-                progress(len(block))
-        file.sha256 = sha.hexdigest()
-    file.crcs = stored_crcs(file.source, layout)
-    for checked, expected, found in zip(layout.checked, file.crcs, checks.results, strict=True):
-        if expected != found:
-            raise _CrcMismatch(checked.name)
-    file.skeleton = fill_crcs(bytes(skeleton), layout, [0] * len(file.crcs))
-    file.source.check_unchanged()
+                    buffer = np.empty(nbytes, np.uint8)
+            self._buffers[number] = buffer
+        return None if buffer is None else buffer[position:]
+
+    def arrived(self, number: int) -> None:
+        """Take note that all bytes of a unit were read."""
+        buffer = self._buffers.pop(number, None)
+        if buffer is None:
+            return
+        unit = self._version.units[number]
+        if len(unit.members) > 1:
+            self._waiting -= unit.nbytes
+        self._version.held[unit.key] = buffer.view(f"u{ITEM_SIZES[unit.dtype]}")
+        self._window.append(number)
+        self._filled += unit.nbytes
+
+    def rest(self) -> Iterator[list[int]]:
+        """The last window, and windows of what was not kept."""
+        if self._window:
+            yield self._closed()
+        for number in self._late:
+            self._window.append(number)
+            self._filled += self._version.units[number].nbytes
+            if self._filled >= WINDOW:
+                yield self._closed()
+        if self._window:
+            yield self._closed()
+
+    def _closed(self) -> list[int]:
+        """The units that have come; the memory of the window before them is free again."""
+        for number in self._before:
+            self._version.held.pop(self._version.units[number].key, None)
+        window, self._before = self._window, self._window
+        self._window, self._filled, self._used = [], 0, 0
+        self._arenas.reverse()
+        return window
 
 
-def _cuts(layout: FileLayout, stretches: dict[int, list[Member]]) -> Iterator[tuple[int, Member | None, int]]:
+def _cuts(
+    layout: FileLayout, file: int, stretches: dict[tuple[int, int], list[Member]]
+) -> Iterator[tuple[int, Member | None, int]]:
     """The file cut into (extent, stretch of it, end) and (-1, None, end) for the skeleton, in order."""
     for piece in pieces(layout):
         if piece.extent < 0:
             yield -1, None, piece.stop
             continue
         size = ITEM_SIZES[layout.extents[piece.extent].dtype]
-        for member in stretches.get(piece.extent, []):
+        for member in stretches.get((file, piece.extent), []):
             yield piece.extent, member, piece.start + (member.first + member.count) * size
-
-
-def _content_id(version: ScannedVersion, unit: Unit) -> str:
-    digests = [version.files[member.file].digests[member.extent, member.first] for member in unit.members]
-    return content_id(unit.dtype, unit.chunk, digests)
 
 
 def tree_size(path: Path) -> int:

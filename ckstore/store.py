@@ -390,9 +390,11 @@ class Store:
                 step = _step(scanned, "")
             named = ""
         try:
-            hash_version(scanned, force=force, progress=progress)
+            if parent == "auto":
+                hash_version(scanned, force=force, progress=progress)
             parent_row = self._parent(parent, run, scanned)
             request = Request(run, step, parent_row, metrics or {}, named, replace, verify, budget, policy, tuning)
+            request.force = force
             request.gradients = flat_gradients(gradients or {})
             report = Ingest(self.path, self.catalog, self.resolver, self.reader).run(scanned, request, progress)
         finally:

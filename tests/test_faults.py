@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import ckstore
-from ckstore import scan
+from ckstore import ingest, scan
 from ckstore.errors import CkstoreError, ConflictError, InputError
 from ckstore.recover import recover
 from ckstore.storage import durable
@@ -325,7 +325,7 @@ CHANGES = [overwrite, cut_off, append, replace, Path.unlink]
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-@pytest.mark.parametrize("moment", ["parsed", "hashed"])
+@pytest.mark.parametrize("moment", ["parsed", "read", "hashed"])
 @pytest.mark.parametrize("tree", [False, True], ids=["file", "directory"])
 def test_a_file_that_changes_while_it_is_read(
     store: ckstore.Store,
@@ -335,7 +335,7 @@ def test_a_file_that_changes_while_it_is_read(
     tree: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    if change is overwrite and moment == "parsed":
+    if change is overwrite and moment != "hashed":
         pytest.skip("what is hashed is what counts: values that were never read are not missed")
     path = source = paths[1]
     if tree:
@@ -343,18 +343,34 @@ def test_a_file_that_changes_while_it_is_read(
         source.mkdir()
         path = path.rename(source / "model.pt")
     same = unchanged(store)
-    original = scan.hash_version
+    begin, hash_version, add = scan.Reading.__init__, scan.hash_version, PackWriter.add_sharded
+    changed: list[Path] = []
+
+    def begun(*arguments: Any) -> None:
+        begin(*arguments)
+        change(path)
+
+    def added(self: Any, *arguments: Any) -> Any:
+        if path not in changed:
+            changed.append(path)
+            change(path)
+        return add(self, *arguments)
 
     def hashed(version: Any, **options: Any) -> None:
-        if moment == "parsed":
-            change(path)
-        original(version, **options)
-        if moment == "hashed":
-            change(path)
+        hash_version(version, **options)
+        change(path)
 
-    monkeypatch.setattr(scan, "hash_version", hashed)
+    # What is exact is read once, what is coarse is hashed before it is read again.
+    fidelity: Any = "exact"
+    if moment == "parsed":
+        monkeypatch.setattr(scan.Reading, "__init__", begun)
+    elif moment == "read":
+        monkeypatch.setattr(PackWriter, "add_sharded", added)
+    else:
+        fidelity = "coarse"
+        monkeypatch.setattr(ingest, "hash_version", hashed)
     with pytest.raises(InputError) as raised:
-        store.ingest(source, run="a")
+        store.ingest(source, run="a", fidelity=fidelity)
     assert path.name in str(raised.value)
     monkeypatch.undo()
     assert same()

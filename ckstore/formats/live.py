@@ -16,6 +16,7 @@ from typing import Any
 from ckstore.errors import UsageError
 from ckstore.formats.layout import ITEM_SIZES, Extent, FileLayout, Path, Tensor, TensorRef
 from ckstore.formats.paths import path_to_text
+from ckstore.formats.skeleton import Checks
 from ckstore.formats.sources import CompositeSource
 from ckstore.formats.storages import memory_shape
 from ckstore.formats.torch_tree import ROOT, free, segment_of
@@ -26,8 +27,8 @@ _MAX_DEPTH = 100
 _MAX_KEY = (1 << 61) - 1
 _READ_BYTES = 1 << 22
 
-#: Gives `nbytes` bytes from a byte offset of an extent.
-_Read = Callable[[int, int], bytes]
+#: Gives `nbytes` bytes from a byte offset of an extent; they stand in the caller's memory and may change.
+_Read = Callable[[int, int], memoryview]
 
 
 @dataclass(slots=True)
@@ -45,9 +46,13 @@ class LiveState:
     extents: list[Extent] = field(default_factory=list)
     _reads: list[_Read] = field(default_factory=list)
 
+    def view(self, extent: int, offset: int, nbytes: int) -> memoryview:
+        """`nbytes` bytes of an extent from a byte offset, in the memory of the state dict itself where it lies here."""
+        return self._reads[extent](offset, nbytes)
+
     def read(self, extent: int, offset: int, nbytes: int) -> bytes:
         """`nbytes` bytes of an extent from a byte offset, as they are in memory now."""
-        return self._reads[extent](offset, nbytes)
+        return bytes(self.view(extent, offset, nbytes))
 
     def read_pieces(self, extent: int) -> Iterator[bytes]:
         """All bytes of an extent, piece by piece."""
@@ -78,6 +83,7 @@ class StateDictSource:
         self.skeleton = plan.skeleton
         self._storages = plan.storages
         self._crcs: dict[int, bytes] = {}
+        self._checks, self._followed = Checks(self.layout), 0
         self._places = sorted(
             (place, number) for number, one in enumerate(self.layout.checked) for place in one.positions
         )
@@ -85,7 +91,7 @@ class StateDictSource:
             plan.skeleton,
             [(one.start, one.nbytes) for one in plan.storages],
             plan.layout.size,
-            lambda index, offset, nbytes: self._state.read(self._storages[index].extent, offset, nbytes),
+            lambda index, offset, nbytes: self._state.view(self._storages[index].extent, offset, nbytes),
         )
 
     @property
@@ -95,27 +101,46 @@ class StateDictSource:
 
     def pread(self, offset: int, length: int) -> bytes:
         """Exactly `length` bytes from `offset`; a stretch with the CRC of a storage reads that storage, once."""
-        data = self._bytes.pread(offset, length)
-        stop = offset + length
+        data = bytearray(length)
+        self.read_into(offset, memoryview(data))
+        return bytes(data)
+
+    def read_into(self, offset: int, target: memoryview) -> None:
+        """Fill `target` (bytes) with what stands from `offset` on.
+
+        CRCs of storages that came before, in order, are at hand; others read their storage, once.
+        """
+        self._bytes.read_into(offset, target)
+        stop = offset + len(target)
+        self._follow(offset, target)
         first = bisect_right(self._places, (offset - 4, len(self._storages)))
         last = bisect_left(self._places, (stop, 0))
-        if first == last:
-            return data
-        filled = bytearray(data)
         for place, number in self._places[first:last]:
             crc = self._crc(number)
             for index in range(max(place, offset), min(place + 4, stop)):
-                filled[index - offset] = crc[index - place]
-        return bytes(filled)
+                target[index - offset] = crc[index - place]
 
     def check_unchanged(self) -> None:
         """Nothing tells whether a state dict was changed while it was read; that is the caller's care."""
 
+    def _follow(self, offset: int, data: memoryview) -> None:
+        """Take the CRC-32 of storages from what is read anyway, as long as it is read in order."""
+        if offset == 0:
+            self._checks, self._followed = Checks(self.layout), 0
+        if offset != self._followed:
+            return
+        self._checks.update(offset, data)
+        self._followed += len(data)
+
     def _crc(self, number: int) -> bytes:
         if number not in self._crcs:
-            crc, checked = 0, self.layout.checked[number]
-            for start in range(checked.start, checked.stop, _READ_BYTES):
-                crc = zlib.crc32(self._bytes.pread(start, min(_READ_BYTES, checked.stop - start)), crc)
+            checked = self.layout.checked[number]
+            if checked.stop <= self._followed:
+                crc = self._checks.results[number]
+            else:
+                crc = 0
+                for start in range(checked.start, checked.stop, _READ_BYTES):
+                    crc = zlib.crc32(self._bytes.pread(start, min(_READ_BYTES, checked.stop - start)), crc)
             self._crcs[number] = crc.to_bytes(4, "little")
         return self._crcs[number]
 
@@ -323,13 +348,13 @@ def _tensor_reader(tensor: Any, span: tuple[int, int] | None, torch: Any) -> _Re
     """Reads the bytes [low, high) of a tensor's storage, or its elements in C order."""
     views: list[Any] = []
 
-    def read(offset: int, nbytes: int) -> bytes:
+    def read(offset: int, nbytes: int) -> memoryview:
         if not views:
             value = tensor if span is not None else tensor.contiguous()
             everything = torch.empty(0, dtype=torch.uint8, device=value.device).set_(value.untyped_storage())
             start = span[0] if span is not None else value.storage_offset() * value.element_size()
             views.append(everything[start:])
-        return bytes(views[0][offset : offset + nbytes].cpu().numpy())
+        return memoryview(views[0][offset : offset + nbytes].cpu().numpy())
 
     return read
 
@@ -337,11 +362,12 @@ def _tensor_reader(tensor: Any, span: tuple[int, int] | None, torch: Any) -> _Re
 def _array_reader(array: Any, numpy: Any) -> _Read:
     views: list[Any] = []
 
-    def read(offset: int, nbytes: int) -> bytes:
+    def read(offset: int, nbytes: int) -> memoryview:
         if not views:
             little = array.astype(array.dtype.newbyteorder("<"), copy=False)
             views.append(memoryview(numpy.ascontiguousarray(little).reshape(-1).view(numpy.uint8)))
-        return bytes(views[0][offset : offset + nbytes])
+        view: memoryview = views[0][offset : offset + nbytes]
+        return view
 
     return read
 

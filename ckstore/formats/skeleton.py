@@ -100,7 +100,7 @@ class Checks:
         self._next = 0
         self.results = [0] * len(layout.checked)
 
-    def update(self, start: int, block: bytes) -> None:
+    def update(self, start: int, block: bytes | memoryview) -> None:
         """Take in the block that begins at byte `start`."""
         stop = start + len(block)
         view = memoryview(block)

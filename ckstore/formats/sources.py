@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 
 from ckstore.errors import InputError
@@ -77,15 +77,29 @@ class FileSource:
         while length:
             part = os.pread(self._descriptor, length, offset)
             if not part:
-                raise InputError(
-                    f"{self.path} became shorter while it was read; ingest it again when nothing writes to it."
-                )
+                raise self._shorter()
             if len(part) == length and not parts:
                 return part
             parts.append(part)
             offset += len(part)
             length -= len(part)
         return b"".join(parts)
+
+    def read_into(self, offset: int, target: memoryview) -> None:
+        """Fill `target` (bytes) with what stands from `offset` on; raises `InputError` where the file is shorter."""
+        if not hasattr(os, "preadv"):
+            target[:] = self.pread(offset, len(target))
+            return
+        check_range(offset, len(target), self._size)
+        while target:
+            taken = os.preadv(self._descriptor, [target], offset)
+            if not taken:
+                raise self._shorter()
+            target = target[taken:]
+            offset += taken
+
+    def _shorter(self) -> InputError:
+        return InputError(f"{self.path} became shorter while it was read; ingest it again when nothing writes to it.")
 
     def check_unchanged(self) -> None:
         """Raise `InputError` where size or mtime changed since opening, or another file has taken the path's place."""
@@ -133,7 +147,7 @@ class CompositeSource:
         skeleton: bytes,
         extents: Sequence[tuple[int, int]],
         size: int,
-        read: Callable[[int, int, int], bytes] | None = None,
+        read: Callable[[int, int, int], bytes | memoryview] | None = None,
     ) -> None:
         self._skeleton = skeleton
         self._size = size
@@ -167,8 +181,16 @@ class CompositeSource:
 
     def pread(self, offset: int, length: int) -> bytes:
         """Exactly `length` bytes from `offset`; raises `InputError` where the file is shorter than that."""
+        return b"".join(self._parts(offset, length))
+
+    def read_into(self, offset: int, target: memoryview) -> None:
+        """Fill `target` (bytes) with what stands from `offset` on; raises `InputError` where the file is shorter."""
+        for part in self._parts(offset, len(target)):
+            target[: len(part)] = part
+            target = target[len(part) :]
+
+    def _parts(self, offset: int, length: int) -> Iterator[bytes | memoryview]:
         check_range(offset, length, self._size)
-        parts = []
         number = bisect_right(self._starts, offset) - 1
         while length:
             start = self._starts[number]
@@ -176,13 +198,12 @@ class CompositeSource:
             take = min(length, stop - offset)
             index, base = self._pieces[number]
             if index < 0:
-                parts.append(self._skeleton[base + offset - start : base + offset - start + take])
+                yield self._skeleton[base + offset - start : base + offset - start + take]
             else:
-                parts.append(self._read(index, offset - start, take))
+                yield self._read(index, offset - start, take)
             offset += take
             length -= take
             number += 1
-        return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def check_range(offset: int, length: int, size: int) -> None:
