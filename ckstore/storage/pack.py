@@ -6,7 +6,6 @@ import json
 import os
 import re
 import struct
-import zipfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from blake3 import blake3
 from ckstore.errors import CkstoreError, UsageError
 from ckstore.storage import durable, root
 from ckstore.storage.writeback import Writeback
+from ckstore.storage.zip_stream import ZipStream
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -98,12 +98,11 @@ class PackWriter:
         self._names: set[str] = set()
         self._done = False
         try:
-            self._file = self._path.open("x+b")
-            self._writeback = Writeback(self._file.fileno())
+            self._zip = ZipStream(self._path)
+            self._writeback = Writeback(self._zip.fileno())
         except OSError as error:
             reason = f"{self._directory}: {error.strerror}"
             raise CkstoreError(f"No pack can be begun in {reason}; check that it may be written to.") from error
-        self._zip = zipfile.ZipFile(self._file, "w", allowZip64=True)
         try:
             attributes = {"ckstore": {"format": FORMAT, "kind": kind}}
             self._add_metadata("", {"zarr_format": 3, "node_type": "group", "attributes": attributes})
@@ -237,15 +236,11 @@ class PackWriter:
         CkstoreError
             The disk is full; nothing is left behind.
         """
-        with durable.disk_full_explained(self._directory, self._file.tell()):
-            self._zip.close()
-            self._file.flush()
-            self._file.seek(0)
-            digest = digest_file(self._file)
-            size = self._file.tell()
+        with durable.disk_full_explained(self._directory, self._zip.size):
+            digest, size = self._zip.finish(), self._zip.size
             durable.checkpoint("pack-written")
             self._writeback.finish()
-            self._file.close()
+            self._zip.close()
         name = digest + _SUFFIXES[self.kind]
         durable.checkpoint("pack-synced")
         os.replace(self._path, self._directory / name)
@@ -259,11 +254,9 @@ class PackWriter:
         if self._done:
             return
         self._done = True
-        # Closing writes a directory into a file that is about to go: on a full disk that fails, and does not matter.
         self._writeback.cancel()
-        for closable in (self._zip, self._file):
-            with suppress(OSError, ValueError):
-                closable.close()
+        with suppress(OSError):
+            self._zip.close()
         self._path.unlink(missing_ok=True)
 
     def _add_metadata(self, name: str, document: Mapping[str, Any]) -> None:
@@ -274,28 +267,14 @@ class PackWriter:
         self._names.add(name)
         data = json.dumps(document, separators=(",", ":")).encode()
         with durable.disk_full_explained(self._directory, len(data)):
-            member = _member(f"{name}/zarr.json" if name else "zarr.json", zipfile.ZIP_DEFLATED)
-            self._zip.writestr(member, data, compresslevel=9)
+            self._zip.add_deflated(f"{name}/zarr.json" if name else "zarr.json", data)
 
     def _add_chunk(self, name: str, views: Sequence[memoryview]) -> Entry:
-        member = _member(f"{name}/c/0", zipfile.ZIP_STORED)
-        member.file_size = sum(view.nbytes for view in views)
-        full = durable.disk_full_explained(self._directory, member.file_size)
-        with full, self._zip.open(member, "w") as target:
-            offset = self._file.tell()
-            for view in views:
-                target.write(view)
-            self._writeback.wrote(member.file_size)
-        return Entry(offset, member.file_size)
-
-
-def _member(name: str, compression: int) -> zipfile.ZipInfo:
-    """A zip member whose headers depend on nothing but its name and content."""
-    member = zipfile.ZipInfo(name)
-    member.compress_type = compression
-    member.create_system = 3
-    member.external_attr = 0o600 << 16
-    return member
+        size = sum(view.nbytes for view in views)
+        with durable.disk_full_explained(self._directory, size):
+            entry = Entry(*self._zip.add_stored(f"{name}/c/0", views))
+            self._writeback.wrote(size)
+        return entry
 
 
 def _array_metadata(

@@ -1,0 +1,85 @@
+"""Reading a version once: every object comes out with its values, whatever fits the memory that is set aside."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import ckstore
+from ckstore import scan
+from ckstore.live import scan_state_dict
+from tests.checkpoints import sha256
+
+
+def state(seed: int = 0) -> dict[str, Any]:
+    """Large and small tensors of several dtypes; the members of bundles lie far apart."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors: dict[str, Any] = {}
+    for layer in range(6):
+        tensors[f"h.{layer}.weight"] = torch.randn(300, 256, generator=generator)
+        tensors[f"h.{layer}.bias"] = torch.randn(3000, generator=generator)
+        tensors[f"h.{layer}.scale"] = torch.randn(900, generator=generator).to(torch.bfloat16)
+        tensors[f"h.{layer}.double"] = torch.randn(70_000, generator=generator).double()
+    return {"model": tensors, "step": seed}
+
+
+@pytest.mark.parametrize("window", [1 << 12, 1 << 17, 1 << 20, 32 << 20])
+def test_each_object_comes_once_with_its_values(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan, "WINDOW", window)
+    hashed, held = scan_state_dict(state()), scan_state_dict(state())
+    scan.hash_version(hashed, force=False)
+    seen: list[int] = []
+    waiting: list[tuple[int, Any]] = []
+    kept = 0
+    for numbers in scan.held_windows(held):
+        # As an ingest does: the window before is still coded while the next one is read.
+        for number, values in waiting:
+            np.testing.assert_array_equal(values, hashed.read(hashed.units[number], 0, values.size))
+        waiting = []
+        for number in numbers:
+            unit = held.units[number]
+            kept += unit.key in held.held
+            waiting.append((number, held.read(unit, 0, unit.count)))
+            held.check(unit, waiting[-1][1])
+        seen += numbers
+    for number, values in waiting:
+        np.testing.assert_array_equal(values, hashed.read(hashed.units[number], 0, values.size))
+    assert sorted(seen) == list(range(len(hashed.units)))
+    assert held.contents == hashed.contents
+    assert held.is_hashed
+    for fact in ("sha256", "skeleton", "crcs", "digests"):
+        assert getattr(held.files[0], fact) == getattr(hashed.files[0], fact)
+    assert (kept == len(seen)) == (window > 1 << 12)
+
+
+@pytest.mark.parametrize("window", [1 << 12, 1 << 17, 32 << 20])
+def test_versions_come_back_whatever_is_held(tmp_path: Path, window: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan, "WINDOW", window)
+    with ckstore.init(tmp_path / "store") as store:
+        for seed in range(3):
+            path = tmp_path / f"{seed}.pt"
+            torch.save(state(seed), path)
+            store.ingest(path)
+        for seed in range(3):
+            store[seed + 1].checkout(tmp_path / "out.pt", force=True)
+            assert sha256(tmp_path / "out.pt") == sha256(tmp_path / f"{seed}.pt")
+
+
+def test_memory_of_a_window_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan, "WINDOW", 1 << 20)
+    scanned = scan_state_dict({f"w{i}": torch.full((70_000,), float(i)) for i in range(40)})
+    owners = set()
+    most = 0
+    for numbers in scan.held_windows(scanned):
+        most = max(most, len(scanned.held))
+        for number in numbers:
+            values = scanned.held[scanned.units[number].key]
+            while values.base is not None:
+                values = values.base  # type: ignore[assignment]
+            owners.add(id(values))
+    assert len(owners) == 2
+    assert most <= 2 * ((1 << 20) // 280_000)
