@@ -58,7 +58,8 @@ def fill(version: Version, requests: Iterable[Request], progress: Callable[[int]
             position += nbytes
 
     def work(place: tuple[int, int]) -> int:
-        bits = version.chunk(*place)
+        # Each chunk is taken once.
+        bits = version.chunk(*place, keep=False)
         for start, stop, out in places[place]:
             out[...] = bits[start:stop].view(np.uint8)
         return sum(out.size for _, _, out in places[place])

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 Progress = Callable[[int], None]
 
+#: Some bytes of a file.
+Block = bytes | memoryview
+
 
 def checkout(version: Version, target: Path, *, force: bool = False, progress: Progress | None = None) -> None:
     """Write a version's file or directory tree to `target`.
@@ -149,7 +152,7 @@ def _write_file(version: Version, number: int, place: Path, progress: Progress |
         os.utime(place, ns=(entry.mtime_ns, entry.mtime_ns))
 
 
-def checked_blocks(version: Version, number: int) -> Iterator[bytes]:
+def checked_blocks(version: Version, number: int) -> Iterator[Block]:
     """The bytes of a file in order; raises `IntegrityError` at their end where their SHA-256 is not the original's."""
     entry = version.document.files[number]
     with StreamSha256() as sha:
@@ -162,7 +165,7 @@ def checked_blocks(version: Version, number: int) -> Iterator[bytes]:
             )
 
 
-def coarse_blocks(version: Version, number: int, out: BinaryIO) -> Iterator[bytes]:
+def coarse_blocks(version: Version, number: int, out: BinaryIO) -> Iterator[Block]:
     """The bytes of a file with coarse values in order; at their end its checksums are written over those in `out`."""
     layout = version.layout.files[number]
     checks = Checks(layout)
@@ -184,7 +187,7 @@ def write_all(out: BinaryIO, block: bytes | memoryview) -> None:
         view = view[written:]
 
 
-def file_blocks(version: Version, number: int) -> Iterator[bytes]:
+def file_blocks(version: Version, number: int) -> Iterator[Block]:
     """The bytes of a file in order; chunks are decoded ahead by a pool of threads."""
     layout = version.layout.files[number]
     skeleton = version.skeleton(number)
@@ -199,7 +202,7 @@ def file_blocks(version: Version, number: int) -> Iterator[bytes]:
                 continue
             yield from ((piece.extent, first, last) for first, last in version.stretches(number, piece.extent))
 
-    def work(job: tuple[int, int, int]) -> bytes:
+    def work(job: tuple[int, int, int]) -> Block:
         extent, first, last = job
         if extent < 0:
             return skeleton[first:last]

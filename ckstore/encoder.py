@@ -174,13 +174,15 @@ class ObjectEncoder:
     ) -> Integers:
         predicted = None
         if plan.base is not None:
-            predicted = lattice.project(plan.base.linear, self.reader.integers(plan.base, chunk), start)
+            # The parent's exact values stand on the same integers.
+            before = self.reader.integers(plan.base, chunk, keep=plan.parent is not None)
+            predicted = lattice.project(plan.base.linear, before, start)
         integers = lattice.quantise(bits, start, predicted)
         delta = integers if predicted is None else integers - predicted
         encoded.coarse.append(encode_integers(delta) if delta.any() else None)
         parent = None
         if plan.parent is not None:
-            parent = scaled(self.reader.exact(plan.parent, chunk), lattice.dtype, plan.factor)
+            parent = scaled(self.reader.exact(plan.parent, chunk, keep=False), lattice.dtype, plan.factor)
         residuals, classes = _residuals(lattice, bits, integers, start, parent)
         encoded.exact.append(crc32c(bits).to_bytes(4, "little") + encode_integers(residuals, classes))
         return integers
@@ -188,7 +190,7 @@ class ObjectEncoder:
     def _ordinal_chunk(self, unit: Unit, bits: Bits, chunk: int, plan: Plan) -> bytes | None:
         parent = None
         if plan.base is not None:
-            parent = scaled(self.reader.ordinals(plan.base, chunk), unit.dtype, plan.factor)
+            parent = scaled(self.reader.ordinals(plan.base, chunk, keep=False), unit.dtype, plan.factor)
         difference = ordinal_difference(bits, parent, unit.dtype)
         if not difference.any():
             return None

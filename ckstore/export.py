@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, get_args
 
-from ckstore.checkout import beside
+from ckstore.checkout import Block, beside
 from ckstore.errors import NotFoundError, UsageError
 from ckstore.formats.flat_writers import write_npz, write_safetensors
 from ckstore.formats.layout import Extent, Tensor, TensorRef
@@ -105,7 +105,7 @@ class _TensorReader:
         self._pool = pool
         self._progress = progress or (lambda nbytes: None)
 
-    def extent(self, file: int, extent: int, first: int = 0, last: int | None = None) -> Iterator[bytes]:
+    def extent(self, file: int, extent: int, first: int = 0, last: int | None = None) -> Iterator[Block]:
         """The bytes of an extent, or of its elements from `first` to before `last`."""
         stop = self._version.layout.files[file].extents[extent].count if last is None else last
         stretches = (
@@ -114,14 +114,14 @@ class _TensorReader:
             if low < stop and high > first
         )
 
-        def work(stretch: tuple[int, int]) -> bytes:
+        def work(stretch: tuple[int, int]) -> Block:
             return self._version.read_extent(file, extent, *stretch)
 
         for piece in in_order(self._pool, work, stretches, 4 * worker_count()):
             self._progress(len(piece))
             yield piece
 
-    def tensor(self, path: str) -> Iterator[bytes]:
+    def tensor(self, path: str) -> Iterator[Block]:
         """The bytes of a tensor in C order."""
         file, tensor = self._version.paths[path]
         lazy = self._version[path]

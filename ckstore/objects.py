@@ -232,7 +232,9 @@ class ObjectReader:
             work = work.plus(exact).plus(self.lattice_work(lattice))
         return work
 
-    def integers(self, record: LatticeRecord, chunk: int) -> Integers:
+    # What is decoded stays in the cache unless `keep` is false, as for whatever is read once from end to end.
+
+    def integers(self, record: LatticeRecord, chunk: int, *, keep: bool = True) -> Integers:
         """Integers (int32) of one chunk of an object that is not ordinal; the array is read-only."""
         pending, below, integers = self._undecoded(self.chain(record), chunk)
         for level in pending:
@@ -249,17 +251,24 @@ class ObjectReader:
                 integers = np.zeros(_chunk_size(level, chunk), np.int32)
             below = level
         assert integers is not None
-        self.cache.put((record.id, chunk), integers)
-        return integers
+        return self._decoded((record.id, chunk), integers, keep=keep)
 
-    def values(self, record: LatticeRecord, chunk: int) -> Bits:
+    def _decoded(self, key: tuple[str, int], array: npt.NDArray[Any], *, keep: bool) -> npt.NDArray[Any]:
+        """A chunk that was decoded, read-only from here on."""
+        if keep:
+            self.cache.put(key, array)
+        else:
+            array.flags.writeable = False
+        return array
+
+    def values(self, record: LatticeRecord, chunk: int, *, keep: bool = True) -> Bits:
         """Bits of the values that one chunk of an object has on its lattice, without any exact layer."""
         if record.is_exact:
-            return self.ordinals(record, chunk)
+            return self.ordinals(record, chunk, keep=keep)
         if record.kind == "codebook":
             return self._added(record, chunk) if record.additive else self._looked_up(record, chunk)
         assert not isinstance(record.lattice, CodebookLattice)
-        return record.lattice.values(self.integers(record, chunk), chunk * record.chunk)
+        return record.lattice.values(self.integers(record, chunk, keep=keep), chunk * record.chunk)
 
     def indices(self, record: LatticeRecord, chunk: int) -> Indices:
         """Indices (uint8) of one chunk of an object on a codebook; the array is read-only."""
@@ -312,7 +321,7 @@ class ObjectReader:
         self.cache.put((record.id, chunk), bits)
         return bits
 
-    def ordinals(self, record: LatticeRecord, chunk: int) -> Bits:
+    def ordinals(self, record: LatticeRecord, chunk: int, *, keep: bool = True) -> Bits:
         """Bits of one chunk of an object on an ordinal lattice; the array is read-only."""
         size = ITEM_SIZES[record.dtype]
         pending, _, bits = self._undecoded(self.chain(record), chunk)
@@ -326,20 +335,19 @@ class ObjectReader:
             else:
                 bits = ordinal_correct(bits, stored, level.dtype)
         assert bits is not None
-        self.cache.put((record.id, chunk), bits)
-        return bits
+        return self._decoded((record.id, chunk), bits, keep=keep)
 
-    def exact(self, record: ContentRecord, chunk: int) -> Bits:
+    def exact(self, record: ContentRecord, chunk: int, *, keep: bool = True) -> Bits:
         """Bits of one chunk of the original values of an object on a linear lattice; the array is read-only."""
         pending, _, bits = self._undecoded(self.content_chain(record), chunk)
         for level in pending:
             lattice = self.resolver.lattice(level.lattice)
-            bits = self._exact_level(level, lattice, bits, chunk)
+            # The integers of one level are those that the next ones are stored against.
+            bits = self._exact_level(level, lattice, bits, chunk, keep=keep or len(pending) > 1)
         assert bits is not None
-        self.cache.put((record.id, chunk), bits)
-        return bits
+        return self._decoded((record.id, chunk), bits, keep=keep)
 
-    def bits(self, content: str, chunk: int) -> Bits:
+    def bits(self, content: str, chunk: int, *, keep: bool = True) -> Bits:
         """Bits of one chunk of an object by its content id; threads that want the same chunk wait for the first."""
         cached = self.cache.get((content, chunk))
         if cached is not None:
@@ -347,8 +355,8 @@ class ObjectReader:
         with self._decoding((content, chunk)):
             record = self.resolver.content(content)
             if record is None:
-                return self.ordinals(self.resolver.lattice(content), chunk)
-            return self.exact(record, chunk)
+                return self.ordinals(self.resolver.lattice(content), chunk, keep=keep)
+            return self.exact(record, chunk, keep=keep)
 
     @contextmanager
     def _decoding(self, key: tuple[str, int]) -> Iterator[None]:
@@ -386,8 +394,10 @@ class ObjectReader:
         deepest = max(len(self.chain(self.resolver.lattice(level.lattice))) - 1 for level in levels)
         return max(deepest, len(levels) - 1)
 
-    def _exact_level(self, level: ContentRecord, lattice: LatticeRecord, parent: Bits | None, chunk: int) -> Bits:
-        integers = self.integers(lattice, chunk)
+    def _exact_level(
+        self, level: ContentRecord, lattice: LatticeRecord, parent: Bits | None, chunk: int, *, keep: bool
+    ) -> Bits:
+        integers = self.integers(lattice, chunk, keep=keep)
         predicted, classes = self._predict(level, lattice, integers, parent, chunk)
         offset = level.offset + sum(level.lengths[:chunk])
         frame = self.blocks.pread(level.pack, offset, level.lengths[chunk])

@@ -413,7 +413,7 @@ class _Held:
                 buffer = np.empty(nbytes, np.uint8)
             else:
                 if self._filled and self._filled + nbytes > WINDOW:
-                    yield self._closed()
+                    yield from self._close()
                 if self._used + nbytes <= WINDOW:
                     buffer = self._arenas[0][self._used : self._used + nbytes]
                     self._used += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
@@ -437,23 +437,24 @@ class _Held:
     def rest(self) -> Iterator[list[int]]:
         """The last window, and windows of what was not kept."""
         if self._window:
-            yield self._closed()
+            yield from self._close()
         for number in self._late:
             self._window.append(number)
             self._filled += self._version.units[number].nbytes
             if self._filled >= WINDOW:
-                yield self._closed()
+                yield from self._close()
         if self._window:
-            yield self._closed()
+            yield from self._close()
 
-    def _closed(self) -> list[int]:
-        """The units that have come; the memory of the window before them is free again."""
-        for number in self._before:
-            self._version.held.pop(self._version.units[number].key, None)
-        window, self._before = self._window, self._window
+    def _close(self) -> Iterator[list[int]]:
+        """Yield the units that have come; then the window before them was coded, and its memory is free again."""
+        window, before = self._window, self._before
         self._window, self._filled, self._used = [], 0, 0
         self._arenas.reverse()
-        return window
+        yield window
+        for number in before:
+            self._version.held.pop(self._version.units[number].key, None)
+        self._before = window
 
 
 def _cuts(

@@ -33,8 +33,13 @@ if TYPE_CHECKING:
 
 Mode = Literal["r", "a"]
 
-#: Limit of the cache of decoded chunks, in bytes: the chunks of a version of some 25 million parameters.
-CACHE_BYTES = 128 << 20
+#: Limit of the cache of decoded chunks, in bytes, of a store that is opened for one thing.
+CACHE_BYTES = 64 << 20
+
+#: Limit of the cache of a store that a program opens, as a part of the machine's memory and in bytes: a version whose
+#: chunks fit is not decoded again when the next one is stored after it.
+_MEMORY_SHARE = 1 / 16
+_LARGEST_CACHE = 4 << 30
 
 #: The run of versions that were given none.
 DEFAULT_RUN = "main"
@@ -457,11 +462,21 @@ def init(path: str | os.PathLike[str]) -> Store:
         Something stands there already.
     """
     Catalog.create(Path(path)).close()
-    return Store(Path(path), "a")
+    return Store(Path(path), "a", _cache_of_a_program())
 
 
-def open(path: str | os.PathLike[str] | None = None, mode: Mode = "a", cache_bytes: int = CACHE_BYTES) -> Store:
+def open(path: str | os.PathLike[str] | None = None, mode: Mode = "a", cache_bytes: int | None = None) -> Store:
     """Open a store: by default `$CKSTORE`, or the nearest `.ckstore` upwards.
+
+    Parameters
+    ----------
+    path
+        The store's directory.
+    mode
+        `r` reads only; `a` reads and writes.
+    cache_bytes
+        Limit of the cache of decoded chunks; by default a sixteenth of the machine's memory, at most 4 GiB. Where it
+        holds one and a half times a version, storing the next one after it takes less time.
 
     Raises
     ------
@@ -470,4 +485,13 @@ def open(path: str | os.PathLike[str] | None = None, mode: Mode = "a", cache_byt
     FormatVersionError
         A later ckstore wrote it.
     """
-    return Store(find_store() if path is None else Path(path), mode, cache_bytes)
+    limit = _cache_of_a_program() if cache_bytes is None else cache_bytes
+    return Store(find_store() if path is None else Path(path), mode, limit)
+
+
+def _cache_of_a_program() -> int:
+    try:
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return CACHE_BYTES
+    return min(max(int(memory * _MEMORY_SHARE), CACHE_BYTES), _LARGEST_CACHE)

@@ -169,13 +169,17 @@ class Version:
             stretches.sort()
         return places
 
-    def read_extent(self, file: int, extent: int, first: int, last: int) -> bytes:
-        """Bytes of the elements from `first` to before `last` of an extent; decodes only the chunks they lie in."""
-        parts = [
-            self.chunk(number, chunk)[start:stop].tobytes()
-            for number, chunk, start, stop in self.cover(file, extent, first, last)
-        ]
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+    def read_extent(self, file: int, extent: int, first: int, last: int) -> memoryview:
+        """Bytes of the elements from `first` to before `last` of an extent; decodes only the chunks they lie in.
+
+        Chunks that are wanted whole do not stay in the cache.
+        """
+        parts = []
+        for number, chunk, start, stop in self.cover(file, extent, first, last):
+            unit = self.layout.units[number]
+            whole = stop - start == min(unit.chunk, unit.count - chunk * unit.chunk)
+            parts.append(self.chunk(number, chunk, keep=not whole)[start:stop].data.cast("B"))
+        return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
 
     def cover(self, file: int, extent: int, first: int, last: int) -> Iterator[tuple[int, int, int, int]]:
         """Where the elements from `first` to before `last` of an extent stand, in order.
@@ -219,23 +223,26 @@ class Version:
                 yield first // scale, last // scale
                 first = last
 
-    def chunk(self, number: int, chunk: int) -> Bits:
-        """Bits of one chunk of the unit of that number, as unsigned integers; read-only."""
+    def chunk(self, number: int, chunk: int, *, keep: bool = True) -> Bits:
+        """Bits of one chunk of the unit of that number, as unsigned integers; read-only.
+
+        With `keep` they stay in the store's cache for a while.
+        """
         try:
-            return self._chunk(number, chunk)
+            return self._chunk(number, chunk, keep=keep)
         except MissingPackError:
             self.store.resolver.forget()  # `gc` has moved the object since its record was read.
-            return self._chunk(number, chunk)
+            return self._chunk(number, chunk, keep=keep)
 
-    def _chunk(self, number: int, chunk: int) -> Bits:
+    def _chunk(self, number: int, chunk: int, *, keep: bool) -> Bits:
         lattice, content = self.document.objects[number]
         reader = self.store.reader
         if number not in self._fitting:
             check_cut(reader.resolver.lattice(lattice), self.layout.units[number])
             self._fitting.add(number)
         if content is None or self._is_lowered:
-            return reader.values(reader.resolver.lattice(lattice), chunk)
-        return reader.bits(content, chunk)
+            return reader.values(reader.resolver.lattice(lattice), chunk, keep=keep)
+        return reader.bits(content, chunk, keep=keep)
 
     def is_changed(self, file: int) -> bool:
         """Whether a file comes back with other values than it went in with, because some are coarse."""
@@ -267,7 +274,7 @@ class Version:
         layout = self.layout.files[file]
         extents = [(extent.start, extent.nbytes) for extent in layout.extents]
 
-        def read(index: int, offset: int, nbytes: int) -> bytes:
+        def read(index: int, offset: int, nbytes: int) -> memoryview:
             size = ITEM_SIZES[layout.extents[index].dtype]
             first = offset // size
             data = self.read_extent(file, index, first, -(-(offset + nbytes) // size))

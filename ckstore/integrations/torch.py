@@ -11,6 +11,7 @@ from ckstore.buffers import Request, fill
 from ckstore.dtypes import torch_dtype
 from ckstore.errors import UsageError
 from ckstore.formats.layout import ITEM_SIZES, FileLayout, Tensor
+from ckstore.large_pages import use_large_pages
 from ckstore.trees import replace_tensors
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ class _Storages:
         made = self._made.get(start)
         if made is None:
             made = self._made[start] = torch.empty(self._sizes[start], dtype=torch.uint8)
+            use_large_pages(made.data_ptr(), self._sizes[start])
         before = (self._extents[tensor.extent].start - start) // ITEM_SIZES[tensor.dtype]
         return empty.set_(made.untyped_storage(), before + tensor.offset, tensor.shape, tensor.strides)
 

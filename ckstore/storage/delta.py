@@ -30,6 +30,8 @@ _SKIP = 128
 _GRID = 16
 #: How often the whole reference is searched: two strings with little in common must not take minutes.
 _FAR_SEARCHES = 4096
+#: What is coded against the reference in less than such a part of its size is not tried by itself.
+_HOPELESS = 16
 #: Above this size the slowest level of zstd no longer pays.
 _SMALL = 1 << 22
 #: No skeleton of a checkpoint comes near; a crafted blob must not allocate what it likes.
@@ -51,11 +53,13 @@ def compress_against(data: bytes, reference: bytes | None) -> bytes:
     bytes
     """
     size = _varint(len(data))
-    candidates = [bytes([method]) + size + payload for method, payload in _compress(data)]
+    candidates = []
     if reference:
         code = _encode(data, reference)
-        size += _varint(len(code))
-        candidates += [bytes([method | _COPIES]) + size + payload for method, payload in _compress(code)]
+        head = size + _varint(len(code))
+        candidates += [bytes([method | _COPIES]) + head + payload for method, payload in _compress(code)]
+    if not candidates or _HOPELESS * len(min(candidates, key=len)) > len(data):
+        candidates += [bytes([method]) + size + payload for method, payload in _compress(data)]
     best = min(candidates, key=len)
     return _digest(best, data) + best
 
