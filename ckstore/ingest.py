@@ -45,6 +45,9 @@ if TYPE_CHECKING:
 #: Objects that are estimated and planned together, by content id.
 Window = list[tuple[str, Unit]]
 
+#: Objects of so many bytes are looked up and written together.
+_BATCH = 4 << 20
+
 #: A delta of a blob below this size is kept without asking what the blob would take alone.
 _SMALL_BLOB = 1024
 
@@ -248,13 +251,18 @@ class Ingest:
             PackWriter(self.root, "exact") as exact,
         ):
             writer = ObjectWriter(coarse, exact)
-            for job, layers in self._encoded(pool, estimator, windows, budget):
-                stored = bool(layers.identity) and self.resolver.known_lattice(layers.identity) is not None
-                lattice = writer.add(job.content, job.estimate, job.choice, layers, stored=stored)
-                is_exact = layers.facts is None
-                known[job.content] = Stored(lattice, job.content if is_exact else None, layers.facts)
-                if progress is not None:
-                    progress(job.estimate.unit.nbytes)
+            for batch in _batches(self._encoded(pool, estimator, windows, budget)):
+                # Of what the store holds under its content id nothing is encoded.
+                stored = self.resolver.known_lattices(
+                    layers.identity for job, layers in batch if layers.identity not in ("", job.content)
+                )
+                for job, layers in batch:
+                    is_stored = layers.identity in stored
+                    lattice = writer.add(job.content, job.estimate, job.choice, layers, stored=is_stored)
+                    is_exact = layers.facts is None
+                    known[job.content] = Stored(lattice, job.content if is_exact else None, layers.facts)
+                    if progress is not None:
+                        progress(job.estimate.unit.nbytes)
             for file in scanned.files:
                 file.source.check_unchanged()
             scanned.held.clear()
@@ -534,6 +542,20 @@ class _Objects:
             self.known[content] = Stored(lattice, content)
             full = self._resolver.lattice(lattice).full_work
             budget.add(cost(full), cost(self._reader.work(lattice, content)))
+
+
+def _batches(encoded: Iterable[tuple[_Job, Encoded]]) -> Iterator[list[tuple[_Job, Encoded]]]:
+    """Encoded objects in groups of some bytes: the catalog is asked for many at once, and writing begins early."""
+    batch: list[tuple[_Job, Encoded]] = []
+    filled = 0
+    for job, layers in encoded:
+        batch.append((job, layers))
+        filled += job.estimate.unit.nbytes
+        if filled >= _BATCH:
+            yield batch
+            batch, filled = [], 0
+    if batch:
+        yield batch
 
 
 def _file_before(document: VersionDocument, path: str, *, single: bool) -> FileEntry | None:

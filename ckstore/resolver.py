@@ -208,6 +208,10 @@ class CatalogResolver:
             raise IntegrityError(f"The store has lost object {identity}; run `ckstore recover`, then `ckstore verify`.")
         return record
 
+    def known_lattices(self, identities: Iterable[str]) -> set[str]:
+        """Those of many lattice ids that the store has."""
+        return set(self._lookup(identities, [])[0])
+
     def known_lattice(self, identity: str) -> LatticeRecord | None:
         """The record of a lattice id; None where the store has none."""
         record = self._lattices.get(identity)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace as replaced
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+from ckstore.collection import collection_paused
 from ckstore.errors import InputError, UsageError
 from ckstore.policy import QUALITY, Fidelity, Policy, Scheme
 from ckstore.storage.catalog import Catalog, VersionRow
@@ -374,36 +375,38 @@ class Store:
         if tuning is not None:
             policy = replaced(policy, fidelity="coarse")
         check_request(run, step, metrics or {})
-        if isinstance(source, str | os.PathLike):
-            path = Path(source)
-            if path.is_dir():
-                if self.path.resolve().is_relative_to(path.resolve()):
-                    raise InputError(f"{path} holds the store itself; name a directory that does not.")
-                scanned = open_directory(path, force=force)
-            elif path.exists():
-                scanned = ScannedVersion([open_file(path, force=force)])
+        # An evaluation is the caller's code, and may leave garbage behind.
+        with nullcontext() if tuning is not None else collection_paused():
+            if isinstance(source, str | os.PathLike):
+                path = Path(source)
+                if path.is_dir():
+                    if self.path.resolve().is_relative_to(path.resolve()):
+                        raise InputError(f"{path} holds the store itself; name a directory that does not.")
+                    scanned = open_directory(path, force=force)
+                elif path.exists():
+                    scanned = ScannedVersion([open_file(path, force=force)])
+                else:
+                    raise InputError(f"{path} does not exist; name a checkpoint file or directory.")
+                if step is None:
+                    step = _step(scanned, path.name)
+                named = str(path).encode("utf-8", "backslashreplace").decode()
             else:
-                raise InputError(f"{path} does not exist; name a checkpoint file or directory.")
-            if step is None:
-                step = _step(scanned, path.name)
-            named = str(path).encode("utf-8", "backslashreplace").decode()
-        else:
-            from ckstore.live import scan_state_dict
+                from ckstore.live import scan_state_dict
 
-            scanned = scan_state_dict(source)
-            if step is None:
-                step = _step(scanned, "")
-            named = ""
-        try:
-            if parent == "auto":
-                hash_version(scanned, force=force, progress=progress)
-            parent_row = self._parent(parent, run, scanned)
-            request = Request(run, step, parent_row, metrics or {}, named, replace, verify, budget, policy, tuning)
-            request.force = force
-            request.gradients = flat_gradients(gradients or {})
-            report = Ingest(self.path, self.catalog, self.resolver, self.reader).run(scanned, request, progress)
-        finally:
-            scanned.close()
+                scanned = scan_state_dict(source)
+                if step is None:
+                    step = _step(scanned, "")
+                named = ""
+            try:
+                if parent == "auto":
+                    hash_version(scanned, force=force, progress=progress)
+                parent_row = self._parent(parent, run, scanned)
+                request = Request(run, step, parent_row, metrics or {}, named, replace, verify, budget, policy, tuning)
+                request.force = force
+                request.gradients = flat_gradients(gradients or {})
+                report = Ingest(self.path, self.catalog, self.resolver, self.reader).run(scanned, request, progress)
+            finally:
+                scanned.close()
         if report.is_new and report.version.cost > budget * 1.001:
             # Every object kept a budget of its own version; together in another version they may be beyond this one's.
             self.rebase([report.version.number], budget=budget)

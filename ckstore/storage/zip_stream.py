@@ -31,6 +31,8 @@ _ATTRIBUTES = 0o600 << 16
 _LIMIT = (1 << 31) - 1
 _FULL = 0xFFFFFFFF
 _MOST = 0xFFFF
+#: Of a window zlib uses all but so many bytes.
+_LOOKAHEAD = 262
 
 
 class ZipStream:
@@ -69,7 +71,9 @@ class ZipStream:
 
     def add_deflated(self, name: str, data: bytes) -> None:
         """Add a member, compressed as well as zlib can."""
-        deflate = zlib.compressobj(9, zlib.DEFLATED, -15)
+        # A window that is not much larger than the data costs a tenth of the time, and finds the same.
+        window = min(max((len(data) + _LOOKAHEAD).bit_length(), 9), 15)
+        deflate = zlib.compressobj(9, zlib.DEFLATED, -window)
         packed = deflate.compress(data) + deflate.flush()
         self._begin(name, _DEFLATED, zlib.crc32(data), len(packed), len(data))
         self._write(packed)
