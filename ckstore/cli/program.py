@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from ckstore import compiling
 from ckstore.cli.verb import VERSION_HELP, write_exit_codes
 from ckstore.errors import CkstoreError
 
@@ -105,6 +106,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         # Names of files and tensors need not be printable in the terminal's encoding.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
+    compiling.tell(lambda message: click.echo(f"ckstore: {message}", err=True))
     try:
         code = _guarded(arguments)
         sys.stdout.flush()

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import click
+import numpy as np
 import pytest
 
 from ckstore.cli import main
@@ -17,6 +18,7 @@ from ckstore.cli.program import VERBS, program
 from ckstore.cli.verb import EXIT_CODES, Verb
 from ckstore.errors import CkstoreError, LockedError
 from ckstore.storage.catalog import Catalog
+from tests.checkpoints import write_safetensors
 
 HEAVY = ("torch", "numba", "zarr", "numpy", "numcodecs", "sqlite_utils")
 
@@ -187,3 +189,16 @@ def heavy_imports(arguments: list[str]) -> list[str]:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return done.stdout.splitlines()[-1].split()
+
+
+def test_the_first_use_says_that_it_compiles(tmp_path: Path) -> None:
+    store, path = str(tmp_path / "store"), tmp_path / "step1.safetensors"
+    cache = {"NUMBA_CACHE_DIR": str(tmp_path / "compiled")}
+
+    def ingested(run: str, seed: int) -> str:
+        write_safetensors(path, {"counter": ("int64", (40,), np.full(40, seed))})
+        return process("--store", store, "ingest", str(path), "--run", run, **cache).stderr
+
+    assert process("--store", store, "init").stderr == ""
+    assert ingested("one", 1).count("ckstore: compiling kernels; this happens once") == 1
+    assert ingested("two", 2) == ""
