@@ -22,6 +22,7 @@ from ckstore.codecs.lattice import (
     scaled,
     step_exponent,
 )
+from ckstore.codecs.memory import empty
 from ckstore.codecs.rounded import RoundedLattice
 from ckstore.deviation import CoarseUnit
 from ckstore.errors import IntegrityError
@@ -149,19 +150,22 @@ class ObjectEncoder:
         """The layers of an object under `plan`."""
         unit = estimate.unit
         encoded = Encoded(content, [], [])
-        coded: list[Integers] = []
+        digests: list[bytes] = []
+        kept: list[Integers] = []
         for chunk, start in enumerate(range(0, unit.count, unit.chunk)):
             bits = read(start, min(start + unit.chunk, unit.count))
             if estimate.lattice is None:
                 encoded.coarse.append(self._ordinal_chunk(unit, bits, chunk, plan))
             else:
-                coded.append(self._linear_chunk(_linear(estimate), bits, chunk, start, plan, encoded))
+                integers = self._linear_chunk(_linear(estimate), bits, chunk, start, plan, encoded)
+                digests.append(bytes.fromhex(digest(integers.view(np.uint8))))
+                if self._keep:
+                    kept.append(integers)
             if self._keep:
                 self.reader.cache.put((content, chunk), bits)
         if estimate.lattice is not None:
-            digests = [bytes.fromhex(digest(integers.view(np.uint8))) for integers in coded]
             encoded.identity = lattice_id(estimate.lattice, unit.count, unit.chunk, digests)
-            for chunk, integers in enumerate(coded if self._keep else ()):
+            for chunk, integers in enumerate(kept):
                 self.reader.cache.put((encoded.identity, chunk), integers)
         return encoded
 
@@ -178,7 +182,9 @@ class ObjectEncoder:
             before = self.reader.integers(plan.base, chunk, keep=plan.parent is not None)
             predicted = lattice.project(plan.base.linear, before, start)
         integers = lattice.quantise(bits, start, predicted)
-        delta = integers if predicted is None else integers - predicted
+        delta = integers
+        if predicted is not None:
+            delta = np.subtract(integers, predicted, out=empty(integers.size, np.int32))
         encoded.coarse.append(encode_integers(delta) if delta.any() else None)
         parent = None
         if plan.parent is not None:

@@ -22,6 +22,7 @@ from ckstore.codecs.lattice import (
     ordinal_difference,
     scaled,
 )
+from ckstore.codecs.memory import Block, empty
 from ckstore.codecs.short_floats import SHORT
 from ckstore.errors import IntegrityError
 from ckstore.formats.layout import ITEM_SIZES
@@ -62,7 +63,7 @@ class Blocks(Protocol):
 class ChunkCache:
     """Decoded chunks by (id, index), least recently used ones dropped beyond `limit` bytes; safe for threads.
 
-    A view of something larger is copied, since it would keep all of that in memory.
+    What lies in much more memory than it takes is copied, since it would keep all of that.
     """
 
     def __init__(self, limit: int) -> None:
@@ -90,27 +91,30 @@ class ChunkCache:
         array.flags.writeable = False
         if array.nbytes > self.limit:
             return
-        if _held(array) > array.nbytes:
-            array = array.copy()
+        if _held(array) > 2 * array.nbytes:
+            own = empty(array.size, array.dtype)
+            own[...] = array
+            array = own
             array.flags.writeable = False
         with self._lock:
             if key in self._arrays:
                 return
             self._arrays[key] = array
-            self._bytes += array.nbytes
+            self._bytes += _held(array)
             while self._bytes > self.limit:
                 _, dropped = self._arrays.popitem(last=False)
-                self._bytes -= dropped.nbytes
+                self._bytes -= _held(dropped)
 
 
 def _held(array: npt.NDArray[Any]) -> int:
     """Bytes that stay in memory as long as `array` does."""
     owner: Any = array
-    while True:
+    while not isinstance(owner, Block):
         below = owner.base if isinstance(owner, np.ndarray) else owner.obj if isinstance(owner, memoryview) else None
         if below is None:
             return memoryview(owner).nbytes
         owner = below
+    return owner.nbytes
 
 
 class ObjectReader:
@@ -246,7 +250,8 @@ class ObjectReader:
                 if stored is not None and integers.flags.writeable:
                     integers += stored
                 elif stored is not None:
-                    integers = integers + stored  # It is in the cache, and others read it.
+                    # It is in the cache, and others read it.
+                    integers = np.add(integers, stored, out=stored)
             if integers is None:
                 integers = np.zeros(_chunk_size(level, chunk), np.int32)
             below = level
@@ -402,7 +407,7 @@ class ObjectReader:
         offset = level.offset + sum(level.lengths[:chunk])
         frame = self.blocks.pread(level.pack, offset, level.lengths[chunk])
         self.decoded_chunks += 1
-        residuals = np.empty(integers.size, f"i{predicted.itemsize}")
+        residuals = empty(integers.size, f"i{predicted.itemsize}")
         decode_integers(memoryview(frame)[FRAME:], residuals, classes)
         bits = ordinal_correct(predicted, residuals, lattice.dtype)
         if crc32c(bits) != int.from_bytes(frame[:FRAME], "little"):
@@ -427,7 +432,7 @@ class ObjectReader:
             return None
         payload = self.blocks.pread(record.pack, record.offset + place[0], place[1])
         self.decoded_chunks += 1
-        out = np.empty(_chunk_size(record, chunk), dtype)
+        out = empty(_chunk_size(record, chunk), dtype)
         decode_integers(payload, out, classes)
         return out
 

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ckstore.codecs.lattice import FLOATS
+from ckstore.codecs.memory import empty
 from ckstore.codecs.short_floats import narrowed, widened
 from ckstore.errors import IntegrityError, UsageError
 
@@ -85,7 +86,7 @@ class CodebookLattice:
 
         centroids = self.centroids.astype(np.float64)
         midpoints = np.append((centroids[1:] + centroids[:-1]) / 2, np.inf)
-        out = np.empty(values.size, np.uint8)
+        out = empty(values.size, np.uint8)
         kernels.nearest(float_words(values), midpoints, self.zero, out)
         return out
 
@@ -131,7 +132,7 @@ class CodebookLattice:
             raise UsageError("Elements kept aside are no changes to a base: add a codebook without them.")
         self._check_indices(indices)
         _check_sizes(base, indices)
-        words = np.empty(base.size, np.uint32)
+        words = empty(base.size, np.uint32)
         kernels.add(_words(base, self.dtype), _fixed(indices), self.centroids, words)
         return as_bits(words.view(np.float32), self.dtype)
 
@@ -197,7 +198,7 @@ def differences(bits: Bits, base: Bits, dtype: str) -> Floats:
     from ckstore.kernels import codebook as kernels
 
     _check_sizes(bits, base)
-    out = np.empty(bits.size, np.uint32)
+    out = empty(bits.size, np.uint32)
     kernels.difference(_words(bits, dtype), _words(base, dtype), out)
     return out.view(np.float32)
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ckstore.codecs.memory import empty
 from ckstore.codecs.short_floats import SHORT, narrowed, widened
 from ckstore.errors import IntegrityError
 
@@ -56,6 +57,8 @@ _LEAST_EXPLAINED = 0.001
 _OCTAVES = 10
 
 _NO_EXPONENTS: npt.NDArray[np.int16] = np.empty(0, np.int16)
+_NOTHING: npt.NDArray[np.uint8] = np.zeros(8 * CHUNK, np.uint8)
+_NOTHING.flags.writeable = False
 _NO_INTEGERS: npt.NDArray[np.int32] = np.empty(0, np.int32)
 
 #: An element keeps the projected integer of its base while it lies within this many steps of it.
@@ -116,7 +119,7 @@ class LinearLattice:
         from ckstore.kernels import lattice as kernels
 
         _check_sizes(bits, predicted)
-        out = np.empty(bits.size, np.int32)
+        out = empty(bits.size, np.int32)
         prediction = _NO_INTEGERS if predicted is None else predicted
         kernels.linear_quantise(
             floats(bits, self.dtype), prediction, self.step, self.rows, self.cols, self.width, start, HYSTERESIS, out
@@ -130,7 +133,7 @@ class LinearLattice:
         """
         from ckstore.kernels import coarse as kernels
 
-        out = np.empty(bits.size, np.int32)
+        out = empty(bits.size, np.int32)
         kernels.linear_dithered(floats(bits, self.dtype), self.step, self.rows, self.cols, self.width, start, out)
         return out
 
@@ -151,7 +154,7 @@ class LinearLattice:
         cols = _exponent_difference(self.cols, base.cols)
         if self.step == base.step and not rows.size and not cols.size:
             return integers
-        out = np.empty(integers.size, np.int32)
+        out = empty(integers.size, np.int32)
         kernels.linear_project(integers, self.step - base.step, rows, cols, self.width, start, out)
         return out
 
@@ -160,7 +163,7 @@ class LinearLattice:
         from ckstore.kernels import coarse as kernels
 
         carrier = "float32" if self.dtype in SHORT else self.dtype
-        out = np.empty(integers.size, carrier)
+        out = empty(integers.size, carrier)
         kernels.linear_values(integers, self.step, self.rows, self.cols, self.width, start, out)
         bits = out.view(f"u{out.itemsize}")
         if self.dtype not in SHORT:
@@ -181,8 +184,8 @@ class LinearLattice:
         """Bits of the lattice values, and the classes that an own exact layer is coded by."""
         from ckstore.kernels import lattice as kernels
 
-        out = np.empty(integers.size, _unsigned(self.dtype))
-        classes = np.empty(integers.size, np.uint8)
+        out = empty(integers.size, _unsigned(self.dtype))
+        classes = empty(integers.size, np.uint8)
         kernel = kernels.own_predict32 if self.dtype == "float32" else kernels.own_predict64
         kernel(integers, self.step, self.rows, self.cols, self.width, start, out, classes)
         return out, classes
@@ -192,8 +195,8 @@ class LinearLattice:
         from ckstore.kernels import lattice as kernels
 
         _check_sizes(integers, parent)
-        out = np.empty(parent.size, parent.dtype)
-        classes = np.empty(parent.size, np.uint8)
+        out = empty(parent.size, parent.dtype)
+        classes = empty(parent.size, np.uint8)
         kernel = kernels.chained_predict32 if self.dtype == "float32" else kernels.chained_predict64
         kernel(parent, integers, self.step, self.rows, self.cols, self.width, start, REACH, out, classes)
         return out, classes
@@ -249,7 +252,7 @@ def scaled(bits: Bits, dtype: str, factor: float) -> Bits:
         return bits
     from ckstore.kernels import lattice as kernels
 
-    out = np.empty_like(bits)
+    out = empty(bits.size, bits.dtype)
     {"float32": kernels.scale32, "float64": kernels.scale64, "bfloat16": kernels.scale16}[dtype](bits, factor, out)
     return out
 
@@ -299,9 +302,16 @@ def ordinal_classes(parent: Bits, dtype: str) -> Classes | None:
     if parent.itemsize == 1:
         shift, ceiling, limit = 1, 64, 63
     top = kernels.magnitude_top(parent, shift, ceiling)
-    classes = np.empty(parent.size, np.uint8)
+    classes = empty(parent.size, np.uint8)
     kernels.magnitude_classes(parent, shift, top, limit, classes)
     return classes
+
+
+def _zeros(like: Bits) -> Bits:
+    """Zeros of as many elements, of the same dtype; read-only, and of a chunk's size always the same."""
+    if like.nbytes > _NOTHING.nbytes:
+        return np.zeros_like(like)
+    return _NOTHING[: like.nbytes].view(like.dtype)
 
 
 def _check_sizes(values: Bits, predicted: Bits | None) -> None:
@@ -322,12 +332,13 @@ def ordinal_difference(bits: Bits, predicted: Bits | None, dtype: str) -> Intege
     if dtype not in FLOATS:
         if predicted is None:
             return bits.view(signed)
-        difference: Integers = (bits - predicted).view(signed)
-        return difference
+        difference = empty(bits.size, bits.dtype)
+        np.subtract(bits, predicted, out=difference)
+        return difference.view(signed)
     from ckstore.kernels import lattice as kernels
 
-    out = np.empty_like(bits)
-    kernels.ordinal_difference(bits, np.zeros_like(bits) if predicted is None else predicted, out)
+    out = empty(bits.size, bits.dtype)
+    kernels.ordinal_difference(bits, _zeros(bits) if predicted is None else predicted, out)
     return out.view(signed)
 
 
@@ -339,6 +350,6 @@ def ordinal_correct(predicted: Bits | None, residuals: Integers, dtype: str) -> 
         return unsigned if predicted is None else predicted + unsigned
     from ckstore.kernels import lattice as kernels
 
-    out = np.empty_like(unsigned)
-    kernels.ordinal_correct(np.zeros_like(unsigned) if predicted is None else predicted, unsigned, out)
+    out = empty(unsigned.size, unsigned.dtype)
+    kernels.ordinal_correct(_zeros(unsigned) if predicted is None else predicted, unsigned, out)
     return out

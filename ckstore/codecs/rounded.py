@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ckstore.codecs.lattice import FLOATS, Bits, Integers
+from ckstore.codecs.memory import empty
 
 #: dtypes whose ordinals can be rounded: differences of ordinals and models fit 64 bits.
 ROUNDED = ("float32", "bfloat16", "float16")
@@ -48,7 +49,7 @@ class RoundedLattice:
         """Integers (int32) of a chunk of finite values that begins at element `start`."""
         from ckstore.kernels import coarse as kernels
 
-        out = np.empty(bits.size, np.int32)
+        out = empty(bits.size, np.int32)
         kernels.rounded_quantise(
             bits, self.shift, quarter_octave(self.dtype), self.level, self.rows, self.cols, self.width, start, out
         )
@@ -58,7 +59,7 @@ class RoundedLattice:
         """Bits of the values in the middle of the integers' cells; near 0 they are +0."""
         from ckstore.kernels import coarse as kernels
 
-        out = np.empty(integers.size, "u4" if self.dtype == "float32" else "u2")
+        out = empty(integers.size, "u4" if self.dtype == "float32" else "u2")
         kernels.rounded_values(
             integers, self.shift, quarter_octave(self.dtype), self.level, self.rows, self.cols, self.width, start,
             largest_finite(self.dtype), out,

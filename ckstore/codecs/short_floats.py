@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ckstore.codecs.memory import empty
+
 Words = npt.NDArray[np.uint32]
 Bits = npt.NDArray[Any]
 
@@ -18,7 +20,7 @@ def widened(bits: Bits, dtype: str) -> Words:
     """float32 bits of float16 or bfloat16 bits; exact, NaN and infinities included."""
     from ckstore.kernels import short_floats as kernels
 
-    words = np.empty(bits.size, np.uint32)
+    words = empty(bits.size, np.uint32)
     (kernels.from_bfloat16 if dtype == "bfloat16" else kernels.from_float16)(_fixed(bits.view(np.uint16)), words)
     return words
 
@@ -27,7 +29,7 @@ def narrowed(words: Words, dtype: str) -> Bits:
     """float16 or bfloat16 bits of finite float32 bits: to nearest, ties to even, at most the largest finite number."""
     from ckstore.kernels import short_floats as kernels
 
-    bits = np.empty(words.size, np.uint16)
+    bits = empty(words.size, np.uint16)
     (kernels.to_bfloat16 if dtype == "bfloat16" else kernels.to_float16)(_fixed(words), bits)
     return bits
 

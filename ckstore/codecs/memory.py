@@ -1,0 +1,62 @@
+"""Arrays of a chunk's size whose memory is used again as soon as nobody holds them.
+
+What the C library gives back to the system must be handed out page by page again, and zeroed: for an array of 2^18
+floats that takes as long as decoding them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+#: Arrays of fewer or of more bytes are made as usual.
+_LEAST, _MOST = 1 << 16, 1 << 22
+
+#: Bytes that are kept of each size.
+_KEPT = 16 << 20
+
+#: Free memory by the binary logarithm of its size. Appending and popping are atomic.
+_free: dict[int, list[npt.NDArray[np.uint8]]] = {size: [] for size in range(_LEAST.bit_length() - 1, 24)}
+
+
+class Block:
+    """Some memory and, as its `base`, the owner of arrays that lie in it: it goes back when the last of them goes.
+
+    Attributes
+    ----------
+    nbytes
+        Its size.
+    """
+
+    __slots__ = ("__array_interface__", "_memory", "_size", "nbytes")
+
+    def __init__(self, size: int, dtype: np.dtype[Any], count: int) -> None:
+        self._size = size
+        try:
+            self._memory = _free[size].pop()
+        except IndexError:
+            self._memory = np.empty(1 << size, np.uint8)
+        self.nbytes = 1 << size
+        address = self._memory.__array_interface__["data"][0]
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": (count,),
+            "typestr": dtype.str,
+            "data": (address, False),
+        }
+
+    def __del__(self) -> None:
+        free = _free[self._size]
+        if len(free) << self._size < _KEPT:
+            free.append(self._memory)
+
+
+def empty(count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """A one-dimensional array of `count` elements whose values are undefined; for plain numbers only."""
+    wanted = np.dtype(dtype)
+    nbytes = count * wanted.itemsize
+    if not _LEAST <= nbytes <= _MOST:
+        return np.empty(count, wanted)
+    return np.asarray(Block((nbytes - 1).bit_length(), wanted, count))

@@ -1,0 +1,64 @@
+"""Arrays whose memory is used again: never while anything of it is held."""
+
+from __future__ import annotations
+
+import gc
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from ckstore.codecs import memory
+from ckstore.codecs.memory import empty
+
+
+def address(array: npt.NDArray[Any]) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+@pytest.mark.parametrize("dtype", ["u1", "i2", "u4", "i4", "f4", "f8", "u8"])
+@pytest.mark.parametrize("count", [0, 1, 65_535, 65_536, 70_001, 1 << 18, 1 << 21])
+def test_arrays_are_ordinary(dtype: str, count: int) -> None:
+    array = empty(count, dtype)
+    assert array.shape == (count,)
+    assert array.dtype == dtype
+    assert array.flags.c_contiguous
+    assert array.flags.aligned
+    assert array.flags.writeable
+    array[:] = 1
+    assert array.sum() == count
+
+
+def test_memory_comes_back_when_the_last_view_goes() -> None:
+    array = empty(1 << 18, np.uint32)
+    place = address(array)
+    view = array[1000:].view(np.uint8).data
+    del array
+    gc.collect()
+    assert address(empty(1 << 18, np.uint32)) != place
+    del view
+    # The memory freed last is used first: it is still in the processor's cache.
+    assert address(empty(1 << 18, np.int32)) == place
+
+
+def test_only_so_much_is_kept() -> None:
+    held = [empty(1 << 20, np.uint8) for _ in range(64)]
+    held.clear()
+    assert all(len(free) << size <= memory._KEPT for size, free in memory._free.items())
+
+
+def test_threads_never_share_memory() -> None:
+    def work(number: int) -> bool:
+        for _ in range(300):
+            array = empty(20_000, np.int32)
+            array[:] = number
+            other = empty(20_000, np.int32)
+            other[:] = -number
+            if (array != number).any():
+                return False
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(work, range(1, 9)))
