@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import cached_property
 from math import inf
 from pathlib import Path
 from types import MappingProxyType
@@ -201,7 +200,7 @@ class Ingest:
         """Whether all that restoring a version takes is recorded, in packs that are there and long enough."""
         self.resolver.forget()  # What another process has found to be lost meanwhile counts.
         document = self.document(row)
-        if not document.blob_packs() <= self._packs:
+        if not self.catalog.has_packs(document.blob_packs()):
             return False
         try:
             for reference in (document.layout, document.crcs, *(file.skeleton for file in document.files)):
@@ -213,11 +212,6 @@ class Ingest:
         except IntegrityError:
             return False
         return True
-
-    @cached_property
-    def _packs(self) -> set[str]:
-        """Names of the packs that the catalog has: others are damaged, even where parts of them can still be read."""
-        return {pack.name for pack in self.catalog.packs()}
 
     def _healing(self, standing: VersionRow, request: Request) -> Request:
         """The request that stores a damaged version again in its own place, after the same parent as before."""
@@ -467,7 +461,8 @@ class Ingest:
         """A parent's blob and what its successor is packed against, each as (place, bytes); None where lost."""
         ref = blob.within(pack)
         reference = ref if ref.against is None else ref.against
-        if not {ref.pack, reference.pack} <= self._packs:
+        # Of a damaged pack parts may still be read, and yet nothing may be stored against it.
+        if not self.catalog.has_packs(name for name in (ref.pack, reference.pack) if name is not None):
             return None
         try:
             return ref, self.resolver.blob(ref, pack), reference, self.resolver.blob(reference, pack)

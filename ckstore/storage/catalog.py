@@ -171,6 +171,13 @@ class Catalog:
         rows = self._connection.rows("SELECT name, kind, bytes, created FROM packs ORDER BY id")
         return [PackRow(*row) for row in rows]
 
+    def has_packs(self, names: Iterable[str]) -> bool:
+        """Whether all of these packs are there."""
+        wanted = sorted(set(names))
+        marks = ", ".join("?" * len(wanted))
+        found = self._connection.rows(f"SELECT COUNT(*) FROM packs WHERE name IN ({marks})", wanted)
+        return bool(found[0][0] == len(wanted))
+
     def find_lattices(self, keys: Iterable[int]) -> dict[int, tuple[str, int]]:
         """Pack name and slot of the present encoding, for those keys of lattice ids that are there."""
         return self._lattices.find(keys)

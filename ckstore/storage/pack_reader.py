@@ -19,6 +19,10 @@ from ckstore.storage import root
 from ckstore.storage.pack import Entry, PackInfo, digest_file, parse_pack_name
 
 _ABSENT = 2**64 - 1
+# Of an entry of the directory: method, sizes, length of the name, offset of the header; and what ends the file.
+_CENTRAL = struct.Struct("<10xH8x2LH12xL")
+_END = struct.Struct("<4s4H2LH")
+_TAIL = 1024
 # pread(2) returns at most 2^31 - 4096 bytes on Linux.
 _LARGEST_READ = 1 << 30
 
@@ -107,18 +111,41 @@ class PackReader:
         IntegrityError
             The pack is missing, no zip, or has no such member.
         """
-        try:
-            with zipfile.ZipFile(self._path(pack)) as archive:
-                info = archive.getinfo(member)
-        except FileNotFoundError:
-            raise _missing(pack) from None
-        except (KeyError, ValueError, NotImplementedError, zipfile.BadZipFile, struct.error) as error:
-            raise IntegrityError(f"Pack {pack} has no readable {member} ({error}); restore it from a copy.") from error
-        header = self.pread(pack, info.header_offset, 30)
-        if header[:4] != b"PK\3\4" or info.compress_type != zipfile.ZIP_STORED or info.file_size != info.compress_size:
+        place = self._last_member(pack, member)
+        if place is None:
+            try:
+                with zipfile.ZipFile(self._path(pack)) as archive:
+                    info = archive.getinfo(member)
+            except FileNotFoundError:
+                raise _missing(pack) from None
+            except (KeyError, ValueError, NotImplementedError, zipfile.BadZipFile, struct.error) as error:
+                reason = f"Pack {pack} has no readable {member} ({error}); restore it from a copy."
+                raise IntegrityError(reason) from error
+            stored = info.compress_type == zipfile.ZIP_STORED and info.file_size == info.compress_size
+            place = info.header_offset, info.file_size if stored else -1
+        offset, size = place
+        header = self.pread(pack, offset, 30)
+        if header[:4] != b"PK\3\4" or size < 0:
             raise IntegrityError(f"Pack {pack} has a damaged header for {member}; restore the pack from a copy.")
         name, extra = struct.unpack_from("<HH", header, 26)
-        return Entry(info.header_offset + 30 + name + extra, info.file_size)
+        return Entry(offset + 30 + name + extra, size)
+
+    def _last_member(self, pack: str, member: str) -> tuple[int, int] | None:
+        """Where the header of a stored member lies and how long it is, if it is the last one: so are manifests.
+
+        The directory has two entries for each array of the pack; its last one is found without reading the others.
+        """
+        length = min(_TAIL, self.size(pack))
+        tail = self.pread(pack, self.size(pack) - length, length)
+        end = length - _END.size
+        place = tail.rfind(b"PK\1\2", 0, max(end, 0))
+        if place < 0 or tail[end : end + 4] != b"PK\5\6" or place + _CENTRAL.size > end:
+            return None
+        method, packed, size, name, offset = _CENTRAL.unpack_from(tail, place)
+        start = place + _CENTRAL.size
+        if tail[start : start + name] != member.encode() or method != zipfile.ZIP_STORED or packed != size:
+            return None
+        return None if max(size, offset) >= 1 << 31 else (offset, size)
 
     def array_metadata(self, pack: str, names: Iterable[str]) -> dict[str, dict[str, Any]]:
         """The Zarr metadata of arrays of a pack, by name.

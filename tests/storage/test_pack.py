@@ -288,3 +288,21 @@ def test_a_copied_array_is_the_same(tmp_path):
         reader.array_metadata(source.name, ["1"])
     with pytest.raises(IntegrityError, match="is missing"):
         reader.array_metadata("0" * 40 + ".zip", [])
+
+
+def test_the_last_member_is_found_without_the_directory(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the number of arrays; members before it, and zips with other ends, are found as usual."""
+    with PackWriter(store, "coarse") as writer:
+        entries = {f"a{number}": writer.add_bytes(f"a{number}", bytes([number]) * 50) for number in range(100)}
+        entries["PK"] = writer.add_bytes("PK", b"PK\1\2" * 40)
+        info = writer.finish()
+    reader = PackReader(store)
+    assert reader.find_entry(info.name, "a7/c/0") == entries["a7"]
+
+    def refused(*_: object) -> None:
+        raise AssertionError("the directory was read")
+
+    monkeypatch.setattr("zipfile.ZipFile", refused)
+    assert reader.find_entry(info.name, "PK/c/0") == entries["PK"]
+    with pytest.raises(AssertionError):
+        reader.find_entry(info.name, "a7/c/0")
