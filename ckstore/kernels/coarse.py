@@ -39,13 +39,16 @@ def linear_values(
             exponent = step - lowest
             if rows.size:
                 exponent += rows[row]
+            part = integers[k:stop]
+            target = out[k:stop]
             if cols.size:
-                for i in range(k, stop):
-                    out[i] = np.float64(integers[i]) * powers[exponent + cols[col + i - k]]
+                across = cols[col : col + stop - k]
+                for i in range(part.size):
+                    target[i] = np.float64(part[i]) * powers[np.uint64(exponent + across[i])]
             else:
                 power = powers[exponent]
-                for i in range(k, stop):
-                    out[i] = np.float64(integers[i]) * power
+                for i in range(part.size):
+                    target[i] = np.float64(part[i]) * power
             k = stop
             col = 0
             row += 1
@@ -60,6 +63,11 @@ def _order(bits: np.uint64, sign: np.uint64) -> np.int64:
     """The order-preserving integer of float bits, as int64: negative for negative numbers, 0 for both zeros."""
     magnitude = np.int64(bits & (sign - np.uint64(1)))
     return -magnitude if bits & sign else magnitude
+
+
+@njit(inline="always")
+def _rounded(integer: np.int64) -> np.int32:
+    return np.int32(min(max(integer, -np.int64(MAX_ROUNDED)), np.int64(MAX_ROUNDED)))
 
 
 @njit(**_OPTIONS)
@@ -79,18 +87,33 @@ def rounded_quantise(
     half = np.int64(1) << (shift - 1)
     row = start // width
     col = start - row * width
-    for k in range(bits.size):
+    k = 0
+    while k < bits.size:
+        stop = min(bits.size, k + width - col)
         model = np.int64(level)
         if rows.size:
             model += rows[row]
+        part = bits[k:stop]
+        target = out[k:stop]
         if cols.size:
-            model += cols[col]
-        integer = (_order(np.uint64(bits[k]), sign) - model * unit + half) >> shift
-        out[k] = np.int32(min(max(integer, -np.int64(MAX_ROUNDED)), np.int64(MAX_ROUNDED)))
-        col += 1
-        if col == width:
-            col = 0
-            row += 1
+            across = cols[col : col + stop - k]
+            for i in range(part.size):
+                away = half - (model + np.int64(across[i])) * unit
+                target[i] = _rounded((_order(np.uint64(part[i]), sign) + away) >> shift)
+        else:
+            away = half - model * unit
+            for i in range(part.size):
+                target[i] = _rounded((_order(np.uint64(part[i]), sign) + away) >> shift)
+        k = stop
+        col = 0
+        row += 1
+
+
+@njit(inline="always")
+def _bits_of_order(order: np.int64, reach: np.int64, largest: np.int64, sign: np.int64) -> np.int64:
+    """The float bits of an order-preserving integer, at most `largest` in magnitude; +0 within `reach` of 0."""
+    bits = min(abs(order), largest) | (np.int64(order < 0) << sign)
+    return bits if abs(order) > reach else np.int64(0)
 
 
 @njit(**_OPTIONS)
@@ -110,27 +133,31 @@ def rounded_values(
 
     What lies within five eighths of a step of 0 is +0: a second moment, which is never negative, stays so.
     """
-    sign = np.uint64(1) << np.uint64(8 * out.itemsize - 1)
+    # Row by row and without branches, so that the compiler uses whole vectors.
+    sign = np.int64(8 * out.itemsize - 1)
     reach = (np.int64(5) << shift) >> 3
     row = start // width
     col = start - row * width
-    for k in range(integers.size):
+    k = 0
+    while k < integers.size:
+        stop = min(integers.size, k + width - col)
         model = np.int64(level)
         if rows.size:
             model += rows[row]
+        model *= unit
+        part = integers[k:stop]
+        target = out[k:stop]
         if cols.size:
-            model += cols[col]
-        order = (np.int64(integers[k]) << shift) + model * unit
-        if abs(order) <= reach:
-            out[k] = 0
-        elif order > 0:
-            out[k] = np.uint64(min(order, np.int64(largest)))
+            across = cols[col : col + stop - k]
+            for i in range(part.size):
+                order = (np.int64(part[i]) << shift) + (model + np.int64(across[i]) * unit)
+                target[i] = _bits_of_order(order, reach, largest, sign)
         else:
-            out[k] = np.uint64(min(-order, np.int64(largest))) | sign
-        col += 1
-        if col == width:
-            col = 0
-            row += 1
+            for i in range(part.size):
+                target[i] = _bits_of_order((np.int64(part[i]) << shift) + model, reach, largest, sign)
+        k = stop
+        col = 0
+        row += 1
 
 
 @njit(**_OPTIONS)

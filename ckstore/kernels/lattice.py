@@ -87,6 +87,19 @@ def linear_distance(
     return total, finite
 
 
+@njit(inline="always")
+def _nearest(scaled: float) -> np.int32:
+    nearest = min(max(np.rint(scaled), -16777216.0), 16777216.0)
+    return np.int32(nearest if abs(scaled) <= 1.7976931348623157e308 else 0.0)
+
+
+@njit(inline="always")
+def _kept_or_nearest(scaled: float, prediction: float, hysteresis: float) -> np.int32:
+    nearest = min(max(np.rint(scaled), -16777216.0), 16777216.0)
+    moved = abs(scaled - prediction) >= hysteresis and abs(scaled) <= 1.7976931348623157e308
+    return np.int32(nearest if moved else prediction)
+
+
 @njit(**_OPTIONS)
 def _quantise_flat(
     values: np.ndarray, predicted: np.ndarray, inverse: float, hysteresis: float, out: np.ndarray
@@ -94,16 +107,10 @@ def _quantise_flat(
     """`linear_quantise` with one step for all elements, without branches in its loops."""
     if predicted.size == 0:
         for k in range(values.size):
-            scaled = np.float64(values[k]) * inverse
-            nearest = min(max(np.rint(scaled), -16777216.0), 16777216.0)
-            out[k] = np.int32(nearest if abs(scaled) <= 1.7976931348623157e308 else 0.0)
+            out[k] = _nearest(np.float64(values[k]) * inverse)
         return
     for k in range(values.size):
-        scaled = np.float64(values[k]) * inverse
-        prediction = np.float64(predicted[k])
-        nearest = min(max(np.rint(scaled), -16777216.0), 16777216.0)
-        moved = abs(scaled - prediction) >= hysteresis and abs(scaled) <= 1.7976931348623157e308
-        out[k] = np.int32(nearest if moved else prediction)
+        out[k] = _kept_or_nearest(np.float64(values[k]) * inverse, np.float64(predicted[k]), hysteresis)
 
 
 @njit(**_OPTIONS)
@@ -130,25 +137,37 @@ def linear_quantise(
         return
     row = start // width
     col = start - row * width
-    for k in range(values.size):
+    k = 0
+    while k < values.size:
+        stop = min(values.size, k + width - col)
         exponent = highest - step
         if rows.size:
             exponent -= rows[row]
+        part = values[k:stop]
+        before = predicted[k:stop]
+        target = out[k:stop]
         if cols.size:
-            exponent -= cols[col]
-        scaled = np.float64(values[k]) * inverses[exponent]
-        prediction = np.int64(0)
-        if predicted.size:
-            prediction = np.int64(predicted[k])
-        kept = predicted.size > 0 and abs(scaled - np.float64(prediction)) < hysteresis
-        if not kept and abs(scaled) <= 1.7976931348623157e308:
-            scaled = min(max(np.rint(scaled), -16777216.0), 16777216.0)
-            prediction = np.int64(scaled)
-        out[k] = prediction
-        col += 1
-        if col == width:
-            col = 0
-            row += 1
+            across = cols[col : col + stop - k]
+            for i in range(part.size):
+                inverse = inverses[np.uint64(exponent - across[i])]
+                if before.size:
+                    target[i] = _kept_or_nearest(np.float64(part[i]) * inverse, np.float64(before[i]), hysteresis)
+                else:
+                    target[i] = _nearest(np.float64(part[i]) * inverse)
+        else:
+            _quantise_flat(part, before, inverses[exponent], hysteresis, target)
+        k = stop
+        col = 0
+        row += 1
+
+
+@njit(inline="always")
+def _shifted(value: int, bits: int) -> int:
+    """``value / 2**bits``, rounded half up; clamped to a lattice's range where it grows."""
+    right = np.int64(min(max(bits, 0), 40))
+    left = np.int64(min(max(-bits, 0), 30))
+    grown = min(max(value << left, np.int64(-16777216)), np.int64(16777216))
+    return grown if bits < 0 else (value + ((np.int64(1) << right) >> np.int64(1))) >> right
 
 
 @njit(**_OPTIONS)
@@ -162,24 +181,30 @@ def linear_project(
     """
     row = start // width
     col = start - row * width
-    for k in range(integers.size):
-        bits = shift
+    k = 0
+    while k < integers.size:
+        stop = min(integers.size, k + width - col)
+        bits = np.int64(shift)
         if rows.size:
             bits += rows[row]
+        part = integers[k:stop]
+        target = out[k:stop]
         if cols.size:
-            bits += cols[col]
-        value = np.int64(integers[k])
-        if bits > 0:
-            bits = min(bits, 40)
-            value = (value + (np.int64(1) << (bits - 1))) >> bits
-        elif bits < 0:
-            value = value << min(-bits, 30)
-            value = min(max(value, np.int64(-16777216)), np.int64(16777216))
-        out[k] = value
-        col += 1
-        if col == width:
-            col = 0
-            row += 1
+            across = cols[col : col + stop - k]
+            for i in range(part.size):
+                target[i] = _shifted(np.int64(part[i]), bits + np.int64(across[i]))
+        elif bits >= 0:
+            # Most often by far; in whole vectors of 32 bits. No integer of a lattice has more.
+            right = np.int32(min(bits, 30))
+            half = np.int32((1 << right) >> 1)
+            for i in range(part.size):
+                target[i] = np.int32(part[i] + half) >> right
+        else:
+            for i in range(part.size):
+                target[i] = _shifted(np.int64(part[i]), bits)
+        k = stop
+        col = 0
+        row += 1
 
 
 @njit(**_OPTIONS)

@@ -1,0 +1,188 @@
+"""What operations cost, counted instead of timed: a guard against work that creeps in.
+
+Every bound is what was counted when it was written, with room for a few more; one that is passed asks for a reason.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sqlite3
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import ckstore
+from ckstore.inputs import InputFile
+from ckstore.storage import connection, durable
+from ckstore.storage.pack_reader import PackReader
+
+
+def checkpoint(path: Path, tensors: int, elements: int, seed: int) -> Path:
+    """A model whose tensors all move a little from seed to seed."""
+    state: dict[str, Any] = {}
+    for number in range(tensors):
+        base = np.random.default_rng(number).normal(size=elements).astype(np.float32)
+        move = np.random.default_rng(1000 * seed + number).normal(size=elements).astype(np.float32)
+        state[f"layer.{number}.weight"] = torch.from_numpy(base + 0.01 * seed * move)
+    torch.save({"model": state, "step": seed}, path)
+    return path
+
+
+@pytest.fixture
+def counts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Bytes read of inputs and of packs, syncs, and SQL statements, from now on."""
+    found: Counter[str] = Counter()
+    lock = threading.Lock()
+
+    def count(what: str, number: int) -> None:
+        with lock:
+            found[what] += number
+
+    def wrapped(owner: Any, name: str, what: str, size: Callable[..., int]) -> None:
+        original = getattr(owner, name)
+
+        def noted(*arguments: Any, **named: Any) -> Any:
+            count(what, size(*arguments))
+            return original(*arguments, **named)
+
+        monkeypatch.setattr(owner, name, noted)
+
+    wrapped(InputFile, "read_into", "input", lambda _, offset, target: len(target))
+    wrapped(InputFile, "pread", "input again", lambda _, offset, length: length)
+    wrapped(PackReader, "pread", "packs", lambda _, pack, offset, length: length)
+    wrapped(PackReader, "pread", "reads", lambda *_: 1)
+    wrapped(os, "fsync", "syncs", lambda *_: 1)
+    connect = sqlite3.connect
+
+    def traced(*arguments: Any, **named: Any) -> sqlite3.Connection:
+        database = connect(*arguments, **named)
+        database.set_trace_callback(lambda statement: count("statements", 1))
+        return database
+
+    monkeypatch.setattr(connection.sqlite3, "connect", traced)
+    return found
+
+
+@contextmanager
+def calls() -> Iterator[list[int]]:
+    """How many Python functions are called within, by all threads."""
+    total = [0]
+
+    def note(_: Any, event: str, __: Any) -> None:
+        if event == "call":
+            total[0] += 1
+
+    gc.disable()
+    threading.setprofile(note)
+    sys.setprofile(note)
+    try:
+        yield total
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+        gc.enable()
+
+
+def test_an_ingest_reads_its_input_once_and_each_parent_chunk_once(tmp_path: Path, counts: Counter[str]) -> None:
+    with ckstore.init(tmp_path / "store") as store:
+        store.ingest(checkpoint(tmp_path / "0.pt", 4, 1 << 19, 0))
+    path = checkpoint(tmp_path / "1.pt", 4, 1 << 19, 1)
+    with ckstore.open(tmp_path / "store", cache_bytes=64 << 20) as store:
+        packs = sum(pack.bytes for pack in store.catalog.packs())
+        counts.clear()
+        store.ingest(path)
+        decoded = store.reader.decoded_chunks
+    assert counts["input"] == path.stat().st_size
+    assert counts["input again"] < 0.02 * path.stat().st_size  # Its directory and its pickle.
+    # Integers and exact layer of the parent: each of the 8 chunks of both at most once.
+    assert decoded <= 16
+    assert counts["packs"] <= 1.02 * packs
+
+
+def test_syncs_do_not_depend_on_the_number_of_tensors(tmp_path: Path, counts: Counter[str]) -> None:
+    found = []
+    for tensors in (2, 40):
+        with ckstore.init(tmp_path / f"store{tensors}") as store:
+            path = checkpoint(tmp_path / "x.pt", tensors, 70_000, 0)
+            counts.clear()
+            store.ingest(path)
+            found.append(counts["syncs"])
+    assert found[0] == found[1] <= 5
+
+
+def test_statements_do_not_grow_with_tensors_or_versions(tmp_path: Path, counts: Counter[str]) -> None:
+    found = {}
+    for tensors in (5, 60):
+        with ckstore.init(tmp_path / f"store{tensors}") as store:
+            for seed in range(6):
+                path = checkpoint(tmp_path / "x.pt", tensors, 2000, seed)
+                counts.clear()
+                store.ingest(path)
+                found[tensors, seed] = counts["statements"]
+    assert max(found.values()) <= 1.2 * found[5, 1]
+    assert found[5, 1] <= 60
+
+
+def test_reading_a_version_takes_each_of_its_chunks_once(tmp_path: Path, counts: Counter[str]) -> None:
+    with ckstore.init(tmp_path / "store") as store:
+        for seed in range(3):
+            store.ingest(checkpoint(tmp_path / "x.pt", 4, 1 << 19, seed))
+    for work in (lambda version: version.state_dict(), lambda version: version.checkout(tmp_path / "out", force=True)):
+        with ckstore.open(tmp_path / "store", "r") as store:
+            records = {
+                record.id: record for item in store[3].document.objects for record in store.reader.records(*item)
+            }
+            counts.clear()
+            work(store[3])
+            assert store.reader.decoded_chunks <= 8 * len(records) // 4
+            stored = sum(pack.bytes for pack in store.catalog.packs())
+            assert counts["packs"] <= 1.05 * stored
+
+
+def test_a_row_touches_one_chunk_of_each_level(tmp_path: Path, counts: Counter[str]) -> None:
+    with ckstore.init(tmp_path / "store") as store:
+        for seed in range(3):
+            store.ingest(checkpoint(tmp_path / "x.pt", 1, 1 << 20, seed))
+    with ckstore.open(tmp_path / "store", "r") as store:
+        version = store[3]
+        levels = len(store.reader.records(*version.document.objects[0]))
+        counts.clear()
+        version["model/layer.0.weight"][1000:1500]
+        assert store.reader.decoded_chunks <= levels
+        # An index and a chunk of each level.
+        assert counts["reads"] <= 2 * levels + 2
+
+
+def test_python_calls_for_each_tensor(tmp_path: Path) -> None:
+    """Small ones, and those that are objects of their own; the slope between two numbers of tensors."""
+    bounds = {64: (260, 110, 130), 1 << 16: (1500, 700, 620)}
+    for elements, (ingest, checkout, state_dict) in bounds.items():
+        found: dict[str, list[int]] = {"ingest": [], "checkout": [], "state_dict": []}
+        numbers = (20, 60)
+        for tensors in numbers:
+            root = tmp_path / f"{elements}-{tensors}"
+            with ckstore.init(root) as store:
+                store.ingest(checkpoint(tmp_path / "x.pt", tensors, elements, 0))
+                path = checkpoint(tmp_path / "x.pt", tensors, elements, 1)
+                with calls() as total:
+                    store.ingest(path)
+                found["ingest"] += total
+            with ckstore.open(root, "r") as store, calls() as total:
+                store[2].checkout(tmp_path / "out.pt", force=True)
+            found["checkout"] += total
+            with ckstore.open(root, "r") as store, calls() as total:
+                store[2].state_dict()
+            found["state_dict"] += total
+        slopes = {name: (many - few) / (numbers[1] - numbers[0]) for name, (few, many) in found.items()}
+        assert slopes["ingest"] <= ingest, slopes
+        assert slopes["checkout"] <= checkout, slopes
+        assert slopes["state_dict"] <= state_dict, slopes
