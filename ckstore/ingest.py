@@ -257,6 +257,7 @@ class Ingest:
                     known[job.content] = Stored(lattice, job.content if is_exact else None, layers.facts)
                     if progress is not None:
                         progress(job.estimate.unit.nbytes)
+            writer.begin_sync()
             for file in scanned.files:
                 file.source.check_unchanged()
             scanned.held.clear()

@@ -108,6 +108,11 @@ class ObjectWriter:
                 ContentRecord(content, record.id, mode, parent, entry.offset, lengths, "", factor, record.debt)
             )
 
+    def begin_sync(self) -> None:
+        """Say that all objects were written: the disk can begin with what it has not yet."""
+        self.coarse.begin_sync()
+        self.exact.begin_sync()
+
     @property
     def records(self) -> list[Record]:
         """The records, without the names of packs that are not finished yet."""

@@ -22,7 +22,7 @@ import torch
 
 import ckstore
 from ckstore.inputs import InputFile
-from ckstore.storage import connection, durable
+from ckstore.storage import connection
 from ckstore.storage.pack_reader import PackReader
 
 

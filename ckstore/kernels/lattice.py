@@ -162,10 +162,10 @@ def linear_quantise(
 
 
 @njit(inline="always")
-def _shifted(value: int, bits: int) -> int:
+def _shifted(value: np.int64, bits: np.int64) -> np.int64:
     """``value / 2**bits``, rounded half up; clamped to a lattice's range where it grows."""
-    right = np.int64(min(max(bits, 0), 40))
-    left = np.int64(min(max(-bits, 0), 30))
+    right = np.int64(min(max(int(bits), 0), 40))
+    left = np.int64(min(max(-int(bits), 0), 30))
     grown = min(max(value << left, np.int64(-16777216)), np.int64(16777216))
     return grown if bits < 0 else (value + ((np.int64(1) << right) >> np.int64(1))) >> right
 
@@ -195,7 +195,7 @@ def linear_project(
                 target[i] = _shifted(np.int64(part[i]), bits + np.int64(across[i]))
         elif bits >= 0:
             # Most often by far; in whole vectors of 32 bits. No integer of a lattice has more.
-            right = np.int32(min(bits, 30))
+            right = np.int32(min(int(bits), 30))
             half = np.int32((1 << right) >> 1)
             for i in range(part.size):
                 target[i] = np.int32(part[i] + half) >> right

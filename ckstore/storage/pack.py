@@ -224,6 +224,10 @@ class PackWriter:
         self._add_metadata(name, metadata)
         return self._add_chunk(name, [memoryview(data).cast("B")])
 
+    def begin_sync(self) -> None:
+        """Let the disk write what has come, while the last bytes are being prepared."""
+        self._writeback.begin()
+
     def finish(self) -> PackInfo:
         """Make the pack durable under its name.
 

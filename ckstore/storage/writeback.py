@@ -27,7 +27,12 @@ class Writeback:
     def wrote(self, nbytes: int) -> None:
         """Take note that the file grew."""
         self._written += nbytes
-        if self._written < _STEP or (self._pending is not None and not self._pending.done()):
+        if self._written >= _STEP:
+            self.begin()
+
+    def begin(self) -> None:
+        """Let the disk write what has come, unless it is still busy with what came before."""
+        if not self._written or (self._pending is not None and not self._pending.done()):
             return
         self._written = 0
         if self._pool is None:
