@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ckstore.compiling import MESSAGE
+
 #: What safetensors calls the dtypes.
 SAFETENSORS_NAMES = {
     "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3",
@@ -40,6 +42,11 @@ def write_safetensors(path: Path, tensors: Mapping[str, tuple[str, tuple[int, ..
         file.write(len(text).to_bytes(8, "little") + text)
         for _, _, array in tensors.values():
             file.write(np.ascontiguousarray(array).tobytes())
+
+
+def without_compiling(text: str) -> str:
+    """What a program said, without the line that says that kernels are compiled: whoever comes first says it."""
+    return text.replace(f"ckstore: {MESSAGE}\n", "")
 
 
 def sha256(path: Path) -> str:

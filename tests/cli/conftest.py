@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from ckstore.cli.program import run
+from tests.checkpoints import without_compiling
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,8 @@ def ckstore(capfd: pytest.CaptureFixture[str]) -> Ckstore:
     def call(*arguments: object, code: int | None = 0) -> Result:
         capfd.readouterr()
         found = run([str(argument) for argument in arguments])
-        result = Result(found, *capfd.readouterr())
+        out, err = capfd.readouterr()
+        result = Result(found, out, without_compiling(err))
         assert code is None or found == code, result
         return result
 

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.checkpoints import without_compiling
+
 from .conftest import checkpoint, listing
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -126,7 +128,7 @@ def test_checkout_of_coarse_values_of_an_exact_version(ckstore, filled: Path) ->
 def test_stdout_holds_the_file_and_nothing_else(ckstore, coarse: Path) -> None:
     command = [sys.executable, "-m", "ckstore", "--store", str(coarse / ".ckstore"), "checkout", "gpt@20", "-o", "-"]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, check=True)
-    assert done.stderr.decode().count("\n") == 1
+    assert without_compiling(done.stderr.decode()).count("\n") == 1
     assert "is coarse" in done.stderr.decode()
     ckstore("checkout", "gpt@20", "-o", "out.pt")
     assert hashlib.sha256(done.stdout).digest() == hashlib.sha256((coarse / "out.pt").read_bytes()).digest()
