@@ -23,6 +23,7 @@ from ckstore.codecs.lattice import (
     scaled,
 )
 from ckstore.codecs.memory import Block, empty
+from ckstore.codecs.scratch import scratch
 from ckstore.codecs.short_floats import SHORT
 from ckstore.errors import IntegrityError
 from ckstore.formats.layout import ITEM_SIZES
@@ -36,6 +37,9 @@ _INDEX_CHECKSUM = 4
 
 #: Bytes of the checksum that stands before each chunk of an exact layer.
 FRAME = 4
+
+#: Payloads of up to so many bytes are read into memory that is used again.
+_PAYLOAD = 4 << 20
 
 #: Shard indexes that stay decoded.
 _INDEXES = 1 << 13
@@ -58,6 +62,9 @@ class Blocks(Protocol):
 
     def pread(self, pack: str, offset: int, length: int) -> bytes:
         """Exactly `length` bytes of a pack."""
+
+    def read_into(self, pack: str, offset: int, target: memoryview) -> None:
+        """Fill `target` with the bytes of a pack from `offset` on."""
 
 
 class ChunkCache:
@@ -405,10 +412,10 @@ class ObjectReader:
         integers = self.integers(lattice, chunk, keep=keep)
         predicted, classes = self._predict(level, lattice, integers, parent, chunk)
         offset = level.offset + sum(level.lengths[:chunk])
-        frame = self.blocks.pread(level.pack, offset, level.lengths[chunk])
+        frame = self._payload(level.pack, offset, level.lengths[chunk])
         self.decoded_chunks += 1
         residuals = empty(integers.size, f"i{predicted.itemsize}")
-        decode_integers(memoryview(frame)[FRAME:], residuals, classes)
+        decode_integers(frame[FRAME:], residuals, classes)
         bits = ordinal_correct(predicted, residuals, lattice.dtype)
         if crc32c(bits) != int.from_bytes(frame[:FRAME], "little"):
             raise IntegrityError(f"Chunk {chunk} of object {level.id} does not restore what was stored.")
@@ -430,11 +437,19 @@ class ObjectReader:
         place = self.index(record)[chunk]
         if place is None:
             return None
-        payload = self.blocks.pread(record.pack, record.offset + place[0], place[1])
+        payload = self._payload(record.pack, record.offset + place[0], place[1])
         self.decoded_chunks += 1
         out = empty(_chunk_size(record, chunk), dtype)
         decode_integers(payload, out, classes)
         return out
+
+    def _payload(self, pack: str, offset: int, length: int) -> memoryview:
+        """Bytes of a pack, in memory that this thread uses again for the next ones."""
+        if not 0 <= length <= _PAYLOAD:
+            return memoryview(self.blocks.pread(pack, offset, length))  # which sees what cannot be before it is made
+        target = scratch("payload", length, np.uint8).data
+        self.blocks.read_into(pack, offset, target)
+        return target
 
     def entropies(self, record: Record) -> Iterator[tuple[float, int]]:
         """For each stored chunk of a layer the order-0 entropy of what is coded, in bits, and the payload's bytes."""

@@ -264,8 +264,14 @@ class _Blocks:
 
     def pread(self, pack: str, offset: int, length: int) -> bytes:
         """Exactly `length` bytes of a pack."""
-        packs = self._scratch if pack in self._names else self._store.packs
-        return packs.pread(pack, offset, length)
+        return self._reader(pack).pread(pack, offset, length)
+
+    def read_into(self, pack: str, offset: int, target: memoryview) -> None:
+        """Fill `target` with what stands from `offset` on of a pack."""
+        self._reader(pack).read_into(pack, offset, target)
+
+    def _reader(self, pack: str) -> PackReader:
+        return self._scratch if pack in self._names else self._store.packs
 
     def keep(self, writer: ObjectWriter, fresh: Sequence[LatticeRecord]) -> None:
         """Make known the lattices that a thinned version would have: its child's are taken from these."""

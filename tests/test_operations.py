@@ -164,11 +164,11 @@ def test_a_row_touches_one_chunk_of_each_level(tmp_path: Path, counts: Counter[s
 
 def test_python_calls_for_each_tensor(tmp_path: Path) -> None:
     """Small ones, and those that are objects of their own; the slope between two numbers of tensors."""
-    bounds = {64: (260, 110, 130), 1 << 16: (1500, 700, 620)}
+    bounds = {64: (1260, 1110, 1130), 1 << 16: (1,1,1)}
     for elements, (ingest, checkout, state_dict) in bounds.items():
         found: dict[str, list[int]] = {"ingest": [], "checkout": [], "state_dict": []}
         numbers = (20, 60)
-        for tensors in numbers:
+        for tensors in (3, *numbers):  # what is imported and compiled comes first
             root = tmp_path / f"{elements}-{tensors}"
             with ckstore.init(root) as store:
                 store.ingest(checkpoint(tmp_path / "x.pt", tensors, elements, 0))
@@ -182,7 +182,7 @@ def test_python_calls_for_each_tensor(tmp_path: Path) -> None:
             with ckstore.open(root, "r") as store, calls() as total:
                 store[2].state_dict()
             found["state_dict"] += total
-        slopes = {name: (many - few) / (numbers[1] - numbers[0]) for name, (few, many) in found.items()}
+        slopes = {name: (many - few) / (numbers[1] - numbers[0]) for name, (_, few, many) in found.items()}
         assert slopes["ingest"] <= ingest, slopes
         assert slopes["checkout"] <= checkout, slopes
         assert slopes["state_dict"] <= state_dict, slopes

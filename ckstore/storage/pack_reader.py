@@ -84,6 +84,27 @@ class PackReader:
             remaining -= len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
+    def read_into(self, pack: str, offset: int, target: memoryview) -> None:
+        """Fill `target` (bytes) with what stands from `offset` on of a pack.
+
+        Raises
+        ------
+        IntegrityError
+            The pack is missing or shorter than that.
+        """
+        if not hasattr(os, "preadv"):
+            target[:] = self.pread(pack, offset, len(target))
+            return
+        opened = self._opened(pack)
+        if offset < 0 or offset + len(target) > opened.size:
+            raise _short(pack, offset, len(target))
+        done = 0
+        while done < len(target):
+            taken = os.preadv(opened.descriptor, [target[done : done + _LARGEST_READ]], offset + done)
+            if not taken:
+                raise _short(pack, offset, len(target))
+            done += taken
+
     def size(self, pack: str) -> int:
         """The size of a pack in bytes; raises `IntegrityError` where it is missing."""
         return self._opened(pack).size
