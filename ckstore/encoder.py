@@ -48,8 +48,10 @@ STEP_SLACK = 0.75
 #: Context order is used where it saves at least this part of the payload.
 CONTEXT_GAIN = 0.03
 
-#: Elements of an object that its sizes are estimated from.
+#: Elements of an object that its sizes are estimated from: at most so many, of small objects this part, at least so many.
 SAMPLE = 1 << 15
+_SAMPLED = 8
+_LEAST_SAMPLE = 1 << 13
 
 #: Sizes above this count as this: twice as much is still a finite number.
 _LARGEST = 2.0**1000
@@ -394,7 +396,7 @@ class Sample:
         chunk = -(-unit.count // unit.chunk) // 2
         start = chunk * unit.chunk
         length = min(unit.chunk, unit.count - start)
-        taken = min(length, SAMPLE)
+        taken = min(length, SAMPLE, max(unit.count // _SAMPLED, _LEAST_SAMPLE))
         first = (length - taken) // 2
         bits = read(start + first, start + first + taken)
         return cls(chunk, first, start + first, bits, unit.count / max(taken, 1))
