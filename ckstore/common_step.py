@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ckstore.codecs.lattice import Bits, LinearLattice, floats
+from ckstore.codecs.memory import fixed
 from ckstore.encoder import Sample
 from ckstore.errors import IntegrityError
 from ckstore.models import row_width, whole
@@ -215,7 +216,7 @@ def _distance(unit: Unit, lattice: LinearLattice, bits: Bits, integers: npt.NDAr
 
     there = floats(lattice.values(integers, start), unit.dtype)
     total: float = weighted_squares(
-        floats(bits, unit.dtype), there, lattice.step, lattice.rows, lattice.cols, lattice.width, start
+        floats(bits, unit.dtype), there, lattice.step, fixed(lattice.rows), fixed(lattice.cols), lattice.width, start
     )
     return total
 
@@ -225,8 +226,8 @@ def _square(unit: Unit, sample: Sample, shape: Sensitivity, other: Bits | None) 
     from ckstore.kernels.coarse import weighted_squares
 
     values = floats(sample.bits, unit.dtype)
-    others = np.zeros_like(values) if other is None else floats(other, unit.dtype)
-    rows, cols = whole(shape.rows), whole(shape.cols)
+    others = fixed(np.zeros_like(values)) if other is None else floats(other, unit.dtype)
+    rows, cols = fixed(whole(shape.rows)), fixed(whole(shape.cols))
     total: float = weighted_squares(values, others, 0, rows, cols, row_width(unit), sample.start)
     return total / max(sample.bits.size, 1)
 

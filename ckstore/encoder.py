@@ -22,7 +22,7 @@ from ckstore.codecs.lattice import (
     scaled,
     step_exponent,
 )
-from ckstore.codecs.memory import empty
+from ckstore.codecs.memory import empty, fixed
 from ckstore.codecs.rounded import RoundedLattice
 from ckstore.deviation import CoarseUnit
 from ckstore.errors import IntegrityError
@@ -48,7 +48,7 @@ STEP_SLACK = 0.75
 #: Context order is used where it saves at least this part of the payload.
 CONTEXT_GAIN = 0.03
 
-#: Elements of an object that its sizes are estimated from: at most so many, of small objects this part, at least so many.
+#: Elements of an object that its sizes are estimated from: at most so many; of small objects a part, and at least ...
 SAMPLE = 1 << 15
 _SAMPLED = 8
 _LEAST_SAMPLE = 1 << 13
@@ -306,7 +306,7 @@ class ObjectEncoder:
         from ckstore.kernels.lattice import statistics
 
         bits, start = sample.bits, sample.start
-        total, largest, finite = statistics(bits.view(unit.dtype))
+        total, largest, finite = statistics(fixed(bits.view(unit.dtype)))
         size = _root_mean_square(total, finite)
         lattice = LinearLattice(unit.dtype, step_exponent(FIRST * size, largest, unit.dtype), row_width(unit))
         integers = lattice.quantise(bits, start)
@@ -353,8 +353,8 @@ class ObjectEncoder:
 
         values = sample.bits.view(record.dtype)
         with np.errstate(all="ignore"):
-            moved, _, finite = statistics(values - before.view(record.dtype))
-        _, largest, _ = statistics(values)
+            moved, _, finite = statistics(fixed(values - before.view(record.dtype)))
+        _, largest, _ = statistics(fixed(values))
         change = _root_mean_square(moved, finite)
         travelled, finite = origin.linear.distance(sample.bits, there, sample.start)
         distance = _root_mean_square(travelled, finite)
@@ -435,8 +435,8 @@ def _is_unrelated(bits: Bits, before: Bits, dtype: str) -> bool:
 
     values = bits.view(dtype)
     with np.errstate(all="ignore"):
-        moved, _, both = statistics(values - before.view(dtype))
-    total, _, finite = statistics(values)
+        moved, _, both = statistics(fixed(values - before.view(dtype)))
+    total, _, finite = statistics(fixed(values))
     further = _root_mean_square(moved, both) > _root_mean_square(total, finite)
     return further and common_factor(bits, before, dtype) == 1.0
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ckstore.codecs.lattice import FLOATS
-from ckstore.codecs.memory import empty
+from ckstore.codecs.memory import empty, fixed
 from ckstore.codecs.short_floats import narrowed, widened
 from ckstore.errors import IntegrityError, UsageError
 
@@ -133,7 +133,7 @@ class CodebookLattice:
         self._check_indices(indices)
         _check_sizes(base, indices)
         words = empty(base.size, np.uint32)
-        kernels.add(_words(base, self.dtype), _fixed(indices), self.centroids, words)
+        kernels.add(_words(base, self.dtype), fixed(indices), self.centroids, words)
         return as_bits(words.view(np.float32), self.dtype)
 
     def delta(self, indices: Indices, base: Indices) -> npt.NDArray[np.int32]:
@@ -207,18 +207,11 @@ def float_words(values: Floats) -> npt.NDArray[np.uint32]:
     """The words of a one-dimensional float32 array; raises `UsageError` for another array."""
     if values.dtype != np.float32 or values.ndim != 1:
         raise UsageError("Values to quantise must be a one-dimensional float32 array.")
-    return _fixed(values).view(np.uint32)
+    return fixed(values).view(np.uint32)
 
 
 def _words(bits: Bits, dtype: str) -> npt.NDArray[np.uint32]:
-    return _fixed(bits.view(np.uint32) if dtype == "float32" else widened(bits, dtype))
-
-
-def _fixed(array: Array) -> Array:
-    """The array contiguous and read-only: kernels are compiled once for each kind of array."""
-    array = np.ascontiguousarray(array).view()
-    array.flags.writeable = False
-    return array
+    return fixed(bits.view(np.uint32) if dtype == "float32" else widened(bits, dtype))
 
 
 def _check_sizes(one: Array, other: Array) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ckstore.codecs.memory import empty
+from ckstore.codecs.memory import empty, fixed
 from ckstore.codecs.short_floats import SHORT, narrowed, widened
 from ckstore.errors import IntegrityError
 
@@ -111,6 +111,10 @@ class LinearLattice:
     rows: npt.NDArray[np.int16] = field(default_factory=lambda: _NO_EXPONENTS)
     cols: npt.NDArray[np.int16] = field(default_factory=lambda: _NO_EXPONENTS)
 
+    @property
+    def _exponents(self) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.int16]]:
+        return fixed(self.rows), fixed(self.cols)
+
     def quantise(self, bits: Bits, start: int, predicted: Integers | None = None) -> Integers:
         """Integers (int32) of a chunk of values that begins at element `start`.
 
@@ -122,7 +126,7 @@ class LinearLattice:
         out = empty(bits.size, np.int32)
         prediction = _NO_INTEGERS if predicted is None else predicted
         kernels.linear_quantise(
-            floats(bits, self.dtype), prediction, self.step, self.rows, self.cols, self.width, start, HYSTERESIS, out
+            floats(bits, self.dtype), fixed(prediction), self.step, *self._exponents, self.width, start, HYSTERESIS, out
         )
         return out
 
@@ -134,16 +138,14 @@ class LinearLattice:
         from ckstore.kernels import coarse as kernels
 
         out = empty(bits.size, np.int32)
-        kernels.linear_dithered(floats(bits, self.dtype), self.step, self.rows, self.cols, self.width, start, out)
+        kernels.linear_dithered(floats(bits, self.dtype), self.step, *self._exponents, self.width, start, out)
         return out
 
     def concentration(self, bits: Bits, start: int) -> float:
         """How far values of a chunk lie near lattice values, from 0 (anywhere) to 1; see the kernel."""
         from ckstore.kernels import coarse as kernels
 
-        result: float = kernels.concentration(
-            floats(bits, self.dtype), self.step, self.rows, self.cols, self.width, start
-        )
+        result: float = kernels.concentration(floats(bits, self.dtype), self.step, *self._exponents, self.width, start)
         return result
 
     def project(self, base: LinearLattice, integers: Integers, start: int) -> Integers:
@@ -155,7 +157,7 @@ class LinearLattice:
         if self.step == base.step and not rows.size and not cols.size:
             return integers
         out = empty(integers.size, np.int32)
-        kernels.linear_project(integers, self.step - base.step, rows, cols, self.width, start, out)
+        kernels.linear_project(fixed(integers), self.step - base.step, fixed(rows), fixed(cols), self.width, start, out)
         return out
 
     def values(self, integers: Integers, start: int) -> Bits:
@@ -164,7 +166,7 @@ class LinearLattice:
 
         carrier = "float32" if self.dtype in SHORT else self.dtype
         out = empty(integers.size, carrier)
-        kernels.linear_values(integers, self.step, self.rows, self.cols, self.width, start, out)
+        kernels.linear_values(fixed(integers), self.step, *self._exponents, self.width, start, out)
         bits = out.view(f"u{out.itemsize}")
         if self.dtype not in SHORT:
             return bits
@@ -176,7 +178,7 @@ class LinearLattice:
 
         _check_sizes(bits, integers)
         result: tuple[float, int] = kernels.linear_distance(
-            floats(bits, self.dtype), integers, self.step, self.rows, self.cols, self.width, start
+            floats(bits, self.dtype), fixed(integers), self.step, *self._exponents, self.width, start
         )
         return result
 
@@ -187,7 +189,7 @@ class LinearLattice:
         out = empty(integers.size, _unsigned(self.dtype))
         classes = empty(integers.size, np.uint8)
         kernel = kernels.own_predict32 if self.dtype == "float32" else kernels.own_predict64
-        kernel(integers, self.step, self.rows, self.cols, self.width, start, out, classes)
+        kernel(fixed(integers), self.step, *self._exponents, self.width, start, out, classes)
         return out, classes
 
     def chained(self, parent: Bits, integers: Integers, start: int) -> tuple[Bits, Classes]:
@@ -198,7 +200,7 @@ class LinearLattice:
         out = empty(parent.size, parent.dtype)
         classes = empty(parent.size, np.uint8)
         kernel = kernels.chained_predict32 if self.dtype == "float32" else kernels.chained_predict64
-        kernel(parent, integers, self.step, self.rows, self.cols, self.width, start, REACH, out, classes)
+        kernel(fixed(parent), fixed(integers), self.step, *self._exponents, self.width, start, REACH, out, classes)
         return out, classes
 
 
@@ -213,8 +215,8 @@ def _exponent_difference(own: npt.NDArray[np.int16], base: npt.NDArray[np.int16]
 def floats(bits: Bits, dtype: str) -> npt.NDArray[Any]:
     """Bits of a float dtype of `STEP_RANGE` as an array that NumPy computes with: 16-bit floats widened to float32."""
     if dtype in SHORT:
-        return widened(bits, dtype).view(np.float32)
-    return np.ascontiguousarray(bits).view(dtype)
+        return fixed(widened(bits, dtype).view(np.float32))
+    return fixed(np.ascontiguousarray(bits).view(dtype))
 
 
 def statistics_of(bits: Bits, dtype: str) -> tuple[float, float, int]:
@@ -253,7 +255,8 @@ def scaled(bits: Bits, dtype: str, factor: float) -> Bits:
     from ckstore.kernels import lattice as kernels
 
     out = empty(bits.size, bits.dtype)
-    {"float32": kernels.scale32, "float64": kernels.scale64, "bfloat16": kernels.scale16}[dtype](bits, factor, out)
+    kernel = {"float32": kernels.scale32, "float64": kernels.scale64, "bfloat16": kernels.scale16}[dtype]
+    kernel(fixed(bits), factor, out)
     return out
 
 
@@ -301,6 +304,7 @@ def ordinal_classes(parent: Bits, dtype: str) -> Classes | None:
     shift, ceiling, limit = mantissa, fields - 1, _OCTAVES
     if parent.itemsize == 1:
         shift, ceiling, limit = 1, 64, 63
+    parent = fixed(parent)
     top = kernels.magnitude_top(parent, shift, ceiling)
     classes = empty(parent.size, np.uint8)
     kernels.magnitude_classes(parent, shift, top, limit, classes)
@@ -310,7 +314,7 @@ def ordinal_classes(parent: Bits, dtype: str) -> Classes | None:
 def _zeros(like: Bits) -> Bits:
     """Zeros of as many elements, of the same dtype; read-only, and of a chunk's size always the same."""
     if like.nbytes > _NOTHING.nbytes:
-        return np.zeros_like(like)
+        return fixed(np.zeros_like(like))
     return _NOTHING[: like.nbytes].view(like.dtype)
 
 
@@ -338,7 +342,7 @@ def ordinal_difference(bits: Bits, predicted: Bits | None, dtype: str) -> Intege
     from ckstore.kernels import lattice as kernels
 
     out = empty(bits.size, bits.dtype)
-    kernels.ordinal_difference(bits, _zeros(bits) if predicted is None else predicted, out)
+    kernels.ordinal_difference(fixed(bits), _zeros(bits) if predicted is None else fixed(predicted), out)
     return out.view(signed)
 
 
@@ -351,5 +355,5 @@ def ordinal_correct(predicted: Bits | None, residuals: Integers, dtype: str) -> 
     from ckstore.kernels import lattice as kernels
 
     out = empty(unsigned.size, unsigned.dtype)
-    kernels.ordinal_correct(_zeros(unsigned) if predicted is None else predicted, unsigned, out)
+    kernels.ordinal_correct(_zeros(unsigned) if predicted is None else fixed(predicted), fixed(unsigned), out)
     return out

@@ -60,3 +60,15 @@ def empty(count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     if not _LEAST <= nbytes <= _MOST:
         return np.empty(count, wanted)
     return np.asarray(Block((nbytes - 1).bit_length(), wanted, count))
+
+
+def fixed(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The array contiguous, aligned and read-only: what kernels read is of one kind, so that each is compiled once."""
+    flags = array.flags
+    if not (flags.c_contiguous and flags.aligned):
+        array = np.require(array, requirements=("C", "A"))
+    elif not flags.writeable:
+        return array
+    array = array.view()
+    array.flags.writeable = False
+    return array

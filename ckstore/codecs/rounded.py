@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ckstore.codecs.lattice import FLOATS, Bits, Integers
-from ckstore.codecs.memory import empty
+from ckstore.codecs.memory import empty, fixed
 
 #: dtypes whose ordinals can be rounded: differences of ordinals and models fit 64 bits.
 ROUNDED = ("float32", "bfloat16", "float16")
@@ -51,8 +51,9 @@ class RoundedLattice:
 
         out = empty(bits.size, np.int32)
         kernels.rounded_quantise(
-            bits, self.shift, quarter_octave(self.dtype), self.level, self.rows, self.cols, self.width, start, out
-        )
+            fixed(bits), self.shift, quarter_octave(self.dtype), self.level, fixed(self.rows), fixed(self.cols),
+            self.width, start, out,
+        )  # fmt: skip
         return out
 
     def values(self, integers: Integers, start: int) -> Bits:
@@ -61,8 +62,8 @@ class RoundedLattice:
 
         out = empty(integers.size, "u4" if self.dtype == "float32" else "u2")
         kernels.rounded_values(
-            integers, self.shift, quarter_octave(self.dtype), self.level, self.rows, self.cols, self.width, start,
-            largest_finite(self.dtype), out,
+            fixed(integers), self.shift, quarter_octave(self.dtype), self.level, fixed(self.rows), fixed(self.cols),
+            self.width, start, largest_finite(self.dtype), out,
         )  # fmt: skip
         return out
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ckstore.codecs.memory import empty
+from ckstore.codecs.memory import empty, fixed
 
 Words = npt.NDArray[np.uint32]
 Bits = npt.NDArray[Any]
@@ -21,7 +21,7 @@ def widened(bits: Bits, dtype: str) -> Words:
     from ckstore.kernels import short_floats as kernels
 
     words = empty(bits.size, np.uint32)
-    (kernels.from_bfloat16 if dtype == "bfloat16" else kernels.from_float16)(_fixed(bits.view(np.uint16)), words)
+    (kernels.from_bfloat16 if dtype == "bfloat16" else kernels.from_float16)(fixed(bits.view(np.uint16)), words)
     return words
 
 
@@ -30,12 +30,5 @@ def narrowed(words: Words, dtype: str) -> Bits:
     from ckstore.kernels import short_floats as kernels
 
     bits = empty(words.size, np.uint16)
-    (kernels.to_bfloat16 if dtype == "bfloat16" else kernels.to_float16)(_fixed(words), bits)
+    (kernels.to_bfloat16 if dtype == "bfloat16" else kernels.to_float16)(fixed(words), bits)
     return bits
-
-
-def _fixed(array: Bits) -> Bits:
-    """The array contiguous and read-only: kernels are compiled once for each kind of array."""
-    array = np.ascontiguousarray(array).view()
-    array.flags.writeable = False
-    return array
