@@ -1,0 +1,325 @@
+"""What a machine allows at best, where the time of ingest and restore goes, and how near they are to the bounds."""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+import resource
+import shutil
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from blake3 import blake3
+
+import ckstore
+from ckstore.codecs.checksum import crc32c
+from tools.bench import kernels_speed
+from tools.bench.speed_bench import Bench, Place, deepest, sync
+from tools.bench.speed_clock import Contender, kernel_speeds, processor_seconds, race
+from tools.bench.speed_contenders import CHECKOUT, INGEST, STATE_DICT, by_checkout, by_state_dict, store_in_turn
+from tools.bench.speed_figures import Rate, Section, Spread, digits
+from tools.bench.speed_stages import STAGES, stage_clock
+
+#: Bytes that memory is measured with: more than a cache holds.
+_LARGE = 256 << 20
+
+#: Bytes that hashes are measured with: what is hashed at once.
+_BLOCK = 4 << 20
+
+#: Part of a checkpoint that is weights, the rest being the two moments of each.
+_WEIGHTS = 1 / 3
+
+#: Rounds of what writes whole checkpoints.
+_ROUNDS = 5
+
+VERBS = (INGEST, CHECKOUT, STATE_DICT)
+
+
+@dataclass(frozen=True)
+class Medium:
+    """What writing to a file system costs: seconds, and processor seconds, for a GB with its `fsync`."""
+
+    seconds: float
+    processor: float
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the versions of the series are stored as.
+
+    Attributes
+    ----------
+    packed
+        Part of the bytes that is left of a version with a parent.
+    cost
+        What restoring the deepest version costs over one stored in full, as foretold.
+    """
+
+    packed: float
+    cost: float
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Seconds for a GB that a verb cannot do without.
+
+    Attributes
+    ----------
+    parts
+        Processor seconds by part.
+    serial
+        Of these, what one thread has to do after the other.
+    medium
+        Seconds that the medium takes.
+    """
+
+    parts: dict[str, float]
+    serial: float
+    medium: float
+
+    def seconds(self, cores: int) -> float:
+        """The least: all cores always busy, and the medium beside them."""
+        return max(sum(self.parts.values()) / cores, self.serial, self.medium)
+
+
+def stages(bench: Bench) -> Section:
+    """Where time goes, and bounds."""
+    section = Section(
+        "stages",
+        "Roofline",
+        "First: what this machine does at best, on one core, and writing to its file systems. Second: processor "
+        "seconds for a GB of checkpoint by stage, on the disk; a stage's time is its own, without stages inside of it "
+        "(but an estimate's is all that it does). Third: what each verb cannot do without on the disk, at the speeds "
+        "of the first table. Last: the bound that follows (all cores always busy, the medium beside them, SHA-256 in "
+        "one thread) in seconds for a GB, and what was measured.",
+        notes=bench.notes,
+    )
+    bench.report("limits of the machine")
+    limits = machine_limits(bench)
+    section.tables.append([["at best, one core", "speed"], *([name, f"{speed}"] for name, speed in limits.items())])
+    media = {place.name: _medium(bench, place) for place in bench.places}
+    written = [["written and synced", "GB/s", "CPU s/GB"]]
+    written += [[name, digits(1 / medium.seconds), digits(medium.processor)] for name, medium in media.items()]
+    section.tables.append(written)
+    bench.report("stages")
+    section.tables.append(_stage_table(bench))
+    speeds = {name: speed.median for name, speed in limits.items()}
+    cores = len(os.sched_getaffinity(0))
+    floors: dict[str, dict[str, Bound]] = {}
+    table = [["bound", "where", "processors", "one thread", "medium", "bound GB/s", "measured GB/s", "reached"]]
+    for place in bench.places:
+        bench.report(f"bounds on {place.name}")
+        measured, run = _measured(bench, place)
+        floors[place.name] = bounds(speeds, media[place.name], run)
+        for verb, bound in floors[place.name].items():
+            best = 1 / bound.seconds(cores)
+            cells = [sum(bound.parts.values()) / cores, bound.serial, bound.medium, best, measured[verb]]
+            table.append([verb, place.name, *map(digits, cells), f"{measured[verb] / best:.0%}"])
+    shown = floors[bench.places[0].name]
+    parts = dict.fromkeys(part for bound in shown.values() for part in bound.parts)
+    needed = [["needed, CPU s/GB", *VERBS]]
+    needed += [[part, *(_cell(shown[verb].parts.get(part)) for verb in VERBS)] for part in parts]
+    section.tables.extend([needed, table])
+    return section
+
+
+def _cell(seconds: float | None) -> str:
+    return "" if seconds is None else digits(seconds)
+
+
+#: What the limits are called that bounds are computed from, in GB/s.
+COPY, FAULTS = "memory copied (GB/s)", "fresh memory touched (GB/s)"
+FAULTS_LARGE = "fresh memory touched, large pages (GB/s)"
+PREAD, PREAD_FRESH = "file read into memory in use (GB/s)", "file read into fresh memory (GB/s)"
+BLAKE3, SHA256, CRC32, CRC32C = "BLAKE3 (GB/s)", "SHA-256 (GB/s)", "CRC-32 (GB/s)", "CRC-32C (GB/s)"
+
+
+def machine_limits(bench: Bench) -> dict[str, Spread]:
+    """Speeds by name: of the machine, and of the kernels."""
+    repeat = bench.settings.repeat
+    generator = np.random.default_rng(1)
+    data = generator.integers(0, 256, _LARGE, np.uint8)
+    out = np.ones_like(data)
+    block = data[:_BLOCK].tobytes()
+    path = bench.work / "limits"
+    data.tofile(path)
+    buffer = bytearray(_BLOCK)
+    with path.open("rb", buffering=0) as file:
+        speeds = kernel_speeds({
+            COPY: partial(np.copyto, out, data),
+            FAULTS: _touch,
+            FAULTS_LARGE: partial(_touch, large=True),
+            PREAD: lambda: [os.preadv(file.fileno(), [buffer], at) for at in range(0, _LARGE, _BLOCK)],
+            PREAD_FRESH: lambda: [os.pread(file.fileno(), _BLOCK, at) for at in range(0, _LARGE, _BLOCK)],
+        }, _LARGE / 1e9, repeat)  # fmt: skip
+    path.unlink()
+    hashes: dict[str, Callable[[], Any]] = {
+        BLAKE3: lambda: blake3(block).digest(),
+        SHA256: lambda: hashlib.sha256(block).digest(),
+        CRC32: lambda: zlib.crc32(block),
+        CRC32C: lambda: crc32c(block),
+    }
+    speeds |= kernel_speeds(hashes, _BLOCK / 1e9, repeat)
+    symbols, _ = kernels_speed.coder_speeds(kernels_speed.symbols(kernels_speed.CHUNK, generator), repeat)
+    for way in ("encode", "decode"):
+        speeds[f"Huffman, 8-bit symbols, {way} (G/s)"] = symbols[f"ckstore {way}"]
+    for name, layer in kernels_speed.layers().items():
+        payload = layer.encode()
+        calls: dict[str, Callable[[], Any]] = {
+            _layer(name, "encode"): layer.encode,
+            _layer(name, "decode"): partial(layer.decode, payload),
+        }
+        speeds |= kernel_speeds(calls, layer.bits.nbytes / 1e9, repeat)
+    return speeds
+
+
+def _layer(name: str, way: str) -> str:
+    return f"{name} layer, {way} (GB/s)"
+
+
+def _touch(*, large: bool = False) -> None:
+    """Write to every page of memory that the system has just given; large pages where it has such."""
+    with mmap.mmap(-1, _LARGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as fresh:
+        if large and hasattr(mmap, "MADV_HUGEPAGE"):
+            fresh.madvise(mmap.MADV_HUGEPAGE)
+        pages = np.frombuffer(fresh, np.uint8)
+        pages[:: mmap.PAGESIZE] = 1
+        del pages
+
+
+def _medium(bench: Bench, place: Place) -> Medium:
+    original = bench.series()[0]
+    data = original.read_bytes()
+    target = place.directory / "written"
+
+    def write(_: int) -> None:
+        with target.open("wb", buffering=0) as file:
+            view = memoryview(data)
+            while view:
+                view = view[file.write(view[:_BLOCK]) :]
+        sync(target)
+
+    contender = Contender("write", write, lambda _: target.unlink(missing_ok=True))
+    rate = Rate.of(race([contender], range(min(_ROUNDS, bench.settings.repeat)))["write"], len(data))
+    target.unlink()
+    return Medium(1 / rate.speed.median, rate.processor)
+
+
+def bounds(speeds: dict[str, float], medium: Medium, run: Run) -> dict[str, Bound]:
+    """What each verb cannot do without.
+
+    Parameters
+    ----------
+    speeds
+        Of `machine_limits`, in GB/s.
+    medium, run
+        Where it is written to, and how much.
+    """
+
+    def layers(way: str) -> float:
+        own, ordinal = (speeds[_layer(name, way)] for name in ("own", "ordinal"))
+        return _WEIGHTS / own + (1 - _WEIGHTS) / ordinal
+
+    hashed = 1 / speeds[SHA256]
+    read = run.packed * run.cost / speeds[PREAD]
+    decoded = run.cost * layers("decode")
+    ingest = {
+        "read": 1 / speeds[PREAD],
+        "SHA-256": hashed,
+        "BLAKE3 of contents": 1 / speeds[BLAKE3],
+        "CRC-32": (1 + run.packed) / speeds[CRC32],
+        "decode": (1 - _WEIGHTS) / speeds[_layer("ordinal", "decode")],
+        "encode": layers("encode"),
+        "BLAKE3 of packs": run.packed / speeds[BLAKE3],
+        "write": run.packed * medium.processor,
+    }
+    checkout = {"read": read, "decode": decoded, "SHA-256": hashed, "write": medium.processor}
+    state_dict = {"read": read, "decode": decoded, "fresh memory": 1 / max(speeds[FAULTS], speeds[FAULTS_LARGE])}
+    return {
+        INGEST: Bound(ingest, hashed, run.packed * medium.seconds),
+        CHECKOUT: Bound(checkout, hashed, medium.seconds),
+        STATE_DICT: Bound(state_dict, 0.0, 0.0),
+    }
+
+
+def _measured(bench: Bench, place: Place) -> tuple[dict[str, float], Run]:
+    """GB/s of each verb, and what it was measured on."""
+    paths = bench.series()
+    size = paths[0].stat().st_size
+    stored = store_in_turn(paths, place.directory)
+    root = bench.store(place)
+    number = deepest(root)
+    with ckstore.open(root, "r") as store:
+        cost = store[number].row.cost
+    out = place.directory / "out.pt"
+    timings = race([by_checkout(root, number, out), by_state_dict(root, number)], range(bench.settings.repeat))
+    out.unlink()
+    timings[INGEST] = stored.timings[INGEST][1:]
+    speeds = {verb: Rate.of(timings[verb], size).speed.median for verb in VERBS}
+    return speeds, Run(1 / stored.shrinks, cost)
+
+
+def _stage_table(bench: Bench) -> list[list[str]]:
+    """Processor seconds for a GB of checkpoint, by stage and verb."""
+    columns = dict(_stage_seconds(bench))
+    names = [stage.name for stage in STAGES]
+    shown = [name for name in names if any(name in column for column in columns.values())]
+    rows = [
+        [name, *(_cell(column.get(name)) for column in columns.values())]
+        for name in (*shown, _REST, _ALL, _SYSTEM, _FAULTS)
+    ]
+    return [["stage, CPU s/GB", *columns], *rows]
+
+
+#: Rows that stand below the stages.
+_REST, _ALL, _SYSTEM, _FAULTS = "everything else", "all", "all, in the system", "page faults, thousands a GB"
+
+
+def _stage_seconds(bench: Bench) -> Iterator[tuple[str, dict[str, float]]]:
+    """Verb and processor seconds by stage for a GB."""
+    place = bench.places[0]
+    paths = bench.series()
+    gigabytes = paths[0].stat().st_size / 1e9
+    root = place.directory / "staged"
+    with ckstore.init(root) as store:
+        store.ingest(paths[0], run="run")
+
+    def ingest() -> None:
+        for path in paths[1:]:
+            with ckstore.open(root) as store:
+                store.ingest(path, run="run")
+
+    yield INGEST, _seconds(ingest, gigabytes * len(paths[1:]))
+    number = deepest(root)
+    out = place.directory / "out.pt"
+    for contender in (by_checkout(root, number, out), by_state_dict(root, number)):
+
+        def restore(contender: Contender = contender) -> None:
+            for again in range(bench.settings.repeat):
+                contender.before(again)
+                contender.work(again)
+
+        yield contender.name, _seconds(restore, gigabytes * bench.settings.repeat)
+    out.unlink()
+    shutil.rmtree(root)
+
+
+def _seconds(work: Callable[[], None], gigabytes: float) -> dict[str, float]:
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    begin = processor_seconds()
+    with stage_clock() as clock:
+        work()
+    taken = processor_seconds() - begin
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    found = clock.seconds | {
+        _REST: taken - sum(clock.seconds.values()),
+        _ALL: taken,
+        _SYSTEM: after.ru_stime - before.ru_stime,
+        _FAULTS: (after.ru_minflt - before.ru_minflt) / 1e3,
+    }
+    return {name: seconds / gigabytes for name, seconds in found.items()}

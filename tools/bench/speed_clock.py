@@ -1,0 +1,148 @@
+"""Times contenders in turn, so that what the machine does meanwhile meets all of them alike.
+
+Those that get checkpoints back run in processes of their own, which stay: how fast fresh memory comes depends on what
+a process did before, and ckstore, NumPy and torch ask for it in different ways.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import multiprocessing
+import os
+import resource
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from tools.bench.speed_figures import Spread, Timing
+
+#: Shortest time over which calls of a kernel are timed together, in seconds.
+BATCH = 0.01
+
+#: Processes that contenders run in, by name.
+_processes: dict[str, ProcessPoolExecutor] = {}
+
+
+@dataclass(frozen=True)
+class Contender:
+    """Something that is timed in every round.
+
+    Attributes
+    ----------
+    name
+        What its timings are called.
+    work
+        What is timed, given the round's number.
+    before
+        What has to be done first and is not timed, given the round's number.
+    apart
+        Name of the process that it is timed in, if not in this one; the work must be picklable then.
+    """
+
+    name: str
+    work: Callable[[int], Any]
+    before: Callable[[int], Any] = lambda number: None
+    apart: str = ""
+
+
+def race(contenders: Sequence[Contender], rounds: Sequence[int], *, warm: bool = True) -> dict[str, list[Timing]]:
+    """Timings of every contender, a round after the other: A B A B.
+
+    Parameters
+    ----------
+    contenders
+        In the order in which they run.
+    rounds
+        Numbers of the rounds.
+    warm
+        Run the first round once more before, untimed.
+    """
+    timings: dict[str, list[Timing]] = {contender.name: [] for contender in contenders}
+    if warm:
+        for contender in contenders:
+            _timed(contender, rounds[0])
+    for number in rounds:
+        for contender in contenders:
+            timings[contender.name].append(_timed(contender, number))
+    return timings
+
+
+def _timed(contender: Contender, number: int) -> Timing:
+    contender.before(number)
+    if contender.apart:
+        return process(contender.apart).submit(timed, contender.work, number).result()
+    return timed(contender.work, number)
+
+
+def process(name: str) -> ProcessPoolExecutor:
+    """A process that stays, and does one thing at a time."""
+    if name not in _processes:
+        _processes[name] = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+    return _processes[name]
+
+
+def end_processes() -> None:
+    """End all processes that contenders run in: one that was spawned itself would wait for them forever."""
+    while _processes:
+        _processes.popitem()[1].shutdown()
+
+
+def timed(work: Callable[[int], Any], number: int) -> Timing:
+    """The time of one round of some work."""
+    settle()
+    processor = processor_seconds()
+    begin = time.perf_counter()
+    result = work(number)
+    seconds = time.perf_counter() - begin
+    taken = processor_seconds() - processor
+    del result  # Giving memory back is not part of the work, as it is not in the life of a training process.
+    return Timing(seconds, taken)
+
+
+def settle() -> None:
+    """Let nothing that was done before be in the way: write it all to the medium, give freed memory to the system.
+
+    Otherwise whoever comes first would pay for everybody's fresh pages.
+    """
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+    os.sync()
+
+
+def processor_seconds() -> float:
+    """Processor time of this process and of its children that have ended, user and system together."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in used)
+
+
+def kernel_speeds(calls: Mapping[str, Callable[[], Any]], amount: float, repeat: int) -> dict[str, Spread]:
+    """How much each of some short calls does in a second, in turn.
+
+    Parameters
+    ----------
+    calls
+        By name; each runs in this thread alone.
+    amount
+        What one call does, in the unit of the result.
+    repeat
+        How often each is timed, over `BATCH` seconds or more each time.
+    """
+    counts = {}
+    for name, call in calls.items():
+        call()  # compiled here, where it never was
+        begin = time.perf_counter()
+        call()
+        counts[name] = max(1, round(BATCH / max(time.perf_counter() - begin, 1e-9)))
+    speeds: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(repeat):
+        for name, call in calls.items():
+            begin = time.perf_counter()
+            for _ in range(counts[name]):
+                call()
+            speeds[name].append(amount * counts[name] / (time.perf_counter() - begin))
+    return {name: Spread.of(found) for name, found in speeds.items()}

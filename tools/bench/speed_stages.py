@@ -1,0 +1,167 @@
+"""Where the processor time of a verb goes: functions of ckstore that are wrapped, and take the time of their thread."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of the work.
+
+    Attributes
+    ----------
+    name
+        What tables call it.
+    functions
+        Each as `module:name`, the name where its callers look it up; a method with its class.
+    whole
+        Whether what stages do inside of it is its own time.
+    """
+
+    name: str
+    functions: tuple[str, ...]
+    whole: bool = False
+
+
+#: All stages of all verbs, in the order of the data; each takes the time that it spends in no other one.
+STAGES = (
+    Stage("read files", ("ckstore.inputs:InputFile.pread", "ckstore.inputs:InputFile.read_into")),
+    Stage("SHA-256", ("ckstore.hashing:StreamSha256._hash",)),
+    Stage("CRC-32", ("ckstore.formats.skeleton:Checks.update",)),
+    Stage("BLAKE3 and cut", ("ckstore.scan:Reading.windows", "ckstore.scan:ScannedVersion.check")),
+    Stage("estimate", ("ckstore.estimator:Estimator.estimate",), whole=True),
+    Stage("read packs", ("ckstore.storage.pack_reader:PackReader.pread",)),
+    Stage("decode streams", ("ckstore.objects:decode_integers",)),
+    Stage("predict, correct", ("ckstore.objects:ObjectReader.integers", "ckstore.objects:ObjectReader.ordinals",
+                               "ckstore.objects:ObjectReader.exact", "ckstore.objects:ObjectReader.values")),
+    Stage("quantise, predict, difference", ("ckstore.estimator:Estimator.encode",)),
+    Stage("plan: histograms, tables", ("ckstore.codecs.integers:make_plan",)),
+    Stage("write streams", ("ckstore.encoder:encode_integers",)),
+    Stage("CRC-32C", ("ckstore.codecs.integers:crc32c", "ckstore.encoder:crc32c", "ckstore.objects:crc32c")),
+    Stage("packs: CRC-32, BLAKE3, write", ("ckstore.storage.zip_stream:ZipStream.add_stored",
+                                           "ckstore.storage.zip_stream:ZipStream.add_deflated",
+                                           "ckstore.storage.zip_stream:ZipStream.finish")),
+    Stage("copy chunks", ("ckstore.version:Version.read_extent",)),
+    Stage("write files", ("ckstore.checkout:write_all",)),
+    Stage("fsync, commit", ("ckstore.storage.writeback:Writeback.finish",
+                            "ckstore.storage.catalog:Catalog.commit_version")),
+)  # fmt: skip
+
+
+@dataclass
+class _Frame:
+    """A stage that a thread is in: seconds of the stages inside of it, and whether these are its own."""
+
+    whole: bool
+    inside: float = 0.0
+
+
+class _Frames(threading.local):
+    """The stages that this thread is in, the innermost last."""
+
+    def __init__(self) -> None:
+        self.frames: list[_Frame] = []
+
+
+class StageClock:
+    """Processor seconds by stage, of all threads."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._threads = _Frames()
+        self._lock = threading.Lock()
+
+    def wrapped(self, function: Callable[..., Any], stage: Stage) -> Callable[..., Any]:
+        """A function that does the same and whose time counts for a stage; a generator's from one item to the next."""
+        if inspect.isgeneratorfunction(function):
+            step = self.wrapped(next, stage)
+
+            @wraps(function)
+            def generate(*arguments: Any, **options: Any) -> Iterator[Any]:
+                inner = function(*arguments, **options)
+                try:
+                    while True:
+                        try:
+                            item = step(inner)
+                        except StopIteration as end:
+                            return end.value
+                        yield item
+                finally:
+                    inner.close()
+
+            return generate
+
+        @wraps(function)
+        def timed(*arguments: Any, **options: Any) -> Any:
+            frames = self._threads.frames
+            if frames and frames[-1].whole:
+                return function(*arguments, **options)
+            frame = _Frame(stage.whole)
+            frames.append(frame)
+            begin = time.thread_time()
+            try:
+                return function(*arguments, **options)
+            finally:
+                taken = time.thread_time() - begin
+                frames.pop()
+                if frames:
+                    frames[-1].inside += taken
+                with self._lock:
+                    self.seconds[stage.name] = self.seconds.get(stage.name, 0.0) + taken - frame.inside
+
+        return timed
+
+
+@contextmanager
+def stage_clock(stages: Sequence[Stage] = STAGES) -> Iterator[StageClock]:
+    """Take the processor time of stages meanwhile.
+
+    Raises
+    ------
+    LookupError
+        ckstore has no function of a stage any more.
+    """
+    clock = StageClock()
+    replaced: list[tuple[Any, str, Any]] = []
+    try:
+        for stage in stages:
+            for function in stage.functions:
+                owner, name = place(function)
+                found = inspect.getattr_static(owner, name)
+                replaced.append((owner, name, found))
+                setattr(owner, name, clock.wrapped(found, stage))
+        yield clock
+    finally:
+        for owner, name, found in reversed(replaced):
+            setattr(owner, name, found)
+
+
+def place(function: str) -> tuple[Any, str]:
+    """The module or class that holds a function, and its name there.
+
+    Raises
+    ------
+    LookupError
+        There is no such function, or it is none that can be wrapped.
+    """
+    module, _, path = function.partition(":")
+    *classes, name = path.split(".")
+    try:
+        owner: Any = importlib.import_module(module)
+        for part in classes:
+            owner = getattr(owner, part)
+        found = inspect.getattr_static(owner, name)
+    except (ImportError, AttributeError) as error:
+        raise LookupError(f"ckstore has no {function} any more; give its stage in {__name__} another one.") from error
+    if not inspect.isfunction(found):
+        raise LookupError(f"{function} is no plain function any more; give its stage in {__name__} another one.")
+    return owner, name
