@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -16,4 +17,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """
     from ckstore.cli.program import run
 
+    if arguments is None:
+        # numba asks SciPy for linear algebra that no kernel needs: a tenth of a second. The process is ours alone.
+        sys.modules.setdefault("scipy.linalg.cython_blas", None)  # type: ignore[arg-type]
     raise SystemExit(run(arguments))
