@@ -112,6 +112,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except BrokenPipeError:
         return _silenced()
+    finally:
+        compiling.finish()
     return code
 
 
