@@ -35,7 +35,13 @@ class Request:
     out: Bytes
 
 
-def fill(version: Version, requests: Iterable[Request], progress: Callable[[int], None] | None = None) -> None:
+def fill(
+    version: Version,
+    requests: Iterable[Request],
+    progress: Callable[[int], None] | None = None,
+    *,
+    keep: bool = True,
+) -> None:
     """Carry out all requests; every chunk that they touch is decoded once.
 
     Parameters
@@ -46,6 +52,8 @@ def fill(version: Version, requests: Iterable[Request], progress: Callable[[int]
         What and where to.
     progress
         Called with numbers of bytes that were filled, by this thread.
+    keep
+        Whether chunks stay in the store's cache for a while.
     """
     places: dict[tuple[int, int], list[tuple[int, int, Bytes]]] = {}
     for request in requests:
@@ -58,8 +66,7 @@ def fill(version: Version, requests: Iterable[Request], progress: Callable[[int]
             position += nbytes
 
     def work(place: tuple[int, int]) -> int:
-        # Each chunk is taken once.
-        bits = version.chunk(*place, keep=False)
+        bits = version.chunk(*place, keep=keep)
         for start, stop, out in places[place]:
             out[...] = bits[start:stop].view(np.uint8)
         return sum(out.size for _, _, out in places[place])

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from ckstore.store import Store
     from ckstore.tensor import LazyTensor
 
+#: How often `gc` may move an object while it is being read.
+_MOVES = 3
+
 
 class Version:
     """A version of a store; made by `Store.__getitem__`.
@@ -230,11 +233,12 @@ class Version:
 
         With `keep` they stay in the store's cache for a while.
         """
-        try:
-            return self._chunk(number, chunk, keep=keep)
-        except MissingPackError:
-            self.store.resolver.forget()  # `gc` has moved the object since its record was read.
-            return self._chunk(number, chunk, keep=keep)
+        for _ in range(_MOVES):
+            try:
+                return self._chunk(number, chunk, keep=keep)
+            except MissingPackError:
+                self.store.resolver.forget()  # `gc` has moved the object since its record was read.
+        return self._chunk(number, chunk, keep=keep)
 
     def _chunk(self, number: int, chunk: int, *, keep: bool) -> Bits:
         lattice, content = self.document.objects[number]

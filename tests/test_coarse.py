@@ -248,8 +248,8 @@ def test_verify_finds_integers_that_are_not_those_of_the_id(
 
     honest = ObjectReader.integers
 
-    def flipped(self: ObjectReader, record: Any, chunk: int) -> Any:
-        integers = honest(self, record, chunk).copy()
+    def flipped(self: ObjectReader, record: Any, chunk: int, **named: Any) -> Any:
+        integers = honest(self, record, chunk, **named).copy()
         if record.kind == kind:
             integers[-1] ^= 1
         return integers

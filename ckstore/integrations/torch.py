@@ -45,7 +45,7 @@ def build(version: Version, file: int) -> Any:
         raise UsageError(f"{name} holds no tensors that could be read; use `ckstore checkout` to get the file itself.")
     storages = _Storages(layout)
     tensors = [storages.tensor(tensor) for tensor in layout.tensors]
-    fill(version, storages.requests(file))
+    fill(version, storages.requests(file), keep=False)
     return replace_tensors(layout.tree, tensors.__getitem__)
 
 

@@ -190,14 +190,18 @@ def row(bench: Bench) -> Section:
 def _counted(store: ckstore.Store) -> Iterator[list[int]]:
     """Lengths of what is read from packs meanwhile."""
     lengths: list[int] = []
-    pread = store.packs.pread
+    pread, read_into = store.packs.pread, store.packs.read_into
 
     def counted(pack: str, offset: int, length: int) -> bytes:
         lengths.append(length)
         return pread(pack, offset, length)
 
-    store.packs.pread = counted
+    def counted_into(pack: str, offset: int, target: memoryview) -> None:
+        lengths.append(len(target))
+        read_into(pack, offset, target)
+
+    store.packs.pread, store.packs.read_into = counted, counted_into
     try:
         yield lengths
     finally:
-        del store.packs.pread
+        del store.packs.pread, store.packs.read_into
