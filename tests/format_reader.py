@@ -104,10 +104,11 @@ class Payload:
     """The header of an integer payload, its checksums compared, and its integers in coded order."""
 
     def __init__(self, data: bytes) -> None:
-        assert data[0] == 1
+        assert data[0] in (1, 2)
         flags = data[1]
         self.width, narrow = 1 << (flags & 3), 1 << (flags >> 2 & 3)
-        self.grouped, streamed = bool(flags & 16), bool(flags & 32)
+        self.grouped, streamed, planed = bool(flags & 16), bool(flags & 32), data[0] == 2
+        assert streamed or not planed
         check = int.from_bytes(data[2:6], "little")
         at = 10 if streamed else 6
         assert not streamed or check == google_crc32c.value(data[:2] + data[10:])
@@ -120,15 +121,19 @@ class Payload:
             self.classes_check = int.from_bytes(data[at : at + 4], "little")
             at += 4
         sizes = []
-        for _ in range(4 if streamed else 0):
-            size, at = varint(data, at)
+        for part in ("directory", "planes", 0, 1, 2) if streamed else ():
+            size = 0
+            if part != "planes" or planed:
+                size, at = varint(data, at)
             sizes.append(size)
-        cuts = [at + sum(sizes[:number]) for number in range(5)] if streamed else [at, len(data), *[len(data)] * 3]
-        directory = data[at : cuts[1]]
-        streams = [data[low:high] for low, high in zip(cuts[1:], [*cuts[2:], len(data) - 8], strict=True)]
+        if not streamed:
+            sizes = [len(data) - at, 0, 0, 0, 0]
+        cuts = [at + sum(sizes[:number]) for number in range(6)]
+        directory, planes = data[at : cuts[1]], data[cuts[1] : cuts[2]]
+        streams = [data[low:high] for low, high in zip(cuts[2:], [*cuts[3:], len(data) - 8], strict=True)]
         if self.count <= PLAIN:
             values, _ = entropy_reference.decode(
-                directory, streams if streamed else [b""] * 4, self.count, self.grouped
+                directory, planes if planed else None, streams if streamed else [b""] * 4, self.count, self.grouped
             )
             self.coded = np.array(values, np.int64).astype(f"i{self.width}")
         else:

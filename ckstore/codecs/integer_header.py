@@ -5,7 +5,7 @@ A payload, integers little-endian:
 =====================  ==============================================================================================
 bytes                  content
 =====================  ==============================================================================================
-1                      format, 1
+1                      format: 2 where some group has a plane, else 1
 1                      flags: bits 0-1 log2 of the element's bytes; bits 2-3 log2 of the bytes that hold every value;
                        bit 4 elements have classes; bit 5 streams follow
 4                      CRC-32C: without streams, of the decoded integers and then all other bytes; with streams, of
@@ -13,12 +13,13 @@ bytes                  content
 4, with streams        CRC-32C of the decoded integers
 1 to 9                 count: 128 + k for 2^k; or the number of bytes that follow, and those
 4, with classes        CRC-32C of the classes, one byte each
-varints, with streams  bytes of the directory and of streams 0, 1 and 2
-rest                   directory; four streams; with streams, eight zero bytes
+varints, with streams  bytes of the directory; in format 2, of the planes; of streams 0, 1 and 2
+rest                   directory; in format 2, planes; with streams, four streams and eight zero bytes
 =====================  ==============================================================================================
 
 Decoded integers are checked in coded order, as the narrowest of 1, 2, 4 or 8 bytes that hold all of them.
-Elements with classes are stably sorted by class, and every class is a group of its own.
+Elements with classes are stably sorted by class, and every class is a group of its own. Format 2 always has streams,
+be they empty.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from dataclasses import dataclass
 from ckstore.errors import IntegrityError
 
 FORMAT = 1
+PLANED = 2
 GROUPED = 16
 STREAMED = 32
 PADDING = 8
@@ -36,8 +38,9 @@ DAMAGED = "The payload of integers is damaged: restore it from another copy."
 
 @dataclass
 class Header:
-    """A payload's header: sizes in bytes, checksums, and where directory and streams lie."""
+    """A payload's header: sizes in bytes, checksums, and where directory, planes and streams begin."""
 
+    planed: bool
     width: int
     narrow: int
     grouped: bool
@@ -47,6 +50,7 @@ class Header:
     count: int
     classes_check: int
     directory: int
+    planes: int
     streams: int
     stream_starts: tuple[int, ...]
     stream_ends: tuple[int, ...]
@@ -56,14 +60,16 @@ def read_header(view: memoryview) -> Header:
     """Read what stands before the directory; every length is checked against the payload's size."""
     if len(view) < 7:
         raise IntegrityError(DAMAGED)
-    if view[0] != FORMAT:
+    if view[0] not in (FORMAT, PLANED):
         raise IntegrityError(
-            f"The payload has format {view[0]}, not {FORMAT}: it is damaged, or was written by a later ckstore."
+            f"The payload has format {view[0]}, not {FORMAT} or {PLANED}: it is damaged, or was written by a later "
+            "ckstore."
         )
+    planed = view[0] == PLANED
     flags = view[1]
     width, narrow = 1 << (flags & 3), 1 << (flags >> 2 & 3)
     grouped, streamed = bool(flags & GROUPED), bool(flags & STREAMED)
-    if flags >= 64 or narrow > width:
+    if flags >= 64 or narrow > width or (planed and not streamed):
         raise IntegrityError(DAMAGED)
     check = int.from_bytes(view[2:6], "little")
     at = 6
@@ -77,20 +83,28 @@ def read_header(view: memoryview) -> Header:
         classes_check = int.from_bytes(_part(view, at, 4), "little")
         at += 4
     end = len(view)
-    if not streamed:
-        return Header(width, narrow, grouped, streamed, check, 0, count, classes_check, at, end, (0,) * 4, (0,) * 4)
-    sizes = []
-    for _ in range(4):
-        size, at = _read_varint(view, at)
-        sizes.append(size)
-    bounds = [at + sum(sizes[: i + 1]) for i in range(4)]
-    bounds.append(end - PADDING)
-    if bounds[3] > bounds[4]:
+    sizes = [end - at, 0, 0, 0, 0]
+    if streamed:
+        sizes, at = _read_sizes(view, at, planed)
+        end -= PADDING
+    bounds = [at + sum(sizes[: i + 1]) for i in range(5)]
+    if bounds[4] > end or planed == (sizes[1] == 0):
         raise IntegrityError(DAMAGED)
     return Header(
-        width, narrow, grouped, streamed, check, data_check, count, classes_check, at, bounds[0],
-        tuple(bounds[:4]), tuple(bounds[1:]),
+        planed, width, narrow, grouped, streamed, check, data_check, count, classes_check, at, bounds[0], bounds[1],
+        tuple(bounds[1:]), (*bounds[2:], end),
     )  # fmt: skip
+
+
+def _read_sizes(view: memoryview, at: int, planed: bool) -> tuple[list[int], int]:
+    """Bytes of directory, planes and streams 0 to 2, and where these varints end."""
+    sizes = []
+    for item in range(5):
+        size = 0
+        if item != 1 or planed:
+            size, at = _read_varint(view, at)
+        sizes.append(size)
+    return sizes, at
 
 
 def _part(view: memoryview, at: int, size: int) -> memoryview:
@@ -150,13 +164,10 @@ def overhead_bytes(head: bytes, length: int) -> int:
     length : int
         Bytes of the whole payload.
     """
-    flags = head[1]
+    planed, flags = head[0] == PLANED, head[1]
     if not flags & STREAMED:
         return length
     _, at = read_count(memoryview(head), 10)
-    sizes = []
     at += 4 if flags & GROUPED else 0
-    for _ in range(4):
-        size, at = _read_varint(memoryview(head), at)
-        sizes.append(size)
+    sizes, at = _read_sizes(memoryview(head), at, planed)
     return min(length, at + sizes[0] + PADDING)

@@ -22,11 +22,24 @@ from ckstore.kernels.entropy_coder import (
 )
 from ckstore.kernels.entropy_layout import SYMBOLS, WIDEST_FLOOR
 from ckstore.kernels.entropy_lengths import LONGEST
-from ckstore.kernels.entropy_words import Array, Word, bit_length, inner, int64, kernel, uint64
+from ckstore.kernels.entropy_words import Array, Word, bit_length, inner, int64, kernel, spliced, uint64
 
-CLASS, START, COUNT, KIND, PAIRS, FIRST_PAIR, SYMBOL_COUNT, RUN_SYMBOLS, SINGLE, CONSTANT, BITS, WIDEST = range(12)
-"""Columns of the table of groups (int64)."""
-COLUMNS = 12
+CLASS, START, COUNT, KIND, PAIRS, FIRST_PAIR, SYMBOL_COUNT, RUN_SYMBOLS, SINGLE, CONSTANT, PLANE = range(11)
+"""Columns of the table of groups (int64). PLANE: bytes of each element that lie in a plane (0, 1, 2 or 4)."""
+OCTAVES, PAIRED, FORM, JOINED, RUN_BITS, BITS, WIDEST = range(11, 18)
+"""Columns of the encoder's plan.
+
+Bits of the largest number; whether pairs are extracted; the items' form; how many direct numbers are joined in one;
+bits of a run in a joint number; bits of the group in the streams; most bits of an item.
+"""
+COLUMNS = 18
+
+DIRECT, WIDE, JOINT, LOOSE = range(4)
+"""Forms of a group, for the encoder's kernels.
+
+Zigzag numbers of at most 16 bits, and of up to 64; pairs joined into one number of at most 16 bits, value above run;
+other pairs.
+"""
 
 DENSE, SPARSE, EQUAL, ADAPTIVE = range(4)
 """Kinds of groups: tokens; joint tokens of zero run and value; one value throughout; pairs within the directory."""
@@ -51,7 +64,8 @@ _RUN_LEAD = _RUN + 66
 _VALUE = _RUN_LEAD + 66 * 4
 _VALUE_LEAD = _VALUE + 66
 _VALUE_SIGN = _VALUE_LEAD + 66 * 4
-CONTEXTS = int(_VALUE_SIGN) + 2
+_PLANE = _VALUE_SIGN + 2
+CONTEXTS = int(_PLANE) + 4
 
 _0, _1, _2 = int64(0), int64(1), int64(2)
 
@@ -98,7 +112,7 @@ def _code_layout(coder: Array, buffer: Array, odds: Array, which: int, row: Arra
     return symbols
 
 
-@inner
+@spliced
 def _code_lengths(coder: Array, buffer: Array, odds: Array, lengths: Array, symbols: int, stride: int) -> int:
     """Code the lengths of an alphabet; with `stride`, of a product alphabet in rows of that. Returns 0 or 1."""
     joint = int64(stride > 0)
@@ -152,7 +166,7 @@ def _set_odds(odds: Array, context: int, chance: int) -> None:
     odds[context, 1] = _CONFIDENCE
 
 
-@inner
+@spliced
 def _expect_geometric(odds: Array, count: int, pairs: int) -> None:
     """Set the odds of the run contexts to those of independent non-zeros: P(run >= x) = (1 - pairs / count)^x."""
     while count >= 1 << 31:
@@ -202,7 +216,7 @@ def _step_magnitude(
     return state, (result << uint64(left)) | rest
 
 
-@inner
+@spliced
 def _code_pairs(coder: Array, buffer: Array, odds: Array, count: int, pairs: int, runs: Array, values: Array) -> int:
     """Code an adaptive group: `pairs` zero runs and values less one. Returns 0, or 1 where they run beyond `count`."""
     _expect_geometric(odds, count, pairs)
@@ -229,6 +243,7 @@ def code_directory(
     buffer: Array,
     odds: Array,
     grouped: bool,
+    planed: bool,
     count: int,
     groups: Array,
     rows: Array,
@@ -244,9 +259,11 @@ def code_directory(
         State of the coder (int64, 5), its bytes, its contexts (int32, CONTEXTS x 2); started.
     grouped : bool
         Whether elements have classes; if not, there is one group of `count` elements.
+    planed : bool
+        Whether the directory says of dense groups how wide their planes are (format 2); if not, they have none.
     groups : int64, (64, COLUMNS)
         The groups in the order of their classes. Reading fills CLASS, START, COUNT, KIND, PAIRS, FIRST_PAIR (adaptive
-        groups only), SYMBOL_COUNT, RUN_SYMBOLS, SINGLE and CONSTANT.
+        groups only), SYMBOL_COUNT, RUN_SYMBOLS, SINGLE, CONSTANT and PLANE.
     rows : uint8, (64, 2, ROW)
         Layouts: of values or (sparse) of values less one; of runs.
     lengths : uint8, (64, SYMBOLS)
@@ -295,6 +312,9 @@ def code_directory(
             if _code_pairs(coder, buffer, odds, size, pairs, runs[first:pairs_end], values[first:pairs_end]):
                 return -1
         else:
+            if planed and kind == DENSE:
+                width = code_tree(coder, buffer, odds, _PLANE, _2, bit_length(uint64(group[PLANE])))
+                group[PLANE] = (1 << width) >> 1
             symbols = _code_layout(coder, buffer, odds, _0, rows[number, 0])
             stride = 0
             if symbols > 0 and kind == SPARSE:

@@ -4,37 +4,58 @@ from __future__ import annotations
 
 import numpy as np
 
-from ckstore.kernels.entropy_words import Array, inner, int64
+from ckstore.kernels.entropy_words import Array, inner, int64, spliced, uint64
 
 LONGEST = 12
 """Longest code in bits: a decoding table of 2^12 entries stays in the first cache."""
 
 
-@inner
-def _sort(keys: Array) -> None:
-    """Heap sort in place: no allocation, no worst case."""
-    size = keys.size
-    for start in range(size // 2 - 1, -1, -1):
-        _sift(keys, start, size)
-    for end in range(size - 1, 0, -1):
-        keys[0], keys[end] = keys[end], keys[0]
-        _sift(keys, 0, end)
+_SYMBOL_BITS = 13
+"""Bits of a key that hold its symbol."""
+_SYMBOL_MASK = (1 << _SYMBOL_BITS) - 1
+_DIGIT_BITS = 8
+# Not plain integers: numba would compile what takes them once more for every literal.
+_DIGITS = int64(1 << _DIGIT_BITS)
+_TALLY = int64(16)
+_SHORT = 24
+"""Lists up to this length are sorted by insertion."""
 
 
-@inner
-def _sift(keys: Array, root: int, end: int) -> None:
-    key = keys[root]
-    while True:
-        child = 2 * root + 1
-        if child >= end:
-            break
-        if child + 1 < end and keys[child + 1] > keys[child]:
-            child += 1
-        if keys[child] <= key:
-            break
-        keys[root] = keys[child]
-        root = child
-    keys[root] = key
+@spliced
+def _sort(keys: Array, work: Array) -> Array:
+    """Sort keys (count << 13 | symbol, in the order of their symbols) by way of `work`. Returns one of the two."""
+    size = uint64(keys.size)
+    if keys.size <= _SHORT:
+        for i in range(int64(1), keys.size):
+            key = keys[i]
+            at = i - 1
+            while at >= 0 and keys[at] > key:
+                keys[at + 1] = keys[at]
+                at -= 1
+            keys[at + 1] = key
+        return keys
+    # By counting, digit for digit from the lowest; symbols stand in order already.
+    union = int64(0)
+    for i in range(size):
+        union |= keys[i]
+    places = np.empty(_DIGITS, np.int64)
+    shift = uint64(_SYMBOL_BITS)
+    while union >> int64(shift):
+        for digit in range(1 << _DIGIT_BITS):
+            places[digit] = 0
+        for i in range(size):
+            places[(uint64(keys[i]) >> shift) & uint64(255)] += 1
+        place = int64(0)
+        for digit in range(1 << _DIGIT_BITS):
+            place += places[digit]
+            places[digit] = place - places[digit]
+        for i in range(size):
+            digit = (uint64(keys[i]) >> shift) & uint64(255)
+            work[uint64(places[digit])] = keys[i]
+            places[digit] += 1
+        keys, work = work, keys
+        shift += uint64(_DIGIT_BITS)
+    return keys
 
 
 @inner
@@ -52,14 +73,14 @@ def code_lengths(counts: Array, symbols: int, lengths: Array) -> tuple[int, int]
     used = 0
     for symbol in range(symbols):
         if counts[symbol] > 0:
-            keys[used] = (int64(counts[symbol]) << 13) | symbol
+            keys[used] = (int64(counts[symbol]) << _SYMBOL_BITS) | symbol
             used += 1
     if used == 1:
-        return keys[0] & 8191, 0
-    _sort(keys)
+        return keys[0] & _SYMBOL_MASK, 0
+    keys = _sort(keys, np.empty(used, np.int64))
     work = np.empty(used, np.int64)
     for i in range(used):
-        work[i] = keys[i] >> 13
+        work[i] = keys[i] >> _SYMBOL_BITS
     leaf = 2
     root = 0
     work[0] += work[1]
@@ -114,8 +135,8 @@ def code_lengths(counts: Array, symbols: int, lengths: Array) -> tuple[int, int]
             work[i] -= 1
     bits = 0
     for i in range(used):
-        lengths[keys[i] & 8191] = work[i]
-        bits += (keys[i] >> 13) * work[i]
+        lengths[keys[i] & _SYMBOL_MASK] = work[i]
+        bits += (keys[i] >> _SYMBOL_BITS) * work[i]
     return -1, bits
 
 
@@ -125,12 +146,14 @@ def canonical_codes(lengths: Array, symbols: int, codes: Array) -> int:
 
     Returns 0, or 1 where the lengths are no complete prefix code of at most 12 bits.
     """
-    tally = np.zeros(16, np.int64)
+    tally = np.empty(_TALLY, np.int64)
+    first = np.empty(_TALLY, np.int64)
+    for length in range(16):
+        tally[length] = 0
     for symbol in range(symbols):
         if lengths[symbol] > LONGEST:
             return 1
         tally[lengths[symbol]] += 1
-    first = np.zeros(16, np.int64)
     code = 0
     total = 0
     for length in range(1, LONGEST + 1):

@@ -8,13 +8,40 @@ from __future__ import annotations
 
 import numpy as np
 
-from ckstore.kernels.entropy_words import Array, kernel
+from ckstore.kernels.entropy_directory import CLASS, COLUMNS, COUNT, START
+from ckstore.kernels.entropy_masks import MASKED, count_bits, equals
+from ckstore.kernels.entropy_words import Array, Word, inlined, int64, kernel, load_word, spliced, uint64
 
 CLASSES = 64
 """Number of classes."""
 
 QUARTERS = 4
 """Stretches that are sorted side by side; the last one takes what is left over."""
+
+_BLOCK = 4096
+# Not plain integers: numba would compile what takes them once more for every literal.
+_QUARTERS, _VALUES = int64(QUARTERS), int64(256)
+_EIGHT, _BYTE = uint64(8), uint64(255)
+
+
+@spliced
+def _meet(classes: Array, block: int, met: Array, is_met: Array, number: int) -> int:
+    """Add the classes of a block that are met for the first time to the `number` met so far. Returns how many are."""
+    for at in range(uint64(block), uint64(block + _BLOCK)):
+        group_class = classes[at]
+        if not is_met[group_class]:
+            is_met[group_class] = 1
+            met[uint64(number)] = group_class
+            number += 1
+    return number
+
+
+@spliced
+def _count_equal(classes: Array, block: int, group_class: int) -> int:
+    count = int64(0)
+    for at in range(uint64(block), uint64(block + _BLOCK), uint64(MASKED)):
+        count += count_bits(equals(classes, at, group_class))
+    return count
 
 
 @kernel
@@ -34,15 +61,32 @@ def class_counts(classes: Array, counts: Array, cursors: Array) -> int:
     int
         1 where a class is out of range, else 0.
     """
-    wide = np.zeros((QUARTERS, 256), np.int64)
+    wide = np.empty((_QUARTERS, _VALUES), np.int64)
+    met = np.empty(_VALUES, np.uint8)
+    is_met = np.empty(_VALUES, np.uint8)
+    for value in range(256):
+        is_met[value] = 0
+        for part in range(QUARTERS):
+            wide[part, value] = 0
+    number = int64(0)
     quarter = classes.size // QUARTERS
-    for i in range(quarter):
-        wide[0, classes[i]] += 1
-        wide[1, classes[quarter + i]] += 1
-        wide[2, classes[2 * quarter + i]] += 1
-        wide[3, classes[3 * quarter + i]] += 1
-    for i in range(4 * quarter, classes.size):
-        wide[3, classes[i]] += 1
+    for part in range(QUARTERS):
+        start = part * quarter
+        end = start + quarter if part + 1 < QUARTERS else classes.size
+        whole = start + ((end - start) & -_BLOCK)
+        for block in range(start, whole, _BLOCK):
+            # One class after the other, 64 elements at once, until all elements are accounted for.
+            left = int64(_BLOCK)
+            i = int64(0)
+            while left:
+                if i == number:
+                    number = _meet(classes, block, met, is_met, number)
+                here = _count_equal(classes, block, met[i])
+                wide[part, met[i]] += here
+                left -= here
+                i += 1
+        for at in range(uint64(whole), uint64(end)):
+            wide[part, classes[at]] += 1
     place = 0
     for group_class in range(256):
         first = place
@@ -58,28 +102,92 @@ def class_counts(classes: Array, counts: Array, cursors: Array) -> int:
 
 
 @kernel
-def to_coded_order(values: Array, classes: Array, cursors: Array, coded: Array) -> None:
-    """Write `values` into `coded` (same dtype), stably sorted by class; moves the cursors of `class_counts`."""
-    quarter = classes.size // QUARTERS
-    for i in range(quarter):
-        for part in range(QUARTERS):
-            at = part * quarter + i
-            coded[cursors[part, classes[at]]] = values[at]
-            cursors[part, classes[at]] += 1
-    for at in range(QUARTERS * quarter, classes.size):
-        coded[cursors[3, classes[at]]] = values[at]
-        cursors[3, classes[at]] += 1
+def group_classes(counts: Array, groups: Array) -> int:
+    """Begin the table of groups (int64, 64 x COLUMNS): one for each class that occurs. Returns their number."""
+    for index in range(CLASSES):
+        for column in range(COLUMNS):
+            groups[index, column] = 0
+    number = 0
+    start = int64(0)
+    for group_class in range(CLASSES):
+        count = counts[group_class]
+        if count:
+            groups[number, CLASS] = group_class
+            groups[number, START] = start
+            groups[number, COUNT] = count
+            start += count
+            number += 1
+    return number
+
+
+@inlined
+def _put(value: int, group_class: Word, part: int, cursors: Array, coded: Array) -> None:
+    place = uint64(cursors[part, group_class])
+    coded[place] = value
+    cursors[part, group_class] = int64(place + uint64(1))
 
 
 @kernel
-def to_natural_order(coded: Array, classes: Array, cursors: Array, values: Array) -> None:
-    """Undo `to_coded_order`; moves the cursors of `class_counts`."""
+def to_coded_order(values: Array, classes: Array, cursors: Array, coded: Array) -> None:
+    """Write `values` into `coded` (same dtype), stably sorted by class; moves the cursors of `class_counts`."""
+    # Eight classes to a load: loads that a store might have to feed are what this loop spends its time on.
     quarter = classes.size // QUARTERS
-    for i in range(quarter):
+    eights = quarter & -8
+    for i in range(0, eights, 8):
         for part in range(QUARTERS):
             at = part * quarter + i
-            values[at] = coded[cursors[part, classes[at]]]
-            cursors[part, classes[at]] += 1
-    for at in range(QUARTERS * quarter, classes.size):
-        values[at] = coded[cursors[3, classes[at]]]
-        cursors[3, classes[at]] += 1
+            word = load_word(classes, at)
+            for k in range(uint64(8)):
+                _put(values[uint64(at) + k], word & _BYTE, part, cursors, coded)
+                word >>= _EIGHT
+    for part in range(QUARTERS):
+        for at in range(uint64(part * quarter + eights), uint64((part + 1) * quarter)):
+            _put(values[at], uint64(classes[at]), part, cursors, coded)
+    for at in range(uint64(QUARTERS * quarter), uint64(classes.size)):
+        _put(values[at], uint64(classes[at]), QUARTERS - 1, cursors, coded)
+
+
+@kernel
+def to_natural_order(padded: Array, margin: int, classes: Array, groups: Array, number: int, values: Array) -> int:
+    """Undo `to_coded_order`.
+
+    Parameters
+    ----------
+    padded : (n + 2 margin,)
+        The elements in coded order, between margins of at least n / 2 + 1 elements of any content.
+    classes : (n,) uint8
+    groups, number
+        As `code_directory` read them; their counts add up to n.
+    values : (n,), of the dtype of `padded`
+        Filled in.
+
+    Returns
+    -------
+    int
+        1 where there are not as many elements of each class as `groups` says, else 0.
+    """
+    # Each class is read from both ends: two cursors do not wait for each other, and they meet where the counts are
+    # right. Where not, they run into the margins at worst.
+    fronts = np.full(256, margin, np.int64)
+    backs = np.full(256, margin - 1, np.int64)
+    for index in range(number):
+        fronts[groups[index, CLASS]] = margin + groups[index, START]
+        backs[groups[index, CLASS]] = margin + groups[index, START] + groups[index, COUNT] - 1
+    size = uint64(classes.size)
+    one = uint64(1)
+    for i in range(size >> one):
+        opposite = size - one - i
+        front, back = classes[i], classes[opposite]
+        first, last = uint64(fronts[front]), uint64(backs[back])
+        fronts[front] = first + one
+        backs[back] = last - one
+        values[i] = padded[first]
+        values[opposite] = padded[last]
+    if size & one:
+        kind = classes[size >> one]
+        values[size >> one] = padded[uint64(fronts[kind])]
+        fronts[kind] += 1
+    wrong = 0
+    for kind in range(256):
+        wrong |= fronts[kind] != backs[kind] + 1
+    return int64(wrong)

@@ -1,7 +1,7 @@
 """The format of the entropy coder in plain Python: slow, obviously right, what the kernels are tested against.
 
-`decode` takes the directory and the four streams of a payload (what stands before them is `ckstore.codecs.integers`'
-business) and returns the elements in coded order as Python integers.
+`decode` takes the directory, the planes and the four streams of a payload (what stands before them is
+`ckstore.codecs.integers`' business) and returns the elements in coded order as Python integers.
 """
 
 from __future__ import annotations
@@ -115,12 +115,18 @@ class Group:
     group_class: int
     count: int
     kind: int
+    plane: int = 0
     constant: int = 0
     pairs: list[tuple[int, int]] = field(default_factory=list)
     pair_count: int = 0
     values: Layout | None = None
     runs: Layout | None = None
     codes: dict[tuple[int, int], int] = field(default_factory=dict)
+
+
+def zigzag(value: int) -> int:
+    """Zigzag number of a signed integer."""
+    return 2 * value if value >= 0 else -2 * value - 1
 
 
 def unzigzag(number: int) -> int:
@@ -210,9 +216,11 @@ def expect_geometric(decoder: BinaryDecoder, count: int, pairs: int) -> None:
         power = power * power >> 32
 
 
-def read_group(decoder: BinaryDecoder, group_class: int, count: int) -> Group:
-    """Read one group."""
+def read_group(decoder: BinaryDecoder, group_class: int, count: int, planed: bool) -> Group:
+    """Read one group; where groups may have planes, dense ones say how many bytes of each element theirs takes."""
     group = Group(group_class, count, decoder.tree(2, "kind"))
+    if planed and group.kind == DENSE:
+        group.plane = (0, 1, 2, 4)[decoder.tree(2, "plane")]
     if group.kind == EQUAL:
         group.constant = decoder.number("constant")
     elif group.kind == ADAPTIVE:
@@ -237,17 +245,17 @@ def read_group(decoder: BinaryDecoder, group_class: int, count: int) -> Group:
     return group
 
 
-def read_directory(data: bytes, count: int, grouped: bool) -> list[Group]:
+def read_directory(data: bytes, count: int, grouped: bool, planed: bool) -> list[Group]:
     """Read all groups of a directory."""
     decoder = BinaryDecoder(data)
     if not grouped:
-        return [read_group(decoder, 0, count)] if count else []
+        return [read_group(decoder, 0, count, planed)] if count else []
     groups = []
     before = 0
     for group_class in range(64 if count else 0):
         before = decoder.bit("present", before)
         if before:
-            groups.append(read_group(decoder, group_class, decoder.number("count")))
+            groups.append(read_group(decoder, group_class, decoder.number("count"), planed))
     return groups
 
 
@@ -273,12 +281,16 @@ class BitReader:
 
 
 def decode(
-    directory: bytes, streams: list[bytes], count: int, grouped: bool
+    directory: bytes, planes: bytes | None, streams: list[bytes], count: int, grouped: bool
 ) -> tuple[list[int], list[tuple[int, int]]]:
-    """Decode a sound payload. Returns the elements in coded order, and (class, count) of each group."""
+    """Decode a sound payload; `planes` is None in format 1, which has none.
+
+    Returns the elements in coded order, and (class, count) of each group.
+    """
     readers = [BitReader(stream) for stream in streams]
     result: list[int] = []
-    groups = read_directory(directory, count, grouped)
+    at = 0
+    groups = read_directory(directory, count, grouped, planes is not None)
     for group in groups:
         elements: list[int] = []
         if group.kind == EQUAL:
@@ -287,6 +299,11 @@ def decode(
             for i in range(group.count):
                 first, raw = group.values.symbols[readers[i % 4].symbol(group.codes)]
                 elements.append(unzigzag(first + readers[i % 4].raw(raw)))
+            if planes is not None and group.plane:
+                for i, value in enumerate(elements):
+                    low = int.from_bytes(planes[at : at + group.plane], "little")
+                    elements[i] = unzigzag(zigzag(value) << 8 * group.plane | low)
+                    at += group.plane
         else:
             if group.kind == SPARSE and group.values is not None and group.runs is not None:
                 for i in range(group.pair_count):

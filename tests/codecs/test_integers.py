@@ -10,11 +10,15 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numba import njit
 
 from ckstore.codecs import integer_header
 from ckstore.codecs.integers import count_integers, decode_integers, encode_integers, entropy_bits, payload_bits
 from ckstore.errors import CkstoreError, IntegrityError, UsageError
-from ckstore.kernels import entropy_reference
+from ckstore.kernels import entropy_coder, entropy_directory, entropy_layout, entropy_lengths, entropy_reference
+
+# With the wrapper for Python that inner kernels are compiled without.
+code_lengths = njit(error_model="numpy")(entropy_lengths.code_lengths.py_func)
 
 PAYLOADS = Path(__file__).parents[1] / "fixtures" / "payloads"
 CHUNK = 1 << 18
@@ -34,8 +38,18 @@ def by_reference(payload):
     view = memoryview(payload)
     header = integer_header.read_header(view)
     streams = [bytes(view[start:end]) for start, end in zip(header.stream_starts, header.stream_ends, strict=True)]
-    directory = bytes(view[header.directory : header.streams])
-    return entropy_reference.decode(directory, streams, header.count, header.grouped)[0]
+    directory = bytes(view[header.directory : header.planes])
+    planes = bytes(view[header.planes : header.streams]) if header.planed else None
+    return entropy_reference.decode(directory, planes, streams, header.count, header.grouped)[0]
+
+
+def planes_of(payload):
+    """Bytes of the plane of each dense group."""
+    view = memoryview(payload)
+    header = integer_header.read_header(view)
+    directory = bytes(view[header.directory : header.planes])
+    groups = entropy_reference.read_directory(directory, header.count, header.grouped, header.planed)
+    return [group.plane for group in groups if group.kind == entropy_reference.DENSE]
 
 
 def order_0_bits(values, classes=None):
@@ -219,6 +233,9 @@ def small_payloads():
     yield "sparse", sparse, None
     yield "groups", dense, classes
     yield "wide", rng.integers(-(2**62), 2**62, 600), None
+    yield "planes", rng.integers(-(2**11), 2**11, 1100).astype(np.int16), None
+    kinds = rng.integers(0, 2, 2400).astype(np.uint8)
+    yield "planes of groups", np.rint(rng.standard_normal(2400) * np.where(kinds, 2e3, 1e6)).astype(np.int32), kinds
 
 
 SMALL = [pytest.param(values, classes, id=name) for name, values, classes in small_payloads()]
@@ -270,11 +287,11 @@ def test_crafted_payloads_are_refused_or_harmless(values, classes):
         assert (guard[32 + values.size :] == 77).all()
 
 
-@given(st.binary(max_size=300), st.integers(0, 63), st.integers(0, 2000))
-def test_arbitrary_bytes_are_refused_or_harmless(data, flags, size):
+@given(st.sampled_from([1, 2]), st.binary(max_size=300), st.integers(0, 63), st.integers(0, 2000))
+def test_arbitrary_bytes_are_refused_or_harmless(version, data, flags, size):
     count = bytes((2,)) + size.to_bytes(2, "little")
     out = np.empty(size, f"i{1 << (flags & 3)}")
-    payload = bytes((1, flags)) + bytes(4) + (bytes(4) if flags & 32 else b"") + count + data
+    payload = bytes((version, flags)) + bytes(4) + (bytes(4) if flags & 32 else b"") + count + data
     with contextlib.suppress(IntegrityError):
         decode_integers(with_right_checksum(payload), out)
 
@@ -299,8 +316,8 @@ def test_what_cannot_be_right_is_refused():
         decode_integers(payload, np.empty(9, np.int32))
     with pytest.raises(IntegrityError, match="not 10 of 2"):
         decode_integers(payload, np.empty(10, np.int16))
-    with pytest.raises(IntegrityError, match="format 2"):
-        decode_integers(b"\2" + payload[1:], values.copy())
+    with pytest.raises(IntegrityError, match="format 3"):
+        decode_integers(b"\3" + payload[1:], values.copy())
     for bad in (values.astype(float), values.reshape(2, 5), values[::2], values.astype(">i4")):
         with pytest.raises(UsageError):
             encode_integers(bad)
@@ -373,3 +390,287 @@ def test_old_payloads_decode(path):
 
 def test_there_are_old_payloads():
     assert len(list(PAYLOADS.glob("format-1-*.bin"))) >= 8
+
+
+def noise(bits, size, dtype, seed=14):
+    low, high = -(1 << bits - 1), (1 << bits - 1) - 1
+    return np.random.default_rng(seed).integers(low, high, size, np.int64, endpoint=True).astype(dtype)
+
+
+def normal(scale, size, dtype, seed=15):
+    return np.rint(np.random.default_rng(seed).standard_normal(size) * scale).astype(dtype)
+
+
+@pytest.mark.parametrize(
+    ("values", "plane"),
+    [
+        pytest.param(noise(8, 1024, np.int8), 1, id="noise of a byte"),
+        pytest.param(noise(16, 1100, np.int16), 2, id="noise of two bytes"),
+        pytest.param(noise(32, 2003, np.int32), 4, id="noise of four bytes"),
+        pytest.param(noise(64, 2002, np.int64), 4, id="noise of eight bytes"),
+        pytest.param(noise(16, 1500, np.int64), 2, id="noise of two bytes in eight"),
+        pytest.param(noise(40, 3001, np.int64), 4, id="a byte above the plane"),
+        pytest.param(noise(62, 1500, np.int64), 4, id="wide numbers above the plane"),
+        pytest.param(normal(3000, 20_000, np.int16), 1, id="normal, 13 bits"),
+        pytest.param(normal(5e6, 20_000, np.int32), 2, id="normal, 24 bits"),
+        pytest.param(normal(12, 20_000, np.int8), 0, id="symbols"),
+        pytest.param(noise(8, 1023, np.int8), 0, id="too few"),
+        pytest.param(np.where(np.arange(20_000) % 4, normal(5e6, 20_000, np.int32), 0), 0, id="many zeros"),
+    ],
+)
+def test_planes_take_what_costs_next_to_nothing(values, plane):
+    payload = encode_integers(values)
+    assert payload[0] == (2 if plane else 1)
+    assert planes_of(payload) == [plane]
+    assert (decoded(payload, values) == values).all()
+    if values.size <= 3001:
+        assert by_reference(payload) == values.tolist()
+
+
+@pytest.mark.parametrize("scale", [100, 300, 1e3, 1e4, 1e5, 1e6, 1e8])
+def test_planes_do_not_make_a_payload_larger(scale):
+    values = normal(scale, CHUNK, np.int32)
+    source = 0.5 * np.log2(2 * np.pi * np.e) + np.log2(scale)
+    assert len(encode_integers(values)) * 8 <= 1.006 * source * CHUNK
+
+
+def test_groups_with_and_without_planes():
+    rng = np.random.default_rng(16)
+    classes = rng.integers(0, 6, 12_000).astype(np.uint8)
+    scales = np.array([12.0, 3e3, 1e6, 0.3, 1e8, 0.0])
+    values = np.rint(rng.standard_normal(12_000) * scales[classes]).astype(np.int32)
+    payload = encode_integers(values, classes)
+    assert planes_of(payload) == [0, 1, 2, 2]
+    assert (decoded(payload, values, classes) == values).all()
+
+
+def test_headers_with_impossible_planes_are_refused():
+    values = noise(16, 1100, np.int16)
+    payload = encode_integers(values)
+    header = integer_header.read_header(memoryview(payload))
+    out = np.empty_like(values)
+    sizes = payload[: header.directory].rindex(integer_header.varint(header.streams - header.planes))
+    size = integer_header.varint(2200)
+    assert payload[sizes : sizes + len(size)] == size
+    for wrong in (0, 1100, 2199, 2201, 4400, 1 << 40, (1 << 63) - 1):
+        crafted = payload[:sizes] + integer_header.varint(wrong) + payload[sizes + len(size) :]
+        with pytest.raises(IntegrityError):
+            decode_integers(with_right_checksum(crafted), out)
+    # Planes without streams, and planes in a format that has none.
+    for crafted in (payload[:1] + bytes((payload[1] & ~32,)) + payload[2:], b"\1" + payload[1:]):
+        with pytest.raises(IntegrityError):
+            decode_integers(with_right_checksum(crafted), out)
+    # A plane of two bytes for integers that one byte holds.
+    with pytest.raises(IntegrityError):
+        decode_integers(with_right_checksum(payload[:1] + bytes((payload[1] & ~12,)) + payload[2:]), out)
+
+
+def test_overhead_is_what_is_neither_plane_nor_stream():
+    for values in (noise(16, 1100, np.int16), normal(9, 4000, np.int16), np.arange(5, dtype=np.int8)):
+        payload = encode_integers(values)
+        header = integer_header.read_header(memoryview(payload))
+        elements = header.stream_ends[3] - header.planes if header.streamed else 0
+        assert integer_header.overhead_bytes(payload[:64], len(payload)) == len(payload) - elements
+
+
+@pytest.mark.parametrize("bits", range(1, 8))
+def test_joined_numbers_of_any_count(bits):
+    values = noise(bits, 70_000, np.int8)
+    for surplus in (*range(17), 31, 33):
+        part = values[: 34_000 + surplus]
+        assert (decoded(encode_integers(part), part) == part).all()
+    classes = (np.arange(values.size) % 3 == 0).astype(np.uint8)
+    assert (decoded(encode_integers(values, classes), values, classes) == values).all()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_a_sample_of_the_numbers_lacks_is_coded_too(seed):
+    rng = np.random.default_rng(seed)
+    values = normal(1.5 * (seed + 1), 80_000, np.int16, seed)
+    rare = rng.choice(values.size, int(rng.integers(1, 9)), replace=False)
+    values[rare] = rng.integers(-500, 500, rare.size)
+    assert (decoded(encode_integers(values), values) == values).all()
+    # Every other block has numbers of its own.
+    values += ((np.arange(values.size) >> 10) % 2 * 100).astype(np.int16)
+    assert (decoded(encode_integers(values), values) == values).all()
+
+
+def test_estimates_and_payloads_in_turn():
+    rng = np.random.default_rng(17)
+    classes = rng.integers(0, 9, 9000).astype(np.uint8)
+    jobs = [(normal(3.0**i, 9000, np.int32, i), classes if i % 2 else None) for i in range(9)]
+    alone = [(encode_integers(*job), payload_bits(*job)) for job in jobs]
+    for place in rng.integers(0, len(jobs), 60).tolist():
+        assert payload_bits(*jobs[place]) == alone[place][1]
+        other = int(rng.integers(0, len(jobs)))
+        assert encode_integers(*jobs[other]) == alone[other][0]
+
+
+def payloads_of_every_path():
+    """Values and classes that take the decoder along each of its ways: see `ckstore.kernels.entropy_read_dense`."""
+    rng = np.random.default_rng(12)
+
+    def normal(scale, size, dtype=np.int32):
+        return np.rint(rng.standard_normal(size) * scale).astype(dtype)
+
+    def sparse(chance, numbers, size, dtype=np.int32):
+        return np.where(rng.random(size) < chance, numbers, 0).astype(dtype)
+
+    outliers = normal(12.0, 40_003)
+    outliers[rng.integers(0, outliers.size, 60)] = rng.integers(-(1 << 20), 1 << 20, 60)
+    yield "strings of four", 2 * normal(2.5, 20_001, np.int8) + 1, None
+    yield "strings of two", normal(12.0, 40_001, np.int8), None
+    yield "strings, larger numbers between", outliers, None
+    yield "bytes in wider integers", normal(12.0, 40_002, np.int64), None
+    yield "numbers of equal length", rng.integers(-64, 64, 9001).astype(np.int16), None
+    yield "whole numbers and planes", normal(3e6, 12_007), None
+    yield "numbers of up to 28 bits", rng.choice(rng.integers(-(1 << 20), 1 << 20, 900), 6000).astype(np.int32), None
+    yield "numbers of up to 44 bits", (rng.laplace(size=3001) * (1 << 57)).astype(np.int64), None
+    yield "wide numbers", rng.choice(rng.integers(-(1 << 62), 1 << 62, 900), 3001), None
+    yield "planes of two bytes", (rng.laplace(size=5003) * (1 << 26)).astype(np.int32), None
+    yield "planes of four bytes", (rng.standard_normal(9000) * 2.0**45).astype(np.int64), None
+    yield "noise", rng.integers(-(1 << 31), 1 << 31, 9001).astype(np.int32), None
+    yield "short pairs", sparse(0.2, rng.choice([-1, 1], 30_001), 30_001), None
+    yield (
+        "pairs, longer ones between",
+        sparse(0.03, rng.choice([-1, 1, 300], 120_001, p=[0.5, 0.49, 0.01]), 120_001),
+        None,
+    )
+    yield "long pairs", sparse(0.15, rng.integers(-(1 << 21), 1 << 21, 30_000), 30_000), None
+    yield "pairs of any width", sparse(0.15, rng.integers(-(1 << 62), 1 << 62, 30_000), 30_000, np.int64), None
+    yield "pairs without bits", np.where(np.arange(9999) % 3 == 2, 5, 0).astype(np.int32), None
+    classes = rng.geometric(0.3, 60_001).clip(0, 40).astype(np.uint8)
+    yield "groups", np.rint(rng.standard_normal(60_001) * 1.8 ** (classes % 30)).astype(np.int32), classes
+    yield "groups in wider integers", (rng.integers(0, 3, 60_001) * (classes % 3)).astype(np.int64), classes
+
+
+PATHS = [pytest.param(values, classes, id=name) for name, values, classes in payloads_of_every_path()]
+
+
+@pytest.mark.parametrize(("values", "classes"), PATHS)
+def test_every_path_gives_back_what_was_encoded(values, classes):
+    payload = encode_integers(values, classes)
+    guard = np.full(values.size + 64, 77, values.dtype)
+    out = guard[32 : 32 + values.size]
+    # Twice, with other values between: the arrays that a thread uses again have no say.
+    for _ in range(2):
+        decode_integers(payload, out, classes)
+        assert (out == values).all()
+        decode_integers(payload, out)
+        assert (out == in_coded_order(values, classes)).all()
+        decoded(encode_integers(values[::-1].copy(), classes), values, classes)
+    assert (guard[:32] == 77).all()
+    assert (guard[32 + values.size :] == 77).all()
+
+
+@pytest.mark.parametrize(("values", "classes"), PATHS)
+def test_damage_on_any_path_is_found_or_changes_nothing(values, classes):
+    payload = encode_integers(values, classes)
+    guard = np.full(values.size + 64, 77, values.dtype)
+    out = guard[32 : 32 + values.size]
+    rng = np.random.default_rng(13)
+    ends = (*range(min(120, len(payload))), *range(max(0, len(payload) - 40), len(payload)))
+    for position in (*ends, *rng.integers(0, len(payload), 300).tolist()):
+        damaged = bytearray(payload)
+        damaged[position] ^= 1 << position % 8
+        with pytest.raises(IntegrityError):
+            decode_integers(damaged, out, classes)
+        # Bits that nothing is read from change nothing: the last ones of a stream, the padding.
+        with contextlib.suppress(IntegrityError):
+            decode_integers(with_right_checksum(damaged), out, classes)
+            assert (out == values).all()
+    for end in rng.integers(7, len(payload) - 8, 60).tolist():
+        for damaged in (payload[:end], payload[: end // 2] + payload[end:]):
+            with pytest.raises(IntegrityError):
+                decode_integers(with_right_checksum(damaged), out, classes)
+    assert (guard[:32] == 77).all()
+    assert (guard[32 + values.size :] == 77).all()
+
+
+def draw_layout(rng, top, alphabet):
+    """A layout row with numbers of up to `top` bits and at most so many symbols, and how many it has."""
+    row = np.zeros(entropy_layout.ROW, np.uint8)
+    row[:2] = rng.integers(0, min(top, 63), endpoint=True), top
+    symbols = 1
+    for octave in range(int(row[0]) + 1, top + 1):
+        room = (alphabet - symbols - (top - octave)).bit_length() - 1
+        row[1 + octave] = rng.integers(0, min(octave - 1, room, 11), endpoint=True)
+        symbols += 1 << int(row[1 + octave])
+    return row, symbols
+
+
+def crafted_directory(rng, items, tops):
+    """A directory of one group of so many elements or pairs, whose layouts and codes no encoder would choose."""
+    groups = np.zeros((1, entropy_directory.COLUMNS), np.int64)
+    rows = np.zeros((1, 2, entropy_layout.ROW), np.uint8)
+    lengths = np.zeros((1, entropy_layout.SYMBOLS), np.uint8)
+    paired = len(tops) > 1
+    rows[0, 0], symbols = draw_layout(rng, tops[0], int(rng.choice([80, 500] if paired else [80, 1000, 4096])))
+    stride = 0
+    if paired:
+        rows[0, 1], stride = draw_layout(rng, tops[1], 4096 // symbols)
+        symbols *= stride
+    counts = np.zeros(symbols, np.int64)
+    occurring = rng.choice(symbols, min(symbols, int(rng.choice([1, 2, 20, 4096]))), replace=False)
+    counts[occurring] = (1.0 + rng.random() * 3) ** rng.integers(0, 12, occurring.size) + 1
+    groups[0, entropy_directory.SINGLE], _ = code_lengths(counts, symbols, lengths[0])
+    groups[0, entropy_directory.COUNT] = 1 << 40
+    groups[0, entropy_directory.KIND] = entropy_directory.SPARSE if paired else entropy_directory.DENSE
+    groups[0, entropy_directory.PAIRS] = items
+    groups[0, entropy_directory.SYMBOL_COUNT] = symbols
+    groups[0, entropy_directory.RUN_SYMBOLS] = stride
+    buffer = np.empty(1 << 20, np.uint8)
+    coder = np.zeros(5, np.int64)
+    odds = np.empty((entropy_directory.CONTEXTS, 2), np.int32)
+    none = np.empty(0, np.uint64)
+    entropy_coder.start_coder(coder, buffer, odds, 1)
+    arrays = (groups, rows, lengths, none, none)
+    assert entropy_directory.code_directory(coder, buffer, odds, False, False, 1 << 40, *arrays) == 1
+    return buffer[: entropy_coder.finish_writing(coder, buffer)].tobytes()
+
+
+def crafted_payload(directory, streams, count, width, narrow, check=0):
+    """A payload of one group with right checksums, given that of its integers."""
+    sizes = b"".join(map(integer_header.varint, map(len, (directory, *streams[:3]))))
+    flags = width.bit_length() - 1 | narrow.bit_length() - 1 << 2 | integer_header.STREAMED
+    start = bytes((1, flags)) + bytes(4) + check.to_bytes(4, "little") + integer_header.count_bytes(count)
+    return with_right_checksum(b"".join((start, sizes, directory, *streams, bytes(8))))
+
+
+@pytest.mark.parametrize("seed", range(120))
+def test_layouts_that_no_encoder_chooses_are_read_as_the_reference_does(seed, monkeypatch):
+    rng = np.random.default_rng(seed)
+    paired = seed % 2
+    items = int(rng.choice([1, 3, 700, 1100, 2500 if paired else 9000]))
+    narrow = int(rng.choice([1, 2, 4, 8]))
+    width = int(rng.choice([narrow, 8]))
+    top = int(rng.integers(0, 8 * narrow - paired, endpoint=True))
+    directory = crafted_directory(rng, items, (top, int(rng.integers(0, 7)))[: 1 + paired])
+    streams = [rng.bytes(20 * items // 4 + 40) for _ in range(4)]
+    count = items << 7 if paired else items
+
+    taken = {}
+    read_raw = entropy_reference.BitReader.raw
+
+    def counting(reader, bits):
+        taken[id(reader)] = taken.get(id(reader), 0) + bits
+        return read_raw(reader, bits)
+
+    monkeypatch.setattr(entropy_reference.BitReader, "raw", counting)
+    elements = np.array(by_reference(crafted_payload(directory, streams, count, width, narrow)), f"<i{width}")
+    bits = [*taken.values(), 0, 0, 0]
+    streams = [stream[: bits[i] + 7 >> 3] for i, stream in enumerate(streams)]
+    check = google_crc32c.value(elements.astype(f"<i{narrow}").tobytes())
+    guard = np.full(count + 64, 77, elements.dtype)
+    out = guard[32 : 32 + count]
+    decode_integers(crafted_payload(directory, streams, count, width, narrow, check), out)
+    assert (out == elements).all()
+    # A stream that is too short, or too long.
+    for stream in range(4):
+        for wrong in (streams[stream][:-1], streams[stream] + b"\0"):
+            damaged = [*streams[:stream], wrong, *streams[stream + 1 :]]
+            if wrong != streams[stream]:
+                with pytest.raises(IntegrityError):
+                    decode_integers(crafted_payload(directory, damaged, count, width, narrow, check), out)
+    assert (guard[:32] == 77).all()
+    assert (guard[32 + count :] == 77).all()

@@ -1,0 +1,161 @@
+"""The encoder's plan for one payload: its elements in coded order, and what is to be written of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from threading import local
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ckstore.codecs.scratch import scratch
+from ckstore.errors import UsageError
+
+Array = npt.NDArray[Any]
+
+#: Elements up to which a thread keeps its arrays: longer payloads are rare, and spend their time elsewhere.
+_KEPT = 1 << 19
+
+_held = local()
+
+
+class Workspace:
+    """The arrays that the encoder's kernels share; see `ckstore.kernels.entropy_plan` for what they hold.
+
+    Parameters
+    ----------
+    capacity
+        Most elements of a payload.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        from ckstore.kernels import entropy_directory, entropy_order
+        from ckstore.kernels.entropy_histograms import TABLE_BITS
+        from ckstore.kernels.entropy_layout import ROW, SYMBOLS
+        from ckstore.kernels.entropy_survey import SMALL_SPARSE
+
+        most = entropy_order.CLASSES
+        few = min(capacity, most * SMALL_SPARSE)
+        table = 1 << TABLE_BITS
+        self.capacity = capacity
+        self.class_counts = np.empty(most, np.int64)
+        self.cursors = np.empty((entropy_order.QUARTERS, most), np.int64)
+        self.groups = np.empty((most, entropy_directory.COLUMNS), np.int64)
+        self.costs = np.empty((most, 2))
+        self.rows = np.empty((most, 2, ROW), np.uint8)
+        self.lengths = scratch("entropy-lengths", most * SYMBOLS, np.uint8).reshape(most, SYMBOLS)
+        self.bins = scratch("entropy-bins", table, np.int64)
+        self.words = scratch("entropy-words", table, np.uint64)
+        self.numbers = scratch("entropy-numbers", capacity, np.uint16)
+        self.wide = scratch("entropy-wide", capacity, np.uint64)
+        self.few_runs = scratch("entropy-few-runs", few, np.uint64)
+        self.few_values = scratch("entropy-few-values", few, np.uint64)
+        self.runs = scratch("entropy-runs", capacity, np.uint64)
+        self.values = scratch("entropy-values", capacity, np.uint64)
+        self.joints = scratch("entropy-joints", capacity, np.uint16)
+        self.coder = np.empty(5, np.int64)
+        self.odds = np.empty((entropy_directory.CONTEXTS, 2), np.int32)
+        self.ends = np.empty(4, np.int64)
+
+
+@dataclass(slots=True)
+class Plan:
+    """What is to be written.
+
+    Attributes
+    ----------
+    coded
+        The elements in coded order, as signed integers of their own width.
+    narrow
+        Bytes that hold each of them: 1, 2, 4 or 8.
+    number
+        Number of groups.
+    planes
+        The groups' planes, one after the other.
+    room
+        What the kernels left. Like the other arrays it is valid until the thread makes its next plan.
+    """
+
+    coded: Array
+    narrow: int
+    number: int
+    planes: Array
+    room: Workspace
+
+
+def check_arrays(values: Array, classes: Array | None) -> None:
+    """`UsageError` where the arrays' dtype or shape is none that can be coded."""
+    if values.ndim != 1 or values.dtype.kind not in "iu" or not values.flags.c_contiguous or not values.dtype.isnative:
+        raise UsageError("Integers to code must be a one-dimensional, contiguous integer array in native byte order.")
+    if classes is not None and (classes.dtype != np.uint8 or classes.shape != values.shape):
+        raise UsageError("Classes must be an array of uint8 with one entry for each integer.")
+
+
+def fixed(array: Array) -> Array:
+    """The array contiguous, aligned and read-only: kernels are compiled once for each kind of array."""
+    if not (array.flags.c_contiguous and array.flags.aligned):
+        array = np.require(array, requirements=("C", "A"))
+    array = array.view(np.ndarray)
+    array.flags.writeable = False
+    return array
+
+
+def make_plan(values: Array, classes: Array | None) -> Plan:
+    """Plan the payload of some integers.
+
+    Parameters
+    ----------
+    values, classes
+        As for `encode_integers`.
+    """
+    from ckstore.kernels import entropy_survey
+    from ckstore.kernels.entropy_plan import CHOOSE_PLANES, PLAN_DENSE, PLAN_PAIRS, plan_groups
+
+    check_arrays(values, classes)
+    room = _workspace(values.size)
+    signed = fixed(values.view(f"i{values.itemsize}"))
+    coded, number = (signed, _one_group(signed.size, room)) if classes is None else _sorted(signed, classes, room)
+    groups = room.groups
+    octaves = entropy_survey.survey_groups(coded, groups, number, room.wide)
+    shared = (
+        groups, number, room.numbers, room.wide, room.few_values, room.runs, room.values, room.joints, room.bins,
+        room.rows, room.lengths, room.costs,
+    )  # fmt: skip
+    planes = scratch("entropy-planes", plan_groups(CHOOSE_PLANES, *shared), np.uint8)
+    entropy_survey.take_numbers(coded, groups, number, room.numbers, room.wide, planes)
+    if plan_groups(PLAN_DENSE, *shared):
+        entropy_survey.extract_pairs(coded, groups, number, room.few_runs, room.few_values, room.runs, room.values)
+        plan_groups(PLAN_PAIRS, *shared)
+    narrow = next(width for width in (1, 2, 4, 8) if octaves <= 8 * width)
+    return Plan(coded, narrow, number, planes, room)
+
+
+def _workspace(size: int) -> Workspace:
+    held: Workspace | None = getattr(_held, "workspace", None)
+    if held is None or held.capacity < size:
+        held = Workspace(size)
+        if size <= _KEPT:
+            _held.workspace = held
+    return held
+
+
+def _one_group(size: int, room: Workspace) -> int:
+    from ckstore.kernels.entropy_directory import COUNT
+
+    room.groups[0] = 0
+    room.groups[0, COUNT] = size
+    return int(size > 0)
+
+
+def _sorted(signed: Array, classes: Array, room: Workspace) -> tuple[Array, int]:
+    """The elements sorted by class, and the number of groups that they make."""
+    from ckstore.kernels import entropy_order
+
+    classes = fixed(classes)
+    if entropy_order.class_counts(classes, room.class_counts, room.cursors):
+        raise UsageError("Classes must lie between 0 and 63.")
+    number = entropy_order.group_classes(room.class_counts, room.groups)
+    coded = scratch("entropy-coded", signed.size, signed.dtype)
+    entropy_order.to_coded_order(signed, classes, room.cursors, coded)
+    return fixed(coded), number
