@@ -19,13 +19,13 @@ FEW = 8192
 """Groups of fewer elements get coarser histograms."""
 
 
-@inner
+@spliced
 def symbol_price(count: int) -> float:
     """Bits that a symbol must save in a group of so many elements."""
     return _SYMBOL_BITS + count * _SYMBOL_SHARE
 
 
-@inner
+@spliced
 def count_used(counts: Array, symbols: int) -> int:
     """Number of symbols that occur."""
     used = int64(0)

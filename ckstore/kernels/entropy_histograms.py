@@ -19,7 +19,7 @@ _BLOCK = 1024
 _ROW = int64(ROW)
 
 
-@inner
+@spliced
 def has_table(octaves: int, count: int) -> bool:
     """Whether so many numbers of so many bits are worth a table of all numbers."""
     return octaves <= EXACT_OCTAVES or (octaves <= TABLE_BITS and count >> octaves > 0)

@@ -55,13 +55,13 @@ def log_geometry(exact: int, resolution: int, firsts: Array, levels: Array) -> N
         first += 1 << levels[octave]
 
 
-@inner
+@spliced
 def fine_size(octaves: int, firsts: Array, levels: Array) -> int:
     """Number of bins of a fine histogram of numbers of up to `octaves` bits."""
     return int64(firsts[octaves] + (1 << levels[octaves]))
 
 
-@inner
+@spliced
 def fold(bins: Array, firsts: Array, levels: Array, top: int, most: int) -> None:
     """Make a fine histogram coarser: at most `most` bits of an octave, bins and geometry in place."""
     first = int64(1)

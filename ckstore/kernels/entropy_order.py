@@ -10,7 +10,7 @@ import numpy as np
 
 from ckstore.kernels.entropy_directory import CLASS, COLUMNS, COUNT, START
 from ckstore.kernels.entropy_masks import MASKED, count_bits, equals
-from ckstore.kernels.entropy_words import Array, Word, inlined, int64, kernel, load_word, spliced, uint64
+from ckstore.kernels.entropy_words import Array, Word, int64, kernel, load_word, spliced, uint64
 
 CLASSES = 64
 """Number of classes."""
@@ -120,7 +120,7 @@ def group_classes(counts: Array, groups: Array) -> int:
     return number
 
 
-@inlined
+@spliced
 def _put(value: int, group_class: Word, part: int, cursors: Array, coded: Array) -> None:
     place = uint64(cursors[part, group_class])
     coded[place] = value

@@ -55,7 +55,7 @@ def _few_bits(count: int, pairs: int, values: Array, first: int) -> float:
     octaves = np.empty(_ROW, np.int64)
     for octave in range(ROW):
         octaves[octave] = 0
-    bits = 24.0 + times_log(count) - times_log(count - pairs)
+    bits = times_log(count) - times_log(count - pairs)
     for i in range(uint64(first), uint64(first + pairs)):
         octaves[bit_length(values[i])] += 1
     for octave in range(ROW):
@@ -175,8 +175,8 @@ def plan_pairs(
         first = group[FIRST_PAIR]
         pairs = group[PAIRS]
         if group[KIND] == ADAPTIVE:
-            costs[index, 0] = _few_bits(group[COUNT], pairs, few_values, first)
-            costs[index, 1] = costs[index, 0]
+            costs[index, 1] = _few_bits(group[COUNT], pairs, few_values, first)
+            costs[index, 0] = 24.0 + costs[index, 1]
             continue
         longest = uint64(0)
         largest = uint64(0)

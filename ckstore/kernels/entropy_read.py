@@ -68,7 +68,8 @@ def read_streams(
         As `code_directory` read them.
     work : uint64, (WORK,)
         Scratch.
-    coded : signed, of the width that holds all elements, or a wider one
+    coded : signed integers, of the least width that holds all elements
+        Filled in.
 
     Returns 0, or 1 where streams and directory disagree.
     """

@@ -22,16 +22,15 @@ from ckstore.kernels.entropy_tables import (
     resolves,
     total_bits,
 )
-from ckstore.kernels.entropy_words import Array, Word, inlined, inner, int64, load_word, read_bits, uint64
+from ckstore.kernels.entropy_words import Array, Word, inlined, inner, int64, load_word, read_bits, spliced, uint64
 
 PLACED = 4096
 """Numbers that are read before they are placed."""
-_FEW = 1024
-"""Elements below which no table but that of single numbers is worth its making."""
-_SEVERAL = 8192
-"""Elements from which a table of strings is."""
-_MANY = 1 << 15
-"""Elements from which it is worth the largest table."""
+_FEW, _SEVERAL, _MANY = 1024, 8192, 1 << 15
+"""Elements from which a table is worth its making.
+
+Of whole numbers of equal length; of others, and of strings of up to four; of strings of up to two, and of the largest.
+"""
 _LOOK = int64(LOOK)
 _TINY = 4 << LONGEST
 """Bits of a number, times 2^12, below which strings of four are faster than those of two."""
@@ -160,7 +159,7 @@ def _survey(symbols: Array, bits: int) -> tuple[int, int, int, int, int]:
     """What the codes of a group say about its numbers.
 
     Returns bits of a number on average; share of those that `bits` bits do not resolve or that are not below 256;
-    share of those that they do not resolve (all times 2^12); least and most bits.
+    share of those that `LOOK` bits do not resolve (all times 2^12); least and most bits.
     """
     mean, large, unresolved = int64(0), int64(0), int64(0)
     least, most = int64(128), int64(0)
@@ -177,7 +176,7 @@ def _survey(symbols: Array, bits: int) -> tuple[int, int, int, int, int]:
     return mean, large, unresolved, least, most
 
 
-@inner
+@spliced
 def read_dense(
     buffer: Array,
     positions: Array,

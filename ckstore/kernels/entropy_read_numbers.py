@@ -14,7 +14,7 @@ from ckstore.kernels.entropy_words import Array, Word, bit_length, inlined, inne
 AHEAD = 28
 """Most bits of a number for which the next load need not wait for its length: twice that and 7 fit a word."""
 
-TURN = 16
+TURN = int64(16)
 """Numbers of a turn of `read_wholes` and `read_evens`."""
 
 _1, _2, _3, _4 = uint64(1), uint64(2), uint64(3), uint64(4)

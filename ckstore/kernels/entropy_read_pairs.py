@@ -27,6 +27,7 @@ from ckstore.kernels.entropy_words import (
     load_word,
     low_bits,
     read_bits,
+    spliced,
     uint64,
     unzigzag,
 )
@@ -222,7 +223,7 @@ def _read_any(
     return 0
 
 
-@inner
+@spliced
 def read_sparse(
     buffer: Array,
     positions: Array,

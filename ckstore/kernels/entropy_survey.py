@@ -27,19 +27,7 @@ from ckstore.kernels.entropy_directory import (
 )
 from ckstore.kernels.entropy_masks import MASKED, first_bit, non_zeros
 from ckstore.kernels.entropy_planes import store_plane
-from ckstore.kernels.entropy_words import (
-    Array,
-    Word,
-    bit_length,
-    inlined,
-    inner,
-    int32,
-    int64,
-    kernel,
-    spliced,
-    uint64,
-    zigzag,
-)
+from ckstore.kernels.entropy_words import Array, Word, bit_length, inner, int32, int64, kernel, spliced, uint64, zigzag
 
 SMALL = 512
 """Groups of at most so many non-zeros go into the directory whatever their density."""
@@ -143,7 +131,7 @@ def survey_groups(coded: Array, groups: Array, number: int, wide: Array) -> int:
     return largest
 
 
-@inlined
+@spliced
 def _zigzag_32(value: int) -> Word:
     """A zigzag number of 32 bits, in instructions of 32 bits."""
     return np.uint32(np.uint32(value << 1) ^ np.uint32(value >> 31))

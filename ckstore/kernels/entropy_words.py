@@ -49,8 +49,8 @@ inlined: Decorator = njit(nogil=True, boundscheck=False, error_model="numpy", fo
 """The same, for what must be part of its caller's loop."""
 
 spliced: Decorator = njit(nogil=True, boundscheck=False, error_model="numpy", inline="always", **_UNWRAPPED)
-"""The same, for what is called from one place: it becomes part of its caller before that is compiled, and is not
-compiled by itself, which takes as long again at every level of calls."""
+"""The same, for what is short or called from one place: it becomes part of its callers before they are compiled, and is
+not compiled by itself, which takes as long again at every level of calls."""
 
 
 def _word_address(context: Any, builder: Any, array_type: Any, array: Any, offset: Any) -> Any:
