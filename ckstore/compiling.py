@@ -59,5 +59,6 @@ def _begin() -> None:
     say(MESSAGE)
     if worker_count() > 1:
         silent = subprocess.DEVNULL
-        command = [sys.executable, "-m", "ckstore.prepare"]
+        # Not from the working directory (-P): whatever lies there is none of ours.
+        command = [sys.executable, "-P", "-m", "ckstore.prepare"]
         _helper = subprocess.Popen(command, stdin=silent, stdout=silent, stderr=silent)

@@ -107,7 +107,7 @@ class ScannedVersion:
     is_hashed
         All content ids and digests are known.
     held
-        Values of units that are in memory, by key.
+        Values of units that are in memory, by their first members: keys need not differ.
     """
 
     files: list[ScannedFile]
@@ -117,7 +117,7 @@ class ScannedVersion:
     units: list[Unit] = field(default_factory=list)
     contents: list[str] = field(default_factory=list)
     is_hashed: bool = False
-    held: dict[str, Bits] = field(default_factory=dict)
+    held: dict[Member, Bits] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
@@ -140,7 +140,7 @@ class ScannedVersion:
 
     def read(self, unit: Unit, first: int, last: int) -> Bits:
         """Bits of the elements from `first` to before `last` of a unit, as unsigned integers; read-only."""
-        held = self.held.get(unit.key)
+        held = self.held.get(unit.members[0])
         if held is not None:
             return held[first:last]
         size = ITEM_SIZES[unit.dtype]
@@ -161,7 +161,7 @@ class ScannedVersion:
 
     def check(self, unit: Unit, bits: Bits) -> None:
         """Raise `InputError` where the unit's bytes are not those that were hashed."""
-        if unit.key in self.held:
+        if unit.members[0] in self.held:
             return  # These very bytes were.
         data = memoryview(bits).cast("B")
         position = 0
@@ -430,7 +430,7 @@ class _Held:
         unit = self._version.units[number]
         if len(unit.members) > 1:
             self._waiting -= unit.nbytes
-        self._version.held[unit.key] = buffer.view(f"u{ITEM_SIZES[unit.dtype]}")
+        self._version.held[unit.members[0]] = buffer.view(f"u{ITEM_SIZES[unit.dtype]}")
         self._window.append(number)
         self._filled += unit.nbytes
 
@@ -453,7 +453,7 @@ class _Held:
         self._arenas.reverse()
         yield window
         for number in before:
-            self._version.held.pop(self._version.units[number].key, None)
+            self._version.held.pop(self._version.units[number].members[0], None)
         self._before = window
 
 

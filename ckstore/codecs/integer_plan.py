@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ckstore.codecs.memory import fixed
 from ckstore.codecs.scratch import scratch
 from ckstore.errors import UsageError
 
@@ -90,15 +91,6 @@ def check_arrays(values: Array, classes: Array | None) -> None:
         raise UsageError("Integers to code must be a one-dimensional, contiguous integer array in native byte order.")
     if classes is not None and (classes.dtype != np.uint8 or classes.shape != values.shape):
         raise UsageError("Classes must be an array of uint8 with one entry for each integer.")
-
-
-def fixed(array: Array) -> Array:
-    """The array contiguous, aligned and read-only: kernels are compiled once for each kind of array."""
-    if not (array.flags.c_contiguous and array.flags.aligned):
-        array = np.require(array, requirements=("C", "A"))
-    array = array.view(np.ndarray)
-    array.flags.writeable = False
-    return array
 
 
 def make_plan(values: Array, classes: Array | None) -> Plan:

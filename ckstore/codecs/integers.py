@@ -21,7 +21,8 @@ from ckstore.codecs.integer_header import (
     read_header,
     varint,
 )
-from ckstore.codecs.integer_plan import Plan, check_arrays, fixed, make_plan
+from ckstore.codecs.integer_plan import Plan, check_arrays, make_plan
+from ckstore.codecs.memory import fixed
 from ckstore.codecs.scratch import scratch
 from ckstore.errors import IntegrityError, UsageError
 

@@ -67,8 +67,8 @@ def fixed(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     flags = array.flags
     if not (flags.c_contiguous and flags.aligned):
         array = np.require(array, requirements=("C", "A"))
-    elif not flags.writeable:
+    elif not flags.writeable and type(array) is np.ndarray:
         return array
-    array = array.view()
+    array = array.view(np.ndarray)
     array.flags.writeable = False
     return array
