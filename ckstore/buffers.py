@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ckstore.codecs.lattice import part_dtype
+from ckstore.codecs.lattice import Bits, part_dtype
 from ckstore.dtypes import bits_dtype
 from ckstore.formats.layout import ITEM_SIZES
 from ckstore.threads import in_order, worker_count
@@ -66,10 +66,13 @@ def fill(
             position += nbytes
 
     def work(place: tuple[int, int]) -> int:
-        bits = version.chunk(*place, keep=keep)
-        for start, stop, out in places[place]:
-            out[...] = bits[start:stop].view(np.uint8)
-        return sum(out.size for _, _, out in places[place])
+        parts = places[place]
+        target = None if keep else _whole(version, place, parts)
+        bits = version.chunk(*place, keep=keep, out=target)
+        if bits is not target:
+            for start, stop, out in parts:
+                out[...] = bits[start:stop].view(np.uint8)
+        return sum(out.size for _, _, out in parts)
 
     workers = worker_count()
     if len(places) < _POOLED or workers == 1:
@@ -84,6 +87,19 @@ def read(version: Version, file: int, extent: int, first: int, last: int) -> npt
     out = np.empty(last - first, bits_dtype(version.layout.files[file].extents[extent].dtype))
     fill(version, [Request(file, extent, first, last, out.view(np.uint8))])
     return out
+
+
+def _whole(version: Version, place: tuple[int, int], parts: list[tuple[int, int, Bytes]]) -> Bits | None:
+    """Where a chunk is wanted whole, once, and can be decoded to."""
+    if len(parts) > 1:
+        return None
+    number, chunk = place
+    unit = version.layout.units[number]
+    start, stop, out = parts[0]
+    if start > 0 or stop < min(unit.chunk, unit.count - chunk * unit.chunk):
+        return None
+    bits: Bits = out.view(bits_dtype(part_dtype(unit.dtype)))
+    return bits if bits.flags.aligned else None
 
 
 def _report(done: Iterable[int], progress: Callable[[int], None] | None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -148,8 +148,14 @@ class ObjectEncoder:
                 return self._estimate_first(unit, sample)
             return self._estimate_ordinal(unit, sample, None)
 
-    def encode(self, content: str, estimate: Estimate, plan: Plan, read: ReadUnit) -> Encoded:
-        """The layers of an object under `plan`."""
+    def encode(
+        self, content: str, estimate: Estimate, plan: Plan, read: ReadUnit, replaced: Sequence[str] = ()
+    ) -> Encoded:
+        """The layers of an object under `plan`.
+
+        Where chunks stay in the cache for the version that follows, those of the ids in `replaced` go: nobody will be
+        stored against them any more, and their memory is at hand.
+        """
         unit = estimate.unit
         encoded = Encoded(content, [], [])
         digests: list[bytes] = []
@@ -164,6 +170,8 @@ class ObjectEncoder:
                 if self._keep:
                     kept.append(integers)
             if self._keep:
+                for before in replaced:
+                    self.reader.cache.drop((before, chunk))
                 self.reader.cache.put((content, chunk), bits)
         if estimate.lattice is not None:
             encoded.identity = lattice_id(estimate.lattice, unit.count, unit.chunk, digests)

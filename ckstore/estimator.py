@@ -170,7 +170,9 @@ class Estimator:
             )
         if estimate.is_coarse:
             return self._coarse.encode(estimate, plan, lambda first, last: whole[first:last])
-        return self._exact.encode(content, estimate, plan, lambda first, last: whole[first:last])
+        parent = self._parents.get((unit.key, unit.signature))
+        replaced = () if parent is None else (parent.lattice, parent.content or "")
+        return self._exact.encode(content, estimate, plan, lambda first, last: whole[first:last], replaced)
 
     def may_be_coarse(self, unit: Unit) -> bool:
         """Whether a unit is one of those that become coarse: norms, biases, counters and complex numbers never do."""

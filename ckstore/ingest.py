@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
@@ -34,7 +34,7 @@ from ckstore.storage import durable, log
 from ckstore.storage.catalog import Catalog, VersionRow, key
 from ckstore.storage.delta import compress_against
 from ckstore.storage.pack import PackWriter
-from ckstore.threads import worker_count
+from ckstore.threads import in_turn, one_ahead, worker_count
 from ckstore.tuning import Tuning, last_choice, search_space
 from ckstore.units import Unit
 
@@ -234,12 +234,14 @@ class Ingest:
         found: Mapping[str, float] = MappingProxyType({}),
     ) -> IngestReport:
         objects = _Objects(self.reader, self.resolver, scanned)
-        stream = None if scanned.is_hashed else held_windows(scanned, progress)
+        progress = in_turn(progress)
+        stream = None if scanned.is_hashed else one_ahead(held_windows(scanned, progress))
         estimator = Estimator(self.reader, scanned, request.policy, self._parents(request.parent), request.gradients)
         known = objects.known
         budget = Budget(cost(writing_work([file.layout for file in scanned.files])), scanned.size, request.budget)
         windows = objects.hashed(estimator, budget) if stream is None else objects.streamed(stream, budget)
         with (
+            nullcontext() if stream is None else closing(stream),
             ThreadPoolExecutor(worker_count(), thread_name_prefix="ckstore") as pool,
             PackWriter(self.root, "coarse") as coarse,
             PackWriter(self.root, "exact") as exact,

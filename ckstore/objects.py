@@ -87,6 +87,13 @@ class ChunkCache:
                 self._arrays.move_to_end(key)
             return array
 
+    def drop(self, key: tuple[str, int]) -> None:
+        """Forget a chunk, if it is here: its memory is used again."""
+        with self._lock:
+            array = self._arrays.pop(key, None)
+            if array is not None:
+                self._bytes -= _held(array)
+
     def clear(self) -> None:
         """Drop everything."""
         with self._lock:
@@ -243,7 +250,8 @@ class ObjectReader:
             work = work.plus(exact).plus(self.lattice_work(lattice))
         return work
 
-    # What is decoded stays in the cache unless `keep` is false, as for whatever is read once from end to end.
+    # What is decoded stays in the cache unless `keep` is false, as for whatever is read once from end to end. Values
+    # are decoded into `out` if given, unless they are at hand or lie elsewhere on the way: the result tells.
 
     def integers(self, record: LatticeRecord, chunk: int, *, keep: bool = True) -> Integers:
         """Integers (int32) of one chunk of an object that is not ordinal; the array is read-only."""
@@ -273,14 +281,14 @@ class ObjectReader:
             array.flags.writeable = False
         return array
 
-    def values(self, record: LatticeRecord, chunk: int, *, keep: bool = True) -> Bits:
+    def values(self, record: LatticeRecord, chunk: int, *, keep: bool = True, out: Bits | None = None) -> Bits:
         """Bits of the values that one chunk of an object has on its lattice, without any exact layer."""
         if record.is_exact:
-            return self.ordinals(record, chunk, keep=keep)
+            return self.ordinals(record, chunk, keep=keep, out=out)
         if record.kind == "codebook":
             return self._added(record, chunk) if record.additive else self._looked_up(record, chunk)
         assert not isinstance(record.lattice, CodebookLattice)
-        return record.lattice.values(self.integers(record, chunk, keep=keep), chunk * record.chunk)
+        return record.lattice.values(self.integers(record, chunk, keep=keep), chunk * record.chunk, out)
 
     def indices(self, record: LatticeRecord, chunk: int) -> Indices:
         """Indices (uint8) of one chunk of an object on a codebook; the array is read-only."""
@@ -333,7 +341,7 @@ class ObjectReader:
         self.cache.put((record.id, chunk), bits)
         return bits
 
-    def ordinals(self, record: LatticeRecord, chunk: int, *, keep: bool = True) -> Bits:
+    def ordinals(self, record: LatticeRecord, chunk: int, *, keep: bool = True, out: Bits | None = None) -> Bits:
         """Bits of one chunk of an object on an ordinal lattice; the array is read-only."""
         size = ITEM_SIZES[record.dtype]
         pending, _, bits = self._undecoded(self.chain(record), chunk)
@@ -345,21 +353,22 @@ class ObjectReader:
             if stored is None:
                 bits = np.zeros(_chunk_size(level, chunk), f"u{size}") if bits is None else bits
             else:
-                bits = ordinal_correct(bits, stored, level.dtype)
+                bits = ordinal_correct(bits, stored, level.dtype, out if level is record else None)
         assert bits is not None
         return self._decoded((record.id, chunk), bits, keep=keep)
 
-    def exact(self, record: ContentRecord, chunk: int, *, keep: bool = True) -> Bits:
+    def exact(self, record: ContentRecord, chunk: int, *, keep: bool = True, out: Bits | None = None) -> Bits:
         """Bits of one chunk of the original values of an object on a linear lattice; the array is read-only."""
         pending, _, bits = self._undecoded(self.content_chain(record), chunk)
         for level in pending:
             lattice = self.resolver.lattice(level.lattice)
             # The integers of one level are those that the next ones are stored against.
-            bits = self._exact_level(level, lattice, bits, chunk, keep=keep or len(pending) > 1)
+            target = out if level is record else None
+            bits = self._exact_level(level, lattice, bits, chunk, keep=keep or len(pending) > 1, out=target)
         assert bits is not None
         return self._decoded((record.id, chunk), bits, keep=keep)
 
-    def bits(self, content: str, chunk: int, *, keep: bool = True) -> Bits:
+    def bits(self, content: str, chunk: int, *, keep: bool = True, out: Bits | None = None) -> Bits:
         """Bits of one chunk of an object by its content id; threads that want the same chunk wait for the first."""
         cached = self.cache.get((content, chunk))
         if cached is not None:
@@ -367,8 +376,8 @@ class ObjectReader:
         with self._decoding((content, chunk)):
             record = self.resolver.content(content)
             if record is None:
-                return self.ordinals(self.resolver.lattice(content), chunk, keep=keep)
-            return self.exact(record, chunk, keep=keep)
+                return self.ordinals(self.resolver.lattice(content), chunk, keep=keep, out=out)
+            return self.exact(record, chunk, keep=keep, out=out)
 
     @contextmanager
     def _decoding(self, key: tuple[str, int]) -> Iterator[None]:
@@ -407,7 +416,14 @@ class ObjectReader:
         return max(deepest, len(levels) - 1)
 
     def _exact_level(
-        self, level: ContentRecord, lattice: LatticeRecord, parent: Bits | None, chunk: int, *, keep: bool
+        self,
+        level: ContentRecord,
+        lattice: LatticeRecord,
+        parent: Bits | None,
+        chunk: int,
+        *,
+        keep: bool,
+        out: Bits | None,
     ) -> Bits:
         integers = self.integers(lattice, chunk, keep=keep)
         predicted, classes = self._predict(level, lattice, integers, parent, chunk)
@@ -416,7 +432,7 @@ class ObjectReader:
         self.decoded_chunks += 1
         residuals = empty(integers.size, f"i{predicted.itemsize}")
         decode_integers(frame[FRAME:], residuals, classes)
-        bits = ordinal_correct(predicted, residuals, lattice.dtype)
+        bits = ordinal_correct(predicted, residuals, lattice.dtype, out)
         if crc32c(bits) != int.from_bytes(frame[:FRAME], "little"):
             raise IntegrityError(f"Chunk {chunk} of object {level.id} does not restore what was stored.")
         return bits

@@ -9,6 +9,7 @@ order and number of the tensors in a file.
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,13 +31,16 @@ from ckstore.records import content_id
 from ckstore.units import Member, Unit, plan_units
 
 #: Bytes that are read at once.
-BLOCK = 1 << 20
+BLOCK = 4 << 20
 
 #: Blocks whose memory takes turns, so that some may wait for SHA-256.
-_BLOCKS = 10
+_BLOCKS = 6
 
 #: Objects are estimated, planned and encoded in windows of about this many bytes.
 WINDOW = 32 << 20
+
+#: Windows in memory.
+_WINDOWS = 3
 
 #: Where objects begin in memory: NumPy wants its items aligned, and the processor its cache lines.
 _ALIGNMENT = 64
@@ -239,14 +243,15 @@ def hash_version(version: ScannedVersion, *, force: bool, progress: Progress | N
         return
 
 
-def held_windows(version: ScannedVersion, progress: Progress | None = None) -> Iterator[list[int]]:
+def held_windows(version: ScannedVersion, progress: Progress | None = None) -> Generator[list[int], None, None]:
     """Read every byte once, and hand objects out while their bytes are at hand; units are planned at once.
 
     Yields
     ------
     list of int
-        Numbers of units whose content ids are known. `version.read` takes them from memory until the window after
-        the next one is asked for; what came in too many pieces to be kept, it reads again.
+        Numbers of units whose content ids are known. `version.read` takes them from memory until the third window
+        after this one is asked for (one is being read, one estimated, one coded); what came in too many pieces to be
+        kept, it reads again.
 
     Raises
     ------
@@ -255,7 +260,7 @@ def held_windows(version: ScannedVersion, progress: Progress | None = None) -> I
     """
     reading = Reading(version, progress)
 
-    def windows() -> Iterator[list[int]]:
+    def windows() -> Generator[list[int], None, None]:
         try:
             yield from reading.windows(hold=True)
         except _CrcMismatch as mismatch:
@@ -383,15 +388,16 @@ class Reading:
 
 
 class _Held:
-    """The bytes of objects that are being read and coded: two windows, and bundles that are not complete yet."""
+    """The bytes of objects that are being read and coded: some windows, and bundles that are not complete yet."""
 
     def __init__(self, version: ScannedVersion) -> None:
         self._version = version
-        self._arenas = [np.empty(WINDOW, np.uint8) for _ in range(2)]
+        self._arenas = deque(np.empty(WINDOW, np.uint8) for _ in range(_WINDOWS))
         self._used = 0
         self._window: list[int] = []
         self._filled = 0
-        self._before: list[int] = []
+        #: Windows that were handed out and may still be used.
+        self._before: deque[list[int]] = deque()
         self._buffers: dict[int, npt.NDArray[np.uint8]] = {}
         self._waiting = 0
         self._late: dict[int, None] = {}
@@ -447,14 +453,14 @@ class _Held:
             yield from self._close()
 
     def _close(self) -> Iterator[list[int]]:
-        """Yield the units that have come; then the window before them was coded, and its memory is free again."""
-        window, before = self._window, self._before
+        """Yield the units that have come; whoever asks for more has coded the oldest, whose memory is free again."""
+        self._before.append(self._window)
         self._window, self._filled, self._used = [], 0, 0
-        self._arenas.reverse()
-        yield window
-        for number in before:
-            self._version.held.pop(self._version.units[number].members[0], None)
-        self._before = window
+        self._arenas.rotate()
+        yield self._before[-1]
+        if len(self._before) == _WINDOWS:
+            for number in self._before.popleft():
+                self._version.held.pop(self._version.units[number].members[0], None)
 
 
 def _cuts(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from threading import Lock
 from typing import TypeVar
 
 Item = TypeVar("Item")
@@ -32,3 +34,28 @@ def in_order(
     finally:
         for future in waiting:
             future.cancel()
+
+
+def in_turn(call: Callable[[int], None] | None) -> Callable[[int], None] | None:
+    """A function that several threads may call: one waits for the other."""
+    if call is None:
+        return None
+    lock = Lock()
+
+    def called(number: int) -> None:
+        with lock:
+            call(number)
+
+    return called
+
+
+def one_ahead(items: Generator[Item, None, None]) -> Generator[Item, None, None]:
+    """The items of a generator, of which each is made in a thread of its own while the one before is used.
+
+    To be closed, as by `contextlib.closing`, before what the items are made of goes: nothing is made after that.
+    """
+    with closing(items), ThreadPoolExecutor(1, thread_name_prefix="ckstore-ahead") as pool:
+        upcoming = pool.submit(next, items, None)
+        while (item := upcoming.result()) is not None:
+            upcoming = pool.submit(next, items, None)
+            yield item

@@ -228,27 +228,28 @@ class Version:
                 yield first // scale, last // scale
                 first = last
 
-    def chunk(self, number: int, chunk: int, *, keep: bool = True) -> Bits:
+    def chunk(self, number: int, chunk: int, *, keep: bool = True, out: Bits | None = None) -> Bits:
         """Bits of one chunk of the unit of that number, as unsigned integers; read-only.
 
-        With `keep` they stay in the store's cache for a while.
+        With `keep` they stay in the store's cache for a while. Without, they may be decoded into `out`, an aligned
+        array of their size and dtype: it is then what is returned.
         """
         for _ in range(_MOVES):
             try:
-                return self._chunk(number, chunk, keep=keep)
+                return self._chunk(number, chunk, keep=keep, out=out)
             except MissingPackError:
                 self.store.resolver.forget()  # `gc` has moved the object since its record was read.
-        return self._chunk(number, chunk, keep=keep)
+        return self._chunk(number, chunk, keep=keep, out=out)
 
-    def _chunk(self, number: int, chunk: int, *, keep: bool) -> Bits:
+    def _chunk(self, number: int, chunk: int, *, keep: bool, out: Bits | None) -> Bits:
         lattice, content = self.document.objects[number]
         reader = self.store.reader
         if number not in self._fitting:
             check_cut(reader.resolver.lattice(lattice), self.layout.units[number])
             self._fitting.add(number)
         if content is None or self._is_lowered:
-            return reader.values(reader.resolver.lattice(lattice), chunk, keep=keep)
-        return reader.bits(content, chunk, keep=keep)
+            return reader.values(reader.resolver.lattice(lattice), chunk, keep=keep, out=out)
+        return reader.bits(content, chunk, keep=keep, out=out)
 
     def is_changed(self, file: int) -> bool:
         """Whether a file comes back with other values than it went in with, because some are coarse."""

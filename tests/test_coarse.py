@@ -226,8 +226,8 @@ def test_verify_finds_values_that_are_not_what_they_once_were(
 
     decode = LinearLattice.values
 
-    def otherwise(self: LinearLattice, integers: Any, start: int) -> Any:
-        bits = decode(self, integers, start)
+    def otherwise(self: LinearLattice, integers: Any, start: int, out: Any = None) -> Any:
+        bits = decode(self, integers, start, out)
         bits[0] ^= 1
         return bits
 

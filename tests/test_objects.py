@@ -142,3 +142,36 @@ def test_shard_indexes_are_dropped_beyond_a_limit(store: ckstore.Store, monkeypa
     first = [reader.index(record) for record in records]
     assert len(reader._indexes) == 2
     assert [reader.index(record) for record in records] == first
+
+
+def test_what_is_dropped_from_the_cache_no_longer_counts() -> None:
+    cache = ChunkCache(1 << 16)
+    for number in range(2000):
+        cache.put((str(number), 0), np.zeros(1 << 13, np.uint32))
+        cache.drop((str(number), 0))
+        cache.drop(("other", 0))
+    arrays = [np.full(1 << 12, number, np.uint32) for number in range(4)]
+    for number, array in enumerate(arrays):
+        cache.put((str(number), 0), array)
+    assert all(cache.get((str(number), 0)) is array for number, array in enumerate(arrays))
+
+
+@pytest.mark.parametrize("kind", ["linear", "ordinal"])
+@pytest.mark.parametrize("level", ["exact", "coarse"])
+def test_chunks_are_decoded_to_where_they_are_wanted(store: ckstore.Store, kind: str, level: str) -> None:
+    lattice, content = ids(store, kind)
+    record = store.resolver.lattice(lattice)
+
+    def read(out: Any) -> Any:
+        if level == "exact":
+            return store.reader.bits(content, 0, keep=False, out=out)
+        return store.reader.values(record, 0, keep=False, out=out)
+
+    expected = read(None).copy()
+    out = np.full_like(expected, 77)
+    assert read(out) is out
+    np.testing.assert_array_equal(out, expected)
+    short = np.full(expected.size - 1, 77, expected.dtype)
+    with pytest.raises(IntegrityError):
+        read(short)
+    assert (short == 77).all()

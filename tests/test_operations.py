@@ -188,3 +188,19 @@ def test_python_calls_for_each_tensor(tmp_path: Path) -> None:
         assert slopes["ingest"] <= ingest, slopes
         assert slopes["checkout"] <= checkout, slopes
         assert slopes["state_dict"] <= state_dict, slopes
+
+
+def test_a_version_takes_the_place_of_its_parent_in_the_cache(tmp_path: Path) -> None:
+    with ckstore.init(tmp_path / "store") as store:
+        for seed in range(3):
+            path = checkpoint(tmp_path / "x.pt", 4, 1 << 19, seed)
+            store.ingest(path)
+        version, parent = ({content for _, content in store[number].document.objects} for number in (3, 2))
+        held = {identity for identity, _ in store.reader.cache._arrays}
+        assert version <= held
+        assert not parent & held
+        # Values and integers of the version; what was sampled of the run's first one.
+        assert store.reader.cache._bytes <= 2.6 * path.stat().st_size
+        decoded = store.reader.decoded_chunks
+        store.ingest(checkpoint(tmp_path / "x.pt", 4, 1 << 19, 3))
+        assert store.reader.decoded_chunks == decoded

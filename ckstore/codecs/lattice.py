@@ -160,17 +160,19 @@ class LinearLattice:
         kernels.linear_project(fixed(integers), self.step - base.step, fixed(rows), fixed(cols), self.width, start, out)
         return out
 
-    def values(self, integers: Integers, start: int) -> Bits:
-        """Bits of the lattice values of a chunk of integers that begins at element `start`."""
+    def values(self, integers: Integers, start: int, out: Bits | None = None) -> Bits:
+        """Bits of the lattice values of a chunk of integers that begins at element `start`; in `out` if given."""
         from ckstore.kernels import coarse as kernels
 
-        carrier = "float32" if self.dtype in SHORT else self.dtype
-        out = empty(integers.size, carrier)
-        kernels.linear_values(fixed(integers), self.step, *self._exponents, self.width, start, out)
-        bits = out.view(f"u{out.itemsize}")
-        if self.dtype not in SHORT:
-            return bits
-        return narrowed(bits, self.dtype)
+        is_short = self.dtype in SHORT
+        if out is None or is_short:
+            carrier = empty(integers.size, np.uint32 if is_short else _unsigned(self.dtype))
+        else:
+            _check_sizes(out, integers)
+            carrier = out
+        values = carrier.view(np.float32 if is_short else self.dtype)
+        kernels.linear_values(fixed(integers), self.step, *self._exponents, self.width, start, values)
+        return narrowed(carrier, self.dtype, out) if is_short else carrier
 
     def distance(self, bits: Bits, integers: Integers, start: int) -> tuple[float, int]:
         """Sum of squares of the difference between finite values and lattice values, and their number."""
@@ -346,14 +348,17 @@ def ordinal_difference(bits: Bits, predicted: Bits | None, dtype: str) -> Intege
     return out.view(signed)
 
 
-def ordinal_correct(predicted: Bits | None, residuals: Integers, dtype: str) -> Bits:
-    """The inverse of `ordinal_difference`."""
+def ordinal_correct(predicted: Bits | None, residuals: Integers, dtype: str, out: Bits | None = None) -> Bits:
+    """The inverse of `ordinal_difference`; in `out` if given."""
     _check_sizes(residuals, predicted)
+    _check_sizes(residuals, out)
     unsigned = residuals.view(f"u{residuals.itemsize}")
+    if out is None:
+        out = empty(unsigned.size, unsigned.dtype)
     if dtype not in FLOATS:
-        return unsigned if predicted is None else predicted + unsigned
+        np.add(_zeros(unsigned) if predicted is None else predicted, unsigned, out=out)
+        return out
     from ckstore.kernels import lattice as kernels
 
-    out = empty(unsigned.size, unsigned.dtype)
     kernels.ordinal_correct(_zeros(unsigned) if predicted is None else fixed(predicted), fixed(unsigned), out)
     return out

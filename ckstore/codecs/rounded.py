@@ -56,11 +56,12 @@ class RoundedLattice:
         )  # fmt: skip
         return out
 
-    def values(self, integers: Integers, start: int) -> Bits:
-        """Bits of the values in the middle of the integers' cells; near 0 they are +0."""
+    def values(self, integers: Integers, start: int, out: Bits | None = None) -> Bits:
+        """Bits of the values in the middle of the integers' cells; near 0 they are +0. In `out` if given."""
         from ckstore.kernels import coarse as kernels
 
-        out = empty(integers.size, "u4" if self.dtype == "float32" else "u2")
+        if out is None:
+            out = empty(integers.size, "u4" if self.dtype == "float32" else "u2")
         kernels.rounded_values(
             fixed(integers), self.shift, quarter_octave(self.dtype), self.level, fixed(self.rows), fixed(self.cols),
             self.width, start, largest_finite(self.dtype), out,

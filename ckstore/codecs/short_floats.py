@@ -25,10 +25,13 @@ def widened(bits: Bits, dtype: str) -> Words:
     return words
 
 
-def narrowed(words: Words, dtype: str) -> Bits:
-    """float16 or bfloat16 bits of finite float32 bits: to nearest, ties to even, at most the largest finite number."""
+def narrowed(words: Words, dtype: str, out: Bits | None = None) -> Bits:
+    """float16 or bfloat16 bits of finite float32 bits: to nearest, ties to even, at most the largest finite number.
+
+    In `out` if given.
+    """
     from ckstore.kernels import short_floats as kernels
 
-    bits = empty(words.size, np.uint16)
+    bits = empty(words.size, np.uint16) if out is None else out
     (kernels.to_bfloat16 if dtype == "bfloat16" else kernels.to_float16)(fixed(words), bits)
     return bits
