@@ -390,6 +390,7 @@ def test_old_payloads_decode(path):
 
 def test_there_are_old_payloads():
     assert len(list(PAYLOADS.glob("format-1-*.bin"))) >= 8
+    assert len(list(PAYLOADS.glob("format-2-planes_*.bin"))) == 4
 
 
 def noise(bits, size, dtype, seed=14):
