@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, BinaryIO
 
-from ckstore.collection import collection_paused
+from ckstore.collection import collection_seldom
 from ckstore.errors import ConflictError, IntegrityError, UsageError
 from ckstore.formats.directory import leads_out
 from ckstore.formats.skeleton import Checks, pieces
@@ -28,7 +28,7 @@ Progress = Callable[[int], None]
 Block = bytes | memoryview
 
 
-@collection_paused()
+@collection_seldom()
 def checkout(version: Version, target: Path, *, force: bool = False, progress: Progress | None = None) -> None:
     """Write a version's file or directory tree to `target`.
 

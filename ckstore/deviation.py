@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ckstore.codecs.lattice import Bits, LinearLattice, floats
+from ckstore.codecs.memory import fixed
 from ckstore.hashing import MemberHasher
 from ckstore.units import Unit
 
@@ -101,7 +102,7 @@ class Comparison:
         if lattice is not None:
             self._spread += weighted_squares(
                 floats(bits, self._unit.dtype), floats(decoded, self._unit.dtype),
-                lattice.step, lattice.rows, lattice.cols, lattice.width, self._position,
+                lattice.step, fixed(lattice.rows), fixed(lattice.cols), lattice.width, self._position,
             )  # fmt: skip
         self._position += bits.size
 

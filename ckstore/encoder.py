@@ -172,7 +172,9 @@ class ObjectEncoder:
             if self._keep:
                 for before in replaced:
                     self.reader.cache.drop((before, chunk))
-                self.reader.cache.put((content, chunk), bits)
+                own = empty(bits.size, bits.dtype)
+                own[...] = bits  # Which lie in memory that the next objects will be read into.
+                self.reader.cache.put((content, chunk), own)
         if estimate.lattice is not None:
             encoded.identity = lattice_id(estimate.lattice, unit.count, unit.chunk, digests)
             for chunk, integers in enumerate(kept):
@@ -390,6 +392,8 @@ class Sample:
         The sampled values.
     scale
         Elements of the object for each sampled one.
+    chunks
+        Chunks of the object.
     """
 
     chunk: int
@@ -397,25 +401,27 @@ class Sample:
     start: int
     bits: Bits
     scale: float
+    chunks: int
 
     @classmethod
     def of(cls, unit: Unit, read: ReadUnit) -> Sample:
         """The middle of the middle chunk of `unit`."""
-        chunk = -(-unit.count // unit.chunk) // 2
+        chunks = -(-unit.count // unit.chunk)
+        chunk = chunks // 2
         start = chunk * unit.chunk
         length = min(unit.chunk, unit.count - start)
         taken = min(length, SAMPLE, max(unit.count // _SAMPLED, _LEAST_SAMPLE))
         first = (length - taken) // 2
         bits = read(start + first, start + first + taken)
-        return cls(chunk, first, start + first, bits, unit.count / max(taken, 1))
+        return cls(chunk, first, start + first, bits, unit.count / max(taken, 1), chunks)
 
     def cut(self, chunk: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """The sampled elements of the same chunk of another object."""
         return chunk[self.first : self.first + self.bits.size]
 
     def nbytes(self, values: Integers, classes: npt.NDArray[np.uint8] | None = None) -> float:
-        """Estimated bytes of the whole object's payload when the sample's integers are these."""
-        return payload_bits(values, classes) / 8 * self.scale
+        """Estimated bytes of all the object's payloads when the sample's integers are these."""
+        return payload_bits(values, classes, times=self.scale, payloads=self.chunks) / 8
 
 
 def _residuals(

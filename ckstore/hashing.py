@@ -28,9 +28,10 @@ class StreamSha256:
     def __init__(self) -> None:
         self._sha = hashlib.sha256()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="ckstore-sha256")
-        self._pending: deque[Future[None]] = deque()
+        self._pending: deque[tuple[Future[None], int]] = deque()
         self._batch: list[bytes | memoryview] = []
         self._size = 0
+        self._unhashed = 0
 
     def __enter__(self) -> Self:
         return self
@@ -42,25 +43,33 @@ class StreamSha256:
         """Hash `block` after those that came before."""
         self._batch.append(block)
         self._size += len(block)
+        self._unhashed += 1
         if self._size >= _BATCH:
             self._submit()
-            self.wait(_PENDING)
+            while len(self._pending) > _PENDING:
+                self._finish_one()
 
-    def wait(self, pending: int) -> None:
-        """Wait until all blocks are hashed but for the last `pending` pieces of at least 1 MiB."""
-        while len(self._pending) > pending:
-            self._pending.popleft().result()
+    def wait(self, blocks: int) -> None:
+        """Wait until all blocks are hashed but for the last `blocks`."""
+        while self._unhashed > blocks:
+            if not self._pending:
+                self._submit()
+            self._finish_one()
 
     def hexdigest(self) -> str:
         """The digest of all blocks so far."""
-        self._submit()
         self.wait(0)
         return self._sha.hexdigest()
 
     def _submit(self) -> None:
         if self._batch:
-            self._pending.append(self._pool.submit(self._hash, self._batch))
+            self._pending.append((self._pool.submit(self._hash, self._batch), len(self._batch)))
             self._batch, self._size = [], 0
+
+    def _finish_one(self) -> None:
+        future, blocks = self._pending.popleft()
+        future.result()
+        self._unhashed -= blocks
 
     def _hash(self, blocks: list[bytes | memoryview]) -> None:
         for block in blocks:

@@ -263,7 +263,8 @@ class Ingest:
             for file in scanned.files:
                 file.source.check_unchanged()
             scanned.held.clear()
-            return self._commit(number, scanned, request, known, writer, progress, trial, found)
+            with self.resolver.under_way() as hold:
+                return self._commit(number, scanned, request, known, writer, hold, progress, trial, found)
 
     def _encoded(
         self,
@@ -319,6 +320,7 @@ class Ingest:
         request: Request,
         known: dict[str, Stored],
         writer: ObjectWriter,
+        hold: Callable[[Iterable[Record]], None],
         progress: Callable[[int], None] | None,
         trial: _Trial | None,
         found: Mapping[str, float],
@@ -337,7 +339,7 @@ class Ingest:
         facts: dict[str, Any] = {}
         for file in scanned.files:
             facts |= {name: value for name, value in file.layout.facts.items() if name in ("step", "epoch")}
-        self.resolver.add(writer.records)
+        hold(writer.records)
         standing = None
         if request.replace and request.step is not None:
             standing = self.catalog.at_step(request.run, request.step)
@@ -369,7 +371,7 @@ class Ingest:
         )
         try:
             packs, entry = writer.finish(document, blobs, trial=trial is not None)
-            self.resolver.add(writer.placed(packs))
+            hold(writer.placed(packs))
             row = version_row(document, packs, entry)
             if trial is not None:
                 with self._uncommitted(row, writer.placed(packs)) as version:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from threading import RLock
 from typing import Any
@@ -58,6 +59,7 @@ class CatalogResolver:
         self._lock = RLock()
         self._lattices: dict[str, LatticeRecord] = {}
         self._contents: dict[str, ContentRecord | None] = {}
+        self._under_way: dict[object, list[Record]] = {}
         self._generation = 0
         self._collected = catalog.collected()
         self._manifests: OrderedDict[str, Manifest] = OrderedDict()
@@ -122,12 +124,30 @@ class CatalogResolver:
                 else:
                     self._contents[record.id] = record
 
+    @contextmanager
+    def under_way(self) -> Iterator[Callable[[Iterable[Record]], None]]:
+        """Gives a function like `add`; the records last given to it stay known within, whoever forgets the others."""
+        token = object()
+
+        def hold(records: Iterable[Record]) -> None:
+            with self._lock:
+                held = self._under_way[token] = list(records)
+                self.add(held)
+
+        try:
+            yield hold
+        finally:
+            with self._lock:
+                self._under_way.pop(token, None)
+
     def forget(self) -> None:
-        """Drop everything remembered, because the catalog may have changed."""
+        """Drop everything remembered, because the catalog may have changed; not what is under way."""
         with self._lock:
             self._lattices.clear()
             self._contents.clear()
             self._generation += 1
+            for records in self._under_way.values():
+                self.add(records)
 
     def notice_collection(self) -> None:
         """Drop what is remembered where `gc` has moved objects since; files of removed packs are closed."""

@@ -335,7 +335,7 @@ class Reading:
             target = yield from held.target(*self._places[number, extent, member.first])
         with StreamSha256() as sha:
             for index, start in enumerate(range(0, layout.size, BLOCK)):
-                sha.wait(_BLOCKS - 2)  # Nothing waits any more for what this block's memory held.
+                sha.wait(_BLOCKS - 1)  # Nothing waits any more for what this block's memory held.
                 view = self._blocks[index % _BLOCKS].data[: min(BLOCK, layout.size - start)]
                 file.source.read_into(start, view)
                 sha.update(view)
@@ -411,6 +411,8 @@ class _Held:
         if buffer is None and number not in self._late:
             unit = self._version.units[number]
             nbytes = unit.nbytes
+            if self._filled and self._filled + nbytes > WINDOW:
+                yield from self._close()
             if len(unit.members) > 1:
                 if self._waiting + nbytes > WINDOW:
                     self._late[number] = None
@@ -418,8 +420,6 @@ class _Held:
                 self._waiting += nbytes
                 buffer = np.empty(nbytes, np.uint8)
             else:
-                if self._filled and self._filled + nbytes > WINDOW:
-                    yield from self._close()
                 if self._used + nbytes <= WINDOW:
                     buffer = self._arenas[0][self._used : self._used + nbytes]
                     self._used += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
@@ -436,6 +436,7 @@ class _Held:
         unit = self._version.units[number]
         if len(unit.members) > 1:
             self._waiting -= unit.nbytes
+        buffer.flags.writeable = False
         self._version.held[unit.members[0]] = buffer.view(f"u{ITEM_SIZES[unit.dtype]}")
         self._window.append(number)
         self._filled += unit.nbytes

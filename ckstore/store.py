@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from ckstore.collection import collection_paused
+from ckstore.collection import collection_seldom
 from ckstore.errors import InputError, UsageError
 from ckstore.policy import QUALITY, Fidelity, Policy, Scheme
 from ckstore.storage.catalog import Catalog, VersionRow
@@ -346,7 +346,7 @@ class Store:
             second moments, or the elements' magnitude.
         progress
             Called with numbers of bytes that were read, coded or, with `verify`, decoded; they add up to at most twice
-            the size, three times with `verify`.
+            the size, three times with `verify`. By several threads, one after the other.
 
         Raises
         ------
@@ -376,7 +376,7 @@ class Store:
             policy = replaced(policy, fidelity="coarse")
         check_request(run, step, metrics or {})
         # An evaluation is the caller's code, and may leave garbage behind.
-        with nullcontext() if tuning is not None else collection_paused():
+        with nullcontext() if tuning is not None else collection_seldom():
             if isinstance(source, str | os.PathLike):
                 path = Path(source)
                 if path.is_dir():

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from ckstore.codecs.lattice import PARTS, Bits
-from ckstore.collection import collection_paused
+from ckstore.collection import collection_seldom
 from ckstore.documents import LayoutDocument, VersionDocument
 from ckstore.errors import CkstoreError, IntegrityError, NotFoundError, UsageError
 from ckstore.formats.layout import ITEM_SIZES, FileLayout, Path, Tensor
@@ -102,7 +102,7 @@ class Version:
         return self.store.resolver.document(self.row)
 
     @cached_property
-    @collection_paused()
+    @collection_seldom()
     def layout(self) -> LayoutDocument:
         """How its files are cut."""
         layout = LayoutDocument.decode(self.store.resolver.blob(self.document.layout, self.row.pack))
@@ -289,7 +289,7 @@ class Version:
 
         return parse(CompositeSource(self.skeleton(file), extents, layout.size, read), self.document.files[file].path)
 
-    @collection_paused()
+    @collection_seldom()
     def state_dict(self) -> Any:
         """The version as nested containers of torch tensors; needs torch.
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import tracemalloc
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -104,3 +105,16 @@ def test_what_cannot_be_stored_is_named(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="at model/hook"):
             store.ingest({"model": {"hook": object()}})
         assert store.versions() == []
+
+
+def test_copies_of_what_is_not_in_order_do_not_pile_up() -> None:
+    """A transposed array is copied to be read, and the copy goes with its last byte."""
+    state = {str(number): np.full((500, 600), float(number), np.float32).T for number in range(20)}
+    scanned = scan_state_dict(state)
+    block = memoryview(bytearray(1 << 18))
+    tracemalloc.start()
+    for offset in range(0, scanned.size - len(block), len(block)):
+        scanned.files[0].source.read_into(offset, block)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 4 * state["0"].nbytes

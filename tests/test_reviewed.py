@@ -210,3 +210,58 @@ def test_what_a_codebook_keeps_aside_counts(tmp_path: Path) -> None:
         record = store.resolver.lattice(version.document.objects[0][0])
         assert said["codebook"] == 1
         assert said["coarse_bytes"] == record.length + sum(record.asides) > record.length
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+@pytest.mark.parametrize("packs", [1, 2])
+def test_a_pack_that_was_named_but_not_synced_is_taken_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException], packs: int
+) -> None:
+    """`recover` would take it for a version's."""
+    from ckstore.storage import durable
+
+    path = tmp_path / "store"
+    with ckstore.init(path) as store:
+        store.ingest({"w": draw(300, 300)}, step=0)
+        before = set((path / "packs").iterdir())
+        sync = durable.sync_directory
+        calls: list[Path] = []
+
+        def failing(directory: Path) -> None:
+            calls.append(directory)
+            if len(calls) == packs:
+                raise error
+            sync(directory)
+
+        monkeypatch.setattr(durable, "sync_directory", failing)
+        with pytest.raises(error):
+            store.ingest({"w": draw(300, 300, seed=1)}, step=1)
+        assert set((path / "packs").iterdir()) == before
+        monkeypatch.setattr(durable, "sync_directory", sync)
+    assert recover(path).problems == []
+    with ckstore.open(path) as store:
+        assert len(store.versions()) == 1
+        store.ingest({"w": draw(300, 300, seed=1)}, step=1)
+
+
+def test_a_lease_ends_although_its_end_is_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`gc` in the same process would wait for it."""
+    with ckstore.init(tmp_path / "store") as store:
+        for step in range(2):
+            store.ingest({"w": draw(300, 300, seed=step)}, step=step)
+        connection = store.catalog._connection
+        execute = connection.execute
+
+        def interrupted(statement: str, *arguments: Any) -> Any:
+            if statement.startswith("DELETE FROM leases"):
+                monkeypatch.setattr(connection, "execute", execute)
+                raise KeyboardInterrupt
+            return execute(statement, *arguments)
+
+        monkeypatch.setattr(connection, "execute", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            store.ingest({"w": draw(300, 300, seed=7)}, step=7)
+        assert store.catalog.leases() == []
+        store.forget([1])
+        store.gc(grace=0)
+        assert store.verify().problems == []

@@ -64,14 +64,19 @@ def test_each_object_comes_once_with_its_values(window: int, monkeypatch: pytest
     assert (in_memory == set(seen)) == (window > 1 << 12)
 
 
-@pytest.mark.parametrize("window", [1 << 12, 1 << 17, 32 << 20])
-def test_versions_come_back_whatever_is_held(tmp_path: Path, window: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("block", [1 << 10, 1 << 18, 4 << 20])
+@pytest.mark.parametrize("window", [1 << 12, 1 << 17, 1 << 19, 32 << 20])
+def test_versions_come_back_whatever_is_held(
+    tmp_path: Path, window: int, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(scan, "WINDOW", window)
+    monkeypatch.setattr(scan, "BLOCK", block)
     with ckstore.init(tmp_path / "store") as store:
         for seed in range(3):
             path = tmp_path / f"{seed}.pt"
             torch.save(state(seed), path)
             store.ingest(path)
+    with ckstore.open(tmp_path / "store", "r") as store:
         for seed in range(3):
             store[seed + 1].checkout(tmp_path / "out.pt", force=True)
             assert sha256(tmp_path / "out.pt") == sha256(tmp_path / f"{seed}.pt")
@@ -101,3 +106,23 @@ def test_a_tensor_that_is_called_like_a_part_of_another(tmp_path: Path) -> None:
         store.ingest(tmp_path / "0.pt")
         store[1].checkout(tmp_path / "out.pt")
     assert sha256(tmp_path / "out.pt") == sha256(tmp_path / "0.pt")
+
+
+def test_memory_does_not_grow_with_the_number_of_small_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bundles, of which a window holds some."""
+    monkeypatch.setattr(scan, "WINDOW", 16 << 20)
+    scanned = scan_state_dict({f"{i:04}.lora": torch.full((12_000,), float(i)) for i in range(2000)})
+    seen = []
+    for numbers in scan.held_windows(scanned):
+        assert sum(scanned.units[number].nbytes for number in numbers) <= 16 << 20
+        assert sum(values.nbytes for values in scanned.held.values()) <= 48 << 20
+        seen += numbers
+    assert sorted(seen) == list(range(len(scanned.units)))
+    assert all(len(unit.members) > 1 for unit in scanned.units)
+
+
+def test_what_is_read_of_a_version_cannot_be_written_to() -> None:
+    scanned = scan_state_dict(state())
+    for numbers in scan.held_windows(scanned):
+        for number in numbers:
+            assert not scanned.read(scanned.units[number], 0, 5).flags.writeable

@@ -22,6 +22,9 @@ VERBS = (
     "gc", "rebase", "recover", "completion",
 )  # fmt: skip
 
+#: Verbs that code versions; the others read, if anything.
+_STORING = ("ingest", "thin", "rebase")
+
 #: Exit codes that the command line gives without an error of the library.
 _USAGE = 2
 _INTERRUPTED = 130
@@ -92,6 +95,8 @@ def program(ctx: click.Context, store: str | None) -> None:
     """
     if "NO_COLOR" in os.environ:
         ctx.color = False
+    stores = ctx.invoked_subcommand in _STORING
+    compiling.tell(lambda message: click.echo(f"ckstore: {message}", err=True), reads=not stores)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
@@ -106,7 +111,6 @@ def run(arguments: Sequence[str] | None = None) -> int:
         # Names of files and tensors need not be printable in the terminal's encoding.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
-    compiling.tell(lambda message: click.echo(f"ckstore: {message}", err=True))
     try:
         code = _guarded(arguments)
         sys.stdout.flush()

@@ -107,7 +107,7 @@ def make_plan(values: Array, classes: Array | None) -> Plan:
     check_arrays(values, classes)
     room = _workspace(values.size)
     signed = fixed(values.view(f"i{values.itemsize}"))
-    coded, number = (signed, _one_group(signed.size, room)) if classes is None else _sorted(signed, classes, room)
+    coded, number = (signed, _one_group(signed.size, room)) if classes is None else sort_elements(signed, classes, room)
     groups = room.groups
     octaves = entropy_survey.survey_groups(coded, groups, number, room.wide)
     shared = (
@@ -140,7 +140,7 @@ def _one_group(size: int, room: Workspace) -> int:
     return int(size > 0)
 
 
-def _sorted(signed: Array, classes: Array, room: Workspace) -> tuple[Array, int]:
+def sort_elements(signed: Array, classes: Array, room: Workspace) -> tuple[Array, int]:
     """The elements sorted by class, and the number of groups that they make."""
     from ckstore.kernels import entropy_order
 

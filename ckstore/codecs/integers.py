@@ -66,7 +66,7 @@ def encode_integers(values: Array, classes: Array | None = None) -> bytes:
         whole = crc32c(head + directory, crc32c(start, check))
         return b"".join((start, whole.to_bytes(4, "little"), head, directory))
 
-    parts = _write_streams(plan, stream_room)
+    parts = write_streams(plan, stream_room)
     sizes = [len(directory), *(part.size for part in parts[:3])]
     if planed:
         parts.insert(0, plan.planes)
@@ -93,7 +93,7 @@ def decode_integers(payload: bytes | bytearray | memoryview, out: Array, classes
     Raises
     ------
     IntegrityError
-        If the payload is damaged, does not fit `out`, or was encoded with other classes.
+        If the payload is damaged, does not fit `out`, or was encoded with other classes; `out` may hold anything then.
     UsageError
         If the arrays' dtype or shape is none that could be right.
     """
@@ -218,7 +218,8 @@ def _read_elements(header: Header, view: memoryview, room: _Room, coded: Array) 
         room.runs,
         room.values,
         room.work,
-        coded,
+        coded.view(np.uint8),
+        coded.itemsize,
     ):
         raise IntegrityError(DAMAGED)
     return number
@@ -230,13 +231,27 @@ def entropy_bits(values: Array, classes: Array | None = None) -> float:
     return float(plan.room.costs[: plan.number, 1].sum())
 
 
-def payload_bits(values: Array, classes: Array | None = None) -> float:
-    """Estimated size in bits of the payload, from histograms alone; for a planner that weighs samples."""
+def payload_bits(values: Array, classes: Array | None = None, *, times: float = 1.0, payloads: int = 1) -> float:
+    """Estimated size in bits, from histograms alone; for a planner that weighs samples.
+
+    Parameters
+    ----------
+    values, classes
+        As for `encode_integers`.
+    times, payloads
+        What is estimated: `payloads` payloads that hold `times` as many such integers altogether. Tables are larger
+        in a payload of more integers, which have more symbols, but not by as much: by the root of that, as measured.
+    """
+    from ckstore.kernels.entropy_directory import ADAPTIVE, KIND
     from ckstore.kernels.entropy_plan import measure
 
     plan = make_plan(values, classes)
+    groups, costs = plan.room.groups[: plan.number], plan.room.costs[: plan.number]
     _, stream_bits, _ = measure(plan.room.groups, plan.number)
-    return float(plan.room.costs[: plan.number, 0].sum()) + 8.0 * (36 if stream_bits or plan.planes.size else 16)
+    growing = stream_bits + 8.0 * plan.planes.size + costs[groups[:, KIND] == ADAPTIVE, 1].sum()
+    header = 8.0 * (36 if stream_bits or plan.planes.size else 16)
+    tables = costs[:, 0].sum() - growing
+    return float(times * growing + (times * payloads) ** 0.5 * tables + payloads * header)
 
 
 def count_integers(payload: bytes | bytearray | memoryview) -> tuple[int, int]:
@@ -254,19 +269,20 @@ def _narrowed(coded: Array, width: int) -> Array:
     return narrow
 
 
-def _write_streams(plan: Plan, room: int) -> list[Array]:
+def write_streams(plan: Plan, room: int) -> list[Array]:
     """The four streams, the last one with the payload's padding behind it."""
-    from ckstore.kernels.entropy_write import write_streams
+    from ckstore.kernels import entropy_write
 
     held = plan.room
     buffer = scratch("entropy-streams", 4 * room, np.uint8)
-    write_streams(
+    entropy_write.write_streams(
         held.groups, plan.number, held.rows, held.lengths, held.numbers, held.wide, held.runs, held.values, held.joints,
         held.words, buffer, room, held.ends,
     )  # fmt: skip
     ends = held.ends.tolist()
     buffer[ends[3] : ends[3] + PADDING] = 0
     ends[3] += PADDING
+    assert all(end <= (stream + 1) * room for stream, end in enumerate(ends)), "`measure` makes room for all"
     return [buffer[stream * room : end] for stream, end in enumerate(ends)]
 
 
@@ -283,4 +299,6 @@ def _write_directory(plan: Plan, grouped: bool, room: int) -> bytes:
         held.coder, buffer, held.odds, grouped, plan.planes.size > 0, plan.coded.size, held.groups, held.rows,
         held.lengths, held.few_runs, held.few_values,
     )  # fmt: skip
-    return buffer[: finish_writing(held.coder, buffer)].tobytes()
+    size = finish_writing(held.coder, buffer)
+    assert size <= room, "`measure` makes room for all"
+    return buffer[:size].tobytes()

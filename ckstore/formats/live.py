@@ -345,8 +345,12 @@ def _c_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _tensor_reader(tensor: Any, span: tuple[int, int] | None, torch: Any) -> _Read:
-    """Reads the bytes [low, high) of a tensor's storage, or its elements in C order."""
+    """Reads the bytes [low, high) of a tensor's storage, or its elements in C order.
+
+    Where that takes a copy, it is made with the first byte that is asked for and goes with the last.
+    """
     views: list[Any] = []
+    size = tensor.numel() * tensor.element_size() if span is None else span[1] - span[0]
 
     def read(offset: int, nbytes: int) -> memoryview:
         if not views:
@@ -354,12 +358,16 @@ def _tensor_reader(tensor: Any, span: tuple[int, int] | None, torch: Any) -> _Re
             everything = torch.empty(0, dtype=torch.uint8, device=value.device).set_(value.untyped_storage())
             start = span[0] if span is not None else value.storage_offset() * value.element_size()
             views.append(everything[start:])
-        return memoryview(views[0][offset : offset + nbytes].cpu().numpy())
+        view = memoryview(views[0][offset : offset + nbytes].cpu().numpy())
+        if offset + nbytes >= size:
+            views.clear()
+        return view
 
     return read
 
 
 def _array_reader(array: Any, numpy: Any) -> _Read:
+    """The same for an array: its elements, little-endian and in C order."""
     views: list[Any] = []
 
     def read(offset: int, nbytes: int) -> memoryview:
@@ -367,6 +375,8 @@ def _array_reader(array: Any, numpy: Any) -> _Read:
             little = array.astype(array.dtype.newbyteorder("<"), copy=False)
             views.append(memoryview(numpy.ascontiguousarray(little).reshape(-1).view(numpy.uint8)))
         view: memoryview = views[0][offset : offset + nbytes]
+        if offset + nbytes >= array.nbytes:
+            views.clear()
         return view
 
     return read

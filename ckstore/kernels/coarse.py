@@ -9,15 +9,28 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from ckstore.kernels.lattice import MAX_INTEGER, _exponent_range, _power_table
-
-_OPTIONS = {"nogil": True, "cache": True, "error_model": "numpy"}
+from ckstore.kernels.compiled import kernel
+from ckstore.kernels.entropy_words import int64
+from ckstore.kernels.float_bits import power_of_two
+from ckstore.kernels.lattice import MAX_INTEGER
 
 #: Largest magnitude of a rounded ordinal's integer.
 MAX_ROUNDED = 1 << 24
 
 
-@njit(**_OPTIONS)
+@njit(inline="always")
+def _highest_exponent(step: int, rows: np.ndarray, cols: np.ndarray) -> int:
+    """The largest exponent of any element's step."""
+    row = int64(rows[0]) if rows.size else int64(0)
+    for exponent in rows:
+        row = max(row, int64(exponent))
+    col = int64(cols[0]) if cols.size else int64(0)
+    for exponent in cols:
+        col = max(col, int64(exponent))
+    return step + row + col
+
+
+@kernel
 def linear_values(
     integers: np.ndarray, step: int, rows: np.ndarray, cols: np.ndarray, width: int, start: int, out: np.ndarray
 ) -> None:
@@ -25,40 +38,34 @@ def linear_values(
 
     What would overflow is the largest number: a mask that is filled with it must not come back infinite.
     """
-    lowest, highest = _exponent_range(step, rows, cols)
-    powers = _power_table(lowest, highest)
     if rows.size == 0 and cols.size == 0:
-        for k in range(integers.size):
-            out[k] = np.float64(integers[k]) * powers[0]
-    else:
-        row = start // width
-        col = start - row * width
-        k = 0
-        while k < integers.size:
-            stop = min(integers.size, k + width - col)
-            exponent = step - lowest
-            if rows.size:
-                exponent += rows[row]
-            part = integers[k:stop]
-            target = out[k:stop]
-            if cols.size:
-                across = cols[col : col + stop - k]
-                for i in range(part.size):
-                    target[i] = np.float64(part[i]) * powers[np.uint64(exponent + across[i])]
-            else:
-                power = powers[exponent]
-                for i in range(part.size):
-                    target[i] = np.float64(part[i]) * power
-            k = stop
-            col = 0
-            row += 1
+        width, start = max(integers.size, 1), 0
+    row = start // width
+    col = start - row * width
+    k = 0
+    while k < integers.size:
+        stop = min(integers.size, k + width - col)
+        exponent = step
+        if rows.size:
+            exponent += rows[row]
+        if cols.size:
+            first = np.uint64(k - col)
+            for i in range(np.uint64(k), np.uint64(stop)):
+                out[i] = np.float64(integers[i]) * power_of_two(exponent + cols[i - first])
+        else:
+            power = power_of_two(exponent)
+            for i in range(np.uint64(k), np.uint64(stop)):
+                out[i] = np.float64(integers[i]) * power
+        k = stop
+        col = 0
+        row += 1
     largest = 3.4028234663852886e38 if out.itemsize == 4 else 1.7976931348623157e308
-    if powers[-1] * MAX_INTEGER > largest:
+    if power_of_two(_highest_exponent(step, rows, cols)) * MAX_INTEGER > largest:
         for k in range(out.size):
             out[k] = min(max(np.float64(out[k]), -largest), largest)
 
 
-@njit(**_OPTIONS)
+@kernel
 def _order(bits: np.uint64, sign: np.uint64) -> np.int64:
     """The order-preserving integer of float bits, as int64: negative for negative numbers, 0 for both zeros."""
     magnitude = np.int64(bits & (sign - np.uint64(1)))
@@ -70,7 +77,7 @@ def _rounded(integer: np.int64) -> np.int32:
     return np.int32(min(max(integer, -np.int64(MAX_ROUNDED)), np.int64(MAX_ROUNDED)))
 
 
-@njit(**_OPTIONS)
+@kernel
 def rounded_quantise(
     bits: np.ndarray,
     shift: int,
@@ -116,7 +123,7 @@ def _bits_of_order(order: np.int64, reach: np.int64, largest: np.int64, sign: np
     return bits if abs(order) > reach else np.int64(0)
 
 
-@njit(**_OPTIONS)
+@kernel
 def rounded_values(
     integers: np.ndarray,
     shift: int,
@@ -160,7 +167,7 @@ def rounded_values(
         row += 1
 
 
-@njit(**_OPTIONS)
+@kernel
 def deviation(values: np.ndarray, others: np.ndarray) -> tuple[float, float, float, int]:
     """Of two float arrays: the largest difference, the sum of its squares, the sum of the first one's, how many count.
 
@@ -181,7 +188,7 @@ def deviation(values: np.ndarray, others: np.ndarray) -> tuple[float, float, flo
     return largest, squares, total, finite
 
 
-@njit(**_OPTIONS)
+@kernel
 def order_sums(
     bits: np.ndarray, width: int, ceiling: int, rows: np.ndarray, cols: np.ndarray, counts: np.ndarray
 ) -> None:
@@ -211,7 +218,7 @@ def order_sums(
             row += 1
 
 
-@njit(**_OPTIONS)
+@kernel
 def value_sums(values: np.ndarray, squared: bool, width: int, rows: np.ndarray, cols: np.ndarray) -> None:
     """Add the finite values of an array, or their squares, cut into rows of `width`, to sums by row and by column."""
     row = 0
@@ -230,7 +237,7 @@ def value_sums(values: np.ndarray, squared: bool, width: int, rows: np.ndarray, 
         row += 1
 
 
-@njit(**_OPTIONS)
+@kernel
 def weighted_squares(
     values: np.ndarray,
     others: np.ndarray,
@@ -241,18 +248,16 @@ def weighted_squares(
     start: int,
 ) -> float:
     """Sum of squared differences of finite values in units of ``2 ** (step + rows[i] + cols[j])``."""
-    lowest, highest = _exponent_range(step, rows, cols)
-    inverses = _power_table(-highest, -lowest)
     total = 0.0
     row = start // width
     col = start - row * width
     for k in range(values.size):
-        exponent = highest - step
+        exponent = -step
         if rows.size:
             exponent -= rows[row]
         if cols.size:
             exponent -= cols[col]
-        difference = (np.float64(values[k]) - np.float64(others[k])) * inverses[exponent]
+        difference = (np.float64(values[k]) - np.float64(others[k])) * power_of_two(exponent)
         if abs(difference) <= 1e150:
             total += difference * difference
         col += 1
@@ -262,7 +267,7 @@ def weighted_squares(
     return total
 
 
-@njit(**_OPTIONS)
+@kernel
 def linear_dithered(
     values: np.ndarray, step: int, rows: np.ndarray, cols: np.ndarray, width: int, start: int, out: np.ndarray
 ) -> None:
@@ -271,12 +276,10 @@ def linear_dithered(
     Thresholds are spread evenly by a hash of the position (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number
     Generators", 2014): what is rounded up and down evens out, wherever the values lie between lattice values.
     """
-    lowest, highest = _exponent_range(step, rows, cols)
-    inverses = _power_table(-highest, -lowest)
     row = start // width
     col = start - row * width
     for k in range(values.size):
-        exponent = highest - step
+        exponent = -step
         if rows.size:
             exponent -= rows[row]
         if cols.size:
@@ -285,7 +288,7 @@ def linear_dithered(
         bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         threshold = np.float64((bits ^ (bits >> np.uint64(31))) >> np.uint64(11)) * 1.1102230246251565e-16
-        scaled = np.floor(np.float64(values[k]) * inverses[exponent] + threshold)
+        scaled = np.floor(np.float64(values[k]) * power_of_two(exponent) + threshold)
         out[k] = np.int32(min(max(scaled, -16777216.0), 16777216.0))
         col += 1
         if col == width:
@@ -293,25 +296,23 @@ def linear_dithered(
             row += 1
 
 
-@njit(**_OPTIONS)
+@kernel
 def concentration(values: np.ndarray, step: int, rows: np.ndarray, cols: np.ndarray, width: int, start: int) -> float:
     """How far finite values lie near lattice values: the mean cosine of their distance, 0 where they lie anywhere.
 
     Values that are lattice values count for nothing.
     """
-    lowest, highest = _exponent_range(step, rows, cols)
-    inverses = _power_table(-highest, -lowest)
     total = 0.0
     count = 0
     row = start // width
     col = start - row * width
     for k in range(values.size):
-        exponent = highest - step
+        exponent = -step
         if rows.size:
             exponent -= rows[row]
         if cols.size:
             exponent -= cols[col]
-        scaled = np.float64(values[k]) * inverses[exponent]
+        scaled = np.float64(values[k]) * power_of_two(exponent)
         rest = scaled - np.rint(scaled)
         if rest != 0.0:
             total += np.cos(6.283185307179586 * rest)

@@ -10,9 +10,8 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from ckstore.kernels.compiled import kernel
 from ckstore.kernels.entropy_words import int64
-
-_OPTIONS = {"nogil": True, "cache": True, "error_model": "numpy"}
 
 #: A histogram's bin is a word without this many low bits: sign, exponent and six bits of the mantissa are left.
 BIN_SHIFT = 17
@@ -27,7 +26,7 @@ BUCKETS = 512
 NOT_A_NUMBER = 0x7FC00000
 
 
-@njit(**_OPTIONS)
+@kernel
 def _first_cells(midpoints: np.ndarray) -> np.ndarray:
     """For each bin (uint8, by the leading bits of a word) the cell of its lowest value; subnormals count as 0."""
     words = np.arange(BINS).astype(np.uint32) << np.uint32(BIN_SHIFT)
@@ -47,7 +46,7 @@ def _first_cells(midpoints: np.ndarray) -> np.ndarray:
     return cells
 
 
-@njit(**_OPTIONS)
+@kernel
 def nearest(words: np.ndarray, midpoints: np.ndarray, zero: int, out: np.ndarray) -> None:
     """Index of each value among the cells that `midpoints` bound: how many of these lie below the value.
 
@@ -68,7 +67,7 @@ def nearest(words: np.ndarray, midpoints: np.ndarray, zero: int, out: np.ndarray
         out[k] = np.uint8(index)
 
 
-@njit(**_OPTIONS)
+@kernel
 def add(base: np.ndarray, indices: np.ndarray, centroids: np.ndarray, out: np.ndarray) -> None:
     """Words of ``base + centroids[indices]``: one float32 addition, rounded once.
 
@@ -86,7 +85,7 @@ def add(base: np.ndarray, indices: np.ndarray, centroids: np.ndarray, out: np.nd
         floats[k] = np.float32(total) if abs(total) >= 1.1754943508222875e-38 else np.float32(0.0)
 
 
-@njit(**_OPTIONS)
+@kernel
 def difference(words: np.ndarray, base: np.ndarray, out: np.ndarray) -> None:
     """Words of ``value - base``, with the rules of `add`; NaN where the value is not finite."""
     values = words.view(np.float32)
@@ -103,7 +102,7 @@ def difference(words: np.ndarray, base: np.ndarray, out: np.ndarray) -> None:
             out[k] = NOT_A_NUMBER
 
 
-@njit(**_OPTIONS)
+@kernel
 def bucket_statistics(words: np.ndarray, counts: np.ndarray, sums: np.ndarray) -> None:
     """Add each normal value to the count (int64) and the sum (float64) of its sign and exponent field."""
     floats = words.view(np.float32)
@@ -115,7 +114,7 @@ def bucket_statistics(words: np.ndarray, counts: np.ndarray, sums: np.ndarray) -
             sums[bucket] += np.float64(floats[k])
 
 
-@njit(**_OPTIONS)
+@kernel
 def bucket_indices(words: np.ndarray, table: np.ndarray, out: np.ndarray) -> None:
     """The entry of `table` (512, uint8) for the sign and exponent field of each value."""
     for k in range(words.size):
@@ -134,7 +133,7 @@ def _rank(word: int, rank: int) -> int:
     return level
 
 
-@njit(**_OPTIONS)
+@kernel
 def rank_counts(words: np.ndarray, ranks: np.ndarray, counts: np.ndarray) -> None:
     """Add the finite values to the counts (16,384, int64) of the bins of their ranks."""
     for k in range(words.size):
@@ -143,7 +142,7 @@ def rank_counts(words: np.ndarray, ranks: np.ndarray, counts: np.ndarray) -> Non
             counts[level] += 1
 
 
-@njit(**_OPTIONS)
+@kernel
 def level_counts(words: np.ndarray, ranks: np.ndarray, low: int, high: int, counts: np.ndarray) -> None:
     """Add the normal values whose ranks lie in the bins from `low` up to `high` to the counts (32,768, int64)."""
     for k in range(words.size):
@@ -153,7 +152,7 @@ def level_counts(words: np.ndarray, ranks: np.ndarray, low: int, high: int, coun
             counts[words[k] >> np.uint32(BIN_SHIFT)] += 1
 
 
-@njit(**_OPTIONS)
+@kernel
 def split_indices(
     words: np.ndarray, ranks: np.ndarray, low: int, high: int, zero: int, aside: int, out: np.ndarray
 ) -> None:

@@ -10,7 +10,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from ckstore.kernels.entropy_words import Array, Word
+from ckstore.kernels.entropy_words import Array, Word, spliced, uint64
 
 _structure: Callable[[Any], Any] = cgutils.create_struct_proxy
 
@@ -49,5 +49,18 @@ def _storer(bits: int) -> Callable[[Array, Word, Word], None]:
 load_2, load_4 = _loader(16), _loader(32)
 """The little-endian unsigned integer of two or four bytes at a byte of a uint8 array; the caller checks the bounds."""
 
-store_2, store_4 = _storer(16), _storer(32)
-"""Write the low two or four bytes of a word at a byte of a uint8 array; the caller checks the bounds."""
+store_1, store_2, store_4, store_8 = _storer(8), _storer(16), _storer(32), _storer(64)
+"""Write the low one to eight bytes of a word at a byte of a uint8 array; the caller checks the bounds."""
+
+
+@spliced
+def store_element(coded: Array, size: int, at: Word, value: Word) -> None:
+    """Write element `at`, of `size` bytes, of integers of any width that are given as a uint8 array."""
+    if size == 1:
+        store_1(coded, at, value)
+    elif size == 2:
+        store_2(coded, at << uint64(1), value)
+    elif size == 4:
+        store_4(coded, at << uint64(2), value)
+    else:
+        store_8(coded, at << uint64(3), value)

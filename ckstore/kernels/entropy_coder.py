@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ckstore.kernels.entropy_words import Array, Word, inlined, inner, int64, kernel, uint64
+from ckstore.kernels.compiled import kernel
+from ckstore.kernels.entropy_words import Array, Word, inlined, inner, int64, uint64
 
 LOW, HIGH, CODE, POSITION, MODE = range(5)
 """Entries of a coder's state (int64)."""

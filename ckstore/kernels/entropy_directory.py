@@ -6,6 +6,7 @@ but the four streams goes through one adaptive binary coder. As there, the same 
 
 from __future__ import annotations
 
+from ckstore.kernels.compiled import kernel
 from ckstore.kernels.entropy_coder import (
     CODE,
     HIGH,
@@ -22,7 +23,7 @@ from ckstore.kernels.entropy_coder import (
 )
 from ckstore.kernels.entropy_layout import SYMBOLS, WIDEST_FLOOR
 from ckstore.kernels.entropy_lengths import LONGEST
-from ckstore.kernels.entropy_words import Array, Word, bit_length, inner, int64, kernel, spliced, uint64
+from ckstore.kernels.entropy_words import Array, Word, bit_length, inner, int64, spliced, uint64
 
 CLASS, START, COUNT, KIND, PAIRS, FIRST_PAIR, SYMBOL_COUNT, RUN_SYMBOLS, SINGLE, CONSTANT, PLANE = range(11)
 """Columns of the table of groups (int64). PLANE: bytes of each element that lie in a plane (0, 1, 2 or 4)."""

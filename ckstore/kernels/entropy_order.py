@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from ckstore.kernels.compiled import kernel
 from ckstore.kernels.entropy_directory import CLASS, COLUMNS, COUNT, START
 from ckstore.kernels.entropy_masks import MASKED, count_bits, equals
-from ckstore.kernels.entropy_words import Array, Word, int64, kernel, load_word, spliced, uint64
+from ckstore.kernels.entropy_words import Array, Word, int64, load_word, spliced, uint64
 
 CLASSES = 64
 """Number of classes."""
@@ -168,8 +169,11 @@ def to_natural_order(padded: Array, margin: int, classes: Array, groups: Array, 
     """
     # Each class is read from both ends: two cursors do not wait for each other, and they meet where the counts are
     # right. Where not, they run into the margins at worst.
-    fronts = np.full(256, margin, np.int64)
-    backs = np.full(256, margin - 1, np.int64)
+    fronts = np.empty(_VALUES, np.int64)
+    backs = np.empty(_VALUES, np.int64)
+    for kind in range(256):
+        fronts[kind] = margin
+        backs[kind] = margin - 1
     for index in range(number):
         fronts[groups[index, CLASS]] = margin + groups[index, START]
         backs[groups[index, CLASS]] = margin + groups[index, START] + groups[index, COUNT] - 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ckstore.kernels.compiled import kernel
 from ckstore.kernels.entropy_directory import (
     ADAPTIVE,
     BITS,
@@ -15,7 +16,7 @@ from ckstore.kernels.entropy_directory import (
 )
 from ckstore.kernels.entropy_plan_dense import choose_planes, plan_dense
 from ckstore.kernels.entropy_plan_pairs import plan_pairs
-from ckstore.kernels.entropy_words import Array, int64, kernel
+from ckstore.kernels.entropy_words import Array, int64
 
 CHOOSE_PLANES, PLAN_DENSE, PLAN_PAIRS = range(3)
 """Steps of the plan."""

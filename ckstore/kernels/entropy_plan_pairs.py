@@ -187,7 +187,7 @@ def plan_pairs(
         value_octaves = bit_length(largest)
         is_joint = pairs >= _JOINED_FROM and max(run_octaves, value_octaves) <= EXACT_OCTAVES
         is_joint = is_joint and has_table(run_octaves + value_octaves, pairs)
-        if pairs < FEW and not is_joint:
+        if pairs < FEW and max(run_octaves, value_octaves) > EXACT_OCTAVES:
             log_geometry(_COARSE_EXACT, _COARSE, firsts, levels)
         else:
             log_geometry(_EXACT, _FINE, firsts, levels)

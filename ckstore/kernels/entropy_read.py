@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from ckstore.kernels.compiled import kernel
+from ckstore.kernels.entropy_bytes import store_element
 from ckstore.kernels.entropy_directory import (
     ADAPTIVE,
     CONSTANT,
@@ -29,7 +31,7 @@ from ckstore.kernels.entropy_read_dense import PLACED, read_dense
 from ckstore.kernels.entropy_read_pairs import place_pairs, read_sparse
 from ckstore.kernels.entropy_read_strings import LARGE, STRIDE
 from ckstore.kernels.entropy_tables import COLUMNS, STRINGS, fill_symbols
-from ckstore.kernels.entropy_words import Array, int64, kernel, uint64, unzigzag
+from ckstore.kernels.entropy_words import Array, int64, uint64, unzigzag
 
 _SIZES = (1 << LONGEST, 1 << LONGEST, max(STRINGS, LARGE), STRIDE // 2, PLACED // 2)
 _ENDS = np.cumsum(np.array(_SIZES))
@@ -53,6 +55,7 @@ def read_streams(
     values: Array,
     work: Array,
     coded: Array,
+    size: int,
 ) -> int:
     """Decode all groups of a directory into `coded`.
 
@@ -68,35 +71,43 @@ def read_streams(
         As `code_directory` read them.
     work : uint64, (WORK,)
         Scratch.
-    coded : signed integers, of the least width that holds all elements
-        Filled in.
+    coded : uint8
+        Filled with signed integers, of the least width that holds all of them. Given as bytes, so that all this is
+        compiled once.
+    size
+        Bytes of each of them.
 
     Returns 0, or 1 where streams and directory disagree.
     """
     limit = (buffer.size - 8) << 3
-    size = int64(0)
+    plane_bytes = int64(0)
     for index in range(number):
-        if groups[index, PLANE] > coded.itemsize:
+        if groups[index, PLANE] > size:
             return 1
-        size += groups[index, COUNT] * groups[index, PLANE]
-    if size != (positions[0] >> 3) - plane:
+        plane_bytes += groups[index, COUNT] * groups[index, PLANE]
+    if plane_bytes != (positions[0] >> 3) - plane:
         return 1
     codes = work[: _ENDS[0]]
     table = work[_ENDS[0] : _ENDS[1]]
     strings = work[_ENDS[1] : _ENDS[2]]
     scratch = work[_ENDS[2] : _ENDS[3]].view(np.uint8)
     numbers = work[_ENDS[3] :].view(np.uint32)
+    narrow = table.view(np.uint32)
     for index in range(number):
         group = groups[index]
         start = group[START]
         count = group[COUNT]
         kind = group[KIND]
         if kind != DENSE:
-            coded[start : start + count] = unzigzag(uint64(group[CONSTANT])) if kind == EQUAL else int64(0)
-            if kind == EQUAL:
-                continue
+            coded[size * start : size * (start + count)] = 0
+        if kind == EQUAL:
+            constant = uint64(unzigzag(uint64(group[CONSTANT])))
+            if constant:
+                for i in range(uint64(start), uint64(start + count)):
+                    store_element(coded, size, i, constant)
+            continue
         if kind == ADAPTIVE:
-            place_pairs(runs, values, group[FIRST_PAIR], group[PAIRS], coded, start)
+            place_pairs(runs, values, group[FIRST_PAIR], group[PAIRS], coded, size, start)
             continue
         if limit < 0:
             return 1
@@ -121,6 +132,7 @@ def read_streams(
                 plane,
                 width,
                 coded,
+                size,
                 start,
                 count,
             )
@@ -130,7 +142,7 @@ def read_streams(
         else:
             pairs = group[PAIRS]
             bad = read_sparse(
-                buffer, positions, limit, symbols, longest, codes, table.view(np.uint32), coded, start, count, pairs
+                buffer, positions, limit, symbols, longest, codes, narrow, coded, size, start, count, pairs
             )
         if bad:
             return 1

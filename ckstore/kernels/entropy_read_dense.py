@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
-from ckstore.kernels.entropy_bytes import load_2, load_4
+from ckstore.kernels.entropy_bytes import load_2, load_4, store_1, store_2, store_4, store_8, store_element
 from ckstore.kernels.entropy_lengths import LONGEST
 from ckstore.kernels.entropy_read_numbers import AHEAD, TURN, read_ahead, read_evens, read_singles, read_wholes
 from ckstore.kernels.entropy_read_strings import BLOCK, STRIDE, read_strings, weave
@@ -41,42 +43,79 @@ _UNRESOLVED = 1 << LONGEST >> 8
 """Share of numbers, times 2^12, up to which what a table does not resolve costs little time."""
 _TURN_BITS = 4 * (LONGEST + 32)
 """Most bits that a turn of numbers takes from a stream."""
-_1, _8, _32, _255 = uint64(1), uint64(8), uint64(32), uint64(255)
+_1, _2, _4, _7, _8 = uint64(1), uint64(2), uint64(4), uint64(7), uint64(8)
+_15, _31, _32, _255 = uint64(15), uint64(31), uint64(32), uint64(255)
 
 
 @inlined
-def _joined(number: Word, shift: Word, low: Word) -> int:
+def _joined(number: Word, shift: Word, low: Word) -> Word:
     """Integer of the zigzag number number << (shift + 1) | low; no bit moves right across the elements' width."""
-    return int64((number << shift) | (low >> _1)) ^ -int64(low & _1)
+    return uint64(int64((number << shift) | (low >> _1)) ^ -int64(low & _1))
+
+
+@inlined
+def _whole(number: Word) -> Word:
+    """The same where there is no plane."""
+    return uint64(int64(number >> _1) ^ -int64(number & _1))
+
+
+def _placer(size: int, store: Callable[[Array, Word, Word], None]) -> Callable[..., None]:
+    """What writes elements of `size` bytes."""
+    step = uint64(size)
+
+    @spliced
+    def place(numbers: Array, count: int, buffer: Array, plane: int, width: int, coded: Array, start: int) -> None:
+        first = uint64(size * start)
+        low = uint64(plane)
+        if width == 0:
+            for i in range(uint64(count)):
+                store(coded, first + step * i, _whole(uint64(numbers[i])))
+        elif width == 1:
+            for i in range(uint64(count)):
+                store(coded, first + step * i, _joined(uint64(numbers[i]), _7, uint64(buffer[low + i])))
+        elif width == 2:
+            for i in range(uint64(count)):
+                store(coded, first + step * i, _joined(uint64(numbers[i]), _15, load_2(buffer, low + _2 * i)))
+        else:
+            for i in range(uint64(count)):
+                store(coded, first + step * i, _joined(uint64(numbers[i]), _31, load_4(buffer, low + _4 * i)))
+
+    return place
+
+
+_place_1, _place_2, _place_4, _place_8 = (
+    _placer(1, store_1),
+    _placer(2, store_2),
+    _placer(4, store_4),
+    _placer(8, store_8),
+)
 
 
 @inner
-def place_numbers(numbers: Array, count: int, buffer: Array, plane: int, width: int, coded: Array, start: int) -> None:
-    """Write the integers of zigzag numbers, whose low `width` bytes stand in a plane from byte `plane` on."""
-    first = uint64(start)
-    low = uint64(plane)
-    if width == 0:
-        for i in range(uint64(count)):
-            number = uint64(numbers[i])
-            coded[first + i] = int64(number >> _1) ^ -int64(number & _1)
-    elif width == 1:
-        for i in range(uint64(count)):
-            coded[first + i] = _joined(uint64(numbers[i]), uint64(7), uint64(buffer[low + i]))
-    elif width == 2:
-        for i in range(uint64(count)):
-            coded[first + i] = _joined(uint64(numbers[i]), uint64(15), load_2(buffer, low + uint64(2) * i))
+def place_numbers(
+    numbers: Array, count: int, buffer: Array, plane: int, width: int, coded: Array, size: int, start: int
+) -> None:
+    """Write the integers of zigzag numbers, whose low `width` bytes stand in a plane from byte `plane` on.
+
+    They are the elements of `size` bytes from `start` on of `coded`, which is given as bytes.
+    """
+    if size == 1:
+        _place_1(numbers, count, buffer, plane, width, coded, start)
+    elif size == 2:
+        _place_2(numbers, count, buffer, plane, width, coded, start)
+    elif size == 4:
+        _place_4(numbers, count, buffer, plane, width, coded, start)
     else:
-        for i in range(uint64(count)):
-            coded[first + i] = _joined(uint64(numbers[i]), uint64(31), load_4(buffer, low + uint64(4) * i))
+        _place_8(numbers, count, buffer, plane, width, coded, start)
 
 
 @inner
-def _place_one(number: Word, buffer: Array, plane: int, width: int, coded: Array, at: int) -> None:
-    shift = uint64(8 * width)
+def _place_one(number: Word, buffer: Array, plane: int, width: int, coded: Array, size: int, at: int) -> None:
+    value = _whole(number)
     if width:
-        coded[at] = _joined(number, shift - _1, load_4(buffer, uint64(plane)) & ((_1 << shift) - _1))
-    else:
-        coded[at] = int64(number >> _1) ^ -int64(number & _1)
+        shift = uint64(8 * width)
+        value = _joined(number, shift - _1, load_4(buffer, uint64(plane)) & ((_1 << shift) - _1))
+    store_element(coded, size, uint64(at), value)
 
 
 @inner
@@ -89,6 +128,7 @@ def _read_wide(
     plane: int,
     width: int,
     coded: Array,
+    size: int,
     start: int,
     count: int,
 ) -> int:
@@ -102,7 +142,7 @@ def _read_wide(
         position += int64(entry & _255)
         number = uint64(symbols[symbol, NUMBER]) | read_bits(buffer, position, limit, symbols[symbol, RAW])
         positions[i & 3] = position + symbols[symbol, RAW]
-        _place_one(number, buffer, plane + width * i, width, coded, start + i)
+        _place_one(number, buffer, plane + width * i, width, coded, size, start + i)
     return 0
 
 
@@ -192,6 +232,7 @@ def read_dense(
     plane: int,
     width: int,
     coded: Array,
+    size: int,
     start: int,
     count: int,
 ) -> int:
@@ -199,7 +240,7 @@ def read_dense(
     singles = singles[: 1 << longest]
     if top > 32:
         fill_table(singles, longest, SYMBOL, symbols)
-        return _read_wide(buffer, positions, limit, singles, symbols, plane, width, coded, start, count)
+        return _read_wide(buffer, positions, limit, singles, symbols, plane, width, coded, size, start, count)
     fill_table(singles, longest, BY_CODE, symbols)
     narrow = table.view(np.uint32)
     bits = _LOOK if count >= _MANY else _LOOK - 2
@@ -221,14 +262,15 @@ def read_dense(
             if listed < 0:
                 return 1
             for first in range(0, rows, PLACED // 4):
-                size = min(rows - first, PLACED // 4)
-                weave(scratch, first, size, numbers)
+                taken = min(rows - first, PLACED // 4)
+                weave(scratch, first, taken, numbers)
                 at = done + 4 * first
-                place_numbers(numbers, 4 * size, buffer, plane + width * at, width, coded, start + at)
+                place_numbers(numbers, 4 * taken, buffer, plane + width * at, width, coded, size, start + at)
             for k in range(listed):
                 place = int64(strings[k] >> _32)
                 at = done + 4 * (place % STRIDE) + place // STRIDE
-                _place_one(strings[k] & uint64(0xFFFFFFFF), buffer, plane + width * at, width, coded, start + at)
+                number = strings[k] & uint64(0xFFFFFFFF)
+                _place_one(number, buffer, plane + width * at, width, coded, size, start + at)
             done += 4 * rows
     bits = min(most, _LOOK)
     if unresolved > _UNRESOLVED or count - done < (_FEW if even else _SEVERAL):
@@ -238,9 +280,9 @@ def read_dense(
     elif bits:
         fill_table(narrow, bits, ONE, symbols)
     while done < count:
-        size = min(count - done, PLACED)
-        if _read_numbers(buffer, positions, limit, most, bits, even, table, narrow, singles, numbers, size):
+        taken = min(count - done, PLACED)
+        if _read_numbers(buffer, positions, limit, most, bits, even, table, narrow, singles, numbers, taken):
             return 1
-        place_numbers(numbers, size, buffer, plane + width * done, width, coded, start + done)
-        done += size
+        place_numbers(numbers, taken, buffer, plane + width * done, width, coded, size, start + done)
+        done += taken
     return 0

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from ckstore.kernels.entropy_bytes import store_1, store_2, store_4, store_8, store_element
 from ckstore.kernels.entropy_lengths import LONGEST
 from ckstore.kernels.entropy_read_numbers import bits_taken, next_bits
 from ckstore.kernels.entropy_tables import (
@@ -45,8 +48,9 @@ _UNRESOLVED = 1 << LONGEST >> 4
 _TURN_PAIRS = 20
 _TURN_BITS = 3 * LOOK + _LOADABLE
 """Most pairs of a turn of `_read_short`, and most bits that it takes from a stream."""
-_1, _3, _7, _8, _16, _63, _64, _255 = (
+_1, _2, _3, _7, _8, _16, _63, _64, _255 = (
     uint64(1),
+    uint64(2),
     uint64(3),
     uint64(7),
     uint64(8),
@@ -58,7 +62,7 @@ _1, _3, _7, _8, _16, _63, _64, _255 = (
 
 
 @inlined
-def _take_pair(buffer: Array, position: Word, table: Array, symbols: Array) -> tuple[Word, int, Word]:
+def _take_pair(buffer: Array, position: Word, table: Array, symbols: Array) -> tuple[Word, Word, Word]:
     """(run plus one, value, position behind it) of a pair of at most `_LOADABLE` bits."""
     word = load_word(buffer, position >> _3) >> (position & _7)
     entry = table[word & uint64(table.size - 1)]
@@ -68,89 +72,124 @@ def _take_pair(buffer: Array, position: Word, table: Array, symbols: Array) -> t
     word >>= entry & _63
     run = uint64(symbols[symbol, RUN]) + low_bits(word, int64(run_raw))
     number = uint64(symbols[symbol, NUMBER]) + low_bits(word >> run_raw, int64(raw))
-    return run + _1, unzigzag(number + _1), position + (entry & _63) + run_raw + raw
+    return run + _1, uint64(unzigzag(number + _1)), position + (entry & _63) + run_raw + raw
+
+
+@spliced
+def _store_four(
+    coded: Array, size: int, p0: Word, p1: Word, p2: Word, p3: Word, v0: Word, v1: Word, v2: Word, v3: Word
+) -> None:
+    """Write four elements of `size` bytes, each in the place before the one given."""
+    if size == 1:
+        store_1(coded, p0 - _1, v0)
+        store_1(coded, p1 - _1, v1)
+        store_1(coded, p2 - _1, v2)
+        store_1(coded, p3 - _1, v3)
+    elif size == 2:
+        store_2(coded, (p0 - _1) << _1, v0)
+        store_2(coded, (p1 - _1) << _1, v1)
+        store_2(coded, (p2 - _1) << _1, v2)
+        store_2(coded, (p3 - _1) << _1, v3)
+    elif size == 4:
+        store_4(coded, (p0 - _1) << _2, v0)
+        store_4(coded, (p1 - _1) << _2, v1)
+        store_4(coded, (p2 - _1) << _2, v2)
+        store_4(coded, (p3 - _1) << _2, v3)
+    else:
+        store_8(coded, (p0 - _1) << _3, v0)
+        store_8(coded, (p1 - _1) << _3, v1)
+        store_8(coded, (p2 - _1) << _3, v2)
+        store_8(coded, (p3 - _1) << _3, v3)
 
 
 @inlined
-def _value(entry: Word) -> int:
-    return int64(entry << uint64(48)) >> 56
+def _value(entry: Word) -> Word:
+    return uint64(int64(entry << uint64(48)) >> 56)
 
 
-@inner
-def _read_short(
-    pairs: int,
-    buffer: Array,
-    positions: Array,
-    limit: int,
-    table: Array,
-    codes: Array,
-    symbols: Array,
-    coded: Array,
-    at: Word,
-    end: Word,
-) -> tuple[int, Word, int]:
-    """Take most of the pairs by a table of `PAIR`, those that it does not resolve by their codes.
+def _short_reader(narrow: bool) -> Callable[..., tuple[int, Word, int]]:
+    """What takes pairs by a table of `PAIR`. Most elements are *narrow*, of one byte, and worth a copy of the loop."""
 
-    Returns (how many were taken, next place, 0 or 1).
-    """
-    p0, p1, p2, p3 = uint64(positions[0]), uint64(positions[1]), uint64(positions[2]), uint64(positions[3])
-    mask = uint64((1 << LOOK) - 1)
-    most = limit - _TURN_BITS
-    taken = int64(0)
-    while taken + _TURN_PAIRS <= pairs and int64(max(max(p0, p1), max(p2, p3))) <= most:
-        w0 = next_bits(buffer, p0)
-        w1 = next_bits(buffer, p1)
-        w2 = next_bits(buffer, p2)
-        w3 = next_bits(buffer, p3)
-        resolved = True
-        for _ in range(4):
-            e0 = uint64(table[w0 & mask])
-            e1 = uint64(table[w1 & mask])
-            e2 = uint64(table[w2 & mask])
-            e3 = uint64(table[w3 & mask])
-            if (e0 | e1 | e2 | e3) & _64:
-                resolved = False
-                break
-            r0 = at + (e0 >> _16)
-            r1 = r0 + (e1 >> _16)
-            r2 = r1 + (e2 >> _16)
-            r3 = r2 + (e3 >> _16)
-            if r3 > end:
-                return taken, at, 1
-            coded[r0 - _1] = _value(e0)
-            coded[r1 - _1] = _value(e1)
-            coded[r2 - _1] = _value(e2)
-            coded[r3 - _1] = _value(e3)
-            at = r3
-            taken += 4
-            w0 >>= e0 & _63
-            w1 >>= e1 & _63
-            w2 >>= e2 & _63
-            w3 >>= e3 & _63
-        p0 += bits_taken(w0)
-        p1 += bits_taken(w1)
-        p2 += bits_taken(w2)
-        p3 += bits_taken(w3)
-        if not resolved:
-            r0, v0, p0 = _take_pair(buffer, p0, codes, symbols)
-            r1, v1, p1 = _take_pair(buffer, p1, codes, symbols)
-            r2, v2, p2 = _take_pair(buffer, p2, codes, symbols)
-            r3, v3, p3 = _take_pair(buffer, p3, codes, symbols)
-            r0 += at
-            r1 += r0
-            r2 += r1
-            r3 += r2
-            # Runs are below 2^44: the last place bounds the others.
-            if r3 > end:
-                return taken, at, 1
-            coded[r0 - _1] = v0
-            coded[r1 - _1] = v1
-            coded[r2 - _1] = v2
-            coded[r3 - _1] = v3
-            at = r3
-            taken += 4
-    positions[0], positions[1], positions[2], positions[3] = p0, p1, p2, p3
-    return taken, at, 0
+    @inner
+    def read(
+        pairs: int,
+        buffer: Array,
+        positions: Array,
+        limit: int,
+        table: Array,
+        codes: Array,
+        symbols: Array,
+        coded: Array,
+        size: int,
+        at: Word,
+        end: Word,
+    ) -> tuple[int, Word, int]:
+        p0, p1, p2, p3 = uint64(positions[0]), uint64(positions[1]), uint64(positions[2]), uint64(positions[3])
+        mask = uint64((1 << LOOK) - 1)
+        most = limit - _TURN_BITS
+        taken = int64(0)
+        while taken + _TURN_PAIRS <= pairs and int64(max(max(p0, p1), max(p2, p3))) <= most:
+            w0 = next_bits(buffer, p0)
+            w1 = next_bits(buffer, p1)
+            w2 = next_bits(buffer, p2)
+            w3 = next_bits(buffer, p3)
+            resolved = True
+            for _ in range(4):
+                e0 = uint64(table[w0 & mask])
+                e1 = uint64(table[w1 & mask])
+                e2 = uint64(table[w2 & mask])
+                e3 = uint64(table[w3 & mask])
+                if (e0 | e1 | e2 | e3) & _64:
+                    resolved = False
+                    break
+                r0 = at + (e0 >> _16)
+                r1 = r0 + (e1 >> _16)
+                r2 = r1 + (e2 >> _16)
+                r3 = r2 + (e3 >> _16)
+                if r3 > end:
+                    return taken, at, 1
+                _store_four(
+                    coded, _1 if narrow else size, r0, r1, r2, r3, _value(e0), _value(e1), _value(e2), _value(e3)
+                )
+                at = r3
+                taken += 4
+                w0 >>= e0 & _63
+                w1 >>= e1 & _63
+                w2 >>= e2 & _63
+                w3 >>= e3 & _63
+            p0 += bits_taken(w0)
+            p1 += bits_taken(w1)
+            p2 += bits_taken(w2)
+            p3 += bits_taken(w3)
+            if not resolved:
+                r0, v0, p0 = _take_pair(buffer, p0, codes, symbols)
+                r1, v1, p1 = _take_pair(buffer, p1, codes, symbols)
+                r2, v2, p2 = _take_pair(buffer, p2, codes, symbols)
+                r3, v3, p3 = _take_pair(buffer, p3, codes, symbols)
+                r0 += at
+                r1 += r0
+                r2 += r1
+                r3 += r2
+                # Runs are below 2^44: the last place bounds the others.
+                if r3 > end:
+                    return taken, at, 1
+                _store_four(coded, _1 if narrow else size, r0, r1, r2, r3, v0, v1, v2, v3)
+                at = r3
+                taken += 4
+        positions[0], positions[1], positions[2], positions[3] = p0, p1, p2, p3
+        return taken, at, 0
+
+    return read
+
+
+_read_narrow = _short_reader(True)
+"""Take most of the pairs by a table of `PAIR`, those that it does not resolve by their codes.
+
+Returns (how many were taken, next place, 0 or 1).
+"""
+
+_read_short = _short_reader(False)
+"""The same for elements of any size."""
 
 
 @inner
@@ -162,6 +201,7 @@ def _read_loaded(
     table: Array,
     symbols: Array,
     coded: Array,
+    size: int,
     at: Word,
     end: Word,
 ) -> tuple[Word, int]:
@@ -182,10 +222,7 @@ def _read_loaded(
         # Runs are below 2^44: the last place bounds the others.
         if r3 > end:
             return at, 1
-        coded[r0 - _1] = v0
-        coded[r1 - _1] = v1
-        coded[r2 - _1] = v2
-        coded[r3 - _1] = v3
+        _store_four(coded, size, r0, r1, r2, r3, v0, v1, v2, v3)
         at = r3
     positions[0], positions[1], positions[2], positions[3] = p0, p1, p2, p3
     return at, 0
@@ -199,6 +236,7 @@ def _read_any(
     table: Array,
     symbols: Array,
     coded: Array,
+    size: int,
     first: int,
     pairs: int,
     at: int,
@@ -218,7 +256,7 @@ def _read_any(
         positions[i & 3] = position + symbols[symbol, RAW]
         if run >= end - at:
             return 1
-        coded[at + run] = unzigzag(number + _1)
+        store_element(coded, size, uint64(at + run), uint64(unzigzag(number + _1)))
         at += run + 1
     return 0
 
@@ -233,6 +271,7 @@ def read_sparse(
     codes: Array,
     table: Array,
     coded: Array,
+    size: int,
     start: int,
     count: int,
     pairs: int,
@@ -253,23 +292,26 @@ def read_sparse(
     short = pairs >= _FEW and unresolved <= _UNRESOLVED
     if short and widest <= _LOADABLE:
         fill_table(table, _LOOK, PAIR, symbols)
-        done, at, wrong = _read_short(pairs, buffer, positions, limit, table, codes, symbols, coded, at, end)
+        if size == 1:
+            done, at, wrong = _read_narrow(pairs, buffer, positions, limit, table, codes, symbols, coded, size, at, end)
+        else:
+            done, at, wrong = _read_short(pairs, buffer, positions, limit, table, codes, symbols, coded, size, at, end)
         if wrong:
             return 1
     if widest <= _LOADABLE:
         turns = (pairs - done) >> 2
-        at, wrong = _read_loaded(turns, buffer, positions, limit, codes, symbols, coded, at, end)
+        at, wrong = _read_loaded(turns, buffer, positions, limit, codes, symbols, coded, size, at, end)
         done += 4 * turns
         if wrong:
             return 1
-    return _read_any(buffer, positions, limit, codes, symbols, coded, done, pairs, int64(at), start + count)
+    return _read_any(buffer, positions, limit, codes, symbols, coded, size, done, pairs, int64(at), start + count)
 
 
 @inner
-def place_pairs(runs: Array, values: Array, first: int, pairs: int, coded: Array, start: int) -> None:
+def place_pairs(runs: Array, values: Array, first: int, pairs: int, coded: Array, size: int, start: int) -> None:
     """Write the pairs of an adaptive group into its zeroed elements; the directory has checked that they fit."""
     at = uint64(start)
     for i in range(uint64(first), uint64(first + pairs)):
         at += runs[i]
-        coded[at] = unzigzag(values[i] + _1)
+        store_element(coded, size, at, uint64(unzigzag(values[i] + _1)))
         at += _1

@@ -18,6 +18,7 @@ BLOCK = 16384
 """Numbers of each stream that are read at a time."""
 STRIDE = BLOCK + 32
 """Bytes from one stream's to the next one's: all bytes of an entry are written, whatever their number."""
+_4 = int64(4)
 LARGE = 4 * BLOCK
 """Room for the numbers above 255 of a block."""
 _TURN_BITS = 96
@@ -148,7 +149,7 @@ def read_strings(
     """
     # Four looks and one number more.
     most = 9 if twos.size else 17
-    ends = np.empty(4, np.int64)
+    ends = np.empty(_4, np.int64)
     for stream in range(4):
         ends[stream] = stream * STRIDE
     listed = int64(0)

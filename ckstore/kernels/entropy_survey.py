@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ckstore.kernels.compiled import kernel
 from ckstore.kernels.entropy_directory import (
     ADAPTIVE,
     CONSTANT,
@@ -27,7 +28,7 @@ from ckstore.kernels.entropy_directory import (
 )
 from ckstore.kernels.entropy_masks import MASKED, first_bit, non_zeros
 from ckstore.kernels.entropy_planes import store_plane
-from ckstore.kernels.entropy_words import Array, Word, bit_length, inner, int32, int64, kernel, spliced, uint64, zigzag
+from ckstore.kernels.entropy_words import Array, Word, bit_length, inner, int32, int64, spliced, uint64, zigzag
 
 SMALL = 512
 """Groups of at most so many non-zeros go into the directory whatever their density."""

@@ -44,7 +44,8 @@ STRINGS = 4 << LONGEST
 
 BYTE = int64(256)
 """Numbers below fit a byte; of a pair, which are those of values less one, the ones below 255 fit eight bits."""
-_LEVELS = 16
+_LEVELS = int64(16)
+_PARTS, _ENDS = int64(2), int64(LOOK + 1)
 _RUNS, _NUMBERS = int64((1 << 16) - 1), int64(1 << 24)
 _SECOND_BYTE = uint64(0xFF00)
 _0, _1, _2, _3, _8, _16, _32, _40, _61 = (
@@ -68,11 +69,15 @@ def fill_symbols(rows: Array, run_symbols: int, lengths: Array, single: int, sym
     the bits of the longest code, or -1 where the lengths are no complete prefix code of at most 12 bits.
     """
     size = symbols.shape[0]
-    codes = np.zeros(size, np.uint32)
+    codes = np.empty(size, np.uint32)
+    leads = np.empty((_PARTS, size), np.int64)
+    raws = np.empty((_PARTS, size), np.int64)
+    for symbol in range(uint64(size)):
+        codes[symbol] = 0
+        raws[0, symbol] = 0
+        raws[1, symbol] = 0
     if single < 0 and canonical_codes(lengths, size, codes):
         return -1
-    leads = np.empty((2, size), np.int64)
-    raws = np.zeros((2, size), np.int64)
     symbol_leads(rows[0], leads[0], raws[0])
     if run_symbols:
         symbol_leads(rows[1], leads[1], raws[1])
@@ -120,7 +125,9 @@ def fill_table(table: Array, bits: int, tells: int, symbols: Array) -> None:
     """Fill the first 2^bits entries of a table; see `BY_CODE` and the others for what it is to tell."""
     size = symbols.shape[0]
     levels = np.empty(size, np.int64)
-    ends = np.zeros(_LEVELS + 1, np.int64)
+    ends = np.empty(_LEVELS + 1, np.int64)
+    for level in range(_LEVELS + 1):
+        ends[level] = 0
     most = _NUMBERS if tells == ONE else BYTE - 1
     for i in range(size):
         level = _LEVELS - 1
@@ -177,8 +184,8 @@ def fill_strings(table: Array, bits: int, symbols: Array, strings: Array) -> Non
     most = uint64(4 if wide else 2)
     mask = (_1 << uint64(bits)) - _1
     numbers = np.empty(BYTE, np.uint64)
-    ends = np.zeros(LOOK + 1, np.uint64)
-    string_ends = np.zeros(LOOK + 1, np.uint64)
+    ends = np.empty(_ENDS, np.uint64)
+    string_ends = np.empty(_ENDS, np.uint64)
     listed = _0
     at = _0
     for level in range(bits + 1):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +11,8 @@ from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
+
+from ckstore.kernels.compiled import Decorator
 
 Array = npt.NDArray[Any]
 """Any array; the docstrings say of what."""
@@ -24,21 +26,6 @@ uint64: Callable[[Any], Word] = np.uint64
 """NumPy's types under names whose results the type checker takes for `int` and for words."""
 
 _structure: Callable[[Any], Any] = cgutils.create_struct_proxy
-
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-class Decorator(Protocol):
-    """What compiles a function and, to the type checker, leaves it as it is."""
-
-    def __call__(self, function: Function, /) -> Function:
-        """Compile `function` when it is first called."""
-        ...
-
-
-kernel: Decorator = njit(cache=True, nogil=True, boundscheck=False, error_model="numpy")
-"""Decorator of what Python calls. Compiled code is kept beside the source; it goes stale when only another module
-changes: remove `__pycache__` after editing one."""
 
 _UNWRAPPED: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 

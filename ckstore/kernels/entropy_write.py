@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ckstore.kernels.compiled import kernel
 from ckstore.kernels.entropy_directory import (
     BITS,
     COUNT,
@@ -43,7 +44,6 @@ from ckstore.kernels.entropy_words import (
     bit_length,
     inlined,
     int64,
-    kernel,
     load_word,
     low_bits,
     spliced,

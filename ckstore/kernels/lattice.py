@@ -14,35 +14,33 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-_OPTIONS = {"nogil": True, "cache": True, "error_model": "numpy"}
+from ckstore.kernels.compiled import kernel
+from ckstore.kernels.entropy_words import bit_length, int64
+from ckstore.kernels.float_bits import (
+    bits_of_float32,
+    bits_of_float64,
+    float32_from,
+    float64_from,
+    power_of_two,
+)
 
 #: Largest magnitude of a linear lattice's integer.
 MAX_INTEGER = 1 << 24
 
 
-@njit(**_OPTIONS)
-def _power_table(lowest: int, highest: int) -> np.ndarray:
-    """Two to the powers from `lowest` to `highest`, built from bits: no library's exp2 on the decode path."""
-    bits = np.empty(highest - lowest + 1, np.uint64)
-    for index in range(bits.size):
-        bits[index] = np.uint64(lowest + index + 1023) << np.uint64(52)
-    return bits.view(np.float64)
+@njit(inline="always")
+def _lowest_exponent(step: int, rows: np.ndarray, cols: np.ndarray) -> int:
+    """The smallest exponent of any element's step."""
+    row = int64(rows[0]) if rows.size else int64(0)
+    for exponent in rows:
+        row = min(row, int64(exponent))
+    col = int64(cols[0]) if cols.size else int64(0)
+    for exponent in cols:
+        col = min(col, int64(exponent))
+    return step + row + col
 
 
-@njit(**_OPTIONS)
-def _exponent_range(step: int, rows: np.ndarray, cols: np.ndarray) -> tuple[int, int]:
-    lowest = step
-    highest = step
-    if rows.size:
-        lowest += rows.min()
-        highest += rows.max()
-    if cols.size:
-        lowest += cols.min()
-        highest += cols.max()
-    return lowest, highest
-
-
-@njit(**_OPTIONS)
+@kernel
 def statistics(values: np.ndarray) -> tuple[float, float, int]:
     """Sum of squares, largest magnitude and number of the finite elements of a float array, in float64."""
     total = 0.0
@@ -58,26 +56,24 @@ def statistics(values: np.ndarray) -> tuple[float, float, int]:
     return total, largest, finite
 
 
-@njit(**_OPTIONS)
+@kernel
 def linear_distance(
     values: np.ndarray, integers: np.ndarray, step: int, rows: np.ndarray, cols: np.ndarray, width: int, start: int
 ) -> tuple[float, int]:
     """Sum of squares of ``value - integer * step`` over finite elements, and their number."""
-    lowest, highest = _exponent_range(step, rows, cols)
-    powers = _power_table(lowest, highest)
     total = 0.0
     finite = 0
     row = start // width
     col = start - row * width
     for k in range(values.size):
-        exponent = step - lowest
+        exponent = step
         if rows.size:
             exponent += rows[row]
         if cols.size:
             exponent += cols[col]
         value = np.float64(values[k])
         if abs(value) <= 1.7976931348623157e308:
-            difference = value - np.float64(integers[k]) * powers[exponent]
+            difference = value - np.float64(integers[k]) * power_of_two(exponent)
             total += difference * difference
             finite += 1
         col += 1
@@ -100,20 +96,7 @@ def _kept_or_nearest(scaled: float, prediction: float, hysteresis: float) -> np.
     return np.int32(nearest if moved else prediction)
 
 
-@njit(**_OPTIONS)
-def _quantise_flat(
-    values: np.ndarray, predicted: np.ndarray, inverse: float, hysteresis: float, out: np.ndarray
-) -> None:
-    """`linear_quantise` with one step for all elements, without branches in its loops."""
-    if predicted.size == 0:
-        for k in range(values.size):
-            out[k] = _nearest(np.float64(values[k]) * inverse)
-        return
-    for k in range(values.size):
-        out[k] = _kept_or_nearest(np.float64(values[k]) * inverse, np.float64(predicted[k]), hysteresis)
-
-
-@njit(**_OPTIONS)
+@kernel
 def linear_quantise(
     values: np.ndarray,
     predicted: np.ndarray,
@@ -130,32 +113,36 @@ def linear_quantise(
     `predicted` is empty for a base (hysteresis then plays no part); a value that is not finite takes the predicted
     integer, 0 in a base.
     """
-    lowest, highest = _exponent_range(step, rows, cols)
-    inverses = _power_table(-highest, -lowest)
     if rows.size == 0 and cols.size == 0:
-        _quantise_flat(values, predicted, inverses[0], hysteresis, out)
-        return
+        width, start = max(values.size, 1), 0
     row = start // width
     col = start - row * width
     k = 0
     while k < values.size:
         stop = min(values.size, k + width - col)
-        exponent = highest - step
+        exponent = -step
         if rows.size:
             exponent -= rows[row]
-        part = values[k:stop]
-        before = predicted[k:stop]
-        target = out[k:stop]
         if cols.size:
-            across = cols[col : col + stop - k]
-            for i in range(part.size):
-                inverse = inverses[np.uint64(exponent - across[i])]
-                if before.size:
-                    target[i] = _kept_or_nearest(np.float64(part[i]) * inverse, np.float64(before[i]), hysteresis)
+            first = np.uint64(k - col)
+            for i in range(np.uint64(k), np.uint64(stop)):
+                scaled = np.float64(values[i]) * power_of_two(exponent - cols[i - first])
+                if predicted.size:
+                    out[i] = _kept_or_nearest(scaled, np.float64(predicted[i]), hysteresis)
                 else:
-                    target[i] = _nearest(np.float64(part[i]) * inverse)
+                    out[i] = _nearest(scaled)
+        elif predicted.size:
+            # By slices, which the compiler makes the faster loop of: what follows a base has mostly one step.
+            inverse = power_of_two(exponent)
+            part = values[k:stop]
+            before = predicted[k:stop]
+            target = out[k:stop]
+            for i in range(part.size):
+                target[i] = _kept_or_nearest(np.float64(part[i]) * inverse, np.float64(before[i]), hysteresis)
         else:
-            _quantise_flat(part, before, inverses[exponent], hysteresis, target)
+            inverse = power_of_two(exponent)
+            for i in range(np.uint64(k), np.uint64(stop)):
+                out[i] = _nearest(np.float64(values[i]) * inverse)
         k = stop
         col = 0
         row += 1
@@ -170,7 +157,7 @@ def _shifted(value: np.int64, bits: np.int64) -> np.int64:
     return grown if bits < 0 else (value + ((np.int64(1) << right) >> np.int64(1))) >> right
 
 
-@njit(**_OPTIONS)
+@kernel
 def linear_project(
     integers: np.ndarray, shift: int, rows: np.ndarray, cols: np.ndarray, width: int, start: int, out: np.ndarray
 ) -> None:
@@ -187,36 +174,31 @@ def linear_project(
         bits = np.int64(shift)
         if rows.size:
             bits += rows[row]
-        part = integers[k:stop]
-        target = out[k:stop]
         if cols.size:
-            across = cols[col : col + stop - k]
-            for i in range(part.size):
-                target[i] = _shifted(np.int64(part[i]), bits + np.int64(across[i]))
+            first = np.uint64(k - col)
+            for i in range(np.uint64(k), np.uint64(stop)):
+                out[i] = _shifted(np.int64(integers[i]), bits + np.int64(cols[i - first]))
         elif bits >= 0:
             # Most often by far; in whole vectors of 32 bits. No integer of a lattice has more.
             right = np.int32(min(int(bits), 30))
             half = np.int32((1 << right) >> 1)
-            for i in range(part.size):
-                target[i] = np.int32(part[i] + half) >> right
+            for i in range(np.uint64(k), np.uint64(stop)):
+                out[i] = np.int32(integers[i] + half) >> right
         else:
-            for i in range(part.size):
-                target[i] = _shifted(np.int64(part[i]), bits)
+            for i in range(np.uint64(k), np.uint64(stop)):
+                out[i] = _shifted(np.int64(integers[i]), bits)
         k = stop
         col = 0
         row += 1
 
 
-@njit(**_OPTIONS)
-def _length_table() -> np.ndarray:
-    """Bit lengths of the integers below 2048."""
-    lengths = np.zeros(2048, np.uint8)
-    for value in range(1, 2048):
-        lengths[value] = lengths[value >> 1] + 1
-    return lengths
+@njit(inline="always")
+def _length(integer: np.int64) -> int:
+    """Bit length of an integer's magnitude, at most 22."""
+    return min(bit_length(np.uint64(abs(integer))), int64(22))
 
 
-@njit(**_OPTIONS)
+@kernel
 def own_predict32(
     integers: np.ndarray,
     step: int,
@@ -233,41 +215,38 @@ def own_predict32(
     for the integer 0 the element's step exponent relative to the smallest one, because there sign and exponent of
     the value itself are coded.
     """
-    lowest, highest = _exponent_range(step, rows, cols)
-    powers = _power_table(lowest, highest)
-    floats = out.view(np.float32)
     if rows.size == 0 and cols.size == 0 and step < 103:
         # No value overflows, so that a value's exponent field tells the bit length of its integer.
+        power = power_of_two(step)
         for k in range(integers.size):
-            floats[k] = np.float32(np.float64(integers[k]) * powers[0])
+            out[k] = bits_of_float32(np.float32(np.float64(integers[k]) * power))
         for k in range(integers.size):
             field = np.int32((out[k] >> np.uint32(23)) & np.uint32(255))
             classes[k] = np.uint8(field - (step + 126)) if field else np.uint8(32)
         return
-    lengths = _length_table()
+    lowest = _lowest_exponent(step, rows, cols)
     row = start // width
     col = start - row * width
     for k in range(integers.size):
-        exponent = step - lowest
+        exponent = step
         if rows.size:
             exponent += rows[row]
         if cols.size:
             exponent += cols[col]
         integer = np.int64(integers[k])
         if integer:
-            floats[k] = np.float32(np.float64(integer) * powers[exponent])
-            magnitude = abs(integer)
-            classes[k] = lengths[magnitude] if magnitude < 2048 else 11 + lengths[min(magnitude >> 11, 2047)]
+            out[k] = bits_of_float32(np.float32(np.float64(integer) * power_of_two(exponent)))
+            classes[k] = _length(integer)
         else:
             out[k] = 0
-            classes[k] = 32 + min(exponent, 31)
+            classes[k] = 32 + min(exponent - lowest, 31)
         col += 1
         if col == width:
             col = 0
             row += 1
 
 
-@njit(**_OPTIONS)
+@kernel
 def own_predict64(
     integers: np.ndarray,
     step: int,
@@ -279,41 +258,35 @@ def own_predict64(
     classes: np.ndarray,
 ) -> None:
     """`own_predict32` for float64."""
-    lowest, highest = _exponent_range(step, rows, cols)
-    powers = _power_table(lowest, highest)
-    lengths = _length_table()
-    floats = out.view(np.float64)
+    lowest = _lowest_exponent(step, rows, cols)
     row = start // width
     col = start - row * width
     for k in range(integers.size):
-        exponent = step - lowest
+        exponent = step
         if rows.size:
             exponent += rows[row]
         if cols.size:
             exponent += cols[col]
         integer = np.int64(integers[k])
         if integer:
-            floats[k] = np.float64(integer) * powers[exponent]
-            magnitude = abs(integer)
-            classes[k] = lengths[magnitude] if magnitude < 2048 else 11 + lengths[min(magnitude >> 11, 2047)]
+            out[k] = bits_of_float64(np.float64(integer) * power_of_two(exponent))
+            classes[k] = _length(integer)
         else:
             out[k] = 0
-            classes[k] = 32 + min(exponent, 31)
+            classes[k] = 32 + min(exponent - lowest, 31)
         col += 1
         if col == width:
             col = 0
             row += 1
 
 
-@njit(**_OPTIONS)
+@njit(inline="always")
 def _chained_flat32(
     base: np.ndarray, integers: np.ndarray, step: int, power: float, reach: float, out: np.ndarray, classes: np.ndarray
 ) -> None:
     """`chained_predict32` with one step for all elements, without branches in its loops."""
-    floats = out.view(np.float32)
-    parents = base.view(np.float32)
     for k in range(base.size):
-        value = np.float64(parents[k])
+        value = np.float64(float32_from(base[k]))
         value = value if abs(value) >= 1.1754943508222875e-38 else np.float64(0.0)
         low = (np.float64(integers[k]) - reach) * power
         high = (np.float64(integers[k]) + reach) * power
@@ -321,7 +294,7 @@ def _chained_flat32(
         above = value > high
         rim = low if below else high
         rim = rim if abs(rim) >= 1.1754943508222875e-38 else np.float64(0.0)
-        floats[k] = np.float32(rim)
+        out[k] = bits_of_float32(np.float32(rim))
         classes[k] = np.uint8(21) if below else (np.uint8(42) if above else np.uint8(0))
     for k in range(base.size):
         whole = (base[k] & np.uint32(0x7F800000)) != np.uint32(0x7F800000)
@@ -333,7 +306,7 @@ def _chained_flat32(
         classes[k] = np.uint8(level + (np.int32(classes[k]) if moved else np.int32(0)))
 
 
-@njit(**_OPTIONS)
+@kernel
 def chained_predict32(
     base: np.ndarray,
     integers: np.ndarray,
@@ -352,17 +325,13 @@ def chained_predict32(
     bit; subnormal parents count as 0 and subnormal rims are +0, so that flush-to-zero changes nothing. The class is
     the exponent of the prediction relative to the step, and whether and to which side the value was moved.
     """
-    lowest, highest = _exponent_range(step, rows, cols)
-    powers = _power_table(lowest, highest)
     if rows.size == 0 and cols.size == 0:
-        _chained_flat32(base, integers, step, powers[0], reach, out, classes)
+        _chained_flat32(base, integers, step, power_of_two(step), reach, out, classes)
         return
-    floats = out.view(np.float32)
-    parents = base.view(np.float32)
     row = start // width
     col = start - row * width
     for k in range(base.size):
-        exponent = step - lowest
+        exponent = step
         if rows.size:
             exponent += rows[row]
         if cols.size:
@@ -373,9 +342,9 @@ def chained_predict32(
         if field != 255:
             value = 0.0
             if field != 0:
-                value = np.float64(parents[k])
-            low = (np.float64(integers[k]) - reach) * powers[exponent]
-            high = (np.float64(integers[k]) + reach) * powers[exponent]
+                value = np.float64(float32_from(bits))
+            low = (np.float64(integers[k]) - reach) * power_of_two(exponent)
+            high = (np.float64(integers[k]) + reach) * power_of_two(exponent)
             if value < low:
                 side = 1
                 value = low
@@ -387,9 +356,9 @@ def chained_predict32(
         elif abs(value) < 1.1754943508222875e-38:
             out[k] = 0
         else:
-            floats[k] = np.float32(value)
+            out[k] = bits_of_float32(np.float32(value))
         field = (out[k] >> np.uint32(23)) & np.uint32(255)
-        level = np.int64(field) - 127 - (exponent + lowest) + 8
+        level = int64(field) - 127 - exponent + 8
         classes[k] = 21 * side + min(max(level, 0), 20)
         col += 1
         if col == width:
@@ -397,7 +366,7 @@ def chained_predict32(
             row += 1
 
 
-@njit(**_OPTIONS)
+@kernel
 def chained_predict64(
     base: np.ndarray,
     integers: np.ndarray,
@@ -411,14 +380,10 @@ def chained_predict64(
     classes: np.ndarray,
 ) -> None:
     """`chained_predict32` for float64."""
-    lowest, highest = _exponent_range(step, rows, cols)
-    powers = _power_table(lowest, highest)
-    floats = out.view(np.float64)
-    parents = base.view(np.float64)
     row = start // width
     col = start - row * width
     for k in range(base.size):
-        exponent = step - lowest
+        exponent = step
         if rows.size:
             exponent += rows[row]
         if cols.size:
@@ -429,9 +394,9 @@ def chained_predict64(
         if field != 2047:
             value = 0.0
             if field != 0:
-                value = np.float64(parents[k])
-            low = (np.float64(integers[k]) - reach) * powers[exponent]
-            high = (np.float64(integers[k]) + reach) * powers[exponent]
+                value = float64_from(bits)
+            low = (np.float64(integers[k]) - reach) * power_of_two(exponent)
+            high = (np.float64(integers[k]) + reach) * power_of_two(exponent)
             if value < low:
                 side = 1
                 value = low
@@ -443,9 +408,9 @@ def chained_predict64(
         elif abs(value) < 2.2250738585072014e-308:
             out[k] = 0
         else:
-            floats[k] = np.float64(value)
+            out[k] = bits_of_float64(value)
         field = (out[k] >> np.uint64(52)) & np.uint64(2047)
-        level = np.int64(field) - 1023 - (exponent + lowest) + 8
+        level = int64(field) - 1023 - exponent + 8
         classes[k] = 21 * side + min(max(level, 0), 20)
         col += 1
         if col == width:
@@ -453,42 +418,38 @@ def chained_predict64(
             row += 1
 
 
-@njit(**_OPTIONS)
+@kernel
 def scale32(bits: np.ndarray, factor: float, out: np.ndarray) -> None:
     """Bits of float32 values times `factor`, itself a float32 value; the same bits where one of both is not normal.
 
     The product is exact in float64 and rounded once, so that no fused arithmetic can change it.
     """
-    floats = bits.view(np.float32)
-    scaled = out.view(np.float32)
     for k in range(bits.size):
         field = (bits[k] >> np.uint32(23)) & np.uint32(255)
         out[k] = bits[k]
         if field != 0 and field != 255:
-            value = np.float64(floats[k]) * factor
+            value = np.float64(float32_from(bits[k])) * factor
             if 1.1754943508222875e-38 <= abs(value) < 3.4028234e38:
-                scaled[k] = np.float32(value)
+                out[k] = bits_of_float32(np.float32(value))
 
 
-@njit(**_OPTIONS)
+@kernel
 def scale64(bits: np.ndarray, factor: float, out: np.ndarray) -> None:
     """`scale32` for float64; a single product, rounded once.
 
     A product that is rounded up to the least normal number comes out as 0 where the processor flushes subnormals, so
     that one counts as not normal too.
     """
-    floats = bits.view(np.float64)
-    scaled = out.view(np.float64)
     for k in range(bits.size):
         field = (bits[k] >> np.uint64(52)) & np.uint64(2047)
         out[k] = bits[k]
         if field != 0 and field != 2047:
-            value = floats[k] * factor
+            value = float64_from(bits[k]) * factor
             if 2.2250738585072014e-308 < abs(value) <= 1.7976931348623157e308:
-                scaled[k] = value
+                out[k] = bits_of_float64(value)
 
 
-@njit(**_OPTIONS)
+@kernel
 def scale16(bits: np.ndarray, factor: float, out: np.ndarray) -> None:
     """`scale32` for bfloat16, by way of float32 and rounding to even."""
     words = bits.astype(np.uint32) << np.uint32(16)
@@ -515,7 +476,7 @@ def _ordinal(bits: int, sign: int) -> int:
     return bits
 
 
-@njit(**_OPTIONS)
+@kernel
 def ordinal_difference(bits: np.ndarray, predicted: np.ndarray, out: np.ndarray) -> None:
     """``ord(bits) - ord(predicted)`` modulo the width; all arrays of one unsigned dtype."""
     one = bits.dtype.type(1)
@@ -524,7 +485,7 @@ def ordinal_difference(bits: np.ndarray, predicted: np.ndarray, out: np.ndarray)
         out[k] = _ordinal(bits[k], sign) - _ordinal(predicted[k], sign)
 
 
-@njit(**_OPTIONS)
+@kernel
 def ordinal_correct(predicted: np.ndarray, residuals: np.ndarray, out: np.ndarray) -> None:
     """Bits whose ordinal is ``ord(predicted) + residuals`` modulo the width; `out` may be `residuals`."""
     one = predicted.dtype.type(1)
@@ -537,7 +498,7 @@ def ordinal_correct(predicted: np.ndarray, residuals: np.ndarray, out: np.ndarra
             out[k] = ordinal
 
 
-@njit(**_OPTIONS)
+@kernel
 def magnitude_classes(bits: np.ndarray, shift: int, top: int, limit: int, classes: np.ndarray) -> None:
     """Class of each element: how far its magnitude's leading bits lie below `top`, at most `limit`.
 
@@ -550,7 +511,7 @@ def magnitude_classes(bits: np.ndarray, shift: int, top: int, limit: int, classe
         classes[k] = min(max(top - level, 0), limit)
 
 
-@njit(**_OPTIONS)
+@kernel
 def magnitude_top(bits: np.ndarray, shift: int, ceiling: int) -> int:
     """The largest ``(bits without sign) >> shift`` below `ceiling` (0 where there is none)."""
     mask = (bits.dtype.type(1) << bits.dtype.type(bits.itemsize * 8 - 1)) - bits.dtype.type(1)

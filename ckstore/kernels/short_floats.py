@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
-_OPTIONS = {"nogil": True, "cache": True, "error_model": "numpy"}
+from ckstore.kernels.compiled import kernel
 
 
-@njit(**_OPTIONS)
+@kernel
 def to_bfloat16(bits: np.ndarray, out: np.ndarray) -> None:
     """float32 bits of finite numbers rounded to bfloat16, ties to even; what would overflow is the largest number."""
     for k in range(bits.size):
@@ -19,7 +18,7 @@ def to_bfloat16(bits: np.ndarray, out: np.ndarray) -> None:
         out[k] = np.uint16(rounded)
 
 
-@njit(**_OPTIONS)
+@kernel
 def to_float16(bits: np.ndarray, out: np.ndarray) -> None:
     """float32 bits of finite numbers rounded to float16, ties to even; what would overflow is the largest number."""
     for k in range(bits.size):
@@ -40,14 +39,14 @@ def to_float16(bits: np.ndarray, out: np.ndarray) -> None:
         out[k] = np.uint16(sign | rounded)
 
 
-@njit(**_OPTIONS)
+@kernel
 def from_bfloat16(bits: np.ndarray, out: np.ndarray) -> None:
     """bfloat16 bits as float32 bits."""
     for k in range(bits.size):
         out[k] = np.uint32(bits[k]) << np.uint32(16)
 
 
-@njit(**_OPTIONS)
+@kernel
 def from_float16(bits: np.ndarray, out: np.ndarray) -> None:
     """float16 bits as float32 bits, subnormals included: these are normal float32 numbers."""
     for k in range(bits.size):

@@ -576,8 +576,16 @@ class Catalog:
         try:
             yield number
         finally:
-            with self.transaction():
-                self._connection.execute("DELETE FROM leases WHERE id = ?", [number])
+            try:
+                self._end_lease(number)
+            except BaseException:
+                # Interrupted: `gc` would wait for it as long as this process runs.
+                self._end_lease(number)
+                raise
+
+    def _end_lease(self, number: int) -> None:
+        with self.transaction():
+            self._connection.execute("DELETE FROM leases WHERE id = ?", [number])
 
     def leases(self) -> list[Claim]:
         """The leases that are held: by processes of this host that run, and on other hosts until they expire."""

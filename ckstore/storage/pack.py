@@ -247,10 +247,16 @@ class PackWriter:
             self._zip.close()
         name = digest + _SUFFIXES[self.kind]
         durable.checkpoint("pack-synced")
-        os.replace(self._path, self._directory / name)
         self._done = True
-        durable.checkpoint("pack-renamed")
-        durable.sync_directory(self._directory)
+        try:
+            os.replace(self._path, self._directory / name)
+            durable.checkpoint("pack-renamed")
+            durable.sync_directory(self._directory)
+        except BaseException:
+            # Nobody was told of it: `recover` would take it for a version's.
+            for path in (self._path, self._directory / name):
+                path.unlink(missing_ok=True)
+            raise
         return PackInfo(name, size, self.kind)
 
     def abort(self) -> None:
@@ -258,10 +264,12 @@ class PackWriter:
         if self._done:
             return
         self._done = True
-        self._writeback.cancel()
-        with suppress(OSError):
-            self._zip.close()
-        self._path.unlink(missing_ok=True)
+        try:
+            self._writeback.cancel()
+            with suppress(OSError):
+                self._zip.close()
+        finally:
+            self._path.unlink(missing_ok=True)
 
     def _add_metadata(self, name: str, document: Mapping[str, Any]) -> None:
         if self._done:

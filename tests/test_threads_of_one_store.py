@@ -1,0 +1,68 @@
+"""Several threads use one `Store`: what one of them forgets, or fails at, does not touch what another one is at."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ckstore
+from ckstore.ingest import Ingest
+
+
+def state(seed: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {f"w{number}": torch.randn(300, 300, generator=generator) for number in range(3)}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[ckstore.Store]:
+    with ckstore.init(tmp_path / "store") as opened:
+        opened.ingest(state(0), run="b", step=0)
+        yield opened
+
+
+def failing(store: ckstore.Store) -> None:
+    def progress(_: int) -> None:
+        raise ValueError("stopped")
+
+    with pytest.raises(ValueError, match="stopped"):
+        store.ingest(state(5), run="c", progress=progress)
+
+
+def again(store: ckstore.Store) -> None:
+    assert not store.ingest(state(0), run="b", step=0).is_new
+
+
+def meanwhile(monkeypatch: pytest.MonkeyPatch, name: str, work: Callable[[], None]) -> None:
+    """Have another thread work in the middle of the next call of a method of `Ingest`."""
+    original = getattr(Ingest, name)
+
+    def interrupted(*arguments: Any) -> Any:
+        monkeypatch.setattr(Ingest, name, original)
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        return original(*arguments)
+
+    monkeypatch.setattr(Ingest, name, interrupted)
+
+
+@pytest.mark.parametrize("other", [failing, again])
+@pytest.mark.parametrize("moment", ["_summary", "_verify", "_needed"])
+def test_what_another_ingest_forgets_stays_known(
+    store: ckstore.Store, monkeypatch: pytest.MonkeyPatch, other: Callable[[ckstore.Store], None], moment: str
+) -> None:
+    meanwhile(monkeypatch, moment, lambda: other(store))
+    first = store.ingest(state(1), run="a", step=0, verify=True).version
+    store.reader.cache.clear()
+    for name, value in store[first.number].state_dict().items():
+        assert torch.equal(value, state(1)[name])
+    moved = {name: value + 1e-3 for name, value in state(1).items()}
+    second = store.ingest(moved, run="a", step=1).version
+    assert second.stored_bytes < 0.9 * first.stored_bytes
+    assert store.verify().problems == []
