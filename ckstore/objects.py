@@ -41,6 +41,9 @@ FRAME = 4
 #: Payloads of up to so many bytes are read into memory that is used again.
 _PAYLOAD = 4 << 20
 
+#: Bytes of chunks of what is done once.
+_PASSING = 64 << 20
+
 #: Shard indexes that stay decoded.
 _INDEXES = 1 << 13
 
@@ -152,6 +155,12 @@ class ObjectReader:
         self._indexes: OrderedDict[tuple[str, int], list[tuple[int, int] | None]] = OrderedDict()
         self._locks: dict[tuple[str, int], tuple[Lock, int]] = {}
         self._lock = Lock()
+
+    def in_passing(self) -> ObjectReader:
+        """A reader of the same objects whose chunks go with it and take little memory: for what is done once."""
+        if self.cache.limit <= _PASSING:
+            return self
+        return ObjectReader(self.resolver, self.blocks, _PASSING)
 
     def chain(self, record: LatticeRecord) -> list[LatticeRecord]:
         """The records from `record` back to its base.

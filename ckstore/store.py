@@ -67,6 +67,7 @@ class Store:
         self._cache_bytes = cache_bytes
         self._resolver: CatalogResolver | None = None
         self._reader: ObjectReader | None = None
+        self._has_ingested = False
 
     def __repr__(self) -> str:
         return f"<ckstore.Store {str(self.path)!r}>"
@@ -404,7 +405,10 @@ class Store:
                 request = Request(run, step, parent_row, metrics or {}, named, replace, verify, budget, policy, tuning)
                 request.force = force
                 request.gradients = flat_gradients(gradients or {})
-                report = Ingest(self.path, self.catalog, self.resolver, self.reader).run(scanned, request, progress)
+                # A file may be all that this process stores; what comes after another version has a next one, too.
+                reader = self.reader.in_passing() if named and not self._has_ingested else self.reader
+                self._has_ingested = True
+                report = Ingest(self.path, self.catalog, self.resolver, reader).run(scanned, request, progress)
             finally:
                 scanned.close()
         if report.is_new and report.version.cost > budget * 1.001:

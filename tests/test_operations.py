@@ -204,3 +204,16 @@ def test_a_version_takes_the_place_of_its_parent_in_the_cache(tmp_path: Path) ->
         decoded = store.reader.decoded_chunks
         store.ingest(checkpoint(tmp_path / "x.pt", 4, 1 << 19, 3))
         assert store.reader.decoded_chunks == decoded
+
+
+def test_the_first_file_of_a_process_leaves_nothing_in_memory(tmp_path: Path) -> None:
+    """It may be the only one; from the second one on, and with what is in memory, a version has a next one."""
+    for seed in range(3):
+        checkpoint(tmp_path / f"{seed}.pt", 4, 1 << 19, seed)
+    with ckstore.init(tmp_path / "store") as store:
+        for seed in range(3):
+            store.ingest(tmp_path / f"{seed}.pt")
+            assert bool(store.reader.cache._bytes) == (seed > 0)
+    with ckstore.init(tmp_path / "other") as store:
+        store.ingest(torch.load(tmp_path / "0.pt"))
+        assert store.reader.cache._bytes
