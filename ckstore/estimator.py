@@ -122,7 +122,7 @@ class Estimator:
         self._policy = policy
         self._parents = parents
         self._reader = reader
-        self._exact = ObjectEncoder(reader, keep=_KEPT * values.size <= reader.cache.limit)
+        self._exact = ObjectEncoder(reader, keep=reader.keeps and _KEPT * values.size <= reader.cache.limit)
         self._coarse = CoarseEncoder(reader, policy)
         self._codebooks = None if policy.scheme == "lattice" else CodebookEncoder(reader, policy)
         self._sizes: dict[tuple[int, int], float] = {}
@@ -171,7 +171,7 @@ class Estimator:
         if estimate.is_coarse:
             return self._coarse.encode(estimate, plan, lambda first, last: whole[first:last])
         parent = self._parents.get((unit.key, unit.signature))
-        replaced = () if parent is None else (parent.lattice, parent.content or "")
+        replaced = [] if parent is None else [one for one in (parent.lattice, parent.content) if one is not None]
         return self._exact.encode(content, estimate, plan, lambda first, last: whole[first:last], replaced)
 
     def may_be_coarse(self, unit: Unit) -> bool:

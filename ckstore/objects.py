@@ -145,12 +145,15 @@ class ObjectReader:
         Finds bytes.
     cache_bytes
         Limit of the cache of decoded chunks.
+    keeps
+        Whether a version that is stored against these objects leaves its own chunks here, for the one that follows.
     """
 
-    def __init__(self, resolver: Resolver, blocks: Blocks, cache_bytes: int = 64 << 20) -> None:
+    def __init__(self, resolver: Resolver, blocks: Blocks, cache_bytes: int = 64 << 20, *, keeps: bool = True) -> None:
         self.resolver = resolver
         self.blocks = blocks
         self.cache = ChunkCache(cache_bytes)
+        self.keeps = keeps
         self.decoded_chunks = 0
         self._indexes: OrderedDict[tuple[str, int], list[tuple[int, int] | None]] = OrderedDict()
         self._locks: dict[tuple[str, int], tuple[Lock, int]] = {}
@@ -158,9 +161,7 @@ class ObjectReader:
 
     def in_passing(self) -> ObjectReader:
         """A reader of the same objects whose chunks go with it and take little memory: for what is done once."""
-        if self.cache.limit <= _PASSING:
-            return self
-        return ObjectReader(self.resolver, self.blocks, _PASSING)
+        return ObjectReader(self.resolver, self.blocks, min(self.cache.limit, _PASSING), keeps=False)
 
     def chain(self, record: LatticeRecord) -> list[LatticeRecord]:
         """The records from `record` back to its base.
