@@ -122,7 +122,7 @@ class LinearLattice:
         """
         from ckstore.kernels import lattice as kernels
 
-        _check_sizes(bits, predicted)
+        check_sizes(bits, predicted)
         out = empty(bits.size, np.int32)
         prediction = _NO_INTEGERS if predicted is None else predicted
         kernels.linear_quantise(
@@ -164,11 +164,11 @@ class LinearLattice:
         """Bits of the lattice values of a chunk of integers that begins at element `start`; in `out` if given."""
         from ckstore.kernels import coarse as kernels
 
+        check_sizes(integers, out)
         is_short = self.dtype in SHORT
         if out is None or is_short:
             carrier = empty(integers.size, np.uint32 if is_short else _unsigned(self.dtype))
         else:
-            _check_sizes(out, integers)
             carrier = out
         values = carrier.view(np.float32 if is_short else self.dtype)
         kernels.linear_values(fixed(integers), self.step, *self._exponents, self.width, start, values)
@@ -178,7 +178,7 @@ class LinearLattice:
         """Sum of squares of the difference between finite values and lattice values, and their number."""
         from ckstore.kernels import lattice as kernels
 
-        _check_sizes(bits, integers)
+        check_sizes(bits, integers)
         result: tuple[float, int] = kernels.linear_distance(
             floats(bits, self.dtype), fixed(integers), self.step, *self._exponents, self.width, start
         )
@@ -198,7 +198,7 @@ class LinearLattice:
         """Bits of the parent's exact values moved into the integers' cells, and the classes of a chained layer."""
         from ckstore.kernels import lattice as kernels
 
-        _check_sizes(integers, parent)
+        check_sizes(integers, parent)
         out = empty(parent.size, parent.dtype)
         classes = empty(parent.size, np.uint8)
         kernel = kernels.chained_predict32 if self.dtype == "float32" else kernels.chained_predict64
@@ -320,7 +320,8 @@ def _zeros(like: Bits) -> Bits:
     return _NOTHING[: like.nbytes].view(like.dtype)
 
 
-def _check_sizes(values: Bits, predicted: Bits | None) -> None:
+def check_sizes(values: Bits, predicted: Bits | None) -> None:
+    """Raise `IntegrityError` where there is another array, and not as large."""
     # The kernels take the sizes of their arrays on trust.
     if predicted is not None and predicted.size != values.size:
         raise IntegrityError(
@@ -333,7 +334,7 @@ def ordinal_difference(bits: Bits, predicted: Bits | None, dtype: str) -> Intege
 
     Without `predicted`: the ordinals themselves. `IntegrityError` where there are not as many predictions as values.
     """
-    _check_sizes(bits, predicted)
+    check_sizes(bits, predicted)
     signed = np.dtype(f"i{bits.itemsize}")
     if dtype not in FLOATS:
         if predicted is None:
@@ -350,12 +351,15 @@ def ordinal_difference(bits: Bits, predicted: Bits | None, dtype: str) -> Intege
 
 def ordinal_correct(predicted: Bits | None, residuals: Integers, dtype: str, out: Bits | None = None) -> Bits:
     """The inverse of `ordinal_difference`; in `out` if given."""
-    _check_sizes(residuals, predicted)
-    _check_sizes(residuals, out)
+    check_sizes(residuals, predicted)
+    check_sizes(residuals, out)
     unsigned = residuals.view(f"u{residuals.itemsize}")
+    is_float = dtype in FLOATS
+    if out is None and predicted is None and not is_float:
+        return unsigned
     if out is None:
         out = empty(unsigned.size, unsigned.dtype)
-    if dtype not in FLOATS:
+    if not is_float:
         np.add(_zeros(unsigned) if predicted is None else predicted, unsigned, out=out)
         return out
     from ckstore.kernels import lattice as kernels

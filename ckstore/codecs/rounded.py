@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from ckstore.codecs.lattice import FLOATS, Bits, Integers
+from ckstore.codecs.lattice import FLOATS, Bits, Integers, check_sizes
 from ckstore.codecs.memory import empty, fixed
 
 #: dtypes whose ordinals can be rounded: differences of ordinals and models fit 64 bits.
@@ -60,6 +60,7 @@ class RoundedLattice:
         """Bits of the values in the middle of the integers' cells; near 0 they are +0. In `out` if given."""
         from ckstore.kernels import coarse as kernels
 
+        check_sizes(integers, out)
         if out is None:
             out = empty(integers.size, "u4" if self.dtype == "float32" else "u2")
         kernels.rounded_values(

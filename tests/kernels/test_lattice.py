@@ -17,6 +17,7 @@ from ckstore.codecs.lattice import (
     scaled,
     step_exponent,
 )
+from ckstore.codecs.rounded import RoundedLattice
 from ckstore.errors import IntegrityError
 from ckstore.kernels import lattice as kernels
 from ckstore.kernels import reference
@@ -191,3 +192,19 @@ def test_elements_beyond_two_to_the_31_have_the_right_row():
     assert integers.tolist() == [2 ** (10 - 4001 % 7)] * 3
     bits, _ = lattice.own(integers, start)
     assert bits.view(np.float32).tolist() == [1.0] * 3
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
+@pytest.mark.parametrize("size", [0, 6, 8])
+def test_values_are_not_written_to_arrays_of_other_sizes(dtype, size):
+    integers = np.arange(7, dtype=np.int32)
+    lattices = [LinearLattice(dtype, -3, 7)]
+    if dtype in ("float32", "bfloat16"):
+        lattices.append(RoundedLattice(dtype, 24 if dtype == "float32" else 8, 0, 7))
+    for lattice in lattices:
+        values = lattice.values(integers, 0)
+        out = np.full(7, 77, values.dtype)
+        assert np.array_equal(lattice.values(integers, 0, out), values)
+        assert np.array_equal(out, values)
+        with pytest.raises(IntegrityError):
+            lattice.values(integers, 0, np.full(size, 77, values.dtype))
