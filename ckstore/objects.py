@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from ckstore.codecs.checksum import crc32c
 from ckstore.codecs.codebook import CodebookLattice, Indices
-from ckstore.codecs.integers import decode_integers
+from ckstore.codecs.integers import add_integers, decode_integers
 from ckstore.codecs.lattice import (
     Bits,
     Integers,
@@ -267,21 +267,34 @@ class ObjectReader:
         """Integers (int32) of one chunk of an object that is not ordinal; the array is read-only."""
         pending, below, integers = self._undecoded(self.chain(record), chunk)
         for level in pending:
-            stored = self._stored_integers(level, chunk, np.dtype(np.int32), None)
             if below is None or integers is None:
-                integers = stored
+                integers = self._stored_integers(level, chunk, np.dtype(np.int32), None)
+                if integers is None:
+                    integers = np.zeros(_chunk_size(level, chunk), np.int32)
             else:
-                integers = level.linear.project(below.linear, integers, chunk * level.chunk)
-                if stored is not None and integers.flags.writeable:
-                    integers += stored
-                elif stored is not None:
-                    # It is in the cache, and others read it.
-                    integers = np.add(integers, stored, out=stored)
-            if integers is None:
-                integers = np.zeros(_chunk_size(level, chunk), np.int32)
+                integers = self._moved(level, below, integers, chunk)
             below = level
         assert integers is not None
         return self._decoded((record.id, chunk), integers, keep=keep)
+
+    def _moved(self, level: LatticeRecord, below: LatticeRecord, integers: Integers, chunk: int) -> Integers:
+        """The integers of `level`, from those of `below`, which are changed where they may be."""
+        place = self.index(level)[chunk]
+        shift = level.linear.shift_from(below.linear)
+        if place is None or shift is None:
+            integers = level.linear.project(below.linear, integers, chunk * level.chunk)
+            shift = 0
+        if place is None:
+            return integers
+        if not integers.flags.writeable:
+            # It is in the cache, and others read it.
+            own = empty(integers.size, np.int32)
+            own[...] = integers
+            integers = own
+        payload = self._payload(level.pack, level.offset + place[0], place[1])
+        self.decoded_chunks += 1
+        add_integers(payload, integers, shift)
+        return integers
 
     def _decoded(self, key: tuple[str, int], array: npt.NDArray[Any], *, keep: bool) -> npt.NDArray[Any]:
         """A chunk that was decoded, read-only from here on."""

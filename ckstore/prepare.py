@@ -41,14 +41,13 @@ def _reorder() -> None:
     """Payloads that have classes, and whose integers are narrower than what they are decoded to."""
     from ckstore.kernels.entropy_directory import COLUMNS
     from ckstore.kernels.entropy_order import to_natural_order
-    from ckstore.kernels.entropy_read import widen
+    from ckstore.kernels.entropy_read import accumulate
 
     groups, wide = np.empty((1, COLUMNS), np.int64), np.zeros(1, np.int32)
     for dtype in (np.int8, np.int16, np.int32):
         narrow = np.zeros(1, dtype)
         to_natural_order(narrow, 0, _CLASSES[:0], groups, 0, narrow)
-        if narrow.dtype != wide.dtype:
-            widen(narrow, wide)
+        accumulate(narrow, wide, 0)
 
 
 def _lattices() -> None:

@@ -30,6 +30,9 @@ Array = npt.NDArray[Any]
 
 _SIZE_CODES = {1: 0, 2: 1, 4: 2, 8: 3}
 
+#: A shift of which nothing is left.
+_FORGOTTEN = 31
+
 _held = local()
 
 
@@ -100,18 +103,57 @@ def decode_integers(payload: bytes | bytearray | memoryview, out: Array, classes
     check_arrays(out, classes)
     if not out.flags.writeable:
         raise UsageError("The output array is read-only: give one that can be written.")
+    signed = out.view(f"i{out.itemsize}")
+    if not signed.flags.aligned:
+        signed[:] = _decode(payload, out.size, out.itemsize, classes, None)
+        return
+    narrow = _decode(payload, out.size, out.itemsize, classes, signed)
+    if narrow is not signed:
+        _thread_room().accumulate(narrow, signed, _FORGOTTEN)
+
+
+def add_integers(payload: bytes | bytearray | memoryview, sums: Array, shift: int = 0) -> None:
+    """Decode a payload without classes and add its integers to `sums`.
+
+    Parameters
+    ----------
+    payload : bytes-like
+        What `encode_integers` returned.
+    sums : (n,) int32 array, C-contiguous, writable
+        Of as many elements as were encoded, of 4 bytes each.
+    shift
+        By how many bits they are shifted right before, rounding half up.
+
+    Raises
+    ------
+    IntegrityError
+        If the payload is damaged or does not fit; `sums` is unchanged then.
+    """
+    narrow = _decode(payload, sums.size, sums.itemsize, None, None)
+    _thread_room().accumulate(narrow, sums, shift)
+
+
+def _decode(
+    payload: bytes | bytearray | memoryview, count: int, width: int, classes: Array | None, target: Array | None
+) -> Array:
+    """The integers of a payload in the narrowest dtype that holds them all, in memory that the next call uses again.
+
+    Where that is the dtype of `target`, they are decoded into it, and it is what is returned.
+    """
     view = memoryview(payload).cast("B")
     header = read_header(view)
     if classes is not None:
         classes = fixed(classes)
-    _check_header(header, view, out, classes)
+    _check_header(header, view, count, width, classes)
 
-    signed = out.view(f"i{out.itemsize}")
-    fits = header.narrow == header.width and signed.flags.aligned
-    direct = fits and classes is None
+    fits = target is not None and header.narrow == width
     margin = 0 if classes is None else header.count // 2 + 1
-    padded = signed if direct else scratch("read-coded", header.count + 2 * margin, f"i{header.narrow}")
-    coded = padded[margin : margin + header.count]
+    if fits and classes is None:
+        assert target is not None
+        padded = target
+    else:
+        padded = scratch("read-coded", header.count + 2 * margin, f"i{header.narrow}")
+    coded = padded[margin : margin + header.count] if margin else padded
     room = _thread_room()
     number = _read_elements(header, view, room, coded)
     if header.streamed:
@@ -119,21 +161,18 @@ def decode_integers(payload: bytes | bytearray | memoryview, out: Array, classes
     else:
         damaged = crc32c(view[6:], crc32c(view[:2], crc32c(coded))) != header.check
     if not damaged and classes is not None:
-        coded = signed if fits else scratch("read-natural", header.count, coded.dtype)
+        coded = target if fits and target is not None else scratch("read-natural", header.count, coded.dtype)
         damaged = room.to_natural_order(padded, margin, classes, room.groups, number, coded) != 0
     if damaged:
         raise IntegrityError(DAMAGED)
-    if not fits and signed.flags.aligned:
-        room.widen(coded, signed)
-    elif not fits:
-        signed[:] = coded
+    return coded
 
 
-def _check_header(header: Header, view: memoryview, out: Array, classes: Array | None) -> None:
+def _check_header(header: Header, view: memoryview, count: int, width: int, classes: Array | None) -> None:
     """Check what can be checked before anything is decoded; `IntegrityError` where it does not fit."""
-    if header.count != out.size or header.width != out.itemsize:
+    if header.count != count or header.width != width:
         raise IntegrityError(
-            f"The payload holds {header.count} integers of {header.width} bytes, not {out.size} of {out.itemsize}: "
+            f"The payload holds {header.count} integers of {header.width} bytes, not {count} of {width}: "
             "decode it with the shape and dtype it was encoded from."
         )
     if classes is not None and not header.grouped:
@@ -155,7 +194,7 @@ class _Room:
         self.code_directory = entropy_directory.code_directory
         self.read_streams = entropy_read.read_streams
         self.to_natural_order = entropy_order.to_natural_order
-        self.widen = entropy_read.widen
+        self.accumulate = entropy_read.accumulate
         most = entropy_order.CLASSES
         self.coder = np.empty(5, np.int64)
         self.odds = np.empty((entropy_directory.CONTEXTS, 2), np.int32)

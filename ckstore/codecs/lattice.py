@@ -148,6 +148,14 @@ class LinearLattice:
         result: float = kernels.concentration(floats(bits, self.dtype), self.step, *self._exponents, self.width, start)
         return result
 
+    def shift_from(self, base: LinearLattice) -> int | None:
+        """By how many bits integers of `base` are shifted right to stand on this lattice.
+
+        None where that differs from element to element, or where they grow; `project` does all of it.
+        """
+        alike = _exponent_difference(self.rows, base.rows).size == _exponent_difference(self.cols, base.cols).size == 0
+        return self.step - base.step if alike and self.step >= base.step else None
+
     def project(self, base: LinearLattice, integers: Integers, start: int) -> Integers:
         """Integers of `base` shifted onto this lattice; the same array where nothing shifts."""
         from ckstore.kernels import lattice as kernels

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -38,19 +39,20 @@ def build(version: Version, file: int) -> Any:
     """
     layout = version.layout.files[file]
     # A damaged file that was stored as opaque bytes on demand must not be parsed after all.
-    if layout.kind != "opaque":
-        layout = version.parsed(file)
-    if layout.tree is None:
+    if layout.kind == "opaque":
         name = version.document.files[file].path
         raise UsageError(f"{name} holds no tensors that could be read; use `ckstore checkout` to get the file itself.")
-    storages = _Storages(layout)
-    tensors = [storages.tensor(tensor) for tensor in layout.tensors]
-    fill(version, storages.requests(file), keep=False)
-    return replace_tensors(layout.tree, tensors.__getitem__)
+    with ThreadPoolExecutor(1, thread_name_prefix="ckstore") as aside:
+        parsing = aside.submit(version.parsed, file)
+        storages = _Storages(layout)
+        fill(version, storages.requests(file), keep=False)
+        parsed = parsing.result()
+    tensors = [storages.tensor(tensor) for tensor in parsed.tensors]
+    return replace_tensors(parsed.tree, tensors.__getitem__)
 
 
 class _Storages:
-    """The storages of a file, made when a tensor needs them.
+    """The storages of a file, which nothing fills yet.
 
     The extents of one storage follow each other without a gap; between storages the torch formats write headers.
     """
@@ -58,32 +60,28 @@ class _Storages:
     def __init__(self, layout: FileLayout) -> None:
         self._extents = layout.extents
         self._starts: list[int] = []
-        self._sizes: dict[int, int] = {}
+        sizes: dict[int, int] = {}
         shared = layout.kind != "safetensors"
         for index, extent in enumerate(layout.extents):
             follows = shared and index > 0 and layout.extents[index - 1].stop == extent.start
             start = self._starts[-1] if follows else extent.start
             self._starts.append(start)
-            self._sizes[start] = extent.stop - start
-        self._made: dict[int, torch.Tensor] = {}
+            sizes[start] = extent.stop - start
+        self._made = {start: torch.empty(size, dtype=torch.uint8) for start, size in sizes.items()}
+        use_large_pages((made.data_ptr(), made.numel()) for made in self._made.values())
 
     def tensor(self, tensor: Tensor) -> torch.Tensor:
-        """A tensor whose storage is not filled yet."""
+        """A tensor in its storage."""
         empty = torch.empty(0, dtype=torch_dtype(tensor.dtype))
         if tensor.extent < 0:
             return empty.as_strided(tensor.shape, tensor.strides)
         start = self._starts[tensor.extent]
-        made = self._made.get(start)
-        if made is None:
-            made = self._made[start] = torch.empty(self._sizes[start], dtype=torch.uint8)
-            use_large_pages(made.data_ptr(), self._sizes[start])
         before = (self._extents[tensor.extent].start - start) // ITEM_SIZES[tensor.dtype]
-        return empty.set_(made.untyped_storage(), before + tensor.offset, tensor.shape, tensor.strides)
+        storage = self._made[start].untyped_storage()
+        return empty.set_(storage, before + tensor.offset, tensor.shape, tensor.strides)
 
     def requests(self, file: int) -> Iterator[Request]:
-        """What fills the storages that were made."""
+        """What fills them."""
         for index, (extent, start) in enumerate(zip(self._extents, self._starts, strict=True)):
-            made = self._made.get(start)
-            if made is not None:
-                out = made.numpy()[extent.start - start : extent.stop - start]
-                yield Request(file, index, 0, extent.count, out)
+            out = self._made[start].numpy()[extent.start - start : extent.stop - start]
+            yield Request(file, index, 0, extent.count, out)

@@ -153,7 +153,19 @@ def read_streams(
 
 
 @kernel
-def widen(narrow: Array, wide: Array) -> None:
-    """Copy integers into an array of a wider or the same dtype."""
-    for i in range(uint64(narrow.size)):
-        wide[i] = narrow[i]
+def accumulate(narrow: Array, wide: Array, shift: int) -> None:
+    """Add integers to those of a wider or the same dtype, which are shifted right first, rounding half up.
+
+    By 31 bits or more nothing is left of what stood in `wide`: it may be uninitialised.
+    """
+    if shift >= 31:
+        for i in range(uint64(narrow.size)):
+            wide[i] = narrow[i]
+    elif shift == 0:
+        for i in range(uint64(narrow.size)):
+            wide[i] += narrow[i]
+    else:
+        right = np.int32(shift)
+        half = np.int32((1 << right) >> 1)
+        for i in range(uint64(narrow.size)):
+            wide[i] = (np.int32(wide[i] + half) >> right) + narrow[i]

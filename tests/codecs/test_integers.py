@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 from numba import njit
 
 from ckstore.codecs import integer_header
-from ckstore.codecs.integers import count_integers, decode_integers, encode_integers, entropy_bits, payload_bits
+from ckstore.codecs.integers import (
+    add_integers,
+    count_integers,
+    decode_integers,
+    encode_integers,
+    entropy_bits,
+    payload_bits,
+)
 from ckstore.errors import CkstoreError, IntegrityError, UsageError
 from ckstore.kernels import entropy_coder, entropy_directory, entropy_layout, entropy_lengths, entropy_reference
 
@@ -294,6 +301,29 @@ def test_arbitrary_bytes_are_refused_or_harmless(version, data, flags, size):
     payload = bytes((version, flags)) + bytes(4) + (bytes(4) if flags & 32 else b"") + count + data
     with contextlib.suppress(IntegrityError):
         decode_integers(with_right_checksum(payload), out)
+
+
+@pytest.mark.parametrize("size", [0, 1, 31, 5000])
+@pytest.mark.parametrize("largest", [0, 1, 100, 30_000, 1 << 22])
+@pytest.mark.parametrize("shift", [0, 1, 7, 22, 30])
+def test_integers_are_added_to_shifted_sums(size, largest, shift):
+    generator = np.random.default_rng(size + largest + shift)
+    stored = generator.integers(-largest, largest + 1, size).astype(np.int32)
+    sums = generator.integers(-(1 << 24), (1 << 24) + 1, size).astype(np.int32)
+    expected = ((sums.astype(np.int64) + ((1 << shift) >> 1)) >> shift) + stored
+    add_integers(encode_integers(stored), sums, shift)
+    assert np.array_equal(sums, expected)
+
+
+def test_damage_leaves_sums_as_they_were():
+    payload = bytearray(encode_integers(np.arange(3000, dtype=np.int32)))
+    sums = np.arange(3000, dtype=np.int32)
+    payload[-40] ^= 4
+    with pytest.raises(IntegrityError):
+        add_integers(payload, sums, 1)
+    with pytest.raises(IntegrityError):
+        add_integers(encode_integers(np.arange(2999, dtype=np.int32)), sums)
+    assert np.array_equal(sums, np.arange(3000))
 
 
 def test_other_classes_are_found():

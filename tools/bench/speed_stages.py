@@ -41,7 +41,7 @@ STAGES = (
     Stage("estimate", ("ckstore.estimator:Estimator.estimate",), whole=True),
     Stage("read packs", ("ckstore.storage.pack_reader:PackReader.pread",
                          "ckstore.storage.pack_reader:PackReader.read_into")),
-    Stage("decode streams", ("ckstore.objects:decode_integers",)),
+    Stage("decode streams", ("ckstore.objects:decode_integers", "ckstore.objects:add_integers")),
     Stage("predict, correct", ("ckstore.objects:ObjectReader.integers", "ckstore.objects:ObjectReader.ordinals",
                                "ckstore.objects:ObjectReader.exact", "ckstore.objects:ObjectReader.values")),
     Stage("quantise, predict, difference", ("ckstore.estimator:Estimator.encode",)),
