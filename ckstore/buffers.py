@@ -1,9 +1,8 @@
-"""Decodes stretches of a version's extents into buffers that are there already, by a pool of threads."""
+"""Decodes stretches of a version's extents into buffers that are there already, by several threads."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,14 +12,14 @@ import numpy.typing as npt
 from ckstore.codecs.lattice import Bits, part_dtype
 from ckstore.dtypes import bits_dtype
 from ckstore.formats.layout import ITEM_SIZES
-from ckstore.threads import in_order, worker_count
+from ckstore.threads import shared, worker_count
 
 if TYPE_CHECKING:
     from ckstore.version import Version
 
 Bytes = npt.NDArray[np.uint8]
 
-#: Chunks from which on a pool of threads is worth its start.
+#: Chunks from which on other threads are worth their start.
 _POOLED = 3
 
 
@@ -74,12 +73,10 @@ def fill(
                 out[...] = bits[start:stop].view(np.uint8)
         return sum(out.size for _, _, out in parts)
 
-    workers = worker_count()
-    if len(places) < _POOLED or workers == 1:
-        _report(map(work, places), progress)
-        return
-    with ThreadPoolExecutor(workers, thread_name_prefix="ckstore") as pool:
-        _report(in_order(pool, work, places, 4 * workers), progress)
+    workers = worker_count() if len(places) >= _POOLED else 1
+    for nbytes in shared(work, places, workers):
+        if progress is not None:
+            progress(nbytes)
 
 
 def read(version: Version, file: int, extent: int, first: int, last: int) -> npt.NDArray[Any]:
@@ -100,12 +97,6 @@ def _whole(version: Version, place: tuple[int, int], parts: list[tuple[int, int,
         return None
     bits: Bits = out.view(bits_dtype(part_dtype(unit.dtype)))
     return bits if bits.flags.aligned else None
-
-
-def _report(done: Iterable[int], progress: Callable[[int], None] | None) -> None:
-    for nbytes in done:
-        if progress is not None:
-            progress(nbytes)
 
 
 def _part_size(version: Version, request: Request) -> int:

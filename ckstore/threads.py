@@ -36,6 +36,40 @@ def in_order(
             future.cancel()
 
 
+def shared(work: Callable[[Item], Result], items: Iterable[Item], workers: int) -> Generator[Result, None, None]:
+    """`work` on each item, by this thread and `workers` - 1 others, in no order; yields what it returns, now and then.
+
+    Nobody waits for anybody, and nothing is handed from one thread to another but the items: where they are small, that
+    takes longer than what is done with them.
+    """
+    todo = deque(items)
+    done: deque[Result] = deque()
+
+    def one() -> bool:
+        try:
+            item = todo.popleft()
+        except IndexError:
+            return False
+        done.append(work(item))
+        return True
+
+    def all_that_is_left() -> None:
+        while one():
+            pass
+
+    with ThreadPoolExecutor(max(workers - 1, 1), thread_name_prefix="ckstore") as pool:
+        try:
+            others = [pool.submit(all_that_is_left) for _ in range(min(workers, len(todo)) - 1)]
+            while one():
+                while done:
+                    yield done.popleft()
+            for other in others:
+                other.result()
+            yield from done
+        finally:
+            todo.clear()
+
+
 def in_turn(call: Callable[[int], None] | None) -> Callable[[int], None] | None:
     """A function that several threads may call: one waits for the other."""
     if call is None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
 
-from ckstore.threads import in_turn, one_ahead
+from ckstore.threads import in_turn, one_ahead, shared
 
 
 def counted(made: list[int], last: int) -> Generator[int, None, None]:
@@ -78,3 +79,63 @@ def test_calls_take_turns() -> None:
         list(pool.map(call, [1] * 200))
     assert (most, total) == (1, 200)
     assert in_turn(None) is None
+
+
+@pytest.mark.parametrize("workers", [1, 2, 7])
+@pytest.mark.parametrize("count", [0, 1, 3, 500])
+def test_shared_items_are_all_worked_on_once(workers: int, count: int) -> None:
+    assert sorted(shared(lambda item: 2 * item, range(count), workers)) == [2 * item for item in range(count)]
+
+
+def test_items_are_shared_between_threads() -> None:
+    meeting = threading.Barrier(3)
+
+    def work(item: int) -> int:
+        meeting.wait(10)  # Only where all three are at it does it open.
+        return threading.get_ident()
+
+    assert len(set(shared(work, range(6), 3))) == 3
+
+
+def test_an_error_of_any_thread_is_raised_and_what_is_left_is_dropped() -> None:
+    seen: list[int] = []
+    here = threading.get_ident()
+    begun = threading.Event()
+
+    def elsewhere(item: int) -> int:
+        seen.append(item)
+        if threading.get_ident() != here:
+            begun.set()
+            raise ValueError(item)
+        begun.wait(10)
+        return item
+
+    with pytest.raises(ValueError):
+        list(shared(elsewhere, range(50), 2))
+
+    def first(item: int) -> int:
+        seen.append(item)
+        if threading.get_ident() == here:
+            raise KeyError(item)
+        time.sleep(0.01)
+        return item
+
+    seen.clear()
+    with pytest.raises(KeyError):
+        list(shared(first, range(1000), 3))
+    assert len(seen) < 900
+
+
+def test_shared_work_that_is_left_ends() -> None:
+    seen: list[int] = []
+
+    def work(item: int) -> int:
+        seen.append(item)
+        time.sleep(0.001)
+        return item
+
+    with closing(shared(work, range(1000), 2)) as results:
+        next(results)
+    count = len(seen)
+    time.sleep(0.05)
+    assert len(seen) == count < 900

@@ -42,10 +42,12 @@ def build(version: Version, file: int) -> Any:
     if layout.kind == "opaque":
         name = version.document.files[file].path
         raise UsageError(f"{name} holds no tensors that could be read; use `ckstore checkout` to get the file itself.")
+    storages = _Storages(layout)
     with ThreadPoolExecutor(1, thread_name_prefix="ckstore") as aside:
+        advising = aside.submit(use_large_pages, storages.spans())
         parsing = aside.submit(version.parsed, file)
-        storages = _Storages(layout)
         fill(version, storages.requests(file), keep=False)
+        advising.result()
         parsed = parsing.result()
     tensors = [storages.tensor(tensor) for tensor in parsed.tensors]
     return replace_tensors(parsed.tree, tensors.__getitem__)
@@ -68,7 +70,10 @@ class _Storages:
             self._starts.append(start)
             sizes[start] = extent.stop - start
         self._made = {start: torch.empty(size, dtype=torch.uint8) for start, size in sizes.items()}
-        use_large_pages((made.data_ptr(), made.numel()) for made in self._made.values())
+
+    def spans(self) -> list[tuple[int, int]]:
+        """Address and bytes of each."""
+        return [(made.data_ptr(), made.numel()) for made in self._made.values()]
 
     def tensor(self, tensor: Tensor) -> torch.Tensor:
         """A tensor in its storage."""

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import zstandard
 
 from ckstore.codecs.checksum import crc32c
-from ckstore.codecs.integers import decode_integers, encode_integers
+from ckstore.codecs.integers import add_integers, decode_integers, encode_integers
 from ckstore.codecs.lattice import (
     CHUNK,
     Bits,
@@ -126,6 +126,21 @@ def coder_speeds(values: Array, repeat: int) -> tuple[dict[str, Spread], dict[st
         calls[f"zstd-{level} decode"] = partial(zstandard.ZstdDecompressor().decompress, packed)
     bits = {coder: 8 * size / values.size for coder, size in sizes.items()}
     return kernel_speeds(calls, values.size / 1e9, repeat), bits
+
+
+def lattice_speed(bits: float, repeat: int) -> Spread:
+    """G integers a second of one core that adds a level of a coarse version, of so many bits each, to the one below."""
+    generator = np.random.default_rng(1)
+    normal = generator.standard_normal(CHUNK)
+    low, high = 1e-3, 1e5
+    for _ in range(40):
+        scale = (low * high) ** 0.5
+        counts = np.unique(np.rint(normal * scale), return_counts=True)[1]
+        entropy = -(counts / CHUNK * np.log2(counts / CHUNK)).sum()
+        low, high = (scale, high) if entropy < bits else (low, scale)
+    payload = encode_integers(np.rint(normal * low).astype(np.int32))
+    sums = np.zeros(CHUNK, np.int32)
+    return kernel_speeds({"add": partial(add_integers, payload, sums)}, CHUNK / 1e9, 5 * repeat)["add"]
 
 
 def exact(bench: Bench) -> Section:

@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,9 @@ _WEIGHTS = 1 / 3
 #: Rounds of what writes whole checkpoints.
 _ROUNDS = 5
 
-VERBS = (INGEST, CHECKOUT, STATE_DICT)
+#: What is bounded: the verbs on exact versions, and state dicts of coarse ones.
+COARSE = "coarse state_dict"
+VERBS = (INGEST, CHECKOUT, STATE_DICT, COARSE)
 
 
 @dataclass(frozen=True)
@@ -58,10 +61,14 @@ class Run:
         Part of the bytes that is left of a version with a parent.
     cost
         What restoring the deepest version costs over one stored in full, as foretold.
+    coarse
+        Of the deepest coarse version, by element of the checkpoint: integers that are decoded on the way to its
+        values, and stored bits.
     """
 
     packed: float
     cost: float
+    coarse: tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -115,7 +122,13 @@ def stages(bench: Bench) -> Section:
     for place in bench.places:
         bench.report(f"bounds on {place.name}")
         measured, run = _measured(bench, place)
-        floors[place.name] = bounds(speeds, media[place.name], run)
+        decoded, bits = run.coarse
+        coarse_speed = kernels_speed.lattice_speed(bits / decoded, bench.settings.repeat)
+        section.notes.append(
+            f"The coarse version on {place.name} decodes {digits(decoded)} integers an element, of "
+            f"{digits(bits / decoded)} bits: at best {coarse_speed} G/s, one core."
+        )
+        floors[place.name] = bounds(speeds | {LEVELS: coarse_speed.median}, media[place.name], run)
         for verb, bound in floors[place.name].items():
             best = 1 / bound.seconds(cores)
             cells = [sum(bound.parts.values()) / cores, bound.serial, bound.medium, best, measured[verb]]
@@ -133,6 +146,7 @@ def _cell(seconds: float | None) -> str:
 
 
 #: What the limits are called that bounds are computed from, in GB/s.
+LEVELS, VALUES = "levels of integers, decode (G/s)", "lattice values (GB/s)"
 COPY, FAULTS = "memory copied (GB/s)", "fresh memory touched (GB/s)"
 FAULTS_LARGE = "fresh memory touched, large pages (GB/s)"
 PREAD, PREAD_FRESH = "file read into memory in use (GB/s)", "file read into fresh memory (GB/s)"
@@ -175,7 +189,10 @@ def machine_limits(bench: Bench) -> dict[str, Spread]:
             _layer(name, "decode"): partial(layer.decode, payload),
         }
         speeds |= kernel_speeds(calls, layer.bits.nbytes / 1e9, repeat)
-    return speeds
+    own = kernels_speed.layers()["own"]
+    assert isinstance(own, kernels_speed.ExactLayer)
+    values = {VALUES: partial(own.lattice.values, own.integers, 0, np.empty_like(own.bits))}
+    return speeds | kernel_speeds(values, own.bits.nbytes / 1e9, repeat)
 
 
 def _layer(name: str, way: str) -> str:
@@ -239,11 +256,20 @@ def bounds(speeds: dict[str, float], medium: Medium, run: Run) -> dict[str, Boun
         "write": run.packed * medium.processor,
     }
     checkout = {"read": read, "decode": decoded, "SHA-256": hashed, "write": medium.processor}
-    state_dict = {"read": read, "decode": decoded, "fresh memory": 1 / max(speeds[FAULTS], speeds[FAULTS_LARGE])}
+    fresh = 1 / max(speeds[FAULTS], speeds[FAULTS_LARGE])
+    state_dict = {"read": read, "decode": decoded, "fresh memory": fresh}
+    integers, bits = run.coarse
+    coarse = {
+        "read": bits / 32 / speeds[PREAD],
+        "decode": integers / 4 / speeds[LEVELS],
+        "lattice values": 1 / speeds[VALUES],
+        "fresh memory": fresh,
+    }
     return {
         INGEST: Bound(ingest, hashed, run.packed * medium.seconds),
         CHECKOUT: Bound(checkout, hashed, medium.seconds),
         STATE_DICT: Bound(state_dict, 0.0, 0.0),
+        COARSE: Bound(coarse, 0.0, 0.0),
     }
 
 
@@ -260,8 +286,21 @@ def _measured(bench: Bench, place: Place) -> tuple[dict[str, float], Run]:
     timings = race([by_checkout(root, number, out), by_state_dict(root, number)], range(bench.settings.repeat))
     out.unlink()
     timings[INGEST] = stored.timings[INGEST][1:]
+    root = bench.store(place, "coarse")
+    number = deepest(root)
+    timings[COARSE] = race([by_state_dict(root, number)], range(bench.settings.repeat))[STATE_DICT]
     speeds = {verb: Rate.of(timings[verb], size).speed.median for verb in VERBS}
-    return speeds, Run(1 / stored.shrinks, cost)
+    return speeds, Run(1 / stored.shrinks, cost, _coarse_run(root, number))
+
+
+def _coarse_run(root: Path, number: int) -> tuple[float, float]:
+    """Of a coarse version, by element: integers that are decoded on the way to its values, and stored bits."""
+    with ckstore.open(root, "r") as store:
+        version = store[number]
+        works = [store.reader.work(lattice, None) for lattice, _ in version.document.objects]
+        elements = sum(unit.count for unit in version.layout.units)
+    integers = sum(work.plain_elements + work.grouped_elements for work in works)
+    return integers / elements, 8 * sum(work.plain_bytes + work.grouped_bytes for work in works) / elements
 
 
 def _stage_table(bench: Bench) -> list[list[str]]:
