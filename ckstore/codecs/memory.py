@@ -47,10 +47,11 @@ class Block:
             "data": (address, False),
         }
 
-    def __del__(self) -> None:
-        free = _free[self._size]
-        if len(free) << self._size < _KEPT:
-            free.append(self._memory)
+    def __del__(self, free: dict[int, list[npt.NDArray[np.uint8]]] = _free, kept: int = _KEPT) -> None:
+        # At the end of the process this module's names may have gone before the last array does.
+        same = free[self._size]
+        if len(same) << self._size < kept:
+            same.append(self._memory)
 
 
 def empty(count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:

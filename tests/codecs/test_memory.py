@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -62,3 +63,15 @@ def test_threads_never_share_memory() -> None:
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(work, range(1, 9)))
+
+
+def test_arrays_that_outlive_the_names_of_the_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    raised: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", raised.append)
+    array = empty(1 << 18, np.uint8)
+    # What the end of a process does to modules that something still holds.
+    monkeypatch.setattr(memory, "_free", None)
+    monkeypatch.setattr(memory, "_KEPT", None)
+    del array
+    gc.collect()
+    assert raised == []
