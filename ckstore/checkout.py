@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from ckstore.collection import collection_seldom
 from ckstore.errors import ConflictError, IntegrityError, UsageError
 from ckstore.formats.directory import leads_out
+from ckstore.formats.layout import ITEM_SIZES, FileLayout
 from ckstore.formats.skeleton import Checks, pieces
 from ckstore.hashing import StreamSha256
 from ckstore.storage import durable
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from ckstore.version import Version
 
 Progress = Callable[[int], None]
+
+#: Bytes that a thread decodes at a time.
+_GROUP = 2 << 20
 
 #: Some bytes of a file.
 Block = bytes | memoryview
@@ -194,21 +198,39 @@ def file_blocks(version: Version, number: int) -> Iterator[Block]:
     layout = version.layout.files[number]
     skeleton = version.skeleton(number)
 
-    def jobs() -> Iterator[tuple[int, int, int]]:
-        position = 0
-        for piece in pieces(layout):
-            if piece.extent < 0:
-                length = piece.stop - piece.start
-                yield -1, position, position + length
-                position += length
-                continue
-            yield from ((piece.extent, first, last) for first, last in version.stretches(number, piece.extent))
-
-    def work(job: tuple[int, int, int]) -> Block:
-        extent, first, last = job
-        if extent < 0:
-            return skeleton[first:last]
-        return version.read_extent(number, extent, first, last)
+    def work(stretches: list[_Stretch]) -> list[Block]:
+        return [
+            skeleton[first:last] if extent < 0 else version.read_extent(number, extent, first, last)
+            for extent, first, last in stretches
+        ]
 
     with ThreadPoolExecutor(worker_count(), thread_name_prefix="ckstore") as pool:
-        yield from in_order(pool, work, jobs(), 4 * worker_count())
+        for blocks in in_order(pool, work, _stretches(version, number, layout), 2 * worker_count()):
+            yield from blocks
+
+
+#: Elements from one to before another of an extent, or bytes of the skeleton where the extent is negative.
+_Stretch = tuple[int, int, int]
+
+
+def _stretches(version: Version, number: int, layout: FileLayout) -> Iterator[list[_Stretch]]:
+    """All of a file in order, in groups of some bytes: a thread is handed many small chunks at once."""
+    group: list[_Stretch] = []
+    filled = position = 0
+    for piece in pieces(layout):
+        if piece.extent < 0:
+            length = piece.stop - piece.start
+            found = [(-1, position, position + length)]
+            position += length
+            size = 1
+        else:
+            found = [(piece.extent, first, last) for first, last in version.stretches(number, piece.extent)]
+            size = ITEM_SIZES[layout.extents[piece.extent].dtype]
+        for stretch in found:
+            group.append(stretch)
+            filled += (stretch[2] - stretch[1]) * size
+            if filled >= _GROUP:
+                yield group
+                group, filled = [], 0
+    if group:
+        yield group
