@@ -202,7 +202,7 @@ class ObjectEncoder:
         if plan.parent is not None:
             parent = scaled(self.reader.exact(plan.parent, chunk, keep=False), lattice.dtype, plan.factor)
         residuals, classes = _residuals(lattice, bits, integers, start, parent)
-        encoded.exact.append(crc32c(bits).to_bytes(4, "little") + encode_integers(residuals, classes))
+        encoded.exact.append(encode_integers(residuals, classes, before=crc32c(bits).to_bytes(4, "little")))
         return integers
 
     def _ordinal_chunk(self, unit: Unit, bits: Bits, chunk: int, plan: Plan) -> bytes | None:
@@ -427,11 +427,7 @@ class Sample:
 def _residuals(
     lattice: LinearLattice, bits: Bits, integers: Integers, start: int, parent: Bits | None
 ) -> tuple[Integers, npt.NDArray[np.uint8]]:
-    if parent is None:
-        predicted, classes = lattice.own(integers, start)
-    else:
-        predicted, classes = lattice.chained(parent, integers, start)
-    return ordinal_difference(bits, predicted, lattice.dtype), classes
+    return lattice.residuals(bits, integers, start, parent)
 
 
 def nearby_ancestors(chain: list[Ancestor]) -> list[tuple[str, Ancestor]]:

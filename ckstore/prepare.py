@@ -28,13 +28,20 @@ _CLASSES = fixed(np.array([0, 1, 0, 1, 0, 1, 0], np.uint8))
 
 def steps() -> list[Callable[[], object]]:
     """What exact versions of float32 weights with Adam's moments take: what decodes, then lattices, then what codes."""
-    return [_decode, _reorder, _lattices, _differences, _write, _sort, _encode]
+    return [_decode, _check, _reorder, _lattices, _differences, _write, _sort, _encode]
 
 
 def _decode() -> None:
     from ckstore.codecs.integers import decode_integers
 
     decode_integers(_PLAIN, _INTEGERS.copy())
+
+
+def _check() -> None:
+    from ckstore.codecs.checksum import crc32c, use_kernel
+
+    use_kernel()
+    crc32c(bytes(1 << 16))
 
 
 def _reorder() -> None:

@@ -76,13 +76,9 @@ def _exact_layer(
         bits = reader.exact(layer, chunk)
         integers = reader.integers(record, chunk)
         start = chunk * record.chunk
-        if ancestor is None:
-            predicted, classes = record.linear.own(integers, start)
-        else:
-            before = scaled(reader.exact(ancestor, chunk), record.dtype, factor)
-            predicted, classes = record.linear.chained(before, integers, start)
-        residuals = ordinal_difference(bits, predicted, record.dtype)
-        encoded.exact.append(crc32c(bits).to_bytes(4, "little") + encode_integers(residuals, classes))
+        before = None if ancestor is None else scaled(reader.exact(ancestor, chunk), record.dtype, factor)
+        residuals, classes = record.linear.residuals(bits, integers, start, before)
+        encoded.exact.append(encode_integers(residuals, classes, before=crc32c(bits).to_bytes(4, "little")))
     return encoded
 
 

@@ -180,9 +180,8 @@ def _encode(reader: ObjectReader, item: Object) -> tuple[LatticeRecord, Encoded]
             integers = reader.integers(record, chunk)
         if content is not None and not record.is_exact:
             bits = reader.bits(content, chunk)
-            predicted, classes = record.linear.own(integers, chunk * record.chunk)
-            residuals = ordinal_difference(bits, predicted, record.dtype)
-            layers.exact.append(crc32c(bits).to_bytes(4, "little") + encode_integers(residuals, classes))
+            residuals, classes = record.linear.residuals(bits, integers, chunk * record.chunk)
+            layers.exact.append(encode_integers(residuals, classes, before=crc32c(bits).to_bytes(4, "little")))
         if record.protected:
             layers.aside.append(reader.aside(record, chunk))
         layers.coarse.append(encode_integers(integers) if integers.any() else None)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ckstore.codecs.checksum import use_kernel
 from ckstore.codecs.memory import fixed
 from ckstore.codecs.scratch import scratch
 from ckstore.errors import UsageError
@@ -36,6 +37,7 @@ class Workspace:
         from ckstore.kernels.entropy_layout import ROW, SYMBOLS
         from ckstore.kernels.entropy_survey import SMALL_SPARSE
 
+        use_kernel()
         most = entropy_order.CLASSES
         few = min(capacity, most * SMALL_SPARSE)
         table = 1 << TABLE_BITS

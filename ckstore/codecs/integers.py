@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ckstore.codecs.checksum import crc32c
+from ckstore.codecs.checksum import crc32c, use_kernel
 from ckstore.codecs.integer_header import (
     DAMAGED,
     FORMAT,
@@ -36,7 +36,7 @@ _FORGOTTEN = 31
 _held = local()
 
 
-def encode_integers(values: Array, classes: Array | None = None) -> bytes:
+def encode_integers(values: Array, classes: Array | None = None, *, before: bytes = b"") -> bytes:
     """Encode integers.
 
     Parameters
@@ -46,6 +46,8 @@ def encode_integers(values: Array, classes: Array | None = None) -> bytes:
         bits, so that a small difference modulo 2 to the width is small either way.
     classes : (n,) uint8, optional
         A class from 0 to 63 for each element, which the decoder must be given again.
+    before : bytes
+        What the result begins with: put before a large payload later on, it would cost a copy.
 
     Raises
     ------
@@ -67,7 +69,7 @@ def encode_integers(values: Array, classes: Array | None = None) -> bytes:
     check = crc32c(_narrowed(plan.coded, plan.narrow))
     if not streamed:
         whole = crc32c(head + directory, crc32c(start, check))
-        return b"".join((start, whole.to_bytes(4, "little"), head, directory))
+        return b"".join((before, start, whole.to_bytes(4, "little"), head, directory))
 
     parts = write_streams(plan, stream_room)
     sizes = [len(directory), *(part.size for part in parts[:3])]
@@ -78,7 +80,7 @@ def encode_integers(values: Array, classes: Array | None = None) -> bytes:
     whole = crc32c(start + head)
     for part in parts:
         whole = crc32c(part, whole)
-    return b"".join((start, whole.to_bytes(4, "little"), check.to_bytes(4, "little"), head, *parts))
+    return b"".join((before, start, whole.to_bytes(4, "little"), check.to_bytes(4, "little"), head, *parts))
 
 
 def decode_integers(payload: bytes | bytearray | memoryview, out: Array, classes: Array | None = None) -> None:
@@ -190,6 +192,7 @@ class _Room:
         from ckstore.kernels import entropy_coder, entropy_directory, entropy_order, entropy_read
         from ckstore.kernels.entropy_layout import ROW, SYMBOLS
 
+        use_kernel()
         self.start_coder = entropy_coder.start_coder
         self.code_directory = entropy_directory.code_directory
         self.read_streams = entropy_read.read_streams

@@ -194,24 +194,68 @@ class LinearLattice:
 
     def own(self, integers: Integers, start: int) -> tuple[Bits, Classes]:
         """Bits of the lattice values, and the classes that an own exact layer is coded by."""
+        return self._own(integers, start, None)
+
+    def chained(self, parent: Bits, integers: Integers, start: int) -> tuple[Bits, Classes]:
+        """Bits of the parent's exact values moved into the integers' cells, and the classes of a chained layer."""
+        return self._chained(parent, integers, start, None)
+
+    def residuals(
+        self, bits: Bits, integers: Integers, start: int, parent: Bits | None = None
+    ) -> tuple[Integers, Classes]:
+        """What an exact layer codes, chained if there is a `parent`: `ordinal_difference` to predictions, classes."""
+        check_sizes(bits, integers)
+        if parent is None:
+            found, classes = self._own(integers, start, bits)
+        else:
+            found, classes = self._chained(parent, integers, start, bits)
+        return found.view(f"i{found.itemsize}"), classes
+
+    def _own(self, integers: Integers, start: int, bits: Bits | None) -> tuple[Bits, Classes]:
+        """Predictions, or with `bits` the differences to them; and classes."""
         from ckstore.kernels import lattice as kernels
 
         out = empty(integers.size, _unsigned(self.dtype))
         classes = empty(integers.size, np.uint8)
+        if self._is_flat32 and -126 <= self.step < 103:
+            kernels.own_flat32(fixed(integers), _optional(bits, out), self.step, out, classes)
+            return out, classes
         kernel = kernels.own_predict32 if self.dtype == "float32" else kernels.own_predict64
         kernel(fixed(integers), self.step, *self._exponents, self.width, start, out, classes)
-        return out, classes
+        return self._difference(bits, out), classes
 
-    def chained(self, parent: Bits, integers: Integers, start: int) -> tuple[Bits, Classes]:
-        """Bits of the parent's exact values moved into the integers' cells, and the classes of a chained layer."""
+    def _chained(self, parent: Bits, integers: Integers, start: int, bits: Bits | None) -> tuple[Bits, Classes]:
+        """The same for a chained layer."""
         from ckstore.kernels import lattice as kernels
 
         check_sizes(integers, parent)
+        parent, integers = fixed(parent), fixed(integers)
         out = empty(parent.size, parent.dtype)
         classes = empty(parent.size, np.uint8)
+        if (
+            self._is_flat32
+            and -125 <= self.step <= 103
+            and kernels.chained_flat32(parent, integers, _optional(bits, out), self.step, out, classes)
+        ):
+            return out, classes
         kernel = kernels.chained_predict32 if self.dtype == "float32" else kernels.chained_predict64
-        kernel(fixed(parent), fixed(integers), self.step, *self._exponents, self.width, start, REACH, out, classes)
-        return out, classes
+        kernel(parent, integers, self.step, *self._exponents, self.width, start, REACH, out, classes)
+        return self._difference(bits, out), classes
+
+    @property
+    def _is_flat32(self) -> bool:
+        """Whether all elements are float32 and have one step."""
+        return self.dtype == "float32" and not self.rows.size and not self.cols.size
+
+    def _difference(self, bits: Bits | None, predicted: Bits) -> Bits:
+        if bits is None:
+            return predicted
+        return ordinal_difference(bits, predicted, self.dtype).view(predicted.dtype)
+
+
+def _optional(bits: Bits | None, like: Bits) -> Bits:
+    """The bits, for a kernel that takes none where the array is empty."""
+    return fixed(like[:0] if bits is None else bits)
 
 
 def _exponent_difference(own: npt.NDArray[np.int16], base: npt.NDArray[np.int16]) -> npt.NDArray[np.int16]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from ckstore.kernels.compiled import kernel
+from ckstore.kernels.entropy_bytes import store_2
 from ckstore.kernels.entropy_directory import (
     ADAPTIVE,
     CONSTANT,
@@ -126,9 +127,10 @@ def survey_groups(coded: Array, groups: Array, number: int, wide: Array) -> int:
             taken = sample_size(group)
             blocks = taken // SAMPLE_BLOCK
             for block in range(blocks):
-                first = start + block * (count - SAMPLE_BLOCK) // blocks
-                for i in range(SAMPLE_BLOCK):
-                    wide[start + SAMPLE_BLOCK * block + i] = zigzag(coded[first + i])
+                first = uint64(start + block * (count - SAMPLE_BLOCK) // blocks)
+                place = uint64(start + SAMPLE_BLOCK * block)
+                for i in range(uint64(SAMPLE_BLOCK)):
+                    wide[place + i] = zigzag(coded[first + i])
     return largest
 
 
@@ -136,6 +138,22 @@ def survey_groups(coded: Array, groups: Array, number: int, wide: Array) -> int:
 def _zigzag_32(value: int) -> Word:
     """A zigzag number of 32 bits, in instructions of 32 bits."""
     return np.uint32(np.uint32(value << 1) ^ np.uint32(value >> 31))
+
+
+@spliced
+def _take_apart(coded: Array, first: Word, count: int, width: int, numbers: Array, planes: Array, at: int) -> None:
+    """Take zigzag numbers of at most 32 bits apart: a plane of one or two bytes, and the other bits, at most 16."""
+    low = uint64(at)
+    if width == 1:
+        for i in range(uint64(count)):
+            number = _zigzag_32(int32(coded[first + i]))
+            planes[low + i] = np.uint8(number)
+            numbers[first + i] = np.uint16(number >> np.uint32(8))
+    else:
+        for i in range(uint64(count)):
+            number = _zigzag_32(int32(coded[first + i]))
+            store_2(planes, low + uint64(2) * i, uint64(number))
+            numbers[first + i] = np.uint16(number >> np.uint32(16))
 
 
 @kernel
@@ -152,6 +170,10 @@ def take_numbers(coded: Array, groups: Array, number: int, numbers: Array, wide:
         first = uint64(group[START])
         end = uint64(group[START] + group[COUNT])
         shift = 8 * group[PLANE]
+        if 0 < shift < 32 and group[FORM] != WIDE and group[OCTAVES] <= 32:
+            _take_apart(coded, first, group[COUNT], group[PLANE], numbers, planes, at)
+            at += group[PLANE] * group[COUNT]
+            continue
         if shift:
             store_plane(coded, group[START], group[COUNT], group[PLANE], planes, at)
             at += group[PLANE] * group[COUNT]
@@ -163,9 +185,6 @@ def take_numbers(coded: Array, groups: Array, number: int, numbers: Array, wide:
             for i in range(first, end):
                 value = np.int16(coded[i])
                 numbers[i] = np.uint16(np.uint16(value << 1) ^ np.uint16(value >> 15))
-        elif shift < group[OCTAVES] <= 32:
-            for i in range(first, end):
-                numbers[i] = np.uint16(_zigzag_32(int32(coded[i])) >> np.uint32(shift & 31))
         else:
             for i in range(first, end):
                 numbers[i] = np.uint16(zigzag(coded[i]) >> uint64(shift))

@@ -198,6 +198,44 @@ def _length(integer: np.int64) -> int:
     return min(bit_length(np.uint64(abs(integer))), int64(22))
 
 
+@njit(inline="always")
+def _ordinal32(bits: np.uint32) -> np.int32:
+    """`_ordinal` of 32 bits, as a signed integer: vectors of 32 bits need every step to say that it has no more."""
+    value = np.int32(bits)
+    return np.int32(value ^ np.int32(np.uint32(np.int32(value >> np.int32(31))) >> np.uint32(1)))
+
+
+@njit(inline="always")
+def _field32(bits: np.uint32) -> np.uint32:
+    """The exponent field of a float32."""
+    return np.uint32(np.uint32(bits >> np.uint32(23)) & np.uint32(255))
+
+
+@njit(inline="always")
+def _own32(integer: np.int32, power: np.float32, below: np.uint32) -> tuple[np.uint32, np.uint8]:
+    """(bits, class) of an element; an integer's bit length is its value's exponent field less `below`."""
+    predicted = bits_of_float32(np.float32(np.float32(integer) * power))
+    field = _field32(predicted)
+    return predicted, np.uint8(np.uint32(field - below)) if field else np.uint8(32)
+
+
+@kernel
+def own_flat32(integers: np.ndarray, bits: np.ndarray, step: int, out: np.ndarray, classes: np.ndarray) -> None:
+    """`own_predict32` with one step for all elements, below 103, so that no lattice value overflows.
+
+    Where `bits` is not empty, `out` is filled with their differences of ordinals to the lattice values instead.
+    """
+    power = np.float32(power_of_two(step))
+    below = np.uint32(step + 126)
+    if bits.size:
+        for k in range(integers.size):
+            predicted, classes[k] = _own32(np.int32(integers[k]), power, below)
+            out[k] = np.int32(_ordinal32(bits[k]) - _ordinal32(predicted))
+    else:
+        for k in range(integers.size):
+            out[k], classes[k] = _own32(np.int32(integers[k]), power, below)
+
+
 @kernel
 def own_predict32(
     integers: np.ndarray,
@@ -215,15 +253,6 @@ def own_predict32(
     for the integer 0 the element's step exponent relative to the smallest one, because there sign and exponent of
     the value itself are coded.
     """
-    if rows.size == 0 and cols.size == 0 and step < 103:
-        # No value overflows, so that a value's exponent field tells the bit length of its integer.
-        power = power_of_two(step)
-        for k in range(integers.size):
-            out[k] = bits_of_float32(np.float32(np.float64(integers[k]) * power))
-        for k in range(integers.size):
-            field = np.int32((out[k] >> np.uint32(23)) & np.uint32(255))
-            classes[k] = np.uint8(field - (step + 126)) if field else np.uint8(32)
-        return
     lowest = _lowest_exponent(step, rows, cols)
     row = start // width
     col = start - row * width
@@ -281,29 +310,49 @@ def own_predict64(
 
 
 @njit(inline="always")
-def _chained_flat32(
-    base: np.ndarray, integers: np.ndarray, step: int, power: float, reach: float, out: np.ndarray, classes: np.ndarray
-) -> None:
-    """`chained_predict32` with one step for all elements, without branches in its loops."""
-    for k in range(base.size):
-        value = np.float64(float32_from(base[k]))
-        value = value if abs(value) >= 1.1754943508222875e-38 else np.float64(0.0)
-        low = (np.float64(integers[k]) - reach) * power
-        high = (np.float64(integers[k]) + reach) * power
-        below = value < low
-        above = value > high
-        rim = low if below else high
-        rim = rim if abs(rim) >= 1.1754943508222875e-38 else np.float64(0.0)
-        out[k] = bits_of_float32(np.float32(rim))
-        classes[k] = np.uint8(21) if below else (np.uint8(42) if above else np.uint8(0))
-    for k in range(base.size):
-        whole = (base[k] & np.uint32(0x7F800000)) != np.uint32(0x7F800000)
-        moved = classes[k] != 0 and whole
-        bits = out[k] if moved else base[k]
-        out[k] = bits
-        level = np.int32((bits >> np.uint32(23)) & np.uint32(255)) - np.int32(119 + step)
-        level = min(max(level, np.int32(0)), np.int32(20))
-        classes[k] = np.uint8(level + (np.int32(classes[k]) if moved else np.int32(0)))
+def _chained32(
+    base: np.uint32, integer: np.int32, power: np.float32, half: np.float32, floor: np.int32
+) -> tuple[np.uint32, np.uint8]:
+    """(bits, class) of an element; `half` of a step reaches the cell's rims."""
+    middle = np.float32(np.float32(integer) * power)
+    low = np.float32(middle - half)
+    high = np.float32(middle + half)
+    value = float32_from(base)
+    below = value < low
+    side = np.int32(21) if below else (np.int32(42) if value > high else np.int32(0))
+    side = side if np.uint32(base & np.uint32(0x7F800000)) != np.uint32(0x7F800000) else np.int32(0)
+    predicted = bits_of_float32(low if below else high) if side else base
+    level = min(max(np.int32(np.int32(_field32(predicted)) - floor), np.int32(0)), np.int32(20))
+    return predicted, np.uint8(np.int32(level + side))
+
+
+@kernel
+def chained_flat32(
+    base: np.ndarray, integers: np.ndarray, bits: np.ndarray, step: int, out: np.ndarray, classes: np.ndarray
+) -> bool:
+    """`chained_predict32` with one step for all elements, from -125 to 103, and a reach of half of it.
+
+    Where `bits` is not empty, `out` is filled with their differences of ordinals to the prediction instead. Returns
+    whether all integers are below 2^23, so that no rim has more than 24 bits; else what was filled in is worthless.
+
+    No rim is subnormal or 0: whether subnormal parents count as 0 makes no difference then.
+    """
+    power = np.float32(power_of_two(step))
+    half = np.float32(power_of_two(step - 1))
+    floor = np.int32(step + 119)
+    union = np.int32(0)
+    if bits.size:
+        for k in range(base.size):
+            integer = np.int32(integers[k])
+            union = np.int32(union | np.int32(integer ^ np.int32(integer >> np.int32(31))))
+            predicted, classes[k] = _chained32(base[k], integer, power, half, floor)
+            out[k] = np.int32(_ordinal32(bits[k]) - _ordinal32(predicted))
+    else:
+        for k in range(base.size):
+            integer = np.int32(integers[k])
+            union = np.int32(union | np.int32(integer ^ np.int32(integer >> np.int32(31))))
+            out[k], classes[k] = _chained32(base[k], integer, power, half, floor)
+    return bool(union < 1 << 23)
 
 
 @kernel
@@ -325,9 +374,6 @@ def chained_predict32(
     bit; subnormal parents count as 0 and subnormal rims are +0, so that flush-to-zero changes nothing. The class is
     the exponent of the prediction relative to the step, and whether and to which side the value was moved.
     """
-    if rows.size == 0 and cols.size == 0:
-        _chained_flat32(base, integers, step, power_of_two(step), reach, out, classes)
-        return
     row = start // width
     col = start - row * width
     for k in range(base.size):
@@ -515,9 +561,10 @@ def magnitude_classes(bits: np.ndarray, shift: int, top: int, limit: int, classe
 def magnitude_top(bits: np.ndarray, shift: int, ceiling: int) -> int:
     """The largest ``(bits without sign) >> shift`` below `ceiling` (0 where there is none)."""
     mask = (bits.dtype.type(1) << bits.dtype.type(bits.itemsize * 8 - 1)) - bits.dtype.type(1)
-    top = np.int64(0)
+    narrow = bits.dtype.type
+    bound = narrow(ceiling)
+    top = narrow(0)
     for k in range(bits.size):
-        level = np.int64((bits[k] & mask) >> bits.dtype.type(shift))
-        if level < ceiling and level > top:
-            top = level
+        level = narrow(narrow(bits[k] & mask) >> narrow(shift))
+        top = max(top, level if level < bound else narrow(0))
     return int(top)

@@ -21,6 +21,7 @@ from ckstore.kernels import (
     entropy_read_dense,
     entropy_reference,
     entropy_tables,
+    entropy_vectors,
 )
 from ckstore.kernels.entropy_layout import FINEST, ROW, SYMBOLS
 from ckstore.kernels.entropy_words import bit_length, low_bits, unzigzag, zigzag
@@ -335,7 +336,22 @@ def test_the_binary_coder_gives_back_what_it_took(items, data):
             assert got == reference.number("pairs") == value
 
 
-def natural_order(coded, kinds, counts, back):
+@pytest.fixture(scope="module", params=["vectors", "elements"])
+def orders(request):
+    """The kernels that sort by class and back, as compiled for this processor, and for one without such vectors."""
+    if request.param == "vectors":
+        if not entropy_vectors.has_vectors():
+            pytest.skip("the processor has no such vectors")
+        yield entropy_order.to_coded_order, entropy_order.to_natural_order
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(entropy_vectors, "has_vectors", lambda: False)
+        yield tuple(
+            callable_from_python(kernel) for kernel in (entropy_order.to_coded_order, entropy_order.to_natural_order)
+        )
+
+
+def natural_order(kernel, coded, kinds, counts, back):
     """Elements from coded into natural order, for a table of groups of so many elements of each class."""
     present = np.flatnonzero(counts)
     groups = np.zeros((64, entropy_directory.COLUMNS), np.int64)
@@ -345,30 +361,44 @@ def natural_order(coded, kinds, counts, back):
     margin = kinds.size // 2 + 1
     padded = np.full(coded.size + 2 * margin, 77, coded.dtype)
     padded[margin : margin + coded.size] = coded
-    return entropy_order.to_natural_order(padded, margin, kinds, groups, present.size, back)
+    return kernel(padded, margin, kinds, groups, present.size, back)
 
 
-@given(st.sampled_from([0, 1, 30, 300, 16_383, 16_384, 33_001]), st.integers(1, 64), st.integers(0, 2**32 - 1))
-def test_coded_order_is_a_stable_sort(size, classes, seed):
+@given(
+    st.sampled_from([0, 1, 30, 64, 300, 16_383, 16_384, 33_001]),
+    st.integers(1, 64),
+    st.sampled_from([0.0, 0.5, 0.9, 1.0]),
+    st.sampled_from(["int8", "int16", "int32", "int64"]),
+    st.integers(0, 2**32 - 1),
+)
+def test_coded_order_is_a_stable_sort(orders, size, classes, common, dtype, seed):
+    to_coded_order, to_natural_order = orders
     rng = np.random.default_rng(seed)
-    values = rng.integers(-1000, 1000, size).astype(np.int32)
+    values = rng.integers(np.iinfo(dtype).min, np.iinfo(dtype).max, size, endpoint=True).astype(dtype)
     kinds = rng.integers(0, classes, size).astype(np.uint8)
+    # So many elements are of few classes, and these come in turns or in runs.
+    few = rng.integers(0, classes, rng.integers(1, 5))
+    chosen = rng.random(size) < common
+    kinds[chosen] = few[(np.arange(size) // rng.choice([1, 50, 500]))[chosen] % few.size]
     counts = np.zeros(64, np.int64)
     cursors = np.empty((4, 64), np.int64)
     assert entropy_order.class_counts(kinds, counts, cursors) == 0
     assert (counts == np.bincount(kinds, minlength=64)).all()
-    coded = np.empty_like(values)
-    entropy_order.to_coded_order(values, kinds, cursors, coded)
+    around = np.full(size + 200, 77, dtype)
+    coded = around[100 : 100 + size]
+    to_coded_order(values, kinds, cursors, coded)
     assert (coded == values[np.argsort(kinds, kind="stable")]).all()
-    back = np.empty_like(values)
-    assert natural_order(coded, kinds, counts, back) == 0
+    assert (around[:100] == 77).all()
+    assert (around[100 + size :] == 77).all()
+    back = around[50 : 50 + size].copy()
+    assert natural_order(to_natural_order, coded, kinds, counts, back) == 0
     assert (back == values).all()
 
 
-@given(st.integers(1, 200), st.integers(0, 2**32 - 1))
-def test_classes_that_do_not_fit_the_groups_are_told(size, seed):
+@given(st.integers(1, 1000), st.integers(0, 2**32 - 1), st.booleans())
+def test_classes_that_do_not_fit_the_groups_are_told(orders, size, seed, few):
     rng = np.random.default_rng(seed)
-    kinds = rng.integers(0, rng.integers(1, 256), size, endpoint=True).astype(np.uint8)
+    kinds = rng.integers(0, 3 if few else rng.integers(1, 256), size, endpoint=True).astype(np.uint8)
     counts = np.bincount(kinds % 64, minlength=64)
     # Move some elements into another class, all of them at worst.
     moved = rng.integers(1, counts.max(), endpoint=True)
@@ -376,7 +406,7 @@ def test_classes_that_do_not_fit_the_groups_are_told(size, seed):
     counts[rng.choice(np.flatnonzero(np.arange(64) != counts.argmax()))] += moved
     fits = kinds.max() < 64 and (counts == np.bincount(kinds, minlength=64)).all()
     coded = np.arange(size, dtype=np.int32)
-    assert natural_order(coded, kinds, counts, np.empty_like(coded)) == int(not fits)
+    assert natural_order(orders[1], coded, kinds, counts, np.empty_like(coded)) == int(not fits)
 
 
 @pytest.mark.parametrize("position", [0, 3, 4, 6])

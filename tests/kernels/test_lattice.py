@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -81,6 +83,47 @@ def test_quantise_project_and_predict_equal_the_reference(case):
         residuals = ordinal_difference(bits, predicted, dtype)
         assert np.array_equal(residuals.view(bits.dtype), reference.ordinal_difference(bits, predicted))
         assert np.array_equal(ordinal_correct(predicted, residuals, dtype), bits)
+    for exact, predicted in ((None, own), (parent, moved)):
+        residuals, by_classes = lattice.residuals(bits, integers, start, exact)
+        assert np.array_equal(residuals.view(bits.dtype), reference.ordinal_difference(bits, predicted))
+        assert np.array_equal(
+            by_classes, (lattice.own if exact is None else partial(lattice.chained, exact))(integers, start)[1]
+        )
+
+
+EDGES = [-126, -125, -124, 0, 102, 103, 104]
+
+
+@given(st.sampled_from(EDGES), st.sampled_from([1 << 4, 1 << 21, 1 << 23, 1 << 24]), st.integers(0, 2**32 - 1))
+def test_lattices_of_one_step_predict_as_any_others(step, largest, seed):
+    rng = np.random.default_rng(seed)
+    count = 200
+    integers = rng.integers(-largest, largest, count, endpoint=True).astype(np.int32)
+    integers[::7] = rng.choice(np.array([0, 1, -1, largest, -largest, largest - 1], np.int32), integers[::7].size)
+    bits, parent = (_near(integers, step, rng) for _ in range(2))
+    flat = LinearLattice("float32", step, count)
+    # The same steps, as those of any lattice are found.
+    other = LinearLattice("float32", step, count, cols=np.zeros(count, np.int16))
+    for exact in (None, parent):
+        wanted, classes = other.own(integers, 0) if exact is None else other.chained(exact, integers, 0)
+        predicted, found = flat.own(integers, 0) if exact is None else flat.chained(exact, integers, 0)
+        assert np.array_equal(predicted, wanted)
+        # Integers of more bits are none that a lattice has: `step_exponent` sees to that.
+        known = (np.abs(integers) < 1 << 22) if exact is None else np.ones(count, bool)
+        assert np.array_equal(found[known], classes[known])
+        residuals, by_classes = flat.residuals(bits, integers, 0, exact)
+        assert np.array_equal(residuals.view(np.uint32), reference.ordinal_difference(bits, wanted))
+        assert np.array_equal(by_classes, found)
+
+
+def _near(integers, step, rng):
+    """Bits of float32 values near those of the integers, some on the rims of their cells, and special ones."""
+    away = rng.choice([-1.5, -0.5, -0.25, 0.0, 0.25, 0.5, 1.5], integers.size)
+    with np.errstate(over="ignore"):
+        bits = np.ldexp(integers + away, step).astype(np.float32).view(np.uint32)
+    chosen = rng.random(integers.size) < 0.2
+    bits[chosen] = rng.choice(np.array(SPECIAL["float32"], np.uint32), int(chosen.sum()))
+    return bits
 
 
 @given(st.sampled_from(["float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"]), st.integers(0, 2**32 - 1))

@@ -177,9 +177,8 @@ class ExactLayer:
 
     def encode(self) -> bytes:
         """The chunk's frame: what the encoder does after quantising."""
-        predicted, classes = self._predict()
-        residuals = ordinal_difference(self.bits, predicted, "float32")
-        return crc32c(self.bits).to_bytes(4, "little") + encode_integers(residuals, classes)
+        residuals, classes = self.lattice.residuals(self.bits, self.integers, 0, self.parent)
+        return encode_integers(residuals, classes, before=crc32c(self.bits).to_bytes(4, "little"))
 
     def decode(self, frame: bytes) -> Bits:
         """The chunk: what the reader does with integers and a frame."""
