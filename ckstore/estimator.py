@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from threading import Lock
@@ -32,6 +33,10 @@ SMALL_SHARE = 0.02
 
 #: ... by so many octaves: what it costs is next to nothing.
 SMALL_OCTAVES = -2.0
+
+#: Objects of fewer elements are coded one at a time: what they take is mostly Python and short kernels, and threads
+#: that hand the interpreter's lock to each other for every one of these take longer than one thread.
+_ALONE = 1 << 17
 
 #: Memory that the chunks of a version take, as a multiple of its size: the integers of weights come on top.
 _KEPT = 1.4
@@ -127,9 +132,18 @@ class Estimator:
         self._codebooks = None if policy.scheme == "lattice" else CodebookEncoder(reader, policy)
         self._sizes: dict[tuple[int, int], float] = {}
         self._lock = Lock()
+        self._small = Lock()
 
     def estimate(self, unit: Unit) -> Estimate:
         """Options of a unit."""
+        with self._turn(unit):
+            return self._estimate(unit)
+
+    def _turn(self, unit: Unit) -> AbstractContextManager[object]:
+        """What a unit's work is done in: that of small ones by one thread at a time."""
+        return self._small if unit.count < _ALONE else nullcontext()
+
+    def _estimate(self, unit: Unit) -> Estimate:
         if self._policy.is_coarse:
             estimate = self.coarse_estimate(unit)
             if estimate is not None:
@@ -160,6 +174,10 @@ class Estimator:
         InputError
             Its bytes changed since they were hashed.
         """
+        with self._turn(estimate.unit):
+            return self._encode(content, estimate, choice)
+
+    def _encode(self, content: str, estimate: Estimate, choice: Choice) -> Encoded:
         unit = estimate.unit
         whole = self._values.read(unit, 0, unit.count)
         self._values.check(unit, whole)

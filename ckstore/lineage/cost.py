@@ -6,6 +6,7 @@ model is off; those here are from two cores.
 
 from __future__ import annotations
 
+from operator import add
 from typing import NamedTuple
 
 
@@ -39,7 +40,7 @@ class Work(NamedTuple):
 
     def plus(self, other: Work) -> Work:
         """The sum of both."""
-        return Work(*(one + two for one, two in zip(self, other, strict=True)))
+        return Work._make(map(add, self, other))
 
 
 #: Nanoseconds for each unit of each field of `Work`.
