@@ -20,6 +20,7 @@ from blake3 import blake3
 import ckstore
 from ckstore.codecs.checksum import crc32c
 from tools.bench import kernels_speed
+from tools.bench.row_bounds import add_row_bounds
 from tools.bench.speed_bench import Bench, Place, deepest, sync
 from tools.bench.speed_clock import Contender, kernel_speeds, processor_seconds, race
 from tools.bench.speed_contenders import CHECKOUT, INGEST, STATE_DICT, by_checkout, by_state_dict, store_in_turn
@@ -138,6 +139,7 @@ def stages(bench: Bench) -> Section:
     needed = [["needed, CPU s/GB", *VERBS]]
     needed += [[part, *(_cell(shown[verb].parts.get(part)) for verb in VERBS)] for part in parts]
     section.tables.extend([needed, table])
+    add_row_bounds(bench, section)
     return section
 
 
