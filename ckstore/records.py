@@ -5,6 +5,7 @@ from __future__ import annotations
 from base64 import b64decode, b64encode
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import isfinite
 from typing import Any, Literal, Protocol, get_args
 
@@ -13,7 +14,7 @@ import numpy.typing as npt
 from blake3 import blake3
 
 from ckstore.codecs.codebook import CODEBOOK_DTYPES, CodebookLattice
-from ckstore.codecs.lattice import CHUNK, PARTS, SCALED, STEP_RANGE, LinearLattice
+from ckstore.codecs.lattice import CHUNK, NO_EXPONENTS, PARTS, SCALED, STEP_RANGE, LinearLattice
 from ckstore.codecs.rounded import ROUNDED, RoundedLattice
 from ckstore.errors import IntegrityError, UsageError
 from ckstore.formats.layout import ITEM_SIZES
@@ -417,13 +418,20 @@ def _exponents_to_text(exponents: npt.NDArray[np.int16]) -> str | list[int]:
 
 def _exponents_from_text(text: str | list[int] | None) -> npt.NDArray[np.int16]:
     if text is None:
-        return np.empty(0, np.int16)
+        return NO_EXPONENTS
     if isinstance(text, str):
-        codes = np.frombuffer(text.encode("ascii"), np.uint8)
-        exponents = _EXPONENTS[codes]
-        if codes.size and exponents.min() < -_MIDDLE:
-            raise ValueError("No exponent is written like that.")
-        return exponents
+        return _exponents_of(text)
     if not all(_is_within(exponent, -(1 << 15), 1 << 15) for exponent in text):
         raise ValueError("Exponents are integers of 16 bits.")
     return np.array(text, np.int16)
+
+
+@lru_cache(256)
+def _exponents_of(text: str) -> npt.NDArray[np.int16]:
+    """Exponents that are written as letters, read-only: versions of one tensor mostly have the same ones."""
+    codes = np.frombuffer(text.encode("ascii"), np.uint8)
+    exponents = _EXPONENTS[codes]
+    if codes.size and exponents.min() < -_MIDDLE:
+        raise ValueError("No exponent is written like that.")
+    exponents.flags.writeable = False
+    return exponents

@@ -56,7 +56,10 @@ _LEAST_EXPLAINED = 0.001
 #: Binary orders of magnitude below the largest that have a class of their own: more save nothing and cost time.
 _OCTAVES = 10
 
-_NO_EXPONENTS: npt.NDArray[np.int16] = np.empty(0, np.int16)
+#: Of a lattice whose steps are all alike.
+NO_EXPONENTS: npt.NDArray[np.int16] = np.empty(0, np.int16)
+NO_EXPONENTS.flags.writeable = False
+
 _NOTHING: npt.NDArray[np.uint8] = np.zeros(8 * CHUNK, np.uint8)
 _NOTHING.flags.writeable = False
 _NO_INTEGERS: npt.NDArray[np.int32] = np.empty(0, np.int32)
@@ -108,8 +111,8 @@ class LinearLattice:
     dtype: str
     step: int
     width: int
-    rows: npt.NDArray[np.int16] = field(default_factory=lambda: _NO_EXPONENTS)
-    cols: npt.NDArray[np.int16] = field(default_factory=lambda: _NO_EXPONENTS)
+    rows: npt.NDArray[np.int16] = field(default_factory=lambda: NO_EXPONENTS)
+    cols: npt.NDArray[np.int16] = field(default_factory=lambda: NO_EXPONENTS)
 
     @property
     def _exponents(self) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.int16]]:
@@ -259,8 +262,8 @@ def _optional(bits: Bits | None, like: Bits) -> Bits:
 
 
 def _exponent_difference(own: npt.NDArray[np.int16], base: npt.NDArray[np.int16]) -> npt.NDArray[np.int16]:
-    if own is base or (own.size == base.size and np.array_equal(own, base)):
-        return _NO_EXPONENTS
+    if own is base or own.size == base.size == 0 or (own.size == base.size and np.array_equal(own, base)):
+        return NO_EXPONENTS
     if own.size and base.size:
         return own - base
     return own if own.size else -base

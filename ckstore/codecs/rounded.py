@@ -7,13 +7,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from ckstore.codecs.lattice import FLOATS, Bits, Integers, check_sizes
+from ckstore.codecs.lattice import FLOATS, NO_EXPONENTS, Bits, Integers, check_sizes
 from ckstore.codecs.memory import empty, fixed
 
 #: dtypes whose ordinals can be rounded: differences of ordinals and models fit 64 bits.
 ROUNDED = ("float32", "bfloat16", "float16")
-
-_NO_EXPONENTS: npt.NDArray[np.int16] = np.empty(0, np.int16)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,8 +40,8 @@ class RoundedLattice:
     shift: int
     level: int
     width: int
-    rows: npt.NDArray[np.int16] = field(default_factory=lambda: _NO_EXPONENTS)
-    cols: npt.NDArray[np.int16] = field(default_factory=lambda: _NO_EXPONENTS)
+    rows: npt.NDArray[np.int16] = field(default_factory=lambda: NO_EXPONENTS)
+    cols: npt.NDArray[np.int16] = field(default_factory=lambda: NO_EXPONENTS)
 
     def quantise(self, bits: Bits, start: int) -> Integers:
         """Integers (int32) of a chunk of finite values that begins at element `start`."""
