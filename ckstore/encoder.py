@@ -201,7 +201,7 @@ class ObjectEncoder:
         parent = None
         if plan.parent is not None:
             parent = scaled(self.reader.exact(plan.parent, chunk, keep=False), lattice.dtype, plan.factor)
-        residuals, classes = _residuals(lattice, bits, integers, start, parent)
+        residuals, classes = lattice.residuals(bits, integers, start, parent)
         encoded.exact.append(encode_integers(residuals, classes, before=crc32c(bits).to_bytes(4, "little")))
         return integers
 
@@ -271,7 +271,7 @@ class ObjectEncoder:
         integers = lattice.quantise(bits, start, predicted)
         delta = sample.nbytes(integers - predicted)
         base = sample.nbytes(lattice.quantise(bits, start))
-        own = sample.nbytes(*_residuals(lattice, bits, integers, start, None))
+        own = sample.nbytes(*lattice.residuals(bits, integers, start))
         chunks, count = record.chunks, unit.count
         own_cost = cost(layer(chunks, count, int(own), grouped=True))
         base_cost = cost(layer(chunks, count, int(base), grouped=False))
@@ -285,7 +285,7 @@ class ObjectEncoder:
         for name, ancestor, exact in ancestors:
             chained, factor = min(
                 (
-                    sample.nbytes(*_residuals(lattice, bits, integers, start, scaled(exact, lattice.dtype, factor))),
+                    sample.nbytes(*lattice.residuals(bits, integers, start, scaled(exact, lattice.dtype, factor))),
                     factor,
                 )
                 for factor in {1.0, common_factor(bits, exact, lattice.dtype)}
@@ -321,7 +321,7 @@ class ObjectEncoder:
         lattice = LinearLattice(unit.dtype, step_exponent(FIRST * size, largest, unit.dtype), row_width(unit))
         integers = lattice.quantise(bits, start)
         base = sample.nbytes(integers)
-        own = sample.nbytes(*_residuals(lattice, bits, integers, start, None))
+        own = sample.nbytes(*lattice.residuals(bits, integers, start))
         chunks = -(-unit.count // unit.chunk)
         work = layer(chunks, unit.count, int(base), grouped=False)
         full_cost = cost(work.plus(layer(chunks, unit.count, int(own), grouped=True)))
@@ -422,12 +422,6 @@ class Sample:
     def nbytes(self, values: Integers, classes: npt.NDArray[np.uint8] | None = None) -> float:
         """Estimated bytes of all the object's payloads when the sample's integers are these."""
         return payload_bits(values, classes, times=self.scale, payloads=self.chunks) / 8
-
-
-def _residuals(
-    lattice: LinearLattice, bits: Bits, integers: Integers, start: int, parent: Bits | None
-) -> tuple[Integers, npt.NDArray[np.uint8]]:
-    return lattice.residuals(bits, integers, start, parent)
 
 
 def nearby_ancestors(chain: list[Ancestor]) -> list[tuple[str, Ancestor]]:

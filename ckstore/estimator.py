@@ -34,8 +34,9 @@ SMALL_SHARE = 0.02
 #: ... by so many octaves: what it costs is next to nothing.
 SMALL_OCTAVES = -2.0
 
-#: Objects of fewer elements are coded one at a time: what they take is mostly Python and short kernels, and threads
-#: that hand the interpreter's lock to each other for every one of these take longer than one thread.
+#: Objects of fewer elements are estimated and encoded by one thread at a time while a version is stored: what they take
+#: is mostly Python and short kernels, and threads that hand the interpreter's lock to each other for every one of these
+#: take longer than one thread.
 _ALONE = 1 << 17
 
 #: Memory that the chunks of a version take, as a multiple of its size: the integers of weights come on top.

@@ -27,12 +27,15 @@ _SIZE = Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
 
 
 def use_large_pages(spans: Iterable[tuple[int, int]]) -> None:
-    """Let the pages of arrays that nobody has written to yet be large ones, if the system has such; a hint, no promise.
+    """Let the pages of arrays be large ones, if the system has such; a hint, no promise.
+
+    Best before anybody writes to them; who does so meanwhile waits for a moment, and what is written stays.
 
     Parameters
     ----------
     spans
-        Address and bytes of each array. Those that lie next to each other share pages, however small they are.
+        Address and bytes of each array. Those that lie next to each other share pages, however small they are, with
+        what the allocator may put between them.
     """
     ranges: list[tuple[int, int, list[int]]] = []
     for address, nbytes in sorted(spans):
@@ -61,7 +64,8 @@ def _advise(first: int, last: int, starts: list[int]) -> None:
 def _madvise() -> tuple[Any, int]:
     """The C library's `madvise` and the size of a large page; None where there is no such thing."""
     try:
-        function, size = ctypes.CDLL(None).madvise, int(_SIZE.read_text())
+        size = int(_SIZE.read_text())
+        function = ctypes.CDLL(None).madvise
     except (OSError, AttributeError, ValueError):
         return None, 0
     function.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)

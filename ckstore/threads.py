@@ -1,4 +1,4 @@
-"""The pool of threads that codes chunks: how many, and results in order."""
+"""The threads that code chunks: how many, results in order, or work that is shared out."""
 
 from __future__ import annotations
 
@@ -54,8 +54,12 @@ def shared(work: Callable[[Item], Result], items: Iterable[Item], workers: int) 
         return True
 
     def all_that_is_left() -> None:
-        while one():
-            pass
+        try:
+            while one():
+                pass
+        except BaseException:
+            todo.clear()
+            raise
 
     with ThreadPoolExecutor(max(workers - 1, 1), thread_name_prefix="ckstore") as pool:
         try:

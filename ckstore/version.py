@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import zarr
 
     from ckstore.deviation import Deviation
+    from ckstore.formats import CompositeSource
     from ckstore.store import Store
     from ckstore.tensor import LazyTensor
 
@@ -274,9 +275,15 @@ class Version:
         crcs = np.frombuffer(self.store.resolver.blob(self.document.crcs, self.row.pack), "<u4")
         return [int(crc) for crc in crcs[before : before + len(self.layout.files[file].checked)]]
 
-    def parsed(self, file: int) -> FileLayout:
-        """The layout of a file with its tree, read again from the skeleton."""
-        from ckstore.formats import CompositeSource, parse
+    def source(self, file: int) -> CompositeSource:
+        """A file as it was, of its skeleton and of chunks that are decoded when they are read.
+
+        Raises
+        ------
+        InputError
+            The layout contradicts itself.
+        """
+        from ckstore.formats import CompositeSource
 
         layout = self.layout.files[file]
         extents = [(extent.start, extent.nbytes) for extent in layout.extents]
@@ -287,7 +294,13 @@ class Version:
             data = self.read_extent(file, index, first, -(-(offset + nbytes) // size))
             return data[offset - first * size :][:nbytes]
 
-        return parse(CompositeSource(self.skeleton(file), extents, layout.size, read), self.document.files[file].path)
+        return CompositeSource(self.skeleton(file), extents, layout.size, read)
+
+    def parsed(self, file: int) -> FileLayout:
+        """The layout of a file with its tree, read again from the skeleton."""
+        from ckstore.formats import parse
+
+        return parse(self.source(file), self.document.files[file].path)
 
     @collection_seldom()
     def state_dict(self) -> Any:

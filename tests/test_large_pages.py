@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import mmap
+import platform
+import re
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -45,20 +48,40 @@ def test_little_memory_is_not_worth_a_call(monkeypatch):
     assert advised([], monkeypatch) == []
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says which pages are large")
+def large_bytes(address):
+    """Bytes of large pages in the mapping that begins at an address."""
+    lines = iter(Path("/proc/self/smaps").read_text().splitlines())
+    for line in lines:
+        if re.match("[0-9a-f]+-[0-9a-f]+ ", line) and int(line.split("-")[0], 16) <= address < int(
+            line.split("-")[1].split()[0], 16
+        ):
+            break
+    return 1024 * int(next(line for line in lines if line.startswith("AnonHugePages")).split()[1])
+
+
+def linux():
+    return tuple(int(part) for part in re.findall(r"\d+", platform.release())[:2])
+
+
+@pytest.mark.skipif(sys.platform != "linux" or linux() < (6, 1), reason="only Linux 6.1 makes small pages large ones")
 def test_pages_become_large_where_an_allocator_has_written_before():
     advise, size = large_pages._madvise()
-    if advise is None:
+    enabled = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    if advise is None or "[never]" in enabled.read_text():
         pytest.skip("this system has no large pages")
-    with mmap.mmap(-1, 4 * size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+    with mmap.mmap(-1, 6 * size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
         pages = np.frombuffer(memory, np.uint8)
         address, nbytes = span(pages)
-        starts = [address + 16, address + size + 5000]
-        pages[0] = pages[size + 4096] = 7
-        large_pages._advise(address, address + nbytes, starts)
-        assert pages[0] == pages[size + 4096] == 7
-        pages[1::4096] = 1
-        assert pages[0] == pages[size + 4096] == 7
+        first = -address % size
+        notes = [first, first + size + 4096]
+        pages[notes] = 7
+        assert large_bytes(address) == 0
+        large_pages._advise(address, address + nbytes, [address + note + 16 for note in notes])
+        assert large_bytes(address) == 2 * size
+        pages[first + 2 * size] = 7
+        assert large_bytes(address) == 3 * size
+        assert (pages[[*notes, first + 2 * size]] == 7).all()
+        assert np.count_nonzero(pages) == 3
         del pages
 
 

@@ -30,9 +30,6 @@ Array = npt.NDArray[Any]
 
 _SIZE_CODES = {1: 0, 2: 1, 4: 2, 8: 3}
 
-#: A shift of which nothing is left.
-_FORGOTTEN = 31
-
 _held = local()
 
 
@@ -111,7 +108,8 @@ def decode_integers(payload: bytes | bytearray | memoryview, out: Array, classes
         return
     narrow = _decode(payload, out.size, out.itemsize, classes, signed)
     if narrow is not signed:
-        _thread_room().accumulate(narrow, signed, _FORGOTTEN)
+        room = _thread_room()
+        room.accumulate(narrow, signed, room.all_bits)
 
 
 def add_integers(payload: bytes | bytearray | memoryview, sums: Array, shift: int = 0) -> None:
@@ -124,7 +122,7 @@ def add_integers(payload: bytes | bytearray | memoryview, sums: Array, shift: in
     sums : (n,) int32 array, C-contiguous, writable
         Of as many elements as were encoded, of 4 bytes each.
     shift
-        By how many bits they are shifted right before, rounding half up.
+        By how many bits they are shifted right before, rounding half up: 0 to 30.
 
     Raises
     ------
@@ -198,6 +196,7 @@ class _Room:
         self.read_streams = entropy_read.read_streams
         self.to_natural_order = entropy_order.to_natural_order
         self.accumulate = entropy_read.accumulate
+        self.all_bits = entropy_read.ALL_BITS
         most = entropy_order.CLASSES
         self.coder = np.empty(5, np.int64)
         self.odds = np.empty((entropy_directory.CONTEXTS, 2), np.int32)

@@ -10,7 +10,8 @@ import torch
 
 from ckstore.buffers import Request, fill
 from ckstore.dtypes import torch_dtype
-from ckstore.errors import UsageError
+from ckstore.errors import IntegrityError, UsageError
+from ckstore.formats import parse
 from ckstore.formats.layout import ITEM_SIZES, FileLayout, Tensor
 from ckstore.large_pages import use_large_pages
 from ckstore.trees import replace_tensors
@@ -38,19 +39,34 @@ def build(version: Version, file: int) -> Any:
         The file holds no tensors, or a dtype that the installed torch lacks.
     """
     layout = version.layout.files[file]
+    path = version.document.files[file].path
     # A damaged file that was stored as opaque bytes on demand must not be parsed after all.
     if layout.kind == "opaque":
-        name = version.document.files[file].path
-        raise UsageError(f"{name} holds no tensors that could be read; use `ckstore checkout` to get the file itself.")
+        raise _no_tensors(path)
+    for dtype in {tensor.dtype for tensor in layout.tensors}:
+        torch_dtype(dtype)
+    source = version.source(file)
     storages = _Storages(layout)
     with ThreadPoolExecutor(1, thread_name_prefix="ckstore") as aside:
         advising = aside.submit(use_large_pages, storages.spans())
-        parsing = aside.submit(version.parsed, file)
+        parsing = aside.submit(parse, source, path)
         fill(version, storages.requests(file), keep=False)
         advising.result()
         parsed = parsing.result()
+    if parsed.tree is None:
+        raise _no_tensors(path)
+    if _cut(parsed) != _cut(layout):
+        raise IntegrityError(f"The layout of {path} is not that of its bytes; run `ckstore verify`.")
     tensors = [storages.tensor(tensor) for tensor in parsed.tensors]
     return replace_tensors(parsed.tree, tensors.__getitem__)
+
+
+def _no_tensors(path: str) -> UsageError:
+    return UsageError(f"{path} holds no tensors that could be read; use `ckstore checkout` to get the file itself.")
+
+
+def _cut(layout: FileLayout) -> list[tuple[int, int, str]]:
+    return [(extent.start, extent.count, extent.dtype) for extent in layout.extents]
 
 
 class _Storages:

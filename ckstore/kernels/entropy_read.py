@@ -152,13 +152,17 @@ def read_streams(
     return 0
 
 
+ALL_BITS = 31
+"""A shift that leaves nothing of sums."""
+
+
 @kernel
 def accumulate(narrow: Array, wide: Array, shift: int) -> None:
     """Add integers to those of a wider or the same dtype, which are shifted right first, rounding half up.
 
-    By 31 bits or more nothing is left of what stood in `wide`: it may be uninitialised.
+    By `ALL_BITS` nothing is left of what stood in `wide`: it may be uninitialised.
     """
-    if shift >= 31:
+    if shift >= ALL_BITS:
         for i in range(uint64(narrow.size)):
             wide[i] = narrow[i]
     elif shift == 0:

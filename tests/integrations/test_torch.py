@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 
 import ckstore
-from ckstore.errors import UsageError
+from ckstore.errors import InputError, IntegrityError, UsageError
 from ckstore.formats import Unknown
 from tests.equality import assert_same, storage_of
 
@@ -150,3 +151,26 @@ def test_flushing_subnormals_in_the_process_changes_nothing(tmp_path: Path) -> N
     finally:
         torch.set_flush_denormal(False)
     assert_same(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"shape": (1 << 45,)}, InputError),
+        ({"shape": (-5,)}, InputError),
+        ({"start": 1 << 40}, InputError),
+        ({"dtype": "int32"}, IntegrityError),
+    ],
+)
+def test_a_layout_that_contradicts_its_bytes_is_refused(
+    tmp_path: Path, changes: dict[str, Any], error: type[Exception]
+) -> None:
+    torch.save({"v": torch.randn(100), "w": torch.randn(1000, 100)}, tmp_path / "x.pt")
+    with ckstore.init(tmp_path / "store") as store:
+        store.ingest(tmp_path / "x.pt")
+        version = store["latest"]
+        layout = version.layout.files[0]
+        extents = [*layout.extents[:-1], replace(layout.extents[-1], **changes)]
+        version.layout.files[0] = replace(layout, extents=extents)
+        with pytest.raises(error):
+            version.state_dict()
