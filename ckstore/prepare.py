@@ -10,10 +10,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ckstore.codecs.memory import fixed
+
+if TYPE_CHECKING:
+    from ckstore.codecs.lattice import LinearLattice
 
 #: The argument with which this process helps a command that only reads.
 READS = "reads"
@@ -28,7 +33,9 @@ _CLASSES = fixed(np.array([0, 1, 0, 1, 0, 1, 0], np.uint8))
 
 def steps() -> list[Callable[[], object]]:
     """What exact versions of float32 weights with Adam's moments take: what decodes, then lattices, then what codes."""
-    return [_decode, _check, _reorder, _lattices, _differences, _write, _sort, _encode]
+    reorder = [partial(_reorder, width) for width in (1, 2, 4)]
+    lattices = [_correct, _chained, _project, _classes, _own]
+    return [_decode, _check, *reorder, *lattices, _statistics, _differences, _quantise, _write, _sort, _encode]
 
 
 def _decode() -> None:
@@ -38,51 +45,77 @@ def _decode() -> None:
 
 
 def _check() -> None:
-    from ckstore.codecs.checksum import crc32c, use_kernel
+    from ckstore.kernels.checksum import BLOCK, crc32c_of_blocks, folds
 
-    use_kernel()
-    crc32c(bytes(1 << 16))
+    if folds():
+        crc32c_of_blocks(fixed(np.zeros(BLOCK, np.uint8)), 0)
 
 
-def _reorder() -> None:
-    """Payloads that have classes, and whose integers are narrower than what they are decoded to."""
+def _reorder(width: int) -> None:
+    """Payloads of integers of so many bytes that have classes, and are decoded to wider ones."""
     from ckstore.kernels.entropy_directory import COLUMNS
     from ckstore.kernels.entropy_order import to_natural_order
     from ckstore.kernels.entropy_read import accumulate
 
-    groups, wide = np.empty((1, COLUMNS), np.int64), np.zeros(1, np.int32)
-    for dtype in (np.int8, np.int16, np.int32):
-        narrow = np.zeros(1, dtype)
-        to_natural_order(narrow, 0, _CLASSES[:0], groups, 0, narrow)
+    groups, narrow, wide = np.empty((1, COLUMNS), np.int64), np.zeros(1, f"i{width}"), np.zeros(1, np.int32)
+    to_natural_order(narrow, 0, _CLASSES[:0], groups, 0, narrow)
+    if narrow.dtype != wide.dtype:
         accumulate(narrow, wide, 0)
 
 
-def _lattices() -> None:
-    from ckstore.codecs.lattice import LinearLattice, ordinal_classes, ordinal_correct, scaled
+def _correct() -> None:
+    from ckstore.codecs.lattice import ordinal_correct, scaled
 
-    lattice, finer = LinearLattice("float32", -4, 7), LinearLattice("float32", -5, 7)
-    lattice.values(_INTEGERS, 0)
     ordinal_correct(_BITS, _INTEGERS, "float32")
     scaled(_BITS, "float32", 0.5)
-    lattice.chained(_BITS, finer.project(lattice, _INTEGERS, 0), 0)
+
+
+def _chained() -> None:
+    _lattice().chained(_BITS, _INTEGERS, 0)
+
+
+def _project() -> None:
+    _lattice().project(_lattice(-4), _INTEGERS, 0)
+
+
+def _classes() -> None:
+    from ckstore.codecs.lattice import ordinal_classes
+
     ordinal_classes(_BITS, "float32")
-    lattice.own(_INTEGERS, 0)
 
 
-def _rounded() -> None:
+def _own() -> None:
+    _lattice().own(_INTEGERS, 0)
+
+
+def _lattice(step: int = -5) -> LinearLattice:
+    from ckstore.codecs.lattice import LinearLattice
+
+    return LinearLattice("float32", step, 7)
+
+
+def _coarse() -> None:
     from ckstore.codecs.rounded import RoundedLattice
 
+    _lattice().values(_INTEGERS, 0)
     RoundedLattice("float32", 24, 0, 7).values(_INTEGERS, 0)
 
 
-def _differences() -> None:
-    from ckstore.codecs.lattice import LinearLattice, ordinal_difference, statistics_of
+def _statistics() -> None:
+    from ckstore.codecs.lattice import statistics_of
 
-    lattice = LinearLattice("float32", -4, 7)
     statistics_of(_BITS, "float32")
-    lattice.distance(_BITS, _INTEGERS, 0)
+    _lattice().distance(_BITS, _INTEGERS, 0)
+
+
+def _differences() -> None:
+    from ckstore.codecs.lattice import ordinal_difference
+
     ordinal_difference(_BITS, _BITS, "float32")
-    lattice.quantise(_BITS, 0, _INTEGERS)
+
+
+def _quantise() -> None:
+    _lattice().quantise(_BITS, 0, _INTEGERS)
 
 
 def _write() -> None:
@@ -106,7 +139,8 @@ def _encode() -> None:
 
 def main() -> None:
     """Take all steps, or those that a command which only reads comes to last."""
-    for step in [_rounded, _lattices, _reorder] if sys.argv[1:] == [READS] else steps():
+    made = steps()
+    for step in [_coarse, *made[1:-6]] if sys.argv[1:] == [READS] else made:
         step()
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 #: Bytes from which a kernel is worth its call.
-_LARGE = 1 << 13
+_LARGE = 1 << 18
 
 #: CRC-32C of the whole blocks of a large buffer, and the bytes of a block; None where no kernels are at hand.
 _of_blocks: tuple[Callable[[Any, int], int], int] | None = None

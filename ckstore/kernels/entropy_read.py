@@ -165,9 +165,6 @@ def accumulate(narrow: Array, wide: Array, shift: int) -> None:
     if shift >= ALL_BITS:
         for i in range(uint64(narrow.size)):
             wide[i] = narrow[i]
-    elif shift == 0:
-        for i in range(uint64(narrow.size)):
-            wide[i] += narrow[i]
     else:
         right = np.int32(shift)
         half = np.int32((1 << right) >> 1)
