@@ -29,7 +29,7 @@ from ckstore.errors import IntegrityError
 from ckstore.lineage.cost import cost, layer
 from ckstore.lineage.planner import Candidates, Option
 from ckstore.models import row_width
-from ckstore.objects import ObjectReader
+from ckstore.objects import FRAME, ObjectReader
 from ckstore.records import ContentRecord, Lattice, LatticeRecord, check_cut, digest
 from ckstore.units import Unit
 
@@ -201,8 +201,7 @@ class ObjectEncoder:
         parent = None
         if plan.parent is not None:
             parent = scaled(self.reader.exact(plan.parent, chunk, keep=False), lattice.dtype, plan.factor)
-        residuals, classes = lattice.residuals(bits, integers, start, parent)
-        encoded.exact.append(encode_integers(residuals, classes, before=crc32c(bits).to_bytes(4, "little")))
+        encoded.exact.append(exact_frame(lattice, bits, integers, start, parent))
         return integers
 
     def _ordinal_chunk(self, unit: Unit, bits: Bits, chunk: int, plan: Plan) -> bytes | None:
@@ -422,6 +421,14 @@ class Sample:
     def nbytes(self, values: Integers, classes: npt.NDArray[np.uint8] | None = None) -> float:
         """Estimated bytes of all the object's payloads when the sample's integers are these."""
         return payload_bits(values, classes, times=self.scale, payloads=self.chunks) / 8
+
+
+def exact_frame(
+    lattice: LinearLattice, bits: Bits, integers: Integers, start: int, parent: Bits | None = None
+) -> bytes:
+    """A chunk of an exact layer, chained if there is a `parent`: the checksum of its bits, and its residuals."""
+    residuals, classes = lattice.residuals(bits, integers, start, parent)
+    return encode_integers(residuals, classes, before=crc32c(bits).to_bytes(FRAME, "little"))
 
 
 def nearby_ancestors(chain: list[Ancestor]) -> list[tuple[str, Ancestor]]:

@@ -280,8 +280,8 @@ class ObjectReader:
     def _moved(self, level: LatticeRecord, below: LatticeRecord, integers: Integers, chunk: int) -> Integers:
         """The integers of `level`, from those of `below`, which are changed where they may be."""
         place = self.index(level)[chunk]
-        shift = level.linear.shift_from(below.linear)
-        if place is None or shift is None:
+        shift = None if place is None else level.linear.shift_from(below.linear)
+        if shift is None:
             integers = level.linear.project(below.linear, integers, chunk * level.chunk)
             shift = 0
         if place is None:

@@ -33,9 +33,12 @@ _CLASSES = fixed(np.array([0, 1, 0, 1, 0, 1, 0], np.uint8))
 
 def steps() -> list[Callable[[], object]]:
     """What exact versions of float32 weights with Adam's moments take: what decodes, then lattices, then what codes."""
+    return [_decode, *_after_decoding(), _statistics, _differences, _quantise, _write, _sort, _encode]
+
+
+def _after_decoding() -> list[Callable[[], object]]:
     reorder = [partial(_reorder, width) for width in (1, 2, 4)]
-    lattices = [_correct, _chained, _project, _classes, _own]
-    return [_decode, _check, *reorder, *lattices, _statistics, _differences, _quantise, _write, _sort, _encode]
+    return [_check, *reorder, _correct, _chained, _project, _classes, _own]
 
 
 def _decode() -> None:
@@ -139,8 +142,7 @@ def _encode() -> None:
 
 def main() -> None:
     """Take all steps, or those that a command which only reads comes to last."""
-    made = steps()
-    for step in [_coarse, *made[1:-6]] if sys.argv[1:] == [READS] else made:
+    for step in [_coarse, *_after_decoding()] if sys.argv[1:] == [READS] else steps():
         step()
 
 

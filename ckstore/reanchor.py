@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ckstore.codecs.checksum import crc32c
 from ckstore.codecs.integers import encode_integers
 from ckstore.codecs.lattice import common_factor, ordinal_classes, ordinal_difference, scaled
-from ckstore.encoder import CONTEXT_GAIN, Encoded
+from ckstore.encoder import CONTEXT_GAIN, Encoded, exact_frame
 from ckstore.objects import ObjectReader
 from ckstore.records import ContentRecord, LatticeRecord
 
@@ -77,8 +76,7 @@ def _exact_layer(
         integers = reader.integers(record, chunk)
         start = chunk * record.chunk
         before = None if ancestor is None else scaled(reader.exact(ancestor, chunk), record.dtype, factor)
-        residuals, classes = record.linear.residuals(bits, integers, start, before)
-        encoded.exact.append(encode_integers(residuals, classes, before=crc32c(bits).to_bytes(4, "little")))
+        encoded.exact.append(exact_frame(record.linear, bits, integers, start, before))
     return encoded
 
 

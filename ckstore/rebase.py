@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ckstore.budget import relative_cost, restore_work, writing_work
-from ckstore.codecs.checksum import crc32c
 from ckstore.codecs.integers import encode_integers
 from ckstore.codecs.lattice import ordinal_difference
 from ckstore.documents import Object
-from ckstore.encoder import Encoded
+from ckstore.encoder import Encoded, exact_frame
 from ckstore.errors import IntegrityError
 from ckstore.lineage.cost import cost, layer
 from ckstore.object_writer import ObjectWriter, remove_uncommitted
@@ -180,8 +179,7 @@ def _encode(reader: ObjectReader, item: Object) -> tuple[LatticeRecord, Encoded]
             integers = reader.integers(record, chunk)
         if content is not None and not record.is_exact:
             bits = reader.bits(content, chunk)
-            residuals, classes = record.linear.residuals(bits, integers, chunk * record.chunk)
-            layers.exact.append(encode_integers(residuals, classes, before=crc32c(bits).to_bytes(4, "little")))
+            layers.exact.append(exact_frame(record.linear, bits, integers, chunk * record.chunk))
         if record.protected:
             layers.aside.append(reader.aside(record, chunk))
         layers.coarse.append(encode_integers(integers) if integers.any() else None)

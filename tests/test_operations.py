@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 import os
 import sqlite3
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -25,6 +24,7 @@ from ckstore import objects
 from ckstore.inputs import InputFile
 from ckstore.storage import connection
 from ckstore.storage.pack_reader import PackReader
+from tools.bench.speed_clock import calls_noted
 
 
 def checkpoint(path: Path, tensors: int, elements: int, seed: int) -> Path:
@@ -86,13 +86,10 @@ def calls() -> Iterator[list[int]]:
             total[0] += 1
 
     gc.disable()
-    threading.setprofile(note)
-    sys.setprofile(note)
     try:
-        yield total
+        with calls_noted(note):
+            yield total
     finally:
-        sys.setprofile(None)
-        threading.setprofile(None)
         gc.enable()
 
 

@@ -146,14 +146,14 @@ def _decode(
         classes = fixed(classes)
     _check_header(header, view, count, width, classes)
 
-    fits = target is not None and header.narrow == width
+    if header.narrow != width:
+        target = None
     margin = 0 if classes is None else header.count // 2 + 1
-    if fits and classes is None:
-        assert target is not None
-        padded = target
+    if target is not None and classes is None:
+        coded = padded = target
     else:
         padded = scratch("read-coded", header.count + 2 * margin, f"i{header.narrow}")
-    coded = padded[margin : margin + header.count] if margin else padded
+        coded = padded[margin : margin + header.count]
     room = _thread_room()
     number = _read_elements(header, view, room, coded)
     if header.streamed:
@@ -161,7 +161,7 @@ def _decode(
     else:
         damaged = crc32c(view[6:], crc32c(view[:2], crc32c(coded))) != header.check
     if not damaged and classes is not None:
-        coded = target if fits and target is not None else scratch("read-natural", header.count, coded.dtype)
+        coded = scratch("read-natural", header.count, coded.dtype) if target is None else target
         damaged = room.to_natural_order(padded, margin, classes, room.groups, number, coded) != 0
     if damaged:
         raise IntegrityError(DAMAGED)

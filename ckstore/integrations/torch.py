@@ -44,7 +44,7 @@ def build(version: Version, file: int) -> Any:
     if layout.kind == "opaque":
         raise _no_tensors(path)
     for dtype in {tensor.dtype for tensor in layout.tensors}:
-        torch_dtype(dtype)
+        torch_dtype(dtype)  # What torch lacks is told before anything is decoded.
     source = version.source(file)
     storages = _Storages(layout)
     with ThreadPoolExecutor(1, thread_name_prefix="ckstore") as aside:

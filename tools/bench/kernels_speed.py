@@ -21,6 +21,7 @@ from ckstore.codecs.lattice import (
     ordinal_difference,
     step_exponent,
 )
+from ckstore.encoder import exact_frame
 from tools.bench.speed_bench import Bench
 from tools.bench.speed_clock import kernel_speeds
 from tools.bench.speed_figures import Goal, Line, Section, Spread, digits
@@ -177,8 +178,7 @@ class ExactLayer:
 
     def encode(self) -> bytes:
         """The chunk's frame: what the encoder does after quantising."""
-        residuals, classes = self.lattice.residuals(self.bits, self.integers, 0, self.parent)
-        return encode_integers(residuals, classes, before=crc32c(self.bits).to_bytes(4, "little"))
+        return exact_frame(self.lattice, self.bits, self.integers, 0, self.parent)
 
     def decode(self, frame: bytes) -> Bits:
         """The chunk: what the reader does with integers and a frame."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,7 +23,7 @@ from ckstore.kernels import entropy_coder
 from tools.bench import kernels_speed
 from tools.bench.growth import write_small
 from tools.bench.speed_bench import Bench
-from tools.bench.speed_clock import kernel_speeds
+from tools.bench.speed_clock import calls_noted, kernel_speeds
 from tools.bench.speed_figures import Section, digits
 
 #: Decisions that are timed at a time.
@@ -171,10 +169,5 @@ def _counting() -> Iterator[Counter[str]]:
         if event == "call" and frame.f_code.co_filename == integers.__file__:
             total[frame.f_code.co_name] += 1
 
-    threading.setprofile(note)
-    sys.setprofile(note)
-    try:
+    with calls_noted(note):
         yield total
-    finally:
-        sys.setprofile(None)
-        threading.setprofile(None)

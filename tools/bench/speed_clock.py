@@ -11,9 +11,12 @@ import gc
 import multiprocessing
 import os
 import resource
+import sys
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,6 +103,18 @@ def timed(work: Callable[[int], Any], number: int) -> Timing:
     taken = processor_seconds() - processor
     del result  # Giving memory back is not part of the work, as it is not in the life of a training process.
     return Timing(seconds, taken)
+
+
+@contextmanager
+def calls_noted(note: Callable[[Any, str, Any], None]) -> Iterator[None]:
+    """Have `note` called with what `sys.setprofile` tells meanwhile, of this thread and of all that are begun."""
+    threading.setprofile(note)
+    sys.setprofile(note)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
 
 
 def settle() -> None:
