@@ -8,7 +8,7 @@ import os
 import resource
 import shutil
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from ckstore.codecs.checksum import crc32c
 from tools.bench import kernels_speed
 from tools.bench.row_bounds import add_row_bounds
 from tools.bench.speed_bench import Bench, Place, deepest, sync
-from tools.bench.speed_clock import Contender, kernel_speeds, processor_seconds, race
+from tools.bench.speed_clock import Contender, kernel_speeds, processor_seconds, race, ready_memory
 from tools.bench.speed_contenders import CHECKOUT, INGEST, STATE_DICT, by_checkout, by_state_dict, store_in_turn
 from tools.bench.speed_figures import Rate, Section, Spread, digits
 from tools.bench.speed_stages import STAGES, stage_clock
@@ -330,37 +330,33 @@ def _stage_seconds(bench: Bench) -> Iterator[tuple[str, dict[str, float]]]:
     with ckstore.init(root) as store:
         store.ingest(paths[0], run="run")
 
-    def ingest() -> None:
-        for path in paths[1:]:
-            with ckstore.open(root) as store:
-                store.ingest(path, run="run")
+    def ingest(number: int) -> None:
+        with ckstore.open(root) as store:
+            store.ingest(paths[number], run="run")
 
-    yield INGEST, _seconds(ingest, gigabytes * len(paths[1:]))
+    yield INGEST, _seconds(Contender(INGEST, ingest), range(1, len(paths)), gigabytes)
     number = deepest(root)
     out = place.directory / "out.pt"
     for contender in (by_checkout(root, number, out), by_state_dict(root, number)):
-
-        def restore(contender: Contender = contender) -> None:
-            for again in range(bench.settings.repeat):
-                contender.before(again)
-                contender.work(again)
-
-        yield contender.name, _seconds(restore, gigabytes * bench.settings.repeat)
+        yield contender.name, _seconds(contender, range(bench.settings.repeat), gigabytes)
     out.unlink()
     shutil.rmtree(root)
 
 
-def _seconds(work: Callable[[], None], gigabytes: float) -> dict[str, float]:
-    before = resource.getrusage(resource.RUSAGE_SELF)
-    begin = processor_seconds()
+def _seconds(contender: Contender, rounds: Sequence[int], gigabytes: float) -> dict[str, float]:
+    """Processor seconds by stage for a GB, of rounds of so many GB each in this process."""
+    found = dict.fromkeys((_REST, _ALL, _SYSTEM, _FAULTS), 0.0)
     with stage_clock() as clock:
-        work()
-    taken = processor_seconds() - begin
-    after = resource.getrusage(resource.RUSAGE_SELF)
-    found = clock.seconds | {
-        _REST: taken - sum(clock.seconds.values()),
-        _ALL: taken,
-        _SYSTEM: after.ru_stime - before.ru_stime,
-        _FAULTS: (after.ru_minflt - before.ru_minflt) / 1e3,
-    }
-    return {name: seconds / gigabytes for name, seconds in found.items()}
+        for number in rounds:
+            contender.before(number)
+            ready_memory()
+            before = resource.getrusage(resource.RUSAGE_SELF)
+            begin = processor_seconds()
+            contender.work(number)
+            found[_ALL] += processor_seconds() - begin
+            after = resource.getrusage(resource.RUSAGE_SELF)
+            found[_SYSTEM] += after.ru_stime - before.ru_stime
+            found[_FAULTS] += (after.ru_minflt - before.ru_minflt) / 1e3
+    found |= clock.seconds
+    found[_REST] = found[_ALL] - sum(clock.seconds.values())
+    return {name: amount / (gigabytes * len(rounds)) for name, amount in found.items()}
