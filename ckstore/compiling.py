@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from typing import IO, cast
 
 from ckstore.threads import worker_count
 
@@ -44,6 +45,8 @@ def finish() -> None:
             if helper.poll() is not None:
                 break
             step()
+        # All of it is compiled now: the other process has to know, and not to load what was compiled here.
+        cast(IO[bytes], helper.stdin).close()
     helper.wait()
 
 
@@ -80,10 +83,10 @@ def _begin() -> None:
         return
     say(MESSAGE)
     if worker_count() > 1:
-        from ckstore.prepare import READS
+        from ckstore.prepare import READS, STORES
 
         silent = subprocess.DEVNULL
         # Not from the working directory (-P): whatever lies there is none of ours.
-        command = [sys.executable, "-P", "-m", "ckstore.prepare", *([READS] if _reads else [])]
+        command = [sys.executable, "-P", "-m", "ckstore.prepare", READS if _reads else STORES]
         with suppress(OSError):  # A machine that lets no process begin compiles on one core.
-            _helper = subprocess.Popen(command, stdin=silent, stdout=silent, stderr=silent)
+            _helper = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=silent, stderr=silent)

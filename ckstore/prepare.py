@@ -2,15 +2,17 @@
 
 Both keep what they have compiled where the other one looks first. A command that stores begins with what estimates and
 codes, so this process begins with what decodes. Once the command is done, its process takes the same steps from the
-last one on, until both meet: what comes next finds everything that it takes. For a command that only reads, this
-process compiles what comes after decoding.
+last one on, until both meet and it closes this one's standard input: what comes next finds everything that it takes.
+For a command that only reads, this process compiles what comes after decoding.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from functools import partial
+from select import select
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,8 +22,8 @@ from ckstore.codecs.memory import fixed
 if TYPE_CHECKING:
     from ckstore.codecs.lattice import LinearLattice
 
-#: The argument with which this process helps a command that only reads.
-READS = "reads"
+#: The argument with which this process helps a command that only reads, and one that stores.
+READS, STORES = "reads", "stores"
 
 #: Seven integers, as `encode_integers` has written them since format 1.
 _PLAIN = bytes.fromhex("010224facd7901073e97ec86b4")
@@ -37,7 +39,7 @@ def steps() -> list[Callable[[], object]]:
 
 
 def _after_decoding() -> list[Callable[[], object]]:
-    reorder = [partial(_reorder, width) for width in (1, 2, 4)]
+    reorder = [partial(_reorder, width) for width in (2, 4)]
     return [_check, *reorder, _correct, _chained, _project, _classes, _own]
 
 
@@ -141,10 +143,18 @@ def _encode() -> None:
 
 
 def main() -> None:
-    """Take all steps, or those that a command which only reads comes to last."""
+    """Take all steps, or those that a command which only reads comes to last; no other one once nobody waits for it."""
     for step in [_coarse, *_after_decoding()] if sys.argv[1:] == [READS] else steps():
+        if sys.argv[1:] and _is_alone():
+            break
         step()
+
+
+def _is_alone() -> bool:
+    """Whether the process that began this one is done, or has ended: it writes nothing, so it closed the pipe."""
+    return bool(select([sys.stdin], [], [], 0)[0])
 
 
 if __name__ == "__main__":
     main()
+    os._exit(0)  # Someone waits: there is nothing to be put in order.
