@@ -241,17 +241,17 @@ class ObjectEncoder:
 
         Natural order decodes faster; context order is offered only where it is smaller by `CONTEXT_GAIN`.
         """
-        natural = context = float("inf"), 1.0
+        ways = []
         for factor in {1.0, common_factor(sample.bits, before, dtype)}:
             predicted = scaled(before, dtype, factor)
             difference = ordinal_difference(sample.bits, predicted, dtype)
-            natural = min(natural, (sample.nbytes(difference), factor))
-            classes = ordinal_classes(predicted, dtype)
-            if classes is not None:
-                context = min(context, (sample.nbytes(difference, classes), factor))
-        if context[0] < (1 - CONTEXT_GAIN) * natural[0]:
-            return {False: natural, True: context}
-        return {False: natural}
+            ways.append((sample.nbytes(difference), factor, predicted, difference))
+        natural, factor, predicted, difference = min(ways, key=lambda way: way[:2])
+        classes = ordinal_classes(predicted, dtype)
+        context = float("inf") if classes is None else sample.nbytes(difference, classes)
+        if context < (1 - CONTEXT_GAIN) * natural:
+            return {False: (natural, factor), True: (context, factor)}
+        return {False: (natural, factor)}
 
     def _estimate_linear(self, unit: Unit, sample: Sample, parent: str | None, coarse: str | None) -> Estimate:
         record, content = self._linear_parent(unit, parent, coarse)

@@ -15,7 +15,7 @@ _SYMBOL_BITS = 8.0
 """Bits that a symbol of the table must save, and ..."""
 _SYMBOL_SHARE = 1 / 8192
 """... as a share of its group's elements: what the time for larger tables is worth."""
-FEW = 8192
+FEW = 2048
 """Groups of fewer elements get coarser histograms."""
 
 

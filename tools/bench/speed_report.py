@@ -36,7 +36,9 @@ def document(sections: Sequence[Section], machine: list[str], command: str, stem
         f"Written by `{command}`; nothing here was written by hand.",
         "Contenders take turns (A B A B); a ratio is that of one round, above 1 where ckstore is faster. Figures are "
         "medians, with the first and third quartiles in brackets. Files are in the page cache; everything that is "
-        "written is synced (`fsync`) on both sides. Ingests of files and restores run in "
+        "written is synced (`fsync`) on both sides. Memory that a round takes was in use just before: a virtual "
+        "machine that gives what is free back to its host would have whoever keeps what it writes wait for new pages, "
+        "and spare whoever overwrites it. Ingests of files and restores run in "
         "processes of their own, which stay. CPU is seconds of all cores for a GB (10^9 bytes) of the checkpoint. "
         "Checkpoints are of float32 weights with both moments of AdamW; weights move by 8 % of their size "
         "between two versions.",
