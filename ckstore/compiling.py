@@ -38,6 +38,7 @@ def finish() -> None:
     helper, _helper = _helper, None
     if helper is None:
         return
+    pipe = cast(IO[bytes], helper.stdin)
     if not _reads:
         from ckstore.prepare import steps
 
@@ -46,8 +47,9 @@ def finish() -> None:
                 break
             step()
         # All of it is compiled now: the other process has to know, and not to load what was compiled here.
-        cast(IO[bytes], helper.stdin).close()
+        pipe.close()
     helper.wait()
+    pipe.close()
 
 
 def listen() -> None:

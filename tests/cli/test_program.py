@@ -18,6 +18,7 @@ from ckstore.cli.program import VERBS, program
 from ckstore.cli.verb import EXIT_CODES, Verb
 from ckstore.compiling import MESSAGE
 from ckstore.errors import CkstoreError, LockedError
+from ckstore.prepare import STORES
 from ckstore.storage.catalog import Catalog
 from ckstore.threads import worker_count
 from tests.checkpoints import write_safetensors
@@ -191,6 +192,13 @@ def heavy_imports(arguments: list[str]) -> list[str]:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return done.stdout.splitlines()[-1].split()
+
+
+def test_the_process_that_helps_to_compile_ends_when_nobody_waits_for_it(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "ckstore.prepare", STORES]
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    subprocess.run(command, stdin=subprocess.DEVNULL, env=environment, check=True, timeout=60)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_first_use_says_that_it_compiles(tmp_path: Path) -> None:
