@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from typing import IO, cast
 
 from ckstore.threads import worker_count
 
@@ -38,18 +37,17 @@ def finish() -> None:
     helper, _helper = _helper, None
     if helper is None:
         return
-    pipe = cast(IO[bytes], helper.stdin)
-    if not _reads:
+    if _reads:
+        helper.wait()
+    else:
         from ckstore.prepare import steps
 
         for step in reversed(steps()):
             if helper.poll() is not None:
                 break
             step()
-        # All of it is compiled now: the other process has to know, and not to load what was compiled here.
-        pipe.close()
-    helper.wait()
-    pipe.close()
+    # All of it is compiled now. This closes the other one's input, so that it does not load what was compiled here.
+    helper.communicate()
 
 
 def listen() -> None:

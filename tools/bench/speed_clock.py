@@ -139,14 +139,11 @@ def settle() -> None:
 def ready_memory() -> None:
     """Have the machine hold the memory that is taken next.
 
-    A virtual machine gives free memory back to its host, and waits for it anew, page by page: 2.8 seconds of processor
-    time for a GB that is written, where it takes 0.2 otherwise. What overwrites its last file hardly meets that; what
-    keeps its files, as a store does, always would.
+    A virtual machine may give free memory back to its host, and waits for it anew, page by page, for several times as
+    long as writing takes. What overwrites its last file hardly meets that; what keeps its files, as a store does,
+    always would.
     """
-    with mmap.mmap(-1, _READY, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
-        if hasattr(memory, "madvise") and hasattr(mmap, "MADV_HUGEPAGE"):
-            memory.madvise(mmap.MADV_HUGEPAGE)
-        np.frombuffer(memory, np.uint8)[:: mmap.PAGESIZE] = 1
+    np.empty(_READY, np.uint8)[:: mmap.PAGESIZE] = 1
 
 
 def processor_seconds() -> float:
