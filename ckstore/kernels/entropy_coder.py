@@ -11,8 +11,11 @@ import numpy as np
 from ckstore.kernels.compiled import kernel
 from ckstore.kernels.entropy_words import Array, Word, inlined, inner, int64, uint64
 
-LOW, HIGH, CODE, POSITION, MODE = range(5)
-"""Entries of a coder's state (int64)."""
+LOW, REACH, OFFSET, POSITION, MODE = range(5)
+"""Entries of a coder's state (int64).
+
+The interval is from LOW to LOW + REACH, both included; the code that is read is LOW + OFFSET.
+"""
 
 SLOWEST = int64(255)
 """Most decisions that a chance remembers."""
@@ -21,86 +24,78 @@ LEAST = int64(48)
 _SHARES: Array = np.array([65536 // (seen + 2) for seen in range(256)])
 
 State = tuple[int, int, int, int]
-"""(low, high, code, position) of the coder."""
+"""(low, reach, offset, position) of the coder."""
 
 
 @inlined
 def step(state: State, mode: int, buffer: Array, odds: Array, context: int, bit: int) -> tuple[State, int]:
     """Code one binary decision under the adaptive odds of `context`.
 
-    The state is (low, high, code, position): a tuple stays in registers. Returns the state and the decision.
+    The state is a tuple, which stays in registers. Returns the state and the decision.
     """
-    low, high, code, position = state
     # An unsigned index: a signed one makes the compiler join both loads, which then wait for both stores.
     place = uint64(context)
     chance = int64(odds[place, 0])
     seen = int64(odds[place, 1])
-    reach = high - low
-    middle = low + (reach >> 16) * chance + (((reach & 65535) * chance) >> 16)
-    if not mode:
-        bit = int64(code <= middle)
-    if bit:
-        high = middle
-    else:
-        low = middle + 1
-    target = int64(65536) if bit else int64(0)
+    state, bit = _split(state, mode, buffer, (state[1] * chance) >> 16, bit)
+    target = bit << 16
     chance += ((target - chance) * int64(_SHARES[uint64(seen)])) >> 16
     odds[place, 0] = min(max(chance, LEAST), 65536 - LEAST)
     odds[place, 1] = min(seen + 1, SLOWEST)
-    return _shift(low, high, code, position, mode, buffer), bit
+    return state, bit
+
+
+@inlined
+def _split(state: State, mode: int, buffer: Array, middle: int, bit: int) -> tuple[State, int]:
+    """Code one decision: 1 for offsets up to `middle`."""
+    low, reach, offset, position = state
+    if not mode:
+        bit = int64(offset <= middle)
+    above = 0 if bit else middle + 1
+    return _shift(low + above, middle if bit else reach - above, offset - above, position, mode, buffer), bit
 
 
 @inlined
 def step_even(state: State, mode: int, buffer: Array, bit: int) -> tuple[State, int]:
     """Code one binary decision evenly."""
-    low, high, code, position = state
-    middle = low + ((high - low) >> 1)
-    if not mode:
-        bit = int64(code <= middle)
-    if bit:
-        high = middle
-    else:
-        low = middle + 1
-    return _shift(low, high, code, position, mode, buffer), bit
+    return _split(state, mode, buffer, state[1] >> 1, bit)
 
 
 @inlined
-def _shift(low: int, high: int, code: int, position: int, mode: int, buffer: Array) -> State:
-    """Move the bytes that low and high share out of the state."""
-    while (low ^ high) < (1 << 24):
-        if mode:
-            if position < buffer.size:
-                buffer[position] = low >> 24
-        else:
-            code = (code << 8) & 0xFFFFFFFF
-            if position < buffer.size:
-                code |= int64(buffer[position])
+def _shift(low: int, reach: int, offset: int, position: int, mode: int, buffer: Array) -> State:
+    """Move the bytes that both ends of the interval share out of the state."""
+    while (low ^ (low + reach)) < (1 << 24):
+        offset = (offset << 8) & 0xFFFFFFFF
+        if position < buffer.size:
+            if mode:
+                buffer[uint64(position)] = low >> 24
+            else:
+                offset |= int64(buffer[uint64(position)])
         position += 1
         low = (low << 8) & 0xFFFFFFFF
-        high = ((high << 8) & 0xFFFFFFFF) | 255
-    return low, high, code, position
+        reach = (reach << 8) | 255
+    return low, reach, offset, position
 
 
-@inner
+@inlined
 def step_raw(state: State, mode: int, buffer: Array, bits: int, value: Word) -> tuple[State, Word]:
     """Code the low `bits` bits of a word evenly, highest first: eight at a time where the interval is wide enough."""
     result = uint64(0)
     left = bits
     while left:
-        low, high, code, position = state
-        if high - low >= 1 << 24:
+        low, reach, offset, position = state
+        if reach >= 1 << 24:
             part = min(left, 8)
             left -= part
-            unit = (high - low) >> part
+            unit = reach >> part
             last = (1 << part) - 1
             piece = int64(value >> uint64(left)) & last
             if not mode:
-                piece = min((code - low) // unit, last)
+                piece = min(int64(uint64(offset) // uint64(unit)), last)
             result = (result << uint64(part)) | uint64(piece)
-            low += unit * piece
-            if piece < last:
-                high = low + unit - 1
-            state = _shift(low, high, code, position, mode, buffer)
+            above = unit * piece
+            reach = unit - 1 if piece < last else reach - above
+            state = _shift(low + above, reach, offset - above, position, mode, buffer)
         else:
             left -= 1
             state, bit = step_even(state, mode, buffer, int64(value >> uint64(left)) & 1)
@@ -111,9 +106,9 @@ def step_raw(state: State, mode: int, buffer: Array, bits: int, value: Word) -> 
 @inner
 def code_bit(coder: Array, buffer: Array, odds: Array, context: int, bit: int) -> int:
     """Code one binary decision under the adaptive odds of `context`."""
-    state = (coder[LOW], coder[HIGH], coder[CODE], coder[POSITION])
+    state = (coder[LOW], coder[REACH], coder[OFFSET], coder[POSITION])
     state, bit = step(state, coder[MODE], buffer, odds, context, bit)
-    coder[LOW], coder[HIGH], coder[CODE], coder[POSITION] = state
+    coder[LOW], coder[REACH], coder[OFFSET], coder[POSITION] = state
     return bit
 
 
@@ -124,13 +119,13 @@ def start_coder(coder: Array, buffer: Array, odds: Array, mode: int) -> None:
         odds[context, 0] = 32768
         odds[context, 1] = 0
     coder[LOW] = 0
-    coder[HIGH] = 0xFFFFFFFF
-    coder[CODE] = 0
+    coder[REACH] = 0xFFFFFFFF
+    coder[OFFSET] = 0
     coder[POSITION] = 0
     coder[MODE] = mode
     if not mode:
         for i in range(4):
-            coder[CODE] = (coder[CODE] << 8) | (int64(buffer[i]) if i < buffer.size else 0)
+            coder[OFFSET] = (coder[OFFSET] << 8) | (int64(buffer[i]) if i < buffer.size else 0)
         coder[POSITION] = 4
 
 
@@ -141,7 +136,7 @@ def finish_writing(coder: Array, buffer: Array) -> int:
     for size in range(5):
         unit = 32 - 8 * size
         value = ((coder[LOW] + (1 << unit) - 1) >> unit) << unit
-        if value <= coder[HIGH]:
+        if value <= coder[LOW] + coder[REACH]:
             for i in range(size):
                 if position < buffer.size:
                     buffer[position] = (value >> (24 - 8 * i)) & 255
@@ -155,9 +150,9 @@ def finish_writing(coder: Array, buffer: Array) -> int:
 @inner
 def code_raw(coder: Array, buffer: Array, bits: int, value: Word) -> Word:
     """Code the low `bits` bits of an unsigned word evenly, highest first."""
-    state = (coder[LOW], coder[HIGH], coder[CODE], coder[POSITION])
+    state = (coder[LOW], coder[REACH], coder[OFFSET], coder[POSITION])
     state, result = step_raw(state, coder[MODE], buffer, bits, value)
-    coder[LOW], coder[HIGH], coder[CODE], coder[POSITION] = state
+    coder[LOW], coder[REACH], coder[OFFSET], coder[POSITION] = state
     return result
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from ckstore.kernels.entropy_directory import BITS, KIND, SINGLE, SPARSE, SYMBOL_COUNT
 from ckstore.kernels.entropy_layout import SYMBOLS, symbol_parts, times_log
 from ckstore.kernels.entropy_lengths import code_lengths
-from ckstore.kernels.entropy_words import Array, inner, int64, spliced, uint64
+from ckstore.kernels.entropy_words import Array, counted, inner, int64, spliced, uint64
 
 # Not plain integers: numba would compile what takes them once more for every literal.
 _2, _ALL = int64(2), int64(SYMBOLS)
@@ -44,7 +44,7 @@ def _entropy(counts: Array, symbols: int) -> float:
     return bits + times_log(total)
 
 
-@inner
+@counted
 def set_codes(group: Array, counts: Array, symbols: int, raw_bits: int, lengths: Array) -> tuple[float, float]:
     """Find a group's code lengths. Returns (bits with table, entropy of the tokens and their raw bits)."""
     single, code_bits = code_lengths(counts, symbols, lengths)
@@ -54,7 +54,7 @@ def set_codes(group: Array, counts: Array, symbols: int, raw_bits: int, lengths:
     return code_bits + raw_bits + 2.0 * count_used(counts, symbols), _entropy(counts, symbols) + raw_bits
 
 
-@inner
+@counted
 def widest_item(group: Array, rows: Array, lengths: Array) -> int:
     """Most bits of any item of a group whose KIND and SINGLE are set, with these layouts and code lengths."""
     leads = np.empty((_2, _ALL), np.int64)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from ckstore.kernels.compiled import kernel
 from ckstore.kernels.entropy_coder import (
-    CODE,
-    HIGH,
     LEAST,
     LOW,
     MODE,
+    OFFSET,
     POSITION,
+    REACH,
     State,
     code_bit,
     code_raw,
@@ -23,7 +23,7 @@ from ckstore.kernels.entropy_coder import (
 )
 from ckstore.kernels.entropy_layout import SYMBOLS, WIDEST_FLOOR
 from ckstore.kernels.entropy_lengths import LONGEST
-from ckstore.kernels.entropy_words import Array, Word, bit_length, inner, int64, spliced, uint64
+from ckstore.kernels.entropy_words import Array, Word, bit_length, inlined, inner, int64, spliced, uint64
 
 CLASS, START, COUNT, KIND, PAIRS, FIRST_PAIR, SYMBOL_COUNT, RUN_SYMBOLS, SINGLE, CONSTANT, PLANE = range(11)
 """Columns of the table of groups (int64). PLANE: bytes of each element that lie in a plane (0, 1, 2 or 4)."""
@@ -189,7 +189,7 @@ def _expect_geometric(odds: Array, count: int, pairs: int) -> None:
         power = (power * power) >> uint64(32)
 
 
-@inner
+@inlined
 def _step_magnitude(
     state: State, mode: int, buffer: Array, odds: Array, unary: int, lead: int, value: Word
 ) -> tuple[State, Word]:
@@ -221,7 +221,7 @@ def _step_magnitude(
 def _code_pairs(coder: Array, buffer: Array, odds: Array, count: int, pairs: int, runs: Array, values: Array) -> int:
     """Code an adaptive group: `pairs` zero runs and values less one. Returns 0, or 1 where they run beyond `count`."""
     _expect_geometric(odds, count, pairs)
-    state = (coder[LOW], coder[HIGH], coder[CODE], coder[POSITION])
+    state = (coder[LOW], coder[REACH], coder[OFFSET], coder[POSITION])
     mode = coder[MODE]
     left = count - pairs
     for i in range(pairs):
@@ -234,7 +234,7 @@ def _code_pairs(coder: Array, buffer: Array, odds: Array, count: int, pairs: int
         state, size = _step_magnitude(state, mode, buffer, odds, _VALUE, _VALUE_LEAD, value >> uint64(1))
         state, sign = step(state, mode, buffer, odds, _VALUE_SIGN + int64(size > uint64(0)), int64(value & uint64(1)))
         values[i] = (size << uint64(1)) | uint64(sign)
-    coder[LOW], coder[HIGH], coder[CODE], coder[POSITION] = state
+    coder[LOW], coder[REACH], coder[OFFSET], coder[POSITION] = state
     return 0
 
 

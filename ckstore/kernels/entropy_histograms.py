@@ -5,7 +5,17 @@ from __future__ import annotations
 import numpy as np
 
 from ckstore.kernels.entropy_layout import EXACT_OCTAVES, ROW, fine_size
-from ckstore.kernels.entropy_words import Array, bit_length, inner, int64, load_word, spliced, store_word, uint64
+from ckstore.kernels.entropy_words import (
+    Array,
+    bit_length,
+    counted,
+    inner,
+    int64,
+    load_word,
+    spliced,
+    store_word,
+    uint64,
+)
 
 TABLE_BITS = 16
 """Bits of the numbers that have a table of their own."""
@@ -105,7 +115,7 @@ def count_direct(numbers: Array, first: int, count: int, octaves: int, share: in
             bins[i] += bins[table * size + i]
 
 
-@inner
+@counted
 def count_wide(numbers: Array, first: int, count: int, octaves: int, firsts: Array, levels: Array, bins: Array) -> None:
     """Fine histogram of wide numbers (uint64), through a table of octaves instead of branches."""
     for i in range(uint64(fine_size(octaves, firsts, levels))):

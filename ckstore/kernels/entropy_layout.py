@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ckstore.kernels.entropy_words import Array, inner, int64, spliced, uint64
+from ckstore.kernels.entropy_words import Array, counted, inner, int64, spliced, uint64
 
 ROW = 66
 """Entries of a layout row."""
@@ -112,7 +112,7 @@ def _octave_costs(
             pyramid[i] = pyramid[uint64(2) * i] + pyramid[uint64(2) * i + uint64(1)]
 
 
-@inner
+@counted
 def measure_octaves(
     bins: Array, firsts: Array, levels: Array, top: int, symbol_bits: float, costs: Array, data: Array, totals: Array
 ) -> None:
@@ -127,7 +127,7 @@ def measure_octaves(
         totals[octave] = _octave_costs(bins, firsts[octave], octave, levels[octave], symbol_bits, pyramid, costs, data)
 
 
-@inner
+@counted
 def pick_layout(
     costs: Array,
     data: Array,

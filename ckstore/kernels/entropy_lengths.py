@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ckstore.kernels.entropy_words import Array, inner, int64, spliced, uint64
+from ckstore.kernels.entropy_words import Array, counted, int64, spliced, uint64
 
 LONGEST = 12
 """Longest code in bits: a decoding table of 2^12 entries stays in the first cache."""
@@ -58,7 +58,7 @@ def _sort(keys: Array, work: Array) -> Array:
     return keys
 
 
-@inner
+@counted
 def code_lengths(counts: Array, symbols: int, lengths: Array) -> tuple[int, int]:
     """Write the code length of each of `symbols` counts into `lengths` (uint8; 0 where the count is 0).
 
@@ -140,7 +140,7 @@ def code_lengths(counts: Array, symbols: int, lengths: Array) -> tuple[int, int]
     return -1, bits
 
 
-@inner
+@counted
 def canonical_codes(lengths: Array, symbols: int, codes: Array) -> int:
     """Write the canonical code of each symbol into `codes` (uint32: bit-reversed code | length << 16).
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from ckstore.kernels.entropy_bytes import store_2, store_4
 from ckstore.kernels.entropy_read_numbers import bits_taken, next_bits, take_one
-from ckstore.kernels.entropy_words import Array, Word, inlined, inner, int64, uint64
+from ckstore.kernels.entropy_words import Array, Word, counted, inlined, inner, int64, uint64
 
 BLOCK = 16384
 """Numbers of each stream that are read at a time."""
@@ -119,7 +119,7 @@ _take_twos = _turner(_look_two)
 _take_fours = _turner(_look_four)
 
 
-@inner
+@counted
 def read_strings(
     buffer: Array,
     positions: Array,

@@ -11,7 +11,7 @@ import numpy as np
 
 from ckstore.kernels.entropy_layout import symbol_leads
 from ckstore.kernels.entropy_lengths import LONGEST, canonical_codes
-from ckstore.kernels.entropy_words import Array, Word, inlined, inner, int64, uint64
+from ckstore.kernels.entropy_words import Array, Word, counted, inlined, inner, int64, uint64
 
 CODE, LENGTH, NUMBER, RAW, RUN, RUN_RAW = range(6)
 """Columns of the table of symbols (int64).
@@ -61,7 +61,7 @@ _0, _1, _2, _3, _8, _16, _32, _40, _61 = (
 )
 
 
-@inner
+@counted
 def fill_symbols(rows: Array, run_symbols: int, lengths: Array, single: int, symbols: Array) -> int:
     """Fill the table of symbols (int64, symbols x COLUMNS) of a group.
 
@@ -120,7 +120,7 @@ def _double(table: Array, level: int) -> None:
         table[half + i] = table[i]
 
 
-@inner
+@counted
 def fill_table(table: Array, bits: int, tells: int, symbols: Array) -> None:
     """Fill the first 2^bits entries of a table; see `BY_CODE` and the others for what it is to tell."""
     size = symbols.shape[0]
@@ -171,7 +171,7 @@ def fill_table(table: Array, bits: int, tells: int, symbols: Array) -> None:
         first = ends[level]
 
 
-@inner
+@counted
 def fill_strings(table: Array, bits: int, symbols: Array, strings: Array) -> None:
     """Fill the first 2^bits entries of a table with strings of numbers below 256.
 

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
+from numba.core.options import DefaultOptions
 from numba.extending import intrinsic
 
 from ckstore.kernels.compiled import Decorator
@@ -29,11 +30,20 @@ _structure: Callable[[Any], Any] = cgutils.create_struct_proxy
 
 _UNWRAPPED: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
-inner: Decorator = njit(nogil=True, boundscheck=False, error_model="numpy", **_UNWRAPPED)
+_UNCOUNTED: dict[str, Any] = _UNWRAPPED | ({"_nrt": False} if hasattr(DefaultOptions, "_nrt") else {})
+"""Without counts of references to the arrays given: their atomic additions take as long as a short function does.
+
+Numba has a name for this only among its own options; where it has none, functions count.
+"""
+
+inner: Decorator = njit(nogil=True, boundscheck=False, error_model="numpy", **_UNCOUNTED)
 """Decorator of what only kernels call: without the wrappers for Python, compiling takes a third less."""
 
-inlined: Decorator = njit(nogil=True, boundscheck=False, error_model="numpy", forceinline=True, **_UNWRAPPED)
+inlined: Decorator = njit(nogil=True, boundscheck=False, error_model="numpy", forceinline=True, **_UNCOUNTED)
 """The same, for what must be part of its caller's loop."""
+
+counted: Decorator = njit(nogil=True, boundscheck=False, error_model="numpy", **_UNWRAPPED)
+"""The same as `inner`, for what makes arrays of its own or calls what does, and so has to count references."""
 
 spliced: Decorator = njit(nogil=True, boundscheck=False, error_model="numpy", inline="always", **_UNWRAPPED)
 """The same, for what is short or called from one place: it becomes part of its callers before they are compiled, and is
