@@ -28,7 +28,7 @@ _ROW = int64(ROW)
 _LEVELS = int64(FINEST + 1)
 _FINEST_BINS = int64(1 << FINEST)
 _NO_RAW = int64(0)
-_LOGS = np.zeros(4096)
+_LOGS: Array = np.zeros(4096)
 _LOGS[1:] = np.arange(1, 4096) * np.log2(np.arange(1, 4096))
 
 
@@ -95,21 +95,25 @@ def _octave_costs(
         total += bins[start + i]
     if total == 0:
         return 0
-    while True:
-        bits = 0.0
+    logged = total < _LOGS.size
+    while level > 0:
+        # Two sums: an addition to the one would wait for the one before.
+        even = odd = 0.0
         used = int64(0)
-        for i in range(uint64(1) << uint64(level)):
-            count = pyramid[i]
-            used += int64(count > 0)
-            bits -= times_log(count)
-        bits += total * (octave - 1.0 - level)
+        for i in range(uint64(1) << uint64(level - 1)):
+            left, right = pyramid[uint64(2) * i], pyramid[uint64(2) * i + uint64(1)]
+            used += int64(left > 0) + int64(right > 0)
+            even += _LOGS[uint64(left)] if logged else times_log(left)
+            odd += _LOGS[uint64(right)] if logged else times_log(right)
+            pyramid[i] = left + right
+        bits = total * (octave - 1.0 - level) - even - odd
         data[octave, level] = bits
         costs[octave, level] = bits + (used + (1 << level) / 16.0) * symbol_bits
-        if level == 0:
-            return total
         level -= 1
-        for i in range(uint64(1) << uint64(level)):
-            pyramid[i] = pyramid[uint64(2) * i] + pyramid[uint64(2) * i + uint64(1)]
+    bits = total * (octave - 1.0) - times_log(total)
+    data[octave, 0] = bits
+    costs[octave, 0] = bits + (1 + 1 / 16.0) * symbol_bits
+    return total
 
 
 @counted
