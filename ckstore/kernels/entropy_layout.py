@@ -28,7 +28,7 @@ _ROW = int64(ROW)
 _LEVELS = int64(FINEST + 1)
 _FINEST_BINS = int64(1 << FINEST)
 _NO_RAW = int64(0)
-_LOGS: Array = np.zeros(4096)
+_LOGS = np.zeros(4096)
 _LOGS[1:] = np.arange(1, 4096) * np.log2(np.arange(1, 4096))
 
 
@@ -103,8 +103,8 @@ def _octave_costs(
         for i in range(uint64(1) << uint64(level - 1)):
             left, right = pyramid[uint64(2) * i], pyramid[uint64(2) * i + uint64(1)]
             used += int64(left > 0) + int64(right > 0)
-            even += _LOGS[uint64(left)] if logged else times_log(left)
-            odd += _LOGS[uint64(right)] if logged else times_log(right)
+            even += float(_LOGS[uint64(left)]) if logged else times_log(left)
+            odd += float(_LOGS[uint64(right)]) if logged else times_log(right)
             pyramid[i] = left + right
         bits = total * (octave - 1.0 - level) - even - odd
         data[octave, level] = bits
