@@ -215,14 +215,14 @@ class OrdinalLayer:
         return ordinal_correct(self.parent, stored, "float32")
 
 
-def layers() -> dict[str, ExactLayer | OrdinalLayer]:
-    """The layers that are measured, of one chunk each."""
+def layers(count: int = CHUNK) -> dict[str, ExactLayer | OrdinalLayer]:
+    """The layers that are measured, of one chunk each, of so many elements."""
     generator = np.random.default_rng(1)
-    parent = (generator.standard_normal(CHUNK) * _WEIGHT).astype(np.float32)
-    moved = parent + (generator.standard_normal(CHUNK) * _CHANGE).astype(np.float32)
-    slow = parent + (generator.standard_normal(CHUNK) * _CHANGE / 1000).astype(np.float32)
-    squares = (generator.standard_normal(CHUNK) ** 2 * 1e-8 + 1e-9).astype(np.float32)
-    later = np.float32(0.8) * squares + np.float32(0.2e-8) * (generator.standard_normal(CHUNK) ** 2).astype(np.float32)
+    parent = (generator.standard_normal(count) * _WEIGHT).astype(np.float32)
+    moved = parent + (generator.standard_normal(count) * _CHANGE).astype(np.float32)
+    slow = parent + (generator.standard_normal(count) * _CHANGE / 1000).astype(np.float32)
+    squares = (generator.standard_normal(count) ** 2 * 1e-8 + 1e-9).astype(np.float32)
+    later = np.float32(0.8) * squares + np.float32(0.2e-8) * (generator.standard_normal(count) ** 2).astype(np.float32)
     return {
         "own": ExactLayer(moved.view(np.uint32), None),
         "chained": ExactLayer(slow.view(np.uint32), parent.view(np.uint32)),
