@@ -10,7 +10,7 @@ import numpy.typing as npt
 from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
-from numba.core.options import DefaultOptions
+from numba.core.cpu import CPUTargetOptions
 from numba.extending import intrinsic
 
 from ckstore.kernels.compiled import Decorator
@@ -30,19 +30,25 @@ _structure: Callable[[Any], Any] = cgutils.create_struct_proxy
 
 _UNWRAPPED: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
-_UNCOUNTED: dict[str, Any] = _UNWRAPPED | ({"_nrt": False} if hasattr(DefaultOptions, "_nrt") else {})
-"""Without counts of references to the arrays given: their atomic additions take as long as a short function does.
 
-Numba has a name for this only among its own options; where it has none, functions count.
+def _references(counted: bool) -> dict[str, Any]:
+    """The option to count references or not. Numba has a name for it only among its own; without it, all count."""
+    return {"_nrt": counted} if hasattr(CPUTargetOptions, "_nrt") else {}
+
+
+inner: Decorator = njit(nogil=True, boundscheck=False, error_model="numpy", **_UNWRAPPED, **_references(False))
+"""Decorator of what only kernels call: without the wrappers for Python, compiling takes a third less.
+
+References to the arrays given are not counted: those atomic additions take as long as a short function does. So it
+makes and returns no arrays, and calls nothing that is `counted`.
 """
 
-inner: Decorator = njit(nogil=True, boundscheck=False, error_model="numpy", **_UNCOUNTED)
-"""Decorator of what only kernels call: without the wrappers for Python, compiling takes a third less."""
-
-inlined: Decorator = njit(nogil=True, boundscheck=False, error_model="numpy", forceinline=True, **_UNCOUNTED)
+inlined: Decorator = njit(
+    nogil=True, boundscheck=False, error_model="numpy", forceinline=True, **_UNWRAPPED, **_references(False)
+)
 """The same, for what must be part of its caller's loop."""
 
-counted: Decorator = njit(nogil=True, boundscheck=False, error_model="numpy", **_UNWRAPPED)
+counted: Decorator = njit(nogil=True, boundscheck=False, error_model="numpy", **_UNWRAPPED, **_references(True))
 """The same as `inner`, for what makes arrays of its own or calls what does, and so has to count references."""
 
 spliced: Decorator = njit(nogil=True, boundscheck=False, error_model="numpy", inline="always", **_UNWRAPPED)
