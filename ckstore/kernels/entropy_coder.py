@@ -38,8 +38,7 @@ def step(state: State, mode: int, buffer: Array, odds: Array, context: int, bit:
     chance = int64(odds[place, 0])
     seen = int64(odds[place, 1])
     state, bit = _split(state, mode, buffer, (state[1] * chance) >> 16, bit)
-    target = bit << 16
-    chance += ((target - chance) * int64(_SHARES[uint64(seen)])) >> 16
+    chance += (((bit << 16) - chance) * int64(_SHARES[uint64(seen)])) >> 16
     odds[place, 0] = min(max(chance, LEAST), 65536 - LEAST)
     odds[place, 1] = min(seen + 1, SLOWEST)
     return state, bit

@@ -35,7 +35,7 @@ _LOGS[1:] = np.arange(1, 4096) * np.log2(np.arange(1, 4096))
 @inner
 def times_log(count: int) -> float:
     """Count * log2(count), 0 for 0."""
-    if count < 4096:
+    if count < _LOGS.size:
         return float(_LOGS[count])
     return float(count * np.log2(count))
 

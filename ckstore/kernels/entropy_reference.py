@@ -80,8 +80,10 @@ class BinaryDecoder:
         return node - (1 << bits)
 
     def number(self, which: str) -> int:
-        """Decode a number of up to 64 bits: its length, then the bits after the leading one."""
+        """Decode a number of up to 64 bits: its length, then the bits after the leading one; 0 if it is longer."""
         octave = self.tree(7, "number", which)
+        if octave > 64:
+            return 0
         return octave if octave < 2 else 1 << octave - 1 | self.raw(octave - 1)
 
     def magnitude(self, name: str) -> int:

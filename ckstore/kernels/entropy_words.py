@@ -28,7 +28,13 @@ uint64: Callable[[Any], Word] = np.uint64
 
 _structure: Callable[[Any], Any] = cgutils.create_struct_proxy
 
-_UNWRAPPED: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+_OPTIONS: dict[str, Any] = {
+    "nogil": True,
+    "boundscheck": False,
+    "error_model": "numpy",
+    "no_cpython_wrapper": True,
+    "no_cfunc_wrapper": True,
+}
 
 
 def _references(counted: bool) -> dict[str, Any]:
@@ -36,22 +42,20 @@ def _references(counted: bool) -> dict[str, Any]:
     return {"_nrt": counted} if hasattr(CPUTargetOptions, "_nrt") else {}
 
 
-inner: Decorator = njit(nogil=True, boundscheck=False, error_model="numpy", **_UNWRAPPED, **_references(False))
+inner: Decorator = njit(**_OPTIONS, **_references(False))
 """Decorator of what only kernels call: without the wrappers for Python, compiling takes a third less.
 
 References to the arrays given are not counted: those atomic additions take as long as a short function does. So it
 makes and returns no arrays, and calls nothing that is `counted`.
 """
 
-inlined: Decorator = njit(
-    nogil=True, boundscheck=False, error_model="numpy", forceinline=True, **_UNWRAPPED, **_references(False)
-)
+inlined: Decorator = njit(forceinline=True, **_OPTIONS, **_references(False))
 """The same, for what must be part of its caller's loop."""
 
-counted: Decorator = njit(nogil=True, boundscheck=False, error_model="numpy", **_UNWRAPPED, **_references(True))
+counted: Decorator = njit(**_OPTIONS, **_references(True))
 """The same as `inner`, for what makes arrays of its own or calls what does, and so has to count references."""
 
-spliced: Decorator = njit(nogil=True, boundscheck=False, error_model="numpy", inline="always", **_UNWRAPPED)
+spliced: Decorator = njit(inline="always", **_OPTIONS)
 """The same, for what is short or called from one place: it becomes part of its callers before they are compiled, and is
 not compiled by itself, which takes as long again at every level of calls."""
 

@@ -165,15 +165,16 @@ def _beside_elements(repeat: int) -> list[float]:
             found.copy() for found in layer.lattice.residuals(layer.bits, layer.integers, 0, layer.parent)
         )
         for name, values, kinds in (("integers", levels, None), ("exact", residuals, classes)):
-            sample = values[:_SAMPLE], None if kinds is None else kinds[:_SAMPLE]
             payload, out = encode_integers(values, kinds), np.empty_like(values)
-            calls[f"{name} estimate {count}"] = partial(payload_bits, *sample)
+            if count == _OBJECT:
+                sample = values[:_SAMPLE], None if kinds is None else kinds[:_SAMPLE]
+                calls[f"{name} estimate"] = partial(payload_bits, *sample)
             calls[f"{name} encode {count}"] = partial(encode_integers, values, kinds)
             calls[f"{name} decode {count}"] = partial(decode_integers, payload, out, kinds)
     found = _seconds(calls, 5 * repeat)
     beside = []
     for name in ("integers", "exact"):
-        beside.append(found[f"{name} estimate {_OBJECT}"])
+        beside.append(found[f"{name} estimate"])
         for done in ("encode", "decode"):
             small, large = (found[f"{name} {done} {count}"] for count in (_OBJECT, 4 * _OBJECT))
             beside.append(max(4 * small - large, 0.0) / 3)
