@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ckstore.codecs.integers import encode_integers
+from ckstore.codecs.integers import encode_changes
 from ckstore.codecs.lattice import (
     FLOATS,
     STEP_RANGE,
@@ -155,7 +155,7 @@ class CoarseEncoder:
                 predicted = lattice.project(plan.base.linear, self.reader.integers(plan.base, chunk), start)
             integers = _quantised(lattice, bits, start, dithered=estimate.dithered)
             delta = integers if predicted is None else integers - predicted
-            encoded.coarse.append(encode_integers(delta) if delta.any() else None)
+            encoded.coarse.append(encode_changes(delta))
             comparison.add(
                 bits, lattice.values(integers, start), lattice if isinstance(lattice, LinearLattice) else None
             )

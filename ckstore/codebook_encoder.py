@@ -19,7 +19,7 @@ from ckstore.codecs.codebook import (
     differences,
     has_unrepresentable,
 )
-from ckstore.codecs.integers import encode_integers
+from ckstore.codecs.integers import encode_changes
 from ckstore.codecs.lattice import Bits, Integers
 from ckstore.common_step import CoarseParent
 from ckstore.deviation import Comparison
@@ -102,7 +102,7 @@ class CodebookEncoder:
                 frame = kept.astype("<u2").tobytes()
                 encoded.aside.append(crc32c(kept).to_bytes(4, "little") + frame)
             delta, classes = self._against(lattice, part, None if plan.additive else plan.base, chunk)
-            encoded.coarse.append(encode_integers(delta, classes) if delta.any() else None)
+            encoded.coarse.append(encode_changes(delta, classes))
             before = None if not plan.additive or plan.base is None else self.reader.values(plan.base, chunk)
             decoded = lattice.values(part, kept) if before is None else lattice.add(before, part)
             comparison.add(bits[start : start + unit.chunk], decoded)

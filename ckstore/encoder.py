@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ckstore.codecs.checksum import crc32c
 from ckstore.codecs.codebook import CodebookLattice
-from ckstore.codecs.integers import encode_integers, payload_bits
+from ckstore.codecs.integers import encode_changes, encode_chunk, payload_bits
 from ckstore.codecs.lattice import (
     Bits,
     Integers,
@@ -102,8 +102,8 @@ class Encoded:
     """
 
     identity: str
-    coarse: list[bytes | None]
-    exact: list[bytes]
+    coarse: list[memoryview | None]
+    exact: list[memoryview]
     facts: CoarseUnit | None = None
     aside: list[bytes] = field(default_factory=list)
 
@@ -197,22 +197,20 @@ class ObjectEncoder:
         delta = integers
         if predicted is not None:
             delta = np.subtract(integers, predicted, out=empty(integers.size, np.int32))
-        encoded.coarse.append(encode_integers(delta) if delta.any() else None)
+        encoded.coarse.append(encode_changes(delta))
         parent = None
         if plan.parent is not None:
             parent = scaled(self.reader.exact(plan.parent, chunk, keep=False), lattice.dtype, plan.factor)
         encoded.exact.append(exact_frame(lattice, bits, integers, start, parent))
         return integers
 
-    def _ordinal_chunk(self, unit: Unit, bits: Bits, chunk: int, plan: Plan) -> bytes | None:
+    def _ordinal_chunk(self, unit: Unit, bits: Bits, chunk: int, plan: Plan) -> memoryview | None:
         parent = None
         if plan.base is not None:
             parent = scaled(self.reader.ordinals(plan.base, chunk, keep=False), unit.dtype, plan.factor)
         difference = ordinal_difference(bits, parent, unit.dtype)
-        if not difference.any():
-            return None
         classes = ordinal_classes(parent, unit.dtype) if plan.context and parent is not None else None
-        return encode_integers(difference, classes)
+        return encode_changes(difference, classes)
 
     def _estimate_ordinal(self, unit: Unit, sample: Sample, parent: str | None) -> Estimate:
         bits = sample.bits
@@ -425,10 +423,10 @@ class Sample:
 
 def exact_frame(
     lattice: LinearLattice, bits: Bits, integers: Integers, start: int, parent: Bits | None = None
-) -> bytes:
+) -> memoryview:
     """A chunk of an exact layer, chained if there is a `parent`: the checksum of its bits, and its residuals."""
     residuals, classes = lattice.residuals(bits, integers, start, parent)
-    return encode_integers(residuals, classes, before=crc32c(bits).to_bytes(FRAME, "little"))
+    return encode_chunk(residuals, classes, before=crc32c(bits).to_bytes(FRAME, "little"))
 
 
 def nearby_ancestors(chain: list[Ancestor]) -> list[tuple[str, Ancestor]]:

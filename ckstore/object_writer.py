@@ -55,14 +55,14 @@ class ObjectWriter:
             length=0,
             context=way.context,
             factor=way.factor if lattice is None else 1.0,
+            additive=way.additive,
             origin=estimate.origin,
             alone=estimate.alone,
             debt=round(choice.debt),
+            **({} if lattice is None else _parameters(lattice)),
         )
         if stored:
             self._ids.add(record.id)
-        if lattice is not None:
-            record = replace(on_lattice(record, lattice), additive=way.additive)
         self.put(content, record, None if way.parent is None else way.parent.id, layers, factor=way.factor)
         return record.id
 
@@ -182,12 +182,17 @@ def _kind(lattice: Lattice | None) -> Kind:
 
 def on_lattice(record: LatticeRecord, lattice: Lattice) -> LatticeRecord:
     """A record with the parameters of a lattice."""
+    return replace(record, kind=_kind(lattice), **_parameters(lattice))
+
+
+def _parameters(lattice: Lattice) -> dict[str, Any]:
+    """Those of a record's fields that a lattice gives."""
     if isinstance(lattice, CodebookLattice):
-        return replace(record, kind="codebook", centroids=lattice.centroids, protected=lattice.protected)
-    record = replace(record, kind=_kind(lattice), width=lattice.width, rows=lattice.rows, cols=lattice.cols)
+        return {"centroids": lattice.centroids, "protected": lattice.protected}
+    plane = {"width": lattice.width, "rows": lattice.rows, "cols": lattice.cols}
     if isinstance(lattice, RoundedLattice):
-        return replace(record, shift=lattice.shift, level=lattice.level)
-    return replace(record, step=lattice.step)
+        return plane | {"shift": lattice.shift, "level": lattice.level}
+    return plane | {"step": lattice.step}
 
 
 def version_row(document: VersionDocument, packs: Sequence[PackInfo], entry: Entry) -> VersionRow:

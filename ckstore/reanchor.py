@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ckstore.codecs.integers import encode_integers
+from ckstore.codecs.integers import encode_changes
 from ckstore.codecs.lattice import common_factor, ordinal_classes, ordinal_difference, scaled
 from ckstore.encoder import CONTEXT_GAIN, Encoded, exact_frame
 from ckstore.objects import ObjectReader
@@ -103,7 +103,7 @@ def _ordinals(
         before = None if base is None else scaled(reader.ordinals(base, chunk), record.dtype, factor)
         difference = ordinal_difference(reader.ordinals(record, chunk), before, record.dtype)
         classes = ordinal_classes(before, record.dtype) if context and before is not None else None
-        encoded.coarse.append(encode_integers(difference, classes) if difference.any() else None)
+        encoded.coarse.append(encode_changes(difference, classes))
     return encoded
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ckstore.budget import relative_cost, restore_work, writing_work
-from ckstore.codecs.integers import encode_integers
+from ckstore.codecs.integers import encode_changes
 from ckstore.codecs.lattice import ordinal_difference
 from ckstore.documents import Object
 from ckstore.encoder import Encoded, exact_frame
@@ -182,5 +182,5 @@ def _encode(reader: ObjectReader, item: Object) -> tuple[LatticeRecord, Encoded]
             layers.exact.append(exact_frame(record.linear, bits, integers, chunk * record.chunk))
         if record.protected:
             layers.aside.append(reader.aside(record, chunk))
-        layers.coarse.append(encode_integers(integers) if integers.any() else None)
+        layers.coarse.append(encode_changes(integers))
     return replace(record, base=None, context=False, factor=1.0, debt=0), layers

@@ -29,6 +29,9 @@ _LIMIT = 1 << 48
 #: Length of an id.
 _ID = 40
 
+_NO_CENTROIDS = np.empty(0, np.float32)
+_NO_CENTROIDS.flags.writeable = False
+
 #: Characters of an id that name an array: enough for one pack, and a name stands four times in it.
 _NAME = 16
 
@@ -108,11 +111,11 @@ class LatticeRecord:
     pack: str = ""
     step: int = 0
     width: int = 1
-    rows: npt.NDArray[np.int16] = field(default_factory=lambda: np.empty(0, np.int16))
-    cols: npt.NDArray[np.int16] = field(default_factory=lambda: np.empty(0, np.int16))
+    rows: npt.NDArray[np.int16] = field(default_factory=lambda: NO_EXPONENTS)
+    cols: npt.NDArray[np.int16] = field(default_factory=lambda: NO_EXPONENTS)
     shift: int = 0
     level: int = 0
-    centroids: npt.NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32))
+    centroids: npt.NDArray[np.float32] = field(default_factory=lambda: _NO_CENTROIDS)
     protected: bool = False
     additive: bool = False
     aside: int = 0
@@ -211,7 +214,7 @@ class LatticeRecord:
             context=document.get("context", False), pack=pack, step=document.get("step", 0),
             width=document.get("width", 1), rows=_exponents_from_text(document.get("rows")),
             cols=_exponents_from_text(document.get("cols")), shift=document.get("shift", 0),
-            level=document.get("level", 0), centroids=np.frombuffer(b64decode(document.get("centroids", "")), "<f4"),
+            level=document.get("level", 0), centroids=_centroids(document.get("centroids")),
             protected=document.get("protected", False), additive=document.get("additive", False),
             aside=document.get("aside", [0])[0], asides=tuple(document.get("aside", [0])[1:]),
             factor=document.get("factor", 1.0), origin=document.get("origin"),
@@ -408,6 +411,10 @@ def _is_within(value: object, first: int, end: int) -> bool:
 
 def _is_factor(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+
+
+def _centroids(text: str | None) -> npt.NDArray[np.float32]:
+    return _NO_CENTROIDS if text is None else np.frombuffer(b64decode(text), "<f4")
 
 
 def _exponents_to_text(exponents: npt.NDArray[np.int16]) -> str | list[int]:

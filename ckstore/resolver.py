@@ -223,7 +223,7 @@ class CatalogResolver:
 
     def lattice(self, identity: str) -> LatticeRecord:
         """The record of a lattice id."""
-        record = self.known_lattice(identity)
+        record = self._lattices.get(identity) or self.known_lattice(identity)
         if record is None:
             raise IntegrityError(f"The store has lost object {identity}; run `ckstore recover`, then `ckstore verify`.")
         return record

@@ -104,10 +104,10 @@ class Payload:
     """The header of an integer payload, its checksums compared, and its integers in coded order."""
 
     def __init__(self, data: bytes) -> None:
-        assert data[0] in (1, 2)
+        assert data[0] in (1, 2, 3, 4)
         flags = data[1]
         self.width, narrow = 1 << (flags & 3), 1 << (flags >> 2 & 3)
-        self.grouped, streamed, planed = bool(flags & 16), bool(flags & 32), data[0] == 2
+        self.grouped, streamed, planed = bool(flags & 16), bool(flags & 32), data[0] in (2, 4)
         assert streamed or not planed
         check = int.from_bytes(data[2:6], "little")
         at = 10 if streamed else 6
@@ -133,7 +133,12 @@ class Payload:
         streams = [data[low:high] for low, high in zip(cuts[2:], [*cuts[3:], len(data) - 8], strict=True)]
         if self.count <= PLAIN:
             values, _ = entropy_reference.decode(
-                directory, planes if planed else None, streams if streamed else [b""] * 4, self.count, self.grouped
+                directory,
+                planes if planed else None,
+                streams if streamed else [b""] * 4,
+                self.count,
+                self.grouped,
+                data[0] > 2,
             )
             self.coded = np.array(values, np.int64).astype(f"i{self.width}")
         else:

@@ -10,23 +10,34 @@ import numpy as np
 #: Bytes from which a kernel is worth its call.
 _LARGE = 1 << 18
 
+#: The library's function; None until it is first needed.
+_extend: Callable[[int, Any], int] | None = None
+
 #: CRC-32C of the whole blocks of a large buffer, and the bytes of a block; None where no kernels are at hand.
 _of_blocks: tuple[Callable[[Any, int], int], int] | None = None
 
 
 def crc32c(data: Any, start: int = 0) -> int:
     """CRC-32C (RFC 3720) of a C-contiguous buffer that follows bytes whose checksum is `start`."""
-    import google_crc32c
-
+    extend = _extend or _load()
     if type(data) is bytes and len(data) < _LARGE:
-        return int(google_crc32c.extend(start, data))
+        return extend(start, data)
     view = np.frombuffer(data, np.uint8)
     view.flags.writeable = False  # the library takes only buffers that say they cannot change
     if _of_blocks is not None and view.size >= _LARGE:
         kernel, block = _of_blocks
         start = kernel(view, start)
         view = view[view.size // block * block :]
-    return int(google_crc32c.extend(start, view)) if view.size else start
+    return extend(start, view) if view.size else start
+
+
+def _load() -> Callable[[int, Any], int]:
+    global _extend
+    import google_crc32c
+
+    found: Callable[[int, Any], int] = google_crc32c.extend
+    _extend = found
+    return found
 
 
 def use_kernel() -> None:

@@ -5,7 +5,7 @@ A payload, integers little-endian:
 =====================  ==============================================================================================
 bytes                  content
 =====================  ==============================================================================================
-1                      format: 2 where some group has a plane, else 1
+1                      format: 1; one more where some group has a plane, two more where some group is adaptive
 1                      flags: bits 0-1 log2 of the element's bytes; bits 2-3 log2 of the bytes that hold every value;
                        bit 4 elements have classes; bit 5 streams follow
 4                      CRC-32C: without streams, of the decoded integers and then all other bytes; with streams, of
@@ -13,26 +13,33 @@ bytes                  content
 4, with streams        CRC-32C of the decoded integers
 1 to 9                 count: 128 + k for 2^k; or the number of bytes that follow, and those
 4, with classes        CRC-32C of the classes, one byte each
-varints, with streams  bytes of the directory; in format 2, of the planes; of streams 0, 1 and 2
-rest                   directory; in format 2, planes; with streams, four streams and eight zero bytes
+varints, with streams  bytes of the directory; of the planes, if any; of streams 0, 1 and 2
+rest                   directory; planes, if any; with streams, four streams and eight zero bytes
 =====================  ==============================================================================================
 
 Decoded integers are checked in coded order, as the narrowest of 1, 2, 4 or 8 bytes that hold all of them.
-Elements with classes are stably sorted by class, and every class is a group of its own. Format 2 always has streams,
-be they empty.
+Elements with classes are stably sorted by class, and every class is a group of its own. Payloads with planes always
+have streams, be they empty. Adaptive groups of formats 1 and 2, which earlier versions wrote, are coded otherwise than
+those of 3 and 4.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 from ckstore.errors import IntegrityError
 
-FORMAT = 1
-PLANED = 2
+#: What the format's number is made of: the least, what planes add to it, and what adaptive groups add.
+FORMAT, PLANED, OUTWARD = 1, 1, 2
 GROUPED = 16
 STREAMED = 32
 PADDING = 8
+
+#: Bytes of the longest varint, and more than any header has.
+_VARINT = 9
+_LONGEST = 96
+
 DAMAGED = "The payload of integers is damaged: restore it from another copy."
 
 
@@ -41,6 +48,7 @@ class Header:
     """A payload's header: sizes in bytes, checksums, and where directory, planes and streams begin."""
 
     planed: bool
+    outward: bool
     width: int
     narrow: int
     grouped: bool
@@ -58,59 +66,61 @@ class Header:
 
 def read_header(view: memoryview) -> Header:
     """Read what stands before the directory; every length is checked against the payload's size."""
-    if len(view) < 7:
+    head = bytes(view[:_LONGEST])
+    if len(head) < 7:
         raise IntegrityError(DAMAGED)
-    if view[0] not in (FORMAT, PLANED):
+    added = head[0] - FORMAT
+    if not 0 <= added <= PLANED + OUTWARD:
         raise IntegrityError(
-            f"The payload has format {view[0]}, not {FORMAT} or {PLANED}: it is damaged, or was written by a later "
-            "ckstore."
+            f"The payload has format {head[0]}, not {FORMAT} to {FORMAT + PLANED + OUTWARD}: it is damaged, or was "
+            "written by a later ckstore."
         )
-    planed = view[0] == PLANED
-    flags = view[1]
+    planed, outward = bool(added & PLANED), bool(added & OUTWARD)
+    flags = head[1]
     width, narrow = 1 << (flags & 3), 1 << (flags >> 2 & 3)
     grouped, streamed = bool(flags & GROUPED), bool(flags & STREAMED)
     if flags >= 64 or narrow > width or (planed and not streamed):
         raise IntegrityError(DAMAGED)
-    check = int.from_bytes(view[2:6], "little")
+    check = int.from_bytes(head[2:6], "little")
     at = 6
     data_check = 0
     if streamed:
-        data_check = int.from_bytes(view[6:10], "little")
+        data_check = int.from_bytes(head[6:10], "little")
         at = 10
-    count, at = read_count(view, at)
+    count, at = read_count(head, at)
     classes_check = 0
     if grouped:
-        classes_check = int.from_bytes(_part(view, at, 4), "little")
+        classes_check = int.from_bytes(_part(head, at, 4), "little")
         at += 4
     end = len(view)
     sizes = [end - at, 0, 0, 0, 0]
     if streamed:
-        sizes, at = _read_sizes(view, at, planed)
+        sizes, at = _read_sizes(head, at, planed)
         end -= PADDING
-    bounds = [at + sum(sizes[: i + 1]) for i in range(5)]
-    if bounds[4] > end or planed == (sizes[1] == 0):
+    planes, streams, first, second, third = (at + size for size in accumulate(sizes))
+    if third > end or planed == (planes == streams):
         raise IntegrityError(DAMAGED)
     return Header(
-        planed, width, narrow, grouped, streamed, check, data_check, count, classes_check, at, bounds[0], bounds[1],
-        tuple(bounds[1:]), (*bounds[2:], end),
+        planed, outward, width, narrow, grouped, streamed, check, data_check, count, classes_check, at, planes, streams,
+        (streams, first, second, third), (first, second, third, end),
     )  # fmt: skip
 
 
-def _read_sizes(view: memoryview, at: int, planed: bool) -> tuple[list[int], int]:
+def _read_sizes(head: bytes, at: int, planed: bool) -> tuple[list[int], int]:
     """Bytes of directory, planes and streams 0 to 2, and where these varints end."""
     sizes = []
     for item in range(5):
         size = 0
         if item != 1 or planed:
-            size, at = _read_varint(view, at)
+            size, at = _read_varint(head, at)
         sizes.append(size)
     return sizes, at
 
 
-def _part(view: memoryview, at: int, size: int) -> memoryview:
-    if at + size > len(view):
+def _part(head: bytes, at: int, size: int) -> bytes:
+    if at + size > len(head):
         raise IntegrityError(DAMAGED)
-    return view[at : at + size]
+    return head[at : at + size]
 
 
 def count_bytes(count: int) -> bytes:
@@ -121,14 +131,14 @@ def count_bytes(count: int) -> bytes:
     return bytes((size,)) + count.to_bytes(size, "little")
 
 
-def read_count(view: memoryview, at: int) -> tuple[int, int]:
+def read_count(head: bytes, at: int) -> tuple[int, int]:
     """Read a number of elements. Returns it and where it ends."""
-    first = _part(view, at, 1)[0]
+    first = _part(head, at, 1)[0]
     if first >= 128 + 48 or 6 < first < 128:
         raise IntegrityError(DAMAGED)
     if first >= 128:
         return 1 << first - 128, at + 1
-    return int.from_bytes(_part(view, at + 1, first), "little"), at + 1 + first
+    return int.from_bytes(_part(head, at + 1, first), "little"), at + 1 + first
 
 
 def varint(number: int) -> bytes:
@@ -141,17 +151,14 @@ def varint(number: int) -> bytes:
     return bytes(result)
 
 
-def _read_varint(view: memoryview, at: int) -> tuple[int, int]:
+def _read_varint(head: bytes, at: int) -> tuple[int, int]:
     number = shift = 0
-    while True:
-        byte = _part(view, at, 1)[0]
+    for end, byte in enumerate(head[at : at + _VARINT], at + 1):
+        if byte < 128:
+            return number | byte << shift, end
         number |= (byte & 127) << shift
         shift += 7
-        at += 1
-        if byte < 128:
-            return number, at
-        if shift > 56:
-            raise IntegrityError(DAMAGED)
+    raise IntegrityError(DAMAGED)
 
 
 def overhead_bytes(head: bytes, length: int) -> int:
@@ -164,10 +171,10 @@ def overhead_bytes(head: bytes, length: int) -> int:
     length : int
         Bytes of the whole payload.
     """
-    planed, flags = head[0] == PLANED, head[1]
+    planed, flags = bool(head[0] - FORMAT & PLANED), head[1]
     if not flags & STREAMED:
         return length
-    _, at = read_count(memoryview(head), 10)
+    _, at = read_count(head, 10)
     at += 4 if flags & GROUPED else 0
-    sizes, at = _read_sizes(memoryview(head), at, planed)
+    sizes, at = _read_sizes(head, at, planed)
     return min(length, at + sizes[0] + PADDING)

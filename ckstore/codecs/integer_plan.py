@@ -23,7 +23,7 @@ _held = local()
 
 
 class Workspace:
-    """The arrays that the encoder's kernels share; see `ckstore.kernels.entropy_plan` for what they hold.
+    """The encoder's kernels, and the arrays that they share; see `ckstore.kernels.entropy_plan` for what these hold.
 
     Parameters
     ----------
@@ -32,14 +32,27 @@ class Workspace:
     """
 
     def __init__(self, capacity: int) -> None:
-        from ckstore.kernels import entropy_directory, entropy_order
+        from ckstore.kernels import (
+            entropy_coder,
+            entropy_directory,
+            entropy_order,
+            entropy_plan,
+            entropy_survey,
+            entropy_write,
+        )
         from ckstore.kernels.entropy_histograms import TABLE_BITS
         from ckstore.kernels.entropy_layout import ROW, SYMBOLS
-        from ckstore.kernels.entropy_survey import SMALL_SPARSE
 
         use_kernel()
+        self.survey = entropy_survey
+        self.plan = entropy_plan
+        self.order = entropy_order
+        self.start_coder = entropy_coder.start_coder
+        self.finish_writing = entropy_coder.finish_writing
+        self.directory = entropy_directory
+        self.write_streams = entropy_write.write_streams
         most = entropy_order.CLASSES
-        few = min(capacity, most * SMALL_SPARSE)
+        few = min(capacity, most * entropy_survey.SMALL_SPARSE)
         table = 1 << TABLE_BITS
         self.capacity = capacity
         self.class_counts = np.empty(most, np.int64)
@@ -103,24 +116,22 @@ def make_plan(values: Array, classes: Array | None) -> Plan:
     values, classes
         As for `encode_integers`.
     """
-    from ckstore.kernels import entropy_survey
-    from ckstore.kernels.entropy_plan import CHOOSE_PLANES, PLAN_DENSE, PLAN_PAIRS, plan_groups
-
     check_arrays(values, classes)
     room = _workspace(values.size)
+    survey, plan_groups = room.survey, room.plan.plan_groups
     signed = fixed(values.view(f"i{values.itemsize}"))
     coded, number = (signed, _one_group(signed.size, room)) if classes is None else sort_elements(signed, classes, room)
     groups = room.groups
-    octaves = entropy_survey.survey_groups(coded, groups, number, room.wide)
+    octaves = survey.survey_groups(coded, groups, number, room.wide)
     shared = (
         groups, number, room.numbers, room.wide, room.few_values, room.runs, room.values, room.joints, room.bins,
         room.rows, room.lengths, room.costs,
     )  # fmt: skip
-    planes = scratch("entropy-planes", plan_groups(CHOOSE_PLANES, *shared), np.uint8)
-    entropy_survey.take_numbers(coded, groups, number, room.numbers, room.wide, planes)
-    if plan_groups(PLAN_DENSE, *shared):
-        entropy_survey.extract_pairs(coded, groups, number, room.few_runs, room.few_values, room.runs, room.values)
-        plan_groups(PLAN_PAIRS, *shared)
+    planes = scratch("entropy-planes", plan_groups(room.plan.CHOOSE_PLANES, *shared), np.uint8)
+    survey.take_numbers(coded, groups, number, room.numbers, room.wide, planes)
+    if plan_groups(room.plan.PLAN_DENSE, *shared):
+        survey.extract_pairs(coded, groups, number, room.few_runs, room.few_values, room.runs, room.values)
+        plan_groups(room.plan.PLAN_PAIRS, *shared)
     narrow = next(width for width in (1, 2, 4, 8) if octaves <= 8 * width)
     return Plan(coded, narrow, number, planes, room)
 
@@ -135,21 +146,18 @@ def _workspace(size: int) -> Workspace:
 
 
 def _one_group(size: int, room: Workspace) -> int:
-    from ckstore.kernels.entropy_directory import COUNT
-
     room.groups[0] = 0
-    room.groups[0, COUNT] = size
+    room.groups[0, room.directory.COUNT] = size
     return int(size > 0)
 
 
 def sort_elements(signed: Array, classes: Array, room: Workspace) -> tuple[Array, int]:
     """The elements sorted by class, and the number of groups that they make."""
-    from ckstore.kernels import entropy_order
-
+    order = room.order
     classes = fixed(classes)
-    if entropy_order.class_counts(classes, room.class_counts, room.cursors):
+    if order.class_counts(classes, room.class_counts, room.cursors):
         raise UsageError("Classes must lie between 0 and 63.")
-    number = entropy_order.group_classes(room.class_counts, room.groups)
+    number = order.group_classes(room.class_counts, room.groups)
     coded = scratch("entropy-coded", signed.size, signed.dtype)
-    entropy_order.to_coded_order(signed, classes, room.cursors, coded)
+    order.to_coded_order(signed, classes, room.cursors, coded)
     return fixed(coded), number

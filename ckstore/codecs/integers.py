@@ -13,6 +13,7 @@ from ckstore.codecs.integer_header import (
     DAMAGED,
     FORMAT,
     GROUPED,
+    OUTWARD,
     PADDING,
     PLANED,
     STREAMED,
@@ -22,7 +23,7 @@ from ckstore.codecs.integer_header import (
     varint,
 )
 from ckstore.codecs.integer_plan import Plan, check_arrays, make_plan
-from ckstore.codecs.memory import fixed
+from ckstore.codecs.memory import fixed, joined
 from ckstore.codecs.scratch import scratch
 from ckstore.errors import IntegrityError, UsageError
 
@@ -33,7 +34,11 @@ _SIZE_CODES = {1: 0, 2: 1, 4: 2, 8: 3}
 _held = local()
 
 
-def encode_integers(values: Array, classes: Array | None = None, *, before: bytes = b"") -> bytes:
+#: Elements among which one that is not zero is looked for first.
+_FIRST = 64
+
+
+def encode_integers(values: Array, classes: Array | None = None) -> bytes:
     """Encode integers.
 
     Parameters
@@ -43,41 +48,54 @@ def encode_integers(values: Array, classes: Array | None = None, *, before: byte
         bits, so that a small difference modulo 2 to the width is small either way.
     classes : (n,) uint8, optional
         A class from 0 to 63 for each element, which the decoder must be given again.
-    before : bytes
-        What the result begins with: put before a large payload later on, it would cost a copy.
 
     Raises
     ------
     UsageError
         If the arrays' dtype or shape does not fit.
     """
-    from ckstore.kernels.entropy_plan import measure
+    return b"".join(_parts(values, classes, b""))
 
+
+def encode_chunk(values: Array, classes: Array | None = None, *, before: bytes = b"") -> memoryview:
+    """The same payload behind the bytes of `before`, in memory that is used again once nobody holds the result."""
+    return joined(_parts(values, classes, before))
+
+
+def encode_changes(values: Array, classes: Array | None = None) -> memoryview | None:
+    """The payload of a chunk of integers; None where all of them are zero."""
+    return encode_chunk(values, classes) if values[:_FIRST].any() or values.any() else None
+
+
+def _parts(values: Array, classes: Array | None, before: bytes) -> list[bytes | Array]:
+    """What a payload consists of, behind `before`; arrays are valid until this thread encodes again."""
     plan = make_plan(values, classes)
-    stream_room, stream_bits, directory_room = measure(plan.room.groups, plan.number)
+    stream_room, stream_bits, directory_room = plan.room.plan.measure(plan.room.groups, plan.number)
     planed, streamed = plan.planes.size > 0, plan.planes.size > 0 or stream_bits > 0
+    directory = plan.room.directory
+    outward = bool((plan.room.groups[: plan.number, directory.KIND] == directory.ADAPTIVE).any())
     flags = _SIZE_CODES[values.itemsize] | _SIZE_CODES[plan.narrow] << 2
     flags |= (classes is not None) * GROUPED | streamed * STREAMED
-    start = bytes((PLANED if planed else FORMAT, flags))
+    start = bytes((FORMAT + planed * PLANED + outward * OUTWARD, flags))
     head = count_bytes(values.size)
     if classes is not None:
         head += crc32c(fixed(classes)).to_bytes(4, "little")
-    directory = _write_directory(plan, classes is not None, directory_room)
+    coded = _write_directory(plan, directory_room, grouped=classes is not None, outward=outward)
     check = crc32c(_narrowed(plan.coded, plan.narrow))
     if not streamed:
-        whole = crc32c(head + directory, crc32c(start, check))
-        return b"".join((before, start, whole.to_bytes(4, "little"), head, directory))
+        whole = crc32c(head + coded, crc32c(start, check))
+        return [before + start + whole.to_bytes(4, "little") + head + coded]
 
     parts = write_streams(plan, stream_room)
-    sizes = [len(directory), *(part.size for part in parts[:3])]
+    sizes = [len(coded), *(part.size for part in parts[:3])]
     if planed:
         parts.insert(0, plan.planes)
         sizes.insert(1, plan.planes.size)
-    head += b"".join(map(varint, sizes)) + directory
+    head += b"".join(map(varint, sizes)) + coded
     whole = crc32c(start + head)
     for part in parts:
         whole = crc32c(part, whole)
-    return b"".join((before, start, whole.to_bytes(4, "little"), check.to_bytes(4, "little"), head, *parts))
+    return [before + start + whole.to_bytes(4, "little") + check.to_bytes(4, "little") + head, *parts]
 
 
 def decode_integers(payload: bytes | bytearray | memoryview, out: Array, classes: Array | None = None) -> None:
@@ -159,7 +177,7 @@ def _decode(
     if header.streamed:
         damaged = crc32c(coded) != header.data_check
     else:
-        damaged = crc32c(view[6:], crc32c(view[:2], crc32c(coded))) != header.check
+        damaged = crc32c(bytes(view[:2]) + view[6:], crc32c(coded)) != header.check
     if not damaged and classes is not None:
         coded = scratch("read-natural", header.count, coded.dtype) if target is None else target
         damaged = room.to_natural_order(padded, margin, classes, room.groups, number, coded) != 0
@@ -231,6 +249,7 @@ def _read_elements(header: Header, view: memoryview, room: _Room, coded: Array) 
             room.odds,
             header.grouped,
             header.planed,
+            header.outward,
             header.count,
             room.groups,
             room.rows,
@@ -241,10 +260,15 @@ def _read_elements(header: Header, view: memoryview, room: _Room, coded: Array) 
     if number < 0:
         raise IntegrityError(DAMAGED)
     # Where nothing is streamed, elements may still take no bits: they are read from the payload's beginning.
-    room.positions[:] = header.stream_starts if header.streamed else 0
-    room.positions *= 8
-    room.ends[:] = header.stream_ends if header.streamed else 0
-    plane = header.planes if header.streamed else 0
+    plane = 0
+    if header.streamed:
+        room.positions[:] = header.stream_starts
+        room.positions *= 8
+        room.ends[:] = header.stream_ends
+        plane = header.planes
+    else:
+        room.positions.fill(0)
+        room.ends.fill(0)
     buffer = np.frombuffer(view, np.uint8)
     buffer.flags.writeable = False
     if room.read_streams(
@@ -283,13 +307,12 @@ def payload_bits(values: Array, classes: Array | None = None, *, times: float = 
         What is estimated: `payloads` payloads that hold `times` as many such integers altogether. Tables are larger
         in a payload of more integers, which have more symbols, but not by as much: by the root of that, as measured.
     """
-    from ckstore.kernels.entropy_directory import ADAPTIVE, KIND
-    from ckstore.kernels.entropy_plan import measure
-
     plan = make_plan(values, classes)
-    groups, costs = plan.room.groups[: plan.number], plan.room.costs[: plan.number]
-    _, stream_bits, _ = measure(plan.room.groups, plan.number)
-    growing = stream_bits + 8.0 * plan.planes.size + costs[groups[:, KIND] == ADAPTIVE, 1].sum()
+    room = plan.room
+    groups, costs = room.groups[: plan.number], room.costs[: plan.number]
+    _, stream_bits, _ = room.plan.measure(room.groups, plan.number)
+    adaptive = groups[:, room.directory.KIND] == room.directory.ADAPTIVE
+    growing = stream_bits + 8.0 * plan.planes.size + costs[adaptive, 1].sum()
     header = 8.0 * (36 if stream_bits or plan.planes.size else 16)
     tables = costs[:, 0].sum() - growing
     return float(times * growing + (times * payloads) ** 0.5 * tables + payloads * header)
@@ -312,11 +335,9 @@ def _narrowed(coded: Array, width: int) -> Array:
 
 def write_streams(plan: Plan, room: int) -> list[Array]:
     """The four streams, the last one with the payload's padding behind it."""
-    from ckstore.kernels import entropy_write
-
     held = plan.room
     buffer = scratch("entropy-streams", 4 * room, np.uint8)
-    entropy_write.write_streams(
+    held.write_streams(
         held.groups, plan.number, held.rows, held.lengths, held.numbers, held.wide, held.runs, held.values, held.joints,
         held.words, buffer, room, held.ends,
     )  # fmt: skip
@@ -327,19 +348,16 @@ def write_streams(plan: Plan, room: int) -> list[Array]:
     return [buffer[stream * room : end] for stream, end in enumerate(ends)]
 
 
-def _write_directory(plan: Plan, grouped: bool, room: int) -> bytes:
-    from ckstore.kernels.entropy_coder import finish_writing, start_coder
-    from ckstore.kernels.entropy_directory import code_directory
-
+def _write_directory(plan: Plan, room: int, *, grouped: bool, outward: bool) -> bytes:
     if not plan.number:
         return b""
     held = plan.room
     buffer = scratch("entropy-directory", room, np.uint8)
-    start_coder(held.coder, buffer, held.odds, 1)
-    code_directory(
-        held.coder, buffer, held.odds, grouped, plan.planes.size > 0, plan.coded.size, held.groups, held.rows,
+    held.start_coder(held.coder, buffer, held.odds, 1)
+    held.directory.code_directory(
+        held.coder, buffer, held.odds, grouped, plan.planes.size > 0, outward, plan.coded.size, held.groups, held.rows,
         held.lengths, held.few_runs, held.few_values,
     )  # fmt: skip
-    size = finish_writing(held.coder, buffer)
+    size = held.finish_writing(held.coder, buffer)
     assert size <= room, "`measure` makes room for all"
     return buffer[:size].tobytes()

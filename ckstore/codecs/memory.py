@@ -6,6 +6,7 @@ floats that takes as long as decoding them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,8 @@ _LEAST, _MOST = 1 << 16, 1 << 22
 #: Bytes that are kept of each size.
 _KEPT = 16 << 20
 
-#: Free memory by the binary logarithm of its size. Appending and popping are atomic.
-_free: dict[int, list[npt.NDArray[np.uint8]]] = {size: [] for size in range(_LEAST.bit_length() - 1, 24)}
+#: Free memory, and its address, by the binary logarithm of its size. Appending and popping are atomic.
+_free: dict[int, list[tuple[npt.NDArray[np.uint8], int]]] = {size: [] for size in range(_LEAST.bit_length() - 1, 24)}
 
 
 class Block:
@@ -37,17 +38,17 @@ class Block:
         try:
             self._memory = _free[size].pop()
         except IndexError:
-            self._memory = np.empty(1 << size, np.uint8)
+            memory = np.empty(1 << size, np.uint8)
+            self._memory = memory, memory.ctypes.data
         self.nbytes = 1 << size
-        address = self._memory.__array_interface__["data"][0]
         self.__array_interface__ = {
             "version": 3,
             "shape": (count,),
             "typestr": dtype.str,
-            "data": (address, False),
+            "data": (self._memory[1], False),
         }
 
-    def __del__(self, free: dict[int, list[npt.NDArray[np.uint8]]] = _free, kept: int = _KEPT) -> None:
+    def __del__(self, free: dict[int, list[tuple[npt.NDArray[np.uint8], int]]] = _free, kept: int = _KEPT) -> None:
         # At the end of the process this module's names may have gone before the last array does.
         same = free[self._size]
         if len(same) << self._size < kept:
@@ -61,6 +62,20 @@ def empty(count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     if not _LEAST <= nbytes <= _MOST:
         return np.empty(count, wanted)
     return np.asarray(Block((nbytes - 1).bit_length(), wanted, count))
+
+
+def joined(parts: Sequence[bytes | npt.NDArray[np.uint8]]) -> memoryview:
+    """Bytes one after the other, read-only; others may run Python while large ones are copied."""
+    if sum(map(len, parts)) < _LEAST:
+        return memoryview(b"".join(parts))
+    views = [np.frombuffer(part, np.uint8) for part in parts]
+    whole = empty(sum(view.size for view in views), np.uint8)
+    end = 0
+    for view in views:
+        begin, end = end, end + view.size
+        whole[begin:end] = view
+    whole.flags.writeable = False
+    return whole.data
 
 
 def fixed(array: npt.NDArray[Any]) -> npt.NDArray[Any]:

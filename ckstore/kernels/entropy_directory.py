@@ -71,6 +71,8 @@ CONTEXTS = int(_PLANE) + 4
 _0, _1, _2 = int64(0), int64(1), int64(2)
 
 _CONFIDENCE = 64
+MOSTLY = uint64(5 << 29)
+"""Chance, of 2^32, from which something is mostly so: beyond it the next larger bit length is nearer to one half."""
 
 
 @inner
@@ -168,39 +170,59 @@ def _set_odds(odds: Array, context: int, chance: int) -> None:
 
 
 @spliced
-def _expect_geometric(odds: Array, count: int, pairs: int) -> None:
-    """Set the odds of the run contexts to those of independent non-zeros: P(run >= x) = (1 - pairs / count)^x."""
+def _expect_geometric(odds: Array, count: int, pairs: int, outward: bool) -> int:
+    """Set the odds of the run contexts to those of independent non-zeros: P(run >= x) = (1 - pairs / count)^x.
+
+    Returns the bit length that runs are compared with first: 0, or if `outward` the first that is not mostly exceeded.
+    """
     while count >= 1 << 31:
         count >>= 1
         pairs >>= 1
     power = uint64(((count - pairs) << 32) // count)
     if power >= uint64(1 << 32):
         power = uint64((1 << 32) - 1)
-    _set_odds(odds, _RUN, int64(power >> uint64(16)))
+    middle = int64(0)
     for octave in range(1, 65):
-        # power is q^(2^(octave - 1)).
+        # power is q^(2^(octave - 1)), the chance of more than octave - 1 bits.
         _set_odds(odds, _RUN + octave, int64(power >> uint64(16)))
         half = int64((power << uint64(16)) // (power + uint64(1 << 32)))
+        if middle == octave - 1:
+            below = outward and power > MOSTLY
+            _set_odds(odds, _RUN + middle, half if below else int64(power >> uint64(16)))
+            middle += int64(below)
         if octave + 1 <= 64:
             _set_odds(odds, _RUN_LEAD + 4 * (octave + 1) + 1, half)
         if octave + 2 <= 64:
             _set_odds(odds, _RUN_LEAD + 4 * (octave + 2) + 2, half)
             _set_odds(odds, _RUN_LEAD + 4 * (octave + 2) + 3, half)
         power = (power * power) >> uint64(32)
+    return middle
 
 
 @inlined
 def _step_magnitude(
-    state: State, mode: int, buffer: Array, odds: Array, unary: int, lead: int, value: Word
+    state: State, mode: int, buffer: Array, odds: Array, unary: int, lead: int, middle: int, value: Word
 ) -> tuple[State, Word]:
-    """Code an unsigned word: bit length in unary, the two bits after the leading one in a tree, the others raw."""
+    """Code an unsigned word: bit length in unary, the two bits after the leading one in a tree, the others raw.
+
+    The bit length is compared with `middle`, and from there on with larger or with smaller ones.
+    """
     octaves = bit_length(value)
-    octave = int64(0)
-    while octave < 64:
-        state, more = step(state, mode, buffer, odds, unary + octave, int64(octaves > octave))
-        if not more:
-            break
+    octave = middle
+    state, more = step(state, mode, buffer, odds, unary + octave, int64(octaves > octave))
+    if more:
         octave += 1
+        while octave < 64:
+            state, more = step(state, mode, buffer, odds, unary + octave, int64(octaves > octave))
+            if not more:
+                break
+            octave += 1
+    else:
+        while octave > 0:
+            state, more = step(state, mode, buffer, odds, unary + octave - 1, int64(octaves >= octave))
+            if more:
+                break
+            octave -= 1
     if octave < 2:
         return state, uint64(octave)
     result = uint64(1)
@@ -218,20 +240,22 @@ def _step_magnitude(
 
 
 @spliced
-def _code_pairs(coder: Array, buffer: Array, odds: Array, count: int, pairs: int, runs: Array, values: Array) -> int:
+def _code_pairs(
+    coder: Array, buffer: Array, odds: Array, count: int, pairs: int, runs: Array, values: Array, outward: bool
+) -> int:
     """Code an adaptive group: `pairs` zero runs and values less one. Returns 0, or 1 where they run beyond `count`."""
-    _expect_geometric(odds, count, pairs)
+    middle = _expect_geometric(odds, count, pairs, outward)
     state = (coder[LOW], coder[REACH], coder[OFFSET], coder[POSITION])
     mode = coder[MODE]
     left = count - pairs
     for i in range(pairs):
-        state, run = _step_magnitude(state, mode, buffer, odds, _RUN, _RUN_LEAD, runs[i])
+        state, run = _step_magnitude(state, mode, buffer, odds, _RUN, _RUN_LEAD, middle, runs[i])
         if run > uint64(left):
             return 1
         left -= int64(run)
         runs[i] = run
         value = values[i]
-        state, size = _step_magnitude(state, mode, buffer, odds, _VALUE, _VALUE_LEAD, value >> uint64(1))
+        state, size = _step_magnitude(state, mode, buffer, odds, _VALUE, _VALUE_LEAD, _0, value >> uint64(1))
         state, sign = step(state, mode, buffer, odds, _VALUE_SIGN + int64(size > uint64(0)), int64(value & uint64(1)))
         values[i] = (size << uint64(1)) | uint64(sign)
     coder[LOW], coder[REACH], coder[OFFSET], coder[POSITION] = state
@@ -245,6 +269,7 @@ def code_directory(
     odds: Array,
     grouped: bool,
     planed: bool,
+    outward: bool,
     count: int,
     groups: Array,
     rows: Array,
@@ -261,7 +286,9 @@ def code_directory(
     grouped : bool
         Whether elements have classes; if not, there is one group of `count` elements.
     planed : bool
-        Whether the directory says of dense groups how wide their planes are (format 2); if not, they have none.
+        Whether the directory says of dense groups how wide their planes are; if not, they have none.
+    outward : bool
+        Whether zero runs of adaptive groups are compared with the bit length to be expected first, not with 0.
     groups : int64, (64, COLUMNS)
         The groups in the order of their classes. Reading fills CLASS, START, COUNT, KIND, PAIRS, FIRST_PAIR (adaptive
         groups only), SYMBOL_COUNT, RUN_SYMBOLS, SINGLE, CONSTANT and PLANE.
@@ -310,7 +337,7 @@ def code_directory(
             group[PAIRS] = pairs
             group[FIRST_PAIR] = first
             pairs_end = first + pairs
-            if _code_pairs(coder, buffer, odds, size, pairs, runs[first:pairs_end], values[first:pairs_end]):
+            if _code_pairs(coder, buffer, odds, size, pairs, runs[first:pairs_end], values[first:pairs_end], outward):
                 return -1
         else:
             if planed and kind == DENSE:

@@ -86,11 +86,16 @@ class BinaryDecoder:
             return 0
         return octave if octave < 2 else 1 << octave - 1 | self.raw(octave - 1)
 
-    def magnitude(self, name: str) -> int:
+    def magnitude(self, name: str, middle: int = 0) -> int:
         """Decode a number of an adaptive group: length in unary, two bits under contexts, the others evenly."""
-        octave = 0
-        while octave < 64 and self.bit(name, "octave", octave):
+        octave = middle
+        if self.bit(name, "octave", middle):
             octave += 1
+            while octave < 64 and self.bit(name, "octave", octave):
+                octave += 1
+        else:
+            while octave > 0 and not self.bit(name, "octave", octave - 1):
+                octave -= 1
         if octave < 2:
             return octave
         result = 1
@@ -202,23 +207,35 @@ def canonical_codes(lengths: list[int]) -> dict[tuple[int, int], int]:
     return codes
 
 
-def expect_geometric(decoder: BinaryDecoder, count: int, pairs: int) -> None:
-    """Set the odds of zero runs to those of independent non-zeros: P(run >= x) = (1 - pairs / count)^x."""
+def expect_geometric(decoder: BinaryDecoder, count: int, pairs: int, outward: bool) -> int:
+    """Set the odds of zero runs to those of independent non-zeros: P(run >= x) = (1 - pairs / count)^x.
+
+    Returns the bit length that each run is compared with first.
+    """
     while count >= 1 << 31:
         count >>= 1
         pairs >>= 1
     power = min(((count - pairs) << 32) // count, (1 << 32) - 1)
-    decoder.set_odds(power >> 16, 64, "run", "octave", 0)
-    for octave in range(1, 65):
-        decoder.set_odds(power >> 16, 64, "run", "octave", octave)
+    middle = 0
+    powers = [power]
+    while len(powers) < 64:
+        powers.append(powers[-1] * powers[-1] >> 32)
+    while outward and powers[middle] > 5 << 29:
+        middle += 1
+    decoder.set_odds(powers[middle] >> 16, 64, "run", "octave", middle)
+    for octave, power in enumerate(powers, 1):
+        if octave > middle:
+            decoder.set_odds(power >> 16, 64, "run", "octave", octave)
         half = (power << 16) // (power + (1 << 32))
+        if octave - 1 < middle:
+            decoder.set_odds(half, 64, "run", "octave", octave - 1)
         decoder.set_odds(half, 64, "run", "lead", octave + 1, 1)
         decoder.set_odds(half, 64, "run", "lead", octave + 2, 2)
         decoder.set_odds(half, 64, "run", "lead", octave + 2, 3)
-        power = power * power >> 32
+    return middle
 
 
-def read_group(decoder: BinaryDecoder, group_class: int, count: int, planed: bool) -> Group:
+def read_group(decoder: BinaryDecoder, group_class: int, count: int, planed: bool, outward: bool) -> Group:
     """Read one group; where groups may have planes, dense ones say how many bytes of each element theirs takes."""
     group = Group(group_class, count, decoder.tree(2, "kind"))
     if planed and group.kind == DENSE:
@@ -227,9 +244,9 @@ def read_group(decoder: BinaryDecoder, group_class: int, count: int, planed: boo
         group.constant = decoder.number("constant")
     elif group.kind == ADAPTIVE:
         group.pair_count = decoder.number("pairs")
-        expect_geometric(decoder, count, group.pair_count)
+        middle = expect_geometric(decoder, count, group.pair_count, outward)
         for _ in range(group.pair_count):
-            run = decoder.magnitude("run")
+            run = decoder.magnitude("run", middle)
             size = decoder.magnitude("value")
             group.pairs.append((run, 2 * size + decoder.bit("value", "sign", size > 0)))
     else:
@@ -247,17 +264,17 @@ def read_group(decoder: BinaryDecoder, group_class: int, count: int, planed: boo
     return group
 
 
-def read_directory(data: bytes, count: int, grouped: bool, planed: bool) -> list[Group]:
+def read_directory(data: bytes, count: int, grouped: bool, planed: bool, outward: bool) -> list[Group]:
     """Read all groups of a directory."""
     decoder = BinaryDecoder(data)
     if not grouped:
-        return [read_group(decoder, 0, count, planed)] if count else []
+        return [read_group(decoder, 0, count, planed, outward)] if count else []
     groups = []
     before = 0
     for group_class in range(64 if count else 0):
         before = decoder.bit("present", before)
         if before:
-            groups.append(read_group(decoder, group_class, decoder.number("count"), planed))
+            groups.append(read_group(decoder, group_class, decoder.number("count"), planed, outward))
     return groups
 
 
@@ -283,16 +300,16 @@ class BitReader:
 
 
 def decode(
-    directory: bytes, planes: bytes | None, streams: list[bytes], count: int, grouped: bool
+    directory: bytes, planes: bytes | None, streams: list[bytes], count: int, grouped: bool, outward: bool
 ) -> tuple[list[int], list[tuple[int, int]]]:
-    """Decode a sound payload; `planes` is None in format 1, which has none.
+    """Decode a sound payload; `planes` is None in formats that have none.
 
     Returns the elements in coded order, and (class, count) of each group.
     """
     readers = [BitReader(stream) for stream in streams]
     result: list[int] = []
     at = 0
-    groups = read_directory(directory, count, grouped, planes is not None)
+    groups = read_directory(directory, count, grouped, planes is not None, outward)
     for group in groups:
         elements: list[int] = []
         if group.kind == EQUAL:

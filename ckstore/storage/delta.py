@@ -194,13 +194,12 @@ def _common(left: bytes, i: int, right: bytes, j: int) -> int:
     length, step = 0, 64
     while length < limit:
         size = min(step, limit - length)
-        if left[i + length : i + length + size] == right[j + length : j + length + size]:
-            length += size
-            step *= 2
-        elif size == 1:
-            break
-        else:
-            step = size // 2
+        ours, theirs = left[i + length : i + length + size], right[j + length : j + length + size]
+        if ours != theirs:
+            differing = int.from_bytes(ours, "little") ^ int.from_bytes(theirs, "little")
+            return length + ((differing & -differing).bit_length() - 1) // 8
+        length += size
+        step *= 2
     return length
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numba import njit
 
-from ckstore.codecs import integer_header
+from ckstore.codecs import integer_header, integer_plan, integers
 from ckstore.codecs.integers import (
     add_integers,
     count_integers,
@@ -47,7 +47,7 @@ def by_reference(payload):
     streams = [bytes(view[start:end]) for start, end in zip(header.stream_starts, header.stream_ends, strict=True)]
     directory = bytes(view[header.directory : header.planes])
     planes = bytes(view[header.planes : header.streams]) if header.planed else None
-    return entropy_reference.decode(directory, planes, streams, header.count, header.grouped)[0]
+    return entropy_reference.decode(directory, planes, streams, header.count, header.grouped, header.outward)[0]
 
 
 def planes_of(payload):
@@ -55,7 +55,7 @@ def planes_of(payload):
     view = memoryview(payload)
     header = integer_header.read_header(view)
     directory = bytes(view[header.directory : header.planes])
-    groups = entropy_reference.read_directory(directory, header.count, header.grouped, header.planed)
+    groups = entropy_reference.read_directory(directory, header.count, header.grouped, header.planed, header.outward)
     return [group.plane for group in groups if group.kind == entropy_reference.DENSE]
 
 
@@ -346,8 +346,8 @@ def test_what_cannot_be_right_is_refused():
         decode_integers(payload, np.empty(9, np.int32))
     with pytest.raises(IntegrityError, match="not 10 of 2"):
         decode_integers(payload, np.empty(10, np.int16))
-    with pytest.raises(IntegrityError, match="format 3"):
-        decode_integers(b"\3" + payload[1:], values.copy())
+    with pytest.raises(IntegrityError, match="format 5"):
+        decode_integers(b"\5" + payload[1:], values.copy())
     for bad in (values.astype(float), values.reshape(2, 5), values[::2], values.astype(">i4")):
         with pytest.raises(UsageError):
             encode_integers(bad)
@@ -411,16 +411,47 @@ def test_payload_types():
 
 @pytest.mark.parametrize("path", sorted(PAYLOADS.glob("*.bin")), ids=lambda path: path.stem)
 def test_old_payloads_decode(path):
+    values, classes = golden(path)
+    assert (decoded(path.read_bytes(), values, classes) == values).all()
+
+
+def golden(path):
+    """Values and classes of an old payload."""
     facts = json.loads(path.with_suffix(".json").read_text())
     with np.load(PAYLOADS / "expected.npz") as arrays:
-        values = arrays[facts["values"]]
-        classes = arrays[facts["classes"]] if facts["classes"] else None
-    assert (decoded(path.read_bytes(), values, classes) == values).all()
+        return arrays[facts["values"]], arrays[facts["classes"]] if facts["classes"] else None
 
 
 def test_there_are_old_payloads():
     assert len(list(PAYLOADS.glob("format-1-*.bin"))) >= 8
     assert len(list(PAYLOADS.glob("format-2-planes_*.bin"))) == 4
+    assert len(list(PAYLOADS.glob("format-3-*.bin"))) == 3
+    assert len(list(PAYLOADS.glob("format-4-*.bin"))) == 1
+
+
+@pytest.mark.parametrize("path", sorted(PAYLOADS.glob("format-[34]-*.bin")), ids=lambda path: path.stem)
+def test_old_payloads_with_adaptive_groups_decode_by_the_reference(path):
+    assert by_reference(path.read_bytes()) == in_coded_order(*golden(path)).tolist()
+
+
+@pytest.mark.parametrize("outward", [False, True])
+@pytest.mark.parametrize("size", [2, 63, 5000, 1 << 18])
+@pytest.mark.parametrize("chance", [0.0001, 0.01, 0.3, 1.0])
+def test_runs_compared_with_any_length_first(chance, size, outward):
+    rng = np.random.default_rng(size)
+    values = np.where(rng.random(size) < min(chance, 1000 / size), rng.integers(-9, 10, size), 0).astype(np.int8)
+    values[size // 3 : size // 2] = 0
+    values[rng.integers(size)] = 3
+    plan = integer_plan.make_plan(values, None)
+    assert plan.room.groups[0, entropy_directory.KIND] == entropy_directory.ADAPTIVE
+    directory = integers._write_directory(plan, 1 << 20, grouped=False, outward=outward)
+    head = bytes((1 + 2 * outward, encode_integers(values)[1]))
+    rest = integer_header.count_bytes(size) + directory
+    check = google_crc32c.value(values.tobytes() + head + rest)
+    payload = head + check.to_bytes(4, "little") + rest
+    assert (decoded(payload, values, None) == values).all()
+    assert by_reference(payload) == values.tolist()
+    assert outward == (payload == encode_integers(values))
 
 
 def noise(bits, size, dtype, seed=14):
@@ -656,7 +687,7 @@ def crafted_directory(rng, items, tops):
     none = np.empty(0, np.uint64)
     entropy_coder.start_coder(coder, buffer, odds, 1)
     arrays = (groups, rows, lengths, none, none)
-    assert entropy_directory.code_directory(coder, buffer, odds, False, False, 1 << 40, *arrays) == 1
+    assert entropy_directory.code_directory(coder, buffer, odds, False, False, False, 1 << 40, *arrays) == 1
     return buffer[: entropy_coder.finish_writing(coder, buffer)].tobytes()
 
 

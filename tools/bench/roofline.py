@@ -25,16 +25,13 @@ from tools.bench.speed_bench import Bench, Place, deepest, sync
 from tools.bench.speed_clock import Contender, kernel_speeds, processor_seconds, race, ready_memory
 from tools.bench.speed_contenders import CHECKOUT, INGEST, STATE_DICT, by_checkout, by_state_dict, store_in_turn
 from tools.bench.speed_figures import Rate, Section, Spread, digits
-from tools.bench.speed_stages import STAGES, stage_clock
+from tools.bench.speed_stages import STAGES, repeated, stage_clock
 
 #: Bytes that memory is measured with: more than a cache holds.
 _LARGE = 256 << 20
 
 #: Bytes that hashes are measured with: what is hashed at once.
 _BLOCK = 4 << 20
-
-#: Part of a checkpoint that is weights, the rest being the two moments of each.
-_WEIGHTS = 1 / 3
 
 #: Rounds of what writes whole checkpoints.
 _ROUNDS = 5
@@ -60,15 +57,21 @@ class Run:
     ----------
     packed
         Part of the bytes that is left of a version with a parent.
-    cost
-        What restoring the deepest version costs over one stored in full, as foretold.
+    read
+        Bytes of packs that restoring the deepest version reads, for each of its bytes.
+    decoded
+        Processor seconds for a GB that decoding it takes at best.
+    stored
+        The same for what an ingest decodes, and for what it encodes.
     coarse
         Of the deepest coarse version, by element of the checkpoint: integers that are decoded on the way to its
         values, and stored bits.
     """
 
     packed: float
-    cost: float
+    read: float
+    decoded: float
+    stored: dict[str, float]
     coarse: tuple[float, float]
 
 
@@ -103,8 +106,9 @@ def stages(bench: Bench) -> Section:
         "First: what this machine does at best, on one core, and writing to its file systems. Second: processor "
         "seconds for a GB of checkpoint by stage, on the disk; a stage's time is its own, without stages inside of it "
         "(but an estimate's is all that it does). Third: what each verb cannot do without on the disk, at the speeds "
-        "of the first table. Last: the bound that follows (all cores always busy, the medium beside them, SHA-256 in "
-        "one thread) in seconds for a GB, and what was measured.",
+        "of the first table; decoding and encoding are those of the very chunks, each repeated at once and so found "
+        "in the cache, while all cores are at work. Last: the bound that follows (all cores always busy, the medium "
+        "beside them, SHA-256 in one thread) in seconds for a GB, and what was measured.",
         notes=bench.notes,
     )
     bench.report("limits of the machine")
@@ -120,9 +124,10 @@ def stages(bench: Bench) -> Section:
     cores = len(os.sched_getaffinity(0))
     floors: dict[str, dict[str, Bound]] = {}
     table = [["bound", "where", "processors", "one thread", "medium", "bound GB/s", "measured GB/s", "reached"]]
+    coded = _coding_seconds(bench)
     for place in bench.places:
         bench.report(f"bounds on {place.name}")
-        measured, run = _measured(bench, place)
+        measured, run = _measured(bench, place, coded)
         decoded, bits = run.coarse
         coarse_speed = kernels_speed.lattice_speed(bits / decoded, bench.settings.repeat)
         section.notes.append(
@@ -239,27 +244,20 @@ def bounds(speeds: dict[str, float], medium: Medium, run: Run) -> dict[str, Boun
     medium, run
         Where it is written to, and how much.
     """
-
-    def layers(way: str) -> float:
-        own, ordinal = (speeds[_layer(name, way)] for name in ("own", "ordinal"))
-        return _WEIGHTS / own + (1 - _WEIGHTS) / ordinal
-
     hashed = 1 / speeds[SHA256]
-    read = run.packed * run.cost / speeds[PREAD]
-    decoded = run.cost * layers("decode")
+    read = run.read / speeds[PREAD]
     ingest = {
         "read": 1 / speeds[PREAD],
         "SHA-256": hashed,
         "BLAKE3 of contents": 1 / speeds[BLAKE3],
         "CRC-32": (1 + run.packed) / speeds[CRC32],
-        "decode": (1 - _WEIGHTS) / speeds[_layer("ordinal", "decode")],
-        "encode": layers("encode"),
+        **run.stored,
         "BLAKE3 of packs": run.packed / speeds[BLAKE3],
         "write": run.packed * medium.processor,
     }
-    checkout = {"read": read, "decode": decoded, "SHA-256": hashed, "write": medium.processor}
+    checkout = {"read": read, "decode": run.decoded, "SHA-256": hashed, "write": medium.processor}
     fresh = 1 / max(speeds[FAULTS], speeds[FAULTS_LARGE])
-    state_dict = {"read": read, "decode": decoded, "fresh memory": fresh}
+    state_dict = {"read": read, "decode": run.decoded, "fresh memory": fresh}
     integers, bits = run.coarse
     coarse = {
         "read": bits / 32 / speeds[PREAD],
@@ -275,15 +273,35 @@ def bounds(speeds: dict[str, float], medium: Medium, run: Run) -> dict[str, Boun
     }
 
 
-def _measured(bench: Bench, place: Place) -> tuple[dict[str, float], Run]:
+def _coding_seconds(bench: Bench) -> dict[str, dict[str, float]]:
+    """Processor seconds for a GB that decoding and encoding take at best, of an ingest and of a state dict, by verb."""
+    bench.report("decoding and encoding at best")
+    paths = bench.series()
+    gigabytes = paths[0].stat().st_size / 1e9
+    root = bench.work / "repeated"
+    with ckstore.init(root) as store:
+        store.ingest(paths[0], run="run")
+    with repeated() as ingest:
+        for path in paths[1:]:
+            with ckstore.open(root) as store:
+                store.ingest(path, run="run")
+    with repeated() as restored, ckstore.open(root, "r") as store:
+        store[deepest(root)].state_dict()
+    shutil.rmtree(root)
+    return {
+        INGEST: {name: seconds / gigabytes / (len(paths) - 1) for name, seconds in ingest.items()},
+        STATE_DICT: {name: seconds / gigabytes for name, seconds in restored.items()},
+    }
+
+
+def _measured(bench: Bench, place: Place, coded: dict[str, dict[str, float]]) -> tuple[dict[str, float], Run]:
     """GB/s of each verb, and what it was measured on."""
     paths = bench.series()
     size = paths[0].stat().st_size
     stored = store_in_turn(paths, place.directory)
     root = bench.store(place)
     number = deepest(root)
-    with ckstore.open(root, "r") as store:
-        cost = store[number].row.cost
+    read = _bytes_read(root, number) / size
     out = place.directory / "out.pt"
     timings = race([by_checkout(root, number, out), by_state_dict(root, number)], range(bench.settings.repeat))
     out.unlink()
@@ -292,7 +310,15 @@ def _measured(bench: Bench, place: Place) -> tuple[dict[str, float], Run]:
     number = deepest(root)
     timings[COARSE] = race([by_state_dict(root, number)], range(bench.settings.repeat))[STATE_DICT]
     speeds = {verb: Rate.of(timings[verb], size).speed.median for verb in VERBS}
-    return speeds, Run(1 / stored.shrinks, cost, _coarse_run(root, number))
+    decoded = coded[STATE_DICT]["decode"]
+    return speeds, Run(1 / stored.shrinks, read, decoded, coded[INGEST], _coarse_run(root, number))
+
+
+def _bytes_read(root: Path, number: int) -> int:
+    """Bytes of payloads that restoring a version reads."""
+    with ckstore.open(root, "r") as store:
+        works = [store.reader.work(lattice, content) for lattice, content in store[number].document.objects]
+    return sum(work.plain_bytes + work.grouped_bytes for work in works)
 
 
 def _coarse_run(root: Path, number: int) -> tuple[float, float]:

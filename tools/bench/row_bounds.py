@@ -43,7 +43,7 @@ _SAMPLE = 1 << 13
 _FEW, _SOME = kernels_speed.SPARSE[0], kernels_speed.SPARSE[-1]
 
 #: What estimates, encodes and decodes a payload, and what is counted of it.
-_CODED = {"payload_bits": "estimated", "encode_integers": "encoded", "_decode": "decoded"}
+_CODED = {"payload_bits": "estimated", "_parts": "encoded", "_decode": "decoded"}
 _CODING = [f"{kind} {done}" for kind in ("integers", "exact layers") for done in _CODED.values()]
 _CALLS = "Python calls"
 
@@ -109,7 +109,18 @@ def _directory_reader(payload: bytes) -> Callable[[], Any]:
     def read() -> None:
         entropy_coder.start_coder(coder, directory, odds, 0)
         number = entropy_directory.code_directory(
-            coder, directory, odds, False, header.planed, header.count, groups, rows, lengths, runs, values
+            coder,
+            directory,
+            odds,
+            False,
+            header.planed,
+            header.outward,
+            header.count,
+            groups,
+            rows,
+            lengths,
+            runs,
+            values,
         )
         if number != 1:
             raise AssertionError("the directory does not come back")

@@ -1,4 +1,7 @@
-"""Where the processor time of a verb goes: functions of ckstore that are wrapped, and take the time of their thread."""
+"""Where the processor time of a verb goes: functions of ckstore that are wrapped, and take the time of their thread.
+
+And what the same calls would take if all that they need were in the cache: what decodes and codes at best.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,10 @@ import importlib
 import inspect
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 
@@ -32,6 +35,9 @@ class Stage:
     whole: bool = False
 
 
+#: What adds to the array that it is given, and must be given another one when it is repeated.
+_ADDS = "ckstore.objects:add_integers"
+
 #: All stages of all verbs, in the order of the data; each takes the time that it spends in no other one.
 STAGES = (
     Stage("read files", ("ckstore.inputs:InputFile.pread", "ckstore.inputs:InputFile.read_into")),
@@ -46,7 +52,7 @@ STAGES = (
                                "ckstore.objects:ObjectReader.exact", "ckstore.objects:ObjectReader.values")),
     Stage("quantise, predict, difference", ("ckstore.estimator:Estimator.encode",)),
     Stage("plan: histograms, tables", ("ckstore.codecs.integers:make_plan",)),
-    Stage("write streams", ("ckstore.encoder:encode_integers",)),
+    Stage("write streams", ("ckstore.encoder:encode_chunk", "ckstore.encoder:encode_changes")),
     Stage("CRC-32C", ("ckstore.codecs.integers:crc32c", "ckstore.encoder:crc32c", "ckstore.objects:crc32c")),
     Stage("packs: CRC-32, BLAKE3, write", ("ckstore.storage.zip_stream:ZipStream.add_stored",
                                            "ckstore.storage.zip_stream:ZipStream.add_deflated",
@@ -71,6 +77,25 @@ class _Frames(threading.local):
 
     def __init__(self) -> None:
         self.frames: list[_Frame] = []
+
+
+#: What decodes chunks, and what encodes them, as in `Stage`. Called again with the same, each does the same again.
+DECODING = (
+    "ckstore.objects:decode_integers", _ADDS, "ckstore.objects:ordinal_correct", "ckstore.objects:ordinal_classes",
+    "ckstore.objects:scaled", "ckstore.objects:crc32c", "ckstore.codecs.lattice:LinearLattice.own",
+    "ckstore.codecs.lattice:LinearLattice.chained", "ckstore.codecs.lattice:LinearLattice.project",
+)  # fmt: skip
+CODING = (
+    "ckstore.encoder:encode_chunk", "ckstore.encoder:encode_changes", "ckstore.encoder:ordinal_difference",
+    "ckstore.encoder:ordinal_classes", "ckstore.encoder:scaled", "ckstore.encoder:crc32c",
+    "ckstore.codecs.lattice:LinearLattice.quantise", "ckstore.codecs.lattice:LinearLattice.residuals",
+)  # fmt: skip
+
+#: Where functions of `CODING` only weigh how to store an object.
+_WEIGHING = "ckstore.estimator:Estimator.estimate"
+
+#: How often a call is repeated.
+_REPEATS = 3
 
 
 class StageClock:
@@ -132,17 +157,75 @@ def stage_clock(stages: Sequence[Stage] = STAGES) -> Iterator[StageClock]:
         ckstore has no function of a stage any more.
     """
     clock = StageClock()
-    replaced: list[tuple[Any, str, Any]] = []
-    try:
-        for stage in stages:
-            for function in stage.functions:
-                owner, name = place(function)
-                found = inspect.getattr_static(owner, name)
-                replaced.append((owner, name, found))
-                setattr(owner, name, clock.wrapped(found, stage))
+    with replaced({function: partial(clock.wrapped, stage=stage) for stage in stages for function in stage.functions}):
         yield clock
+
+
+@contextmanager
+def repeated() -> Iterator[dict[str, float]]:
+    """Repeat what decodes and codes meanwhile: processor seconds of both at best, of all threads.
+
+    By "decode" and "encode"; the least of some repeats counts for a call, whose arrays are in the cache then.
+    """
+    seconds = {"decode": 0.0, "encode": 0.0}
+    lock = threading.Lock()
+    inside = threading.local()
+
+    def timed(function: Callable[..., Any], group: str, adds: bool) -> Callable[..., Any]:
+        @wraps(function)
+        def call(*arguments: Any, **options: Any) -> Any:
+            result = function(*arguments, **options)
+            if group == "encode" and getattr(inside, "weighing", False):
+                return result
+            if adds:
+                arguments = (arguments[0], arguments[1].copy(), *arguments[2:])
+            least = float("inf")
+            for _ in range(_REPEATS):
+                begin = time.thread_time()
+                function(*arguments, **options)
+                least = min(least, time.thread_time() - begin)
+            with lock:
+                seconds[group] += least
+            return result
+
+        return call
+
+    def weighing(function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def call(*arguments: Any, **options: Any) -> Any:
+            inside.weighing = True
+            try:
+                return function(*arguments, **options)
+            finally:
+                inside.weighing = False
+
+        return call
+
+    wrappers = {name: partial(timed, group="decode", adds=name == _ADDS) for name in DECODING}
+    wrappers |= {name: partial(timed, group="encode", adds=False) for name in CODING}
+    with replaced({**wrappers, _WEIGHING: weighing}):
+        yield seconds
+
+
+@contextmanager
+def replaced(wrappers: Mapping[str, Callable[[Callable[..., Any]], Callable[..., Any]]]) -> Iterator[None]:
+    """Have functions, named as in `Stage`, stand wrapped meanwhile.
+
+    Raises
+    ------
+    LookupError
+        ckstore has no such function any more.
+    """
+    before: list[tuple[Any, str, Any]] = []
+    try:
+        for function, wrap in wrappers.items():
+            owner, name = place(function)
+            found = inspect.getattr_static(owner, name)
+            before.append((owner, name, found))
+            setattr(owner, name, wrap(found))
+        yield
     finally:
-        for owner, name, found in reversed(replaced):
+        for owner, name, found in reversed(before):
             setattr(owner, name, found)
 
 
