@@ -7,9 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
+from ckstore.checksum import crc32c
 from ckstore.coarse_encoder import EXACT_SHARE
 from ckstore.codecs import dynaquant, lc
-from ckstore.codecs.checksum import crc32c
 from ckstore.codecs.codebook import (
     CODEBOOK_DTYPES,
     CodebookLattice,

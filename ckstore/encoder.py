@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ckstore.codecs.checksum import crc32c
+from ckstore.checksum import crc32c
 from ckstore.codecs.codebook import CodebookLattice
 from ckstore.codecs.integers import encode_changes, encode_chunk, payload_bits
 from ckstore.codecs.lattice import (

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ckstore.codecs.checksum import crc32c
+from ckstore.checksum import crc32c
 from ckstore.codecs.codebook import CodebookLattice, Indices
 from ckstore.codecs.integers import add_integers, decode_integers
 from ckstore.codecs.lattice import (

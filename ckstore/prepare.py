@@ -50,10 +50,10 @@ def _decode() -> None:
 
 
 def _check() -> None:
-    from ckstore.kernels.checksum import BLOCK, crc32c_of_blocks, folds
+    from ckstore.kernels.checksum import BLOCK, fold_blocks, folds
 
     if folds():
-        crc32c_of_blocks(fixed(np.zeros(BLOCK, np.uint8)), 0)
+        fold_blocks(fixed(np.zeros(BLOCK, np.uint8)), 0, fixed(np.zeros(4, np.uint64)), np.empty(8, np.uint64))
 
 
 def _reorder(width: int) -> None:

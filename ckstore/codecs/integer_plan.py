@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ckstore.codecs.checksum import use_kernel
+from ckstore.checksum import use_kernel
 from ckstore.codecs.memory import fixed
 from ckstore.codecs.scratch import scratch
 from ckstore.errors import UsageError

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ckstore.codecs.checksum import crc32c, use_kernel
+from ckstore.checksum import crc32c, use_kernel
 from ckstore.codecs.integer_header import (
     DAMAGED,
     FORMAT,

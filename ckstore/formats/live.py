@@ -6,13 +6,13 @@ torch is never imported here: an object can be a torch tensor only where someone
 from __future__ import annotations
 
 import sys
-import zlib
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from ckstore.checksum import crc32
 from ckstore.errors import UsageError
 from ckstore.formats.layout import ITEM_SIZES, Extent, FileLayout, Path, Tensor, TensorRef
 from ckstore.formats.paths import path_to_text
@@ -140,7 +140,7 @@ class StateDictSource:
             else:
                 crc = 0
                 for start in range(checked.start, checked.stop, _READ_BYTES):
-                    crc = zlib.crc32(self._bytes.pread(start, min(_READ_BYTES, checked.stop - start)), crc)
+                    crc = crc32(self._bytes.pread(start, min(_READ_BYTES, checked.stop - start)), crc)
             self._crcs[number] = crc.to_bytes(4, "little")
         return self._crcs[number]
 

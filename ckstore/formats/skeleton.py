@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from ckstore.checksum import crc32
 from ckstore.formats.layout import FileLayout, Source
 
 #: Largest part of a skeleton that is read at once, in bytes.
@@ -111,7 +111,7 @@ class Checks:
                 return
             low, high = max(checked.start, start), min(checked.stop, stop)
             if low < high:
-                self.results[index] = zlib.crc32(view[low - start : high - start], self.results[index])
+                self.results[index] = crc32(view[low - start : high - start], self.results[index])
             if checked.stop > stop:
                 return
             self._next += 1

@@ -7,11 +7,11 @@ The CRC of a storage stands behind it and in the directory at the end, so that a
 from __future__ import annotations
 
 import struct
-import zlib
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from ckstore.checksum import crc32
 from ckstore.errors import InputError, UsageError
 from ckstore.formats.layout import ITEM_SIZES, Extent, FileLayout, Tensor
 from ckstore.formats.pickle_writer import ORDERED_DICT, Call, PersistentId, Reference, write_pickle
@@ -185,7 +185,7 @@ def write_torch(
         length = 0
         for piece in read(storage.extent):
             view = memoryview(piece).cast("B")
-            crc = zlib.crc32(view, crc)
+            crc = crc32(view, crc)
             length += len(view)
             out.write(view)
         if length != storage.nbytes:
@@ -232,9 +232,9 @@ class _Archive:
 
     def add(self, name: str, data: bytes) -> None:
         """Append an entry whose data is at hand."""
-        self._begin(name, zlib.crc32(data), len(data))
+        self._begin(name, crc32(data), len(data))
         self._skeleton += data
-        self._end(zlib.crc32(data), len(data))
+        self._end(crc32(data), len(data))
 
     def reserve(self, name: str, nbytes: int, extent: int) -> None:
         """Append an entry whose data is to be written later."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import replace
 from typing import Any
 
+from ckstore.checksum import crc32
 from ckstore.errors import InputError
 from ckstore.formats.facts import facts_of_mapping
 from ckstore.formats.layout import (
@@ -205,6 +205,6 @@ def _first_name(source: Source) -> str:
 def _check_crc(source: Source, entry: ZipEntry) -> None:
     crc = 0
     for start in range(entry.start, entry.stop, _READ_BYTES):
-        crc = zlib.crc32(source.pread(start, min(_READ_BYTES, entry.stop - start)), crc)
+        crc = crc32(source.pread(start, min(_READ_BYTES, entry.stop - start)), crc)
     if crc != entry.crc:
         raise InputError(f"the CRC of {entry.name} is wrong")

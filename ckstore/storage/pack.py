@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Self, cast
 
 from blake3 import blake3
 
+from ckstore.checksum import crc32c
 from ckstore.errors import CkstoreError, UsageError
 from ckstore.storage import durable, root
 from ckstore.storage.writeback import Writeback
@@ -175,7 +176,7 @@ class PackWriter:
         }
         self._add_metadata(name, _array_metadata(count, chunks * chunk, dtype, codec, attributes))
         stored = [view for view in views if view is not None]
-        return self._add_chunk(name, [*stored, memoryview(table + _crc32c(table))])
+        return self._add_chunk(name, [*stored, memoryview(table + crc32c(table).to_bytes(4, "little"))])
 
     def add_bytes(
         self, name: str, data: Buffer | Sequence[Buffer], attributes: Mapping[str, Any] | None = None
@@ -305,9 +306,3 @@ def _array_metadata(
     if attributes:
         document["attributes"] = dict(attributes)
     return document
-
-
-def _crc32c(data: bytes) -> bytes:
-    import google_crc32c
-
-    return int(google_crc32c.value(data)).to_bytes(4, "little")

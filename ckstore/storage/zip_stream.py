@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 from blake3 import blake3
 
+from ckstore.checksum import crc32
+
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
@@ -61,7 +63,7 @@ class ZipStream:
         """Add a member of these bytes, one view after the other; returns offset and length of the data."""
         crc = length = 0
         for view in views:
-            crc = zlib.crc32(view, crc)
+            crc = crc32(view, crc)
             length += view.nbytes
         self._begin(name, _STORED, crc, length, length)
         offset = self.size
@@ -75,7 +77,7 @@ class ZipStream:
         window = min(max((len(data) + _LOOKAHEAD).bit_length(), 9), 15)
         deflate = zlib.compressobj(9, zlib.DEFLATED, -window)
         packed = deflate.compress(data) + deflate.flush()
-        self._begin(name, _DEFLATED, zlib.crc32(data), len(packed), len(data))
+        self._begin(name, _DEFLATED, crc32(data), len(packed), len(data))
         self._write(packed)
 
     def finish(self) -> str:

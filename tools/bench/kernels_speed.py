@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import zstandard
 
-from ckstore.codecs.checksum import crc32c
+from ckstore.checksum import crc32c
 from ckstore.codecs.integers import add_integers, decode_integers, encode_integers
 from ckstore.codecs.lattice import (
     CHUNK,

@@ -7,7 +7,6 @@ import mmap
 import os
 import resource
 import shutil
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +17,7 @@ import numpy as np
 from blake3 import blake3
 
 import ckstore
-from ckstore.codecs.checksum import crc32c
+from ckstore.checksum import crc32, crc32c
 from tools.bench import kernels_speed
 from tools.bench.row_bounds import add_row_bounds
 from tools.bench.speed_bench import Bench, Place, deepest, sync
@@ -182,7 +181,7 @@ def machine_limits(bench: Bench) -> dict[str, Spread]:
     hashes: dict[str, Callable[[], Any]] = {
         BLAKE3: lambda: blake3(block).digest(),
         SHA256: lambda: hashlib.sha256(block).digest(),
-        CRC32: lambda: zlib.crc32(block),
+        CRC32: lambda: crc32(block),
         CRC32C: lambda: crc32c(block),
     }
     speeds |= kernel_speeds(hashes, _BLOCK / 1e9, repeat)

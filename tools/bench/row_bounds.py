@@ -16,8 +16,8 @@ import numpy as np
 
 import ckstore
 from ckstore.checkout import checkout
+from ckstore.checksum import crc32c
 from ckstore.codecs import integers
-from ckstore.codecs.checksum import crc32c
 from ckstore.codecs.integer_header import read_header
 from ckstore.codecs.integer_plan import Workspace, make_plan, sort_elements
 from ckstore.codecs.integers import decode_integers, encode_integers, payload_bits, write_streams
