@@ -164,7 +164,7 @@ def test_a_row_touches_one_chunk_of_each_level(tmp_path: Path, counts: Counter[s
 
 def test_python_calls_for_each_tensor(tmp_path: Path) -> None:
     """Small ones, and those that are objects of their own; the slope between two numbers of tensors."""
-    bounds = {64: (220, 160, 215), 1 << 16: (1700, 650, 700)}
+    bounds = {64: (200, 100, 200), 1 << 16: (1350, 500, 600)}
     for elements, (ingest, checkout, state_dict) in bounds.items():
         found: dict[str, list[int]] = {"ingest": [], "checkout": [], "state_dict": []}
         numbers = (20, 60)

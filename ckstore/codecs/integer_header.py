@@ -97,7 +97,7 @@ def read_header(view: memoryview) -> Header:
     if streamed:
         sizes, at = _read_sizes(head, at, planed)
         end -= PADDING
-    planes, streams, first, second, third = (at + size for size in accumulate(sizes))
+    planes, streams, first, second, third = accumulate(sizes[1:], initial=at + sizes[0])
     if third > end or planed == (planes == streams):
         raise IntegrityError(DAMAGED)
     return Header(

@@ -132,7 +132,7 @@ def make_plan(values: Array, classes: Array | None) -> Plan:
     if plan_groups(room.plan.PLAN_DENSE, *shared):
         survey.extract_pairs(coded, groups, number, room.few_runs, room.few_values, room.runs, room.values)
         plan_groups(room.plan.PLAN_PAIRS, *shared)
-    narrow = next(width for width in (1, 2, 4, 8) if octaves <= 8 * width)
+    narrow = 1 if octaves <= 8 else 2 if octaves <= 16 else 4 if octaves <= 32 else 8
     return Plan(coded, narrow, number, planes, room)
 
 

@@ -344,8 +344,11 @@ def write_streams(plan: Plan, room: int) -> list[Array]:
     ends = held.ends.tolist()
     buffer[ends[3] : ends[3] + PADDING] = 0
     ends[3] += PADDING
-    assert all(end <= (stream + 1) * room for stream, end in enumerate(ends)), "`measure` makes room for all"
-    return [buffer[stream * room : end] for stream, end in enumerate(ends)]
+    streams = []
+    for stream, end in enumerate(ends):
+        assert end <= (stream + 1) * room, "`measure` makes room for all"
+        streams.append(buffer[stream * room : end])
+    return streams
 
 
 def _write_directory(plan: Plan, room: int, *, grouped: bool, outward: bool) -> bytes:
