@@ -47,7 +47,7 @@ def crc32c(data: Any, start: int = 0) -> int:
 
 def crc32(data: Any, start: int = 0) -> int:
     """CRC-32 (that of zip and gzip) of a C-contiguous buffer that follows bytes whose checksum is `start`."""
-    if _folding is None or len(data) < _LARGE_32:
+    if _folding is None or memoryview(data).nbytes < _LARGE_32:
         return zlib.crc32(data, start)
     import numpy as np
 

@@ -209,8 +209,9 @@ class ObjectEncoder:
         if plan.base is not None:
             parent = scaled(self.reader.ordinals(plan.base, chunk, keep=False), unit.dtype, plan.factor)
         difference = ordinal_difference(bits, parent, unit.dtype)
-        classes = ordinal_classes(parent, unit.dtype) if plan.context and parent is not None else None
-        return encode_changes(difference, classes)
+        if not (plan.context and parent is not None):
+            return encode_changes(difference)
+        return encode_chunk(difference, ordinal_classes(parent, unit.dtype)) if difference.any() else None
 
     def _estimate_ordinal(self, unit: Unit, sample: Sample, parent: str | None) -> Estimate:
         bits = sample.bits

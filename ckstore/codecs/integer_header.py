@@ -11,7 +11,7 @@ bytes                  content
 4                      CRC-32C: without streams, of the decoded integers and then all other bytes; with streams, of
                        all other bytes but the next four
 4, with streams        CRC-32C of the decoded integers
-1 to 9                 count: 128 + k for 2^k; or the number of bytes that follow, and those
+1 to 7                 count: 128 + k for 2^k; or the number of bytes that follow, and those
 4, with classes        CRC-32C of the classes, one byte each
 varints, with streams  bytes of the directory; of the planes, if any; of streams 0, 1 and 2
 rest                   directory; planes, if any; with streams, four streams and eight zero bytes

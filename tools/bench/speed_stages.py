@@ -91,7 +91,7 @@ CODING = (
     "ckstore.codecs.lattice:LinearLattice.quantise", "ckstore.codecs.lattice:LinearLattice.residuals",
 )  # fmt: skip
 
-#: Where functions of `CODING` only weigh how to store an object.
+#: Where these only weigh how to store an object.
 _WEIGHING = "ckstore.estimator:Estimator.estimate"
 
 #: How often a call is repeated.
@@ -175,7 +175,7 @@ def repeated() -> Iterator[dict[str, float]]:
         @wraps(function)
         def call(*arguments: Any, **options: Any) -> Any:
             result = function(*arguments, **options)
-            if group == "encode" and getattr(inside, "weighing", False):
+            if getattr(inside, "weighing", False):
                 return result
             if adds:
                 arguments = (arguments[0], arguments[1].copy(), *arguments[2:])
