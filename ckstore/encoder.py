@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ckstore.checksum import crc32c
 from ckstore.codecs.codebook import CodebookLattice
-from ckstore.codecs.integers import encode_changes, encode_chunk, payload_bits
+from ckstore.codecs.integers import encode_changes, encode_chunk, has_changes, payload_bits
 from ckstore.codecs.lattice import (
     Bits,
     Integers,
@@ -209,9 +209,10 @@ class ObjectEncoder:
         if plan.base is not None:
             parent = scaled(self.reader.ordinals(plan.base, chunk, keep=False), unit.dtype, plan.factor)
         difference = ordinal_difference(bits, parent, unit.dtype)
-        if not (plan.context and parent is not None):
-            return encode_changes(difference)
-        return encode_chunk(difference, ordinal_classes(parent, unit.dtype)) if difference.any() else None
+        if not has_changes(difference):
+            return None
+        classes = ordinal_classes(parent, unit.dtype) if plan.context and parent is not None else None
+        return encode_chunk(difference, classes)
 
     def _estimate_ordinal(self, unit: Unit, sample: Sample, parent: str | None) -> Estimate:
         bits = sample.bits

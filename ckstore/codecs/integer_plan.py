@@ -46,6 +46,7 @@ class Workspace:
         use_kernel()
         self.survey = entropy_survey
         self.plan = entropy_plan
+        self.measure = entropy_plan.measure
         self.order = entropy_order
         self.start_coder = entropy_coder.start_coder
         self.finish_writing = entropy_coder.finish_writing

@@ -64,13 +64,18 @@ def encode_chunk(values: Array, classes: Array | None = None, *, before: bytes =
 
 def encode_changes(values: Array, classes: Array | None = None) -> memoryview | None:
     """The payload of a chunk of integers; None where all of them are zero."""
-    return encode_chunk(values, classes) if values[:_FIRST].any() or values.any() else None
+    return encode_chunk(values, classes) if has_changes(values) else None
+
+
+def has_changes(values: Array) -> bool:
+    """Whether any of the integers is not zero."""
+    return bool(values[:_FIRST].any() or values.any())
 
 
 def _parts(values: Array, classes: Array | None, before: bytes) -> list[bytes | Array]:
     """What a payload consists of, behind `before`; arrays are valid until this thread encodes again."""
     plan = make_plan(values, classes)
-    stream_room, stream_bits, directory_room = plan.room.plan.measure(plan.room.groups, plan.number)
+    stream_room, stream_bits, directory_room = plan.room.measure(plan.room.groups, plan.number)
     planed, streamed = plan.planes.size > 0, plan.planes.size > 0 or stream_bits > 0
     directory = plan.room.directory
     outward = bool((plan.room.groups[: plan.number, directory.KIND] == directory.ADAPTIVE).any())
@@ -310,7 +315,7 @@ def payload_bits(values: Array, classes: Array | None = None, *, times: float = 
     plan = make_plan(values, classes)
     room = plan.room
     groups, costs = room.groups[: plan.number], room.costs[: plan.number]
-    _, stream_bits, _ = room.plan.measure(room.groups, plan.number)
+    _, stream_bits, _ = room.measure(room.groups, plan.number)
     adaptive = groups[:, room.directory.KIND] == room.directory.ADAPTIVE
     growing = stream_bits + 8.0 * plan.planes.size + costs[adaptive, 1].sum()
     header = 8.0 * (36 if stream_bits or plan.planes.size else 16)

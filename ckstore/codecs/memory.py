@@ -66,14 +66,14 @@ def empty(count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
 
 def joined(parts: Sequence[bytes | npt.NDArray[np.uint8]]) -> memoryview:
     """Bytes one after the other, read-only; others may run Python while large ones are copied."""
-    if sum(map(len, parts)) < _LEAST:
+    size = sum(map(len, parts))
+    if size < _LEAST:
         return memoryview(b"".join(parts))
-    views = [np.frombuffer(part, np.uint8) for part in parts]
-    whole = empty(sum(view.size for view in views), np.uint8)
+    whole = empty(size, np.uint8)
     end = 0
-    for view in views:
-        begin, end = end, end + view.size
-        whole[begin:end] = view
+    for part in parts:
+        begin, end = end, end + len(part)
+        whole[begin:end] = np.frombuffer(part, np.uint8)
     whole.flags.writeable = False
     return whole.data
 

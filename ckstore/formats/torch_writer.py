@@ -232,9 +232,10 @@ class _Archive:
 
     def add(self, name: str, data: bytes) -> None:
         """Append an entry whose data is at hand."""
-        self._begin(name, crc32(data), len(data))
+        crc = crc32(data)
+        self._begin(name, crc, len(data))
         self._skeleton += data
-        self._end(crc32(data), len(data))
+        self._end(crc, len(data))
 
     def reserve(self, name: str, nbytes: int, extent: int) -> None:
         """Append an entry whose data is to be written later."""

@@ -61,7 +61,7 @@ class Run:
     decoded
         Processor seconds for a GB that decoding it takes at best.
     stored
-        The same for what an ingest decodes, and for what it encodes.
+        The same for what an ingest decodes and encodes, beside what only weighs how to store an object.
     coarse
         Of the deepest coarse version, by element of the checkpoint: integers that are decoded on the way to its
         values, and stored bits.

@@ -35,9 +35,6 @@ class Stage:
     whole: bool = False
 
 
-#: What adds to the array that it is given, and must be given another one when it is repeated.
-_ADDS = "ckstore.objects:add_integers"
-
 #: All stages of all verbs, in the order of the data; each takes the time that it spends in no other one.
 STAGES = (
     Stage("read files", ("ckstore.inputs:InputFile.pread", "ckstore.inputs:InputFile.read_into")),
@@ -77,25 +74,6 @@ class _Frames(threading.local):
 
     def __init__(self) -> None:
         self.frames: list[_Frame] = []
-
-
-#: What decodes chunks, and what encodes them, as in `Stage`. Called again with the same, each does the same again.
-DECODING = (
-    "ckstore.objects:decode_integers", _ADDS, "ckstore.objects:ordinal_correct", "ckstore.objects:ordinal_classes",
-    "ckstore.objects:scaled", "ckstore.objects:crc32c", "ckstore.codecs.lattice:LinearLattice.own",
-    "ckstore.codecs.lattice:LinearLattice.chained", "ckstore.codecs.lattice:LinearLattice.project",
-)  # fmt: skip
-CODING = (
-    "ckstore.encoder:encode_chunk", "ckstore.encoder:encode_changes", "ckstore.encoder:ordinal_difference",
-    "ckstore.encoder:ordinal_classes", "ckstore.encoder:scaled", "ckstore.encoder:crc32c",
-    "ckstore.codecs.lattice:LinearLattice.quantise", "ckstore.codecs.lattice:LinearLattice.residuals",
-)  # fmt: skip
-
-#: Where these only weigh how to store an object.
-_WEIGHING = "ckstore.estimator:Estimator.estimate"
-
-#: How often a call is repeated.
-_REPEATS = 3
 
 
 class StageClock:
@@ -159,6 +137,28 @@ def stage_clock(stages: Sequence[Stage] = STAGES) -> Iterator[StageClock]:
     clock = StageClock()
     with replaced({function: partial(clock.wrapped, stage=stage) for stage in stages for function in stage.functions}):
         yield clock
+
+
+#: What adds to the array that it is given, and must be given another one when it is repeated.
+_ADDS = "ckstore.objects:add_integers"
+
+#: What decodes chunks, and what encodes them, as in `Stage`. Called again with the same, each does the same again.
+DECODING = (
+    "ckstore.objects:decode_integers", _ADDS, "ckstore.objects:ordinal_correct", "ckstore.objects:ordinal_classes",
+    "ckstore.objects:scaled", "ckstore.objects:crc32c", "ckstore.codecs.lattice:LinearLattice.own",
+    "ckstore.codecs.lattice:LinearLattice.chained", "ckstore.codecs.lattice:LinearLattice.project",
+)  # fmt: skip
+CODING = (
+    "ckstore.encoder:encode_chunk", "ckstore.encoder:encode_changes", "ckstore.encoder:ordinal_difference",
+    "ckstore.encoder:ordinal_classes", "ckstore.encoder:scaled", "ckstore.encoder:crc32c",
+    "ckstore.codecs.lattice:LinearLattice.quantise", "ckstore.codecs.lattice:LinearLattice.residuals",
+)  # fmt: skip
+
+#: Where these only weigh how to store an object.
+_WEIGHING = "ckstore.estimator:Estimator.estimate"
+
+#: How often a call is repeated.
+_REPEATS = 3
 
 
 @contextmanager
