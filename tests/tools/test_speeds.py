@@ -266,7 +266,11 @@ def test_document(tmp_path: Path) -> None:
     assert "Measured on 2025-01-02 with `--tier full`." in text
     assert "![Speed](benchmarks-size.svg)" in text
     assert text.count("On another machine: processor: b, 4 cores.") == 1
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["benchmarks-size.svg", "benchmarks.md"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "benchmarks-size.svg",
+        "benchmarks.json",
+        "benchmarks.md",
+    ]
     drawn = (tmp_path / "benchmarks-size.svg").read_bytes()
     assert b"<svg" in drawn
     speeds.publish(sections(), ["processor: a, 2 cores"], "tools/bench/speed --write", target)
@@ -294,7 +298,9 @@ def test_rows_that_are_not_measured_are_kept(
     monkeypatch.setattr(speeds, "warm_up", lambda paths, directory: None)
     monkeypatch.setattr(Bench, "series", lambda bench, megabytes, versions: [])
     work = ["--work", str(tmp_path / "work"), "--tier", "tiny"]
-    speeds.main([*work, "--only", "size"])
+    speeds.main([*work, "--only", "size", "--write"])
+    speeds.main([*work, "--only", "ingest"])
+    assert "## Ingest of a file" not in (tmp_path / "benchmarks.md").read_text()
     speeds.main([*work, "--only", "ingest", "--repeat", "1", "--write"])
     text = (tmp_path / "benchmarks.md").read_text()
     assert text.index("## Ingest of a file") < text.index("## Over the size")
@@ -302,7 +308,7 @@ def test_rows_that_are_not_measured_are_kept(
     assert "only show that everything runs" in text
     assert str(tmp_path) not in text
     assert "## Ingest of a file" in capsys.readouterr().out
-    results = tmp_path / "work" / "results-tiny.json"
+    results = tmp_path / "benchmarks.json"
     assert set(speeds.read(results)) == {"ingest", "size"}
     results.write_text('{"size": {"lines": []}}')
     with pytest.raises(SystemExit, match="another version of this tool"):

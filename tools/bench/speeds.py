@@ -1,4 +1,4 @@
-"""The command line of the speed benchmark: measures the rows that are named, keeps them, prints or writes them."""
+"""The command line of the speed benchmark: measures the rows that are named, prints them, or writes them down."""
 
 from __future__ import annotations
 
@@ -65,15 +65,15 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--tier", choices=TIERS, default="full", help="tiny: only to see that everything runs")
     parser.add_argument("--work", type=Path, default=REPOSITORY / ".cache" / "bench-speed", help="on the disk")
     parser.add_argument("--stages", action="store_true", help="only where time goes, and what the machine allows")
-    parser.add_argument("--write", action="store_true", help="write docs/benchmarks.md and its plots")
+    parser.add_argument("--write", action="store_true", help="write docs/benchmarks.md, its plots and its figures")
     chosen = parser.parse_args(arguments)
     rows = ("stages",) if chosen.stages else chosen.only or tuple(ROWS)
     given = {name: getattr(chosen, name) for name in ("megabytes", "versions", "repeat")}
     settings = replace(TIERS[chosen.tier], **{name: value for name, value in given.items() if value is not None})
     options = f"--tier {chosen.tier} {settings.options}"
     chosen.work.mkdir(parents=True, exist_ok=True)
-    results = chosen.work / f"results-{chosen.tier}.json"
-    known = read(results)
+    results = DOCUMENT.with_suffix(".json")
+    known = read(results) if chosen.write else {}
     with tempfile.TemporaryDirectory(dir=chosen.work, prefix="run-") as scratch:
         bench = Bench(settings, Path(scratch))
         try:
@@ -85,17 +85,19 @@ def main(arguments: list[str] | None = None) -> None:
                 section = replace(ROWS[name](bench), measured=measured, options=options, machine=machine)
                 known[name] = section
                 print("\n\n".join([f"## {section.title}", *speed_report.body(section)]), end="\n\n", flush=True)
-                write(results, known)
+                if chosen.write:
+                    publish(known, machine, f"tools/bench/speed {options} --write", DOCUMENT)
         finally:
             bench.close()
             end_processes()
-    if chosen.write:
-        publish(known, machine, f"tools/bench/speed {options} --write", DOCUMENT)
 
 
 def publish(known: dict[str, Section], machine: list[str], command: str, target: Path) -> None:
-    """Write the document and its plots; plots that it no longer has are removed."""
-    sections = [known[name] for name in ROWS if name in known]
+    """Write the document, its plots and, for runs that measure other rows, the figures; plots that are gone go."""
+    known = {name: known[name] for name in ROWS if name in known}
+    figures = {name: section.to_json() for name, section in known.items()}
+    target.with_suffix(".json").write_text(json.dumps(figures, indent=1) + "\n")
+    sections = list(known.values())
     target.write_text(speed_report.document(sections, machine, command, target.stem))
     for old in target.parent.glob(f"{target.stem}-*.svg"):
         old.unlink()
@@ -112,11 +114,6 @@ def read(path: Path) -> dict[str, Section]:
         return {name: Section.from_json(section) for name, section in json.loads(path.read_text()).items()}
     except (KeyError, TypeError, ValueError):
         sys.exit(f"{path} was written by another version of this tool: remove it, and measure all rows again.")
-
-
-def write(path: Path, known: dict[str, Section]) -> None:
-    """Keep all sections for runs that measure others."""
-    path.write_text(json.dumps({name: section.to_json() for name, section in known.items()}, indent=1))
 
 
 def _names(text: str) -> Any:
