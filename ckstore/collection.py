@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from threading import Lock
 
 #: Objects made since the last look for garbage, after which the next one is due; Python's own value is 700 to 2,000.
-_SELDOM = 100_000
+SELDOM = 100_000
 
 _lock = Lock()
 _users = 0
@@ -41,14 +41,14 @@ def collection_seldom() -> Iterator[None]:
 def _raise_threshold() -> None:
     global _before
     before = gc.get_threshold()
-    if 0 < before[0] < _SELDOM:
+    if 0 < before[0] < SELDOM:
         _before = before
-        gc.set_threshold(_SELDOM, *before[1:])
+        gc.set_threshold(SELDOM, *before[1:])
 
 
 def _restore_threshold() -> None:
     global _before
-    if _before is not None and gc.get_threshold() == (_SELDOM, *_before[1:]):
+    if _before is not None and gc.get_threshold() == (SELDOM, *_before[1:]):
         gc.set_threshold(*_before)
     _before = None
 

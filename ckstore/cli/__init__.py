@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -16,8 +17,15 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         What follows the program's name; by default those of the process.
     """
     from ckstore.cli.program import run
+    from ckstore.collection import SELDOM
 
-    if arguments is None:
-        # numba asks SciPy for linear algebra that no kernel needs: a tenth of a second. The process is ours alone.
-        sys.modules.setdefault("scipy.linalg.cython_blas", None)  # type: ignore[arg-type]
-    raise SystemExit(run(arguments))
+    if arguments is not None:
+        raise SystemExit(run(arguments))
+    # The process is ours alone. numba asks SciPy for linear algebra that no kernel needs: a tenth of a second. Python
+    # looks for garbage among what is imported, and once more among all there is when it ends: up to half a second.
+    sys.modules.setdefault("scipy.linalg.cython_blas", None)  # type: ignore[arg-type]
+    gc.set_threshold(SELDOM)
+    try:
+        raise SystemExit(run())
+    finally:
+        gc.freeze()
