@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import Sequence
+from gc import freeze, set_threshold  # `gc` is a verb here: its module takes that name.
 from typing import NoReturn
 
 
@@ -22,10 +22,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     if arguments is not None:
         raise SystemExit(run(arguments))
     # The process is ours alone. numba asks SciPy for linear algebra that no kernel needs: a tenth of a second. Python
-    # looks for garbage among what is imported, and once more among all there is when it ends: up to half a second.
+    # looks for garbage among what is imported, and once more among all there is when it ends: a third of a second.
     sys.modules.setdefault("scipy.linalg.cython_blas", None)  # type: ignore[arg-type]
-    gc.set_threshold(SELDOM)
+    set_threshold(SELDOM)
     try:
         raise SystemExit(run())
     finally:
-        gc.freeze()
+        freeze()

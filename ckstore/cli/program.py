@@ -113,7 +113,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")
     try:
         code = _guarded(arguments)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # as it is where the output is closed from the start
+            sys.stdout.flush()
     except BrokenPipeError:
         return _silenced()
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sqlite3
 import subprocess
 import sys
@@ -172,6 +173,26 @@ def test_a_closed_pipe_is_quiet(filled: Path) -> None:
     done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
     os.close(write)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.parametrize(("arguments", "code"), [("log", 0), ("nothing", 2)])
+def test_output_may_be_closed_from_the_start(filled: Path, arguments: str, code: int) -> None:
+    command = f"exec {shlex.quote(sys.executable)} -m ckstore {arguments} >&-"
+    done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (code, int(code != 0))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"), [(["log"], 0), (["gc"], 0), (["--help"], 0), ([], 2), (["nowhere"], 2), (["show", "no"], 13)]
+)
+def test_a_process_looks_for_no_garbage_when_it_ends(filled: Path, arguments: list[str], code: int) -> None:
+    program = (
+        "import atexit, gc, sys\natexit.register(lambda: print(gc.get_freeze_count() > len(gc.get_objects())))\n"
+        f"sys.argv[1:] = {arguments!r}\nfrom ckstore.cli import main\nmain()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (code, "True")
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("arguments", [["log"], ["log", "--json"], ["tag"], ["tag", "gpt@10", "good"], ["--help"]])

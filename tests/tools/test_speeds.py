@@ -300,19 +300,21 @@ def test_rows_that_are_not_measured_are_kept(
     work = ["--work", str(tmp_path / "work"), "--tier", "tiny"]
     speeds.main([*work, "--only", "size", "--write"])
     speeds.main([*work, "--only", "ingest"])
-    assert "## Ingest of a file" not in (tmp_path / "benchmarks.md").read_text()
+    assert "## Ingest of a file" not in (tmp_path / "work" / "benchmarks.md").read_text()
     speeds.main([*work, "--only", "ingest", "--repeat", "1", "--write"])
-    text = (tmp_path / "benchmarks.md").read_text()
+    assert not (tmp_path / "benchmarks.md").exists()
+    text = (tmp_path / "work" / "benchmarks.md").read_text()
     assert text.index("## Ingest of a file") < text.index("## Over the size")
     assert "--tier tiny --megabytes 30 --versions 3 --repeat 1" in text
     assert "only show that everything runs" in text
     assert str(tmp_path) not in text
     assert "## Ingest of a file" in capsys.readouterr().out
-    results = tmp_path / "benchmarks.json"
+    results = tmp_path / "work" / "benchmarks.json"
     assert set(speeds.read(results)) == {"ingest", "size"}
-    results.write_text('{"size": {"lines": []}}')
-    with pytest.raises(SystemExit, match="another version of this tool"):
-        speeds.read(results)
+    for broken in ('{"size": {"lines": []}}', "[]", '{"size'):
+        results.write_text(broken)
+        with pytest.raises(SystemExit, match="another version of this tool"):
+            speeds.read(results)
 
 
 def test_a_row_that_does_not_exist_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

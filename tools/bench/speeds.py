@@ -62,18 +62,18 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--megabytes", type=int, metavar="N", help="size of a checkpoint (default: the tier's)")
     parser.add_argument("--versions", type=int, metavar="N", help="versions of the run (default: the tier's)")
     parser.add_argument("--repeat", type=int, metavar="N", help="rounds (default: the tier's)")
-    parser.add_argument("--tier", choices=TIERS, default="full", help="tiny: only to see that everything runs")
+    parser.add_argument("--tier", choices=TIERS, default="full", help="tiny: to see that everything runs")
     parser.add_argument("--work", type=Path, default=REPOSITORY / ".cache" / "bench-speed", help="on the disk")
     parser.add_argument("--stages", action="store_true", help="only where time goes, and what the machine allows")
-    parser.add_argument("--write", action="store_true", help="write docs/benchmarks.md, its plots and its figures")
+    parser.add_argument("--write", action="store_true", help="write docs/benchmarks.md (tiny: into --work)")
     chosen = parser.parse_args(arguments)
     rows = ("stages",) if chosen.stages else chosen.only or tuple(ROWS)
     given = {name: getattr(chosen, name) for name in ("megabytes", "versions", "repeat")}
     settings = replace(TIERS[chosen.tier], **{name: value for name, value in given.items() if value is not None})
     options = f"--tier {chosen.tier} {settings.options}"
     chosen.work.mkdir(parents=True, exist_ok=True)
-    results = DOCUMENT.with_suffix(".json")
-    known = read(results) if chosen.write else {}
+    document = DOCUMENT if chosen.tier == "full" else chosen.work / DOCUMENT.name
+    known = read(document.with_suffix(".json")) if chosen.write else {}
     with tempfile.TemporaryDirectory(dir=chosen.work, prefix="run-") as scratch:
         bench = Bench(settings, Path(scratch))
         try:
@@ -86,7 +86,7 @@ def main(arguments: list[str] | None = None) -> None:
                 known[name] = section
                 print("\n\n".join([f"## {section.title}", *speed_report.body(section)]), end="\n\n", flush=True)
                 if chosen.write:
-                    publish(known, machine, f"tools/bench/speed {options} --write", DOCUMENT)
+                    publish(known, machine, f"tools/bench/speed {options} --write", document)
         finally:
             bench.close()
             end_processes()
@@ -96,7 +96,9 @@ def publish(known: dict[str, Section], machine: list[str], command: str, target:
     """Write the document, its plots and, for runs that measure other rows, the figures; plots that are gone go."""
     known = {name: known[name] for name in ROWS if name in known}
     figures = {name: section.to_json() for name, section in known.items()}
-    target.with_suffix(".json").write_text(json.dumps(figures, indent=1) + "\n")
+    written = target.with_suffix(".json.new")
+    written.write_text(json.dumps(figures, indent=1) + "\n")
+    written.replace(target.with_suffix(".json"))
     sections = list(known.values())
     target.write_text(speed_report.document(sections, machine, command, target.stem))
     for old in target.parent.glob(f"{target.stem}-*.svg"):
@@ -112,7 +114,7 @@ def read(path: Path) -> dict[str, Section]:
         return {}
     try:
         return {name: Section.from_json(section) for name, section in json.loads(path.read_text()).items()}
-    except (KeyError, TypeError, ValueError):
+    except (AttributeError, KeyError, TypeError, ValueError):
         sys.exit(f"{path} was written by another version of this tool: remove it, and measure all rows again.")
 
 
