@@ -20,9 +20,9 @@ import ckstore
 from ckstore.checksum import crc32, crc32c
 from tools.bench import kernels_speed
 from tools.bench.row_bounds import add_row_bounds
-from tools.bench.speed_bench import Bench, Place, deepest, sync
+from tools.bench.speed_bench import Bench, Place, deepest, load, sync
 from tools.bench.speed_clock import Contender, kernel_speeds, processor_seconds, race, ready_memory
-from tools.bench.speed_contenders import CHECKOUT, INGEST, STATE_DICT, by_checkout, by_state_dict, store_in_turn
+from tools.bench.speed_contenders import CHECKOUT, INGEST, LIVE, STATE_DICT, by_checkout, by_state_dict, store_in_turn
 from tools.bench.speed_figures import Rate, Section, Spread, digits
 from tools.bench.speed_stages import STAGES, repeated, stage_clock
 
@@ -37,7 +37,7 @@ _ROUNDS = 5
 
 #: What is bounded: the verbs on exact versions, and state dicts of coarse ones.
 COARSE = "coarse state_dict"
-VERBS = (INGEST, CHECKOUT, STATE_DICT, COARSE)
+VERBS = (INGEST, LIVE, CHECKOUT, STATE_DICT, COARSE)
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,9 @@ class Run:
         Bytes of packs that restoring the deepest version reads, for each of its bytes.
     decoded
         Processor seconds for a GB that decoding it takes at best.
-    stored
-        The same for what an ingest decodes and encodes, beside what only weighs how to store an object.
+    stored, live
+        The same for what an ingest of a file and one of a state dict decode and encode, beside what only weighs how to
+        store an object.
     coarse
         Of the deepest coarse version, by element of the checkpoint: integers that are decoded on the way to its
         values, and stored bits.
@@ -71,6 +72,7 @@ class Run:
     read: float
     decoded: float
     stored: dict[str, float]
+    live: dict[str, float]
     coarse: tuple[float, float]
 
 
@@ -254,6 +256,8 @@ def bounds(speeds: dict[str, float], medium: Medium, run: Run) -> dict[str, Boun
         "BLAKE3 of packs": run.packed / speeds[BLAKE3],
         "write": run.packed * medium.processor,
     }
+    # A state dict is stored as the file that it would make; the parent's chunks are still at hand.
+    live = {part: seconds for part, seconds in (ingest | run.live).items() if part != "read"}
     checkout = {"read": read, "decode": run.decoded, "SHA-256": hashed, "write": medium.processor}
     fresh = 1 / max(speeds[FAULTS], speeds[FAULTS_LARGE])
     state_dict = {"read": read, "decode": run.decoded, "fresh memory": fresh}
@@ -266,6 +270,7 @@ def bounds(speeds: dict[str, float], medium: Medium, run: Run) -> dict[str, Boun
     }
     return {
         INGEST: Bound(ingest, hashed, run.packed * medium.seconds),
+        LIVE: Bound(live, hashed, run.packed * medium.seconds),
         CHECKOUT: Bound(checkout, hashed, medium.seconds),
         STATE_DICT: Bound(state_dict, 0.0, 0.0),
         COARSE: Bound(coarse, 0.0, 0.0),
@@ -273,7 +278,7 @@ def bounds(speeds: dict[str, float], medium: Medium, run: Run) -> dict[str, Boun
 
 
 def _coding_seconds(bench: Bench) -> dict[str, dict[str, float]]:
-    """Processor seconds for a GB that decoding and encoding take at best, of an ingest and of a state dict, by verb."""
+    """Processor seconds for a GB that decoding and encoding take at best, of both ingests and a state dict, by verb."""
     bench.report("decoding and encoding at best")
     paths = bench.series()
     gigabytes = paths[0].stat().st_size / 1e9
@@ -287,8 +292,15 @@ def _coding_seconds(bench: Bench) -> dict[str, dict[str, float]]:
     with repeated() as restored, ckstore.open(root, "r") as store:
         store[deepest(root)].state_dict()
     shutil.rmtree(root)
+    with ckstore.init(root) as store:
+        store.ingest(load(paths[0]), run="run")
+        with repeated() as live:
+            for path in paths[1:]:
+                store.ingest(load(path), run="run")
+    shutil.rmtree(root)
     return {
         INGEST: {name: seconds / gigabytes / (len(paths) - 1) for name, seconds in ingest.items()},
+        LIVE: {name: seconds / gigabytes / (len(paths) - 1) for name, seconds in live.items()},
         STATE_DICT: {name: seconds / gigabytes for name, seconds in restored.items()},
     }
 
@@ -305,12 +317,14 @@ def _measured(bench: Bench, place: Place, coded: dict[str, dict[str, float]]) ->
     timings = race([by_checkout(root, number, out), by_state_dict(root, number)], range(bench.settings.repeat))
     out.unlink()
     timings[INGEST] = stored.timings[INGEST][1:]
+    timings[LIVE] = store_in_turn(paths, place.directory, live=True).timings[LIVE][1:]
     root = bench.store(place, "coarse")
     number = deepest(root)
     timings[COARSE] = race([by_state_dict(root, number)], range(bench.settings.repeat))[STATE_DICT]
     speeds = {verb: Rate.of(timings[verb], size).speed.median for verb in VERBS}
     decoded = coded[STATE_DICT]["decode"]
-    return speeds, Run(1 / stored.shrinks, read, decoded, coded[INGEST], _coarse_run(root, number))
+    coarse = _coarse_run(root, number)
+    return speeds, Run(1 / stored.shrinks, read, decoded, coded[INGEST], coded[LIVE], coarse)
 
 
 def _bytes_read(root: Path, number: int) -> int:
@@ -360,6 +374,16 @@ def _stage_seconds(bench: Bench) -> Iterator[tuple[str, dict[str, float]]]:
             store.ingest(paths[number], run="run")
 
     yield INGEST, _seconds(Contender(INGEST, ingest), range(1, len(paths)), gigabytes)
+    with ckstore.init(place.directory / "live") as kept:
+        loaded = [load(paths[0])]
+        kept.ingest(loaded[0], run="run")
+
+        def take(number: int) -> None:
+            loaded[0] = load(paths[number])
+
+        contender = Contender(LIVE, lambda _: kept.ingest(loaded[0], run="run"), take)
+        yield LIVE, _seconds(contender, range(1, len(paths)), gigabytes)
+    shutil.rmtree(kept.path)
     number = deepest(root)
     out = place.directory / "out.pt"
     for contender in (by_checkout(root, number, out), by_state_dict(root, number)):
