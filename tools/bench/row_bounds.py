@@ -19,7 +19,7 @@ from ckstore.checkout import checkout
 from ckstore.checksum import crc32c
 from ckstore.codecs import integers
 from ckstore.codecs.integer_header import read_header
-from ckstore.codecs.integer_plan import Workspace, make_plan, sort_elements
+from ckstore.codecs.integer_plan import make_plan
 from ckstore.codecs.integers import decode_integers, encode_integers, payload_bits, write_streams
 from ckstore.kernels import entropy_coder, entropy_directory, entropy_read
 from ckstore.kernels.entropy_layout import ROW, SYMBOLS
@@ -55,7 +55,7 @@ def add_row_bounds(bench: Bench, section: Section) -> None:
         "Sparse payloads: few pairs stand in the directory, whose coder takes one decision after the other, since each "
         "depends on the one before; what it takes today counts. Tables of their own would make such payloads more than "
         "2 % larger than their entropy, which tests do not allow. Integers that are wider than what they are stored as "
-        "are written once more. Chained layer: its passes over the elements, without what looks for tables. Tensors: "
+        "are written once more. Chained layer: its kernels, repeated. Tensors: "
         "payloads that are estimated (a sample), encoded and decoded for each, at what they take beside their "
         "elements, by two sizes, and other calls of Python functions at what an empty one takes; all cores share the "
         "work, but only one at a time runs Python."
@@ -142,7 +142,7 @@ def _chained_bound(bench: Bench) -> list[list[str]]:
         {
             "streams": partial(write_streams, plan, room),
             "prediction, classes": predict,
-            "order by class": partial(sort_elements, residuals, classes, Workspace(count)),
+            "order by class, tables": partial(make_plan, residuals, classes),
             "CRC-32C": lambda: [crc32c(array) for array in (layer.bits, classes, narrow, plan.planes)],
         },
         5 * bench.settings.repeat,
