@@ -298,10 +298,10 @@ def _coding_seconds(bench: Bench) -> dict[str, dict[str, float]]:
             for path in paths[1:]:
                 store.ingest(load(path), run="run")
     shutil.rmtree(root)
+    found = {INGEST: (ingest, len(paths) - 1), LIVE: (live, len(paths) - 1), STATE_DICT: (restored, 1)}
     return {
-        INGEST: {name: seconds / gigabytes / (len(paths) - 1) for name, seconds in ingest.items()},
-        LIVE: {name: seconds / gigabytes / (len(paths) - 1) for name, seconds in live.items()},
-        STATE_DICT: {name: seconds / gigabytes for name, seconds in restored.items()},
+        verb: {name: each / (gigabytes * versions) for name, each in seconds.items()}
+        for verb, (seconds, versions) in found.items()
     }
 
 
