@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from ckstore.errors import IntegrityError, UsageError
 
 if TYPE_CHECKING:
-    from ckstore.codecs.dynaquant import DynaQuantSettings
+    from ckstore.codecs.schemes.dynaquant import DynaQuantSettings
 
 Fidelity = Literal["exact", "coarse"]
 Scheme = Literal["lattice", "lc", "dynaquant"]
@@ -105,7 +105,7 @@ class Policy:
         try:
             said = json.loads(text)
             if "settings" in said:
-                from ckstore.codecs.dynaquant import DynaQuantSettings
+                from ckstore.codecs.schemes.dynaquant import DynaQuantSettings
 
                 said["settings"] = DynaQuantSettings(**said["settings"])
             return cls(**said)
@@ -148,7 +148,7 @@ class Policy:
 
         `known` says that there are sensitivities to rank by.
         """
-        from ckstore.codecs.dynaquant import LEVELS, PROTECT, PRUNE, DynaQuantSettings
+        from ckstore.codecs.schemes.dynaquant import LEVELS, PROTECT, PRUNE, DynaQuantSettings
 
         if self.settings is not None:
             return self.settings

@@ -76,6 +76,6 @@ class Run:
         have more in common. The attributes `versions` and `steps` tell what stands at each place of the leading axis,
         which is called `version`; in xarray, ``dataset.assign_coords(version=run.steps)`` makes the steps its labels.
         """
-        from ckstore.view import run_group
+        from ckstore.views.groups import run_group
 
         return run_group(self)

@@ -10,26 +10,26 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from ckstore.collection import collection_seldom
 from ckstore.errors import InputError, UsageError
 from ckstore.policy import QUALITY, Fidelity, Policy, Scheme
+from ckstore.runtime.collector import collection_seldom
 from ckstore.storage.catalog import Catalog, VersionRow
 from ckstore.storage.durable import sweep_temporaries
 from ckstore.storage.pack_reader import PackReader
 from ckstore.storage.root import PACKS, find_store
 
 if TYPE_CHECKING:
-    from ckstore.forget import ForgetReport
-    from ckstore.gc import GcReport
-    from ckstore.ingest import IngestReport
-    from ckstore.objects import ObjectReader
-    from ckstore.rebase import RebaseReport
-    from ckstore.resolver import CatalogResolver
+    from ckstore.objects.reader import ObjectReader
+    from ckstore.objects.resolver import CatalogResolver
+    from ckstore.operations.forget import ForgetReport
+    from ckstore.operations.gc.collect import GcReport
+    from ckstore.operations.ingest import IngestReport
+    from ckstore.operations.rebase import RebaseReport
+    from ckstore.operations.thin import ThinReport
+    from ckstore.operations.tuning import Tuning
+    from ckstore.operations.verify import VerifyReport
     from ckstore.run import Run
-    from ckstore.scan import ScannedVersion
-    from ckstore.thin import ThinReport
-    from ckstore.tuning import Tuning
-    from ckstore.verify import VerifyReport
+    from ckstore.scanning.scan import ScannedVersion
     from ckstore.version import Version
 
 Mode = Literal["r", "a"]
@@ -89,7 +89,7 @@ class Store:
     def resolver(self) -> CatalogResolver:
         """Finds records by id."""
         if self._resolver is None:
-            from ckstore.resolver import CatalogResolver
+            from ckstore.objects.resolver import CatalogResolver
 
             self._resolver = CatalogResolver(self.catalog, self.packs)
         return self._resolver
@@ -98,7 +98,7 @@ class Store:
     def reader(self) -> ObjectReader:
         """Decodes objects."""
         if self._reader is None:
-            from ckstore.objects import ObjectReader
+            from ckstore.objects.reader import ObjectReader
 
             self._reader = ObjectReader(self.resolver, self.packs, self._cache_bytes)
         return self._reader
@@ -133,8 +133,8 @@ class Store:
         sample: float | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> VerifyReport:
-        """Check packs and the objects of all or some versions; see `ckstore.verify.verify`."""
-        from ckstore.verify import verify
+        """Check packs and the objects of all or some versions; see `ckstore.operations.verify.verify`."""
+        from ckstore.operations.verify import verify
 
         return verify(self, self._chosen(versions, None), sample=sample, progress=progress)
 
@@ -146,8 +146,8 @@ class Store:
         budget: float | None = None,
         dry_run: bool = False,
     ) -> RebaseReport:
-        """Store objects of all or some versions in full again; see `ckstore.rebase.rebase`."""
-        from ckstore.rebase import rebase
+        """Store objects of all or some versions in full again; see `ckstore.operations.rebase.rebase`."""
+        from ckstore.operations.rebase import rebase
 
         if not dry_run:
             self._require_writable()
@@ -169,7 +169,7 @@ class Store:
         run
             The run; by default the store.
         """
-        from ckstore.request import check_request
+        from ckstore.operations.request import check_request
         from ckstore.storage import log
 
         self._require_writable()
@@ -181,7 +181,7 @@ class Store:
 
     def stats(self) -> dict[str, Any]:
         """Totals, and under `ledger` the bytes of all files of the store by cause."""
-        from ckstore.ledger import stats
+        from ckstore.operations.ledger import stats
 
         return stats(self)
 
@@ -199,7 +199,7 @@ class Store:
         if spec is None:
             return self.catalog.latest(run)
         if spec == "auto":
-            from ckstore.nearest import nearest_version
+            from ckstore.operations.nearest import nearest_version
 
             return nearest_version(self, scanned)
         return self.catalog.resolve(spec)
@@ -233,10 +233,10 @@ class Store:
     ) -> ForgetReport:
         """Take versions out of the store; `gc` frees what nothing else needs.
 
-        See `ckstore.selection.select_versions` for which, and `ckstore.forget.forget`.
+        See `ckstore.operations.selection.select_versions` for which, and `ckstore.operations.forget.forget`.
         """
-        from ckstore.forget import forget
-        from ckstore.selection import select_versions
+        from ckstore.operations.forget import forget
+        from ckstore.operations.selection import select_versions
 
         if not dry_run:
             self._require_writable()
@@ -244,8 +244,8 @@ class Store:
         return forget(self, rows, dry_run=dry_run)
 
     def gc(self, *, grace: float = 3600.0, dry_run: bool = False) -> GcReport:
-        """Free what no version needs; see `ckstore.gc.gc`."""
-        from ckstore.gc import gc
+        """Free what no version needs; see `ckstore.operations.gc.collect.gc`."""
+        from ckstore.operations.gc.collect import gc
 
         if not dry_run:
             self._require_writable()
@@ -270,7 +270,7 @@ class Store:
         Parameters
         ----------
         versions, run, keep_last, keep_every, keep_tagged
-            Which; see `ckstore.selection.select_versions`.
+            Which; see `ckstore.operations.selection.select_versions`.
         quality
             Of the coarse layers of objects that have none: moments, and floats of 16 bits.
         dry_run
@@ -278,8 +278,8 @@ class Store:
         progress
             Called with numbers of bytes of versions that are done.
         """
-        from ckstore.selection import select_versions
-        from ckstore.thin import thin
+        from ckstore.operations.selection import select_versions
+        from ckstore.operations.thin import thin
 
         if not dry_run:
             self._require_writable()
@@ -341,7 +341,7 @@ class Store:
             Of coarse versions, which they ask for: see `ckstore.policy.Policy`.
         max_degradation, evaluate, maximise
             Search the scheme's most aggressive setting under which the model stays good enough, in place of a quality:
-            see `ckstore.tuning.Tuning`. Where none is, the version is stored exactly.
+            see `ckstore.operations.tuning.Tuning`. Where none is, the version is stored exactly.
         gradients
             Of tensors by path: what the scheme `dynaquant` ranks elements by, |g w|. Without them it takes Adam's
             second moments, or the elements' magnitude.
@@ -359,10 +359,10 @@ class Store:
             The run cannot be called so, the step is no integer of 64 bits, the metrics are not JSON-able, the budget
             is below 1, or the fidelity's parameters are not what a `Policy` can hold.
         """
-        from ckstore.budget import BUDGET
-        from ckstore.ingest import Ingest, IngestReport
-        from ckstore.request import Request, check_request, flat_gradients
-        from ckstore.scan import ScannedVersion, hash_version, open_directory, open_file
+        from ckstore.encoding.budget import BUDGET
+        from ckstore.operations.ingest import Ingest, IngestReport
+        from ckstore.operations.request import Request, check_request, flat_gradients
+        from ckstore.scanning.scan import ScannedVersion, hash_version, open_directory, open_file
 
         self._require_writable()
         with suppress(OSError):  # What a killed ingest left behind is only in the way of the disk.
@@ -392,7 +392,7 @@ class Store:
                     step = _step(scanned, path.name)
                 named = str(path).encode("utf-8", "backslashreplace").decode()
             else:
-                from ckstore.live import scan_state_dict
+                from ckstore.scanning.state_dicts import scan_state_dict
 
                 scanned = scan_state_dict(source)
                 if step is None:
@@ -427,7 +427,7 @@ def _tuning(
         raise UsageError("A search needs both an evaluation and the degradation that is tolerated; give both or none.")
     if policy.is_bounded:
         raise UsageError("Give an error bound or a tolerated degradation, not both.")
-    from ckstore.tuning import Tuning
+    from ckstore.operations.tuning import Tuning
 
     return Tuning(evaluate, max_degradation, maximise)
 
@@ -440,7 +440,7 @@ def source_step(path: Path, *, force: bool = False) -> int | None:
     InputError
         It is damaged or holds no checkpoint.
     """
-    from ckstore.scan import ScannedVersion, open_directory, open_file
+    from ckstore.scanning.scan import ScannedVersion, open_directory, open_file
 
     scanned = open_directory(path, force=force) if path.is_dir() else ScannedVersion([open_file(path, force=force)])
     try:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ckstore import buffers
 from ckstore.dtypes import bits_dtype, numpy_dtype, torch_dtype
 from ckstore.formats.layout import ITEM_SIZES, Tensor
-from ckstore.gather import Selection, gather
-from ckstore.indexing import parse_key
+from ckstore.reading import buffers
+from ckstore.reading.gather import Selection, gather
+from ckstore.reading.indexing import parse_key
 
 if TYPE_CHECKING:
     import torch
@@ -76,7 +76,7 @@ class LazyTensor:
     @property
     def chunks(self) -> tuple[int, ...]:
         """Shape of a box of elements that are best read together."""
-        from ckstore.view import chunk_shape
+        from ckstore.views.groups import chunk_shape
 
         return chunk_shape(self.shape, self._tensor.strides)
 
@@ -119,7 +119,7 @@ class LazyTensor:
         Parameters
         ----------
         wanted
-            For each axis a range, or ascending positions; see `ckstore.gather.gather`.
+            For each axis a range, or ascending positions; see `ckstore.reading.gather.gather`.
         """
         tensor = self._tensor
         dtype = bits_dtype(tensor.dtype)

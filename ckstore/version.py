@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from ckstore.codecs.lattice import PARTS, Bits
-from ckstore.collection import collection_seldom
-from ckstore.documents import LayoutDocument, VersionDocument
 from ckstore.errors import CkstoreError, IntegrityError, NotFoundError, UsageError
 from ckstore.formats.layout import ITEM_SIZES, FileLayout, Path, Tensor
 from ckstore.formats.paths import path_to_text, text_to_path
 from ckstore.formats.skeleton import fill_crcs
+from ckstore.objects.documents import LayoutDocument, VersionDocument
+from ckstore.objects.records import check_cut
 from ckstore.policy import FIDELITIES, Fidelity
-from ckstore.records import check_cut
+from ckstore.runtime.collector import collection_seldom
 from ckstore.storage.catalog import VersionRow
 from ckstore.storage.pack_reader import MissingPackError
 
 if TYPE_CHECKING:
     import zarr
 
-    from ckstore.deviation import Deviation
+    from ckstore.encoding.comparison import Deviation
     from ckstore.formats import CompositeSource
     from ckstore.store import Store
     from ckstore.tensor import LazyTensor
@@ -93,7 +93,7 @@ class Version:
 
         Where a tensor is cut into parts, `max_abs` is their largest and `rms` over all of them.
         """
-        from ckstore.deviation import tensor_deviations
+        from ckstore.encoding.comparison import tensor_deviations
 
         return tensor_deviations(self)
 
@@ -155,7 +155,7 @@ class Version:
         What Zarr lacks (bfloat16, float8) are unsigned integers of the same bits with an attribute `dtype`. Axes are
         called `<name>_dim0` and so on, so ``xarray.open_zarr(version.arrays.store, group="model")`` opens each group.
         """
-        from ckstore.view import version_group
+        from ckstore.views.groups import version_group
 
         return version_group(self)
 
@@ -337,7 +337,7 @@ class Version:
             The file or directory to be; it is written beside and renamed.
         format
             `original` is byte for byte what was ingested, or where values are coarse the same file with these and
-            with checksums that fit them; the others see `ckstore.export.export`.
+            with checksums that fit them; the others see `ckstore.reading.export.export`.
         include, exclude
             Globs over the paths of tensors, for the other formats.
         force
@@ -352,13 +352,13 @@ class Version:
         """
         place = pathlib.Path(target)
         if format != "original":
-            from ckstore.export import export
+            from ckstore.reading.export import export
 
             export(self, place, format, include, exclude, force=force, progress=progress)
             return
         if include or exclude:
             raise UsageError("include and exclude choose tensors; choose a format for them, such as safetensors.")
-        from ckstore.checkout import checkout
+        from ckstore.reading.checkout import checkout
 
         checkout(self, place, force=force, progress=progress)
 

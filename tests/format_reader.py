@@ -20,7 +20,7 @@ from blake3 import blake3
 from numcodecs.zstd import Zstd
 
 from ckstore.codecs.integers import decode_integers
-from ckstore.kernels import entropy_reference
+from ckstore.kernels.entropy import reference as entropy_reference
 
 Array = npt.NDArray[Any]
 

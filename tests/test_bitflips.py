@@ -15,8 +15,8 @@ import pytest
 import torch
 
 import ckstore
-from ckstore import units
 from ckstore.errors import CkstoreError
+from ckstore.objects import units
 from tests.checkpoints import scratch, sha256
 
 

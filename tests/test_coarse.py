@@ -18,8 +18,8 @@ import torch
 
 import ckstore
 from ckstore.errors import CkstoreError, IntegrityError, UsageError
-from ckstore.records import array_name, record_from_json
-from ckstore.recover import recover
+from ckstore.objects.records import array_name, record_from_json
+from ckstore.operations.recover import recover
 from ckstore.storage.root import CATALOG
 
 from .checkpoints import scratch, sha256, write_safetensors
@@ -244,7 +244,7 @@ def test_verify_finds_values_that_are_not_what_they_once_were(
 def test_verify_finds_integers_that_are_not_those_of_the_id(
     written: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    from ckstore.objects import ObjectReader
+    from ckstore.objects.reader import ObjectReader
 
     honest = ObjectReader.integers
 
@@ -280,7 +280,7 @@ def test_a_flipped_bit_in_a_coarse_pack_is_found(written: Path, place: Path) -> 
 def test_ingest_verifies_what_a_coarse_version_decodes_to(
     store: ckstore.Store, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ckstore.hashing import MemberHasher
+    from ckstore.objects.hashing import MemberHasher
 
     assert store.ingest(saved(place, 0), run="r", fidelity="coarse", verify=True).is_new
     identity = MemberHasher.identity

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ckstore.collection import collection_seldom
+from ckstore.runtime.collector import collection_seldom
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ import pytest
 
 import ckstore
 from ckstore.errors import CkstoreError, ConflictError, IntegrityError
-from ckstore.recover import recover
+from ckstore.operations.recover import recover
 
 
 def weights(step: int) -> npt.NDArray[np.float32]:

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckstore.deviation import CoarseUnit, Comparison, Deviation
-from ckstore.hashing import MemberHasher
-from ckstore.units import Member, Unit
+from ckstore.encoding.comparison import CoarseUnit, Comparison, Deviation
+from ckstore.objects.hashing import MemberHasher
+from ckstore.objects.units import Member, Unit
 
 
 def unit_of(counts: list[int], dtype: str) -> Unit:

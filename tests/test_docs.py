@@ -25,15 +25,15 @@ import pytest
 import ckstore
 from ckstore import errors
 from ckstore.cli.verb import EXIT_CODES
-from ckstore.forget import ForgetReport
-from ckstore.gc import GcReport
-from ckstore.ingest import IngestReport
-from ckstore.rebase import RebaseReport
-from ckstore.recover import RecoverReport
+from ckstore.operations.forget import ForgetReport
+from ckstore.operations.gc.collect import GcReport
+from ckstore.operations.ingest import IngestReport
+from ckstore.operations.rebase import RebaseReport
+from ckstore.operations.recover import RecoverReport
+from ckstore.operations.verify import VerifyReport
 from ckstore.run import Run
 from ckstore.storage.rows import VersionRow
 from ckstore.tensor import LazyTensor
-from ckstore.verify import VerifyReport
 from ckstore.version import Version
 from tests.checkpoints import without_compiling
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 import ckstore
 from ckstore.errors import ConflictError, NotFoundError, UsageError
-from ckstore.export import export
+from ckstore.reading.export import export
 from ckstore.version import Version
 from tests.equality import assert_same, storage_of
 

@@ -18,9 +18,10 @@ import pytest
 import torch
 
 import ckstore
-from ckstore import ingest, scan
 from ckstore.errors import CkstoreError, ConflictError, InputError
-from ckstore.recover import recover
+from ckstore.operations import ingest
+from ckstore.operations.recover import recover
+from ckstore.scanning import scan
 from ckstore.storage import durable
 from ckstore.storage.catalog import Catalog
 from ckstore.storage.pack import PackWriter

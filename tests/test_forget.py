@@ -11,7 +11,7 @@ import torch
 
 import ckstore
 from ckstore.errors import ConflictError, NotFoundError, UsageError
-from ckstore.recover import recover
+from ckstore.operations.recover import recover
 from ckstore.storage import durable, log
 from tests.checkpoints import pack_files, scratch, sha256
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.lib.stride_tricks import as_strided
 
-from ckstore import gather as gathering
-from ckstore.gather import gather
+from ckstore.reading import gather as gathering
+from ckstore.reading.gather import gather
 
 
 class Extent:

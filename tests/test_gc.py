@@ -18,14 +18,14 @@ import torch
 import zarr
 
 import ckstore
-from ckstore import garbage
-from ckstore import gc as module
-from ckstore.documents import VersionDocument
 from ckstore.errors import IntegrityError, LockedError, UsageError
-from ckstore.gc import GcReport
-from ckstore.records import LatticeRecord
-from ckstore.recover import recover
-from ckstore.repack import layer_parts
+from ckstore.objects.documents import VersionDocument
+from ckstore.objects.records import LatticeRecord
+from ckstore.operations.gc import collect as module
+from ckstore.operations.gc import plan as garbage
+from ckstore.operations.gc.collect import GcReport
+from ckstore.operations.gc.repack import layer_parts
+from ckstore.operations.recover import recover
 from ckstore.storage import durable, log
 from ckstore.storage.catalog import Catalog
 from tests.checkpoints import pack_files, scratch, sha256

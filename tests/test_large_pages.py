@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckstore import large_pages
+from ckstore.runtime import large_pages
 
 SIZE = 8 << 20
 

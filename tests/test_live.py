@@ -11,8 +11,8 @@ import torch
 
 import ckstore
 from ckstore.errors import InputError, UsageError
-from ckstore.live import FILE_NAME, LiveSource, scan_state_dict
-from ckstore.scan import hash_version
+from ckstore.scanning.scan import hash_version
+from ckstore.scanning.state_dicts import FILE_NAME, LiveSource, scan_state_dict
 from tests.equality import assert_same, storage_of
 
 

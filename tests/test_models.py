@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from ckstore.codecs.lattice import FLOATS, floats
 from ckstore.codecs.rounded import ROUNDED, largest_finite
-from ckstore.models import BLOCK, LogModel, member_rows, row_width, whole
-from ckstore.units import Member, Unit
+from ckstore.encoding.magnitudes import BLOCK, LogModel, member_rows, row_width, whole
+from ckstore.objects.units import Member, Unit
 
 
 def unit_of(shape: tuple[int, ...], dtype: str = "float32") -> Unit:

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import ckstore
-from ckstore import objects
 from ckstore.errors import IntegrityError
-from ckstore.objects import ChunkCache, ObjectReader
-from ckstore.records import ContentRecord, LatticeRecord
+from ckstore.objects import reader as objects
+from ckstore.objects.reader import ChunkCache, ObjectReader
+from ckstore.objects.records import ContentRecord, LatticeRecord
 
 BASE = np.random.default_rng(0).standard_normal((300, 300)) * 0.02
 MOVES = np.random.default_rng(1).standard_normal((300, 300)) * 1e-3

@@ -20,8 +20,8 @@ import pytest
 import torch
 
 import ckstore
-from ckstore import objects
-from ckstore.inputs import InputFile
+from ckstore.objects import reader as objects
+from ckstore.scanning.files import InputFile
 from ckstore.storage import connection
 from ckstore.storage.pack_reader import PackReader
 from tools.bench.speed_clock import calls_noted

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import ckstore
-from ckstore.recover import recover
+from ckstore.operations.recover import recover
 from tests.checkpoints import described, scratch
 
 SERIES = ["willmore_pinn", "vdsr", "espcn", "lightning_a", "trades_sgd", "opt_lora"]

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import ckstore
-from ckstore.object_writer import ObjectWriter
-from ckstore.reanchor import Anew, reanchored
+from ckstore.encoding.reanchor import Anew, reanchored
+from ckstore.encoding.writer import ObjectWriter
 from ckstore.storage.pack import PackWriter
 
 from .checkpoints import scratch

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import ckstore
-from ckstore import rebase
+from ckstore.operations import rebase
 from ckstore.storage.catalog import Catalog
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ckstore.errors import IntegrityError
-from ckstore.records import ContentRecord, LatticeRecord, record_from_json
+from ckstore.objects.records import ContentRecord, LatticeRecord, record_from_json
 
 LINEAR: dict[str, Any] = {
     "layer": "coarse", "id": "a" * 40, "kind": "linear", "dtype": "float32", "count": 1000, "chunk": 300,

@@ -18,7 +18,7 @@ import torch
 
 import ckstore
 from ckstore.errors import CkstoreError, ConflictError, LockedError
-from ckstore.recover import recover
+from ckstore.operations.recover import recover
 from ckstore.storage import durable, log
 from ckstore.storage.catalog import Catalog, replace_catalog
 from tests.checkpoints import scratch, sha256
@@ -209,7 +209,7 @@ def test_what_a_crash_leaves_behind(store: ckstore.Store, paths: list[Path], mon
     packs, tagging = len(list((store.path / "packs").glob("*.zip"))), False
     monkeypatch.setattr(durable, "checkpoint", crash)
     # A process that dies cleans nothing up.
-    monkeypatch.setattr("ckstore.ingest.remove_uncommitted", lambda *arguments: None)
+    monkeypatch.setattr("ckstore.operations.ingest.remove_uncommitted", lambda *arguments: None)
     with pytest.raises(Crash):
         store.ingest(paths[1], run="c", step=9)
     tagging = True
@@ -265,7 +265,7 @@ def claim_a_step_twice(path: Path) -> None:
         import os
         import numpy as np
         import ckstore
-        from ckstore.ingest import Ingest
+        from ckstore.operations.ingest import Ingest
         from ckstore.storage.catalog import Catalog
 
         commit = Ingest._commit

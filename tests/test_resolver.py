@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import ckstore
-from ckstore import resolver as module
+from ckstore.objects import resolver as module
 
 #: What finds records by id.
 LOOKUPS = ("known", "lattice", "known_lattice", "content")

@@ -12,10 +12,10 @@ import torch
 import ckstore
 from ckstore.cli.program import run
 from ckstore.cli.storage_facts import StoredVersion
-from ckstore.codecs.dynaquant import DynaQuantSettings
+from ckstore.codecs.schemes.dynaquant import DynaQuantSettings
 from ckstore.errors import UsageError
+from ckstore.operations.recover import recover
 from ckstore.policy import Policy
-from ckstore.recover import recover
 
 from .coarse_checks import same_bits, stored, values_of
 
@@ -103,7 +103,7 @@ def test_a_search_that_is_killed_leaves_no_version(tmp_path: Path, monkeypatch: 
         return 1.0
 
     # Who is killed takes nothing back.
-    monkeypatch.setattr("ckstore.ingest.remove_uncommitted", lambda *_: None)
+    monkeypatch.setattr("ckstore.operations.ingest.remove_uncommitted", lambda *_: None)
     with ckstore.init(path) as store:
         store.ingest(moving(0), run="a", step=0)
         committed = set((path / "packs").iterdir())

@@ -19,8 +19,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 import ckstore
-from ckstore.records import ContentRecord
-from ckstore.recover import recover
+from ckstore.objects.records import ContentRecord
+from ckstore.operations.recover import recover
 from tests.checkpoints import described, scratch, sha256
 
 REPOSITORY = Path(__file__).resolve().parents[1]

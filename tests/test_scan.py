@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import ckstore
-from ckstore import scan
-from ckstore.live import scan_state_dict
+from ckstore.scanning import scan
+from ckstore.scanning.state_dicts import scan_state_dict
 from tests.checkpoints import sha256
 
 

@@ -12,15 +12,15 @@ import pytest
 import torch
 
 import ckstore
-from ckstore.codecs import dynaquant, lc
 from ckstore.codecs.codebook import as_float32, differences
-from ckstore.codecs.dynaquant import DynaQuantSettings
+from ckstore.codecs.schemes import dynaquant, lc
+from ckstore.codecs.schemes.dynaquant import DynaQuantSettings
 from ckstore.errors import IntegrityError
+from ckstore.objects.records import LatticeRecord
+from ckstore.objects.units import Unit
+from ckstore.operations.recover import recover
 from ckstore.policy import Policy
-from ckstore.records import LatticeRecord
-from ckstore.recover import recover
 from ckstore.storage.root import CATALOG
-from ckstore.units import Unit
 from ckstore.version import Version
 
 from .checkpoints import scratch, sha256

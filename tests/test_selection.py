@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckstore.errors import NotFoundError, UsageError
-from ckstore.selection import select_versions
+from ckstore.operations.selection import select_versions
 from ckstore.storage.catalog import Catalog
 from tests.checkpoints import scratch
 from tests.storage.version_writer import write_version

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import ckstore
-from ckstore import units
 from ckstore.errors import ConflictError
-from ckstore.recover import recover
+from ckstore.objects import units
+from ckstore.operations.recover import recover
 from ckstore.storage import durable
 from tests.checkpoints import pack_files, scratch, sha256
 
@@ -186,7 +186,7 @@ class StoreMachine(RuleBasedStateMachine):
             if step == at and seen.count(step) == nth:
                 raise Crash
 
-        dead = mock.patch.object(durable, "checkpoint", stop), mock.patch("ckstore.thin.remove_uncommitted")
+        dead = mock.patch.object(durable, "checkpoint", stop), mock.patch("ckstore.operations.thin.remove_uncommitted")
         with suppress(Crash), dead[0], dead[1]:
             self.store.thin(numbers)
         self._begin_again()
@@ -236,7 +236,10 @@ class StoreMachine(RuleBasedStateMachine):
             if step == at and seen.count(step) == nth:
                 raise Crash
 
-        dead = mock.patch.object(durable, "checkpoint", stop), mock.patch("ckstore.gc.remove_uncommitted")
+        dead = (
+            mock.patch.object(durable, "checkpoint", stop),
+            mock.patch("ckstore.operations.gc.collect.remove_uncommitted"),
+        )
         with suppress(Crash), dead[0], dead[1]:
             self.store.gc()
         self._begin_again()
@@ -290,7 +293,7 @@ class StoreMachine(RuleBasedStateMachine):
                     raise Crash
 
         died = False
-        with mock.patch.object(durable, "checkpoint", stop), mock.patch("ckstore.ingest.remove_uncommitted"):
+        with mock.patch.object(durable, "checkpoint", stop), mock.patch("ckstore.operations.ingest.remove_uncommitted"):
             try:
                 number = self.store.ingest(path, run=run, step=self.steps).version.number
             except Crash:

@@ -18,16 +18,16 @@ import pytest
 import torch
 
 import ckstore
-from ckstore import rebase
-from ckstore import thin as module
 from ckstore.errors import CkstoreError, IntegrityError, NotFoundError, UsageError
-from ckstore.records import ContentRecord, LatticeRecord
-from ckstore.recover import recover
+from ckstore.objects.records import ContentRecord, LatticeRecord
+from ckstore.operations import rebase
+from ckstore.operations import thin as module
+from ckstore.operations.recover import recover
+from ckstore.operations.thin import ThinReport
 from ckstore.storage import durable, log
 from ckstore.storage.catalog import Catalog
 from ckstore.storage.pack import PackWriter
 from ckstore.storage.root import CATALOG
-from ckstore.thin import ThinReport
 
 from .checkpoints import described, pack_files, scratch, sha256, write_safetensors
 from .coarse_checks import check_deviations, loaded, same_bits

@@ -10,7 +10,7 @@ from contextlib import closing
 
 import pytest
 
-from ckstore.threads import in_turn, one_ahead, shared
+from ckstore.runtime.threads import in_turn, one_ahead, shared
 
 
 def counted(made: list[int], last: int) -> Generator[int, None, None]:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import ckstore
-from ckstore.ingest import Ingest
+from ckstore.operations.ingest import Ingest
 
 
 def state(seed: int) -> dict[str, torch.Tensor]:

@@ -13,9 +13,9 @@ import torch
 import ckstore
 from ckstore.errors import UsageError
 from ckstore.lineage.search import MOST_EVALUATIONS
+from ckstore.operations.tuning import LC_QUALITIES, QUALITIES, Tuning, search_space
 from ckstore.policy import Policy
 from ckstore.storage.catalog import Catalog
-from ckstore.tuning import LC_QUALITIES, QUALITIES, Tuning, search_space
 
 from .checkpoints import described, pack_files, scratch, sha256, write_safetensors
 from .coarse_checks import check_deviations, loaded

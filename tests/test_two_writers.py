@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import ckstore
-from ckstore.recover import recover
+from ckstore.operations.recover import recover
 from tests.checkpoints import scratch, sha256
 
 REPOSITORY = Path(__file__).resolve().parents[1]

@@ -19,7 +19,7 @@ import ckstore
 from ckstore.codecs.lattice import CHUNK, chunk_length
 from ckstore.formats.layout import Tensor
 from ckstore.version import Version
-from ckstore.view import chunk_shape, version_store
+from ckstore.views.groups import chunk_shape, version_store
 from tests.equality import bits_of
 
 

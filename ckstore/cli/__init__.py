@@ -17,7 +17,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         What follows the program's name; by default those of the process.
     """
     from ckstore.cli.program import run
-    from ckstore.collection import SELDOM
+    from ckstore.runtime.collector import SELDOM
 
     if arguments is not None:
         raise SystemExit(run(arguments))

@@ -17,7 +17,7 @@ from ckstore.errors import IntegrityError, UsageError
 from ckstore.policy import FIDELITIES, Fidelity
 
 if TYPE_CHECKING:
-    from ckstore.export import Format
+    from ckstore.reading.export import Format
     from ckstore.version import Version
 
 #: File name endings of the formats.
@@ -79,8 +79,8 @@ def command(
 
     A coarse version comes back with coarse values, and stderr says so; `ckstore show` says how far they are off.
     """
-    from ckstore.checkout import checkout
-    from ckstore.export import export
+    from ckstore.reading.checkout import checkout
+    from ckstore.reading.export import export
 
     if form == _ORIGINAL and (include or exclude):
         raise UsageError("--include and --exclude choose tensors; add --format safetensors, pt or npz.")
@@ -147,7 +147,7 @@ def _default_name(version: Version, form: str) -> str:
 
 def _to_stdout(version: Version) -> None:
     """Write the bytes of a version of one file to stdout; what was written before an error is found stays written."""
-    from ckstore.checkout import file_blocks
+    from ckstore.reading.checkout import file_blocks
 
     if version.document.is_directory:
         raise UsageError(f"Version {version.row.number} is a directory; name one to write with -o.")
@@ -168,7 +168,7 @@ def _spooled_to_stdout(version: Version) -> None:
     import shutil
     import tempfile
 
-    from ckstore.checkout import coarse_blocks, write_all
+    from ckstore.reading.checkout import coarse_blocks, write_all
 
     with tempfile.TemporaryFile(buffering=0) as spool:
         for block in coarse_blocks(version, 0, spool):

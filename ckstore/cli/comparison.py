@@ -13,7 +13,7 @@ from ckstore.formats.layout import ITEM_SIZES
 
 if TYPE_CHECKING:
     from ckstore.formats.layout import Tensor
-    from ckstore.units import Unit
+    from ckstore.objects.units import Unit
     from ckstore.version import Version
 
 #: Bytes of a tensor that are decoded at once.

@@ -12,9 +12,9 @@ from typing import Any
 
 import click
 
-from ckstore import compiling
 from ckstore.cli.verb import VERSION_HELP, write_exit_codes
 from ckstore.errors import CkstoreError
+from ckstore.runtime import compiling
 
 #: Every verb, in the order of the help; `ckstore.cli.<name>` holds its `command` and is imported when it is used.
 VERBS = (

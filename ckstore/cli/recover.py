@@ -22,7 +22,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
     From packs and log; nothing is deleted. Everything that is damaged or missing, or that two versions claim, is a line
     on stderr, and the exit code is 4 where there is one. Nobody else can write meanwhile.
     """
-    from ckstore.recover import recover
+    from ckstore.operations.recover import recover
     from ckstore.storage.root import is_store
 
     path = store_path(ctx)

@@ -49,8 +49,8 @@ def natural(name: str) -> list[tuple[bool, int, str]]:
 
 def check_restores(store: Path, number: int) -> None:
     """Decode every file of a version from what stands on disk; raises `IntegrityError` where one does not come back."""
+    from ckstore.operations.verify import check_restores
     from ckstore.store import Store
-    from ckstore.verify import check_restores
 
     # A store of its own: nothing that an ingest has in memory takes part.
     with Store(store, "r") as reopened:

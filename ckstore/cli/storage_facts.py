@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ckstore.formats.layout import Tensor
-    from ckstore.records import ContentRecord, LatticeRecord
-    from ckstore.units import Unit
+    from ckstore.objects.records import ContentRecord, LatticeRecord
+    from ckstore.objects.units import Unit
     from ckstore.version import Version
 
 

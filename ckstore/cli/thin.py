@@ -51,8 +51,8 @@ def command(
 
     The bytes stay until `ckstore gc` frees them.
     """
-    from ckstore.selection import select_versions
-    from ckstore.thin import ThinReport
+    from ckstore.operations.selection import select_versions
+    from ckstore.operations.thin import ThinReport
 
     with open_store(ctx, "r" if dry_run else "a") as store:
         rows = select_versions(store.catalog, versions, run, keep_every, keep_last, keep_tagged)

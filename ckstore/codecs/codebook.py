@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ckstore.codecs.lattice import FLOATS
-from ckstore.codecs.memory import empty, fixed
 from ckstore.codecs.short_floats import narrowed, widened
 from ckstore.errors import IntegrityError, UsageError
+from ckstore.runtime.blocks import empty, fixed
 
 Array = npt.NDArray[Any]
 Bits = npt.NDArray[Any]

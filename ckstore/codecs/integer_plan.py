@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ckstore.checksum import use_kernel
-from ckstore.codecs.memory import fixed
-from ckstore.codecs.scratch import scratch
 from ckstore.errors import UsageError
+from ckstore.runtime.blocks import fixed
+from ckstore.runtime.checksum import use_kernel
+from ckstore.runtime.scratch import scratch
 
 Array = npt.NDArray[Any]
 
@@ -23,7 +23,7 @@ _held = local()
 
 
 class Workspace:
-    """The encoder's kernels, and the arrays that they share; see `ckstore.kernels.entropy_plan` for what these hold.
+    """The encoder's kernels, and the arrays that they share; see `ckstore.kernels.entropy.plan` for what these hold.
 
     Parameters
     ----------
@@ -32,16 +32,14 @@ class Workspace:
     """
 
     def __init__(self, capacity: int) -> None:
-        from ckstore.kernels import (
-            entropy_coder,
-            entropy_directory,
-            entropy_order,
-            entropy_plan,
-            entropy_survey,
-            entropy_write,
-        )
-        from ckstore.kernels.entropy_histograms import TABLE_BITS
-        from ckstore.kernels.entropy_layout import ROW, SYMBOLS
+        from ckstore.kernels.entropy import coder as entropy_coder
+        from ckstore.kernels.entropy import directory as entropy_directory
+        from ckstore.kernels.entropy import order as entropy_order
+        from ckstore.kernels.entropy import plan as entropy_plan
+        from ckstore.kernels.entropy import survey as entropy_survey
+        from ckstore.kernels.entropy import write as entropy_write
+        from ckstore.kernels.entropy.histograms import TABLE_BITS
+        from ckstore.kernels.entropy.layout import ROW, SYMBOLS
 
         use_kernel()
         self.survey = entropy_survey

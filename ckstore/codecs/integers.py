@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ckstore.checksum import crc32c, use_kernel
 from ckstore.codecs.integer_header import (
     DAMAGED,
     FORMAT,
@@ -23,9 +22,10 @@ from ckstore.codecs.integer_header import (
     varint,
 )
 from ckstore.codecs.integer_plan import Plan, check_arrays, make_plan
-from ckstore.codecs.memory import fixed, joined
-from ckstore.codecs.scratch import scratch
 from ckstore.errors import IntegrityError, UsageError
+from ckstore.runtime.blocks import fixed, joined
+from ckstore.runtime.checksum import crc32c, use_kernel
+from ckstore.runtime.scratch import scratch
 
 Array = npt.NDArray[Any]
 
@@ -210,8 +210,11 @@ class _Room:
     """What a thread's decoder uses again and again: the kernels, imported when first needed, and arrays for them."""
 
     def __init__(self) -> None:
-        from ckstore.kernels import entropy_coder, entropy_directory, entropy_order, entropy_read
-        from ckstore.kernels.entropy_layout import ROW, SYMBOLS
+        from ckstore.kernels.entropy import coder as entropy_coder
+        from ckstore.kernels.entropy import directory as entropy_directory
+        from ckstore.kernels.entropy import order as entropy_order
+        from ckstore.kernels.entropy import read as entropy_read
+        from ckstore.kernels.entropy.layout import ROW, SYMBOLS
 
         use_kernel()
         self.start_coder = entropy_coder.start_coder

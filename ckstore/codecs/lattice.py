@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ckstore.codecs.memory import empty, fixed
 from ckstore.codecs.short_floats import SHORT, narrowed, widened
 from ckstore.errors import IntegrityError
+from ckstore.runtime.blocks import empty, fixed
 
 Bits = npt.NDArray[Any]
 Integers = npt.NDArray[Any]

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ckstore.codecs.lattice import FLOATS, NO_EXPONENTS, Bits, Integers, check_sizes
-from ckstore.codecs.memory import empty, fixed
+from ckstore.runtime.blocks import empty, fixed
 
 #: dtypes whose ordinals can be rounded: differences of ordinals and models fit 64 bits.
 ROUNDED = ("float32", "bfloat16", "float16")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ckstore.codecs.memory import empty, fixed
+from ckstore.runtime.blocks import empty, fixed
 
 Words = npt.NDArray[np.uint32]
 Bits = npt.NDArray[Any]

@@ -6,8 +6,8 @@ from ckstore.errors import InputError
 from ckstore.formats.facts import facts_of_trainer_state
 from ckstore.formats.layout import Extent, FileLayout, Source
 from ckstore.formats.safetensors import parse_safetensors, starts_like_safetensors
-from ckstore.formats.torch_legacy import parse_torch_legacy, starts_like_legacy
-from ckstore.formats.torch_zip import archive_holds_tensors, parse_torch_zip, starts_like_zip
+from ckstore.formats.torch.legacy import parse_torch_legacy, starts_like_legacy
+from ckstore.formats.torch.zip import archive_holds_tensors, parse_torch_zip, starts_like_zip
 
 #: Opaque files below this size in bytes are skeleton altogether.
 OPAQUE_SKELETON_BYTES = 1 << 16

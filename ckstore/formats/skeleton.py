@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ckstore.checksum import crc32
 from ckstore.formats.layout import FileLayout, Source
+from ckstore.runtime.checksum import crc32
 
 #: Largest part of a skeleton that is read at once, in bytes.
 _READ_BYTES = 1 << 24

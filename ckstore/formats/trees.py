@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from ckstore.formats.layout import TensorRef, Unknown
-from ckstore.formats.torch_tree import MODULE_GROUPS
+from ckstore.formats.torch.tree import MODULE_GROUPS
 
 _GONE = object()
 

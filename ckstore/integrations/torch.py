@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ckstore.buffers import Request, fill
 from ckstore.dtypes import torch_dtype
 from ckstore.errors import IntegrityError, UsageError
 from ckstore.formats import parse
 from ckstore.formats.layout import ITEM_SIZES, FileLayout, Tensor
-from ckstore.large_pages import use_large_pages
+from ckstore.reading.buffers import Request, fill
+from ckstore.runtime.large_pages import use_large_pages
 from ckstore.trees import replace_tensors
 
 if TYPE_CHECKING:

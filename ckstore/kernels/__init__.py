@@ -1,5 +1,5 @@
 """The numba loops, each beside a plain NumPy reference."""
 
-from ckstore.compiling import listen
+from ckstore.runtime.compiling import listen
 
 listen()

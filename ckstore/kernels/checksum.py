@@ -17,7 +17,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from ckstore.kernels.compiled import kernel
-from ckstore.kernels.entropy_words import Array, uint64
+from ckstore.kernels.entropy.words import Array, uint64
 from ckstore.kernels.processor import has
 
 BLOCK = 512

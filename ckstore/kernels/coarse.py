@@ -10,7 +10,7 @@ import numpy as np
 from numba import njit
 
 from ckstore.kernels.compiled import kernel
-from ckstore.kernels.entropy_words import int64
+from ckstore.kernels.entropy.words import int64
 from ckstore.kernels.float_bits import power_of_two
 from ckstore.kernels.lattice import MAX_INTEGER
 

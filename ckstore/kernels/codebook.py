@@ -11,7 +11,7 @@ import numpy as np
 from numba import njit
 
 from ckstore.kernels.compiled import kernel
-from ckstore.kernels.entropy_words import int64
+from ckstore.kernels.entropy.words import int64
 
 #: A histogram's bin is a word without this many low bits: sign, exponent and six bits of the mantissa are left.
 BIN_SHIFT = 17

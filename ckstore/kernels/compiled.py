@@ -42,6 +42,6 @@ def kernel(function: Function) -> Function:
 def _sources() -> str:
     """SHA-256 of the sources of all kernels, by name."""
     digest = sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()

@@ -15,7 +15,7 @@ import numpy as np
 from numba import njit
 
 from ckstore.kernels.compiled import kernel
-from ckstore.kernels.entropy_words import bit_length, int64
+from ckstore.kernels.entropy.words import bit_length, int64
 from ckstore.kernels.float_bits import (
     bits_of_float32,
     bits_of_float64,

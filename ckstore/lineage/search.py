@@ -13,7 +13,7 @@ from functools import cached_property
 from itertools import product
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from ckstore.codecs.dynaquant import LEVELS, METRICS, PROTECT, PRUNE, DynaQuantSettings
+from ckstore.codecs.schemes.dynaquant import LEVELS, METRICS, PROTECT, PRUNE, DynaQuantSettings
 from ckstore.errors import UsageError
 
 #: Evaluations that one search after the first may take.

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Self, cast
 
 from blake3 import blake3
 
-from ckstore.checksum import crc32c
 from ckstore.errors import CkstoreError, UsageError
+from ckstore.runtime.checksum import crc32c
 from ckstore.storage import durable, root
 from ckstore.storage.writeback import Writeback
 from ckstore.storage.zip_stream import ZipStream

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from blake3 import blake3
 
-from ckstore.checksum import crc32
+from ckstore.runtime.checksum import crc32
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

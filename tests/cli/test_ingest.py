@@ -175,7 +175,7 @@ def test_a_source_that_does_not_come_back_stays(ckstore, place: Path, monkeypatc
     def wrong(version: object, number: int) -> list[bytes]:
         return [b"wrong"]
 
-    monkeypatch.setattr("ckstore.checkout.file_blocks", wrong)
+    monkeypatch.setattr("ckstore.reading.checkout.file_blocks", wrong)
     ckstore("ingest", "in/step0.pt", "--verify", "--delete-source", code=4)
     assert (place / "in" / "step0.pt").is_file()
 

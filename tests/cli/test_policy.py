@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import ckstore as library
+from ckstore.operations.recover import recover
 from ckstore.policy import Policy
-from ckstore.recover import recover
 
 
 def test_a_run_goes_before_the_store_and_a_call_before_both(ckstore, filled: Path) -> None:

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckstore.codecs.codebook import as_bits, as_float32
-from ckstore.codecs.dynaquant import (
+from ckstore.codecs.integers import encode_integers
+from ckstore.codecs.schemes.dynaquant import (
     ACCURACY,
     LEVELS,
     METRICS,
@@ -26,7 +27,6 @@ from ckstore.codecs.dynaquant import (
     run_lengths,
     weighted_kmeans,
 )
-from ckstore.codecs.integers import encode_integers
 from ckstore.errors import UsageError
 
 SPECIAL = np.array([0.0, -0.0, 1e-45, -1e-39, np.nan, np.inf, -np.inf, 3.4028235e38, -1.1754944e-38], np.float32)

@@ -22,7 +22,11 @@ from ckstore.codecs.integers import (
     payload_bits,
 )
 from ckstore.errors import CkstoreError, IntegrityError, UsageError
-from ckstore.kernels import entropy_coder, entropy_directory, entropy_layout, entropy_lengths, entropy_reference
+from ckstore.kernels.entropy import coder as entropy_coder
+from ckstore.kernels.entropy import directory as entropy_directory
+from ckstore.kernels.entropy import layout as entropy_layout
+from ckstore.kernels.entropy import lengths as entropy_lengths
+from ckstore.kernels.entropy import reference as entropy_reference
 
 # With the wrapper for Python that inner kernels are compiled without.
 code_lengths = njit(error_model="numpy")(entropy_lengths.code_lengths.py_func)
@@ -569,7 +573,7 @@ def test_estimates_and_payloads_in_turn():
 
 
 def payloads_of_every_path():
-    """Values and classes that take the decoder along each of its ways: see `ckstore.kernels.entropy_read_dense`."""
+    """Values and classes that take the decoder along each of its ways: see `ckstore.kernels.entropy.read_dense`."""
     rng = np.random.default_rng(12)
 
     def normal(scale, size, dtype=np.int32):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ckstore.codecs.codebook import codebook, differences
 from ckstore.codecs.integers import encode_integers
-from ckstore.codecs.lc import BucketStatistics, assign, lc_quantise, merge_changes
+from ckstore.codecs.schemes.lc import BucketStatistics, assign, lc_quantise, merge_changes
 from ckstore.errors import UsageError
 
 SPECIAL = np.array([0.0, -0.0, 1e-45, -1e-39, np.nan, np.inf, -np.inf, 3.4028235e38, -1.1754944e-38], np.float32)

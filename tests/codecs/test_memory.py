@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from ckstore.codecs import memory
-from ckstore.codecs.memory import empty
+from ckstore.runtime import blocks as memory
+from ckstore.runtime.blocks import empty
 
 
 def address(array: npt.NDArray[Any]) -> int:

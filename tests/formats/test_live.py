@@ -15,7 +15,7 @@ import torch
 
 from ckstore.errors import UsageError
 from ckstore.formats import BytesSource, path_to_text, split_skeleton
-from ckstore.formats.live import StateDictSource, describe_state_dict
+from ckstore.formats.torch.state_dict import StateDictSource, describe_state_dict
 from tests.formats.reading import assert_comes_back
 from tests.formats.test_torch_files import DTYPES, UNTYPED, random_bits
 from tests.formats.test_writers import assert_same
@@ -158,7 +158,7 @@ def test_reading_follows_the_memory() -> None:
 
 def test_formats_import_neither_torch_nor_numba_nor_zarr() -> None:
     code = (
-        "import sys, ckstore.formats, ckstore.formats.live, ckstore.formats.flat_writers; "
+        "import sys, ckstore.formats, ckstore.formats.torch.state_dict, ckstore.formats.flat_writers; "
         "assert not {'torch', 'numba', 'zarr', 'numpy'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])

@@ -31,7 +31,7 @@ from ckstore.formats import (
     tensor_numbers,
 )
 from ckstore.formats.flat_writers import write_npz, write_safetensors
-from ckstore.formats.torch_writer import plan_torch, write_torch
+from ckstore.formats.torch.writer import plan_torch, write_torch
 from tests.formats.reading import assert_comes_back, assert_tree_equals, bits, saved, torch_bits
 from tests.formats.test_torch_files import DTYPES, UNTYPED, random_bits
 

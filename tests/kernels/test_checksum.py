@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckstore import checksum
 from ckstore.kernels.checksum import BLOCK, fold_blocks, folds, keys
+from ckstore.runtime import checksum
 
 #: Polynomial and function of the library.
 LIBRARIES = {

@@ -34,6 +34,6 @@ def test_a_change_of_another_module_makes_kernels_be_compiled_anew(tmp_path: Pat
         return int(hits)
 
     assert (kept(), kept()) == (0, 1)
-    words = package / "kernels" / "entropy_words.py"
+    words = package / "kernels" / "entropy" / "words.py"
     words.write_text(words.read_text() + "\n# changed\n")
     assert (kept(), kept()) == (0, 1)

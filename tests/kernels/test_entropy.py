@@ -9,22 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numba import njit
 
-from ckstore.kernels import (
-    entropy_coder,
-    entropy_directory,
-    entropy_histograms,
-    entropy_layout,
-    entropy_lengths,
-    entropy_masks,
-    entropy_order,
-    entropy_planes,
-    entropy_read_dense,
-    entropy_reference,
-    entropy_tables,
-    entropy_vectors,
-)
-from ckstore.kernels.entropy_layout import FINEST, ROW, SYMBOLS
-from ckstore.kernels.entropy_words import bit_length, low_bits, unzigzag, zigzag
+from ckstore.kernels.entropy import coder as entropy_coder
+from ckstore.kernels.entropy import directory as entropy_directory
+from ckstore.kernels.entropy import histograms as entropy_histograms
+from ckstore.kernels.entropy import layout as entropy_layout
+from ckstore.kernels.entropy import lengths as entropy_lengths
+from ckstore.kernels.entropy import masks as entropy_masks
+from ckstore.kernels.entropy import order as entropy_order
+from ckstore.kernels.entropy import planes as entropy_planes
+from ckstore.kernels.entropy import read_dense as entropy_read_dense
+from ckstore.kernels.entropy import reference as entropy_reference
+from ckstore.kernels.entropy import tables as entropy_tables
+from ckstore.kernels.entropy import vectors as entropy_vectors
+from ckstore.kernels.entropy.layout import FINEST, ROW, SYMBOLS
+from ckstore.kernels.entropy.words import bit_length, low_bits, unzigzag, zigzag
 
 
 def callable_from_python(kernel):

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckstore.codecs.dynaquant import LEVELS, PROTECT, PRUNE, DynaQuantSettings
+from ckstore.codecs.schemes.dynaquant import LEVELS, PROTECT, PRUNE, DynaQuantSettings
 from ckstore.errors import UsageError
 from ckstore.lineage.search import MOST_EVALUATIONS, Axis, Cube, dynaquant_cube, ladder, search
 

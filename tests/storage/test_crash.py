@@ -12,7 +12,7 @@ import pytest
 from ckstore.storage import log, root
 from ckstore.storage.catalog import Catalog
 from ckstore.storage.pack_reader import PackReader
-from ckstore.storage.recover import ScannedPack, scan_packs
+from ckstore.storage.scan_packs import ScannedPack, scan_packs
 from tests.storage.version_writer import write_version
 
 REPOSITORY = Path(__file__).resolve().parents[2]

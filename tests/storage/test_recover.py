@@ -10,7 +10,7 @@ from blake3 import blake3
 from ckstore.errors import FormatVersionError
 from ckstore.storage import manifest
 from ckstore.storage.pack import PackWriter
-from ckstore.storage.recover import DamagedPack, ScannedPack, scan_packs
+from ckstore.storage.scan_packs import DamagedPack, ScannedPack, scan_packs
 from tests.storage.version_writer import write_version
 
 

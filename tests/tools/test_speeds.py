@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from ckstore.objects import ObjectReader
+from ckstore.objects.reader import ObjectReader
 from tools.bench import restores, roofline, speed_bench, speed_clock, speed_process, speed_report, speed_stages, speeds
 from tools.bench.speed_bench import TIERS, Bench, Settings, file_system
 from tools.bench.speed_clock import Contender, kernel_speeds, race
@@ -174,8 +174,8 @@ def test_every_stage_exists() -> None:
 
 
 def test_a_stage_that_is_gone_is_named() -> None:
-    gone = speed_stages.Stage("lost", ("ckstore.objects:ObjectReader.no_such_method",))
-    kept = speed_stages.Stage("kept", ("ckstore.objects:ObjectReader.exact",))
+    gone = speed_stages.Stage("lost", ("ckstore.objects.reader:ObjectReader.no_such_method",))
+    kept = speed_stages.Stage("kept", ("ckstore.objects.reader:ObjectReader.exact",))
     before = ObjectReader.exact
     named = pytest.raises(LookupError, match=r"ckstore\.objects:ObjectReader\.no_such_method")
     with named, speed_stages.stage_clock([kept, gone]):

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 
 import ckstore
-from ckstore.budget import restore_work
-from ckstore.checkout import checkout
+from ckstore.encoding.budget import restore_work
 from ckstore.lineage.cost import WEIGHTS, Work, cost
+from ckstore.reading.checkout import checkout
 from tools.bench import series as catalogue
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 import ckstore
-from ckstore.checkout import checkout
+from ckstore.reading.checkout import checkout
 from tools.bench.speed_bench import Bench
 from tools.bench.speed_clock import Contender, race
 from tools.bench.speed_figures import Goal, Line, Plot, Section, Spread, Timing

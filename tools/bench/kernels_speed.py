@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 import zstandard
 
-from ckstore.checksum import crc32c
 from ckstore.codecs.integers import add_integers, decode_integers, encode_integers
 from ckstore.codecs.lattice import (
     CHUNK,
@@ -21,7 +20,8 @@ from ckstore.codecs.lattice import (
     ordinal_difference,
     step_exponent,
 )
-from ckstore.encoder import exact_frame
+from ckstore.encoding.exact import exact_frame
+from ckstore.runtime.checksum import crc32c
 from tools.bench.speed_bench import Bench
 from tools.bench.speed_clock import kernel_speeds
 from tools.bench.speed_figures import Goal, Line, Section, Spread, digits

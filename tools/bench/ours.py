@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 
 import ckstore
-from ckstore.checkout import checkout
-from ckstore.ledger import order0_bits
+from ckstore.operations.ledger import order0_bits
+from ckstore.reading.checkout import checkout
 from tools.bench.chains import time_ratio
 from tools.bench.series import Series
 

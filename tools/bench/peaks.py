@@ -103,7 +103,11 @@ def measure(megabytes: int, container: str, work: Path) -> Iterator[Peak]:
     store = work / "store"
     python = [sys.executable, "-c"]
     subprocess.run([*python, "import sys, ckstore; ckstore.init(sys.argv[1])", str(store)], check=True)
-    yield _peak("imports alone", [*python, "import ckstore.ingest, ckstore.checkout, ckstore.kernels.lattice"], 0)
+    yield _peak(
+        "imports alone",
+        [*python, "import ckstore.operations.ingest, ckstore.reading.checkout, ckstore.kernels.lattice"],
+        0,
+    )
     for version, name in enumerate(["first version in", "second version in"]):
         path = work / f"step{version}.{suffix}"
         write(path, count, version)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 import ckstore
-from ckstore.checkout import checkout
+from ckstore.reading.checkout import checkout
 from tools.bench.series import REPOSITORY
 
 #: Width of the model; the embedding is the largest tensor and has more than ten chunks.

@@ -17,7 +17,7 @@ import numpy as np
 from blake3 import blake3
 
 import ckstore
-from ckstore.checksum import crc32, crc32c
+from ckstore.runtime.checksum import crc32, crc32c
 from tools.bench import kernels_speed
 from tools.bench.row_bounds import add_row_bounds
 from tools.bench.speed_bench import Bench, Place, deepest, load, sync

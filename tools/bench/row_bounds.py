@@ -15,15 +15,17 @@ from typing import Any
 import numpy as np
 
 import ckstore
-from ckstore.checkout import checkout
-from ckstore.checksum import crc32c
 from ckstore.codecs import integers
 from ckstore.codecs.integer_header import read_header
 from ckstore.codecs.integer_plan import make_plan
 from ckstore.codecs.integers import decode_integers, encode_integers, payload_bits, write_streams
-from ckstore.kernels import entropy_coder, entropy_directory, entropy_read
-from ckstore.kernels.entropy_layout import ROW, SYMBOLS
-from ckstore.kernels.entropy_plan import measure
+from ckstore.kernels.entropy import coder as entropy_coder
+from ckstore.kernels.entropy import directory as entropy_directory
+from ckstore.kernels.entropy import read as entropy_read
+from ckstore.kernels.entropy.layout import ROW, SYMBOLS
+from ckstore.kernels.entropy.plan import measure
+from ckstore.reading.checkout import checkout
+from ckstore.runtime.checksum import crc32c
 from tools.bench import kernels_speed
 from tools.bench.growth import write_small
 from tools.bench.speed_bench import Bench

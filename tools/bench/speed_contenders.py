@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import ckstore
-from ckstore.checkout import checkout
 from ckstore.policy import FIDELITIES, Fidelity
+from ckstore.reading.checkout import checkout
 from tools.bench.restores import save_durably
 from tools.bench.speed_bench import load, sync
 from tools.bench.speed_clock import Contender, race

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import ckstore
-from ckstore.checkout import checkout as write_checkout
 from ckstore.policy import Fidelity
+from ckstore.reading.checkout import checkout as write_checkout
 from tools.bench.speed_bench import Bench, Place, deepest
 from tools.bench.speed_clock import kernel_speeds, race
 from tools.bench.speed_contenders import (

@@ -37,25 +37,28 @@ class Stage:
 
 #: All stages of all verbs, in the order of the data; each takes the time that it spends in no other one.
 STAGES = (
-    Stage("read files", ("ckstore.inputs:InputFile.pread", "ckstore.inputs:InputFile.read_into")),
-    Stage("SHA-256", ("ckstore.hashing:StreamSha256._hash",)),
+    Stage("read files", ("ckstore.scanning.files:InputFile.pread", "ckstore.scanning.files:InputFile.read_into")),
+    Stage("SHA-256", ("ckstore.objects.hashing:StreamSha256._hash",)),
     Stage("CRC-32", ("ckstore.formats.skeleton:Checks.update",)),
-    Stage("BLAKE3 and cut", ("ckstore.scan:Reading.windows", "ckstore.scan:ScannedVersion.check")),
-    Stage("estimate", ("ckstore.estimator:Estimator.estimate",), whole=True),
+    Stage("BLAKE3 and cut", ("ckstore.scanning.scan:Reading.windows", "ckstore.scanning.scan:ScannedVersion.check")),
+    Stage("estimate", ("ckstore.encoding.estimator:Estimator.estimate",), whole=True),
     Stage("read packs", ("ckstore.storage.pack_reader:PackReader.pread",
                          "ckstore.storage.pack_reader:PackReader.read_into")),
-    Stage("decode streams", ("ckstore.objects:decode_integers", "ckstore.objects:add_integers")),
-    Stage("predict, correct", ("ckstore.objects:ObjectReader.integers", "ckstore.objects:ObjectReader.ordinals",
-                               "ckstore.objects:ObjectReader.exact", "ckstore.objects:ObjectReader.values")),
-    Stage("quantise, predict, difference", ("ckstore.estimator:Estimator.encode",)),
+    Stage("decode streams", ("ckstore.objects.reader:decode_integers", "ckstore.objects.reader:add_integers")),
+    Stage("predict, correct", ("ckstore.objects.reader:ObjectReader.integers",
+                               "ckstore.objects.reader:ObjectReader.ordinals",
+                               "ckstore.objects.reader:ObjectReader.exact",
+                               "ckstore.objects.reader:ObjectReader.values")),
+    Stage("quantise, predict, difference", ("ckstore.encoding.estimator:Estimator.encode",)),
     Stage("plan: histograms, tables", ("ckstore.codecs.integers:make_plan",)),
-    Stage("write streams", ("ckstore.encoder:encode_chunk", "ckstore.encoder:encode_changes")),
-    Stage("CRC-32C", ("ckstore.codecs.integers:crc32c", "ckstore.encoder:crc32c", "ckstore.objects:crc32c")),
+    Stage("write streams", ("ckstore.encoding.exact:encode_chunk", "ckstore.encoding.exact:encode_changes")),
+    Stage("CRC-32C", ("ckstore.codecs.integers:crc32c", "ckstore.encoding.exact:crc32c",
+                       "ckstore.objects.reader:crc32c")),
     Stage("packs: CRC-32, BLAKE3, write", ("ckstore.storage.zip_stream:ZipStream.add_stored",
                                            "ckstore.storage.zip_stream:ZipStream.add_deflated",
                                            "ckstore.storage.zip_stream:ZipStream.finish")),
     Stage("copy chunks", ("ckstore.version:Version.read_extent",)),
-    Stage("write files", ("ckstore.checkout:write_all",)),
+    Stage("write files", ("ckstore.reading.checkout:write_all",)),
     Stage("fsync, commit", ("ckstore.storage.writeback:Writeback.finish",
                             "ckstore.storage.catalog:Catalog.commit_version")),
 )  # fmt: skip
@@ -140,22 +143,33 @@ def stage_clock(stages: Sequence[Stage] = STAGES) -> Iterator[StageClock]:
 
 
 #: What adds to the array that it is given, and must be given another one when it is repeated.
-_ADDS = "ckstore.objects:add_integers"
+_ADDS = "ckstore.objects.reader:add_integers"
 
 #: What decodes chunks, and what encodes them, as in `Stage`. Called again with the same, each does the same again.
 DECODING = (
-    "ckstore.objects:decode_integers", _ADDS, "ckstore.objects:ordinal_correct", "ckstore.objects:ordinal_classes",
-    "ckstore.objects:scaled", "ckstore.objects:crc32c", "ckstore.codecs.lattice:LinearLattice.own",
-    "ckstore.codecs.lattice:LinearLattice.chained", "ckstore.codecs.lattice:LinearLattice.project",
-)  # fmt: skip
+    "ckstore.objects.reader:decode_integers",
+    _ADDS,
+    "ckstore.objects.reader:ordinal_correct",
+    "ckstore.objects.reader:ordinal_classes",
+    "ckstore.objects.reader:scaled",
+    "ckstore.objects.reader:crc32c",
+    "ckstore.codecs.lattice:LinearLattice.own",
+    "ckstore.codecs.lattice:LinearLattice.chained",
+    "ckstore.codecs.lattice:LinearLattice.project",
+)
 CODING = (
-    "ckstore.encoder:encode_chunk", "ckstore.encoder:encode_changes", "ckstore.encoder:ordinal_difference",
-    "ckstore.encoder:ordinal_classes", "ckstore.encoder:scaled", "ckstore.encoder:crc32c",
-    "ckstore.codecs.lattice:LinearLattice.quantise", "ckstore.codecs.lattice:LinearLattice.residuals",
-)  # fmt: skip
+    "ckstore.encoding.exact:encode_chunk",
+    "ckstore.encoding.exact:encode_changes",
+    "ckstore.encoding.exact:ordinal_difference",
+    "ckstore.encoding.exact:ordinal_classes",
+    "ckstore.encoding.exact:scaled",
+    "ckstore.encoding.exact:crc32c",
+    "ckstore.codecs.lattice:LinearLattice.quantise",
+    "ckstore.codecs.lattice:LinearLattice.residuals",
+)
 
 #: Where these only weigh how to store an object.
-_WEIGHING = "ckstore.estimator:Estimator.estimate"
+_WEIGHING = "ckstore.encoding.estimator:Estimator.estimate"
 
 #: How often a call is repeated.
 _REPEATS = 3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ckstore.codecs.dynaquant import DynaQuantSettings, coded_bits, dynaquant_quantise
+from ckstore.codecs.schemes.dynaquant import DynaQuantSettings, coded_bits, dynaquant_quantise
 from tools.fidelity.settings import Bench
 from tools.fidelity.states import load
 

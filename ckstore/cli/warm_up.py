@@ -1,0 +1,160 @@
+"""Compiles kernels in a process of its own, while another one needs them: together they take half the time.
+
+Both keep what they have compiled where the other one looks first. A command that stores begins with what estimates and
+codes, so this process begins with what decodes. Once the command is done, its process takes the same steps from the
+last one on, until both meet and it closes this one's standard input: what comes next finds everything that it takes.
+For a command that only reads, this process compiles what comes after decoding.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from functools import partial
+from select import select
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ckstore.runtime.blocks import fixed
+
+if TYPE_CHECKING:
+    from ckstore.codecs.lattice import LinearLattice
+
+#: The argument with which this process helps a command that only reads, and one that stores.
+READS, STORES = "reads", "stores"
+
+#: Seven integers, as `encode_integers` has written them since format 1.
+_PLAIN = bytes.fromhex("010224facd7901073e97ec86b4")
+
+_INTEGERS = fixed(np.arange(7, dtype=np.int32))
+_BITS = fixed(np.zeros(7, np.uint32))
+_CLASSES = fixed(np.array([0, 1, 0, 1, 0, 1, 0], np.uint8))
+
+
+def steps() -> list[Callable[[], object]]:
+    """What exact versions of float32 weights with Adam's moments take: what decodes, then lattices, then what codes."""
+    return [_decode, *_after_decoding(), _statistics, _differences, _quantise, _write, _sort, _encode]
+
+
+def _after_decoding() -> list[Callable[[], object]]:
+    reorder = [partial(_reorder, width) for width in (2, 4)]
+    return [_check, *reorder, _correct, _chained, _project, _classes, _own]
+
+
+def _decode() -> None:
+    from ckstore.codecs.integers import decode_integers
+
+    decode_integers(_PLAIN, _INTEGERS.copy())
+
+
+def _check() -> None:
+    from ckstore.kernels.checksum import BLOCK, fold_blocks, folds
+
+    if folds():
+        fold_blocks(fixed(np.zeros(BLOCK, np.uint8)), 0, fixed(np.zeros(4, np.uint64)), np.empty(8, np.uint64))
+
+
+def _reorder(width: int) -> None:
+    """Payloads of integers of so many bytes that have classes, and are decoded to wider ones."""
+    from ckstore.kernels.entropy.directory import COLUMNS
+    from ckstore.kernels.entropy.order import to_natural_order
+    from ckstore.kernels.entropy.read import accumulate
+
+    groups, narrow, wide = np.empty((1, COLUMNS), np.int64), np.zeros(1, f"i{width}"), np.zeros(1, np.int32)
+    to_natural_order(narrow, 0, _CLASSES[:0], groups, 0, narrow)
+    if narrow.dtype != wide.dtype:
+        accumulate(narrow, wide, 0)
+
+
+def _correct() -> None:
+    from ckstore.codecs.lattice import ordinal_correct, scaled
+
+    ordinal_correct(_BITS, _INTEGERS, "float32")
+    scaled(_BITS, "float32", 0.5)
+
+
+def _chained() -> None:
+    _lattice().chained(_BITS, _INTEGERS, 0)
+
+
+def _project() -> None:
+    _lattice().project(_lattice(-4), _INTEGERS, 0)
+
+
+def _classes() -> None:
+    from ckstore.codecs.lattice import ordinal_classes
+
+    ordinal_classes(_BITS, "float32")
+
+
+def _own() -> None:
+    _lattice().own(_INTEGERS, 0)
+
+
+def _lattice(step: int = -5) -> LinearLattice:
+    from ckstore.codecs.lattice import LinearLattice
+
+    return LinearLattice("float32", step, 7)
+
+
+def _coarse() -> None:
+    from ckstore.codecs.rounded import RoundedLattice
+
+    _lattice().values(_INTEGERS, 0)
+    RoundedLattice("float32", 24, 0, 7).values(_INTEGERS, 0)
+
+
+def _statistics() -> None:
+    from ckstore.codecs.lattice import statistics_of
+
+    statistics_of(_BITS, "float32")
+    _lattice().distance(_BITS, _INTEGERS, 0)
+
+
+def _differences() -> None:
+    from ckstore.codecs.lattice import ordinal_difference
+
+    ordinal_difference(_BITS, _BITS, "float32")
+
+
+def _quantise() -> None:
+    _lattice().quantise(_BITS, 0, _INTEGERS)
+
+
+def _write() -> None:
+    from ckstore.codecs.integer_plan import Plan, Workspace
+    from ckstore.codecs.integers import write_streams
+
+    write_streams(Plan(_INTEGERS, 4, 0, _CLASSES, Workspace(7)), 32)
+
+
+def _sort() -> None:
+    from ckstore.codecs.integer_plan import Workspace, sort_elements
+
+    sort_elements(_INTEGERS, _CLASSES, Workspace(7))
+
+
+def _encode() -> None:
+    from ckstore.codecs.integers import encode_integers
+
+    encode_integers(_INTEGERS)
+
+
+def main() -> None:
+    """Take all steps, or those that a command which only reads comes to last; no other one once nobody waits for it."""
+    for step in [_coarse, *_after_decoding()] if sys.argv[1:] == [READS] else steps():
+        if sys.argv[1:] and _is_alone():
+            break
+        step()
+
+
+def _is_alone() -> bool:
+    """Whether the process that began this one is done, or has ended: it writes nothing, so it closed the pipe."""
+    return bool(select([sys.stdin], [], [], 0)[0])
+
+
+if __name__ == "__main__":
+    main()
+    os._exit(0)  # Someone waits: there is nothing to be put in order.

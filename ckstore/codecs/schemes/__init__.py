@@ -1,0 +1,1 @@
+"""The published schemes, as their papers have them."""

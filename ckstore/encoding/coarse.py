@@ -1,0 +1,347 @@
+"""Turns one object's values into a coarse layer that stands by itself: no exact layer, and how far values are off."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import ceil, frexp, isfinite, log2
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ckstore.codecs.integers import encode_changes
+from ckstore.codecs.lattice import (
+    FLOATS,
+    STEP_RANGE,
+    Bits,
+    Integers,
+    LinearLattice,
+    floats,
+    statistics_of,
+    step_exponent,
+)
+from ckstore.codecs.rounded import ROUNDED, RoundedLattice
+from ckstore.encoding.common_step import CONCENTRATED, CoarseParent
+from ckstore.encoding.comparison import Comparison
+from ckstore.encoding.exact import Encoded, Estimate, Plan, ReadUnit, Sample, lattice_id, nearby_ancestors
+from ckstore.encoding.magnitudes import LogModel, row_width, whole
+from ckstore.errors import IntegrityError
+from ckstore.lineage.cost import cost, layer
+from ckstore.lineage.planner import Candidates, Option
+from ckstore.objects.reader import ObjectReader
+from ckstore.objects.records import LatticeRecord, check_cut, digest
+from ckstore.objects.units import Unit
+from ckstore.policy import Policy
+
+Grid = LinearLattice | RoundedLattice
+
+#: A first moment's step in octaves above the mean magnitude of its row and column, at quality 1.
+FIRST_MOMENT = 2.5
+
+#: By so many octaves the step is smaller in a run's first version: while the loss falls fast, momentum matters.
+EARLY = 2.5
+
+#: Binary logarithm of a second moment's step in octaves, at quality 1.
+SECOND_MOMENT = 1.5
+
+#: dtypes of second moments that become coarse. In float16 all below 2^-12 lie in the cell of 0: most of what there is.
+SECOND_MOMENTS = tuple(dtype for dtype in ROUNDED if dtype != "float16")
+
+#: A row's step is at most this part of the root mean square of its values.
+_LARGEST_STEP = 2.0
+
+#: Exponents stay the parent's while they are within this of what is asked for.
+SLACK = 0.75
+
+#: Bytes of an exact layer for each byte of values: what a version stored in full would take besides its integers.
+EXACT_SHARE = 0.75
+
+
+class Steps(NamedTuple):
+    """What steps a weight is to have.
+
+    Attributes
+    ----------
+    level
+        Binary logarithm of the step of all its elements ...
+    rows, cols
+        ... and what rows and columns add to it, each empty or float64.
+    is_still
+        It has not changed since the parent, and keeps its lattice.
+    is_related
+        The parent is of the same run.
+    """
+
+    level: float
+    rows: npt.NDArray[np.float64]
+    cols: npt.NDArray[np.float64]
+    is_still: bool = False
+    is_related: bool = True
+
+
+class CoarseEncoder:
+    """Estimates and encodes objects of a coarse version.
+
+    Parameters
+    ----------
+    reader
+        Decodes the objects that new ones are stored against.
+    policy
+        How faithful the version is to be.
+    """
+
+    def __init__(self, reader: ObjectReader, policy: Policy) -> None:
+        self.reader = reader
+        self.policy = policy
+
+    def estimate(
+        self,
+        unit: Unit,
+        read: ReadUnit,
+        parent: CoarseParent | None,
+        steps: Callable[[], Steps],
+        size: Callable[[], float],
+    ) -> Estimate | None:
+        """Options of `unit`; None where it cannot be coarse: no floats, values that are not finite, too tight a bound.
+
+        Parameters
+        ----------
+        unit
+            The object's cut.
+        read
+            Bits of the elements from the first to before the second argument.
+        parent
+            What it may be stored against. One that was lost or cannot be decoded counts as none.
+        steps
+            The steps of a weight.
+        size
+            Root mean square of the tensor that the unit is, or is a part of.
+        """
+        if unit.dtype not in STEP_RANGE:
+            return None
+        if unit.role == "second" and (self.policy.is_bounded or unit.dtype not in SECOND_MOMENTS):
+            return None  # Within any bound lies 0, which makes the first step after a restore explode.
+        bits = read(0, unit.count)
+        total, largest, finite = statistics_of(bits, unit.dtype)
+        if finite < unit.count or not isfinite(total):
+            return None
+
+        def against(parent: CoarseParent | None) -> Estimate | None:
+            if unit.role == "second":
+                return self._estimate_second_moment(unit, bits)
+            if self.policy.is_bounded:
+                return self._estimate_bounded(unit, bits, largest, parent, size)
+            if unit.role == "first":
+                return self._estimate_first_moment(unit, bits, early=parent is None)
+            return self._estimate_weight(unit, bits, largest, parent, steps())
+
+        try:
+            estimate = against(parent)
+        except IntegrityError:
+            estimate = against(None)  # A run goes on after it was damaged.
+        return None if estimate is None or _is_clamped(bits, largest, estimate.lattice) else estimate
+
+    def encode(self, estimate: Estimate, plan: Plan, read: ReadUnit) -> Encoded:
+        """The coarse layer of an object under `plan`; its integers stay in the reader's cache, for what follows."""
+        unit, lattice = estimate.unit, estimate.lattice
+        assert isinstance(lattice, LinearLattice | RoundedLattice)
+        encoded = Encoded("", [], [])
+        comparison = Comparison(unit)
+        coded: list[Integers] = []
+        for chunk, start in enumerate(range(0, unit.count, unit.chunk)):
+            bits = read(start, min(start + unit.chunk, unit.count))
+            predicted = None
+            if plan.base is not None and isinstance(lattice, LinearLattice):
+                predicted = lattice.project(plan.base.linear, self.reader.integers(plan.base, chunk), start)
+            integers = _quantised(lattice, bits, start, dithered=estimate.dithered)
+            delta = integers if predicted is None else integers - predicted
+            encoded.coarse.append(encode_changes(delta))
+            comparison.add(
+                bits, lattice.values(integers, start), lattice if isinstance(lattice, LinearLattice) else None
+            )
+            coded.append(integers)
+        digests = [bytes.fromhex(digest(integers.view(np.uint8))) for integers in coded]
+        encoded.identity = lattice_id(lattice, unit.count, unit.chunk, digests)
+        encoded.facts = comparison.result()
+        if unit.role == "weight":
+            # What the next version will be stored against; moments would only push it out.
+            for chunk, integers in enumerate(coded):
+                self.reader.cache.put((encoded.identity, chunk), integers)
+        return encoded
+
+    def _estimate_bounded(
+        self, unit: Unit, bits: Bits, largest: float, parent: CoarseParent | None, size: Callable[[], float]
+    ) -> Estimate | None:
+        """A linear lattice with one step, small enough for the bound."""
+        if unit.is_bundle:
+            return None
+        bound = self.policy.max_abs_error or float("inf")
+        if self.policy.max_rel_error is not None:
+            bound = min(bound, self.policy.max_rel_error * size())
+        if not 0 < bound < float("inf"):
+            return None
+        step = min(frexp(bound)[1], STEP_RANGE[unit.dtype][1])  # at most twice the bound
+        if step < step_exponent(0.0, largest, unit.dtype):
+            return None
+        lattice = LinearLattice(unit.dtype, step, row_width(unit))
+        record = self._record(unit, parent)
+        if unit.dtype not in ("float32", "float64"):
+            reached, *_ = _deviation(unit, bits, lattice.values(lattice.quantise(bits, 0), 0))
+            if reached > bound:
+                return None
+        return self._planned(unit, bits, lattice, record)
+
+    def _estimate_weight(
+        self, unit: Unit, bits: Bits, largest: float, parent: CoarseParent | None, steps: Steps
+    ) -> Estimate:
+        record = None if parent is None or not steps.is_related else self._record(unit, parent)
+        if steps.is_still and record is not None:
+            lattice = record.linear
+        else:
+            lattice = _settled(unit, steps, _limits(unit, bits), largest, record)
+        sample = Sample.of(unit, lambda first, last: bits[first:last])
+        # Training that was restored from the parent began on its lattice, and has hardly left it.
+        dithered = record is not None and lattice.concentration(sample.bits, sample.start) > CONCENTRATED
+        estimate = self._planned(unit, bits, lattice, record, dithered=dithered)
+        if record is not None:
+            estimate.origin = record.origin or record.id
+        return estimate
+
+    def _estimate_first_moment(self, unit: Unit, bits: Bits, *, early: bool) -> Estimate:
+        lowest, highest = STEP_RANGE[unit.dtype]
+        model = LogModel.of(unit, bits)
+        rows, cols = model.exponents()
+        bias = FLOATS[unit.dtype][1] // 2 - 1
+        above = FIRST_MOMENT - EARLY * early
+        step = round(model.level - bias + above + log2(self.policy.quality))
+        if unit.dtype == "float16":
+            cols = cols[:0]  # Its steps have so small a range that rows and columns together may leave it.
+        reach = sum(int(axis.min()) for axis in (rows, cols) if axis.size)
+        top = sum(int(axis.max()) for axis in (rows, cols) if axis.size)
+        step = min(max(step, lowest - reach), highest - top)
+        return self._planned(unit, bits, LinearLattice(unit.dtype, step, row_width(unit), rows, cols), None)
+
+    def _estimate_second_moment(self, unit: Unit, bits: Bits) -> Estimate:
+        model = LogModel.of(unit, bits)
+        rows, cols = model.exponents(4.0)
+        octaves = SECOND_MOMENT + log2(self.policy.quality) / 2
+        shift = FLOATS[unit.dtype][0] + max(0, min(ceil(octaves), 3))
+        lattice = RoundedLattice(unit.dtype, shift, round(4 * model.level), row_width(unit), rows, cols)
+        # In full: what rows and columns leave of it is as small as what changed of that since the parent.
+        return self._planned(unit, bits, lattice, None)
+
+    def _record(self, unit: Unit, parent: CoarseParent | None) -> LatticeRecord | None:
+        """The parent's record where it stands on a linear lattice."""
+        if parent is None:
+            return None
+        record = self.reader.resolver.lattice(parent.lattice)
+        check_cut(record, unit)
+        return record if record.kind == "linear" else None
+
+    def _planned(
+        self, unit: Unit, bits: Bits, lattice: Grid, record: LatticeRecord | None, *, dithered: bool = False
+    ) -> Estimate:
+        """Options of storing `bits` on `lattice`: in full, or against the object of `record` and what is below it."""
+        sample = Sample.of(unit, lambda first, last: bits[first:last])
+        chunks = -(-unit.count // unit.chunk)
+        quantised = _quantised(lattice, sample.bits, sample.start, dithered=dithered)
+        base = sample.nbytes(quantised)
+        work = layer(chunks, unit.count, int(base), grouped=False)
+        exact = int(EXACT_SHARE * unit.nbytes)
+        full_cost = cost(work.plus(layer(chunks, unit.count, exact, grouped=True)))
+        options = [Option("base", base, cost(work), is_base=True)]
+        plans = {"base": Plan(None)}
+        debt = 0.0
+        if record is not None and isinstance(lattice, LinearLattice) and record.width == lattice.width:
+            debt = record.debt
+            for name, ancestor in nearby_ancestors(self.reader.chain(record)):
+                integers = sample.cut(self.reader.integers(ancestor, sample.chunk))
+                predicted = lattice.project(ancestor.linear, integers, sample.start)
+                stored = sample.nbytes(quantised - predicted)
+                price = layer(chunks, unit.count, int(stored), grouped=False).plus(self.reader.lattice_work(ancestor))
+                options.append(Option(name, stored, cost(price), is_base=False))
+                plans[name] = Plan(ancestor)
+        alone = int(base), exact
+        candidates = Candidates(tuple(options), debt)
+        return Estimate(unit, candidates, plans, full_cost, alone, lattice, is_coarse=True, dithered=dithered)
+
+
+def _limits(unit: Unit, bits: Bits) -> npt.NDArray[np.float64]:
+    """Binary logarithms of the largest steps of a unit's rows: beyond them, whole rows would become 0."""
+    from ckstore.kernels.coarse import value_sums
+
+    width = row_width(unit)
+    rows, cols = np.zeros(-(-unit.count // width)), np.zeros(width)
+    value_sums(floats(bits, unit.dtype), True, width, rows, cols)
+    counts = np.full(rows.size, width)
+    counts[-1] = unit.count - (rows.size - 1) * width
+    with np.errstate(divide="ignore"):
+        limits: npt.NDArray[np.float64] = np.where(
+            rows > 0, np.log2(_LARGEST_STEP) + np.log2(rows / counts) / 2, np.inf
+        )
+    return limits
+
+
+def _settled(
+    unit: Unit, steps: Steps, limits: npt.NDArray[np.float64], largest: float, record: LatticeRecord | None
+) -> LinearLattice:
+    """The lattice of these steps; exponents of the parent's that are near stay, so that its integers fit."""
+    lowest, highest = STEP_RANGE[unit.dtype]
+    smallest = step_exponent(0.0, largest, unit.dtype)
+    before = None if record is None else record.linear
+    cols = steps.cols
+    rows = np.minimum(steps.level + (steps.rows if steps.rows.size else np.zeros(1)), limits - _reach(cols))
+    rows = np.clip(rows, smallest, highest)
+    if before is not None:
+        rows = _near(rows, before.step + (before.rows if before.rows.size else np.zeros(1)))
+        cols = _near(cols, before.cols if before.cols.size else np.zeros(1))
+    whole_rows = np.rint(rows).astype(np.int64)
+    step = int(np.median(whole_rows))
+    if before is not None and abs(step - before.step) <= 1 and (whole_rows == before.step).any():
+        step = before.step
+    row_exponents = whole(whole_rows.astype(np.float64) - step)
+    col_exponents = whole(cols)
+    if row_exponents.size == 1:
+        step, row_exponents = step + int(row_exponents[0]), row_exponents[:0]
+    low = sum(int(axis.min()) for axis in (row_exponents, col_exponents) if axis.size)
+    high = sum(int(axis.max()) for axis in (row_exponents, col_exponents) if axis.size)
+    step = min(max(step, lowest - low), highest - high)
+    return LinearLattice(unit.dtype, step, row_width(unit), row_exponents, col_exponents)
+
+
+def _reach(cols: npt.NDArray[np.float64]) -> float:
+    """What columns add to a row's step, on average."""
+    return float(cols.mean()) if cols.size else 0.0
+
+
+def _near(asked: npt.NDArray[np.float64], before: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """Exponents, those from before where they are within `SLACK` of what is asked for."""
+    if before.size not in (1, asked.size):
+        return asked
+    result: npt.NDArray[np.float64] = np.where(np.abs(asked - before) < SLACK, before, np.rint(asked))
+    return result
+
+
+def _deviation(unit: Unit, bits: Bits, decoded: Bits) -> tuple[float, float, float, int]:
+    from ckstore.kernels.coarse import deviation
+
+    result: tuple[float, float, float, int] = deviation(floats(bits, unit.dtype), floats(decoded, unit.dtype))
+    return result
+
+
+def _is_clamped(bits: Bits, largest: float, lattice: object) -> bool:
+    """Whether values are so many steps away from 0 that their integers are not theirs."""
+    from ckstore.kernels.lattice import MAX_INTEGER
+
+    if not isinstance(lattice, LinearLattice):
+        return False
+    finest = lattice.step + sum(int(axis.min()) for axis in (lattice.rows, lattice.cols) if axis.size)
+    if frexp(largest)[1] - finest < MAX_INTEGER.bit_length() - 1:
+        return False
+    return bool(np.abs(lattice.quantise(bits, 0)).max(initial=0) == MAX_INTEGER)
+
+
+def _quantised(lattice: Grid, bits: Bits, start: int, *, dithered: bool) -> Integers:
+    if dithered and isinstance(lattice, LinearLattice):
+        return lattice.dithered(bits, start)
+    return lattice.quantise(bits, start)

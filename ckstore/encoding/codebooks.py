@@ -1,0 +1,204 @@
+"""Encodes objects of coarse versions by the published schemes, on codebooks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from ckstore.codecs.codebook import (
+    CODEBOOK_DTYPES,
+    CodebookLattice,
+    Floats,
+    Indices,
+    as_float32,
+    differences,
+    has_unrepresentable,
+)
+from ckstore.codecs.integers import encode_changes
+from ckstore.codecs.lattice import Bits, Integers
+from ckstore.codecs.schemes import dynaquant, lc
+from ckstore.encoding.coarse import EXACT_SHARE
+from ckstore.encoding.common_step import CoarseParent
+from ckstore.encoding.comparison import Comparison
+from ckstore.encoding.exact import Encoded, Estimate, Plan, ReadUnit, Sample, lattice_id, nearby_ancestors
+from ckstore.errors import IntegrityError
+from ckstore.lineage.cost import cost, layer
+from ckstore.lineage.planner import Candidates, Option
+from ckstore.objects.reader import ObjectReader
+from ckstore.objects.records import LatticeRecord, check_cut, digest
+from ckstore.objects.units import Unit
+from ckstore.policy import Policy
+from ckstore.runtime.checksum import crc32c
+
+#: Bits of an LC-Checkpoint codebook for a version without parent: every bucket is kept.
+_ONE_SHOT_BITS = 8
+
+
+class CodebookEncoder:
+    """Estimates and encodes objects by LC-Checkpoint or Inshrinkerator.
+
+    Parameters
+    ----------
+    reader
+        Decodes the objects that new ones are stored against.
+    policy
+        How faithful the version is to be; its scheme is one of the published ones.
+    """
+
+    def __init__(self, reader: ObjectReader, policy: Policy) -> None:
+        self.reader = reader
+        self.policy = policy
+
+    def estimate(
+        self, unit: Unit, read: ReadUnit, parent: CoarseParent | None, sensitivity: Callable[[], Floats | None]
+    ) -> Estimate | None:
+        """Options of `unit`; None where no codebook is made for it: other dtypes, bundles, values that are not finite.
+
+        Parameters
+        ----------
+        unit, read, parent
+            As in `CoarseEncoder.estimate`.
+        sensitivity
+            What elements are ranked by beside their magnitude, where it is known.
+        """
+        if unit.dtype not in CODEBOOK_DTYPES or unit.is_bundle or unit.role == "second":
+            return None  # A second moment that becomes 0 or negative makes the first step after a restore explode.
+        bits = read(0, unit.count)
+        if has_unrepresentable(bits, unit.dtype):
+            return None
+        record = self._record(unit, parent)
+        if self.policy.scheme == "lc":
+            return self._estimate_changes(unit, bits, record)
+        return self._estimate_levels(unit, bits, record, sensitivity())
+
+    def encode(
+        self, estimate: Estimate, plan: Plan, read: ReadUnit, sensitivity: Callable[[], Floats | None]
+    ) -> Encoded:
+        """The coarse layer of an object under `plan`."""
+        unit = estimate.unit
+        lattice = plan.lattice
+        assert isinstance(lattice, CodebookLattice)
+        bits = read(0, unit.count)
+        if plan.additive:
+            indices = lc.assign(lattice, self._changes(unit, bits, plan.base))
+            aside = np.empty(0, np.uint16)
+        else:
+            _, indices, aside = self._levels(unit, bits, sensitivity())
+        encoded = Encoded("", [], [])
+        comparison = Comparison(unit)
+        digests = []
+        taken = 0
+        for chunk, start in enumerate(range(0, unit.count, unit.chunk)):
+            part = indices[start : start + unit.chunk]
+            digests.append(bytes.fromhex(digest(part)))
+            if plan.additive:
+                kept = None
+            else:
+                protected = int(np.count_nonzero(part == lattice.levels - 1))
+                kept = aside[taken : taken + protected]
+                taken += protected
+                frame = kept.astype("<u2").tobytes()
+                encoded.aside.append(crc32c(kept).to_bytes(4, "little") + frame)
+            delta, classes = self._against(lattice, part, None if plan.additive else plan.base, chunk)
+            encoded.coarse.append(encode_changes(delta, classes))
+            before = None if not plan.additive or plan.base is None else self.reader.values(plan.base, chunk)
+            decoded = lattice.values(part, kept) if before is None else lattice.add(before, part)
+            comparison.add(bits[start : start + unit.chunk], decoded)
+        base = plan.base.id if plan.additive and plan.base is not None else ""
+        digests += [bytes.fromhex(digest(frame)) for frame in encoded.aside]
+        encoded.identity = lattice_id(lattice, unit.count, unit.chunk, digests, base)
+        encoded.facts = comparison.result()
+        return encoded
+
+    def _estimate_changes(self, unit: Unit, bits: Bits, record: LatticeRecord | None) -> Estimate:
+        """LC-Checkpoint: codebooks of what changed since the parent or an ancestor, or of the values themselves."""
+        sample = Sample.of(unit, lambda first, last: bits[first:last])
+        ways: dict[str, LatticeRecord | None] = {"base": None}
+        if record is not None:
+            ways |= dict(nearby_ancestors(self.reader.chain(record)))
+        plans = {}
+        sizes = {}
+        for name, ancestor in ways.items():
+            changes = self._changes(unit, bits, ancestor)
+            statistics = lc.BucketStatistics()
+            statistics.add(changes)
+            lattice = statistics.codebook(_ONE_SHOT_BITS if ancestor is None else self.policy.lc_bits, unit.dtype)
+            first = sample.start
+            indices = lc.assign(lattice, changes[first : first + sample.bits.size])
+            sizes[name] = sample.nbytes(indices.astype(np.int32) - lattice.zero)
+            plans[name] = Plan(ancestor, lattice=lattice, additive=True)
+        return self._planned(unit, plans, sizes, record)
+
+    def _estimate_levels(
+        self, unit: Unit, bits: Bits, record: LatticeRecord | None, sensitivity: Floats | None
+    ) -> Estimate:
+        """Inshrinkerator: one codebook, its indices in full or against the parent's."""
+        sample = Sample.of(unit, lambda first, last: bits[first:last])
+        lattice, indices, aside = self._levels(unit, bits, sensitivity)
+        part = indices[sample.start : sample.start + sample.bits.size]
+        ways: dict[str, LatticeRecord | None] = {"base": None, **({} if record is None else {"delta": record})}
+        plans = {}
+        sizes = {}
+        for name, base in ways.items():
+            if base is None:
+                size = sample.nbytes(part.astype(np.int32) - lattice.zero)
+            else:
+                before = sample.cut(self.reader.indices(base, sample.chunk))
+                size = sample.nbytes(lattice.delta(part, before), lattice.classes(before))
+            sizes[name] = size + 2 * aside.size
+            plans[name] = Plan(base, lattice=lattice)
+        return self._planned(unit, plans, sizes, record)
+
+    def _planned(
+        self, unit: Unit, plans: dict[str, Plan], sizes: dict[str, float], record: LatticeRecord | None
+    ) -> Estimate:
+        chunks = -(-unit.count // unit.chunk)
+        exact = int(EXACT_SHARE * unit.nbytes)
+        work = layer(chunks, unit.count, int(sizes["base"]), grouped=False)
+        options = []
+        for name, plan in plans.items():
+            own = layer(chunks, unit.count, int(sizes[name]), grouped=plan.base is not None and not plan.additive)
+            total = own if plan.base is None else own.plus(self.reader.lattice_work(plan.base))
+            options.append(Option(name, sizes[name], cost(total), is_base=plan.base is None))
+        full_cost = cost(work.plus(layer(chunks, unit.count, exact, grouped=True)))
+        debt = 0.0 if record is None else float(record.debt)
+        alone = int(sizes["base"]), exact
+        return Estimate(unit, Candidates(tuple(options), debt), plans, full_cost, alone, is_coarse=True)
+
+    def _record(self, unit: Unit, parent: CoarseParent | None) -> LatticeRecord | None:
+        """The parent's record where the scheme goes on from it; one that cannot be decoded counts as none."""
+        if parent is None:
+            return None
+        try:
+            record = self.reader.resolver.lattice(parent.lattice)
+            check_cut(record, unit)
+            self.reader.values(record, 0)
+        except IntegrityError:
+            return None
+        fits = record.kind == "codebook" and record.additive == (self.policy.scheme == "lc")
+        return record if fits else None
+
+    def _changes(self, unit: Unit, bits: Bits, base: LatticeRecord | None) -> Floats:
+        """What values changed since those that a base decodes to; the values themselves without one."""
+        if base is None:
+            return as_float32(bits, unit.dtype)
+        chunks = -(-unit.count // unit.chunk)
+        before = [self.reader.values(base, chunk) for chunk in range(chunks)]
+        return differences(bits, before[0] if chunks == 1 else np.concatenate(before), unit.dtype)
+
+    def _levels(
+        self, unit: Unit, bits: Bits, sensitivity: Floats | None
+    ) -> tuple[CodebookLattice, Indices, npt.NDArray[np.uint16]]:
+        settings = self.policy.dynaquant(known=sensitivity is not None)
+        return dynaquant.dynaquant_quantise(as_float32(bits, unit.dtype), settings, sensitivity, unit.dtype)
+
+    def _against(
+        self, lattice: CodebookLattice, indices: Indices, base: LatticeRecord | None, chunk: int
+    ) -> tuple[Integers, npt.NDArray[np.uint8] | None]:
+        """What is stored of a chunk's indices, and the classes that it is coded by."""
+        if base is None:
+            return indices.astype(np.int32) - np.int32(lattice.zero), None
+        before = self.reader.indices(base, chunk)
+        return lattice.delta(indices, before), lattice.classes(before)

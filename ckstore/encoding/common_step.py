@@ -1,0 +1,236 @@
+"""The steps of a coarse version's weights: one budget, pooled over all of them, shaped by sensitivity.
+
+The rise of the loss that rounding causes is, to second order, half the sum of F times the squared error (F the diagonal
+of the Fisher information): steps belong to the loss and not to single tensors. A tensor that moves more than others is
+no reason to store it more coarsely.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ckstore.codecs.lattice import Bits, LinearLattice, floats
+from ckstore.encoding.exact import Sample
+from ckstore.encoding.magnitudes import row_width, whole
+from ckstore.encoding.sensitivity import Sensitivity
+from ckstore.errors import IntegrityError
+from ckstore.objects.reader import ObjectReader
+from ckstore.objects.records import LatticeRecord, check_cut
+from ckstore.objects.units import Unit
+from ckstore.runtime.blocks import fixed
+from ckstore.runtime.threads import worker_count
+
+#: The step of quality 1: this many times the change since the parent ...
+ALPHA = 1.75
+
+#: ... or this part of the distance travelled since the run began, whichever is larger, ...
+FLOOR = 0.35
+
+#: ... and for a run's first version this part of the weights' own size.
+FIRST = 0.1
+
+#: Of the squared distance to the parent's decoded values at least this part counts as change.
+_LEAST_CHANGE = 0.004
+
+#: Below this part a tensor has not changed at all, and keeps its lattice.
+_STILL = 0.001
+
+#: Where the change in a sample is below this part of the squared distance, the whole tensor is looked at.
+_SUSPECT = 0.05
+
+#: Beyond this mean cosine of their distances from lattice values, values lie near them. A normal distribution of half
+#: a step has 0.007, and rounds without bias.
+CONCENTRATED = 0.03
+
+#: Mean square of the error of a lattice value in steps, where nobody recorded it.
+SPREAD = 1 / 12
+
+
+@dataclass(frozen=True, slots=True)
+class CoarseParent:
+    """The parent version's object of the same key and signature.
+
+    Attributes
+    ----------
+    lattice
+        Its lattice id.
+    spread
+        Mean square of what its lattice values are off, in units of each element's own step; see `CoarseUnit`.
+    """
+
+    lattice: str
+    spread: float = SPREAD
+
+
+@dataclass(frozen=True, slots=True)
+class CommonStep:
+    """What a version's weights share.
+
+    Attributes
+    ----------
+    level
+        Binary logarithm of the step of weights of mean sensitivity; None where all weights are 0.
+    still
+        Keys of weights that have not changed since the parent.
+    is_related
+        Whether the parent is of the same run; otherwise it is another one under the same names.
+    """
+
+    level: float | None
+    still: frozenset[str]
+    is_related: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """One unit's mean squares, in units of its sensitivity's octaves.
+
+    Attributes
+    ----------
+    elements
+        Number of elements that it stands for.
+    size
+        Of the values.
+    travelled, change
+        Of the distances to the run's first version, and to the parent without what that was off, this one in units
+        of the parent's steps; None without parent, or where it has not changed.
+    level
+        Binary logarithm of the parent's common step.
+    is_still
+        It has not changed since the parent.
+    is_restored
+        Its values lie near the parent's lattice values: training was restored from these.
+    """
+
+    elements: int
+    size: float
+    travelled: float | None = None
+    change: float | None = None
+    level: float = 0.0
+    is_still: bool = False
+    is_restored: bool = False
+
+
+def common_step(
+    units: Sequence[tuple[Unit, Sensitivity, CoarseParent | None]],
+    read: Callable[[Unit, int, int], Bits],
+    reader: ObjectReader,
+    quality: float,
+) -> CommonStep:
+    """The steps of weights, from a sample of each.
+
+    Parameters
+    ----------
+    units
+        Weights, their sensitivities, and what they may be stored against.
+    read
+        Bits of a unit from one element to before another.
+    """
+
+    def measured(item: tuple[Unit, Sensitivity, CoarseParent | None]) -> _Measured:
+        unit, shape, parent = item
+        sample = Sample.of(unit, lambda first, last: read(unit, first, last))
+        if parent is not None:
+            try:
+                record = reader.resolver.lattice(parent.lattice)
+                check_cut(record, unit)
+                if record.is_exact:
+                    return _exactly(unit, sample, shape, record, reader)
+                if record.kind == "linear" and record.width == row_width(unit):
+                    return _against(unit, sample, shape, parent.spread, record, read, reader)
+            except IntegrityError:
+                pass  # A run goes on after it was damaged.
+        return _Measured(unit.count, _square(unit, sample, shape, None))
+
+    with ThreadPoolExecutor(worker_count(), thread_name_prefix="ckstore") as pool:
+        found = list(pool.map(measured, units))
+    still = frozenset(unit.key for (unit, _, _), item in zip(units, found, strict=True) if item.is_still)
+    moved = [item for item in found if item.change is not None]
+    if moved:
+        level = _pooled(moved, "level")
+        change = _pooled(moved, "change") * 4.0**level
+        asked = quality * max(ALPHA * change**0.5, FLOOR * _pooled(moved, "travelled") ** 0.5)
+        if _pooled(moved, "is_restored") > 0.5:
+            asked /= 2  # Dithered values are off by more; see `CoarseEncoder`.
+        if change <= _pooled(moved, "size"):
+            return CommonStep(float(np.log2(asked)) if asked > 0 else level, still, is_related=True)
+    size = _pooled(found, "size")
+    first = float(np.log2(FIRST * quality * size**0.5)) if size > 0 else None
+    return CommonStep(first, still, is_related=not moved)
+
+
+def _pooled(found: Sequence[_Measured], name: str) -> float:
+    weights = np.array([item.elements for item in found], np.float64)
+    values = np.array([getattr(item, name) for item in found], np.float64)
+    return float(values @ weights / weights.sum()) if values.size else 0.0
+
+
+def _against(
+    unit: Unit,
+    sample: Sample,
+    shape: Sensitivity,
+    spread: float,
+    record: LatticeRecord,
+    read: Callable[[Unit, int, int], Bits],
+    reader: ObjectReader,
+) -> _Measured:
+    lattice = record.linear
+    distance = _distance(unit, lattice, sample.bits, sample.cut(reader.integers(record, sample.chunk)), sample.start)
+    distance /= max(sample.bits.size, 1)
+    size = _square(unit, sample, shape, None)
+    if abs(distance - spread) <= _SUSPECT * distance:
+        total = 0.0
+        for chunk, start in enumerate(range(0, unit.count, unit.chunk)):
+            bits = read(unit, start, min(start + unit.chunk, unit.count))
+            total += _distance(unit, lattice, bits, reader.integers(record, chunk), start)
+        distance = total / unit.count
+        if abs(distance - spread) <= _STILL * distance:
+            return _Measured(unit.count, size, is_still=True)
+    is_restored = lattice.concentration(sample.bits, sample.start) > CONCENTRATED
+    if is_restored:
+        spread = 0.0
+    change = max(distance - spread, _LEAST_CHANGE * distance)
+    origin = record if record.origin is None else reader.resolver.lattice(record.origin)
+    check_cut(origin, record)
+    travelled = _square(unit, sample, shape, sample.cut(reader.values(origin, sample.chunk)))
+    level = lattice.step - _mean(shape.rows) - _mean(shape.cols) + _mean(lattice.rows) + _mean(lattice.cols)
+    return _Measured(unit.count, size, travelled, change, level, is_restored=is_restored)
+
+
+def _exactly(unit: Unit, sample: Sample, shape: Sensitivity, record: LatticeRecord, reader: ObjectReader) -> _Measured:
+    """Against a parent whose lattice is exact: where it stands, the run begins as far as anybody knows."""
+    change = _square(unit, sample, shape, sample.cut(reader.values(record, sample.chunk)))
+    size = _square(unit, sample, shape, None)
+    return _Measured(unit.count, size, change, change) if change else _Measured(unit.count, size)
+
+
+def _distance(unit: Unit, lattice: LinearLattice, bits: Bits, integers: npt.NDArray[Any], start: int) -> float:
+    """Sum of squares of the difference between values and lattice values, in units of the lattice's steps."""
+    from ckstore.kernels.coarse import weighted_squares
+
+    there = floats(lattice.values(integers, start), unit.dtype)
+    total: float = weighted_squares(
+        floats(bits, unit.dtype), there, lattice.step, fixed(lattice.rows), fixed(lattice.cols), lattice.width, start
+    )
+    return total
+
+
+def _square(unit: Unit, sample: Sample, shape: Sensitivity, other: Bits | None) -> float:
+    """Mean square of a sample, or of its difference to other values, in units of the sensitivity's octaves."""
+    from ckstore.kernels.coarse import weighted_squares
+
+    values = floats(sample.bits, unit.dtype)
+    others = fixed(np.zeros_like(values)) if other is None else floats(other, unit.dtype)
+    rows, cols = fixed(whole(shape.rows)), fixed(whole(shape.cols))
+    total: float = weighted_squares(values, others, 0, rows, cols, row_width(unit), sample.start)
+    return total / max(sample.bits.size, 1)
+
+
+def _mean(octaves: npt.NDArray[Any]) -> float:
+    return float(octaves.mean()) if octaves.size else 0.0

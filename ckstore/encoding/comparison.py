@@ -1,0 +1,170 @@
+"""How far the values of coarse versions are off, tensor by tensor, and what they decode to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from decimal import ROUND_CEILING, Context
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ckstore.codecs.lattice import Bits, LinearLattice, floats
+from ckstore.objects.hashing import MemberHasher
+from ckstore.objects.units import Unit
+from ckstore.runtime.blocks import fixed
+
+if TYPE_CHECKING:
+    from ckstore.version import Version
+
+#: Recorded errors have so many significant digits.
+_UPWARDS = Context(prec=4, rounding=ROUND_CEILING)
+
+
+class Deviation(NamedTuple):
+    """What a stretch of values lost: bounds, never less than what was measured.
+
+    Attributes
+    ----------
+    max_abs
+        Largest magnitude of the differences to the original values.
+    rms
+        Root mean square of the differences.
+    size
+        Root mean square of the original values.
+    """
+
+    max_abs: float
+    rms: float
+    size: float
+
+    @property
+    def relative(self) -> float:
+        """`rms` as a part of `size`."""
+        return self.rms / self.size if self.size else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CoarseUnit:
+    """What a version records of an object that it does not hold exactly.
+
+    Attributes
+    ----------
+    decoded
+        What the content id of the decoded values would be: BLAKE3 that tells whether they come back the same.
+    deviations
+        Of each member of the unit.
+    spread
+        Mean square of the differences in units of each element's own step, where there are such; the next version
+        subtracts it from its distance to this one.
+    """
+
+    decoded: str
+    deviations: tuple[Deviation, ...]
+    spread: float = 0.0
+
+    def to_json(self) -> list[Any]:
+        """As a list."""
+        return [self.decoded, [list(deviation) for deviation in self.deviations], self.spread]
+
+    @classmethod
+    def from_json(cls, document: Any) -> CoarseUnit:
+        """The inverse of `to_json`."""
+        decoded, deviations, spread = document
+        return cls(decoded, tuple(Deviation(*deviation) for deviation in deviations), spread)
+
+
+class Comparison:
+    """Compares a unit's original values with its decoded ones, chunk by chunk in order.
+
+    Parameters
+    ----------
+    unit
+        The unit.
+    """
+
+    def __init__(self, unit: Unit) -> None:
+        self._unit = unit
+        self._hasher = MemberHasher(unit.dtype, unit.chunk, unit.member_bytes)
+        self._ends = np.cumsum(unit.member_counts)
+        self._sums = np.zeros((len(unit.members), 4))
+        self._position = 0
+        self._spread = 0.0
+
+    def add(self, bits: Bits, decoded: Bits, lattice: LinearLattice | None = None) -> None:
+        """Compare the next chunk: bits of the original and of the decoded values, and the lattice of these."""
+        from ckstore.kernels.coarse import weighted_squares
+
+        self._hasher.update(memoryview(decoded).cast("B"))
+        add_squares(
+            self._sums, self._ends, self._position, floats(bits, self._unit.dtype), floats(decoded, self._unit.dtype)
+        )
+        if lattice is not None:
+            self._spread += weighted_squares(
+                floats(bits, self._unit.dtype), floats(decoded, self._unit.dtype),
+                lattice.step, fixed(lattice.rows), fixed(lattice.cols), lattice.width, self._position,
+            )  # fmt: skip
+        self._position += bits.size
+
+    def result(self) -> CoarseUnit:
+        """What the version records, once all chunks were compared."""
+        counts = np.maximum(self._sums[:, 3], 1)
+        rms = np.sqrt(self._sums[:, 1] / counts)
+        size = np.sqrt(self._sums[:, 2] / counts)
+        rows = zip(self._sums[:, 0].tolist(), rms.tolist(), size.tolist(), strict=True)
+        spread = float(f"{self._spread / max(self._position, 1):.4g}")
+        return CoarseUnit(self._hasher.identity(), tuple(Deviation(*map(_bound, row)) for row in rows), spread)
+
+
+def tensor_deviations(version: Version) -> dict[str, Deviation]:
+    """How far the tensors of a version are off, by path; see `Version.deviations`."""
+    coarse = version.document.coarse
+    parts: dict[tuple[int, int], list[tuple[int, Deviation]]] = {}
+    for number, facts in ({} if coarse is None else coarse.units).items():
+        for member, deviation in zip(version.layout.units[number].members, facts.deviations, strict=True):
+            parts.setdefault((member.file, member.extent), []).append((member.count, deviation))
+    found = {}
+    for path, (file, tensor) in version.paths.items():
+        pieces = parts.get((file, tensor.extent))
+        if pieces is not None:
+            total = sum(count for count, _ in pieces)
+            rms = (sum(count * item.rms**2 for count, item in pieces) / total) ** 0.5
+            size = (sum(count * item.size**2 for count, item in pieces) / total) ** 0.5
+            found[path] = Deviation(max(item.max_abs for _, item in pieces), rms, size)
+    return found
+
+
+def add_squares(
+    sums: npt.NDArray[np.float64],
+    ends: npt.NDArray[np.int64],
+    position: int,
+    values: npt.NDArray[Any],
+    others: npt.NDArray[Any],
+) -> None:
+    """Add what `kernels.coarse.deviation` says of a stretch of a unit to sums by member.
+
+    Parameters
+    ----------
+    sums
+        For each member the largest difference, the sum of squared differences, of squared values, and their number.
+    ends
+        Where members end, in elements of the unit.
+    position
+        The stretch's first element.
+    """
+    from ckstore.kernels.coarse import deviation
+
+    first = int(np.searchsorted(ends, position, side="right"))
+    start = 0
+    while start < values.size:
+        stop = min(values.size, int(ends[first]) - position)
+        largest, *squares = deviation(values[start:stop], others[start:stop])
+        sums[first, 0] = max(sums[first, 0], largest)
+        sums[first, 1:] += squares
+        start = stop
+        first += 1
+
+
+def _bound(value: float) -> float:
+    """`value` to a few digits, rounded up."""
+    return float(_UPWARDS.create_decimal_from_float(value))

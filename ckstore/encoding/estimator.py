@@ -1,0 +1,287 @@
+"""Decides for each object of a version whether it becomes exact or coarse, and hands it to the encoder of that kind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import cached_property, partial
+from threading import Lock
+from types import MappingProxyType
+from typing import Protocol
+
+import numpy as np
+
+from ckstore.codecs.codebook import CODEBOOK_DTYPES, Floats, as_float32
+from ckstore.codecs.lattice import PARTS, STEP_RANGE, Bits, statistics_of
+from ckstore.codecs.schemes.dynaquant import moment_sensitivity
+from ckstore.encoding.coarse import CoarseEncoder, Steps
+from ckstore.encoding.codebooks import CodebookEncoder
+from ckstore.encoding.common_step import SPREAD, CoarseParent, CommonStep, common_step
+from ckstore.encoding.comparison import CoarseUnit
+from ckstore.encoding.exact import Encoded, Estimate, ObjectEncoder
+from ckstore.encoding.sensitivity import Sensitivity, sensitivities
+from ckstore.errors import UsageError
+from ckstore.formats.layout import FileLayout
+from ckstore.lineage.planner import Choice
+from ckstore.objects.reader import ObjectReader
+from ckstore.objects.units import Unit
+from ckstore.policy import Policy
+
+#: While all small weights take less than this part of the version, they are kept finer than others ...
+SMALL_SHARE = 0.02
+
+#: ... by so many octaves: what it costs is next to nothing.
+SMALL_OCTAVES = -2.0
+
+#: Objects of fewer elements are estimated and encoded by one thread at a time while a version is stored: what they take
+#: is mostly Python and short kernels, and threads that hand the interpreter's lock to each other for every one of these
+#: take longer than one thread.
+_ALONE = 1 << 17
+
+#: Memory that the chunks of a version take, as a multiple of its size: the integers of weights come on top.
+_KEPT = 1.4
+
+
+@dataclass(frozen=True, slots=True)
+class ParentObject:
+    """An object of the parent version: its ids, and where it is coarse what it is off; see `CoarseParent`."""
+
+    lattice: str
+    content: str | None
+    spread: float = SPREAD
+
+
+def parent_objects(
+    units: Sequence[Unit], objects: Sequence[tuple[str, str | None]], facts: Mapping[int, CoarseUnit]
+) -> dict[tuple[str, str], ParentObject]:
+    """The objects of a version, each (lattice id, content id or None), by key and signature of their units.
+
+    Parameters
+    ----------
+    facts
+        What the version records of those that are coarse, by number of the unit.
+    """
+    found = {}
+    for number, (unit, (lattice, content)) in enumerate(zip(units, objects, strict=True)):
+        spread = facts[number].spread if number in facts else SPREAD
+        found[unit.key, unit.signature] = ParentObject(lattice, content, spread)
+    return found
+
+
+class Values(Protocol):
+    """Units of a version and their values."""
+
+    @property
+    def units(self) -> Sequence[Unit]:
+        """All objects."""
+
+    @property
+    def layouts(self) -> Sequence[FileLayout]:
+        """How the files are cut."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of the version."""
+
+    def read(self, unit: Unit, first: int, last: int) -> Bits:
+        """Bits of the elements from `first` to before `last` of a unit."""
+
+    def check(self, unit: Unit, bits: Bits) -> None:
+        """Raise `InputError` where the bits of a whole unit are not those that they were."""
+
+
+class Estimator:
+    """Estimates and encodes the objects of one version.
+
+    Parameters
+    ----------
+    reader
+        Decodes what they are stored against.
+    values
+        The version.
+    policy
+        How faithful it is to be.
+    parents
+        The parent version's objects by key and signature.
+    gradients
+        Of large tensors, by path, flat: what Inshrinkerator ranks their elements by.
+    """
+
+    def __init__(
+        self,
+        reader: ObjectReader,
+        values: Values,
+        policy: Policy,
+        parents: dict[tuple[str, str], ParentObject],
+        gradients: Mapping[str, Floats] = MappingProxyType({}),
+    ) -> None:
+        sizes = {_tensor(unit): 0 for unit in values.units if not unit.is_bundle}
+        for unit in values.units:
+            if not unit.is_bundle:
+                sizes[_tensor(unit)] += unit.count
+        for path, gradient in gradients.items():
+            if sizes.get(path, gradient.size) != gradient.size:
+                raise UsageError(f"The gradient of {path} has {gradient.size} elements, the tensor {sizes[path]}.")
+        self._gradients = gradients
+        self._values = values
+        self._policy = policy
+        self._parents = parents
+        self._reader = reader
+        self._exact = ObjectEncoder(reader, keep=reader.keeps and _KEPT * values.size <= reader.cache.limit)
+        self._coarse = CoarseEncoder(reader, policy)
+        self._codebooks = None if policy.scheme == "lattice" else CodebookEncoder(reader, policy)
+        self._sizes: dict[tuple[int, int], float] = {}
+        self._lock = Lock()
+        self._small = Lock()
+
+    def estimate(self, unit: Unit) -> Estimate:
+        """Options of a unit."""
+        with self._turn(unit):
+            return self._estimate(unit)
+
+    def _turn(self, unit: Unit) -> AbstractContextManager[object]:
+        """What a unit's work is done in: that of small ones by one thread at a time."""
+        return self._small if unit.count < _ALONE else nullcontext()
+
+    def _estimate(self, unit: Unit) -> Estimate:
+        if self._policy.is_coarse:
+            estimate = self.coarse_estimate(unit)
+            if estimate is not None:
+                return estimate
+        read = partial(self._values.read, unit)
+        parent = self._parents.get((unit.key, unit.signature))
+        if parent is None:
+            return self._exact.estimate(unit, read, None)
+        return self._exact.estimate(unit, read, parent.content, parent.lattice)
+
+    def coarse_estimate(self, unit: Unit) -> Estimate | None:
+        """Options of a unit without an exact layer; None where it has to stay exact."""
+        if not self.may_be_coarse(unit):
+            return None
+        read = partial(self._values.read, unit)
+        before = self._parent(unit)
+        if self._codebooks is not None:
+            estimate = self._codebooks.estimate(unit, read, before, lambda: self._sensitivity(unit))
+            if estimate is not None:
+                return estimate
+        return self._coarse.estimate(unit, read, before, lambda: self._steps(unit), lambda: self._size(unit))
+
+    def encode(self, content: str, estimate: Estimate, choice: Choice) -> Encoded:
+        """The layers of an object as they were planned.
+
+        Raises
+        ------
+        InputError
+            Its bytes changed since they were hashed.
+        """
+        with self._turn(estimate.unit):
+            return self._encode(content, estimate, choice)
+
+    def _encode(self, content: str, estimate: Estimate, choice: Choice) -> Encoded:
+        unit = estimate.unit
+        whole = self._values.read(unit, 0, unit.count)
+        self._values.check(unit, whole)
+        plan = estimate.plans[choice.option.name]
+        if self._codebooks is not None and plan.lattice is not None:
+            return self._codebooks.encode(
+                estimate, plan, lambda first, last: whole[first:last], lambda: self._sensitivity(unit)
+            )
+        if estimate.is_coarse:
+            return self._coarse.encode(estimate, plan, lambda first, last: whole[first:last])
+        parent = self._parents.get((unit.key, unit.signature))
+        replaced = [] if parent is None else [one for one in (parent.lattice, parent.content) if one is not None]
+        return self._exact.encode(content, estimate, plan, lambda first, last: whole[first:last], replaced)
+
+    def may_be_coarse(self, unit: Unit) -> bool:
+        """Whether a unit is one of those that become coarse: norms, biases, counters and complex numbers never do."""
+        member = unit.members[0]
+        extent = self._values.layouts[member.file].extents[member.extent]
+        return unit.role != "other" and extent.dtype not in PARTS
+
+    def _size(self, unit: Unit) -> float:
+        """Root mean square of the finite values of the tensor that a unit is, or is a part of."""
+        place = unit.members[0].file, unit.members[0].extent
+        with self._lock:
+            if place not in self._sizes:
+                total = count = 0.0
+                for part in self._values.units:
+                    if (part.members[0].file, part.members[0].extent) == place:
+                        squares, _, finite = statistics_of(self._values.read(part, 0, part.count), part.dtype)
+                        total, count = total + squares, count + finite
+                self._sizes[place] = (total / max(count, 1)) ** 0.5
+            return self._sizes[place]
+
+    @cached_property
+    def _small_share(self) -> float:
+        small = sum(unit.nbytes for unit in self._values.units if unit.is_bundle and unit.role == "weight")
+        return small / max(self._values.size, 1)
+
+    def _steps(self, unit: Unit) -> Steps:
+        """The steps that a weight is to have."""
+        with self._lock:
+            shapes, common = self._common
+        shape = shapes.get(unit.key, Sensitivity())
+        level = -1e9 if common.level is None else common.level + self._finer(unit)
+        return Steps(level, shape.rows, shape.cols, unit.key in common.still, common.is_related)
+
+    @cached_property
+    def _common(self) -> tuple[dict[str, Sensitivity], CommonStep]:
+        """Sensitivities of weights by key, and the step that all of them share."""
+        weights = [unit for unit in self._values.units if unit.role == "weight" and unit.dtype in STEP_RANGE]
+        pairs = [(unit, self._moments[unit.key]) for unit in weights if unit.key in self._moments]
+        shapes = sensitivities(pairs, self._values.read)
+        items = [(unit, shapes.get(unit.key, Sensitivity()), self._parent(unit)) for unit in weights]
+        return shapes, common_step(items, self._values.read, self._reader, self._policy.quality)
+
+    def _parent(self, unit: Unit) -> CoarseParent | None:
+        parent = self._parents.get((unit.key, unit.signature))
+        return None if parent is None else CoarseParent(parent.lattice, parent.spread)
+
+    def _finer(self, unit: Unit) -> float:
+        """Octaves by which the step of small weights differs from that of others."""
+        return SMALL_OCTAVES if unit.is_bundle and self._small_share < SMALL_SHARE else 0.0
+
+    def _sensitivity(self, unit: Unit) -> Floats | None:
+        """What Inshrinkerator ranks the elements of a weight by: |g w|, from second moments without a gradient."""
+        gradient = self._gradients.get(_tensor(unit))
+        if gradient is not None and not unit.is_bundle and unit.dtype in CODEBOOK_DTYPES:
+            first = unit.members[0].first
+            weight = as_float32(self._values.read(unit, 0, unit.count), unit.dtype)
+            with np.errstate(all="ignore"):
+                ranks: Floats = np.abs(gradient[first : first + unit.count] * weight)
+            return ranks
+        second = self._moments.get(unit.key)
+        if second is None or second.role != "second" or unit.dtype not in CODEBOOK_DTYPES:
+            return None
+        values = as_float32(self._values.read(unit, 0, unit.count), unit.dtype)
+        return moment_sensitivity(values, as_float32(self._values.read(second, 0, second.count), second.dtype))
+
+    @cached_property
+    def _moments(self) -> dict[str, Unit]:
+        """A moment of each weight by the weight's key: the second one, or where there are none the first."""
+        return self._of_weights("second") or self._of_weights("first")
+
+    def _of_weights(self, role: str) -> dict[str, Unit]:
+        """The moments of weights by the weights' keys: optimisers keep them in the order of the parameters.
+
+        Weights and moments of one shape belong together in their order, where there are as many of the one as of the
+        other; otherwise nobody knows which is whose.
+        """
+        weights: dict[tuple[int, ...], list[Unit]] = {}
+        moments: dict[tuple[int, ...], list[Unit]] = {}
+        for unit in self._values.units:
+            if not unit.is_bundle and unit.role in ("weight", role):
+                (weights if unit.role == "weight" else moments).setdefault(unit.shape, []).append(unit)
+        return {
+            weight.key: moment
+            for shape, units in weights.items()
+            if len(units) == len(moments.get(shape, [])) and moments[shape][0].dtype in STEP_RANGE
+            for weight, moment in zip(units, moments[shape], strict=True)
+        }
+
+
+def _tensor(unit: Unit) -> str:
+    """Path of the tensor that a unit that is no bundle is, or is a part of."""
+    name, mark, part = unit.key.rpartition("#")
+    return name if mark and part.isdigit() else unit.key

@@ -1,0 +1,478 @@
+"""Turns one object's values into layers: estimates what each way of storing it costs, and carries one out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from ckstore.codecs.codebook import CodebookLattice
+from ckstore.codecs.integers import encode_changes, encode_chunk, has_changes, payload_bits
+from ckstore.codecs.lattice import (
+    Bits,
+    Integers,
+    LinearLattice,
+    common_factor,
+    ordinal_classes,
+    ordinal_difference,
+    scaled,
+    step_exponent,
+)
+from ckstore.codecs.rounded import RoundedLattice
+from ckstore.encoding.comparison import CoarseUnit
+from ckstore.encoding.magnitudes import row_width
+from ckstore.errors import IntegrityError
+from ckstore.lineage.cost import cost, layer
+from ckstore.lineage.planner import Candidates, Option
+from ckstore.objects.reader import FRAME, ObjectReader
+from ckstore.objects.records import ContentRecord, Lattice, LatticeRecord, check_cut, digest
+from ckstore.objects.units import Unit
+from ckstore.runtime.blocks import empty, fixed
+from ckstore.runtime.checksum import crc32c
+
+#: The coarse step is this many times the change since the parent, or the floor, whichever is larger.
+ALPHA = 2.0
+
+#: The floor: this part of the distance travelled since the run began.
+FLOOR = 0.05
+
+#: For a run's first version: this part of the weights' own size.
+FIRST = 0.05
+
+#: The step stays the parent's while its binary logarithm is within this of the one asked for.
+STEP_SLACK = 0.75
+
+#: Context order is used where it saves at least this part of the payload.
+CONTEXT_GAIN = 0.03
+
+#: Elements of an object that its sizes are estimated from: at most so many; of small objects a part, and at least ...
+SAMPLE = 1 << 15
+_SAMPLED = 8
+_LEAST_SAMPLE = 1 << 13
+
+#: Sizes above this count as this: twice as much is still a finite number.
+_LARGEST = 2.0**1000
+
+#: Coarse layers hold floats of these dtypes; all others are kept on ordinal lattices.
+LINEAR = ("float32", "float64")
+
+ReadUnit = Callable[[int, int], Bits]
+Ancestor = TypeVar("Ancestor", LatticeRecord, ContentRecord)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One way to store an object: which base its integers are stored against, and which exact layer it gets.
+
+    `lattice` is its own where ways differ in it, `additive` that of a codebook whose values are added to the base's.
+    """
+
+    base: LatticeRecord | None
+    parent: ContentRecord | None = None
+    context: bool = False
+    factor: float = 1.0
+    lattice: Lattice | None = None
+    additive: bool = False
+
+
+@dataclass(slots=True)
+class Estimate:
+    """What the planner needs to know of one object, and what the encoder needs to carry its choice out."""
+
+    unit: Unit
+    candidates: Candidates
+    plans: dict[str, Plan]
+    full_cost: float
+    alone: tuple[int, int]
+    lattice: Lattice | None = None
+    origin: str | None = None
+    is_coarse: bool = False
+    dithered: bool = False
+
+
+@dataclass(slots=True)
+class Encoded:
+    """An object's layers, ready to be written: payloads of chunks, None where all integers are zero.
+
+    `facts` is what a coarse version records of it; such an object has no exact layer. `aside` is what a codebook
+    does not code, for each chunk.
+    """
+
+    identity: str
+    coarse: list[memoryview | None]
+    exact: list[memoryview]
+    facts: CoarseUnit | None = None
+    aside: list[bytes] = field(default_factory=list)
+
+
+class ObjectEncoder:
+    """Estimates and encodes objects against what the store holds already.
+
+    Parameters
+    ----------
+    reader
+        Decodes the objects that new ones are stored against.
+    keep
+        Whether the chunks of what is encoded stay in the reader's cache, for the version that follows.
+    """
+
+    def __init__(self, reader: ObjectReader, *, keep: bool = False) -> None:
+        self.reader = reader
+        self._keep = keep
+
+    def estimate(self, unit: Unit, read: ReadUnit, parent: str | None, coarse: str | None = None) -> Estimate:
+        """Options of `unit`, from a sample of one chunk.
+
+        Parameters
+        ----------
+        unit
+            The object's cut.
+        read
+            Bits of the elements from the first to before the second argument.
+        parent
+            Content id of the parent version's object of the same key and signature, or None. One that was lost or
+            cannot be decoded counts as none: a run goes on after it was damaged.
+        coarse
+            Lattice id of that object where it has no exact values.
+        """
+        sample = Sample.of(unit, read)
+        try:
+            if self._is_linear(unit):
+                return self._estimate_linear(unit, sample, parent, coarse)
+            return self._estimate_ordinal(unit, sample, parent)
+        except IntegrityError:
+            if self._is_linear(unit):
+                return self._estimate_first(unit, sample)
+            return self._estimate_ordinal(unit, sample, None)
+
+    def encode(
+        self, content: str, estimate: Estimate, plan: Plan, read: ReadUnit, replaced: Sequence[str] = ()
+    ) -> Encoded:
+        """The layers of an object under `plan`.
+
+        Where chunks stay in the cache for the version that follows, those of the ids in `replaced` go: nobody will be
+        stored against them any more, and their memory is at hand.
+        """
+        unit = estimate.unit
+        encoded = Encoded(content, [], [])
+        digests: list[bytes] = []
+        kept: list[Integers] = []
+        for chunk, start in enumerate(range(0, unit.count, unit.chunk)):
+            bits = read(start, min(start + unit.chunk, unit.count))
+            if estimate.lattice is None:
+                encoded.coarse.append(self._ordinal_chunk(unit, bits, chunk, plan))
+            else:
+                integers = self._linear_chunk(_linear(estimate), bits, chunk, start, plan, encoded)
+                digests.append(bytes.fromhex(digest(integers.view(np.uint8))))
+                if self._keep:
+                    kept.append(integers)
+            if self._keep:
+                for before in replaced:
+                    self.reader.cache.drop((before, chunk))
+                own = empty(bits.size, bits.dtype)
+                own[...] = bits  # Which lie in memory that the next objects will be read into.
+                self.reader.cache.put((content, chunk), own)
+        if estimate.lattice is not None:
+            encoded.identity = lattice_id(estimate.lattice, unit.count, unit.chunk, digests)
+            for chunk, integers in enumerate(kept):
+                self.reader.cache.put((encoded.identity, chunk), integers)
+        return encoded
+
+    @staticmethod
+    def _is_linear(unit: Unit) -> bool:
+        return unit.dtype in LINEAR and not unit.is_bundle and unit.role == "weight"
+
+    def _linear_chunk(
+        self, lattice: LinearLattice, bits: Bits, chunk: int, start: int, plan: Plan, encoded: Encoded
+    ) -> Integers:
+        predicted = None
+        if plan.base is not None:
+            # The parent's exact values stand on the same integers.
+            before = self.reader.integers(plan.base, chunk, keep=plan.parent is not None)
+            predicted = lattice.project(plan.base.linear, before, start)
+        integers = lattice.quantise(bits, start, predicted)
+        delta = integers
+        if predicted is not None:
+            delta = np.subtract(integers, predicted, out=empty(integers.size, np.int32))
+        encoded.coarse.append(encode_changes(delta))
+        parent = None
+        if plan.parent is not None:
+            parent = scaled(self.reader.exact(plan.parent, chunk, keep=False), lattice.dtype, plan.factor)
+        encoded.exact.append(exact_frame(lattice, bits, integers, start, parent))
+        return integers
+
+    def _ordinal_chunk(self, unit: Unit, bits: Bits, chunk: int, plan: Plan) -> memoryview | None:
+        parent = None
+        if plan.base is not None:
+            parent = scaled(self.reader.ordinals(plan.base, chunk, keep=False), unit.dtype, plan.factor)
+        difference = ordinal_difference(bits, parent, unit.dtype)
+        if not has_changes(difference):
+            return None
+        classes = ordinal_classes(parent, unit.dtype) if plan.context and parent is not None else None
+        return encode_chunk(difference, classes)
+
+    def _estimate_ordinal(self, unit: Unit, sample: Sample, parent: str | None) -> Estimate:
+        bits = sample.bits
+        base_bytes = sample.nbytes(ordinal_difference(bits, None, unit.dtype))
+        chunks = -(-unit.count // unit.chunk)
+        full_cost = cost(layer(chunks, unit.count, int(base_bytes), grouped=False))
+        options = [Option("base", base_bytes, full_cost, is_base=True)]
+        plans = {"base": Plan(None)}
+        debt = 0.0
+        record = None if parent is None else self._record_of(parent, unit)
+        if record is not None and record.kind == "ordinal":
+            debt = record.debt
+            for name, ancestor in nearby_ancestors(self.reader.chain(record)):
+                before = sample.cut(self.reader.ordinals(ancestor, sample.chunk))
+                for context, (stored, factor) in self._differences(sample, before, unit.dtype).items():
+                    way = f"{name}-context" if context else name
+                    own_work = layer(chunks, unit.count, int(stored), grouped=context)
+                    price = cost(own_work.plus(self.reader.lattice_work(ancestor)))
+                    options.append(Option(way, stored, price, is_base=False))
+                    plans[way] = Plan(ancestor, context=context, factor=factor)
+        return Estimate(unit, Candidates(tuple(options), debt), plans, full_cost, (int(base_bytes), 0))
+
+    @staticmethod
+    def _differences(sample: Sample, before: Bits, dtype: str) -> dict[bool, tuple[float, float]]:
+        """Bytes and factor of the smallest delta against `before` in natural order (False) and context order (True).
+
+        Natural order decodes faster; context order is offered only where it is smaller by `CONTEXT_GAIN`.
+        """
+        ways = []
+        for factor in {1.0, common_factor(sample.bits, before, dtype)}:
+            predicted = scaled(before, dtype, factor)
+            difference = ordinal_difference(sample.bits, predicted, dtype)
+            ways.append((sample.nbytes(difference), factor, predicted, difference))
+        natural, factor, predicted, difference = min(ways, key=lambda way: way[:2])
+        classes = ordinal_classes(predicted, dtype)
+        context = float("inf") if classes is None else sample.nbytes(difference, classes)
+        if context < (1 - CONTEXT_GAIN) * natural:
+            return {False: (natural, factor), True: (context, factor)}
+        return {False: (natural, factor)}
+
+    def _estimate_linear(self, unit: Unit, sample: Sample, parent: str | None, coarse: str | None) -> Estimate:
+        record, content = self._linear_parent(unit, parent, coarse)
+        if record is None:
+            return self._estimate_first(unit, sample)
+        bits, start = sample.bits, sample.start
+        chain = [] if content is None else nearby_ancestors(self.reader.content_chain(content))
+        ancestors = [(name, level, sample.cut(self.reader.exact(level, sample.chunk))) for name, level in chain]
+        before = ancestors[-1][2] if ancestors else sample.cut(self.reader.values(record, sample.chunk))
+        if _is_unrelated(bits, before, record.dtype):
+            return self._estimate_first(unit, sample)
+        origin, there = self._origin(record, sample)
+        lattice = self._next_lattice(record, sample, before, origin, there)
+        integers_before = sample.cut(self.reader.integers(record, sample.chunk))
+        predicted = lattice.project(record.linear, integers_before, start)
+        integers = lattice.quantise(bits, start, predicted)
+        delta = sample.nbytes(integers - predicted)
+        base = sample.nbytes(lattice.quantise(bits, start))
+        own = sample.nbytes(*lattice.residuals(bits, integers, start))
+        chunks, count = record.chunks, unit.count
+        own_cost = cost(layer(chunks, count, int(own), grouped=True))
+        base_cost = cost(layer(chunks, count, int(base), grouped=False))
+        delta_cost = cost(layer(chunks, count, int(delta), grouped=False).plus(self.reader.lattice_work(record)))
+        full_cost = base_cost + own_cost
+        options = [
+            Option("base", base + own, full_cost, is_base=True),
+            Option("delta", delta + own, delta_cost + own_cost, is_base=False),
+        ]
+        plans = {"base": Plan(None), "delta": Plan(record)}
+        for name, ancestor, exact in ancestors:
+            chained, factor = min(
+                (
+                    sample.nbytes(*lattice.residuals(bits, integers, start, scaled(exact, lattice.dtype, factor))),
+                    factor,
+                )
+                for factor in {1.0, common_factor(bits, exact, lattice.dtype)}
+            )
+            exact_work = layer(chunks, count, int(chained), grouped=True).plus(self.reader.content_work(ancestor))
+            options.append(Option(f"chained-{name}", delta + chained, delta_cost + cost(exact_work), is_base=False))
+            plans[f"chained-{name}"] = Plan(record, ancestor, factor=factor)
+        alone = int(base), int(own)
+        debt = record.debt if content is None else content.debt
+        return Estimate(unit, Candidates(tuple(options), debt), plans, full_cost, alone, lattice, origin.id)
+
+    def _linear_parent(
+        self, unit: Unit, parent: str | None, coarse: str | None
+    ) -> tuple[LatticeRecord | None, ContentRecord | None]:
+        """The parent's records, of its integers and of its exact layer; None where it stands on no such lattice."""
+        content = None if parent is None else self.reader.resolver.content(parent)
+        if content is not None:
+            record = self.reader.resolver.lattice(content.lattice)
+        elif parent is None and coarse is not None:
+            record = self.reader.resolver.lattice(coarse)
+        else:
+            return None, None
+        check_cut(record, unit)
+        fits = record.kind == "linear" and record.width == row_width(unit)
+        return (record, content) if fits else (None, None)
+
+    def _estimate_first(self, unit: Unit, sample: Sample) -> Estimate:
+        from ckstore.kernels.lattice import statistics
+
+        bits, start = sample.bits, sample.start
+        total, largest, finite = statistics(fixed(bits.view(unit.dtype)))
+        size = _root_mean_square(total, finite)
+        lattice = LinearLattice(unit.dtype, step_exponent(FIRST * size, largest, unit.dtype), row_width(unit))
+        integers = lattice.quantise(bits, start)
+        base = sample.nbytes(integers)
+        own = sample.nbytes(*lattice.residuals(bits, integers, start))
+        chunks = -(-unit.count // unit.chunk)
+        work = layer(chunks, unit.count, int(base), grouped=False)
+        full_cost = cost(work.plus(layer(chunks, unit.count, int(own), grouped=True)))
+        option = Option("base", base + own, full_cost, is_base=True)
+        alone = int(base), int(own)
+        return Estimate(unit, Candidates((option,)), {"base": Plan(None)}, full_cost, alone, lattice)
+
+    def _record_of(self, content: str, unit: Unit) -> LatticeRecord:
+        """The lattice record of an object that `unit` may be stored against."""
+        record = self.reader.record_of(content)
+        check_cut(record, unit)
+        return record
+
+    def _origin(self, record: LatticeRecord, sample: Sample) -> tuple[LatticeRecord, Integers]:
+        """The object that the run of `record` began with and its sampled integers; `record` itself where it is lost."""
+        if record.origin is not None:
+            try:
+                origin = self.reader.resolver.lattice(record.origin)
+                check_cut(origin, record)
+                return origin, sample.cut(self.reader.integers(origin, sample.chunk))
+            except IntegrityError:
+                pass
+        return record, sample.cut(self.reader.integers(record, sample.chunk))
+
+    @staticmethod
+    def _next_lattice(
+        record: LatticeRecord, sample: Sample, before: Bits, origin: LatticeRecord, there: Integers
+    ) -> LinearLattice:
+        """The lattice of the next version: the parent's with the step that training now asks for.
+
+        Parameters
+        ----------
+        before
+            The parent's sampled values.
+        origin, there
+            The object that the run began with, and its sampled integers.
+        """
+        from ckstore.kernels.lattice import statistics
+
+        values = sample.bits.view(record.dtype)
+        with np.errstate(all="ignore"):
+            moved, _, finite = statistics(fixed(values - before.view(record.dtype)))
+        _, largest, _ = statistics(fixed(values))
+        change = _root_mean_square(moved, finite)
+        travelled, finite = origin.linear.distance(sample.bits, there, sample.start)
+        distance = _root_mean_square(travelled, finite)
+        asked = max(ALPHA * change, FLOOR * distance)
+        step = record.step
+        if asked > 0 and abs(float(np.log2(asked)) - step) >= STEP_SLACK:
+            step = step_exponent(asked, largest, record.dtype)
+        step = max(step, step_exponent(0.0, largest, record.dtype))
+        return LinearLattice(record.dtype, step, record.width, record.rows, record.cols)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Some elements of one chunk of an object, from which sizes of the whole are estimated.
+
+    Attributes
+    ----------
+    chunk
+        The chunk's number.
+    first
+        The sample's first element in the chunk.
+    start
+        The sample's first element in the object.
+    bits
+        The sampled values.
+    scale
+        Elements of the object for each sampled one.
+    chunks
+        Chunks of the object.
+    """
+
+    chunk: int
+    first: int
+    start: int
+    bits: Bits
+    scale: float
+    chunks: int
+
+    @classmethod
+    def of(cls, unit: Unit, read: ReadUnit) -> Sample:
+        """The middle of the middle chunk of `unit`."""
+        chunks = -(-unit.count // unit.chunk)
+        chunk = chunks // 2
+        start = chunk * unit.chunk
+        length = min(unit.chunk, unit.count - start)
+        taken = min(length, SAMPLE, max(unit.count // _SAMPLED, _LEAST_SAMPLE))
+        first = (length - taken) // 2
+        bits = read(start + first, start + first + taken)
+        return cls(chunk, first, start + first, bits, unit.count / max(taken, 1), chunks)
+
+    def cut(self, chunk: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """The sampled elements of the same chunk of another object."""
+        return chunk[self.first : self.first + self.bits.size]
+
+    def nbytes(self, values: Integers, classes: npt.NDArray[np.uint8] | None = None) -> float:
+        """Estimated bytes of all the object's payloads when the sample's integers are these."""
+        return payload_bits(values, classes, times=self.scale, payloads=self.chunks) / 8
+
+
+def exact_frame(
+    lattice: LinearLattice, bits: Bits, integers: Integers, start: int, parent: Bits | None = None
+) -> memoryview:
+    """A chunk of an exact layer, chained if there is a `parent`: the checksum of its bits, and its residuals."""
+    residuals, classes = lattice.residuals(bits, integers, start, parent)
+    return encode_chunk(residuals, classes, before=crc32c(bits).to_bytes(FRAME, "little"))
+
+
+def nearby_ancestors(chain: list[Ancestor]) -> list[tuple[str, Ancestor]]:
+    """What a delta may be stored against: the chain's end, what the parent is stored against, and the parent.
+
+    In this order each is decoded from the one before, which is still at hand.
+    """
+    places = sorted({0, min(1, len(chain) - 1), len(chain) - 1})
+    return [(f"delta-{place}", chain[place]) for place in reversed(places)]
+
+
+def _is_unrelated(bits: Bits, before: Bits, dtype: str) -> bool:
+    """Whether values are further from the parent's than from zero: another run under the same names."""
+    from ckstore.kernels.lattice import statistics
+
+    values = bits.view(dtype)
+    with np.errstate(all="ignore"):
+        moved, _, both = statistics(fixed(values - before.view(dtype)))
+    total, _, finite = statistics(fixed(values))
+    further = _root_mean_square(moved, both) > _root_mean_square(total, finite)
+    return further and common_factor(bits, before, dtype) == 1.0
+
+
+def _root_mean_square(total: float, count: int) -> float:
+    """Root of the mean of `count` squares that add up to `total`; the squares of float64 values may overflow."""
+    return min((total / count) ** 0.5, _LARGEST) if count else 0.0
+
+
+def _linear(estimate: Estimate) -> LinearLattice:
+    assert isinstance(estimate.lattice, LinearLattice)
+    return estimate.lattice
+
+
+def lattice_id(lattice: Lattice, count: int, chunk: int, digests: list[bytes], base: str = "") -> str:
+    """The lattice id: BLAKE3 of kind, dtype, step, exponents, cut and the digests of the integers' chunks.
+
+    `base` is the lattice id of what a codebook's values are added to; the digests of protected elements follow those
+    of the integers.
+    """
+    if isinstance(lattice, CodebookLattice):
+        head = f"codebook|{lattice.dtype}|{int(lattice.protected)}|{count}|{chunk}|{base}|".encode()
+        return digest(head, lattice.centroids.astype("<f4").tobytes(), *digests)
+    if isinstance(lattice, RoundedLattice):
+        head = f"rounded|{lattice.dtype}|{lattice.shift}|{lattice.level}|{lattice.width}|{count}|{chunk}|".encode()
+    else:
+        head = f"linear|{lattice.dtype}|{lattice.step}|{lattice.width}|{count}|{chunk}|".encode()
+    return digest(head, lattice.rows.astype("<i2").tobytes(), b"|", lattice.cols.astype("<i2").tobytes(), *digests)

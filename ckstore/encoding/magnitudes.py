@@ -1,0 +1,121 @@
+"""What is said of a unit's magnitudes by rows and columns: the exponents of its lattice, and its sensitivity."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ckstore.codecs.lattice import FLOATS, Bits
+from ckstore.codecs.rounded import largest_finite
+from ckstore.objects.units import Unit
+
+Exponents = npt.NDArray[np.int16]
+
+#: Elements of a bundle that share an exponent.
+BLOCK = 64
+
+#: Rows and columns with fewer elements have no exponents.
+_NARROW = 16
+
+#: Exponents stay this close to 0: one character each in a manifest.
+_REACH = 40
+
+
+def row_width(unit: Unit) -> int:
+    """Elements of what a lattice takes for a row of `unit`: the cut between its axes with the fewest rows and columns.
+
+    A convolution's filters are rows, and not the three elements of its last axis. A bundle's rows are short blocks,
+    so that each of its members has rows of its own. A unit that is narrow either way is one row: an exponent for
+    every few elements would take more than the elements.
+    """
+    if unit.is_bundle:
+        return BLOCK
+    shape = unit.shape
+    cuts = [prod(shape[axis:]) for axis in range(1, len(shape))] or [unit.count]
+    width = min(cuts, key=lambda width: unit.count // width + width)
+    return width if min(width, unit.count // width) >= _NARROW else unit.count
+
+
+@dataclass(frozen=True, slots=True)
+class LogModel:
+    """The mean of a unit's binary logarithms, as a level and what rows and columns differ from it, in octaves.
+
+    Zeros and what is not finite are left out. Fitting rows and columns to logarithms is what Shazeer and Stern
+    ("Adafactor", 2018) do to second moments with arithmetic means.
+
+    Attributes
+    ----------
+    level
+        The mean, in ordinals' octaves: binary logarithm and the exponent's bias.
+    rows, cols
+        float64, what rows and columns differ; `cols` is empty for bundles and for units of one axis.
+    """
+
+    level: float
+    rows: npt.NDArray[np.float64]
+    cols: npt.NDArray[np.float64]
+
+    @classmethod
+    def of(cls, unit: Unit, bits: Bits) -> LogModel:
+        """The model of all of a unit's values (bits of a float dtype with infinities)."""
+        from ckstore.kernels.coarse import order_sums
+
+        width = row_width(unit)
+        rows = -(-unit.count // width)
+        sums, cols = np.zeros(rows), np.zeros(width)
+        counts = np.zeros(rows + width, np.int64)
+        order_sums(bits, width, largest_finite(unit.dtype), sums, cols, counts)
+        octave = 1 << FLOATS[unit.dtype][0]
+        known = counts[:rows].sum()
+        if not known:
+            return cls(0.0, np.zeros(rows), np.zeros(0 if rows == 1 or unit.is_bundle else width))
+        level = float(sums.sum() / known / octave)
+        if unit.is_bundle:
+            return cls(level, _by_member(unit, sums, counts[:rows], octave) - level, np.zeros(0))
+        if rows == 1:
+            return cls(level, np.zeros(1), np.zeros(0))
+        return cls(level, _means(sums, counts[:rows], octave, level), _means(cols, counts[rows:], octave, level))
+
+    def exponents(self, factor: float = 1.0) -> tuple[Exponents, Exponents]:
+        """Rows and columns times `factor`, as whole numbers."""
+        return whole(self.rows * factor), whole(self.cols * factor)
+
+
+def whole(octaves: npt.NDArray[np.float64]) -> Exponents:
+    """Octaves as exponents of a lattice: rounded, kept within what a record holds; empty where all are 0."""
+    exponents = np.clip(np.rint(octaves), -_REACH, _REACH).astype(np.int16)
+    return exponents if exponents.any() else np.empty(0, np.int16)
+
+
+def member_rows(unit: Unit, octaves: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """What blocks of a bundle get where its members have these: blocks of two members get the smaller one."""
+    ends = np.cumsum(unit.member_counts)
+    rows = -(-unit.count // BLOCK)
+    result = np.full(rows, np.inf)
+    starts = np.concatenate([[0], ends[:-1]])
+    for value, start, end in zip(octaves.tolist(), starts.tolist(), ends.tolist(), strict=True):
+        if end > start:
+            stretch = result[start // BLOCK : -(-end // BLOCK)]
+            np.minimum(stretch, value, out=stretch)
+    return result
+
+
+def _by_member(unit: Unit, sums: Any, counts: Any, octave: int) -> npt.NDArray[np.float64]:
+    """Means by member, for each block; a block of two members counts for both."""
+    ends = np.cumsum(unit.member_counts)
+    starts = np.concatenate([[0], ends[:-1]])
+    means = []
+    for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+        blocks = slice(start // BLOCK, -(-end // BLOCK))
+        known = counts[blocks].sum()
+        means.append(sums[blocks].sum() / known / octave if known else 0.0)
+    return member_rows(unit, np.array(means))
+
+
+def _means(sums: Any, counts: Any, octave: int, level: float) -> npt.NDArray[np.float64]:
+    result: npt.NDArray[np.float64] = np.where(counts > 0, sums / np.maximum(counts, 1) / octave - level, 0.0)
+    return result

@@ -1,0 +1,111 @@
+"""Stores an object anew that was stored against something which goes; its ids and values stay what they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ckstore.codecs.integers import encode_changes
+from ckstore.codecs.lattice import common_factor, ordinal_classes, ordinal_difference, scaled
+from ckstore.encoding.exact import CONTEXT_GAIN, Encoded, exact_frame
+from ckstore.objects.reader import ObjectReader
+from ckstore.objects.records import ContentRecord, LatticeRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Anew:
+    """An object's layers as they are stored from now on.
+
+    Attributes
+    ----------
+    content
+        Its content id.
+    record
+        The record of its integers.
+    layers
+        What is written.
+    parent, factor
+        Of a chained exact layer.
+    """
+
+    content: str
+    record: LatticeRecord
+    layers: Encoded
+    parent: str | None = None
+    factor: float = 1.0
+
+
+def reanchored(reader: ObjectReader, item: tuple[str, str | None], kept: set[str]) -> Anew:
+    """An object stored against the nearest of its ancestors that stays, or by itself where that is smaller.
+
+    Parameters
+    ----------
+    item
+        Its lattice id and content id.
+    kept
+        Content ids that versions claim. What of them is stored against something that goes is stored anew too.
+    """
+    lattice, content = item
+    assert content is not None
+    record = reader.resolver.lattice(lattice)
+    layer = reader.exact_layer(lattice, content)
+    if layer is None:
+        return _ordinal(reader, record, kept)
+    return _chained(reader, record, layer, kept)
+
+
+def _chained(reader: ObjectReader, record: LatticeRecord, layer: ContentRecord, kept: set[str]) -> Anew:
+    """A chained exact layer, against an ancestor or own."""
+    ancestor = next((level for level in reader.content_chain(layer)[1:] if level.id in kept), None)
+    own = _exact_layer(reader, record, layer, None, 1.0)
+    anew = Anew(layer.id, record, own)
+    if ancestor is None:
+        return anew
+    factor = common_factor(reader.exact(layer, 0), reader.exact(ancestor, 0), record.dtype)
+    chained = _exact_layer(reader, record, layer, ancestor, factor)
+    if _size(chained) < _size(own):
+        anew = Anew(layer.id, record, chained, ancestor.id, factor)
+    return anew
+
+
+def _exact_layer(
+    reader: ObjectReader, record: LatticeRecord, layer: ContentRecord, ancestor: ContentRecord | None, factor: float
+) -> Encoded:
+    encoded = Encoded(record.id, [], [])
+    for chunk in range(record.chunks):
+        bits = reader.exact(layer, chunk)
+        integers = reader.integers(record, chunk)
+        start = chunk * record.chunk
+        before = None if ancestor is None else scaled(reader.exact(ancestor, chunk), record.dtype, factor)
+        encoded.exact.append(exact_frame(record.linear, bits, integers, start, before))
+    return encoded
+
+
+def _ordinal(reader: ObjectReader, record: LatticeRecord, kept: set[str]) -> Anew:
+    """Ordinals, against an ancestor or in full."""
+    ancestor = next((level for level in reader.chain(record)[1:] if level.id in kept), None)
+    full = _ordinals(reader, record, None, 1.0, context=False)
+    best = Anew(record.id, replace(record, base=None, context=False, factor=1.0, debt=0), full)
+    if ancestor is not None:
+        factor = common_factor(reader.ordinals(record, 0), reader.ordinals(ancestor, 0), record.dtype)
+        for context in (False, True):
+            layers = _ordinals(reader, record, ancestor, factor, context=context)
+            if _size(layers) < (1 - CONTEXT_GAIN * context) * _size(best.layers):
+                moved = replace(record, base=ancestor.id, context=context, factor=factor, debt=0)
+                best = Anew(record.id, moved, layers)
+    return best
+
+
+def _ordinals(
+    reader: ObjectReader, record: LatticeRecord, base: LatticeRecord | None, factor: float, *, context: bool
+) -> Encoded:
+    encoded = Encoded(record.id, [], [])
+    for chunk in range(record.chunks):
+        before = None if base is None else scaled(reader.ordinals(base, chunk), record.dtype, factor)
+        difference = ordinal_difference(reader.ordinals(record, chunk), before, record.dtype)
+        classes = ordinal_classes(before, record.dtype) if context and before is not None else None
+        encoded.coarse.append(encode_changes(difference, classes))
+    return encoded
+
+
+def _size(layers: Encoded) -> int:
+    return sum(len(payload) for payload in [*layers.exact, *(chunk for chunk in layers.coarse if chunk is not None)])

@@ -1,0 +1,234 @@
+"""Writes the objects of a commit into its two packs, and turns what was written into rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ckstore.codecs.codebook import CodebookLattice
+from ckstore.codecs.rounded import RoundedLattice
+from ckstore.encoding.exact import Encoded, Estimate
+from ckstore.errors import CkstoreError
+from ckstore.formats.layout import ITEM_SIZES
+from ckstore.lineage.planner import Choice
+from ckstore.objects.documents import VersionDocument
+from ckstore.objects.records import ContentRecord, Kind, Lattice, LatticeRecord, Mode, Record, array_name
+from ckstore.objects.resolver import CatalogResolver
+from ckstore.storage import durable, manifest
+from ckstore.storage.catalog import Catalog, Placement, VersionRow, key
+from ckstore.storage.pack import Entry, PackInfo, PackWriter
+from ckstore.storage.root import PACKS
+
+_HUFFMAN = {"name": "ckstore.huffman"}
+
+
+class ObjectWriter:
+    """Writes objects into the two packs of a commit and keeps their records."""
+
+    def __init__(self, coarse: PackWriter, exact: PackWriter) -> None:
+        self.coarse = coarse
+        self.exact = exact
+        self.lattices: list[LatticeRecord] = []
+        self.contents: list[ContentRecord] = []
+        self.finished: list[PackInfo] = []
+        self._ids: set[str] = set()
+
+    def add(self, content: str, estimate: Estimate, choice: Choice, layers: Encoded, *, stored: bool) -> str:
+        """Write one object as it was planned; returns its lattice id.
+
+        Where the store holds its integers already (`stored`: no element moved by a step), only its exact layer is
+        written: a second record of the same id could name itself as its base.
+        """
+        unit = estimate.unit
+        way = estimate.plans[choice.option.name]
+        lattice = way.lattice or estimate.lattice
+        record = LatticeRecord(
+            id=content if lattice is None else layers.identity,
+            kind=_kind(lattice),
+            dtype=unit.dtype,
+            count=unit.count,
+            chunk=unit.chunk,
+            base=None if way.base is None else way.base.id,
+            offset=0,
+            length=0,
+            context=way.context,
+            factor=way.factor if lattice is None else 1.0,
+            additive=way.additive,
+            origin=estimate.origin,
+            alone=estimate.alone,
+            debt=round(choice.debt),
+            **({} if lattice is None else _parameters(lattice)),
+        )
+        if stored:
+            self._ids.add(record.id)
+        self.put(content, record, None if way.parent is None else way.parent.id, layers, factor=way.factor)
+        return record.id
+
+    def put(
+        self, content: str | None, record: LatticeRecord, parent: str | None, layers: Encoded, *, factor: float = 1.0
+    ) -> None:
+        """Write the layers of one object and keep its records.
+
+        Parameters
+        ----------
+        content
+            Its content id; None where only its integers are kept.
+        parent, factor
+            Content id that a chained exact layer needs, and the factor of its values; None for an own layer.
+        """
+        if record.id not in self._ids and layers.coarse:
+            self._ids.add(record.id)
+            attributes: dict[str, Any] = {"kind": record.kind}
+            if record.base is not None:
+                attributes["delta"] = True
+            if record.context:
+                attributes["order"] = "context"
+            dtype = f"int{8 * ITEM_SIZES[record.dtype]}" if record.is_exact else "int32"
+            entry = self.coarse.add_sharded(
+                array_name(record.id),
+                record.count,
+                record.chunk,
+                dtype,
+                [_HUFFMAN],
+                {"ckstore": attributes},
+                layers.coarse,
+            )
+            record = replace(record, offset=entry.offset, length=entry.length)
+            if layers.aside:
+                entry = self.coarse.add_bytes(f"{array_name(record.id)}.aside", layers.aside, None)
+                record = replace(record, aside=entry.offset, asides=tuple(map(len, layers.aside)))
+            self.lattices.append(record)
+        if content is not None and layers.exact:
+            entry = self.exact.add_bytes(array_name(content), layers.exact, None)
+            mode: Mode = "own" if parent is None else "chained"
+            lengths = tuple(len(frame) for frame in layers.exact)
+            self.contents.append(
+                ContentRecord(content, record.id, mode, parent, entry.offset, lengths, "", factor, record.debt)
+            )
+
+    def begin_sync(self) -> None:
+        """Say that all objects were written: the disk can begin with what it has not yet."""
+        self.coarse.begin_sync()
+        self.exact.begin_sync()
+
+    @property
+    def records(self) -> list[Record]:
+        """The records, without the names of packs that are not finished yet."""
+        return [*self.lattices, *self.contents]
+
+    def placed(self, packs: Sequence[PackInfo]) -> list[Record]:
+        """The records with the names of the finished packs."""
+        names = {pack.kind: pack.name for pack in packs}
+        return [
+            *(replace(record, pack=names["coarse"]) for record in self.lattices),
+            *(replace(record, pack=names["exact"]) for record in self.contents),
+        ]
+
+    def places(self, packs: Sequence[PackInfo]) -> tuple[list[Placement], list[Placement]]:
+        """Where lattices and contents stand in the finished packs."""
+        names = {pack.kind: pack.name for pack in packs}
+        lattices = [(key(record.id), names["coarse"], slot) for slot, record in enumerate(self.lattices)]
+        contents = [(key(record.id), names["exact"], slot) for slot, record in enumerate(self.contents)]
+        return lattices, contents
+
+    def finish(
+        self,
+        document: VersionDocument | None,
+        blobs: dict[str, bytes],
+        number: int = 0,
+        *,
+        anew: bool = False,
+        trial: bool = False,
+    ) -> tuple[list[PackInfo], Entry]:
+        """Finish both packs; returns them and where the manifest of the coarse one stands.
+
+        Without a `document`, or `anew`, they hold objects of older versions, stored anew; with both the document is
+        what is said of an older version from now on. A `trial` will not be committed: `recover` leaves it alone.
+        """
+        anew = anew or document is None
+        head: dict[str, Any] = {"format": 1, "number": number, "created": durable.timestamp()}
+        if document is not None:
+            head |= {"number": document.number}
+        if document is not None and not anew:
+            head |= {"created": document.created}
+        if trial:
+            head |= {"trial": True}
+        if self.contents:
+            records = [record.to_json() for record in self.contents]
+            body = head | {"kind": "exact", "records": records, "rebase": anew}
+            self.exact.add_bytes(manifest.NAME, manifest.encode_manifest(body, {}), None)
+            self.finished.append(self.exact.finish())
+        else:
+            self.exact.abort()
+        body = head | {"kind": "coarse", "records": [record.to_json() for record in self.lattices]}
+        if anew:
+            body["rebase"] = True
+        if document is not None:
+            body["version"] = document.to_json()
+        entry = self.coarse.add_bytes(manifest.NAME, manifest.encode_manifest(body, blobs), None)
+        self.finished.append(self.coarse.finish())
+        return self.finished, entry
+
+
+def _kind(lattice: Lattice | None) -> Kind:
+    if lattice is None:
+        return "ordinal"
+    if isinstance(lattice, CodebookLattice):
+        return "codebook"
+    return "rounded" if isinstance(lattice, RoundedLattice) else "linear"
+
+
+def on_lattice(record: LatticeRecord, lattice: Lattice) -> LatticeRecord:
+    """A record with the parameters of a lattice."""
+    return replace(record, kind=_kind(lattice), **_parameters(lattice))
+
+
+def _parameters(lattice: Lattice) -> dict[str, Any]:
+    """Those of a record's fields that a lattice gives."""
+    if isinstance(lattice, CodebookLattice):
+        return {"centroids": lattice.centroids, "protected": lattice.protected}
+    plane = {"width": lattice.width, "rows": lattice.rows, "cols": lattice.cols}
+    if isinstance(lattice, RoundedLattice):
+        return plane | {"shift": lattice.shift, "level": lattice.level}
+    return plane | {"step": lattice.step}
+
+
+def version_row(document: VersionDocument, packs: Sequence[PackInfo], entry: Entry) -> VersionRow:
+    """The catalog's row of a version in finished packs, the coarse one last, whose manifest stands at `entry`."""
+    summary = document.summary
+    return VersionRow(
+        number=document.number,
+        uid=document.uid,
+        run=document.run,
+        step=document.step,
+        parent=document.parent,
+        created=document.created,
+        pack=packs[-1].name,
+        manifest_offset=entry.offset,
+        manifest_length=entry.length,
+        original_bytes=summary["original_bytes"],
+        stored_bytes=summary.get("stored_bytes", sum(pack.bytes for pack in packs)),
+        elements=summary["elements"],
+        tensors=summary["tensors"],
+        files=len(document.files),
+        depth=summary["depth"],
+        cost=summary["cost"],
+        base=summary["base"],
+        fidelity=document.fidelity,
+        metrics=document.metrics,
+        source=document.source,
+    )
+
+
+def remove_uncommitted(root: Path, catalog: Catalog, resolver: CatalogResolver, packs: Sequence[PackInfo]) -> None:
+    """Take back the packs of a change that was not committed: `recover` would make it visible."""
+    try:
+        committed = {pack.name for pack in catalog.packs()}
+    except CkstoreError:
+        return  # Nobody can say now whether the commit took place; `gc` removes what no version needs.
+    for pack in packs:
+        if pack.name not in committed:
+            resolver.packs.forget(pack.name)
+            (root / PACKS / pack.name).unlink(missing_ok=True)

@@ -1,0 +1,100 @@
+"""The streams that `torch.save` wrote before 1.6: five pickles, then the storages one after another.
+
+Source: `torch/serialization.py`, `_legacy_save` and `_legacy_load`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ckstore.errors import InputError
+from ckstore.formats.layout import ITEM_SIZES, Extent, FileLayout, Source
+from ckstore.formats.torch.objects import TorchPersistent, reduce
+from ckstore.formats.torch.pickle_reader import Persistent, Reduce, TruncatedError, no_persistent, read_pickle
+from ckstore.formats.torch.storages import StorageData
+from ckstore.formats.torch.tree import TreeReader
+from ckstore.formats.torch.zip import assemble
+
+_MAGIC = 0x1950A86A20F9469CFC6C
+_MAGIC_BYTES = _MAGIC.to_bytes(10, "little")
+_PROTOCOL = 1001
+_MAX_PICKLE_BYTES = 1 << 30
+_FIRST_WINDOW = 1 << 18
+_LARGE_TRAILER_BYTES = 1 << 16
+
+
+def starts_like_legacy(head: bytes) -> bool:
+    """Whether the first bytes of a file are the pickle of torch's magic number."""
+    return head[:1] == b"\x80" and _MAGIC_BYTES in head[:24]
+
+
+def parse_torch_legacy(source: Source) -> FileLayout | None:
+    """The layout of a legacy stream; None where it is of another protocol or big-endian.
+
+    Raises
+    ------
+    InputError
+        Where the stream is cut off or damaged.
+    """
+    stream = _Stream(source)
+    if stream.read() != _MAGIC or stream.read() != _PROTOCOL:
+        return None
+    system = stream.read()
+    if not isinstance(system, dict) or system.get("little_endian") is not True:
+        return None
+    persistent = TorchPersistent()
+    # A retry with a longer window must not see what the attempt before left.
+    node = stream.read(reduce, persistent)
+    reader = TreeReader()
+    tree = reader.read(node)
+    keys = stream.read()
+    if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys) or len(set(keys)) != len(keys):
+        raise InputError("the list of storages is damaged")
+    storages: list[StorageData] = []
+    position = stream.position
+    for key in keys:
+        storage = persistent.storages.get(key)
+        if storage is None:
+            raise InputError(f"the file lists storage {key!r}, which its pickle does not know")
+        if position + 8 > source.size:
+            raise InputError(f"the file ends before storage {key!r}")
+        count = int.from_bytes(source.pread(position, 8), "little", signed=True)
+        if count != storage.count:
+            raise InputError(f"storage {key!r} has another size than the pickle says")
+        start, nbytes = position + 8, count * ITEM_SIZES[storage.dtype]
+        position = start + nbytes
+        if position > source.size:
+            raise InputError(f"the file ends within storage {key!r}")
+        storages.append(StorageData(key, None if storage.untyped else storage.dtype, start, nbytes))
+    layout = assemble("torch-legacy", source.size, storages, reader.views, tree)
+    if source.size - position >= _LARGE_TRAILER_BYTES:
+        layout.extents.append(Extent(position, "uint8", (source.size - position,), ("__trailer__",)))
+    return layout
+
+
+class _Stream:
+    """Consecutive pickles of a file, read through a window that grows until they fit."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._window = min(_FIRST_WINDOW, source.size)
+        self._data = source.pread(0, self._window)
+        self.position = 0
+
+    def read(self, reduce: Reduce | None = None, persistent: TorchPersistent | None = None) -> Any:
+        """The value of the next pickle."""
+        while True:
+            identities: Persistent = no_persistent if persistent is None else persistent
+            if persistent is not None:
+                persistent.storages.clear()
+            try:
+                if reduce is None:
+                    value, self.position = read_pickle(self._data, self.position, persistent=identities)
+                else:
+                    value, self.position = read_pickle(self._data, self.position, reduce=reduce, persistent=identities)
+                return value
+            except TruncatedError:
+                if self._window >= min(self._source.size, _MAX_PICKLE_BYTES):
+                    raise
+                self._window = min(4 * self._window, self._source.size, _MAX_PICKLE_BYTES)
+                self._data = self._source.pread(0, self._window)

@@ -1,0 +1,272 @@
+"""What the calls and persistent ids in torch's pickles mean, without torch: tensors, storages, a few plain types."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ckstore.errors import InputError
+from ckstore.formats.layout import ITEM_SIZES
+from ckstore.formats.torch.pickle_reader import Global, Object, key_of
+
+#: dtype of each storage class; quantised ones are kept as their raw integers, packed ones as bytes.
+STORAGE_DTYPES: dict[str, str] = {
+    "BFloat16Storage": "bfloat16",
+    "BoolStorage": "bool",
+    "ByteStorage": "uint8",
+    "CharStorage": "int8",
+    "ComplexDoubleStorage": "complex128",
+    "ComplexFloatStorage": "complex64",
+    "DoubleStorage": "float64",
+    "FloatStorage": "float32",
+    "HalfStorage": "float16",
+    "IntStorage": "int32",
+    "LongStorage": "int64",
+    "QInt32Storage": "int32",
+    "QInt8Storage": "int8",
+    "QUInt2x4Storage": "uint8",
+    "QUInt4x2Storage": "uint8",
+    "QUInt8Storage": "uint8",
+    "ShortStorage": "int16",
+    "UntypedStorage": "uint8",
+    "_UntypedStorage": "uint8",
+}
+#: Storage classes whose tensors have other shapes than their bytes.
+_PACKED = ("QUInt2x4Storage", "QUInt4x2Storage")
+#: Names of dtypes in torch that have another name here.
+_DTYPE_ALIASES = {"half": "float16", "float": "float32", "double": "float64", "chalf": "complex32"}
+
+
+class Storage:
+    """A storage that a pickle refers to.
+
+    Attributes
+    ----------
+    key
+        Name of the storage within its file.
+    dtype
+        A key of `ITEM_SIZES`.
+    untyped
+        Whether the dtype is that of the views, not of the storage.
+    packed
+        Whether an element is less than a byte, so that no tensor can be cut from it.
+    count
+        Number of elements.
+    offset
+        First element within the storage `key`: legacy files store views of storages.
+    """
+
+    __slots__ = ("count", "dtype", "key", "offset", "packed", "untyped")
+
+    def __init__(self, key: str, kind: str, count: int, offset: int = 0) -> None:
+        self.key = key
+        self.dtype = STORAGE_DTYPES[kind]
+        self.untyped = kind.endswith("UntypedStorage")
+        self.packed = kind in _PACKED
+        self.count = count
+        self.offset = offset
+
+
+class StoredTensor:
+    """A tensor that a pickle rebuilds: a storage, and in elements of `dtype` the offset, shape and strides."""
+
+    __slots__ = ("dtype", "offset", "shape", "storage", "strides")
+
+    def __init__(
+        self, storage: Storage, offset: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str
+    ) -> None:
+        self.storage = storage
+        self.offset = offset
+        self.shape = shape
+        self.strides = strides
+        self.dtype = dtype
+
+
+class TorchPersistent:
+    """Interprets torch's persistent ids and remembers the storages.
+
+    Attributes
+    ----------
+    storages
+        Every storage by its key, as the first reference describes it, legacy views apart.
+    """
+
+    def __init__(self) -> None:
+        self.storages: dict[str, Storage] = {}
+
+    def __call__(self, identity: Any) -> Any:
+        """The storage or class that a persistent id stands for."""
+        if type(identity) is not tuple or not identity:
+            raise InputError("the pickle holds a persistent id that torch does not write")
+        if identity[0] == "module" and len(identity) == 4 and type(identity[1]) is Global:
+            return identity[1]  # (class, file of its source, source): the source stays in the skeleton.
+        if identity[0] != "storage" or len(identity) not in (5, 6):
+            raise InputError("the pickle holds a persistent id that torch does not write")
+        _, kind, key, _, count, *view = identity
+        name = kind.name.rpartition(".")[2] if type(kind) is Global else ""
+        if name not in STORAGE_DTYPES:
+            raise InputError("the pickle holds a storage of an unknown type")
+        if type(key) is not str or type(count) is not int or count < 0:
+            raise InputError("the pickle describes a storage by something other than a name and a size")
+        storage = Storage(key, name, count)
+        known = self.storages.setdefault(key, storage)
+        if ITEM_SIZES[known.dtype] * known.count != ITEM_SIZES[storage.dtype] * count:
+            raise InputError(f"the pickle gives storage {key!r} two sizes")
+        if view and view[0] is not None:
+            return _storage_view(name, key, count, view[0])
+        return storage
+
+
+def _storage_view(name: str, key: str, count: int, view: Any) -> Storage:
+    if type(view) is not tuple or len(view) != 3:
+        raise InputError("the pickle describes a view of a storage wrongly")
+    _, offset, size = view
+    if type(offset) is not int or type(size) is not int or offset < 0 or size < 0 or offset + size > count:
+        raise InputError(f"the pickle describes a view that leaves storage {key!r}")
+    return Storage(key, name, size, offset)
+
+
+def reduce(name: str, args: tuple[Any, ...]) -> Any:
+    """What a call builds: a tensor, a plain container or value, or an `Object` that notes the call."""
+    constructor = CONSTRUCTORS.get(name)
+    if constructor is not None:
+        built = constructor(args)
+        if built is not None:
+            return built
+    return Object(name, args)
+
+
+def _sizes(value: Any) -> tuple[int, ...] | None:
+    """A shape or strides; None where it is not one."""
+    if type(value) is list:
+        value = tuple(value)
+    if type(value) is not tuple or not all(type(size) is int for size in value):
+        return None
+    return value
+
+
+def _tensor(args: tuple[Any, ...]) -> StoredTensor | None:
+    if len(args) < 4 or type(args[0]) is not Storage or type(args[1]) is not int or args[0].packed:
+        return None
+    shape, strides = _sizes(args[2]), _sizes(args[3])
+    if shape is None or strides is None:
+        return None
+    storage: Storage = args[0]
+    return StoredTensor(storage, args[1], shape, strides, storage.dtype)
+
+
+def _tensor_of_dtype(args: tuple[Any, ...]) -> StoredTensor | None:
+    tensor = _tensor(args)
+    if tensor is None or len(args) < 7 or type(args[6]) is not Global:
+        return None
+    module, _, name = args[6].name.rpartition(".")
+    name = _DTYPE_ALIASES.get(name, name)
+    if module != "torch" or name not in ITEM_SIZES:
+        return None
+    tensor.dtype = name
+    return tensor
+
+
+def _quantised(args: tuple[Any, ...]) -> Object | None:
+    tensor = _tensor(args)
+    return None if tensor is None else Object("torch._utils._rebuild_qtensor", (tensor, *args[4:5]))
+
+
+def _first_tensor(args: tuple[Any, ...]) -> StoredTensor | None:
+    return args[0] if args and type(args[0]) is StoredTensor else None
+
+
+def _from_type(args: tuple[Any, ...]) -> Any:
+    """`_rebuild_from_type_v2(function, type, args, state)`: a tensor subclass or a tensor with attributes."""
+    if len(args) == 4 and type(args[0]) is Global and type(args[2]) is tuple:
+        built = reduce(args[0].name, args[2])
+        if type(built) is StoredTensor:
+            return built
+    return None
+
+
+def _dict(args: tuple[Any, ...]) -> dict[Any, Any] | None:
+    if not args or (len(args) == 1 and args[0] is None):
+        return {}
+    if len(args) == 1 and type(args[0]) is list:
+        pairs = args[0]
+        if all(type(pair) in (list, tuple) and len(pair) == 2 for pair in pairs):
+            return {key_of(key): value for key, value in pairs}
+    if len(args) == 1 and type(args[0]) is dict:
+        return dict(args[0])
+    return None
+
+
+def _default_dict(args: tuple[Any, ...]) -> dict[Any, Any] | None:
+    return _dict(args[1:])
+
+
+def _size(args: tuple[Any, ...]) -> tuple[int, ...] | None:
+    return _sizes(args[0]) if len(args) == 1 else ()
+
+
+def _elements(args: tuple[Any, ...]) -> list[Any] | None:
+    if not args:
+        return []
+    return list(args[0]) if len(args) == 1 and type(args[0]) in (list, tuple) else None
+
+
+def _set(args: tuple[Any, ...]) -> set[Any] | None:
+    elements = _elements(args)
+    return None if elements is None else set(map(key_of, elements))
+
+
+def _frozenset(args: tuple[Any, ...]) -> frozenset[Any] | None:
+    elements = _elements(args)
+    return None if elements is None else frozenset(map(key_of, elements))
+
+
+def _complex(args: tuple[Any, ...]) -> complex | None:
+    if len(args) == 2 and type(args[0]) is float and type(args[1]) is float:
+        return complex(args[0], args[1])
+    return None
+
+
+def _encode(args: tuple[Any, ...]) -> bytes | None:
+    """`_codecs.encode(text, 'latin1')`: how protocol 2 writes bytes."""
+    if len(args) == 2 and type(args[0]) is str and args[1] in ("latin1", "latin-1"):
+        return args[0].encode("latin-1")
+    return None
+
+
+def _bytes(args: tuple[Any, ...]) -> bytes | None:
+    return b"" if not args else None
+
+
+def _reconstructor(args: tuple[Any, ...]) -> Object | None:
+    """`copyreg._reconstructor(class, base, state)`: how protocols 0 and 1 write any object."""
+    return Object(args[0].name) if args and type(args[0]) is Global else None
+
+
+def _new_object(args: tuple[Any, ...]) -> Object | None:
+    return Object(args[0].name, args[1:]) if args and type(args[0]) is Global else None
+
+
+#: Interpreters of calls, by the callable's name; None as their result means: note the call.
+CONSTRUCTORS: dict[str, Callable[[tuple[Any, ...]], Any]] = {
+    "_codecs.encode": _encode,
+    "builtins.bytes": _bytes,
+    "builtins.complex": _complex,
+    "builtins.frozenset": _frozenset,
+    "builtins.set": _set,
+    "collections.OrderedDict": _dict,
+    "collections.defaultdict": _default_dict,
+    "copyreg.__newobj__": _new_object,
+    "copyreg._reconstructor": _reconstructor,
+    "torch.Size": _size,
+    "torch._tensor._rebuild_from_type_v2": _from_type,
+    "torch._utils._rebuild_device_tensor_from_cpu_tensor": _first_tensor,
+    "torch._utils._rebuild_parameter": _first_tensor,
+    "torch._utils._rebuild_parameter_with_state": _first_tensor,
+    "torch._utils._rebuild_qtensor": _quantised,
+    "torch._utils._rebuild_tensor": _tensor,
+    "torch._utils._rebuild_tensor_v2": _tensor,
+    "torch._utils._rebuild_tensor_v3": _tensor_of_dtype,
+    "torch.nn.parameter.Buffer": _first_tensor,
+    "torch.nn.parameter.Parameter": _first_tensor,
+}

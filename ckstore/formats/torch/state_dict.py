@@ -1,0 +1,400 @@
+"""State dicts in memory, described and read like files: torch tensors, NumPy arrays, plain containers and values.
+
+torch is never imported here: an object can be a torch tensor only where someone else has imported torch.
+"""
+
+from __future__ import annotations
+
+import sys
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckstore.errors import UsageError
+from ckstore.formats.layout import ITEM_SIZES, Extent, FileLayout, Path, Tensor, TensorRef
+from ckstore.formats.paths import path_to_text
+from ckstore.formats.skeleton import Checks
+from ckstore.formats.sources import CompositeSource
+from ckstore.formats.torch.storages import memory_shape
+from ckstore.formats.torch.tree import ROOT, free, segment_of
+from ckstore.formats.torch.writer import plan_torch
+from ckstore.runtime.checksum import crc32
+
+#: Less than what is read back.
+_MAX_DEPTH = 100
+_MAX_KEY = (1 << 61) - 1
+_READ_BYTES = 1 << 22
+
+#: Gives `nbytes` bytes from a byte offset of an extent; they stand in the caller's memory and may change.
+_Read = Callable[[int, int], memoryview]
+
+
+@dataclass(slots=True)
+class LiveState:
+    """What a state dict holds.
+
+    Attributes
+    ----------
+    tree, tensors, extents
+        As in `FileLayout`; the extents' `start` is 0, since they lie in no file yet.
+    """
+
+    tree: Any
+    tensors: list[Tensor] = field(default_factory=list)
+    extents: list[Extent] = field(default_factory=list)
+    _reads: list[_Read] = field(default_factory=list)
+
+    def view(self, extent: int, offset: int, nbytes: int) -> memoryview:
+        """`nbytes` bytes of an extent from a byte offset, in the memory of the state dict itself where it lies here."""
+        return self._reads[extent](offset, nbytes)
+
+    def read(self, extent: int, offset: int, nbytes: int) -> bytes:
+        """`nbytes` bytes of an extent from a byte offset, as they are in memory now."""
+        return bytes(self.view(extent, offset, nbytes))
+
+    def read_pieces(self, extent: int) -> Iterator[bytes]:
+        """All bytes of an extent, piece by piece."""
+        for offset in range(0, self.extents[extent].nbytes, _READ_BYTES):
+            yield self.read(extent, offset, min(_READ_BYTES, self.extents[extent].nbytes - offset))
+
+
+class StateDictSource:
+    """A state dict as the file that it would be: the torch zip, without writing it.
+
+    Parameters
+    ----------
+    state_dict
+        See `describe_state_dict`.
+
+    Attributes
+    ----------
+    layout
+        What `parse` says of the file.
+    skeleton
+        What `split_skeleton` says of it.
+    """
+
+    def __init__(self, state_dict: Any) -> None:
+        self._state = describe_state_dict(state_dict)
+        plan = plan_torch(self._state.tree, self._state.tensors, self._state.extents)
+        self.layout: FileLayout = plan.layout
+        self.skeleton = plan.skeleton
+        self._storages = plan.storages
+        self._crcs: dict[int, bytes] = {}
+        self._checks, self._followed = Checks(self.layout), 0
+        self._places = sorted(
+            (place, number) for number, one in enumerate(self.layout.checked) for place in one.positions
+        )
+        self._bytes = CompositeSource(
+            plan.skeleton,
+            [(one.start, one.nbytes) for one in plan.storages],
+            plan.layout.size,
+            lambda index, offset, nbytes: self._state.view(self._storages[index].extent, offset, nbytes),
+        )
+
+    @property
+    def size(self) -> int:
+        """Size in bytes."""
+        return self._bytes.size
+
+    def pread(self, offset: int, length: int) -> bytes:
+        """Exactly `length` bytes from `offset`; a stretch with the CRC of a storage reads that storage, once."""
+        data = bytearray(length)
+        self.read_into(offset, memoryview(data))
+        return bytes(data)
+
+    def read_into(self, offset: int, target: memoryview) -> None:
+        """Fill `target` (bytes) with what stands from `offset` on.
+
+        CRCs of storages that came before, in order, are at hand; others read their storage, once.
+        """
+        self._bytes.read_into(offset, target)
+        stop = offset + len(target)
+        self._follow(offset, target)
+        first = bisect_right(self._places, (offset - 4, len(self._storages)))
+        last = bisect_left(self._places, (stop, 0))
+        for place, number in self._places[first:last]:
+            crc = self._crc(number)
+            for index in range(max(place, offset), min(place + 4, stop)):
+                target[index - offset] = crc[index - place]
+
+    def check_unchanged(self) -> None:
+        """Nothing tells whether a state dict was changed while it was read; that is the caller's care."""
+
+    def _follow(self, offset: int, data: memoryview) -> None:
+        """Take the CRC-32 of storages from what is read anyway, as long as it is read in order."""
+        if offset == 0:
+            self._checks, self._followed = Checks(self.layout), 0
+        if offset != self._followed:
+            return
+        self._checks.update(offset, data)
+        self._followed += len(data)
+
+    def _crc(self, number: int) -> bytes:
+        if number not in self._crcs:
+            checked = self.layout.checked[number]
+            if checked.stop <= self._followed:
+                crc = self._checks.results[number]
+            else:
+                crc = 0
+                for start in range(checked.start, checked.stop, _READ_BYTES):
+                    crc = crc32(self._bytes.pread(start, min(_READ_BYTES, checked.stop - start)), crc)
+            self._crcs[number] = crc.to_bytes(4, "little")
+        return self._crcs[number]
+
+
+def describe_state_dict(state_dict: Any) -> LiveState:
+    """The tree, tensors and extents of an object in memory.
+
+    Tensors that share a storage stay tied: all that they span of it becomes one extent. Any other tensor becomes an
+    extent of its own, in the order of its memory where it is dense, else in C order.
+
+    Parameters
+    ----------
+    state_dict
+        Dictionaries (`dict`, `OrderedDict`, `defaultdict`), lists, tuples and sets of tensors, arrays and plain values,
+        nested in any way. Integer keys stay integers. NumPy scalars become Python's.
+
+    Raises
+    ------
+    UsageError
+        Where it holds anything else; names the place.
+    """
+    reader = _Describer()
+    tree = reader.visit(state_dict, (), 0)
+    return reader.finish(tree)
+
+
+@dataclass(slots=True)
+class _Found:
+    """A tensor or array: the memory it lies in, and its place there in elements."""
+
+    path: Path
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+    memory: Any
+    value: Any
+
+
+class _Describer:
+    def __init__(self) -> None:
+        self._found: list[_Found] = []
+        self._open: set[int] = set()
+        self._torch: Any = sys.modules.get("torch")
+        self._numpy: Any = sys.modules.get("numpy")
+
+    def visit(self, node: Any, path: Path, depth: int) -> Any:
+        if node is None or type(node) in (bool, float, bytes, complex):
+            return node
+        if isinstance(node, str):
+            return str(node)
+        if type(node) is int:
+            return _integer(node, path)
+        if self._torch is not None and isinstance(node, self._torch.Tensor):
+            return self._keep(self._torch_tensor(node, path))
+        if self._numpy is not None and isinstance(node, self._numpy.generic | self._numpy.ndarray):
+            if isinstance(node, self._numpy.generic) and type(node.item()) in (bool, int, float, complex, str, bytes):
+                return node.item()
+            return self._keep(self._array(node, path))
+        if id(node) in self._open or depth > _MAX_DEPTH:
+            raise UsageError(f"The state dict holds itself or nests too deeply at {_shown(path)}.")
+        self._open.add(id(node))
+        tree = self._container(node, path, depth)
+        self._open.discard(id(node))
+        return tree
+
+    def _container(self, node: Any, path: Path, depth: int) -> Any:
+        if type(node) in (dict, OrderedDict, defaultdict):
+            taken: dict[str | int, int] = {}
+            tree = {}
+            for key, value in node.items():
+                self._check_key(key, path)
+                tree[key] = self.visit(value, (*path, free(segment_of(key), taken)), depth + 1)
+            return tree
+        if type(node) is list:
+            return [self.visit(item, (*path, index), depth + 1) for index, item in enumerate(node)]
+        if type(node) is tuple or (self._torch is not None and type(node) is self._torch.Size):
+            return tuple(self.visit(item, (*path, index), depth + 1) for index, item in enumerate(node))
+        if type(node) in (set, frozenset) and all(_is_plain_key(item) for item in node):
+            return set(node)
+        raise UsageError(
+            f"The state dict holds a {type(node).__module__}.{type(node).__qualname__} at {_shown(path)}; "
+            "only tensors, arrays, plain containers and plain values can be stored."
+        )
+
+    def _check_key(self, key: Any, path: Path) -> None:
+        if not _is_plain_key(key):
+            raise UsageError(
+                f"The state dict has a key of type {type(key).__qualname__} at {_shown(path)} that cannot be stored; "
+                "use text or a small integer."
+            )
+
+    def _keep(self, found: _Found) -> TensorRef:
+        self._found.append(found)
+        return TensorRef(len(self._found) - 1)
+
+    def _torch_tensor(self, tensor: Any, path: Path) -> _Found:
+        torch = self._torch
+        path = path or ROOT
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        plain = type(tensor) in (torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", torch.Tensor))
+        if not plain or tensor.layout != torch.strided or tensor.is_quantized or dtype not in ITEM_SIZES:
+            raise UsageError(
+                f"The tensor at {_shown(path)} is a {type(tensor).__qualname__} of dtype {dtype} and layout "
+                f"{tensor.layout}, which cannot be stored; make it a plain strided tensor."
+            )
+        if tensor.is_meta:
+            raise UsageError(f"The tensor at {_shown(path)} is on the meta device and has no values.")
+        value = tensor.detach().resolve_conj().resolve_neg()
+        storage = value.untyped_storage()
+        memory = (str(value.device), storage.data_ptr())
+        return _Found(path, dtype, tuple(value.shape), tuple(value.stride()), value.storage_offset(), memory, value)
+
+    def _array(self, array: Any, path: Path) -> _Found:
+        numpy = self._numpy
+        path = path or ROOT
+        array = numpy.asarray(array)
+        dtype = array.dtype.name
+        if dtype not in ITEM_SIZES or array.dtype.fields is not None:
+            raise UsageError(f"The array at {_shown(path)} has dtype {array.dtype}, which cannot be stored.")
+        memory = (
+            "numpy",
+            array.__array_interface__["data"][0],
+            dtype,
+            array.shape,
+            array.strides,
+            array.dtype.byteorder,
+        )
+        return _Found(path, dtype, array.shape, _c_strides(array.shape), 0, memory, array)
+
+    def finish(self, tree: Any) -> LiveState:
+        state = LiveState(tree)
+        groups: dict[Any, list[_Found]] = {}
+        for found in self._found:
+            if 0 not in found.shape:
+                groups.setdefault(found.memory, []).append(found)
+        placed: dict[int, Tensor] = {}
+        for group in groups.values():
+            for found, tensor in self._place(group, state):
+                placed[id(found)] = tensor
+        for found in self._found:
+            empty = Tensor(found.path, found.dtype, found.shape, found.strides, -1, 0)
+            state.tensors.append(placed.get(id(found), empty))
+        return state
+
+    def _place(self, group: list[_Found], state: LiveState) -> Iterator[tuple[_Found, Tensor]]:
+        """Add the extents of tensors that share their memory, and place the tensors in them."""
+        first = group[0]
+        number = len(state.extents)
+        if self._numpy is not None and isinstance(first.value, self._numpy.ndarray):
+            _add(state, Extent(0, first.dtype, first.shape, first.path), _array_reader(first.value, self._numpy))
+            for found in group:
+                yield found, Tensor(found.path, found.dtype, found.shape, found.strides, number, 0)
+            return
+        same = all(
+            (one.dtype, one.shape, one.strides, one.offset) == (first.dtype, first.shape, first.strides, first.offset)
+            for one in group
+        )
+        shape = memory_shape(first.shape, first.strides)
+        if same and shape is None:
+            strides = _c_strides(first.shape)
+            _add(state, Extent(0, first.dtype, first.shape, first.path), _tensor_reader(first.value, None, self._torch))
+            for found in group:
+                yield found, Tensor(found.path, found.dtype, found.shape, strides, number, 0)
+            return
+        low = min(one.offset * ITEM_SIZES[one.dtype] for one in group)
+        high = max((one.offset + 1 + _reach(one)) * ITEM_SIZES[one.dtype] for one in group)
+        sizes = {ITEM_SIZES[one.dtype] for one in group}
+        if len(sizes) > 1:
+            # No extent can hold views of several item sizes: each becomes an extent of its own.
+            for found in group:
+                yield from self._place([found], state)
+            return
+        item = sizes.pop()
+        extent_shape = shape if same and shape is not None else ((high - low) // item,)
+        _add(
+            state,
+            Extent(0, first.dtype, extent_shape, first.path),
+            _tensor_reader(first.value, (low, high), self._torch),
+        )
+        for found in group:
+            yield found, Tensor(found.path, found.dtype, found.shape, found.strides, number, found.offset - low // item)
+
+
+def _add(state: LiveState, extent: Extent, read: _Read) -> None:
+    state.extents.append(extent)
+    state._reads.append(read)
+
+
+def _reach(found: _Found) -> int:
+    """Distance of the last element from the first, in elements."""
+    return sum((size - 1) * stride for size, stride in zip(found.shape, found.strides, strict=True))
+
+
+def _c_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    strides: list[int] = []
+    step = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+def _tensor_reader(tensor: Any, span: tuple[int, int] | None, torch: Any) -> _Read:
+    """Reads the bytes [low, high) of a tensor's storage, or its elements in C order.
+
+    Where that takes a copy, it is made with the first byte that is asked for and goes with the last.
+    """
+    views: list[Any] = []
+    size = tensor.numel() * tensor.element_size() if span is None else span[1] - span[0]
+
+    def read(offset: int, nbytes: int) -> memoryview:
+        if not views:
+            value = tensor if span is not None else tensor.contiguous()
+            everything = torch.empty(0, dtype=torch.uint8, device=value.device).set_(value.untyped_storage())
+            start = span[0] if span is not None else value.storage_offset() * value.element_size()
+            views.append(everything[start:])
+        view = memoryview(views[0][offset : offset + nbytes].cpu().numpy())
+        if offset + nbytes >= size:
+            views.clear()
+        return view
+
+    return read
+
+
+def _array_reader(array: Any, numpy: Any) -> _Read:
+    """The same for an array: its elements, little-endian and in C order."""
+    views: list[Any] = []
+
+    def read(offset: int, nbytes: int) -> memoryview:
+        if not views:
+            little = array.astype(array.dtype.newbyteorder("<"), copy=False)
+            views.append(memoryview(numpy.ascontiguousarray(little).reshape(-1).view(numpy.uint8)))
+        view: memoryview = views[0][offset : offset + nbytes]
+        if offset + nbytes >= array.nbytes:
+            views.clear()
+        return view
+
+    return read
+
+
+def _is_plain_key(key: Any) -> bool:
+    if type(key) is tuple:
+        return len(key) <= 64 and all(_is_plain_key(item) for item in key)
+    if type(key) is int:
+        return -_MAX_KEY < key < _MAX_KEY
+    return key is None or type(key) in (str, bool, float, bytes)
+
+
+def _integer(value: int, path: Path) -> int:
+    if value.bit_length() > 2000:
+        raise UsageError(f"The integer at {_shown(path)} is too large to be stored.")
+    return value
+
+
+def _shown(path: Path) -> str:
+    return path_to_text(path) or "its top"

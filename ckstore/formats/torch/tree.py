@@ -1,0 +1,206 @@
+"""From the nodes of a torch pickle to the tree of a layout: typed paths, tensors, unknown objects, no cycles."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ckstore.errors import InputError
+from ckstore.formats.layout import ITEM_SIZES, Path, Segment, TensorRef, Unknown
+from ckstore.formats.torch.objects import Storage, StoredTensor
+from ckstore.formats.torch.pickle_reader import Global, Identity, Object
+from ckstore.formats.torch.storages import View
+
+#: Deepest nesting of containers; walking a level takes up to four of the interpreter's 1000 frames.
+MAX_DEPTH = 128
+#: Most tensors of one file, shared containers counted as often as they are reached.
+MAX_TENSORS = 1_000_000
+#: Most nodes that are looked at: a few shared containers can expand to any number.
+MAX_NODES = 20_000_000
+
+#: What stands in the tree where a container holds itself.
+CYCLE = Unknown("ckstore.cycle")
+#: Attributes of `torch.nn.Module` whose entries are reached as attributes of the module.
+MODULE_GROUPS = ("_parameters", "_buffers", "_modules")
+_PLAIN = frozenset({str, int, float, bool, type(None), bytes, complex})
+#: Path of the tensor of a file that is nothing but a tensor.
+ROOT: Path = ("tensor",)
+
+
+class TreeReader:
+    """Turns nodes into a tree of plain containers, plain values, `TensorRef` and `Unknown`.
+
+    Containers without tensors keep their sharing; those with tensors are expanded at each place that refers to them,
+    since each place gives the tensors other paths.
+
+    Attributes
+    ----------
+    views
+        The tensors found, in the order of the tree; `TensorRef` counts them.
+    """
+
+    def __init__(self) -> None:
+        self.views: list[View] = []
+        self._nodes = 0
+        self._open: set[int] = set()
+        self._cycles = 0
+        self._without_tensors: dict[int, Any] = {}
+
+    def read(self, node: Any) -> Any:
+        """The tree of the value that a pickle ends with."""
+        return self._visit(node, ROOT if type(node) is StoredTensor else (), 0, {})
+
+    def _visit(self, node: Any, path: Path, depth: int, taken: dict[Segment, int]) -> Any:
+        kind = type(node)
+        if kind in _PLAIN:
+            return node
+        if kind is StoredTensor:
+            return self._tensor(node, path)
+        if kind is Identity:
+            return self._visit(node.value, path, depth, taken)
+        if kind is Global:
+            return Unknown(node.name)
+        if kind is Storage:
+            return Unknown("torch.storage", (node.key, node.dtype, node.count))
+        identity = id(node)
+        if identity in self._without_tensors:
+            return self._without_tensors[identity]
+        if identity in self._open:
+            self._cycles += 1
+            return CYCLE
+        if depth > MAX_DEPTH:
+            raise InputError(f"the pickle nests deeper than {MAX_DEPTH} levels")
+        self._open.add(identity)
+        tensors, cycles = len(self.views), self._cycles
+        if kind is dict:
+            tree = self._dict(node, path, depth, taken)
+        elif kind is Object:
+            tree = self._object(node, path, depth, taken)
+        elif kind is set or kind is frozenset:
+            tree = self._set(node, path, depth, taken)
+        else:
+            items = self._sequence(node, path, depth, taken)
+            tree = tuple(items) if kind is tuple else items
+        self._open.discard(identity)
+        if len(self.views) == tensors and self._cycles == cycles:
+            self._without_tensors[identity] = tree
+        return tree
+
+    def _count(self, nodes: int) -> None:
+        self._nodes += nodes
+        if self._nodes > MAX_NODES:
+            raise InputError(f"the pickle expands to more than {MAX_NODES:,} values")
+
+    def _tensor(self, tensor: StoredTensor, path: Path) -> TensorRef:
+        if len(self.views) >= MAX_TENSORS:
+            raise InputError(f"the pickle expands to more than {MAX_TENSORS:,} tensors")
+        storage, offset = tensor.storage, tensor.offset
+        if storage.offset:
+            skipped, rest = divmod(storage.offset * ITEM_SIZES[storage.dtype], ITEM_SIZES[tensor.dtype])
+            if rest:
+                raise InputError(f"a view of storage {storage.key!r} begins in the middle of an element")
+            offset += skipped
+        self.views.append(View(path, storage.key, tensor.dtype, tensor.shape, tensor.strides, offset))
+        return TensorRef(len(self.views) - 1)
+
+    def _sequence(self, items: Any, path: Path, depth: int, taken: dict[Segment, int]) -> list[Any]:
+        self._count(len(items))
+        plain = _PLAIN
+        return [
+            item if type(item) in plain else self._visit(item, (*path, free(index, taken)), depth + 1, {})
+            for index, item in enumerate(items)
+        ]
+
+    def _entries(self, entries: Any, path: Path, depth: int, taken: dict[Segment, int]) -> list[tuple[Any, Any]]:
+        """Pairs of a mapping, as trees."""
+        self._count(len(entries))
+        pairs: list[tuple[Any, Any]] = []
+        for key, value in entries:
+            if type(value) not in _PLAIN:
+                segment = free(segment_of(key), taken)
+                value = self._visit(value, (*path, segment), depth + 1, {})
+            if type(key) is Identity or type(key) not in _PLAIN:
+                key = self._visit(key, (*path, free("key", taken)), depth + 1, {})
+            pairs.append((key, value))
+        return pairs
+
+    def _dict(self, node: dict[Any, Any], path: Path, depth: int, taken: dict[Segment, int]) -> Any:
+        pairs = self._entries(node.items(), path, depth, taken)
+        if any(type(key) is Identity for key in node):
+            return Unknown("builtins.dict", items=tuple(pairs))
+        return dict(zip(node, (value for _, value in pairs), strict=True))
+
+    def _set(self, node: Any, path: Path, depth: int, taken: dict[Segment, int]) -> Any:
+        if any(type(item) is Identity for item in node):
+            return Unknown(f"builtins.{type(node).__name__}", items=tuple(self._sequence(node, path, depth, taken)))
+        return node
+
+    def _object(self, node: Object, path: Path, depth: int, taken: dict[Segment, int]) -> Any:
+        wrapped = _wrapped_tensor(node)
+        if wrapped is not None:
+            return self._tensor(wrapped, path or ROOT)
+        # Groups first: a parameter keeps its plain name where another attribute has the same.
+        state = node.state
+        if type(state) is dict and type(state.get("_parameters")) is dict and type(state.get("_modules")) is dict:
+            state = self._module_state(state, path, depth, taken)
+        elif type(state) in (dict, tuple, list):
+            state = self._visit(state, path, depth + 1, taken)
+        elif state is not None and type(state) not in _PLAIN:
+            state = self._visit(state, (*path, free("state", taken)), depth + 1, {})
+        args = tuple(self._sequence(node.args, path, depth, taken))
+        items: list[Any]
+        if node.items and all(type(item) is tuple and len(item) == 2 for item in node.items):
+            items = self._entries(node.items, path, depth, taken)
+        else:
+            items = self._sequence(node.items, path, depth, taken)
+        return Unknown(node.name, args, state, tuple(items))
+
+    def _module_state(self, state: dict[Any, Any], path: Path, depth: int, taken: dict[Segment, int]) -> dict[Any, Any]:
+        trees: dict[Any, Any] = {}
+        for group in MODULE_GROUPS:
+            if type(state.get(group)) is dict:
+                # The group's dictionary takes no segment of its own.
+                trees[group] = self._visit(state[group], path, depth + 1, taken)
+        others = {key: value for key, value in state.items() if key not in trees}
+        trees.update(
+            zip(others, (value for _, value in self._entries(others.items(), path, depth, taken)), strict=True)
+        )
+        return {key: trees[key] for key in state}
+
+
+def segment_of(key: Any) -> Segment:
+    """The path segment of a dictionary key: text and integers as they are, anything else as readable text."""
+    kind = type(key)
+    if kind is Identity and type(key.value) is int and key.value.bit_length() <= 64:
+        return int(key.value)
+    if kind is str:
+        return str(key)
+    if kind is int:
+        return int(key)
+    if kind is bytes:
+        return str(key.decode("latin-1"))
+    if kind is tuple or kind in _PLAIN:
+        return repr(key)
+    return "key"
+
+
+def free(segment: Segment, taken: dict[Segment, int]) -> Segment:
+    """The segment, or the first of `segment~2`, `segment~3`, … that is not in `taken`; takes it.
+
+    `taken` holds for each segment the number to try next, so that many equal ones do not cost their square.
+    """
+    if segment in taken:
+        first, stem = segment, segment if isinstance(segment, str) else f"[{segment}]"
+        while (segment := f"{stem}~{taken[first]}") in taken:
+            taken[first] += 1
+        taken[first] += 1
+    taken[segment] = 2
+    return segment
+
+
+def _wrapped_tensor(node: Object) -> StoredTensor | None:
+    """The tensor inside of an old `Variable` or `Parameter`, whose state is (tensor, requires_grad, hooks)."""
+    if node.name in ("torch.nn.parameter.Parameter", "torch.autograd.variable.Variable"):
+        state = node.state
+        if type(state) is tuple and state and type(state[0]) is StoredTensor:
+            return state[0]
+    return None

@@ -1,0 +1,291 @@
+"""Lays out and writes torch zips without torch: pickle, then every storage stored and aligned, then the directory.
+
+The archives are those of `torch.save` since 2.1: `torch.load` reads them with `weights_only=True` and with `mmap=True`.
+The CRC of a storage stands behind it and in the directory at the end, so that a file can be written in one pass.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ckstore.errors import InputError, UsageError
+from ckstore.formats.layout import ITEM_SIZES, Extent, FileLayout, Tensor
+from ckstore.formats.sources import CompositeSource
+from ckstore.formats.torch.pickle_writer import ORDERED_DICT, Call, PersistentId, Reference, write_pickle
+from ckstore.formats.torch.zip import parse_torch_zip
+from ckstore.formats.trees import plain_tree, tensor_numbers
+from ckstore.runtime.checksum import crc32
+
+ALIGNMENT = 64
+_FLAGS = 0x0808
+_SATURATED = 0xFFFFFFFF
+_MAX_COUNT = 0xFFFF
+
+#: Storage class of each dtype that has one; tensors of the others are rebuilt from untyped storages, as torch does.
+_STORAGE_CLASSES = {
+    "bfloat16": "BFloat16Storage",
+    "bool": "BoolStorage",
+    "complex128": "ComplexDoubleStorage",
+    "complex64": "ComplexFloatStorage",
+    "float16": "HalfStorage",
+    "float32": "FloatStorage",
+    "float64": "DoubleStorage",
+    "int16": "ShortStorage",
+    "int32": "IntStorage",
+    "int64": "LongStorage",
+    "int8": "CharStorage",
+    "uint8": "ByteStorage",
+}
+_REBUILD = Reference(("torch._utils", "_rebuild_tensor_v2"))
+_REBUILD_UNTYPED = Reference(("torch._utils", "_rebuild_tensor_v3"))
+_UNTYPED = Reference(("torch.storage", "UntypedStorage"))
+
+
+#: What data is handed over as.
+BytesLike = bytes | bytearray | memoryview
+
+
+class Output(Protocol):
+    """What is written to: a binary file; it need not seek."""
+
+    def write(self, data: BytesLike, /) -> Any:
+        """Write all of `data`."""
+
+
+#: Gives the bytes of an extent of the caller's list in order, in pieces of any size.
+ReadExtent = Callable[[int], Iterable[BytesLike]]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedStorage:
+    """One storage of a planned file.
+
+    Attributes
+    ----------
+    extent
+        Number of the extent in the caller's list whose bytes it takes; -1 for the storage of all tensors without
+        elements.
+    start, nbytes
+        In the file.
+    crc_offsets
+        Where the skeleton holds its CRC-32.
+    """
+
+    extent: int
+    start: int
+    nbytes: int
+    crc_offsets: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class TorchPlan:
+    """A torch zip before its storages are written.
+
+    Attributes
+    ----------
+    layout
+        What `parse` would say of the file.
+    skeleton
+        All bytes outside of the storages, the CRCs of storages as zeros.
+    storages
+        In file order.
+    """
+
+    layout: FileLayout
+    skeleton: bytes
+    storages: list[PlannedStorage]
+
+
+def plan_torch(tree: Any, tensors: Sequence[Tensor], extents: Sequence[Extent], *, name: str = "archive") -> TorchPlan:
+    """Lay out the torch zip of a tree.
+
+    Parameters
+    ----------
+    tree
+        As in `FileLayout`; `Unknown` nodes are written as `plain_tree` has them. Tensors that it does not refer to are
+        left out.
+    tensors
+        What `TensorRef` counts.
+    extents
+        What `Tensor.extent` counts; `start` is not used. Each extent that a tensor of the tree lies in becomes one
+        storage, so tensors that share an extent are tied again.
+    name
+        Folder inside the archive.
+    """
+    tree = plain_tree(tree)
+    used = [tensors[index] for index in sorted(set(tensor_numbers(tree)))]
+    numbers = sorted({tensor.extent for tensor in used if tensor.extent >= 0})
+    # torch takes a storage's dtype from the first reference to it: tensors without elements share one for each dtype.
+    empty = sorted({tensor.dtype for tensor in used if tensor.extent < 0})
+    slots: list[int | str] = [*numbers, *empty]
+    keys = {slot: str(key) for key, slot in enumerate(slots)}
+    untyped = {number for number in numbers if extents[number].dtype not in _STORAGE_CLASSES}
+    untyped |= {one.extent for one in used if one.extent >= 0 and one.dtype != extents[one.extent].dtype}
+    calls: dict[int, Call] = {}
+
+    def rebuild(index: int) -> Call:
+        if index not in calls:
+            calls[index] = _rebuild_call(tensors[index], extents, keys, untyped)
+        return calls[index]
+
+    archive = _Archive(name)
+    archive.add("data.pkl", write_pickle(tree, rebuild))
+    archive.add(".format_version", b"1")
+    archive.add(".storage_alignment", str(ALIGNMENT).encode())
+    archive.add("byteorder", b"little")
+    for number in numbers:
+        archive.reserve(f"data/{keys[number]}", extents[number].nbytes, number)
+    for dtype in empty:
+        archive.add(f"data/{keys[dtype]}", b"")
+    archive.add("version", b"3\n")
+    skeleton, storages, size = archive.finish()
+    source = CompositeSource(skeleton, [(one.start, one.nbytes) for one in storages], size)
+    layout = parse_torch_zip(source)
+    if layout is None:
+        raise UsageError(f"{name!r} cannot be the name of a folder in a torch file.")
+    return TorchPlan(layout, skeleton, storages)
+
+
+def write_torch(
+    out: Output,
+    tree: Any,
+    tensors: Sequence[Tensor],
+    extents: Sequence[Extent],
+    read: ReadExtent,
+    *,
+    name: str = "archive",
+) -> int:
+    """Write the torch zip of a tree in one pass, holding no more than the skeleton and one piece of data.
+
+    Parameters
+    ----------
+    out
+        Where to.
+    tree, tensors, extents, name
+        See `plan_torch`.
+    read
+        Called once for each extent that is written, in ascending order of its number.
+
+    Returns
+    -------
+    int
+        Number of bytes written.
+    """
+    plan = plan_torch(tree, tensors, extents, name=name)
+    skeleton = bytearray(plan.skeleton)
+    position = written = 0
+    for storage in plan.storages:
+        before = storage.start - written
+        out.write(skeleton[position : position + before])
+        position += before
+        crc = 0
+        length = 0
+        for piece in read(storage.extent):
+            view = memoryview(piece).cast("B")
+            crc = crc32(view, crc)
+            length += len(view)
+            out.write(view)
+        if length != storage.nbytes:
+            raise InputError(f"Extent {storage.extent} has {length} bytes in place of {storage.nbytes}.")
+        for offset in storage.crc_offsets:
+            skeleton[offset : offset + 4] = crc.to_bytes(4, "little")
+        written = storage.start + storage.nbytes
+    out.write(skeleton[position:])
+    return plan.layout.size
+
+
+def _rebuild_call(
+    tensor: Tensor, extents: Sequence[Extent], keys: dict[int | str, str], untyped: Collection[int]
+) -> Call:
+    """The call that makes torch rebuild a tensor, as torch itself writes it."""
+    if tensor.extent < 0:
+        dtype, key, count, by_dtype = tensor.dtype, keys[tensor.dtype], 0, tensor.dtype not in _STORAGE_CLASSES
+    else:
+        extent = extents[tensor.extent]
+        dtype, key, count, by_dtype = extent.dtype, keys[tensor.extent], extent.count, tensor.extent in untyped
+    if by_dtype:
+        identity = PersistentId(("storage", _UNTYPED, key, "cpu", count * ITEM_SIZES[dtype]))
+    else:
+        identity = PersistentId(("storage", Reference(("torch", _STORAGE_CLASSES[dtype])), key, "cpu", count))
+    args = (identity, tensor.offset, tensor.shape, tensor.strides, False, Call(ORDERED_DICT, ()))
+    if by_dtype:
+        return Call(_REBUILD_UNTYPED, (*args, Reference(("torch", tensor.dtype))))
+    return Call(_REBUILD, args)
+
+
+class _Archive:
+    """A zip archive in the making: its skeleton, and gaps for the storages."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._skeleton = bytearray()
+        self._gaps = 0
+        self._directory: list[tuple[bytes, int, int, int]] = []
+        self._reserved: list[tuple[int, int, int, int, int]] = []
+
+    @property
+    def _position(self) -> int:
+        return len(self._skeleton) + self._gaps
+
+    def add(self, name: str, data: bytes) -> None:
+        """Append an entry whose data is at hand."""
+        crc = crc32(data)
+        self._begin(name, crc, len(data))
+        self._skeleton += data
+        self._end(crc, len(data))
+
+    def reserve(self, name: str, nbytes: int, extent: int) -> None:
+        """Append an entry whose data is to be written later."""
+        self._begin(name, 0, nbytes)
+        start = self._position
+        self._gaps += nbytes
+        descriptor = len(self._skeleton)
+        self._end(0, nbytes)
+        self._reserved.append((extent, start, nbytes, descriptor + 4, len(self._directory) - 1))
+
+    def _begin(self, name: str, crc: int, nbytes: int) -> None:
+        full = f"{self._folder}/{name}".encode()
+        header = self._position
+        padding = -(header + 30 + len(full) + 4) % ALIGNMENT
+        version = 45 if nbytes >= _SATURATED else 0
+        self._skeleton += struct.pack(
+            "<4s5H3L2H", b"PK\x03\x04", version, _FLAGS, 0, 0, 0, 0, 0, 0, len(full), 4 + padding
+        )
+        self._skeleton += full + b"FB" + struct.pack("<H", padding) + b"Z" * padding
+        self._directory.append((full, crc, nbytes, header))
+
+    def _end(self, crc: int, nbytes: int) -> None:
+        sizes = struct.pack("<2Q" if nbytes >= _SATURATED else "<2L", nbytes, nbytes)
+        self._skeleton += b"PK\x07\x08" + struct.pack("<L", crc) + sizes
+
+    def finish(self) -> tuple[bytes, list[PlannedStorage], int]:
+        """Skeleton, storages and size of the file, with the directory."""
+        start = self._position
+        crc_offsets = []
+        for name, crc, nbytes, header in self._directory:
+            large = [value for value in (nbytes, nbytes, header) if value >= _SATURATED]
+            extra = struct.pack(f"<2H{len(large)}Q", 1, 8 * len(large), *large) if large else b""
+            size = min(nbytes, _SATURATED)
+            version = 45 if large else 0
+            crc_offsets.append(len(self._skeleton) + 16)
+            self._skeleton += struct.pack(
+                "<4s6H3L5H2L", b"PK\x01\x02", version, version, _FLAGS, 0, 0, 0, crc, size, size,
+                len(name), len(extra), 0, 0, 0, 0, min(header, _SATURATED),
+            )  # fmt: skip
+            self._skeleton += name + extra
+        count, length, end = len(self._directory), self._position - start, self._position
+        if count >= _MAX_COUNT or length >= _SATURATED or start >= _SATURATED:
+            self._skeleton += struct.pack("<4sQ2H2L4Q", b"PK\x06\x06", 44, 45, 45, 0, 0, count, count, length, start)
+            self._skeleton += struct.pack("<4sLQL", b"PK\x06\x07", 0, end, 1)
+        short = min(count, _MAX_COUNT)
+        self._skeleton += struct.pack(
+            "<4s4H2LH", b"PK\x05\x06", 0, 0, short, short, min(length, _SATURATED), min(start, _SATURATED), 0
+        )
+        storages = [
+            PlannedStorage(extent, begin, nbytes, (descriptor, crc_offsets[number]))
+            for extent, begin, nbytes, descriptor, number in self._reserved
+        ]
+        return bytes(self._skeleton), storages, self._position

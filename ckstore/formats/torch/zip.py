@@ -1,0 +1,210 @@
+"""The zip archives that `torch.save` has written since 1.6: one pickle, one stored entry for each storage."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ckstore.errors import InputError
+from ckstore.formats.facts import facts_of_mapping
+from ckstore.formats.layout import (
+    ITEM_SIZES,
+    Checked,
+    Extent,
+    FileLayout,
+    Path,
+    Source,
+    Tensor,
+    TensorRef,
+    Unknown,
+)
+from ckstore.formats.torch.objects import TorchPersistent, reduce
+from ckstore.formats.torch.pickle_reader import read_pickle
+from ckstore.formats.torch.storages import StorageData, View, cut
+from ckstore.formats.torch.tree import TreeReader
+from ckstore.formats.torch.zip_directory import LOCAL_MAGIC, NoDirectoryError, ZipEntry, read_directory
+from ckstore.runtime.checksum import crc32
+
+#: Largest pickle that is read; a larger archive is kept as opaque bytes.
+_MAX_PICKLE_BYTES = 1 << 30
+#: Entries beside pickle and storages from this size on become extents, so that they do not go into the skeleton.
+_LARGE_ENTRY_BYTES = 1 << 16
+_READ_BYTES = 1 << 20
+
+
+def starts_like_zip(head: bytes) -> bool:
+    """Whether the first bytes of a file are those of a zip archive."""
+    return head[:4] == LOCAL_MAGIC
+
+
+def parse_torch_zip(source: Source) -> FileLayout | None:
+    """The layout of a torch zip; None for any other archive (TorchScript, zip of zips, npz, big-endian).
+
+    The CRCs of all entries but the large ones are compared here; those of storages are in `checked`, for whoever reads
+    them.
+
+    Raises
+    ------
+    InputError
+        Where a torch zip is cut off, or damaged outside of its storages.
+    """
+    try:
+        entries = read_directory(source)
+    except NoDirectoryError:
+        if _first_name(source).endswith("/data.pkl"):
+            raise
+        return None
+    prefix = _torch_prefix(entries)
+    if prefix is None:
+        return None
+    by_name = {entry.name.removeprefix(prefix): entry for entry in entries}
+    pickle_entry = by_name["data.pkl"]
+    if pickle_entry.size > _MAX_PICKLE_BYTES:
+        return None
+    storages: dict[str, ZipEntry] = {}
+    others: list[ZipEntry] = []
+    for name, entry in by_name.items():
+        if name.startswith("data/") and name != "data/":
+            storages[name.removeprefix("data/")] = entry
+        elif entry is not pickle_entry and entry.size >= _LARGE_ENTRY_BYTES:
+            others.append(entry)
+        else:
+            _check_crc(source, entry)
+    byte_order = by_name.get("byteorder")
+    if byte_order is not None and source.pread(byte_order.start, min(byte_order.size, 8)) != b"little":
+        return None
+    persistent = TorchPersistent()
+    data = source.pread(pickle_entry.start, pickle_entry.size)
+    node, _ = read_pickle(data, reduce=reduce, persistent=persistent)
+    reader = TreeReader()
+    tree = reader.read(node)
+    placed = []
+    for key, storage in persistent.storages.items():
+        entry_of_key = storages.get(key)
+        if entry_of_key is None:
+            raise InputError(f"the pickle refers to storage {key!r}, which the archive does not hold")
+        if entry_of_key.size != storage.count * ITEM_SIZES[storage.dtype]:
+            raise InputError(f"storage {key!r} has another size than the pickle says")
+    for key, entry in storages.items():
+        known = persistent.storages.get(key)
+        dtype = "uint8" if known is None else None if known.untyped else known.dtype
+        placed.append(StorageData(key, dtype, entry.start, entry.size))
+    layout = assemble("torch-zip", source.size, placed, reader.views, tree)
+    for entry in others:
+        layout.extents.append(Extent(entry.start, "uint8", (entry.size,), ("__entry__", entry.name)))
+    sort_extents(layout)
+    layout.checked = [
+        Checked(entry.name, entry.start, entry.stop, entry.crc_positions) for entry in (*storages.values(), *others)
+    ]
+    layout.checked.sort(key=lambda checked: checked.start)
+    return layout
+
+
+def archive_holds_tensors(source: Source) -> bool:
+    """Whether a zip archive is a torch zip with storages, be it damaged: parsing it says what is wrong."""
+    try:
+        entries = read_directory(source)
+    except InputError:
+        return _first_name(source).endswith("/data.pkl")
+    prefix = _torch_prefix(entries)
+    return prefix is not None and any(entry.name.startswith(prefix + "data/") for entry in entries)
+
+
+def assemble(kind: str, size: int, storages: list[StorageData], views: list[View], tree: Any) -> FileLayout:
+    """A layout from storages, views and the tree that refers to the views."""
+    extents, placed = cut(storages, views)
+    tensors = [tensor for tensor in placed if tensor is not None]
+    if len(tensors) < len(placed):
+        tree = _without_lost(tree, placed)
+    if len({extent.path for extent in extents}) < len(extents):
+        extents = _with_distinct_paths(extents)
+    return FileLayout(kind, size, extents, tensors, tree=tree, facts=facts_of_mapping(tree))
+
+
+def sort_extents(layout: FileLayout) -> None:
+    """Sort the extents by their place and renumber the tensors' references."""
+    order = sorted(
+        range(len(layout.extents)), key=lambda index: (layout.extents[index].start, layout.extents[index].nbytes)
+    )
+    if order == list(range(len(order))):
+        return
+    number = {old: new for new, old in enumerate(order)}
+    layout.extents = [layout.extents[index] for index in order]
+    layout.tensors = [
+        Tensor(one.path, one.dtype, one.shape, one.strides, number.get(one.extent, -1), one.offset)
+        for one in layout.tensors
+    ]
+
+
+def _with_distinct_paths(extents: list[Extent]) -> list[Extent]:
+    """The extents, where two have one path: a file may call its tensors what the rests of storages are called here."""
+    seen: set[Path] = set()
+    distinct = []
+    for extent in extents:
+        path, number = extent.path, 1
+        while path in seen:
+            number += 1
+            path = (*extent.path, f"~{number}")
+        seen.add(path)
+        distinct.append(replace(extent, path=path))
+    return distinct
+
+
+def _without_lost(tree: Any, placed: list[Tensor | None]) -> Any:
+    """The tree with consecutive numbers for the tensors that were placed, and `Unknown` for the others."""
+    numbers: list[int] = []
+    following = 0
+    for tensor in placed:
+        numbers.append(-1 if tensor is None else following)
+        following += tensor is not None
+
+    done: dict[int, Any] = {}
+
+    def renumber(node: Any) -> Any:
+        if isinstance(node, TensorRef):
+            number = numbers[node.index]
+            return Unknown("torch.Tensor.view") if number < 0 else TensorRef(number)
+        if not isinstance(node, dict | list | tuple | Unknown):
+            return node
+        if id(node) not in done:
+            done[id(node)] = rebuild(node)
+        return done[id(node)]
+
+    def rebuild(node: Any) -> Any:
+        if isinstance(node, dict):
+            return {key: renumber(value) for key, value in node.items()}
+        if isinstance(node, list):
+            return [renumber(item) for item in node]
+        if isinstance(node, tuple):
+            return tuple(renumber(item) for item in node)
+        return Unknown(node.name, renumber(node.args), renumber(node.state), renumber(node.items))
+
+    return renumber(tree)
+
+
+def _torch_prefix(entries: list[ZipEntry]) -> str | None:
+    """The folder that all entries of a torch zip lie in, with its slash; None where the archive is none."""
+    pickles = [entry.name for entry in entries if entry.name.endswith("/data.pkl") and entry.name.count("/") == 1]
+    if len(pickles) != 1:
+        return None
+    prefix = pickles[0].removesuffix("data.pkl")
+    for entry in entries:
+        name = entry.name.removeprefix(prefix)
+        if not entry.plain or not entry.name.startswith(prefix) or name == "constants.pkl" or name.startswith("code/"):
+            return None
+    return prefix
+
+
+def _first_name(source: Source) -> str:
+    """Name of the first entry of an archive that has no directory."""
+    head = source.pread(0, min(source.size, 1024))
+    length = int.from_bytes(head[26:28], "little")
+    return head[30 : 30 + length].decode("utf-8", "replace")
+
+
+def _check_crc(source: Source, entry: ZipEntry) -> None:
+    crc = 0
+    for start in range(entry.start, entry.stop, _READ_BYTES):
+        crc = crc32(source.pread(start, min(_READ_BYTES, entry.stop - start)), crc)
+    if crc != entry.crc:
+        raise InputError(f"the CRC of {entry.name} is wrong")

@@ -1,0 +1,1 @@
+"""The entropy coder's loops, beside a plain reference."""

@@ -1,0 +1,174 @@
+"""Huffman code lengths of at most 12 bits from counts, and the canonical codes of lengths."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ckstore.kernels.entropy.words import Array, counted, int64, spliced, uint64
+
+LONGEST = 12
+"""Longest code in bits: a decoding table of 2^12 entries stays in the first cache."""
+
+
+_SYMBOL_BITS = 13
+"""Bits of a key that hold its symbol."""
+_SYMBOL_MASK = (1 << _SYMBOL_BITS) - 1
+_DIGIT_BITS = 8
+# Not plain integers: numba would compile what takes them once more for every literal.
+_DIGITS = int64(1 << _DIGIT_BITS)
+_TALLY = int64(16)
+_SHORT = 24
+"""Lists up to this length are sorted by insertion."""
+
+
+@spliced
+def _sort(keys: Array, work: Array) -> Array:
+    """Sort keys (count << 13 | symbol, in the order of their symbols) by way of `work`. Returns one of the two."""
+    size = uint64(keys.size)
+    if keys.size <= _SHORT:
+        for i in range(int64(1), keys.size):
+            key = keys[i]
+            at = i - 1
+            while at >= 0 and keys[at] > key:
+                keys[at + 1] = keys[at]
+                at -= 1
+            keys[at + 1] = key
+        return keys
+    # By counting, digit for digit from the lowest; symbols stand in order already.
+    union = int64(0)
+    for i in range(size):
+        union |= keys[i]
+    places = np.empty(_DIGITS, np.int64)
+    shift = uint64(_SYMBOL_BITS)
+    while union >> int64(shift):
+        for digit in range(1 << _DIGIT_BITS):
+            places[digit] = 0
+        for i in range(size):
+            places[(uint64(keys[i]) >> shift) & uint64(255)] += 1
+        place = int64(0)
+        for digit in range(1 << _DIGIT_BITS):
+            place += places[digit]
+            places[digit] = place - places[digit]
+        for i in range(size):
+            digit = (uint64(keys[i]) >> shift) & uint64(255)
+            work[uint64(places[digit])] = keys[i]
+            places[digit] += 1
+        keys, work = work, keys
+        shift += uint64(_DIGIT_BITS)
+    return keys
+
+
+@counted
+def code_lengths(counts: Array, symbols: int, lengths: Array) -> tuple[int, int]:
+    """Write the code length of each of `symbols` counts into `lengths` (uint8; 0 where the count is 0).
+
+    Huffman's lengths by the in-place algorithm of Moffat and Katajainen (1995), cut at 12 bits and made a complete
+    code again from the rarest symbols upwards. Returns (the only symbol that occurs or -1, sum of count x length).
+    """
+    used = 0
+    for symbol in range(symbols):
+        lengths[symbol] = 0
+        used += counts[symbol] > 0
+    keys = np.empty(used, np.int64)
+    used = 0
+    for symbol in range(symbols):
+        if counts[symbol] > 0:
+            keys[used] = (int64(counts[symbol]) << _SYMBOL_BITS) | symbol
+            used += 1
+    if used == 1:
+        return keys[0] & _SYMBOL_MASK, 0
+    keys = _sort(keys, np.empty(used, np.int64))
+    work = np.empty(used, np.int64)
+    for i in range(used):
+        work[i] = keys[i] >> _SYMBOL_BITS
+    leaf = 2
+    root = 0
+    work[0] += work[1]
+    for node in range(1, used - 1):
+        if leaf >= used or work[root] < work[leaf]:
+            work[node] = work[root]
+            work[root] = node
+            root += 1
+        else:
+            work[node] = work[leaf]
+            leaf += 1
+        if leaf >= used or (root < node and work[root] < work[leaf]):
+            work[node] += work[root]
+            work[root] = node
+            root += 1
+        else:
+            work[node] += work[leaf]
+            leaf += 1
+    work[used - 2] = 0
+    for node in range(used - 3, -1, -1):
+        work[node] = work[work[node]] + 1
+    available = 1
+    inner = 0
+    depth = 0
+    root = used - 2
+    node = used - 1
+    while available > 0:
+        while root >= 0 and work[root] == depth:
+            inner += 1
+            root -= 1
+        while available > inner:
+            work[node] = depth
+            node -= 1
+            available -= 1
+        available = 2 * inner
+        depth += 1
+        inner = 0
+    # work[i] is now the length of the i-th rarest symbol: longest first.
+    total = 0
+    for i in range(used):
+        work[i] = min(work[i], LONGEST)
+        total += 1 << (LONGEST - work[i])
+    i = 0
+    while total > 1 << LONGEST:
+        while work[i] == LONGEST:
+            i += 1
+        total -= 1 << (LONGEST - work[i] - 1)
+        work[i] += 1
+    for i in range(used - 1, -1, -1):
+        while total + (1 << (LONGEST - work[i])) <= 1 << LONGEST:
+            total += 1 << (LONGEST - work[i])
+            work[i] -= 1
+    bits = 0
+    for i in range(used):
+        lengths[keys[i] & _SYMBOL_MASK] = work[i]
+        bits += (keys[i] >> _SYMBOL_BITS) * work[i]
+    return -1, bits
+
+
+@counted
+def canonical_codes(lengths: Array, symbols: int, codes: Array) -> int:
+    """Write the canonical code of each symbol into `codes` (uint32: bit-reversed code | length << 16).
+
+    Returns 0, or 1 where the lengths are no complete prefix code of at most 12 bits.
+    """
+    tally = np.empty(_TALLY, np.int64)
+    first = np.empty(_TALLY, np.int64)
+    for length in range(16):
+        tally[length] = 0
+    for symbol in range(symbols):
+        if lengths[symbol] > LONGEST:
+            return 1
+        tally[lengths[symbol]] += 1
+    code = 0
+    total = 0
+    for length in range(1, LONGEST + 1):
+        first[length] = code
+        code = (code + tally[length]) << 1
+        total += tally[length] << (LONGEST - length)
+    if total != 1 << LONGEST:
+        return 1
+    for symbol in range(symbols):
+        length = int64(lengths[symbol])
+        code = first[length]
+        first[length] += 1
+        reverse = 0
+        for _ in range(length):
+            reverse = (reverse << 1) | (code & 1)
+            code >>= 1
+        codes[symbol] = np.uint32(reverse | (length << 16))
+    return 0

@@ -1,0 +1,1 @@
+"""What a version is made of: ids, records, documents, and the reader that decodes objects."""

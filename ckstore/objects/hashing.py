@@ -1,0 +1,111 @@
+"""Digests of streams: SHA-256 of a file's blocks beside other work, and ids of objects from their members' bytes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Self
+
+from blake3 import blake3
+
+from ckstore.objects.records import content_id
+
+#: Bytes that are hashed as one piece of work.
+_BATCH = 1 << 20
+
+#: Pieces of work that wait at most.
+_PENDING = 8
+
+
+class StreamSha256:
+    """SHA-256 of blocks in order, in a thread of its own; use it as a context manager.
+
+    Blocks must not change before they are hashed: `wait` tells.
+    """
+
+    def __init__(self) -> None:
+        self._sha = hashlib.sha256()
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="ckstore-sha256")
+        self._pending: deque[tuple[Future[None], int]] = deque()
+        self._batch: list[bytes | memoryview] = []
+        self._size = 0
+        self._unhashed = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+    def update(self, block: bytes | memoryview) -> None:
+        """Hash `block` after those that came before."""
+        self._batch.append(block)
+        self._size += len(block)
+        self._unhashed += 1
+        if self._size >= _BATCH:
+            self._submit()
+            while len(self._pending) > _PENDING:
+                self._finish_one()
+
+    def wait(self, blocks: int) -> None:
+        """Wait until all blocks are hashed but for the last `blocks`."""
+        while self._unhashed > blocks:
+            if not self._pending:
+                self._submit()
+            self._finish_one()
+
+    def hexdigest(self) -> str:
+        """The digest of all blocks so far."""
+        self.wait(0)
+        return self._sha.hexdigest()
+
+    def _submit(self) -> None:
+        if self._batch:
+            self._pending.append((self._pool.submit(self._hash, self._batch), len(self._batch)))
+            self._batch, self._size = [], 0
+
+    def _finish_one(self) -> None:
+        future, blocks = self._pending.popleft()
+        future.result()
+        self._unhashed -= blocks
+
+    def _hash(self, blocks: list[bytes | memoryview]) -> None:
+        for block in blocks:
+            self._sha.update(block)
+
+
+class MemberHasher:
+    """The content id of an object whose bytes come in order: as `scan` takes it from the files.
+
+    Parameters
+    ----------
+    dtype, chunk
+        dtype and cut of the object.
+    sizes
+        Bytes of each member.
+    """
+
+    def __init__(self, dtype: str, chunk: int, sizes: Sequence[int]) -> None:
+        self._dtype = dtype
+        self._chunk = chunk
+        self._digests: list[bytes] = []
+        self._left = list(reversed(sizes))
+        self._inner = blake3()
+
+    def update(self, data: memoryview) -> None:
+        """Take in the next bytes."""
+        while data:
+            take = min(self._left[-1], len(data))
+            self._inner.update(data[:take])
+            data = data[take:]
+            self._left[-1] -= take
+            if not self._left[-1]:
+                self._digests.append(self._inner.digest())
+                self._inner = blake3()
+                self._left.pop()
+
+    def identity(self) -> str:
+        """The id, once all bytes were taken in."""
+        return content_id(self._dtype, self._chunk, self._digests)

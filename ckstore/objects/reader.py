@@ -1,0 +1,549 @@
+"""Reads objects: resolves chains of integers and of exact layers, chunk by chunk, with a bounded cache of chunks."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from threading import Lock
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from ckstore.codecs.codebook import CodebookLattice, Indices
+from ckstore.codecs.integers import add_integers, decode_integers
+from ckstore.codecs.lattice import (
+    Bits,
+    Integers,
+    ordinal_classes,
+    ordinal_correct,
+    ordinal_difference,
+    scaled,
+)
+from ckstore.codecs.short_floats import SHORT
+from ckstore.errors import IntegrityError
+from ckstore.formats.layout import ITEM_SIZES
+from ckstore.lineage.cost import Work, layer
+from ckstore.objects.records import ContentRecord, LatticeRecord, Record, check_cut
+from ckstore.runtime.blocks import Block, empty
+from ckstore.runtime.checksum import crc32c
+from ckstore.runtime.scratch import scratch
+from ckstore.storage.pack_reader import read_shard_index
+
+#: Bytes of a shard index: 16 a chunk, and a checksum.
+_INDEX_ENTRY = 16
+_INDEX_CHECKSUM = 4
+
+#: Bytes of the checksum that stands before each chunk of an exact layer.
+FRAME = 4
+
+#: Payloads of up to so many bytes are read into memory that is used again.
+_PAYLOAD = 4 << 20
+
+#: Bytes of chunks of what is done once.
+_PASSING = 64 << 20
+
+#: Shard indexes that stay decoded.
+_INDEXES = 1 << 13
+
+Level = TypeVar("Level", LatticeRecord, ContentRecord)
+
+
+class Resolver(Protocol):
+    """Where records are found by id."""
+
+    def lattice(self, identity: str) -> LatticeRecord:
+        """The record of a lattice id; `IntegrityError` where the store has lost it."""
+
+    def content(self, identity: str) -> ContentRecord | None:
+        """The record of a content id's exact layer; None where the content is an ordinal lattice."""
+
+
+class Blocks(Protocol):
+    """Random access to the bytes of packs by name."""
+
+    def pread(self, pack: str, offset: int, length: int) -> bytes:
+        """Exactly `length` bytes of a pack."""
+
+    def read_into(self, pack: str, offset: int, target: memoryview) -> None:
+        """Fill `target` with the bytes of a pack from `offset` on."""
+
+
+class ChunkCache:
+    """Decoded chunks by (id, index), least recently used ones dropped beyond `limit` bytes; safe for threads.
+
+    What lies in much more memory than it takes is copied, since it would keep all of that.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._arrays: OrderedDict[tuple[str, int], npt.NDArray[Any]] = OrderedDict()
+        self._bytes = 0
+        self._lock = Lock()
+
+    def get(self, key: tuple[str, int]) -> npt.NDArray[Any] | None:
+        """The array, or None."""
+        with self._lock:
+            array = self._arrays.get(key)
+            if array is not None:
+                self._arrays.move_to_end(key)
+            return array
+
+    def drop(self, key: tuple[str, int]) -> None:
+        """Forget a chunk, if it is here: its memory is used again."""
+        with self._lock:
+            array = self._arrays.pop(key, None)
+            if array is not None:
+                self._bytes -= _held(array)
+
+    def clear(self) -> None:
+        """Drop everything."""
+        with self._lock:
+            self._arrays.clear()
+            self._bytes = 0
+
+    def put(self, key: tuple[str, int], array: npt.NDArray[Any]) -> None:
+        """Keep `array`, which nobody may write to from here on."""
+        array.flags.writeable = False
+        if array.nbytes > self.limit:
+            return
+        if _held(array) > 2 * array.nbytes:
+            own = empty(array.size, array.dtype)
+            own[...] = array
+            array = own
+            array.flags.writeable = False
+        with self._lock:
+            if key in self._arrays:
+                return
+            self._arrays[key] = array
+            self._bytes += _held(array)
+            while self._bytes > self.limit:
+                _, dropped = self._arrays.popitem(last=False)
+                self._bytes -= _held(dropped)
+
+
+def _held(array: npt.NDArray[Any]) -> int:
+    """Bytes that stay in memory as long as `array` does."""
+    owner: Any = array
+    while not isinstance(owner, Block):
+        below = owner.base if isinstance(owner, np.ndarray) else owner.obj if isinstance(owner, memoryview) else None
+        if below is None:
+            return memoryview(owner).nbytes
+        owner = below
+    return owner.nbytes
+
+
+class ObjectReader:
+    """Decodes chunks of objects.
+
+    Parameters
+    ----------
+    resolver
+        Finds records.
+    blocks
+        Finds bytes.
+    cache_bytes
+        Limit of the cache of decoded chunks.
+    keeps
+        Whether a version that is stored against these objects leaves its own chunks here, for the one that follows.
+    """
+
+    def __init__(self, resolver: Resolver, blocks: Blocks, cache_bytes: int = 64 << 20, *, keeps: bool = True) -> None:
+        self.resolver = resolver
+        self.blocks = blocks
+        self.cache = ChunkCache(cache_bytes)
+        self.keeps = keeps
+        self.decoded_chunks = 0
+        self._indexes: OrderedDict[tuple[str, int], list[tuple[int, int] | None]] = OrderedDict()
+        self._locks: dict[tuple[str, int], tuple[Lock, int]] = {}
+        self._lock = Lock()
+
+    def in_passing(self) -> ObjectReader:
+        """A reader of the same objects whose chunks go with it and take little memory: for what is done once."""
+        return ObjectReader(self.resolver, self.blocks, min(self.cache.limit, _PASSING), keeps=False)
+
+    def chain(self, record: LatticeRecord) -> list[LatticeRecord]:
+        """The records from `record` back to its base.
+
+        Raises
+        ------
+        IntegrityError
+            One of them is lost, stands below itself, or is not of the kind and cut of those above it.
+        """
+        records = [record]
+        seen = {record.id}
+        while record.base is not None:
+            below = self.resolver.lattice(record.base)
+            if below.id in seen:
+                raise IntegrityError(f"The chain of object {records[0].id} runs in a circle; run `ckstore recover`.")
+            check_cut(below, record)
+            if (below.kind, below.width, below.additive) != (record.kind, record.width, record.additive):
+                raise IntegrityError(f"Object {record.id} cannot follow {below.id}; run `ckstore recover`.")
+            record = below
+            seen.add(record.id)
+            records.append(record)
+        return records
+
+    def content_chain(self, record: ContentRecord) -> list[ContentRecord]:
+        """The records from `record` back to the first own exact layer.
+
+        Raises
+        ------
+        IntegrityError
+            One of them is lost, stands below itself, or is not cut like those above it.
+        """
+        records = [record]
+        seen = {record.id}
+        lattice = self._lattice_of(record)
+        while record.mode == "chained":
+            parent = self.resolver.content(record.parent or "")
+            if parent is None or parent.id in seen:
+                raise IntegrityError(f"The exact layers of object {records[0].id} do not lead to an own one.")
+            record = parent
+            check_cut(self._lattice_of(record), lattice)
+            seen.add(record.id)
+            records.append(record)
+        return records
+
+    def _lattice_of(self, record: ContentRecord) -> LatticeRecord:
+        """The record of the integers that an exact layer corrects, which must be of as many chunks."""
+        lattice = self.resolver.lattice(record.lattice)
+        if lattice.kind != "linear" or lattice.dtype in SHORT or lattice.chunks != len(record.lengths):
+            raise IntegrityError(
+                f"The exact layer of object {record.id} does not fit its integers; run `ckstore verify`."
+            )
+        return lattice
+
+    def exact_layer(self, lattice: str, content: str | None) -> ContentRecord | None:
+        """The record of an object's exact layer; None where it has none or its lattice is exact by itself.
+
+        Raises
+        ------
+        IntegrityError
+            It was lost.
+        """
+        record = None if content is None else self.resolver.content(content)
+        if record is None and content not in (None, lattice):
+            raise IntegrityError(f"The store has lost the exact layer of object {content}; run `ckstore recover`.")
+        return record
+
+    def records(self, lattice: str, content: str | None) -> list[Record]:
+        """All records that restoring an object takes; `IntegrityError` where one is lost."""
+        record = self.exact_layer(lattice, content)
+        if record is None:
+            return list(self.chain(self.resolver.lattice(lattice)))
+        levels = self.content_chain(record)
+        return [*levels, *(below for level in levels for below in self.chain(self._lattice_of(level)))]
+
+    def _undecoded(self, chain: Sequence[Level], chunk: int) -> tuple[list[Level], Level | None, Bits | None]:
+        """The levels of a chain that must be decoded, lowest first; the one below them and its chunk where cached."""
+        for place, level in enumerate(chain):
+            cached = self.cache.get((level.id, chunk))
+            if cached is not None:
+                return list(reversed(chain[:place])), level, cached
+        return list(reversed(chain)), None, None
+
+    def lattice_work(self, record: LatticeRecord) -> Work:
+        """Work of decoding all integers of `record` along its chain."""
+        work = Work()
+        for level in self.chain(record):
+            work = work.plus(layer(level.chunks, level.count, level.nbytes, grouped=level.context))
+        return work
+
+    def content_work(self, record: ContentRecord) -> Work:
+        """Work of decoding all exact values of `record`, its integers' chains included."""
+        work = Work()
+        for level in self.content_chain(record):
+            lattice = self.resolver.lattice(level.lattice)
+            exact = layer(lattice.chunks, lattice.count, sum(level.lengths), grouped=True)
+            work = work.plus(exact).plus(self.lattice_work(lattice))
+        return work
+
+    # What is decoded stays in the cache unless `keep` is false, as for whatever is read once from end to end. Values
+    # are decoded into `out` if given, unless they are at hand or lie elsewhere on the way: the result tells.
+
+    def integers(self, record: LatticeRecord, chunk: int, *, keep: bool = True) -> Integers:
+        """Integers (int32) of one chunk of an object that is not ordinal; the array is read-only."""
+        pending, below, integers = self._undecoded(self.chain(record), chunk)
+        for level in pending:
+            if below is None or integers is None:
+                integers = self._stored_integers(level, chunk, np.dtype(np.int32), None)
+                if integers is None:
+                    integers = np.zeros(_chunk_size(level, chunk), np.int32)
+            else:
+                integers = self._moved(level, below, integers, chunk)
+            below = level
+        assert integers is not None
+        return self._decoded((record.id, chunk), integers, keep=keep)
+
+    def _moved(self, level: LatticeRecord, below: LatticeRecord, integers: Integers, chunk: int) -> Integers:
+        """The integers of `level`, from those of `below`, which are changed where they may be."""
+        place = self.index(level)[chunk]
+        shift = None if place is None else level.linear.shift_from(below.linear)
+        if shift is None:
+            integers = level.linear.project(below.linear, integers, chunk * level.chunk)
+            shift = 0
+        if place is None:
+            return integers
+        if not integers.flags.writeable:
+            # It is in the cache, and others read it.
+            own = empty(integers.size, np.int32)
+            own[...] = integers
+            integers = own
+        payload = self._payload(level.pack, level.offset + place[0], place[1])
+        self.decoded_chunks += 1
+        add_integers(payload, integers, shift)
+        return integers
+
+    def _decoded(self, key: tuple[str, int], array: npt.NDArray[Any], *, keep: bool) -> npt.NDArray[Any]:
+        """A chunk that was decoded, read-only from here on."""
+        if keep:
+            self.cache.put(key, array)
+        else:
+            array.flags.writeable = False
+        return array
+
+    def values(self, record: LatticeRecord, chunk: int, *, keep: bool = True, out: Bits | None = None) -> Bits:
+        """Bits of the values that one chunk of an object has on its lattice, without any exact layer."""
+        if record.is_exact:
+            return self.ordinals(record, chunk, keep=keep, out=out)
+        if record.kind == "codebook":
+            return self._added(record, chunk) if record.additive else self._looked_up(record, chunk)
+        assert not isinstance(record.lattice, CodebookLattice)
+        return record.lattice.values(self.integers(record, chunk, keep=keep), chunk * record.chunk, out)
+
+    def indices(self, record: LatticeRecord, chunk: int) -> Indices:
+        """Indices (uint8) of one chunk of an object on a codebook; the array is read-only."""
+        if record.additive:
+            return self._stored_indices(record, chunk)
+        pending, _, indices = self._undecoded(self.chain(record), chunk)
+        for level in pending:
+            if indices is None:
+                indices = self._stored_indices(level, chunk)
+                continue
+            lattice = level.codebook
+            stored = self._stored_integers(level, chunk, np.dtype(np.int32), lattice.classes(indices))
+            zeros = np.zeros(_chunk_size(level, chunk), np.int32)
+            indices = lattice.apply(indices, zeros if stored is None else stored)
+        assert indices is not None
+        self.cache.put((record.id, chunk), indices)
+        return indices
+
+    def _stored_indices(self, record: LatticeRecord, chunk: int) -> Indices:
+        """Indices that are stored in full: relative to that of 0."""
+        stored = self._stored_integers(record, chunk, np.dtype(np.int32), None)
+        zero = record.codebook.zero
+        if stored is None:
+            return np.full(_chunk_size(record, chunk), zero, np.uint8)
+        indices = stored + np.int32(zero)
+        if indices.min(initial=0) < 0 or indices.max(initial=0) >= record.codebook.levels:
+            raise IntegrityError(f"Object {record.id} has indices outside of its codebook; run `ckstore verify`.")
+        return indices.astype(np.uint8)
+
+    def _looked_up(self, record: LatticeRecord, chunk: int) -> Bits:
+        aside = None
+        if record.protected:
+            frame = self.aside(record, chunk)
+            aside = np.frombuffer(frame, "<u2", offset=FRAME)
+            if crc32c(aside) != int.from_bytes(frame[:FRAME], "little"):
+                raise IntegrityError(f"Chunk {chunk} of object {record.id} has damaged protected elements.")
+        return record.codebook.values(self.indices(record, chunk), aside)
+
+    def aside(self, record: LatticeRecord, chunk: int) -> bytes:
+        """The frame of one chunk's protected elements: checksum and bits."""
+        offset = record.aside + sum(record.asides[:chunk])
+        return self.blocks.pread(record.pack, offset, record.asides[chunk])
+
+    def _added(self, record: LatticeRecord, chunk: int) -> Bits:
+        pending, _, bits = self._undecoded(self.chain(record), chunk)
+        for level in pending:
+            indices = self._stored_indices(level, chunk)
+            bits = level.codebook.values(indices) if bits is None else level.codebook.add(bits, indices)
+        assert bits is not None
+        self.cache.put((record.id, chunk), bits)
+        return bits
+
+    def ordinals(self, record: LatticeRecord, chunk: int, *, keep: bool = True, out: Bits | None = None) -> Bits:
+        """Bits of one chunk of an object on an ordinal lattice; the array is read-only."""
+        size = ITEM_SIZES[record.dtype]
+        pending, _, bits = self._undecoded(self.chain(record), chunk)
+        for level in pending:
+            if bits is not None:
+                bits = scaled(bits, level.dtype, level.factor)
+            classes = ordinal_classes(bits, level.dtype) if level.context and bits is not None else None
+            stored = self._stored_integers(level, chunk, np.dtype(f"i{size}"), classes)
+            if stored is None:
+                bits = np.zeros(_chunk_size(level, chunk), f"u{size}") if bits is None else bits
+            else:
+                bits = ordinal_correct(bits, stored, level.dtype, out if level is record else None)
+        assert bits is not None
+        return self._decoded((record.id, chunk), bits, keep=keep)
+
+    def exact(self, record: ContentRecord, chunk: int, *, keep: bool = True, out: Bits | None = None) -> Bits:
+        """Bits of one chunk of the original values of an object on a linear lattice; the array is read-only."""
+        pending, _, bits = self._undecoded(self.content_chain(record), chunk)
+        for level in pending:
+            lattice = self.resolver.lattice(level.lattice)
+            # The integers of one level are those that the next ones are stored against.
+            target = out if level is record else None
+            bits = self._exact_level(level, lattice, bits, chunk, keep=keep or len(pending) > 1, out=target)
+        assert bits is not None
+        return self._decoded((record.id, chunk), bits, keep=keep)
+
+    def bits(self, content: str, chunk: int, *, keep: bool = True, out: Bits | None = None) -> Bits:
+        """Bits of one chunk of an object by its content id; threads that want the same chunk wait for the first."""
+        cached = self.cache.get((content, chunk))
+        if cached is not None:
+            return cached
+        with self._decoding((content, chunk)):
+            record = self.resolver.content(content)
+            if record is None:
+                return self.ordinals(self.resolver.lattice(content), chunk, keep=keep, out=out)
+            return self.exact(record, chunk, keep=keep, out=out)
+
+    @contextmanager
+    def _decoding(self, key: tuple[str, int]) -> Iterator[None]:
+        """Held by one thread a chunk; chains are decoded inside without it, so that nobody waits in a circle."""
+        with self._lock:
+            lock, users = self._locks.get(key, (Lock(), 0))
+            self._locks[key] = lock, users + 1
+        try:
+            with lock:
+                yield
+        finally:
+            with self._lock:
+                _, users = self._locks[key]
+                if users == 1:
+                    del self._locks[key]
+                else:
+                    self._locks[key] = lock, users - 1
+
+    def record_of(self, content: str) -> LatticeRecord:
+        """The lattice record of an object by its content id."""
+        record = self.resolver.content(content)
+        return self.resolver.lattice(content if record is None else record.lattice)
+
+    def work(self, lattice: str, content: str | None) -> Work:
+        """Work of decoding all values of an object: the exact ones where it has a content id."""
+        record = self.exact_layer(lattice, content)
+        return self.lattice_work(self.resolver.lattice(lattice)) if record is None else self.content_work(record)
+
+    def depth(self, lattice: str, content: str | None) -> int:
+        """The largest number of deltas on the way to a base that restoring the object takes."""
+        record = self.exact_layer(lattice, content)
+        if record is None:
+            return len(self.chain(self.resolver.lattice(lattice))) - 1
+        levels = self.content_chain(record)
+        deepest = max(len(self.chain(self.resolver.lattice(level.lattice))) - 1 for level in levels)
+        return max(deepest, len(levels) - 1)
+
+    def _exact_level(
+        self,
+        level: ContentRecord,
+        lattice: LatticeRecord,
+        parent: Bits | None,
+        chunk: int,
+        *,
+        keep: bool,
+        out: Bits | None,
+    ) -> Bits:
+        integers = self.integers(lattice, chunk, keep=keep)
+        predicted, classes = self._predict(level, lattice, integers, parent, chunk)
+        offset = level.offset + sum(level.lengths[:chunk])
+        frame = self._payload(level.pack, offset, level.lengths[chunk])
+        self.decoded_chunks += 1
+        residuals = empty(integers.size, f"i{predicted.itemsize}")
+        decode_integers(frame[FRAME:], residuals, classes)
+        bits = ordinal_correct(predicted, residuals, lattice.dtype, out)
+        if crc32c(bits) != int.from_bytes(frame[:FRAME], "little"):
+            raise IntegrityError(f"Chunk {chunk} of object {level.id} does not restore what was stored.")
+        return bits
+
+    @staticmethod
+    def _predict(
+        record: ContentRecord, lattice: LatticeRecord, integers: Integers, parent: Bits | None, chunk: int
+    ) -> tuple[Bits, npt.NDArray[np.uint8]]:
+        start = chunk * lattice.chunk
+        if record.mode == "own" or parent is None:
+            return lattice.linear.own(integers, start)
+        return lattice.linear.chained(scaled(parent, lattice.dtype, record.factor), integers, start)
+
+    def _stored_integers(
+        self, record: LatticeRecord, chunk: int, dtype: np.dtype[Any], classes: npt.NDArray[np.uint8] | None
+    ) -> Integers | None:
+        """Integers of one chunk as they are stored; None where all are zero."""
+        place = self.index(record)[chunk]
+        if place is None:
+            return None
+        payload = self._payload(record.pack, record.offset + place[0], place[1])
+        self.decoded_chunks += 1
+        out = empty(_chunk_size(record, chunk), dtype)
+        decode_integers(payload, out, classes)
+        return out
+
+    def _payload(self, pack: str, offset: int, length: int) -> memoryview:
+        """Bytes of a pack, in memory that this thread uses again for the next ones."""
+        if not 0 <= length <= _PAYLOAD:
+            return memoryview(self.blocks.pread(pack, offset, length))  # which sees what cannot be before it is made
+        target = scratch("payload", length, np.uint8).data
+        self.blocks.read_into(pack, offset, target)
+        return target
+
+    def entropies(self, record: Record) -> Iterator[tuple[float, int]]:
+        """For each stored chunk of a layer the order-0 entropy of what is coded, in bits, and the payload's bytes."""
+        from ckstore.codecs.integers import entropy_bits
+
+        if isinstance(record, ContentRecord):
+            lattice = self.resolver.lattice(record.lattice)
+            for chunk, length in enumerate(record.lengths):
+                parent = None if record.parent is None else self.bits(record.parent, chunk)
+                integers = self.integers(lattice, chunk)
+                predicted, classes = self._predict(record, lattice, integers, parent, chunk)
+                residuals = ordinal_difference(self.exact(record, chunk), predicted, lattice.dtype)
+                yield entropy_bits(residuals, classes), length - FRAME
+            return
+        dtype = np.dtype(f"i{ITEM_SIZES[record.dtype]}" if record.is_exact else np.int32)
+        for chunk, place in enumerate(self.index(record)):
+            if place is None:
+                continue
+            context = None
+            if record.kind == "codebook" and not record.additive and record.base is not None:
+                context = record.codebook.classes(self.indices(self.resolver.lattice(record.base), chunk))
+            if record.context and record.base is not None:
+                before = self.ordinals(self.resolver.lattice(record.base), chunk)
+                context = ordinal_classes(scaled(before, record.dtype, record.factor), record.dtype)
+            stored = self._stored_integers(record, chunk, dtype, context)
+            assert stored is not None
+            yield entropy_bits(stored, context), place[1]
+
+    def index(self, record: LatticeRecord) -> list[tuple[int, int] | None]:
+        """For each chunk (offset, length) in the record's shard, or None where all integers are zero."""
+        key = (record.pack, record.offset)
+        with self._lock:
+            index = self._indexes.get(key)
+            if index is not None:
+                self._indexes.move_to_end(key)
+        if index is None:
+            length = _INDEX_ENTRY * record.chunks + _INDEX_CHECKSUM
+            if length > record.length:
+                raise IntegrityError(f"The shard of object {record.id} is too short for its index.")
+            tail = self.blocks.pread(record.pack, record.offset + record.length - length, length)
+            index = read_shard_index(tail, record.chunks)
+            for place in index:
+                if place is not None and not 0 <= place[0] <= place[0] + place[1] <= record.length:
+                    raise IntegrityError(f"The shard index of object {record.id} points outside of it.")
+            with self._lock:
+                self._indexes[key] = index
+                while len(self._indexes) > _INDEXES:
+                    self._indexes.popitem(last=False)
+        return index
+
+
+def _chunk_size(record: LatticeRecord, chunk: int) -> int:
+    return min(record.chunk, record.count - chunk * record.chunk)
+
+
+def concatenate(chunks: Iterable[Bits]) -> bytes:
+    """The bytes of chunks one after the other."""
+    return b"".join(chunk.tobytes() for chunk in chunks)

@@ -1,0 +1,266 @@
+"""Finds records by id: in the catalog, then in the manifest of the pack that the catalog names."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from threading import RLock
+from typing import Any
+
+from ckstore.errors import IntegrityError
+from ckstore.objects.documents import BlobRef, VersionDocument
+from ckstore.objects.records import ContentRecord, LatticeRecord, Record, record_from_json
+from ckstore.storage import manifest
+from ckstore.storage.catalog import Catalog, VersionRow, key
+from ckstore.storage.delta import expand_against
+from ckstore.storage.pack_reader import MissingPackError, PackReader
+
+#: Manifests that stay decoded.
+_MANIFESTS = 128
+
+
+class Manifest:
+    """One pack's decoded manifest: its document, its blobs and its records by slot."""
+
+    def __init__(self, pack: str, document: dict[str, Any], blobs: dict[str, bytes]) -> None:
+        self.pack = pack
+        self.document = document
+        self.blobs = blobs
+        self._records: dict[int, Record] = {}
+
+    def record(self, slot: int) -> Record:
+        """The record in a slot; raises `IntegrityError` where there is none."""
+        record = self._records.get(slot)
+        if record is None:
+            try:
+                record = record_from_json(self.document["records"][slot], self.pack)
+            except (KeyError, IndexError, TypeError, ValueError) as error:
+                raise IntegrityError(f"Pack {self.pack} has no record {slot}; run `ckstore recover`.") from error
+            self._records[slot] = record
+        return record
+
+
+class CatalogResolver:
+    """Records of committed objects, and of those that an ingest under way has written but not committed.
+
+    Parameters
+    ----------
+    catalog
+        The index.
+    packs
+        The bytes.
+    """
+
+    def __init__(self, catalog: Catalog, packs: PackReader) -> None:
+        self.catalog = catalog
+        self.packs = packs
+        self._lock = RLock()
+        self._lattices: dict[str, LatticeRecord] = {}
+        self._contents: dict[str, ContentRecord | None] = {}
+        self._under_way: dict[object, list[Record]] = {}
+        self._generation = 0
+        self._collected = catalog.collected()
+        self._manifests: OrderedDict[str, Manifest] = OrderedDict()
+
+    def manifest(self, pack: str) -> Manifest:
+        """The manifest of a pack, or of the one that `gc` has put in its place."""
+        try:
+            return self._manifest(pack)
+        except MissingPackError:
+            present = self.catalog.moved_packs([pack]).get(pack)
+            if present is None:
+                raise
+            return self._manifest(present)
+
+    def _manifest(self, pack: str) -> Manifest:
+        with self._lock:
+            found = self._manifests.get(pack)
+            if found is not None:
+                self._manifests.move_to_end(pack)
+                return found
+            entry = self.packs.find_entry(pack, manifest.MEMBER)
+            found = Manifest(pack, *manifest.decode_manifest(self.packs.pread(pack, entry.offset, entry.length)))
+            self._manifests[pack] = found
+            while len(self._manifests) > _MANIFESTS:
+                self._manifests.popitem(last=False)
+            return found
+
+    def document(self, row: VersionRow) -> VersionDocument:
+        """What the manifest says of a version, with the present names of packs.
+
+        Raises
+        ------
+        IntegrityError
+            It is not the version of the catalog's row.
+        """
+        said = self.manifest(row.pack).document.get("version")
+        # `recover` gives one of two versions that claim one number another, and with it another id.
+        document = None if said is None else replace(VersionDocument.from_json(said), number=row.number)
+        if document is None or document.uid != row.uid:
+            raise IntegrityError(f"The catalog takes another version for version {row.number}; run `ckstore recover`.")
+        names = document.blob_packs()
+        moved = self.catalog.moved_packs(names) if names else {}
+        return document.with_packs(moved) if moved else document
+
+    def blob(self, ref: BlobRef, pack: str) -> bytes:
+        """The bytes of a blob that a manifest in `pack` names."""
+        place = ref.within(pack)
+        assert place.pack is not None
+        try:
+            packed = self.manifest(place.pack).blobs[place.name]
+        except KeyError as error:
+            raise IntegrityError(f"Pack {place.pack} has no {place.name}; run `ckstore recover`.") from error
+        against = None if place.against is None else self.blob(place.against, pack)
+        return expand_against(packed, against)
+
+    def add(self, records: Iterable[Record]) -> None:
+        """Make records known that the catalog does not have yet."""
+        with self._lock:
+            for record in records:
+                if isinstance(record, LatticeRecord):
+                    self._lattices[record.id] = record
+                else:
+                    self._contents[record.id] = record
+
+    @contextmanager
+    def under_way(self) -> Iterator[Callable[[Iterable[Record]], None]]:
+        """Gives a function like `add`; the records last given to it stay known within, whoever forgets the others."""
+        token = object()
+
+        def hold(records: Iterable[Record]) -> None:
+            with self._lock:
+                held = self._under_way[token] = list(records)
+                self.add(held)
+
+        try:
+            yield hold
+        finally:
+            with self._lock:
+                self._under_way.pop(token, None)
+
+    def forget(self) -> None:
+        """Drop everything remembered, because the catalog may have changed; not what is under way."""
+        with self._lock:
+            self._lattices.clear()
+            self._contents.clear()
+            self._generation += 1
+            for records in self._under_way.values():
+                self.add(records)
+
+    def notice_collection(self) -> None:
+        """Drop what is remembered where `gc` has moved objects since; files of removed packs are closed."""
+        collected = self.catalog.collected()
+        with self._lock:
+            changed = collected != self._collected
+            self._collected = collected
+        if changed:
+            self.forget()
+            self.packs.close()
+
+    def known(self, contents: Iterable[str]) -> dict[str, str]:
+        """Lattice ids by content id, for those contents that the store can restore exactly."""
+        wanted = list(contents)
+        self.notice_collection()
+        lattices, exact = self._lookup(wanted, wanted)
+        found = {}
+        for content in wanted:
+            record = exact[content]
+            if record is not None:
+                found[content] = record.lattice
+            elif content in lattices:
+                found[content] = content
+        return found
+
+    def prefetch(self, lattices: Iterable[str], contents: Iterable[str]) -> None:
+        """Look many ids up at once, and level by level what they are stored against; absent ones stay unknown."""
+        self.notice_collection()
+        coarse, exact = set(lattices), set(contents)
+        seen: set[str] = set()
+        while coarse or exact:
+            seen |= coarse | exact
+            found, layers = self._lookup(coarse, exact)
+            above = [layer for layer in layers.values() if layer is not None]
+            coarse = {record.base for record in found.values() if record.base is not None}
+            coarse |= {layer.lattice for layer in above}
+            exact = {layer.parent for layer in above if layer.parent is not None}
+            coarse -= seen
+            exact -= seen
+
+    def _lookup(
+        self, lattices: Iterable[str], contents: Iterable[str]
+    ) -> tuple[dict[str, LatticeRecord], dict[str, ContentRecord | None]]:
+        """The records of many ids, which are remembered unless `forget` was called meanwhile.
+
+        The catalog is asked without holding the lock: a thread that holds the catalog may be waiting for that.
+        """
+        with self._lock:
+            generation = self._generation
+            coarse = {identity: self._lattices.get(identity) for identity in lattices}
+            exact: dict[str, ContentRecord | None] = {}
+            wanted = {}
+            for identity in contents:
+                if identity in self._contents:
+                    exact[identity] = self._contents[identity]
+                else:
+                    wanted[identity] = key(identity)
+        missing = {identity: key(identity) for identity, record in coarse.items() if record is None}
+        placed = self._placed(self.catalog.find_lattices, missing)
+        coarse |= {identity: found for identity, found in placed.items() if isinstance(found, LatticeRecord)}
+        placed = self._placed(self.catalog.find_contents, wanted)
+        exact |= {identity: found if isinstance(found, ContentRecord) else None for identity, found in placed.items()}
+        known = {identity: record for identity, record in coarse.items() if record is not None}
+        with self._lock:
+            if generation == self._generation:
+                # What an ingest has added meanwhile is the later news.
+                for identity, lattice in known.items():
+                    self._lattices.setdefault(identity, lattice)
+                for identity, content in exact.items():
+                    if self._contents.get(identity) is None:
+                        self._contents[identity] = content
+        return known, exact
+
+    def lattice(self, identity: str) -> LatticeRecord:
+        """The record of a lattice id."""
+        record = self._lattices.get(identity) or self.known_lattice(identity)
+        if record is None:
+            raise IntegrityError(f"The store has lost object {identity}; run `ckstore recover`, then `ckstore verify`.")
+        return record
+
+    def known_lattices(self, identities: Iterable[str]) -> set[str]:
+        """Those of many lattice ids that the store has."""
+        return set(self._lookup(identities, [])[0])
+
+    def known_lattice(self, identity: str) -> LatticeRecord | None:
+        """The record of a lattice id; None where the store has none."""
+        record = self._lattices.get(identity)
+        return self._lookup([identity], [])[0].get(identity) if record is None else record
+
+    def content(self, identity: str) -> ContentRecord | None:
+        """The record of a content id's exact layer; None where there is none."""
+        try:
+            return self._contents[identity]
+        except KeyError:
+            return self._lookup([], [identity])[1][identity]
+
+    def _placed(
+        self, find: Callable[[Iterable[int]], dict[int, tuple[str, int]]], wanted: dict[str, int]
+    ) -> dict[str, Record | None]:
+        """The records of ids, given with their keys, in the slots that the catalog says; None for others."""
+        if not wanted:
+            return {}
+        try:
+            records = self._at(find(wanted.values()))
+        except MissingPackError:
+            # `gc` has removed a pack since the catalog was asked.
+            records = self._at(find(wanted.values()))
+        found = {identity: records.get(number) for identity, number in wanted.items()}
+        # Two ids may share a key.
+        return {
+            identity: record if record is not None and record.id == identity else None
+            for identity, record in found.items()
+        }
+
+    def _at(self, places: dict[int, tuple[str, int]]) -> dict[int, Record]:
+        return {number: self._manifest(pack).record(slot) for number, (pack, slot) in places.items()}

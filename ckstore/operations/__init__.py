@@ -1,0 +1,1 @@
+"""What changes or checks a store, one module a verb."""

@@ -1,0 +1,1 @@
+"""Frees what no version needs."""

@@ -1,0 +1,248 @@
+"""Gc: frees what no version needs: packs, parts of packs, and files that nothing refers to."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ckstore.encoding.writer import remove_uncommitted
+from ckstore.errors import LockedError
+from ckstore.operations.gc.plan import Plan, State, plan_for
+from ckstore.operations.gc.reachability import PackContents
+from ckstore.operations.gc.repack import Copy, repack
+from ckstore.storage import durable, log, root
+from ckstore.storage.pack import PackInfo
+
+if TYPE_CHECKING:
+    from ckstore.storage.catalog import Placement
+    from ckstore.store import Store
+
+#: Seconds for which a file that nothing refers to must have been left untouched before it is removed.
+GRACE = 3600.0
+
+#: Seconds to wait for a moment in which nobody writes, and between two looks.
+PATIENCE = 600.0
+_PAUSE = 0.05
+
+_PURPOSE = "gc"
+
+
+@dataclass(slots=True)
+class GcReport:
+    """What was freed or would be.
+
+    Attributes
+    ----------
+    bytes
+        Bytes that the store takes less; of a dry run, what is garbage in the packs that would be written again.
+    removed
+        Packs of which nothing was needed.
+    rewritten
+        Packs that were written again without what nothing needs.
+    files
+        Packs that no commit knows, and temporary files, of processes that were killed.
+    versions
+        Versions, forgotten or replaced, whose manifests went.
+    """
+
+    bytes: int = 0
+    removed: int = 0
+    rewritten: int = 0
+    files: int = 0
+    versions: int = 0
+
+
+def gc(store: Store, *, grace: float = GRACE, dry_run: bool = False) -> GcReport:
+    """Free what no version needs.
+
+    Ingests and rebases may go on meanwhile; the change itself waits for a moment in which nobody else writes.
+
+    Parameters
+    ----------
+    grace
+        Seconds for which files that nothing refers to must have been left untouched.
+    dry_run
+        Change nothing, only say what would be freed.
+
+    Raises
+    ------
+    IntegrityError
+        Something is damaged that a present or a lost version may need; nothing was changed.
+    LockedError
+        Another `gc` runs, or others wrote all the time.
+    """
+    if dry_run:
+        return _expected(store, plan_for(store, grace), grace)
+    with store.catalog.lease(_PURPOSE) as lease:
+        return _Collection(store, grace, lease).run()
+
+
+class _Collection:
+    """One run of gc.
+
+    Packs that were written again for a plan which the next one takes over are not written twice.
+    """
+
+    def __init__(self, store: Store, grace: float, lease: int) -> None:
+        self._store = store
+        self._grace = grace
+        self._lease = lease
+        self._deadline = time.monotonic() + PATIENCE
+        # What an earlier run that was killed had written already is not added to the store.
+        self._before = {info.name for info in store.packs.list_packs()}
+        # The copy of each pack, and what it was made for.
+        self._copies: dict[str, tuple[Copy, tuple[Any, ...]]] = {}
+
+    def run(self) -> GcReport:
+        """Plan, copy and commit until nothing has changed in between."""
+        try:
+            while True:
+                self._wait()
+                plan = plan_for(self._store, self._grace, [copy.pack for copy, _ in self._copies.values()])
+                self._copy(plan)
+                report = self._commit(plan)
+                if report is not None:
+                    break
+        except BaseException:
+            self._drop(list(self._copies))
+            raise
+        self._store.resolver.notice_collection()
+        self._sweep(report)
+        return report
+
+    def _wait(self) -> None:
+        while writer := self._writer():
+            if time.monotonic() > self._deadline:
+                raise LockedError(f"Others write all the time (now: {writer}); free space when they are done.")
+            time.sleep(_PAUSE)
+
+    def _writer(self) -> str | None:
+        """What another process is doing that needs objects which no version refers to yet."""
+        others = [claim for claim in self._store.catalog.leases() if claim.number != self._lease]
+        for claim in others:
+            if claim.purpose == _PURPOSE:
+                raise LockedError(f"Process {claim.pid} on {claim.host} frees space already; wait for it to end.")
+        return f"{others[0].purpose}, process {others[0].pid} on {others[0].host}" if others else None
+
+    def _copy(self, plan: Plan) -> None:
+        """Write packs again, and drop what was written for an earlier plan only."""
+        wanted = {pack.name: _purpose(pack) for pack in plan.rewritten}
+        self._drop([name for name, (_, purpose) in self._copies.items() if wanted.get(name) != purpose])
+        for pack in plan.rewritten:
+            if pack.name not in self._copies:
+                self._copies[pack.name] = repack(self._store, pack), wanted[pack.name]
+
+    def _drop(self, names: Sequence[str]) -> None:
+        copies = [self._copies.pop(name)[0].pack for name in names]
+        remove_uncommitted(self._store.path, self._store.catalog, self._store.resolver, copies)
+
+    def _commit(self, plan: Plan) -> GcReport | None:
+        """Make the change; None where the state is not that of the plan any more, or somebody writes."""
+        catalog = self._store.catalog
+        copies = {name: copy for name, (copy, _) in self._copies.items()}
+        written = {copy.pack.name for copy in copies.values()}
+        with catalog.transaction():
+            # With the write lock held nobody can begin to write; whoever has begun holds a lease.
+            if self._writer() or not self._holds(plan, written):
+                return None
+            # A pack that was found to be unneeded can be what another one is written as: both lie there after a crash.
+            removed = [pack.name for pack in plan.removed if pack.name not in written]
+            files = [info for info in plan.files if info.name not in written]
+            report = self._report(plan, removed, files, copies)
+            if plan.is_empty:
+                return report
+            going = [name for name in (*removed, *copies) if name not in written]
+            record = {"written": sorted(written), "removed": sorted({*going, *(info.name for info in files)})}
+            log.append(self._store.path, {"change": "gc", **record, "versions": plan.gone})
+            # Before the commit: `recover` could bring a version back out of them that lacks what goes now.
+            self._unlink(info.name for info in files)
+            catalog.remove_lattices(plan.survey.dead_lattices)
+            catalog.remove_contents(plan.survey.dead_contents)
+            for name, copy in copies.items():
+                self._move(plan.survey.packs[name], copy)
+            catalog.remove_packs(going)
+            self._write_sizes(plan, copies)
+            catalog.note_collected(durable.timestamp())
+        self._copies.clear()
+        # With the lock held once more: a `recover` that ran in between has taken them in again.
+        with catalog.transaction():
+            known = {pack.name for pack in catalog.packs()}
+            self._unlink(name for name in going if name not in known)
+        return report
+
+    def _holds(self, plan: Plan, written: set[str]) -> bool:
+        state = State.of(self._store)
+        files = [info for info in state.files if info.name not in written]
+        before = [info for info in plan.state.files if info.name not in written]
+        return (state.versions, state.packs, files) == (plan.state.versions, plan.state.packs, before)
+
+    def _move(self, contents: PackContents, copy: Copy) -> None:
+        """Let the catalog find in the copy what it found in the pack."""
+        catalog = self._store.catalog
+        catalog.replace_pack(contents.name, copy.pack, copy.manifest)
+        placed = catalog.lattices_in if contents.kind == "coarse" else catalog.contents_in
+        places: list[Placement] = [(number, copy.pack.name, copy.slots[slot]) for number, slot in placed(contents.name)]
+        (catalog.move_lattices if contents.kind == "coarse" else catalog.move_contents)(places)
+
+    def _write_sizes(self, plan: Plan, copies: dict[str, Copy]) -> None:
+        """Write into the catalog what each version has added to the store and is still there."""
+        removed = {pack.name for pack in plan.removed}
+        sizes = {
+            pack.name: copies[pack.name].pack.bytes if pack.name in copies else pack.bytes
+            for pack in plan.survey.packs.values()
+            if pack.name not in removed
+        }
+        exact = {
+            (pack.number, pack.created): sizes[pack.name]
+            for pack in plan.survey.packs.values()
+            if pack.kind == "exact" and not pack.is_rebase and pack.name in sizes
+        }
+        for row in plan.state.versions:
+            if "stored_bytes" in self._store.resolver.document(row).summary:
+                continue  # It gave up its exact layers, and its layers stand in several packs.
+            pack = plan.survey.packs[row.pack]
+            stored = sizes[pack.name] + exact.get((pack.number, pack.created), 0)
+            if stored != row.stored_bytes and pack.stored_bytes is None:
+                self._store.catalog.update_version(row.number, stored_bytes=stored)
+
+    def _report(
+        self, plan: Plan, removed: Sequence[str], files: Sequence[PackInfo], copies: dict[str, Copy]
+    ) -> GcReport:
+        packs = plan.survey.packs
+        freed = sum(packs[name].bytes for name in (*removed, *copies)) + sum(info.bytes for info in files)
+        freed -= sum(copy.pack.bytes for copy in copies.values() if copy.pack.name not in self._before)
+        return GcReport(freed, len(removed), len(copies), len(files), len(plan.lost))
+
+    def _unlink(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._store.packs.forget(name)
+            (self._store.path / root.PACKS / name).unlink(missing_ok=True)
+            durable.checkpoint("pack-removed")
+
+    def _sweep(self, report: GcReport) -> None:
+        """Remove temporary files; with the write lock held, so that no `recover` is at work."""
+        with self._store.catalog.transaction():
+            if self._writer():
+                return
+            for path in root.find_temporaries(self._store.path, self._grace):
+                size = durable.size_of(path)
+                with suppress(OSError):
+                    durable.remove(path)
+                    report.bytes += size
+                    report.files += 1
+
+
+def _expected(store: Store, plan: Plan, grace: float) -> GcReport:
+    """What carrying out a plan would free."""
+    temporaries = root.find_temporaries(store.path, grace)
+    freed = sum(pack.bytes for pack in plan.removed) + sum(info.bytes for info in plan.files)
+    freed += sum(pack.garbage for pack in plan.rewritten) + sum(durable.size_of(path) for path in temporaries)
+    files = len(plan.files) + len(temporaries)
+    return GcReport(freed, len(plan.removed), len(plan.rewritten), files, len(plan.lost))
+
+
+def _purpose(pack: PackContents) -> tuple[Any, ...]:
+    return frozenset(pack.slots), frozenset(pack.wanted), pack.is_present

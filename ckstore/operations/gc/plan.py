@@ -1,0 +1,161 @@
+"""Decides what `gc` removes and what it writes again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from ckstore.errors import IntegrityError
+from ckstore.objects.documents import VersionDocument
+from ckstore.operations.gc.reachability import Origin, PackContents, Survey, gone_versions, survey, version_origin
+from ckstore.storage import log, root
+from ckstore.storage.pack import PackInfo
+from ckstore.storage.scan_packs import DamagedPack, ScannedPack, scan_pack
+
+if TYPE_CHECKING:
+    from ckstore.storage.catalog import VersionRow
+    from ckstore.storage.rows import PackRow
+    from ckstore.store import Store
+
+#: A pack is written again where at least this part of it, or so many bytes of it, are garbage.
+GARBAGE_SHARE = 0.1
+GARBAGE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What a plan was made from: where it is the same later, the plan still holds."""
+
+    versions: list[VersionRow]
+    packs: list[PackRow]
+    files: list[PackInfo]
+
+    @classmethod
+    def of(cls, store: Store) -> State:
+        """The present state; files are packs that the catalog does not have."""
+        packs = store.catalog.packs()
+        known = {pack.name for pack in packs}
+        files = [info for info in store.packs.list_packs() if info.name not in known]
+        return cls(store.catalog.versions(), packs, files)
+
+
+class Plan:
+    """What is to be removed and what written again.
+
+    Attributes
+    ----------
+    state
+        What it holds for.
+    survey
+        What stands in the packs of the catalog.
+    removed, rewritten
+        Packs of the catalog of which nothing is needed, and those with enough garbage.
+    files
+        Packs that the catalog does not have and that are old enough.
+    gone
+        Versions to be written into the log: present once, or never committed, and not in the log yet.
+    """
+
+    def __init__(self, store: Store, grace: float, own: Sequence[PackInfo] = ()) -> None:
+        self.state = State.of(store)
+        self._store = store
+        self._grace = grace
+        self._records, _ = log.read_whole(store.path)
+        self._collections = [record for record in self._records if record.get("change") == "gc"]
+        names = {info.name for info in own}
+        scanned = list(self._scanned([info for info in self.state.files if info.name not in names]))
+        going = [pack for pack in scanned if self._is_left_over(pack)]
+        self.files = [pack.info for pack in going]
+        staying = [pack for pack in scanned if pack not in going]
+        self.survey: Survey = survey(store, staying)
+        contents = self.survey.packs.values()
+        self.removed = [pack for pack in contents if not pack.is_needed]
+        self.rewritten = [pack for pack in contents if pack.is_needed and _is_worth_it(pack)]
+        self.gone = self._gone(going)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing for a transaction to do."""
+        survey = self.survey
+        return not (self.removed or self.rewritten or self.files or survey.dead_lattices or survey.dead_contents)
+
+    @cached_property
+    def lost(self) -> list[Origin]:
+        """The versions whose manifests go."""
+        going = [*self.removed, *(pack for pack in self.rewritten if not pack.is_present)]
+        return [origin for origin in gone_versions(going, self.survey.present) if not self._is_present(origin)]
+
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        """The present number of each version that `recover` has given another one, by its id."""
+        return {record["uid"]: record["version"] for record in self._records if record.get("change") == "renumber"}
+
+    def _is_present(self, origin: Origin) -> bool:
+        """Whether a version is there, also under another number: its manifest is another one once it was thinned."""
+        uid, number, _, created = origin
+        return (self._numbers.get(uid, number), created) in {(row.number, row.created) for row in self.state.versions}
+
+    def _gone(self, files: Sequence[ScannedPack]) -> list[Origin]:
+        """Versions that are not present, under the numbers that they had last."""
+        found = gone_versions(self.survey.packs.values(), self.survey.present)
+        documents = [
+            VersionDocument.from_json(pack.document["version"]) for pack in files if "version" in pack.document
+        ]
+        found += [version_origin(document) for document in documents if document.uid not in self.survey.present]
+        logged = {origin[0] for record in self._collections for origin in record["versions"]}
+        return [
+            (uid, self._numbers.get(uid, number), parent, created)
+            for uid, number, parent, created in found
+            if uid not in logged and not self._is_present((uid, number, parent, created))
+        ]
+
+    def _is_left_over(self, pack: ScannedPack) -> bool:
+        """Whether a pack that the catalog does not have was left by a process that is gone, as far as that is known."""
+        if any(pack.info.name in record["removed"] for record in self._collections):
+            return True  # A `gc` was killed before it came to remove the file.
+        copied = pack.document.get("stands_for", [])
+        if copied and copied[-1] in {row.name for row in self.state.packs}:
+            return True  # A `gc` was killed before it put the copy in the place of what is still there.
+        try:
+            modified = (self._store.path / root.PACKS / pack.info.name).stat().st_mtime
+        except FileNotFoundError:
+            return False
+        return modified <= time.time() - self._grace
+
+    def _scanned(self, files: Sequence[PackInfo]) -> Iterator[ScannedPack]:
+        """The packs that the catalog does not have; raises where that may be the catalog's fault, or damage."""
+        last = self._store.catalog.last_number()
+        for info in files:
+            found = scan_pack(self._store.packs, info)
+            if isinstance(found, DamagedPack):
+                if not (self._store.path / root.PACKS / info.name).exists():
+                    continue  # Whoever wrote it took it back meanwhile.
+                raise IntegrityError(
+                    f"Pack {info.name} is damaged ({found.reason}) and not in the catalog; restore it from a copy and"
+                    " run `ckstore recover`, or delete the file, then free space."
+                )
+            if found.document["number"] > last:
+                raise IntegrityError(
+                    f"Pack {info.name} was written for version {found.document['number']}, which the catalog is too"
+                    " old to know; run `ckstore recover`, then free space."
+                )
+            yield found
+
+
+def plan_for(store: Store, grace: float, own: Sequence[PackInfo] = ()) -> Plan:
+    """A plan for the present state; `own` are finished packs that the catalog does not have yet."""
+    while True:
+        before = State.of(store)
+        try:
+            return Plan(store, grace, own)
+        except IntegrityError:
+            # What was read before and after somebody's commit need not agree.
+            if State.of(store) == before:
+                raise
+
+
+def _is_worth_it(pack: PackContents) -> bool:
+    return pack.garbage >= min(GARBAGE_BYTES, GARBAGE_SHARE * pack.bytes)

@@ -1,0 +1,130 @@
+"""Accounts for every byte of a store by cause."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from ckstore.codecs.integer_header import overhead_bytes
+from ckstore.objects.records import LatticeRecord
+from ckstore.storage import manifest
+from ckstore.storage.root import CATALOG, LOG
+
+if TYPE_CHECKING:
+    from ckstore.store import Store
+
+#: Enough of a payload to read its header.
+_HEAD = 64
+
+#: Bytes of a chunk's place in a shard index, and of the index's checksum.
+_PLACE, _CHECKSUM = 16, 4
+
+#: Bytes of the checksum in front of each chunk of an exact layer.
+_FRAME = 4
+
+CAUSES = (
+    "coarse", "exact", "tables", "indexes", "records", "layouts", "skeletons", "zip and Zarr metadata", "superseded",
+    "unreferenced packs", "log", "catalog", "other files",
+)  # fmt: skip
+
+
+def ledger(store: Store) -> dict[str, int]:
+    """Bytes by cause; they add up to the size of all files in the store's directory.
+
+    `coarse` and `exact` are coded integers, `tables` what their decoding needs besides (code lengths, checksums),
+    `indexes` where chunks stand, `records` the manifests' documents, `superseded` layers that `rebase` replaced.
+    """
+    causes = dict.fromkeys(CAUSES, 0)
+    known = {pack.name: pack.bytes for pack in store.catalog.packs()}
+    for directory, _, names in os.walk(store.path):
+        for name in names:
+            size = os.lstat(os.path.join(directory, name)).st_size
+            place = os.path.relpath(directory, store.path)
+            if place == "." and name == CATALOG:
+                causes["catalog"] += size
+            elif place == LOG:
+                causes["log"] += size
+            elif name not in known:
+                causes["unreferenced packs" if place == "packs" else "other files"] += size
+    for name, size in known.items():
+        rest = size - _manifest(store, name, causes)
+        placed = store.catalog.lattices_in(name) + store.catalog.contents_in(name)
+        live = {slot for _, slot in placed}
+        for slot in range(len(store.resolver.manifest(name).document["records"])):
+            rest -= _record(store, name, slot, slot in live, causes)
+        causes["zip and Zarr metadata"] += rest
+    return causes
+
+
+def _manifest(store: Store, pack: str, causes: dict[str, int]) -> int:
+    length = store.packs.find_entry(pack, manifest.MEMBER).length
+    rest = length
+    for name, blob in store.resolver.manifest(pack).blobs.items():
+        cause = "skeletons" if name.startswith("skeleton") else "layouts" if name == "layout" else "records"
+        causes[cause] += len(blob)
+        rest -= len(blob)
+    causes["records"] += rest
+    return length
+
+
+def _record(store: Store, pack: str, slot: int, live: bool, causes: dict[str, int]) -> int:
+    record = store.resolver.manifest(pack).record(slot)
+    if isinstance(record, LatticeRecord):
+        length = record.nbytes
+        places = [place for place in store.reader.index(record) if place is not None]
+        payloads = [(record.offset + offset, size) for offset, size in places]
+        index = _PLACE * record.chunks + _CHECKSUM
+        cause = "coarse"
+    else:
+        length = sum(record.lengths)
+        payloads = []
+        offset = record.offset
+        for size in record.lengths:
+            payloads.append((offset + _FRAME, size - _FRAME))
+            offset += size
+        index = _FRAME * len(record.lengths)
+        cause = "exact"
+    if not live:
+        causes["superseded"] += length
+        return length
+    tables = sum(
+        overhead_bytes(store.packs.pread(record.pack, offset, min(_HEAD, size)), size) for offset, size in payloads
+    )
+    causes["indexes"] += index
+    causes["tables"] += tables
+    causes[cause] += length - index - tables
+    return length
+
+
+def stats(store: Store) -> dict[str, Any]:
+    """Totals of the store, and the ledger under `ledger`."""
+    totals = store.catalog.totals()
+    causes = ledger(store)
+    stored = sum(causes.values())
+    return {
+        "versions": totals.versions,
+        "runs": totals.runs,
+        "tags": totals.tags,
+        "objects": totals.lattices,
+        "original_bytes": totals.original_bytes,
+        "stored_bytes": stored,
+        "ratio": totals.original_bytes / stored if stored else 0.0,
+        "ledger": causes,
+    }
+
+
+def order0_bits(store: Store) -> tuple[float, int]:
+    """Order-0 entropy, per group, of everything that is coded in the store, in bits, and the bits its payloads take.
+
+    Decodes everything: meant for benchmarks.
+    """
+    entropy = 0.0
+    stored = 0
+    for pack in store.catalog.packs():
+        contents = {slot for _, slot in store.catalog.contents_in(pack.name)}
+        lattices = {slot for _, slot in store.catalog.lattices_in(pack.name)}
+        for slot in sorted(contents | lattices):
+            for bits, nbytes in store.reader.entropies(store.resolver.manifest(pack.name).record(slot)):
+                entropy += bits
+                stored += 8 * nbytes
+    return entropy, stored

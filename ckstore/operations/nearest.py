@@ -1,0 +1,75 @@
+"""Finds the stored version that a new one most likely descends from: `parent="auto"`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ckstore.codecs.integers import payload_bits
+from ckstore.codecs.lattice import Bits, ordinal_difference
+from ckstore.errors import IntegrityError
+from ckstore.objects.records import check_cut
+from ckstore.storage.catalog import VersionRow
+
+if TYPE_CHECKING:
+    from ckstore.objects.units import Unit
+    from ckstore.scanning.scan import ScannedVersion
+    from ckstore.store import Store
+
+#: Versions that are compared by their values: the most alike by names and shapes, later ones first.
+_COMPARED = 12
+
+#: Elements of each of the largest objects that are compared.
+_SAMPLE = 1 << 14
+
+#: Objects that are compared.
+_OBJECTS = 4
+
+
+def nearest_version(store: Store, scanned: ScannedVersion) -> VersionRow | None:
+    """The version whose largest objects differ least from those of `scanned`.
+
+    Of each run the first and the last version are asked. Versions that share less than half of the elements by
+    typed path and shape are no relatives; where none is left the answer is None.
+    """
+    units = {(unit.key, unit.signature): unit for unit in scanned.units}
+    total = sum(unit.count for unit in scanned.units)
+    candidates = []
+    for run in store.catalog.runs():
+        rows = store.catalog.versions(run.name)
+        for row in {row.number: row for row in (rows[:1] + rows[-1:])}.values():
+            version = store[row.number]
+            objects = {
+                (unit.key, unit.signature): item
+                for unit, item in zip(version.layout.units, version.document.objects, strict=True)
+            }
+            shared = sum(unit.count for key, unit in units.items() if key in objects)
+            if total and 2 * shared >= total:
+                candidates.append((shared, row.number, row, objects))
+    candidates.sort(key=lambda candidate: candidate[:2], reverse=True)
+    largest = sorted(units, key=lambda key: units[key].count, reverse=True)
+    best: tuple[float, VersionRow] | None = None
+    for _, _, row, objects in candidates[:_COMPARED]:
+        bits = 0.0
+        for key in [key for key in largest if key in objects][:_OBJECTS]:
+            unit = units[key]
+            taken = min(_SAMPLE, unit.chunk, unit.count)
+            try:
+                before = _values(store, unit, *objects[key])[:taken]
+            except IntegrityError:
+                bits = float("inf")
+                break
+            bits += (
+                payload_bits(ordinal_difference(scanned.read(unit, 0, taken), before, unit.dtype)) / taken * unit.count
+            )
+        if bits < float("inf") and (best is None or bits < best[0]):
+            best = bits, row
+    return None if best is None else best[1]
+
+
+def _values(store: Store, unit: Unit, lattice: str, content: str | None) -> Bits:
+    """The first chunk of an object: exact values, or the coarse ones where there are no others."""
+    if content is not None:
+        return store.reader.bits(content, 0)
+    record = store.resolver.lattice(lattice)
+    check_cut(record, unit)
+    return store.reader.values(record, 0)

@@ -1,0 +1,186 @@
+"""Rebase: stores the objects of old versions in full again, so that restoring them needs no other version."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ckstore.codecs.integers import encode_changes
+from ckstore.codecs.lattice import ordinal_difference
+from ckstore.encoding.budget import relative_cost, restore_work, writing_work
+from ckstore.encoding.exact import Encoded, exact_frame
+from ckstore.encoding.writer import ObjectWriter, remove_uncommitted
+from ckstore.errors import IntegrityError
+from ckstore.lineage.cost import cost, layer
+from ckstore.objects.documents import Object
+from ckstore.objects.records import LatticeRecord
+from ckstore.runtime.threads import in_order, worker_count
+from ckstore.storage import log
+from ckstore.storage.catalog import Catalog, VersionRow
+from ckstore.storage.pack import PackWriter
+from ckstore.version import Version
+
+if TYPE_CHECKING:
+    from ckstore.objects.reader import ObjectReader
+    from ckstore.store import Store
+
+
+@dataclass(slots=True)
+class RebaseReport:
+    """What a rebase did or would do.
+
+    Attributes
+    ----------
+    versions
+        Numbers of the versions that were beyond the budget.
+    objects
+        Objects that are stored in full now.
+    bytes
+        Bytes that were added; what they supersede is freed by `gc`.
+    """
+
+    versions: list[int]
+    objects: int = 0
+    bytes: int = 0
+
+
+def rebase(
+    store: Store, versions: Sequence[Version], *, budget: float | None = None, dry_run: bool = False
+) -> RebaseReport:
+    """Store objects of `versions` in full until restoring each costs at most `budget` times a full restore.
+
+    Parameters
+    ----------
+    budget
+        1 or more; None stores every object of the versions in full.
+    dry_run
+        Only say which versions are beyond the budget and how many objects would be stored anew.
+    """
+    chosen: set[Object] = set()
+    numbers = []
+    for version in versions:
+        wanted = _beyond(store.reader, version, budget, chosen)
+        if wanted:
+            numbers.append(version.row.number)
+            chosen |= wanted
+    report = RebaseReport(numbers, len(chosen))
+    if dry_run or not chosen:
+        return report
+    with (
+        store.catalog.lease("rebase"),
+        PackWriter(store.path, "coarse") as coarse,
+        PackWriter(store.path, "exact") as exact,
+    ):
+        writer = ObjectWriter(coarse, exact)
+        with ThreadPoolExecutor(worker_count(), thread_name_prefix="ckstore") as pool:
+            todo = sorted(chosen, key=lambda item: (item[0], item[1] or ""))
+            done = in_order(pool, lambda item: _encode(store.reader, item), todo, worker_count() + 1)
+            for (_, content), (record, layers) in zip(todo, done, strict=True):
+                writer.put(content, record, None, layers)
+        try:
+            packs, _ = writer.finish(None, {})
+            report.bytes = sum(pack.bytes for pack in packs)
+            lattices, contents = writer.places(packs)
+            names = [pack.name for pack in packs]
+            store.resolver.add(writer.placed(packs))
+            # A version that needs no other object costs what it did, whatever moves.
+            costs = present_costs(store, [row for row in store.catalog.versions() if row.depth > 0])
+            with store.catalog.transaction():
+                log.append(store.path, {"change": "rebase", "packs": names, "versions": numbers})
+                store.catalog.add_packs(packs)
+                store.catalog.move_lattices(lattices)
+                store.catalog.move_contents(contents)
+                write_costs(store.catalog, costs)
+        except BaseException:
+            remove_uncommitted(store.path, store.catalog, store.resolver, writer.finished)
+            store.resolver.forget()
+            raise
+    store.resolver.forget()
+    return report
+
+
+def update_costs(store: Store) -> None:
+    """Write the present depth and restore cost of every version into the catalog."""
+    write_costs(store.catalog, present_costs(store, store.catalog.versions()))
+
+
+def present_costs(store: Store, rows: Sequence[VersionRow]) -> dict[int, tuple[float, int]]:
+    """Restore cost and depth, by number, of those versions of which the catalog says otherwise.
+
+    It reads the manifest of every one of them: call it outside of a transaction.
+    """
+    found = {}
+    for row in rows:
+        try:
+            said = restore_cost(store.reader, Version(store, row))
+        except IntegrityError:
+            continue  # A version with lost layers keeps what was known of it; `verify` names it.
+        if said != (row.cost, row.depth):
+            found[row.number] = said
+    return found
+
+
+def write_costs(catalog: Catalog, costs: dict[int, tuple[float, int]]) -> None:
+    """Write restore costs and depths into the catalog, but for versions that were forgotten meanwhile."""
+    with catalog.transaction():
+        there = {row.number for row in catalog.versions()}
+        for number, (cost, depth) in costs.items():
+            if number in there:
+                catalog.update_version(number, cost=cost, depth=depth, base=depth == 0)
+
+
+def restore_cost(reader: ObjectReader, version: Version) -> tuple[float, int]:
+    """What restoring a version costs as a multiple of a full one, and its depth."""
+    objects = set(version.document.objects)
+    work, full = restore_work(reader, objects, version.layout.files)
+    return relative_cost(work, full), max((reader.depth(*item) for item in objects), default=0)
+
+
+def _beyond(reader: ObjectReader, version: Version, budget: float | None, chosen: set[Object]) -> set[Object]:
+    """The objects of a version to store in full: those that save most, until it is within the budget."""
+    objects = set(version.document.objects)
+    fixed = cost(writing_work(version.layout.files))
+    exact = {item: cost(reader.resolver.lattice(item[0]).full_work) for item in objects}
+    full = {item: _full_cost(reader, item) for item in objects}
+    spent = {item: full[item] if item in chosen else cost(reader.work(*item)) for item in objects}
+    allowed = (budget or 0.0) * (fixed + sum(exact.values()))
+    total = fixed + sum(spent.values())
+    wanted = set()
+    for item in sorted(objects, key=lambda item: (full[item] - spent[item], item[0])):
+        if total <= allowed:
+            break
+        if item not in chosen and reader.depth(*item) > 0 and not reader.resolver.lattice(item[0]).additive:
+            wanted.add(item)
+            total += full[item] - spent[item]
+    return wanted
+
+
+def _full_cost(reader: ObjectReader, item: Object) -> float:
+    record = reader.resolver.lattice(item[0])
+    if item[1] is not None:
+        return cost(record.full_work)
+    return cost(layer(record.chunks, record.count, record.alone[0], grouped=False))
+
+
+def _encode(reader: ObjectReader, item: Object) -> tuple[LatticeRecord, Encoded]:
+    lattice, content = item
+    record = reader.resolver.lattice(lattice)
+    layers = Encoded(lattice, [], [])
+    for chunk in range(record.chunks):
+        if record.is_exact:
+            integers = ordinal_difference(reader.ordinals(record, chunk), None, record.dtype)
+        elif record.kind == "codebook":
+            integers = reader.indices(record, chunk).astype(np.int32) - np.int32(record.codebook.zero)
+        else:
+            integers = reader.integers(record, chunk)
+        if content is not None and not record.is_exact:
+            bits = reader.bits(content, chunk)
+            layers.exact.append(exact_frame(record.linear, bits, integers, chunk * record.chunk))
+        if record.protected:
+            layers.aside.append(reader.aside(record, chunk))
+        layers.coarse.append(encode_changes(integers))
+    return replace(record, base=None, context=False, factor=1.0, debt=0), layers

@@ -1,0 +1,257 @@
+"""Builds the catalog again from packs and log."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ckstore.encoding.writer import version_row
+from ckstore.errors import CkstoreError
+from ckstore.operations.found_versions import FoundVersion, FoundVersions, found_version, last_targets
+from ckstore.storage import log
+from ckstore.storage.catalog import Catalog, Placement, VersionRow, key, replace_catalog
+from ckstore.storage.pack import PackInfo
+from ckstore.storage.scan_packs import DamagedPack, ScannedPack, scan_packs
+
+
+@dataclass(slots=True)
+class RecoverReport:
+    """What a recovery found.
+
+    Attributes
+    ----------
+    versions, packs
+        How many came back.
+    problems
+        A sentence for everything that is damaged or missing (packs, log records, versions, tags), and for each two
+        versions that claim the same number or step. Nothing was deleted.
+    """
+
+    versions: int = 0
+    packs: int = 0
+    problems: list[str] = field(default_factory=list)
+
+
+def recover(path: Path) -> RecoverReport:
+    """Replace the catalog of the store at `path` by one that is built from its packs and log.
+
+    Versions that were forgotten stay forgotten, tags point where they pointed. A pack that was complete when its
+    ingest was interrupted brings its version back. Nobody else writes meanwhile; who reads goes on.
+
+    Raises
+    ------
+    LockedError
+        Another process is writing.
+    FormatVersionError
+        A later ckstore wrote something here.
+    """
+    report = RecoverReport()
+    rebased = False
+
+    def build(catalog: Catalog, present: Catalog | None) -> None:
+        nonlocal rebased
+        builder = _Builder(path, catalog, present, report)
+        builder.build()
+        rebased = builder.rebased
+
+    replace_catalog(path, build)
+    if rebased:
+        _take_costs_again(path)
+    return report
+
+
+def _present_rows(present: Catalog) -> dict[str, VersionRow] | None:
+    """The versions of the present catalog by id; None where it is damaged, so that nothing in it counts."""
+    try:
+        return None if present.check() else {row.uid: row for row in present.versions()}
+    except CkstoreError:
+        return None
+
+
+def _last_number(present: Catalog) -> int:
+    """The highest number that the present catalog knows: an ingest that is under way has one that no pack tells."""
+    try:
+        return present.last_number()
+    except (CkstoreError, TypeError, ValueError):
+        return 0
+
+
+def _take_costs_again(path: Path) -> None:
+    """Depths and costs of all versions: manifests say what they were before objects were stored in full."""
+    from ckstore.operations.rebase import update_costs
+    from ckstore.store import Store
+
+    with Store(path) as store:
+        update_costs(store)
+
+
+class _Builder:
+    def __init__(self, path: Path, catalog: Catalog, present: Catalog | None, report: RecoverReport) -> None:
+        self.path = path
+        self.catalog = catalog
+        self.present = present
+        self.report = report
+        self.found: list[FoundVersion] = []
+        self.exact: dict[tuple[int, str], PackInfo] = {}
+        self.packs: set[str] = set()
+        self.moved: dict[str, str] = {}
+        self.damaged: list[PackInfo] = []
+        self.objects = _Objects()
+        self.last_number = 0 if present is None else _last_number(present)
+        self.rebased = False
+
+    def build(self) -> None:
+        for pack in scan_packs(self.path):
+            if isinstance(pack, DamagedPack):
+                self.report.problems.append(f"Pack {pack.info.name} is damaged ({pack.reason}); it was left alone.")
+                self.damaged.append(pack.info)
+            else:
+                self._take_in(pack)
+        self.objects.resolve()
+        self.catalog.move_lattices(self.objects.lattices.values())
+        self.catalog.move_contents(self.objects.contents.values())
+        # A pack that lies there is named by its own name, also where another one has taken its place.
+        self.moved = {former: name for former, name in self.moved.items() if former not in self.packs}
+        self.catalog.note_moved(self.moved)
+        records, problems = log.read_whole(self.path)
+        self.report.problems += problems
+        rows = None if self.present is None else _present_rows(self.present)
+        versions = FoundVersions(self.found, records, rows, self.last_number)
+        self.report.problems += versions.problems
+        if rows is None and any(pack.kind == "coarse" for pack in self.damaged):
+            self.report.problems += [
+                f"No pack tells of version {number}: it is gone with a damaged one, or was never committed."
+                for number in versions.unexplained()
+            ]
+        for version in versions.renumbered:
+            change = {"change": "renumber", "uid": version.uid, "from": version.written_as, "version": version.number}
+            log.append(self.path, change)
+        # A parent was written under a lower number.
+        for version in sorted(versions.versions.values(), key=lambda version: version.written_as):
+            self._insert(version, versions.parent(version))
+        # A number that was given once, be it to a version that is gone or was never committed, stays its own.
+        self.catalog.skip_numbers(versions.last_number)
+        if rows is not None and self.present is not None:
+            self.catalog.take_over_claims(self.present)
+        self._tag(records, versions)
+        for record in records:
+            if record.get("change") == "policy":
+                self.catalog.set_policy(record["run"], record["policy"])
+        collected = [record["created"] for record in records if record.get("change") == "gc"]
+        if collected:
+            self.catalog.note_collected(collected[-1])
+
+    def _take_in(self, pack: ScannedPack) -> None:
+        if pack.document.get("trial"):
+            # Of a search that was killed: nobody wants that version. `gc` removes the file.
+            self.last_number = max(self.last_number, pack.document["number"])
+            return
+        self.report.packs += 1
+        self.packs.add(pack.info.name)
+        self.catalog.add_packs([pack.info])
+        self.moved |= dict.fromkeys(pack.document.get("stands_for", ()), pack.info.name)
+        self.objects.add(pack)
+        self.last_number = max(self.last_number, pack.document["number"])
+        if pack.document.get("rebase"):
+            self.rebased = True
+        if "version" in pack.document:
+            self.found.append(found_version(pack))
+        elif pack.info.kind == "exact" and not pack.document.get("rebase"):
+            self.exact[pack.document["number"], pack.document["created"]] = pack.info
+
+    def _insert(self, version: FoundVersion, parent: int | None) -> None:
+        pack, document = version.pack, version.document
+        exact = self.exact.get((version.written_as, document.created))
+        row = version_row(document, [pack.info] if exact is None else [exact, pack.info], pack.entry)
+        missing = sum(not self.objects.restores(lattice, content) for lattice, content in document.objects)
+        if missing:
+            self.report.problems.append(
+                f"Version {row.number} ({version.name}) lacks layers of {missing} objects; what is left is kept."
+            )
+        references = {self.moved.get(name, name) for name in document.blob_packs()}
+        for name in sorted(references - self.packs):
+            self.report.problems.append(
+                f"Version {row.number} ({version.name}) lacks what it shares with pack {name}, which is damaged or"
+                " missing: how its files are cut, or what stands between their tensors."
+            )
+        self.catalog.commit_version(
+            replace(row, step=version.step, parent=parent), [], [], [], references=references & self.packs
+        )
+        self.report.versions += 1
+
+    def _tag(self, records: Sequence[dict[str, Any]], versions: FoundVersions) -> None:
+        for tag, (number, when) in sorted(last_targets(records).items()):
+            meant = versions.meant(number, when)
+            if meant not in versions.versions:
+                self.report.problems.append(
+                    f"Tag {tag} means version {number}, which is gone; there is no such tag until it is set again."
+                )
+                continue
+            if meant != number:
+                log.append(self.path, {"change": "tag", "tag": tag, "version": meant})
+            self.catalog.set_tag(tag, meant)
+
+
+class _Objects:
+    """Where the objects in all packs stand: of several places of one the last rebase's, else the first.
+
+    An object that cannot be decoded, because what it is stored against is gone, has no place: as long as it had one, an
+    ingest of the same content would be told that the store has it.
+
+    Attributes
+    ----------
+    lattices, contents
+        Placements by key, once `resolve` was called.
+    """
+
+    def __init__(self) -> None:
+        self.lattices: dict[int, Placement] = {}
+        self.contents: dict[int, Placement] = {}
+        # For each key its places, and the keys of what must be there: the base, or the lattice and the parent.
+        self._lattices: dict[int, list[tuple[Placement, int | None]]] = {}
+        self._contents: dict[int, list[tuple[Placement, int, int | None]]] = {}
+
+    def add(self, pack: ScannedPack) -> None:
+        """Take in the records of a pack; packs come in the order in which they were written."""
+        for slot, record in enumerate(pack.document["records"]):
+            number = key(record["id"])
+            place = number, pack.info.name, slot
+            if pack.info.kind == "coarse":
+                lattices = self._lattices.setdefault(number, [])
+                at = 0 if pack.document.get("rebase") else len(lattices)
+                lattices.insert(at, (place, _key(record["base"])))
+            else:
+                contents = self._contents.setdefault(number, [])
+                at = 0 if pack.document.get("rebase") else len(contents)
+                contents.insert(at, (place, key(record["lattice"]), _key(record.get("parent"))))
+
+    def resolve(self) -> None:
+        """Find a place for everything that can be decoded."""
+        before = -1
+        while before < len(self.lattices):
+            before = len(self.lattices)
+            for number, lattices in self._lattices.items():
+                for place, base in lattices if number not in self.lattices else ():
+                    if base is None or base in self.lattices:
+                        self.lattices[number] = place
+                        break
+        before = -1
+        while before < len(self.contents):
+            before = len(self.contents)
+            for number, contents in self._contents.items():
+                for place, lattice, parent in contents if number not in self.contents else ():
+                    if lattice in self.lattices and (parent is None or parent in self.contents):
+                        self.contents[number] = place
+                        break
+
+    def restores(self, lattice: str, content: str | None) -> bool:
+        """Whether an object of a version can be decoded."""
+        return key(lattice) in self.lattices and (
+            content is None or content == lattice or key(content) in self.contents
+        )
+
+
+def _key(identity: str | None) -> int | None:
+    return None if identity is None else key(identity)

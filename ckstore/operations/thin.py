@@ -1,0 +1,488 @@
+"""Thin: versions give up their exact layers, and what others had stored against these is stored anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
+from math import isfinite
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ckstore.codecs.lattice import Bits, Integers, statistics_of
+from ckstore.encoding.budget import relative_cost, restore_work
+from ckstore.encoding.comparison import CoarseUnit, Comparison, Deviation
+from ckstore.encoding.estimator import Estimator, ParentObject, parent_objects
+from ckstore.encoding.reanchor import reanchored
+from ckstore.encoding.writer import ObjectWriter, remove_uncommitted, version_row
+from ckstore.errors import IntegrityError
+from ckstore.lineage.planner import plan
+from ckstore.objects.documents import BlobRef, CoarseFacts, Object, VersionDocument
+from ckstore.objects.reader import ObjectReader
+from ckstore.objects.records import LatticeRecord
+from ckstore.objects.units import Unit
+from ckstore.operations.rebase import present_costs, write_costs
+from ckstore.policy import Policy
+from ckstore.runtime.threads import in_order, worker_count
+from ckstore.storage import log
+from ckstore.storage.catalog import VersionRow
+from ckstore.storage.pack import PackWriter
+from ckstore.storage.pack_reader import PackReader
+from ckstore.storage.root import PACKS
+from ckstore.version import Version
+
+if TYPE_CHECKING:
+    from ckstore.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Thinned:
+    """One version that gave up its exact layers, or would.
+
+    Attributes
+    ----------
+    version
+        Its row, as it was before.
+    max_abs
+        The largest error of any element.
+    relative
+        The largest root mean square of a tensor's errors, as a part of the tensor's own.
+    """
+
+    version: VersionRow
+    max_abs: float
+    relative: float
+
+
+@dataclass(slots=True)
+class ThinReport:
+    """What a thinning did or would do; sizes in bytes.
+
+    Attributes
+    ----------
+    versions
+        Those that gave up exact layers.
+    skipped
+        Numbers of versions that had none to give up.
+    reanchored
+        Objects of other versions that were stored anew, because they were stored against what is given up.
+    freed
+        What `gc` can free now, beyond what it could before.
+    added
+        What was written: coarse layers of objects that had none, and what was stored anew.
+    """
+
+    versions: list[Thinned] = field(default_factory=list)
+    skipped: list[int] = field(default_factory=list)
+    reanchored: int = 0
+    freed: int = 0
+    added: int = 0
+
+
+class _Values:
+    """The exact values of a stored version, as an `Estimator` reads them."""
+
+    def __init__(self, version: Version) -> None:
+        self._version = version
+        self._numbers = {unit: number for number, unit in enumerate(version.layout.units)}
+        self.units = version.layout.units
+        self.layouts = version.layout.files
+        self.size = version.row.original_bytes
+
+    def read(self, unit: Unit, first: int, last: int) -> Bits:
+        """Bits of the elements from `first` to before `last` of a unit."""
+        parts = []
+        for chunk in range(first // unit.chunk, -(-last // unit.chunk)):
+            start = chunk * unit.chunk
+            bits = self._version.chunk(self._numbers[unit], chunk)
+            parts.append(bits[max(first - start, 0) : last - start])
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def check(self, unit: Unit, bits: Bits) -> None:
+        """Nothing: what is decoded was compared with its checksums."""
+
+
+def thin(
+    store: Store,
+    rows: Sequence[VersionRow],
+    policy: Policy,
+    *,
+    dry_run: bool = False,
+    progress: Callable[[int], None] | None = None,
+) -> ThinReport:
+    """Let versions give up their exact layers, each in a commit of its own.
+
+    Linear lattices keep the integers that they have. Moments and floats of 16 bits, which have been exact by
+    themselves, get coarse layers as in a coarse ingest. Norms, biases and counters stay exact. Objects of other
+    versions that are stored against what goes are stored against something else in the same commit.
+
+    Parameters
+    ----------
+    rows
+        The versions.
+    policy
+        How faithful coarse layers that are made now are.
+    dry_run
+        Do all but commit.
+    progress
+        Called with numbers of bytes of the versions that are done.
+
+    Raises
+    ------
+    IntegrityError
+        A version is damaged, or what is stored against it. Where something is missing, none was thinned; where it is
+        found when it is decoded, those before that version were.
+    NotFoundError
+        A version was forgotten meanwhile.
+    """
+    report = ThinReport()
+    with nullcontext() if dry_run else store.catalog.lease("thin"), _scratch(store, dry_run=dry_run) as blocks:
+        chosen = []
+        for number in sorted({row.number for row in rows}):
+            # As it is by now: others may have changed or moved it before the lease.
+            row = store.catalog.version(number)
+            if row.fidelity == "exact":
+                _check_present(store, row)
+                chosen.append(row)
+            else:
+                report.skipped.append(number)
+        batch = _Batch(store, policy, _Claims(store, {row.number for row in chosen}), report, blocks)
+        try:
+            for row in chosen:
+                _Thinning(batch, row).run()
+                if progress is not None:
+                    progress(row.original_bytes)
+        finally:
+            store.resolver.forget()
+            if not dry_run:
+                # What others restore to is what it was, but not what that costs: also of one that was killed before.
+                write_costs(store.catalog, present_costs(store, store.catalog.versions()))
+    report.skipped.sort()
+    return report
+
+
+def _check_present(store: Store, row: VersionRow) -> None:
+    """Raise `IntegrityError` where a version lacks something, before another one is thinned; nothing is decoded."""
+    version = Version(store, row)
+    for file in range(len(version.document.files)):
+        version.skeleton(file)
+    for item in version.document.objects:
+        for record in store.reader.records(*item):
+            if record.end > store.packs.size(record.pack):
+                raise IntegrityError(f"Pack {record.pack} is too short; restore it from a copy.")
+
+
+@contextmanager
+def _scratch(store: Store, *, dry_run: bool) -> Iterator[_Blocks | None]:
+    """The packs of a dry run, which go with it; None where packs are written into the store."""
+    if not dry_run:
+        yield None
+        return
+    with TemporaryDirectory(prefix="ckstore-") as scratch, closing(_Blocks(store, Path(scratch))) as blocks:
+        yield blocks
+
+
+class _Claims:
+    """Which objects versions claim that do not give them up, and what these are stored against.
+
+    Attributes
+    ----------
+    contents
+        Content ids of the claimed objects.
+    lost
+        What was given up so far.
+    """
+
+    def __init__(self, store: Store, thinned: set[int]) -> None:
+        self._store = store
+        self._objects: set[Object] = set()
+        # By content id of what nobody claims: the claimed objects that take it to restore.
+        self._dependents: dict[str, set[Object]] = {}
+        # What is stored anew, or in a dry run would be.
+        self._settled: set[Object] = set()
+        self.contents: set[str] = set()
+        self.lost: set[Object] = set()
+        objects = set()
+        for row in store.catalog.versions():
+            if row.number not in thinned:
+                objects |= set(Version(store, row).document.objects)
+        self.add(objects)
+
+    def add(self, objects: Iterable[Object]) -> None:
+        """Claim more objects."""
+        fresh = {item for item in objects if item[1] is not None} - self._objects
+        self._objects |= fresh
+        self.contents |= {content for _, content in fresh if content is not None}
+        for item in fresh:
+            for identity in self._below(item):
+                self._dependents.setdefault(identity, set()).add(item)
+
+    def give_up(self, objects: set[Object], remaining: Iterable[Object]) -> tuple[set[Object], set[Object]]:
+        """Give up objects of a version that keeps its remaining ones; returns what is lost, and what that concerns.
+
+        An object is concerned where something lost stands between it and the nearest one that stays: what is stored
+        against an object that stays stays as it is, whatever that one is stored against.
+        """
+        remaining = set(remaining)
+        self.add(remaining)
+        lost = {item for item in objects if item[1] is not None and item[1] not in self.contents} - self.lost
+        self.lost |= lost
+        gone = {content for _, content in self.lost}
+        found = remaining & self._objects
+        for _, content in lost:
+            found |= self._dependents.pop(content or "", set())
+        concerned = {item for item in found - self._settled if not gone.isdisjoint(self._below(item))}
+        self._settled |= concerned
+        return lost, concerned
+
+    def _below(self, item: Object) -> list[str]:
+        """Ids of what an object is stored against, down to the first that is claimed."""
+        reader = self._store.reader
+        lattice, content = item
+        layer = reader.exact_layer(lattice, content)
+        if layer is None:
+            chain = [record.id for record in reader.chain(reader.resolver.lattice(lattice))]
+        else:
+            chain = [record.id for record in reader.content_chain(layer)]
+        return list(takewhile(lambda identity: identity not in self.contents, chain[1:]))
+
+
+class _Blocks:
+    """The packs of a store, and those of a dry run, which lie elsewhere."""
+
+    def __init__(self, store: Store, scratch: Path) -> None:
+        self._store = store
+        self.path = scratch
+        (scratch / PACKS).mkdir()
+        self._scratch = PackReader(scratch)
+        self._names: set[str] = set()
+
+    def pread(self, pack: str, offset: int, length: int) -> bytes:
+        """Exactly `length` bytes of a pack."""
+        return self._reader(pack).pread(pack, offset, length)
+
+    def read_into(self, pack: str, offset: int, target: memoryview) -> None:
+        """Fill `target` with what stands from `offset` on of a pack."""
+        self._reader(pack).read_into(pack, offset, target)
+
+    def _reader(self, pack: str) -> PackReader:
+        return self._scratch if pack in self._names else self._store.packs
+
+    def keep(self, writer: ObjectWriter, fresh: Sequence[LatticeRecord]) -> None:
+        """Make known the lattices that a thinned version would have: its child's are taken from these."""
+        packs, _ = writer.finish(None, {})
+        for pack in packs:
+            if pack.kind == "exact":
+                (self.path / PACKS / pack.name).unlink()
+            else:
+                self._names.add(pack.name)
+        wanted = {record.id for record in fresh}
+        self._store.resolver.add(record for record in writer.placed(packs) if record.id in wanted)
+
+    def close(self) -> None:
+        """Close the packs of the dry run."""
+        self._scratch.close()
+
+
+class _Batch:
+    """What the thinnings of one call share.
+
+    Attributes
+    ----------
+    reader
+        Decodes objects of the store, and those that a dry run has written.
+    objects
+        What versions that were thinned are made of from now on, by number, and what is recorded of it.
+    """
+
+    def __init__(
+        self, store: Store, policy: Policy, claims: _Claims, report: ThinReport, blocks: _Blocks | None
+    ) -> None:
+        self.store = store
+        self.policy = policy
+        self.claims = claims
+        self.report = report
+        self.blocks = blocks
+        self.reader = store.reader if blocks is None else ObjectReader(store.resolver, blocks)
+        self.objects: dict[int, tuple[Sequence[Object], dict[int, CoarseUnit]]] = {}
+
+
+class _Thinning:
+    """The thinning of one version."""
+
+    def __init__(self, batch: _Batch, row: VersionRow) -> None:
+        self.batch = batch
+        self.store = batch.store
+        self.row = row
+        self.version = Version(batch.store, row)
+
+    def run(self) -> None:
+        """Write what there is to write and commit it."""
+        estimator = Estimator(self.batch.reader, _Values(self.version), self.batch.policy, self._parents())
+        place = self.store.path if self.batch.blocks is None else self.batch.blocks.path
+        with PackWriter(place, "coarse") as coarse, PackWriter(place, "exact") as exact:
+            writer = ObjectWriter(coarse, exact)
+            objects, facts = self._coarse_objects(estimator, writer)
+            fresh = writer.lattices[:]
+            lost, concerned = self.batch.claims.give_up(set(self.version.document.objects), objects)
+            self._store_anew(concerned, writer)
+            self._note(facts, lost | concerned, len(concerned), writer)
+            if not facts and not concerned:
+                return
+            if self.batch.blocks is None:
+                self._commit(writer, objects, facts)
+            else:
+                self.batch.blocks.keep(writer, fresh)
+            self.batch.objects[self.row.number] = objects, facts
+
+    def _coarse_objects(self, estimator: Estimator, writer: ObjectWriter) -> tuple[list[Object], dict[int, CoarseUnit]]:
+        """The objects that the version is made of from now on, and what is recorded of those that are not exact."""
+        units, objects = self.version.layout.units, self.version.document.objects
+
+        def coarse(number: int) -> tuple[Object, CoarseUnit | None, Callable[[], str] | None]:
+            unit, (lattice, content) = units[number], objects[number]
+            assert content is not None
+            if self.store.resolver.lattice(lattice).kind == "linear":
+                off = self._facts(number, unit) if estimator.may_be_coarse(unit) else None
+                return objects[number] if off is None else (lattice, None), off, None
+            estimate = estimator.coarse_estimate(unit)
+            if estimate is None:
+                return objects[number], None, None
+            choice = plan([estimate.candidates], float("inf"))[0]
+            encoded = estimator.encode(content, estimate, choice)
+            stored = self.store.resolver.known_lattice(encoded.identity) is not None
+
+            def add() -> str:
+                return writer.add(content, estimate, choice, encoded, stored=stored)
+
+            return (encoded.identity, None), encoded.facts, add
+
+        result: list[Object] = []
+        facts: dict[int, CoarseUnit] = {}
+        with ThreadPoolExecutor(worker_count(), thread_name_prefix="ckstore") as pool:
+            done = in_order(pool, coarse, range(len(units)), worker_count() + 1)
+            for number, (item, off, add) in enumerate(done):
+                if add is not None:
+                    add()
+                result.append(item)
+                if off is not None:
+                    facts[number] = off
+        return result, facts
+
+    def _facts(self, number: int, unit: Unit) -> CoarseUnit | None:
+        """What an object's lattice values are off its exact ones; None where it has to stay exact."""
+        lattice, content = self.version.document.objects[number]
+        record = self.store.resolver.lattice(lattice)
+        assert content is not None
+        comparison = Comparison(unit)
+        reader = self.store.reader
+        for chunk in range(record.chunks):
+            bits = reader.bits(content, chunk)
+            if not _has_integers(bits, record.dtype, reader.integers(record, chunk)):
+                return None
+            comparison.add(bits, reader.values(record, chunk), record.linear)
+        return comparison.result()
+
+    def _store_anew(self, items: set[Object], writer: ObjectWriter) -> None:
+        """Write objects that are stored against something lost."""
+        kept = self.batch.claims.contents
+        todo = sorted(items, key=lambda item: (item[0], item[1] or ""))
+        with ThreadPoolExecutor(worker_count(), thread_name_prefix="ckstore") as pool:
+            done = in_order(pool, lambda item: reanchored(self.store.reader, item, kept), todo, worker_count() + 1)
+            for anew in done:
+                writer.put(anew.content, anew.record, anew.parent, anew.layers, factor=anew.factor)
+
+    def _parents(self) -> dict[tuple[str, str], ParentObject]:
+        """The objects of the parent version by key and signature, as they are from now on."""
+        if self.row.parent is None:
+            return {}
+        parent = Version(self.store, self.store.catalog.version(self.row.parent))
+        before = {} if parent.document.coarse is None else parent.document.coarse.units
+        objects, facts = self.batch.objects.get(self.row.parent, (parent.document.objects, before))
+        return parent_objects(parent.layout.units, objects, facts)
+
+    def _note(self, facts: dict[int, CoarseUnit], superseded: set[Object], anew: int, writer: ObjectWriter) -> None:
+        """Add this version to the report; `superseded` is what was lost or is stored anew."""
+        report = self.batch.report
+        if facts:
+            deviations: list[Deviation] = [item for off in facts.values() for item in off.deviations]
+            relative = max(item.relative for item in deviations)
+            report.versions.append(Thinned(self.row, max(item.max_abs for item in deviations), relative))
+        else:
+            report.skipped.append(self.row.number)
+        report.reanchored += anew
+        for lattice, content in superseded:
+            layer = self.store.reader.exact_layer(lattice, content)
+            report.freed += self.store.resolver.lattice(lattice).nbytes if layer is None else sum(layer.lengths)
+        report.added += sum(record.nbytes for record in writer.lattices)
+        report.added += sum(sum(record.lengths) for record in writer.contents)
+
+    def _commit(self, writer: ObjectWriter, objects: list[Object], facts: dict[int, CoarseUnit]) -> None:
+        store = self.store
+        try:
+            document = self._document(writer, objects, facts) if facts else None
+            packs, entry = writer.finish(document, {}, anew=True)
+            store.resolver.add(writer.placed(packs))
+            lattices, contents = writer.places(packs)
+            with store.catalog.transaction():
+                store.catalog.version(self.row.number)  # It may have been forgotten meanwhile.
+                log.append(
+                    store.path,
+                    {"change": "thin", "version": self.row.number, "packs": [pack.name for pack in packs]},
+                )
+                store.catalog.add_packs(packs)
+                store.catalog.move_lattices(lattices)
+                store.catalog.move_contents(contents)
+                if document is not None:
+                    row = version_row(document, packs, entry)
+                    store.catalog.replace_version(row, references=document.blob_packs())
+        except BaseException:
+            remove_uncommitted(store.path, store.catalog, store.resolver, writer.finished)
+            raise
+        finally:
+            store.resolver.forget()
+
+    def _document(self, writer: ObjectWriter, objects: list[Object], facts: dict[int, CoarseUnit]) -> VersionDocument:
+        """What is said of the version from now on."""
+        policy = self.batch.policy
+        document = replace(
+            _elsewhere(self.version.document, self.row.pack),
+            fidelity="coarse",
+            objects=tuple(objects),
+            coarse=CoarseFacts(policy.scheme, {"thinned": True, **policy.parameters()}, facts),
+        )
+        return replace(document, summary=self._summary(document, writer))
+
+    def _summary(self, document: VersionDocument, writer: ObjectWriter) -> dict[str, object]:
+        self.store.resolver.add(writer.records)
+        objects = set(document.objects)
+        work, full = restore_work(self.store.reader, objects, self.version.layout.files)
+        depth = max((self.store.reader.depth(*item) for item in objects), default=0)
+        written = {record.id for record in writer.lattices}
+        records = [self.store.resolver.lattice(lattice) for lattice in {lattice for lattice, _ in objects}]
+        stored = sum(record.nbytes for record in records if record.id in written or record.pack == self.row.pack)
+        cost = {"cost": relative_cost(work, full), "depth": depth, "base": depth == 0}
+        return {**document.summary, **cost, "stored_bytes": stored}
+
+
+def _has_integers(bits: Bits, dtype: str, integers: Integers) -> bool:
+    """Whether the values of a chunk are finite and no further from 0 than integers reach."""
+    from ckstore.kernels.lattice import MAX_INTEGER
+
+    total, _, finite = statistics_of(bits, dtype)
+    return bool(finite == bits.size and isfinite(total) and np.abs(integers).max(initial=0) < MAX_INTEGER)
+
+
+def _elsewhere(document: VersionDocument, pack: str) -> VersionDocument:
+    """A document whose blobs are named from outside of its pack."""
+
+    def named(ref: BlobRef) -> BlobRef:
+        return ref.within(pack)
+
+    files = tuple(replace(file, skeleton=named(file.skeleton)) for file in document.files)
+    return replace(document, layout=named(document.layout), crcs=named(document.crcs), files=files)

@@ -1,0 +1,205 @@
+"""Checks a store: packs against their names, chunks against their checksums, objects against their ids, the catalog."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from ckstore.codecs.lattice import Bits
+from ckstore.encoding.exact import lattice_id
+from ckstore.errors import CkstoreError, IntegrityError
+from ckstore.objects.hashing import MemberHasher
+from ckstore.objects.reader import ObjectReader
+from ckstore.objects.records import LatticeRecord, digest
+from ckstore.objects.units import Unit
+from ckstore.operations.catalog_check import catalog_problems
+from ckstore.runtime.threads import in_order, worker_count
+from ckstore.storage.pack import parse_pack_name
+
+if TYPE_CHECKING:
+    from ckstore.store import Store
+    from ckstore.version import Version
+
+
+@dataclass(slots=True)
+class VerifyReport:
+    """What was checked, and a sentence for each problem."""
+
+    packs: int = 0
+    versions: int = 0
+    objects: int = 0
+    chunks: int = 0
+    bytes: int = 0
+    problems: list[str] = field(default_factory=list)
+
+
+def verify(
+    store: Store,
+    versions: Sequence[Version],
+    *,
+    sample: float | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> VerifyReport:
+    """Read packs and decode the objects of `versions`; nothing is changed.
+
+    Parameters
+    ----------
+    sample
+        Check this part of packs and objects, drawn at random; all by default.
+    progress
+        Called with numbers of decoded bytes.
+    """
+    report = VerifyReport()
+    draw = random.Random()
+
+    def chosen() -> bool:
+        return sample is None or draw.random() < sample
+
+    report.problems += store.catalog.check()
+    if report.problems:
+        return report  # What a damaged catalog says of packs and versions would only add confusion.
+    report.problems += catalog_problems(store, versions)
+    _check_packs(store, report, chosen)
+    objects: dict[_Ids, tuple[Version, Unit]] = {}
+    for version in versions:
+        try:
+            report.versions += 1
+            for number in range(len(version.document.files)):
+                version.skeleton(number)
+            for number, unit in enumerate(version.layout.units):
+                objects.setdefault(_ids(version, number), (version, unit))
+        except CkstoreError as error:
+            report.problems.append(f"Version {version.row.number}: {error}")
+    wanted = [item for item in objects.items() if chosen()]
+    # Objects of one key follow each other, so that the parent's chunks are still decoded when a delta needs them.
+    wanted.sort(key=lambda item: (item[1][1].key, item[1][0].row.number))
+    groups: list[list[tuple[_Ids, tuple[Version, Unit]]]] = []
+    for item in wanted:
+        if groups and groups[-1][0][1][1].key == item[1][1].key:
+            groups[-1].append(item)
+        else:
+            groups.append([item])
+    # The store's own reader may still hold what an ingest was given.
+    reader = ObjectReader(store.resolver, store.packs)
+    with ThreadPoolExecutor(worker_count(), thread_name_prefix="ckstore") as pool:
+        for found in in_order(pool, lambda group: [_check_object(reader, *item) for item in group], groups, 4):
+            for chunks, nbytes, problem in found:
+                report.objects += 1
+                report.chunks += chunks
+                report.bytes += nbytes
+                if problem:
+                    report.problems.append(problem)
+                if progress is not None:
+                    progress(nbytes)
+    return report
+
+
+def check_restores(version: Version, progress: Callable[[int], None] | None = None) -> None:
+    """Decode every file of a version: exact ones against their SHA-256, objects of coarse ones against their ids.
+
+    Parameters
+    ----------
+    progress
+        Called with numbers of bytes that were decoded.
+
+    Raises
+    ------
+    IntegrityError
+        Something does not come back as it went in, or as it was coarse at the ingest.
+    """
+    from ckstore.reading.checkout import checked_blocks
+
+    changed = {file for file in range(len(version.document.files)) if version.is_changed(file)}
+    for file in range(len(version.document.files)):
+        if file in changed:
+            version.skeleton(file)
+            continue
+        for block in checked_blocks(version, file):
+            if progress is not None:
+                progress(len(block))
+    for number, unit in enumerate(version.layout.units):
+        if changed.isdisjoint(member.file for member in unit.members):
+            continue
+        _, nbytes, problem = _check_object(version.store.reader, _ids(version, number), (version, unit))
+        if problem:
+            raise IntegrityError(f"{problem.rstrip('.')}; run `ckstore verify`.")
+        if progress is not None:
+            progress(nbytes)
+
+
+def _check_packs(store: Store, report: VerifyReport, chosen: Callable[[], bool]) -> None:
+    for pack in store.catalog.packs():
+        if not chosen():
+            continue
+        report.packs += 1
+        try:
+            parsed = parse_pack_name(pack.name)
+            if parsed is None or store.packs.digest(pack.name) != parsed[0]:
+                report.problems.append(f"Pack {pack.name} is not what its name says; restore it from a copy.")
+        except CkstoreError as error:
+            report.problems.append(str(error))
+
+
+class _Ids(NamedTuple):
+    """What a version says of one object: lattice id, content id, and what its coarse values decode to."""
+
+    lattice: str
+    content: str | None
+    decoded: str | None
+
+
+def _ids(version: Version, number: int) -> _Ids:
+    """The ids of the unit of that number."""
+    coarse = version.document.coarse
+    facts = None if coarse is None else coarse.units.get(number)
+    return _Ids(*version.document.objects[number], None if facts is None else facts.decoded)
+
+
+def _check_object(reader: ObjectReader, ids: _Ids, place: tuple[Version, Unit]) -> tuple[int, int, str]:
+    """Chunks and bytes that were decoded, and a problem or nothing."""
+    version, unit = place
+    number = version.row.number
+    chunks = -(-unit.count // unit.chunk)
+    try:
+        record = reader.resolver.lattice(ids.lattice)
+        if (record.count, record.chunk, record.dtype) != (unit.count, unit.chunk, unit.dtype):
+            return 0, 0, f"Object {ids.lattice} of version {number} is cut otherwise than its layout says."
+        if not record.is_exact and _lattice_id(reader, record) != ids.lattice:
+            return chunks, 0, f"The integers of {unit.key} in version {number} are not the stored ones."
+        content = ids.content
+        if content is not None:
+            found = _values_id(unit, (reader.bits(content, chunk) for chunk in range(chunks)))
+            if found != content:
+                return chunks, 0, f"The values of {unit.key} in version {number} are not what was stored."
+        if ids.decoded is not None:
+            found = _values_id(unit, (reader.values(record, chunk) for chunk in range(chunks)))
+            if found != ids.decoded:
+                return chunks, 0, f"The coarse values of {unit.key} in version {number} are not what they once were."
+    except CkstoreError as error:
+        return 0, 0, f"{unit.key} in version {number}: {error}"
+    return chunks, unit.nbytes, ""
+
+
+def _lattice_id(reader: ObjectReader, record: LatticeRecord) -> str:
+    """The lattice id of what a record decodes to."""
+    if record.kind == "codebook":
+        digests = [digest(reader.indices(record, chunk)) for chunk in range(record.chunks)]
+        if record.protected:
+            digests += [digest(reader.aside(record, chunk)) for chunk in range(record.chunks)]
+    else:
+        digests = [digest(reader.integers(record, chunk).view(np.uint8)) for chunk in range(record.chunks)]
+    base = record.base or "" if record.additive else ""
+    return lattice_id(record.lattice, record.count, record.chunk, list(map(bytes.fromhex, digests)), base)
+
+
+def _values_id(unit: Unit, chunks: Iterable[Bits]) -> str:
+    """What the content id of a unit's values would be."""
+    hasher = MemberHasher(unit.dtype, unit.chunk, unit.member_bytes)
+    for bits in chunks:
+        hasher.update(bits.data.cast("B"))
+    return hasher.identity()

@@ -1,0 +1,1 @@
+"""One stored version, chunk by chunk: into memory, files and other formats."""

@@ -1,0 +1,103 @@
+"""Decodes stretches of a version's extents into buffers that are there already, by several threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ckstore.codecs.lattice import Bits, part_dtype
+from ckstore.dtypes import bits_dtype
+from ckstore.formats.layout import ITEM_SIZES
+from ckstore.runtime.threads import shared, worker_count
+
+if TYPE_CHECKING:
+    from ckstore.version import Version
+
+Bytes = npt.NDArray[np.uint8]
+
+#: Chunks from which on other threads are worth their start.
+_POOLED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Elements from `first` to before `last` of an extent of a file, and the writable bytes that they go to."""
+
+    file: int
+    extent: int
+    first: int
+    last: int
+    out: Bytes
+
+
+def fill(
+    version: Version,
+    requests: Iterable[Request],
+    progress: Callable[[int], None] | None = None,
+    *,
+    keep: bool = True,
+) -> None:
+    """Carry out all requests; every chunk that they touch is decoded once.
+
+    Parameters
+    ----------
+    version
+        Where from.
+    requests
+        What and where to.
+    progress
+        Called with numbers of bytes that were filled, by this thread.
+    keep
+        Whether chunks stay in the store's cache for a while.
+    """
+    places: dict[tuple[int, int], list[tuple[int, int, Bytes]]] = {}
+    for request in requests:
+        position = 0
+        size = _part_size(version, request)
+        for number, chunk, start, stop in version.cover(request.file, request.extent, request.first, request.last):
+            nbytes = (stop - start) * size
+            out = request.out[position : position + nbytes]
+            places.setdefault((number, chunk), []).append((start, stop, out))
+            position += nbytes
+
+    def work(place: tuple[int, int]) -> int:
+        parts = places[place]
+        target = None if keep else _whole(version, place, parts)
+        bits = version.chunk(*place, keep=keep, out=target)
+        if bits is not target:
+            for start, stop, out in parts:
+                out[...] = bits[start:stop].view(np.uint8)
+        return sum(out.size for _, _, out in parts)
+
+    workers = worker_count() if len(places) >= _POOLED else 1
+    for nbytes in shared(work, places, workers):
+        if progress is not None:
+            progress(nbytes)
+
+
+def read(version: Version, file: int, extent: int, first: int, last: int) -> npt.NDArray[Any]:
+    """Elements from `first` to before `last` of an extent, bit for bit, as an array of the caller's own."""
+    out = np.empty(last - first, bits_dtype(version.layout.files[file].extents[extent].dtype))
+    fill(version, [Request(file, extent, first, last, out.view(np.uint8))])
+    return out
+
+
+def _whole(version: Version, place: tuple[int, int], parts: list[tuple[int, int, Bytes]]) -> Bits | None:
+    """Where a chunk is wanted whole, once, and can be decoded to."""
+    if len(parts) > 1:
+        return None
+    number, chunk = place
+    unit = version.layout.units[number]
+    start, stop, out = parts[0]
+    if start > 0 or stop < min(unit.chunk, unit.count - chunk * unit.chunk):
+        return None
+    bits: Bits = out.view(bits_dtype(part_dtype(unit.dtype)))
+    return bits if bits.flags.aligned else None
+
+
+def _part_size(version: Version, request: Request) -> int:
+    return ITEM_SIZES[part_dtype(version.layout.files[request.file].extents[request.extent].dtype)]

@@ -1,0 +1,236 @@
+"""Checkout: a version's files byte for byte, or its tensors in another format."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, BinaryIO
+
+from ckstore.errors import ConflictError, IntegrityError, UsageError
+from ckstore.formats.directory import leads_out
+from ckstore.formats.layout import ITEM_SIZES, FileLayout
+from ckstore.formats.skeleton import Checks, pieces
+from ckstore.objects.hashing import StreamSha256
+from ckstore.runtime.collector import collection_seldom
+from ckstore.runtime.threads import in_order, worker_count
+from ckstore.storage import durable
+from ckstore.storage.writeback import Writeback
+
+if TYPE_CHECKING:
+    from ckstore.version import Version
+
+Progress = Callable[[int], None]
+
+#: Bytes that a thread decodes at a time.
+_GROUP = 2 << 20
+
+#: Some bytes of a file.
+Block = bytes | memoryview
+
+
+@collection_seldom()
+def checkout(version: Version, target: Path, *, force: bool = False, progress: Progress | None = None) -> None:
+    """Write a version's file or directory tree to `target`.
+
+    Everything is written beside the target and renamed when it is whole and its SHA-256 is the original's; files with
+    coarse values get checksums that fit these. With `force`, a directory takes the place of all that stood at `target`.
+
+    Raises
+    ------
+    ConflictError
+        The target exists, and `force` is not set.
+    IntegrityError
+        The store does not give back what went in.
+    """
+    if version.document.is_directory:
+        with beside(target, force=force, directory=True) as made:
+            _write_tree(version, made, progress)
+        return
+    if target.is_dir():
+        target = target / version.document.files[0].path
+    with beside(target, force=force) as made:
+        _write_file(version, 0, made, progress)
+
+
+@contextmanager
+def beside(target: Path, *, force: bool, directory: bool = False) -> Iterator[Path]:
+    """A path next to `target` to write to, which takes its place when the block ends well and vanishes when not."""
+    if (target.exists() or target.is_symlink()) and not force:
+        raise ConflictError(f"{target} exists; choose another path, or overwrite it with --force.")
+    if not directory and target.is_dir() and not target.is_symlink():
+        raise ConflictError(f"{target} is a directory; name a file, or a directory that does not exist yet.")
+    if not target.parent.is_dir():
+        raise UsageError(f"{target.parent} is no directory; make it first.")
+    made = durable.temporary_path(target.parent)
+    try:
+        if directory:
+            made.mkdir()
+        yield made
+        if directory and target.exists():
+            aside = durable.temporary_path(target.parent)
+            target.rename(aside)
+            try:
+                made.rename(target)
+            except BaseException:
+                aside.rename(target)
+                raise
+            if aside.is_dir() and not aside.is_symlink():
+                shutil.rmtree(aside)
+            else:
+                aside.unlink()
+        else:
+            os.replace(made, target)
+        durable.sync_directory(target.parent)
+    finally:
+        if made.is_dir() and not made.is_symlink():
+            shutil.rmtree(made, ignore_errors=True)
+        else:
+            with suppress(FileNotFoundError):
+                made.unlink()
+
+
+def _write_tree(version: Version, root: Path, progress: Progress | None) -> None:
+    try:
+        _write_entries(version, root, progress)
+    except FileExistsError as error:
+        raise IntegrityError(
+            f"The version has two entries at {error.filename}, or two that this file system takes for one; "
+            "choose a target on another one, or run `ckstore verify`."
+        ) from error
+
+
+def _write_entries(version: Version, root: Path, progress: Progress | None) -> None:
+    document = version.document
+    for path, _ in document.directories:
+        _inside(root, path).mkdir(parents=True, exist_ok=True)
+    for number, entry in enumerate(document.files):
+        place = _inside(root, entry.path)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        _write_file(version, number, place, progress)
+    for path, link in document.links:
+        place = _inside(root, path)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.symlink_to(link)
+    real_root = os.path.realpath(root)
+    for path, link in document.links:
+        if leads_out(path, link, os.fspath(root), real_root):
+            raise IntegrityError(
+                f"The manifest's link {path!r} leads out of the version (to {link!r}); nothing is left."
+            )
+    for path, mode in reversed(document.directories):
+        _inside(root, path).chmod(mode)
+
+
+def _inside(root: Path, path: str) -> Path:
+    """The place of a stored relative path below `root`; one that leads outside or through a link is refused."""
+    parts = PurePosixPath(path)
+    place = root.joinpath(*parts.parts)
+    outside = parts.is_absolute() or ".." in parts.parts or not parts.parts
+    if outside or any(root.joinpath(*parts.parts[:depth]).is_symlink() for depth in range(1, len(parts.parts) + 1)):
+        raise IntegrityError(f"The manifest names {path!r}, which leads out of the version; nothing was written there.")
+    return place
+
+
+def _write_file(version: Version, number: int, place: Path, progress: Progress | None) -> None:
+    entry = version.document.files[number]
+    descriptor = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o600)
+    with open(descriptor, "wb", buffering=0) as out:
+        writeback = Writeback(out.fileno())
+        try:
+            blocks = (
+                coarse_blocks(version, number, out) if version.is_changed(number) else checked_blocks(version, number)
+            )
+            for block in blocks:
+                write_all(out, block)
+                writeback.wrote(len(block))
+                if progress is not None:
+                    progress(len(block))
+            writeback.finish()
+        finally:
+            writeback.cancel()
+    if entry.mode is not None:
+        place.chmod(entry.mode)
+    if entry.mtime_ns is not None:
+        os.utime(place, ns=(entry.mtime_ns, entry.mtime_ns))
+
+
+def checked_blocks(version: Version, number: int) -> Iterator[Block]:
+    """The bytes of a file in order; raises `IntegrityError` at their end where their SHA-256 is not the original's."""
+    entry = version.document.files[number]
+    with StreamSha256() as sha:
+        for block in file_blocks(version, number):
+            sha.update(block)
+            yield block
+        if sha.hexdigest() != entry.sha256:
+            raise IntegrityError(
+                f"{entry.path} of version {version.row.number} does not come back as it went in; run `ckstore verify`."
+            )
+
+
+def coarse_blocks(version: Version, number: int, out: BinaryIO) -> Iterator[Block]:
+    """The bytes of a file with coarse values in order; at their end its checksums are written over those in `out`."""
+    layout = version.layout.files[number]
+    checks = Checks(layout)
+    position = 0
+    for block in file_blocks(version, number):
+        checks.update(position, block)
+        position += len(block)
+        yield block
+    for checked, crc in zip(layout.checked, checks.results, strict=True):
+        for place in checked.positions:
+            os.pwrite(out.fileno(), crc.to_bytes(4, "little"), place)
+
+
+def write_all(out: BinaryIO, block: bytes | memoryview) -> None:
+    """Write all of `block` to an unbuffered file."""
+    view = memoryview(block).cast("B")
+    while view:
+        written = out.write(view)
+        view = view[written:]
+
+
+def file_blocks(version: Version, number: int) -> Iterator[Block]:
+    """The bytes of a file in order; chunks are decoded ahead by a pool of threads."""
+    layout = version.layout.files[number]
+    skeleton = version.skeleton(number)
+
+    def work(stretches: list[_Stretch]) -> list[Block]:
+        return [
+            skeleton[first:last] if extent < 0 else version.read_extent(number, extent, first, last)
+            for extent, first, last in stretches
+        ]
+
+    with ThreadPoolExecutor(worker_count(), thread_name_prefix="ckstore") as pool:
+        for blocks in in_order(pool, work, _stretches(version, number, layout), 2 * worker_count()):
+            yield from blocks
+
+
+#: Elements from one to before another of an extent, or bytes of the skeleton where the extent is negative.
+_Stretch = tuple[int, int, int]
+
+
+def _stretches(version: Version, number: int, layout: FileLayout) -> Iterator[list[_Stretch]]:
+    """All of a file in order, in groups of some bytes: a thread is handed many small chunks at once."""
+    group: list[_Stretch] = []
+    filled = position = 0
+    for piece in pieces(layout):
+        if piece.extent < 0:
+            length = piece.stop - piece.start
+            found = [(-1, position, position + length)]
+            position += length
+            size = 1
+        else:
+            found = [(piece.extent, first, last) for first, last in version.stretches(number, piece.extent)]
+            size = ITEM_SIZES[layout.extents[piece.extent].dtype]
+        for stretch in found:
+            group.append(stretch)
+            filled += (stretch[2] - stretch[1]) * size
+            if filled >= _GROUP:
+                yield group
+                group, filled = [], 0
+    if group:
+        yield group

@@ -1,0 +1,1 @@
+"""What the machine is asked for: threads, memory, the garbage collector, checksums."""
