@@ -209,7 +209,7 @@ def test_what_a_crash_leaves_behind(store: ckstore.Store, paths: list[Path], mon
     packs, tagging = len(list((store.path / "packs").glob("*.zip"))), False
     monkeypatch.setattr(durable, "checkpoint", crash)
     # A process that dies cleans nothing up.
-    monkeypatch.setattr("ckstore.operations.ingest.remove_uncommitted", lambda *arguments: None)
+    monkeypatch.setattr("ckstore.operations.commit.remove_uncommitted", lambda *arguments: None)
     with pytest.raises(Crash):
         store.ingest(paths[1], run="c", step=9)
     tagging = True

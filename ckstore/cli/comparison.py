@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ckstore.cli.storage_facts import tensor_object
-from ckstore.formats.layout import ITEM_SIZES
+from ckstore.dtypes import ITEM_SIZES
 
 if TYPE_CHECKING:
     from ckstore.formats.layout import Tensor

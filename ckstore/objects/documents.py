@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
-from ckstore.encoding.comparison import CoarseUnit
 from ckstore.formats.layout import Checked, Extent, FileLayout, Tensor
 from ckstore.formats.paths import path_to_text, text_to_path
-from ckstore.objects.records import digest
+from ckstore.objects.identity import digest
 from ckstore.objects.units import Unit
 
 #: An object of a version: lattice id, and content id or None.
@@ -60,6 +59,59 @@ class FileEntry:
     mode: int | None
     mtime_ns: int | None
     skeleton: BlobRef
+
+
+class Deviation(NamedTuple):
+    """What a stretch of values lost: bounds, never less than what was measured.
+
+    Attributes
+    ----------
+    max_abs
+        Largest magnitude of the differences to the original values.
+    rms
+        Root mean square of the differences.
+    size
+        Root mean square of the original values.
+    """
+
+    max_abs: float
+    rms: float
+    size: float
+
+    @property
+    def relative(self) -> float:
+        """`rms` as a part of `size`."""
+        return self.rms / self.size if self.size else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CoarseUnit:
+    """What a version records of an object that it does not hold exactly.
+
+    Attributes
+    ----------
+    decoded
+        What the content id of the decoded values would be: BLAKE3 that tells whether they come back the same.
+    deviations
+        Of each member of the unit.
+    spread
+        Mean square of the differences in units of each element's own step, where there are such; the next version
+        subtracts it from its distance to this one.
+    """
+
+    decoded: str
+    deviations: tuple[Deviation, ...]
+    spread: float = 0.0
+
+    def to_json(self) -> list[Any]:
+        """As a list."""
+        return [self.decoded, [list(deviation) for deviation in self.deviations], self.spread]
+
+    @classmethod
+    def from_json(cls, document: Any) -> CoarseUnit:
+        """The inverse of `to_json`."""
+        decoded, deviations, spread = document
+        return cls(decoded, tuple(Deviation(*deviation) for deviation in deviations), spread)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 
 import ckstore
-from ckstore.encoding.budget import restore_work
 from ckstore.lineage.cost import WEIGHTS, Work, cost
+from ckstore.objects.restore_cost import restore_work
 from ckstore.reading.checkout import checkout
 from tools.bench import series as catalogue
 

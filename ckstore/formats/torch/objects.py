@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import InputError
-from ckstore.formats.layout import ITEM_SIZES
 from ckstore.formats.torch.pickle_reader import Global, Object, key_of
 
 #: dtype of each storage class; quantised ones are kept as their raw integers, packed ones as bytes.

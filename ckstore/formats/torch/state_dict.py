@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import UsageError
-from ckstore.formats.layout import ITEM_SIZES, Extent, FileLayout, Path, Tensor, TensorRef
+from ckstore.formats.layout import Extent, FileLayout, Path, Tensor, TensorRef
 from ckstore.formats.paths import path_to_text
 from ckstore.formats.skeleton import Checks
 from ckstore.formats.sources import CompositeSource

@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 
+from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import InputError
-from ckstore.formats.layout import ITEM_SIZES, Extent, Path, Tensor
+from ckstore.formats.layout import Extent, Path, Tensor
 
 _MAX_RANK = 64
 

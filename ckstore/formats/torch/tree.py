@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import InputError
-from ckstore.formats.layout import ITEM_SIZES, Path, Segment, TensorRef, Unknown
+from ckstore.formats.layout import Path, Segment, TensorRef, Unknown
 from ckstore.formats.torch.objects import Storage, StoredTensor
 from ckstore.formats.torch.pickle_reader import Global, Identity, Object
 from ckstore.formats.torch.storages import View

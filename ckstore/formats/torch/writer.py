@@ -11,8 +11,9 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import InputError, UsageError
-from ckstore.formats.layout import ITEM_SIZES, Extent, FileLayout, Tensor
+from ckstore.formats.layout import Extent, FileLayout, Tensor
 from ckstore.formats.sources import CompositeSource
 from ckstore.formats.torch.pickle_writer import ORDERED_DICT, Call, PersistentId, Reference, write_pickle
 from ckstore.formats.torch.zip import parse_torch_zip

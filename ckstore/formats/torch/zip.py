@@ -5,19 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import InputError
 from ckstore.formats.facts import facts_of_mapping
-from ckstore.formats.layout import (
-    ITEM_SIZES,
-    Checked,
-    Extent,
-    FileLayout,
-    Path,
-    Source,
-    Tensor,
-    TensorRef,
-    Unknown,
-)
+from ckstore.formats.layout import Checked, Extent, FileLayout, Path, Source, Tensor, TensorRef, Unknown
 from ckstore.formats.torch.objects import TorchPersistent, reduce
 from ckstore.formats.torch.pickle_reader import read_pickle
 from ckstore.formats.torch.storages import StorageData, View, cut

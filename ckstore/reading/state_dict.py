@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ckstore.dtypes import torch_dtype
+from ckstore.dtypes import ITEM_SIZES, torch_dtype
 from ckstore.errors import IntegrityError, UsageError
 from ckstore.formats import parse
-from ckstore.formats.layout import ITEM_SIZES, FileLayout, Tensor
+from ckstore.formats.layout import FileLayout, Tensor
 from ckstore.reading.buffers import Request, fill
 from ckstore.runtime.large_pages import use_large_pages
 from ckstore.trees import replace_tensors
 
 if TYPE_CHECKING:
-    from ckstore.version import Version
+    from ckstore.reading.stored_version import StoredVersion
 
 
-def build(version: Version, file: int) -> Any:
+def build(version: StoredVersion, file: int) -> Any:
     """What `torch.load` would give for a file of a version, on the CPU.
 
     Tensors that shared a storage share one again. Parameters come back as plain tensors, objects of unknown classes as
