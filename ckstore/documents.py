@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ckstore.deviation import CoarseUnit
-from ckstore.formats.layout import Checked, Extent, FileLayout, Tensor
+from ckstore.errors import IntegrityError
+from ckstore.formats.layout import MARKS, Checked, Extent, FileLayout, Tensor
 from ckstore.formats.paths import path_to_text, text_to_path
 from ckstore.records import digest
 from ckstore.units import Unit
@@ -224,7 +225,8 @@ class LayoutDocument:
                     [extent.start, extent.dtype, extent.shape, path_to_text(extent.path)] for extent in layout.extents
                 ],
                 "tensors": [
-                    [path_to_text(t.path), t.dtype, t.shape, t.strides, t.extent, t.offset] for t in layout.tensors
+                    [path_to_text(t.path), t.dtype, t.shape, t.strides, t.extent, t.offset, *t.marks]
+                    for t in layout.tensors
                 ],
                 "checked": [[item.name, item.start, item.stop, item.positions] for item in layout.checked],
             }
@@ -246,11 +248,19 @@ class LayoutDocument:
                     for start, dtype, shape, path in item["extents"]
                 ],
                 tensors=[
-                    Tensor(text_to_path(path), dtype, tuple(shape), tuple(strides), extent, offset)
-                    for path, dtype, shape, strides, extent, offset in item["tensors"]
+                    Tensor(text_to_path(path), dtype, tuple(shape), tuple(strides), extent, offset, _marks(marks))
+                    for path, dtype, shape, strides, extent, offset, *marks in item["tensors"]
                 ],
                 checked=[Checked(name, start, stop, tuple(places)) for name, start, stop, places in item["checked"]],
             )
             for item in document["files"]
         ]
         return cls(files, [Unit.from_json(unit) for unit in document["units"]])
+
+
+def _marks(marks: list[Any]) -> tuple[str, ...]:
+    """Marks of a tensor; an unknown one may change its values."""
+    for mark in marks:
+        if mark not in MARKS:
+            raise IntegrityError(f"A manifest gives a tensor the unknown mark {mark!r}; run `ckstore verify`.")
+    return tuple(marks)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ckstore import buffers
-from ckstore.dtypes import bits_dtype, numpy_dtype, torch_dtype
+from ckstore.dtypes import bits_dtype, numpy_dtype, resolve, torch_dtype
 from ckstore.formats.layout import ITEM_SIZES, Tensor
 from ckstore.gather import Selection, gather
 from ckstore.indexing import parse_key
@@ -129,4 +129,6 @@ class LazyTensor:
         def read(first: int, last: int) -> npt.NDArray[Any]:
             return buffers.read(self.version, self._file, tensor.extent, first, last).view(dtype)
 
-        return gather(read, dtype, tensor.offset, tensor.strides, wanted)
+        found = gather(read, dtype, tensor.offset, tensor.strides, wanted)
+        resolve(found, tensor.dtype, tensor.lazy)
+        return found
