@@ -15,6 +15,7 @@ from ckstore.errors import ConflictError, IntegrityError, UsageError
 from ckstore.formats.directory import leads_out
 from ckstore.formats.layout import ITEM_SIZES, FileLayout
 from ckstore.formats.skeleton import Checks, pieces
+from ckstore.formats.sources import PERMISSIONS
 from ckstore.hashing import StreamSha256
 from ckstore.storage import durable
 from ckstore.storage.writeback import Writeback
@@ -96,7 +97,7 @@ def beside(target: Path, *, force: bool, directory: bool = False) -> Iterator[Pa
 def _write_tree(version: Version, root: Path, progress: Progress | None) -> None:
     try:
         _write_entries(version, root, progress)
-    except FileExistsError as error:
+    except (FileExistsError, NotADirectoryError) as error:
         raise IntegrityError(
             f"The version has two entries at {error.filename}, or two that this file system takes for one; "
             "choose a target on another one, or run `ckstore verify`."
@@ -122,7 +123,7 @@ def _write_entries(version: Version, root: Path, progress: Progress | None) -> N
                 f"The manifest's link {path!r} leads out of the version (to {link!r}); nothing is left."
             )
     for path, mode in reversed(document.directories):
-        _inside(root, path).chmod(mode)
+        _inside(root, path).chmod(mode & PERMISSIONS)
 
 
 def _inside(root: Path, path: str) -> Path:
@@ -153,7 +154,7 @@ def _write_file(version: Version, number: int, place: Path, progress: Progress |
         finally:
             writeback.cancel()
     if entry.mode is not None:
-        place.chmod(entry.mode)
+        place.chmod(entry.mode & PERMISSIONS)
     if entry.mtime_ns is not None:
         os.utime(place, ns=(entry.mtime_ns, entry.mtime_ns))
 

@@ -9,8 +9,10 @@ from typing import Any
 
 from ckstore.deviation import CoarseUnit
 from ckstore.errors import IntegrityError
+from ckstore.formats.directory import is_relative
 from ckstore.formats.layout import MARKS, Checked, Extent, FileLayout, Tensor
 from ckstore.formats.paths import path_to_text, text_to_path
+from ckstore.formats.sources import PERMISSIONS
 from ckstore.records import digest
 from ckstore.units import Unit
 
@@ -190,16 +192,23 @@ class VersionDocument:
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> VersionDocument:
-        """The inverse of `to_json`."""
+        """The inverse of `to_json`; all that becomes a place on disk is checked, since anyone may have written it.
+
+        Raises
+        ------
+        IntegrityError
+            A path leads out of the version, or is none.
+        """
+        _check_places(document)
         return cls(
             number=document["number"], run=document["run"], step=document["step"], parent=document["parent"],
             created=document["created"], fidelity=document["fidelity"], is_directory=document["directory"],
             files=tuple(
-                FileEntry(path, size, sha256, mode, mtime_ns, BlobRef.from_json(skeleton))
+                FileEntry(path, size, sha256, _permissions(mode), mtime_ns, BlobRef.from_json(skeleton))
                 for path, size, sha256, mode, mtime_ns, skeleton in document["files"]
             ),
             links=tuple((path, target) for path, target in document["links"]),
-            directories=tuple((path, mode) for path, mode in document["directories"]),
+            directories=tuple((path, mode & PERMISSIONS) for path, mode in document["directories"]),
             layout=BlobRef.from_json(document["layout"]), crcs=BlobRef.from_json(document["crcs"]),
             objects=tuple((lattice, content) for lattice, content in document["objects"]),
             metrics=document["metrics"], source=document["source"], facts=document["facts"],
@@ -256,6 +265,26 @@ class LayoutDocument:
             for item in document["files"]
         ]
         return cls(files, [Unit.from_json(unit) for unit in document["units"]])
+
+
+def _check_places(document: dict[str, Any]) -> None:
+    """Raise `IntegrityError` where a path of a version document is not one that an ingest could have written."""
+    files = [entry[0] for entry in document["files"]]
+    paths = [*files, *(path for path, _ in document["links"]), *(path for path, _ in document["directories"])]
+    targets = [target for _, target in document["links"]]
+    wrong = [path for path in paths if not is_relative(path)]
+    wrong += [target for target in targets if not isinstance(target, str) or not target or "\0" in target]
+    if not document["directory"] and not wrong and (len(files) != 1 or paths != files or "/" in files[0]):
+        wrong = [paths]
+    if wrong:
+        raise IntegrityError(
+            f"The manifest of version {document['number']} names {wrong[0]!r:.200}, which is no place in it; "
+            "restore its pack from a copy that you trust."
+        )
+
+
+def _permissions(mode: int | None) -> int | None:
+    return None if mode is None else mode & PERMISSIONS
 
 
 def _marks(marks: list[Any]) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ckstore.errors import CkstoreError
+from ckstore.errors import CkstoreError, IntegrityError
 from ckstore.found_versions import FoundVersion, FoundVersions, found_version, last_targets
 from ckstore.object_writer import version_row
 from ckstore.storage import log
@@ -157,7 +157,10 @@ class _Builder:
         if pack.document.get("rebase"):
             self.rebased = True
         if "version" in pack.document:
-            self.found.append(found_version(pack))
+            try:
+                self.found.append(found_version(pack))
+            except IntegrityError as error:
+                self.report.problems.append(f"{error} The version was left out.")
         elif pack.info.kind == "exact" and not pack.document.get("rebase"):
             self.exact[pack.document["number"], pack.document["created"]] = pack.info
 
