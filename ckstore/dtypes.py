@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import cache
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ckstore.errors import UsageError
 
@@ -100,3 +102,34 @@ def torch_dtype(dtype: str) -> Any:
     if not isinstance(found, torch.dtype):
         raise UsageError(f"torch {torch.__version__} has no dtype {dtype}; install a later one, or read it with NumPy.")
     return found
+
+
+def resolve(bits: npt.NDArray[Any], dtype: str, lazy: Collection[str]) -> None:
+    """Turn stored values into those that a conj or neg view of them shows, in place.
+
+    Parameters
+    ----------
+    bits
+        Elements of `dtype` bit for bit, contiguous; see `bits_dtype`.
+    lazy
+        See `Tensor.lazy`. Integers are negated modulo their width.
+
+    Examples
+    --------
+    >>> values = np.array([1 + 2j, -3 + 0j], "complex64")
+    >>> resolve(values.view("u8"), "complex64", ["conj"])
+    >>> values.tolist()
+    [(1-2j), (-3-0j)]
+    """
+    if not lazy:
+        return
+    is_complex = dtype.startswith("complex")
+    size = ITEM_SIZES[dtype] // (2 if is_complex else 1)
+    parts = bits.reshape(-1).view(f"u{size}")
+    sign = parts.dtype.type(1 << (8 * size - 1))
+    if "conj" in lazy:
+        parts[1::2] ^= sign
+    if "neg" in lazy and "int" in dtype:
+        np.negative(parts, out=parts)
+    elif "neg" in lazy:
+        parts ^= sign

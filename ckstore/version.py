@@ -126,8 +126,9 @@ class Version:
     def state_dict(self) -> Any:
         """The version as nested containers of torch tensors; needs torch.
 
-        A version of one file gives what `torch.load` would, objects of unknown classes as `ckstore.formats.Unknown`;
-        a directory gives a dict by file, for the files that hold tensors.
+        A version of one file gives what `torch.load` would: parameters, conj and neg views and `requires_grad` with it.
+        Objects of unknown classes come as `ckstore.formats.Unknown`, tensors of other subclasses as plain ones, without
+        attributes of their own. A directory gives a dict by file, for the files that hold tensors.
         """
         from ckstore.reading.state_dict import build
 

@@ -14,6 +14,7 @@ from ckstore.cli.output import counted, name_of, percent_text, size_text
 from ckstore.cli.progress import progress_bar
 from ckstore.cli.verb import VersionName, open_store, verb
 from ckstore.errors import IntegrityError, UsageError
+from ckstore.formats.directory import is_relative
 from ckstore.policy import FIDELITIES, Fidelity
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ def _proof(version: Version) -> str:
 def _default_name(version: Version, form: str) -> str:
     document = version.document
     name = Path(version.row.source or "").name if document.is_directory else Path(document.files[0].path).name
-    name = name or f"version-{version.row.number}"
+    name = name if is_relative(name) else f"version-{version.row.number}"
     return name if form == _ORIGINAL else Path(name).stem + _SUFFIXES[form]
 
 

@@ -11,6 +11,10 @@ from ckstore.dtypes import ITEM_SIZES
 Segment = str | int
 Path = tuple[Segment, ...]
 
+#: What torch notes of a tensor besides its place: its values are the complex conjugates or the negatives of the stored
+#: ones, it is a `torch.nn.Parameter`, it wants a gradient. `Tensor.marks` keeps this order.
+MARKS = ("conj", "neg", "parameter", "requires_grad")
+
 
 class Source(Protocol):
     """Random access to the bytes of one file, real or synthetic."""
@@ -107,6 +111,8 @@ class Tensor:
         Index into `FileLayout.extents`, or -1 for a tensor without elements.
     offset
         First element, in elements of the extent.
+    marks
+        Some of `MARKS`.
     """
 
     path: Path
@@ -115,6 +121,12 @@ class Tensor:
     strides: tuple[int, ...]
     extent: int
     offset: int
+    marks: tuple[str, ...] = ()
+
+    @property
+    def lazy(self) -> tuple[str, ...]:
+        """The marks that change values: `conj`, `neg`, both or none."""
+        return tuple(mark for mark in self.marks if mark in ("conj", "neg"))
 
 
 @dataclass(frozen=True, slots=True)

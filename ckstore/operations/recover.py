@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ckstore.encoding.writer import version_row
-from ckstore.errors import CkstoreError
+from ckstore.errors import CkstoreError, IntegrityError
 from ckstore.operations.costs import update_costs
 from ckstore.operations.found_versions import FoundVersion, FoundVersions, found_version, last_targets
 from ckstore.repository import Repository
@@ -156,7 +156,10 @@ class _Builder:
         if pack.document.get("rebase"):
             self.rebased = True
         if "version" in pack.document:
-            self.found.append(found_version(pack))
+            try:
+                self.found.append(found_version(pack))
+            except IntegrityError as error:
+                self.report.problems.append(f"{error} The version was left out.")
         elif pack.info.kind == "exact" and not pack.document.get("rebase"):
             self.exact[pack.document["number"], pack.document["created"]] = pack.info
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ckstore.codecs.lattice import Bits, part_dtype
-from ckstore.dtypes import ITEM_SIZES, bits_dtype
+from ckstore.dtypes import ITEM_SIZES, bits_dtype, resolve
 from ckstore.formats.layout import Tensor
 from ckstore.reading.gather import Selection, gather
 from ckstore.runtime.threads import shared, worker_count
@@ -104,7 +104,9 @@ def read_tensor(version: StoredVersion, file: int, tensor: Tensor, wanted: Seque
     def stretch(first: int, last: int) -> npt.NDArray[Any]:
         return read(version, file, tensor.extent, first, last).view(dtype)
 
-    return gather(stretch, dtype, tensor.offset, tensor.strides, wanted)
+    found = gather(stretch, dtype, tensor.offset, tensor.strides, wanted)
+    resolve(found, tensor.dtype, tensor.lazy)
+    return found
 
 
 def _whole(version: StoredVersion, place: tuple[int, int], parts: list[tuple[int, int, Bytes]]) -> Bits | None:

@@ -15,6 +15,7 @@ from ckstore.errors import ConflictError, IntegrityError, UsageError
 from ckstore.formats.directory import leads_out
 from ckstore.formats.layout import FileLayout
 from ckstore.formats.skeleton import Checks, pieces
+from ckstore.formats.sources import PERMISSIONS
 from ckstore.runtime.collector import collection_seldom
 from ckstore.runtime.sha256 import StreamSha256
 from ckstore.runtime.threads import in_order, worker_count
@@ -97,7 +98,7 @@ def beside(target: Path, *, force: bool, directory: bool = False) -> Iterator[Pa
 def _write_tree(version: StoredVersion, root: Path, progress: Progress | None) -> None:
     try:
         _write_entries(version, root, progress)
-    except FileExistsError as error:
+    except (FileExistsError, NotADirectoryError) as error:
         raise IntegrityError(
             f"The version has two entries at {error.filename}, or two that this file system takes for one; "
             "choose a target on another one, or run `ckstore verify`."
@@ -123,7 +124,7 @@ def _write_entries(version: StoredVersion, root: Path, progress: Progress | None
                 f"The manifest's link {path!r} leads out of the version (to {link!r}); nothing is left."
             )
     for path, mode in reversed(document.directories):
-        _inside(root, path).chmod(mode)
+        _inside(root, path).chmod(mode & PERMISSIONS)
 
 
 def _inside(root: Path, path: str) -> Path:
@@ -154,7 +155,7 @@ def _write_file(version: StoredVersion, number: int, place: Path, progress: Prog
         finally:
             writeback.cancel()
     if entry.mode is not None:
-        place.chmod(entry.mode)
+        place.chmod(entry.mode & PERMISSIONS)
     if entry.mtime_ns is not None:
         os.utime(place, ns=(entry.mtime_ns, entry.mtime_ns))
 

@@ -44,7 +44,9 @@ def export(
     force: bool = False,
     progress: Progress | None = None,
 ) -> int:
-    """Write tensors of a version to one file, in memory of a few chunks (and one tensor that is not contiguous).
+    """Write tensors of a version to one file, in memory of a few chunks.
+
+    In safetensors and npz a tensor that is not contiguous, or a conj or neg view, is held in memory whole.
 
     Parameters
     ----------
@@ -54,8 +56,8 @@ def export(
         The file; it is written beside and renamed.
     format
         `safetensors` and `npz` hold tensors by name: the text of their path, or the plain name where the version is one
-        file and holds them in one flat dictionary. `pt` keeps the nesting, plain values and ties, and loads with
-        ``weights_only=True``: objects of unknown classes become plain dictionaries.
+        file and holds them in one flat dictionary. `pt` keeps the nesting, plain values, ties, and conj and neg views,
+        and loads with ``weights_only=True``: objects of unknown classes become plain dictionaries, parameters tensors.
     include, exclude
         Globs over the paths of tensors; see `ckstore.formats.paths.match_paths`.
     force
@@ -129,7 +131,7 @@ class _TensorReader:
         size = prod(tensor.shape)
         if size == 0:
             return
-        if _is_contiguous(tensor):
+        if _is_contiguous(tensor) and not tensor.lazy:
             yield from self.extent(file, tensor.extent, tensor.offset, tensor.offset + size)
             return
         data = read_tensor(self._version, file, tensor, [range(length) for length in tensor.shape]).tobytes()

@@ -100,7 +100,7 @@ class TreeReader:
             if rest:
                 raise InputError(f"a view of storage {storage.key!r} begins in the middle of an element")
             offset += skipped
-        self.views.append(View(path, storage.key, tensor.dtype, tensor.shape, tensor.strides, offset))
+        self.views.append(View(path, storage.key, tensor.dtype, tensor.shape, tensor.strides, offset, tensor.marks))
         return TensorRef(len(self.views) - 1)
 
     def _sequence(self, items: Any, path: Path, depth: int, taken: dict[Segment, int]) -> list[Any]:

@@ -121,10 +121,7 @@ def sort_extents(layout: FileLayout) -> None:
         return
     number = {old: new for new, old in enumerate(order)}
     layout.extents = [layout.extents[index] for index in order]
-    layout.tensors = [
-        Tensor(one.path, one.dtype, one.shape, one.strides, number.get(one.extent, -1), one.offset)
-        for one in layout.tensors
-    ]
+    layout.tensors = [replace(one, extent=number.get(one.extent, -1)) for one in layout.tensors]
 
 
 def _with_distinct_paths(extents: list[Extent]) -> list[Extent]:
