@@ -2,13 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import cache
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ckstore.errors import UsageError
-from ckstore.formats.layout import ITEM_SIZES
+
+#: Item size in bytes of every dtype that an extent can have.
+ITEM_SIZES: dict[str, int] = {
+    "bool": 1,
+    "int8": 1,
+    "uint8": 1,
+    "float8_e4m3fn": 1,
+    "float8_e4m3fnuz": 1,
+    "float8_e5m2": 1,
+    "float8_e5m2fnuz": 1,
+    "float8_e8m0fnu": 1,
+    "float4_e2m1fn_x2": 1,
+    "int16": 2,
+    "uint16": 2,
+    "float16": 2,
+    "bfloat16": 2,
+    "int32": 4,
+    "uint32": 4,
+    "float32": 4,
+    "complex32": 4,
+    "int64": 8,
+    "uint64": 8,
+    "float64": 8,
+    "complex64": 8,
+    "complex128": 16,
+}
 
 #: dtypes that NumPy and Zarr have under the same name.
 NATIVE = frozenset({
@@ -75,3 +102,34 @@ def torch_dtype(dtype: str) -> Any:
     if not isinstance(found, torch.dtype):
         raise UsageError(f"torch {torch.__version__} has no dtype {dtype}; install a later one, or read it with NumPy.")
     return found
+
+
+def resolve(bits: npt.NDArray[Any], dtype: str, lazy: Collection[str]) -> None:
+    """Turn stored values into those that a conj or neg view of them shows, in place.
+
+    Parameters
+    ----------
+    bits
+        Elements of `dtype` bit for bit, contiguous; see `bits_dtype`.
+    lazy
+        See `Tensor.lazy`. Integers are negated modulo their width.
+
+    Examples
+    --------
+    >>> values = np.array([1 + 2j, -3 + 0j], "complex64")
+    >>> resolve(values.view("u8"), "complex64", ["conj"])
+    >>> values.tolist()
+    [(1-2j), (-3-0j)]
+    """
+    if not lazy:
+        return
+    is_complex = dtype.startswith("complex")
+    size = ITEM_SIZES[dtype] // (2 if is_complex else 1)
+    parts = bits.reshape(-1).view(f"u{size}")
+    sign = parts.dtype.type(1 << (8 * size - 1))
+    if "conj" in lazy:
+        parts[1::2] ^= sign
+    if "neg" in lazy and "int" in dtype:
+        np.negative(parts, out=parts)
+    elif "neg" in lazy:
+        parts ^= sign

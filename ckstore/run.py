@@ -11,7 +11,6 @@ from ckstore.errors import NotFoundError
 if TYPE_CHECKING:
     import zarr
 
-    from ckstore.store import Store
     from ckstore.version import Version
 
 
@@ -20,16 +19,13 @@ class Run:
 
     Parameters
     ----------
-    store
-        The store.
     name
         Name of the run.
     versions
         Its versions by number, as they were when it was asked for.
     """
 
-    def __init__(self, store: Store, name: str, versions: Sequence[Version]) -> None:
-        self.store = store
+    def __init__(self, name: str, versions: Sequence[Version]) -> None:
         self.name = name
         self.versions = list(versions)
 
@@ -51,7 +47,7 @@ class Run:
     def __getitem__(self, index: int | slice) -> Version | Run:
         """The version at a place in the run, or the run of several of them: `run[-10:].arrays`."""
         if isinstance(index, slice):
-            return Run(self.store, self.name, self.versions[index])
+            return Run(self.name, self.versions[index])
         return self.versions[index]
 
     @property
@@ -78,4 +74,4 @@ class Run:
         """
         from ckstore.views.groups import run_group
 
-        return run_group(self)
+        return run_group(self.name, [version.stored for version in self.versions])

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
-from dataclasses import replace as replaced
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from ckstore.errors import InputError, UsageError
 from ckstore.policy import QUALITY, Fidelity, Policy, Scheme
-from ckstore.runtime.collector import collection_seldom
+from ckstore.repository import CACHE_BYTES, Mode, Repository
 from ckstore.storage.catalog import Catalog, VersionRow
-from ckstore.storage.durable import sweep_temporaries
 from ckstore.storage.pack_reader import PackReader
-from ckstore.storage.root import PACKS, find_store
+from ckstore.storage.root import find_store
 
 if TYPE_CHECKING:
     from ckstore.objects.reader import ObjectReader
@@ -26,24 +22,15 @@ if TYPE_CHECKING:
     from ckstore.operations.ingest import IngestReport
     from ckstore.operations.rebase import RebaseReport
     from ckstore.operations.thin import ThinReport
-    from ckstore.operations.tuning import Tuning
     from ckstore.operations.verify import VerifyReport
+    from ckstore.reading.stored_version import StoredVersion
     from ckstore.run import Run
-    from ckstore.scanning.scan import ScannedVersion
     from ckstore.version import Version
-
-Mode = Literal["r", "a"]
-
-#: Limit of the cache of decoded chunks, in bytes, of a store that is opened for one thing.
-CACHE_BYTES = 64 << 20
 
 #: Limit of the cache of a store that a program opens, as a part of the machine's memory and in bytes: a version whose
 #: chunks fit is not decoded again when the next one is stored after it.
 _MEMORY_SHARE = 1 / 16
 _LARGEST_CACHE = 4 << 30
-
-#: The run of versions that were given none.
-DEFAULT_RUN = "main"
 
 
 class Store:
@@ -60,14 +47,7 @@ class Store:
     """
 
     def __init__(self, path: Path, mode: Mode = "a", cache_bytes: int = CACHE_BYTES) -> None:
-        self.path = path
-        self.mode = mode
-        self.catalog = Catalog.open(path, mode)
-        self.packs = PackReader(path)
-        self._cache_bytes = cache_bytes
-        self._resolver: CatalogResolver | None = None
-        self._reader: ObjectReader | None = None
-        self._has_ingested = False
+        self.repository = Repository(path, mode, cache_bytes)
 
     def __repr__(self) -> str:
         return f"<ckstore.Store {str(self.path)!r}>"
@@ -82,32 +62,43 @@ class Store:
 
     def close(self) -> None:
         """Close catalog and packs."""
-        self.catalog.close()
-        self.packs.close()
+        self.repository.close()
+
+    @property
+    def path(self) -> Path:
+        """The store's directory."""
+        return self.repository.path
+
+    @property
+    def mode(self) -> Mode:
+        """`r` reads only; `a` reads and writes."""
+        return self.repository.mode
+
+    @property
+    def catalog(self) -> Catalog:
+        """The index."""
+        return self.repository.catalog
+
+    @property
+    def packs(self) -> PackReader:
+        """The bytes."""
+        return self.repository.packs
 
     @property
     def resolver(self) -> CatalogResolver:
         """Finds records by id."""
-        if self._resolver is None:
-            from ckstore.objects.resolver import CatalogResolver
-
-            self._resolver = CatalogResolver(self.catalog, self.packs)
-        return self._resolver
+        return self.repository.resolver
 
     @property
     def reader(self) -> ObjectReader:
         """Decodes objects."""
-        if self._reader is None:
-            from ckstore.objects.reader import ObjectReader
-
-            self._reader = ObjectReader(self.resolver, self.packs, self._cache_bytes)
-        return self._reader
+        return self.repository.reader
 
     def __getitem__(self, spec: str | int) -> Version:
         """The version that a number, tag, `latest`, `run@step`, run or id prefix means."""
         from ckstore.version import Version
 
-        return Version(self, self.catalog.resolve(spec))
+        return Version(self._stored(self.catalog.resolve(spec)))
 
     def run(self, name: str) -> Run:
         """A run with its present versions.
@@ -120,7 +111,7 @@ class Store:
         from ckstore.run import Run
         from ckstore.version import Version
 
-        return Run(self, name, [Version(self, row) for row in self.catalog.versions(name)])
+        return Run(name, [Version(self._stored(row)) for row in self.catalog.versions(name)])
 
     def versions(self, run: str | None = None) -> list[VersionRow]:
         """The rows of all versions, or of those of one run, by number."""
@@ -136,7 +127,7 @@ class Store:
         """Check packs and the objects of all or some versions; see `ckstore.operations.verify.verify`."""
         from ckstore.operations.verify import verify
 
-        return verify(self, self._chosen(versions, None), sample=sample, progress=progress)
+        return verify(self.repository, self._chosen(versions, None), sample=sample, progress=progress)
 
     def rebase(
         self,
@@ -150,14 +141,14 @@ class Store:
         from ckstore.operations.rebase import rebase
 
         if not dry_run:
-            self._require_writable()
-        return rebase(self, self._chosen(versions, run), budget=budget, dry_run=dry_run)
+            self.repository.require_writable()
+        return rebase(self.repository, self._chosen(versions, run), budget=budget, dry_run=dry_run)
 
     def policy(self, run: str | None = None) -> Policy:
         """How faithful the next version of a run is to be: what was set for the run, else for the store, else exact."""
-        known = self.catalog.policies()
-        text = known.get(run or DEFAULT_RUN, known.get(""))
-        return Policy() if text is None else Policy.from_text(text)
+        from ckstore.operations.naming import policy_of
+
+        return policy_of(self.catalog, run)
 
     def set_policy(self, policy: Policy | None, run: str | None = None) -> None:
         """Let the versions to come of a run, or of all runs that have no policy of their own, be this faithful.
@@ -169,57 +160,36 @@ class Store:
         run
             The run; by default the store.
         """
-        from ckstore.operations.request import check_request
-        from ckstore.storage import log
+        from ckstore.operations.naming import set_policy
 
-        self._require_writable()
-        check_request(run or DEFAULT_RUN, None, {})
-        text = None if policy is None else policy.to_text()
-        with self.catalog.transaction():
-            self.catalog.set_policy(run or "", text)
-            log.append(self.path, {"change": "policy", "run": run or "", "policy": text})
+        set_policy(self.repository, policy, run)
 
     def stats(self) -> dict[str, Any]:
         """Totals, and under `ledger` the bytes of all files of the store by cause."""
         from ckstore.operations.ledger import stats
 
-        return stats(self)
+        return stats(self.repository)
 
-    def _require_writable(self) -> None:
-        if self.mode == "r":
-            raise UsageError("The store is open for reading only; open it with mode='a'.")
+    def _stored(self, row: VersionRow) -> StoredVersion:
+        from ckstore.reading.stored_version import StoredVersion
 
-    def _chosen(self, versions: Sequence[str | int] | None, run: str | None) -> list[Version]:
-        from ckstore.version import Version
+        return StoredVersion(self.repository, row)
 
+    def _chosen(self, versions: Sequence[str | int] | None, run: str | None) -> list[StoredVersion]:
         rows = self.versions(run) if versions is None else [self.catalog.resolve(spec) for spec in versions]
-        return [Version(self, row) for row in rows]
-
-    def _parent(self, spec: str | int | None, run: str, scanned: ScannedVersion) -> VersionRow | None:
-        if spec is None:
-            return self.catalog.latest(run)
-        if spec == "auto":
-            from ckstore.operations.nearest import nearest_version
-
-            return nearest_version(self, scanned)
-        return self.catalog.resolve(spec)
+        return [self._stored(row) for row in rows]
 
     def tag(self, spec: str | int, name: str) -> None:
         """Let a tag mean a version."""
-        from ckstore.storage import log
+        from ckstore.operations.naming import tag
 
-        row = self.catalog.resolve(spec)
-        with self.catalog.transaction():
-            self.catalog.set_tag(name, row.number)
-            log.append(self.path, {"change": "tag", "tag": name, "version": row.number})
+        tag(self.repository, self.catalog.resolve(spec), name)
 
     def untag(self, name: str) -> None:
         """Remove a tag."""
-        from ckstore.storage import log
+        from ckstore.operations.naming import untag
 
-        with self.catalog.transaction():
-            self.catalog.delete_tag(name)
-            log.append(self.path, {"change": "untag", "tag": name})
+        untag(self.repository, name)
 
     def forget(
         self,
@@ -239,17 +209,17 @@ class Store:
         from ckstore.operations.selection import select_versions
 
         if not dry_run:
-            self._require_writable()
+            self.repository.require_writable()
         rows = select_versions(self.catalog, versions, run, keep_every, keep_last, keep_tagged)
-        return forget(self, rows, dry_run=dry_run)
+        return forget(self.repository, rows, dry_run=dry_run)
 
     def gc(self, *, grace: float = 3600.0, dry_run: bool = False) -> GcReport:
         """Free what no version needs; see `ckstore.operations.gc.collect.gc`."""
         from ckstore.operations.gc.collect import gc
 
         if not dry_run:
-            self._require_writable()
-        return gc(self, grace=grace, dry_run=dry_run)
+            self.repository.require_writable()
+        return gc(self.repository, grace=grace, dry_run=dry_run)
 
     def thin(
         self,
@@ -282,9 +252,9 @@ class Store:
         from ckstore.operations.thin import thin
 
         if not dry_run:
-            self._require_writable()
+            self.repository.require_writable()
         rows = select_versions(self.catalog, versions, run, keep_every, keep_last, keep_tagged)
-        return thin(self, rows, Policy("coarse", quality=quality), dry_run=dry_run, progress=progress)
+        return thin(self.repository, rows, Policy("coarse", quality=quality), dry_run=dry_run, progress=progress)
 
     def ingest(
         self,
@@ -359,105 +329,14 @@ class Store:
             The run cannot be called so, the step is no integer of 64 bits, the metrics are not JSON-able, the budget
             is below 1, or the fidelity's parameters are not what a `Policy` can hold.
         """
-        from ckstore.encoding.budget import BUDGET
-        from ckstore.operations.ingest import Ingest, IngestReport
-        from ckstore.operations.request import Request, check_request, flat_gradients
-        from ckstore.scanning.scan import ScannedVersion, hash_version, open_directory, open_file
+        from ckstore.operations.ingest import ingest
+        from ckstore.operations.request import IngestOptions
 
-        self._require_writable()
-        with suppress(OSError):  # What a killed ingest left behind is only in the way of the disk.
-            sweep_temporaries(self.path / PACKS)
-        budget = BUDGET if budget is None else budget
-        if not budget >= 1:
-            raise UsageError(f"A restore budget of {budget} cannot be kept; give 1 or more.")
-        run = run or DEFAULT_RUN
-        policy = Policy.asked(fidelity, scheme, quality, max_abs_error, max_rel_error) or self.policy(run)
-        tuning = _tuning(policy, max_degradation, evaluate, maximise=maximise)
-        if tuning is not None:
-            policy = replaced(policy, fidelity="coarse")
-        check_request(run, step, metrics or {})
-        # An evaluation is the caller's code, and may leave garbage behind.
-        with nullcontext() if tuning is not None else collection_seldom():
-            if isinstance(source, str | os.PathLike):
-                path = Path(source)
-                if path.is_dir():
-                    if self.path.resolve().is_relative_to(path.resolve()):
-                        raise InputError(f"{path} holds the store itself; name a directory that does not.")
-                    scanned = open_directory(path, force=force)
-                elif path.exists():
-                    scanned = ScannedVersion([open_file(path, force=force)])
-                else:
-                    raise InputError(f"{path} does not exist; name a checkpoint file or directory.")
-                if step is None:
-                    step = _step(scanned, path.name)
-                named = str(path).encode("utf-8", "backslashreplace").decode()
-            else:
-                from ckstore.scanning.state_dicts import scan_state_dict
-
-                scanned = scan_state_dict(source)
-                if step is None:
-                    step = _step(scanned, "")
-                named = ""
-            try:
-                if parent == "auto":
-                    hash_version(scanned, force=force, progress=progress)
-                parent_row = self._parent(parent, run, scanned)
-                request = Request(run, step, parent_row, metrics or {}, named, replace, verify, budget, policy, tuning)
-                request.force = force
-                request.gradients = flat_gradients(gradients or {})
-                # A file may be all that this process stores; what comes after another version has a next one, too.
-                reader = self.reader.in_passing() if named and not self._has_ingested else self.reader
-                self._has_ingested = True
-                report = Ingest(self.path, self.catalog, self.resolver, reader).run(scanned, request, progress)
-            finally:
-                scanned.close()
-        if report.is_new and report.version.cost > budget * 1.001:
-            # Every object kept a budget of its own version; together in another version they may be beyond this one's.
-            self.rebase([report.version.number], budget=budget)
-            report = IngestReport(self.catalog.version(report.version.number), is_new=True)
-        return report
-
-
-def _tuning(
-    policy: Policy, max_degradation: float | None, evaluate: Callable[[Path], float] | None, *, maximise: bool
-) -> Tuning | None:
-    if max_degradation is None and evaluate is None:
-        return None
-    if max_degradation is None or evaluate is None:
-        raise UsageError("A search needs both an evaluation and the degradation that is tolerated; give both or none.")
-    if policy.is_bounded:
-        raise UsageError("Give an error bound or a tolerated degradation, not both.")
-    from ckstore.operations.tuning import Tuning
-
-    return Tuning(evaluate, max_degradation, maximise)
-
-
-def source_step(path: Path, *, force: bool = False) -> int | None:
-    """The step that `Store.ingest` would store a file or directory at; None where neither it nor its name tells one.
-
-    Raises
-    ------
-    InputError
-        It is damaged or holds no checkpoint.
-    """
-    from ckstore.scanning.scan import ScannedVersion, open_directory, open_file
-
-    scanned = open_directory(path, force=force) if path.is_dir() else ScannedVersion([open_file(path, force=force)])
-    try:
-        return _step(scanned, path.name)
-    finally:
-        scanned.close()
-
-
-def _step(scanned: Any, name: str) -> int | None:
-    from ckstore.formats import step_of
-
-    for fact in ("step", "epoch"):
-        for file in scanned.files:
-            value = file.layout.facts.get(fact)
-            if isinstance(value, int):
-                return value
-    return step_of(name)
+        options = IngestOptions(
+            run, step, parent, metrics or {}, replace, verify, force, budget, fidelity, scheme, quality,
+            max_abs_error, max_rel_error, max_degradation, evaluate, maximise, gradients or {},
+        )  # fmt: skip
+        return ingest(self.repository, source, options, progress)
 
 
 def init(path: str | os.PathLike[str]) -> Store:

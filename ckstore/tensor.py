@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ckstore.dtypes import bits_dtype, numpy_dtype, torch_dtype
-from ckstore.formats.layout import ITEM_SIZES, Tensor
-from ckstore.reading import buffers
-from ckstore.reading.gather import Selection, gather
+from ckstore.dtypes import ITEM_SIZES, numpy_dtype, torch_dtype
+from ckstore.formats.layout import Tensor
+from ckstore.reading.buffers import read_tensor
+from ckstore.reading.gather import Selection
 from ckstore.reading.indexing import parse_key
 
 if TYPE_CHECKING:
     import torch
 
-    from ckstore.version import Version
+    from ckstore.reading.stored_version import StoredVersion
 
 
 class LazyTensor:
@@ -26,7 +26,7 @@ class LazyTensor:
 
     Parameters
     ----------
-    version, path, file, tensor
+    stored, path, file, tensor
         Where it stands; made by ``version[path]``.
 
     Attributes
@@ -37,8 +37,8 @@ class LazyTensor:
         Its dtype as torch calls it, such as `bfloat16`.
     """
 
-    def __init__(self, version: Version, path: str, file: int, tensor: Tensor) -> None:
-        self.version = version
+    def __init__(self, stored: StoredVersion, path: str, file: int, tensor: Tensor) -> None:
+        self._stored = stored
         self.path = path
         self.dtype_name = tensor.dtype
         self._file = file
@@ -46,7 +46,7 @@ class LazyTensor:
 
     def __repr__(self) -> str:
         kind = f"{self.dtype_name} {list(self.shape)}"
-        return f"<ckstore.LazyTensor {self.path} {kind} of version {self.version.row.number}>"
+        return f"<ckstore.LazyTensor {self.path} {kind} of version {self._stored.row.number}>"
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -121,12 +121,4 @@ class LazyTensor:
         wanted
             For each axis a range, or ascending positions; see `ckstore.reading.gather.gather`.
         """
-        tensor = self._tensor
-        dtype = bits_dtype(tensor.dtype)
-        if tensor.extent < 0 or any(len(positions) == 0 for positions in wanted):
-            return np.empty([len(positions) for positions in wanted], dtype)
-
-        def read(first: int, last: int) -> npt.NDArray[Any]:
-            return buffers.read(self.version, self._file, tensor.extent, first, last).view(dtype)
-
-        return gather(read, dtype, tensor.offset, tensor.strides, wanted)
+        return read_tensor(self._stored, self._file, self._tensor, wanted)

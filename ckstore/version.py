@@ -1,69 +1,67 @@
-"""One version: what it holds, its tensors one by one, and as a state dict."""
+"""One version: what it holds, its tensors one by one, as Zarr arrays, as a state dict, and as files."""
 
 from __future__ import annotations
 
 import os
 import pathlib
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
-from ckstore.codecs.lattice import PARTS, Bits
-from ckstore.errors import CkstoreError, IntegrityError, NotFoundError, UsageError
-from ckstore.formats.layout import ITEM_SIZES, FileLayout, Path, Tensor
-from ckstore.formats.paths import path_to_text, text_to_path
-from ckstore.formats.skeleton import fill_crcs
-from ckstore.objects.documents import LayoutDocument, VersionDocument
-from ckstore.objects.records import check_cut
-from ckstore.policy import FIDELITIES, Fidelity
+from ckstore.errors import NotFoundError, UsageError
+from ckstore.objects.documents import Deviation, LayoutDocument, VersionDocument
+from ckstore.policy import Fidelity
+from ckstore.reading.stored_version import StoredVersion
 from ckstore.runtime.collector import collection_seldom
 from ckstore.storage.catalog import VersionRow
-from ckstore.storage.pack_reader import MissingPackError
 
 if TYPE_CHECKING:
     import zarr
 
-    from ckstore.encoding.comparison import Deviation
-    from ckstore.formats import CompositeSource
-    from ckstore.store import Store
+    from ckstore.formats.layout import Tensor
     from ckstore.tensor import LazyTensor
-
-#: How often `gc` may move an object while it is being read.
-_MOVES = 3
 
 
 class Version:
     """A version of a store; made by `Store.__getitem__`.
 
-    Attributes
+    Parameters
     ----------
-    row
-        The catalog's row: number, run, step, parent, sizes, depth, cost.
+    stored
+        What reads it.
     """
 
-    def __init__(self, store: Store, row: VersionRow, fidelity: Fidelity | None = None) -> None:
-        self.store = store
-        self.row = row
-        self._fidelity = fidelity
-        # Units whose object was found to be cut as the layout says.
-        self._fitting: set[int] = set()
+    def __init__(self, stored: StoredVersion) -> None:
+        self.stored = stored
 
     def __repr__(self) -> str:
         step = "" if self.row.step is None else f"@{self.row.step}"
         return f"<ckstore.Version {self.row.number} {self.row.run}{step}>"
 
     @property
-    def fidelity(self) -> Fidelity:
-        """Of the values that are read: `exact`, or `coarse` where there are no others or these are wanted."""
-        return self._fidelity or ("coarse" if self.document.fidelity == "coarse" else "exact")
+    def row(self) -> VersionRow:
+        """The catalog's row: number, run, step, parent, sizes, depth, cost."""
+        return self.stored.row
 
     @property
-    def _is_lowered(self) -> bool:
-        """Whether coarse values are read of objects that have exact ones."""
-        return self._fidelity == "coarse" and self.document.fidelity == "exact"
+    def document(self) -> VersionDocument:
+        """What the manifest says of the version."""
+        return self.stored.document
+
+    @property
+    def layout(self) -> LayoutDocument:
+        """How its files are cut."""
+        return self.stored.layout
+
+    @property
+    def paths(self) -> dict[str, tuple[int, Tensor]]:
+        """(File number, tensor) by path as text, in the order of the files."""
+        return self.stored.paths
+
+    @property
+    def fidelity(self) -> Fidelity:
+        """Of the values that are read: `exact`, or `coarse` where there are no others or these are wanted."""
+        return self.stored.fidelity
 
     def at_fidelity(self, fidelity: Fidelity) -> Version:
         """The same version, read exactly or from its coarse layers alone.
@@ -79,51 +77,16 @@ class Version:
         CkstoreError
             Exact values are wanted of a version that has none.
         """
-        if fidelity not in FIDELITIES:
-            raise UsageError(f"There is no fidelity {fidelity}; choose one of {', '.join(FIDELITIES)}.")
-        if fidelity == "exact" and self.document.fidelity != "exact":
-            raise CkstoreError(
-                f"Version {self.row.number} is coarse and has no exact values; read it with fidelity coarse, "
-                "or ingest its files again."
-            )
-        return Version(self.store, self.row, fidelity)
+        return Version(self.stored.at_fidelity(fidelity))
 
     def deviations(self) -> dict[str, Deviation]:
         """How far the tensors of a coarse version are off, by path; tensors that are exact are left out.
 
         Where a tensor is cut into parts, `max_abs` is their largest and `rms` over all of them.
         """
-        from ckstore.encoding.comparison import tensor_deviations
+        from ckstore.reading.deviations import tensor_deviations
 
-        return tensor_deviations(self)
-
-    @cached_property
-    def document(self) -> VersionDocument:
-        """What the manifest says of the version."""
-        return self.store.resolver.document(self.row)
-
-    @cached_property
-    @collection_seldom()
-    def layout(self) -> LayoutDocument:
-        """How its files are cut."""
-        layout = LayoutDocument.decode(self.store.resolver.blob(self.document.layout, self.row.pack))
-        if len(layout.units) != len(self.document.objects) or len(layout.files) != len(self.document.files):
-            raise IntegrityError(
-                f"The manifest of version {self.row.number} contradicts itself; run `ckstore recover`."
-            )
-        contents = [content for _, content in self.document.objects if content is not None]
-        self.store.resolver.prefetch([lattice for lattice, _ in self.document.objects], contents)
-        return layout
-
-    @cached_property
-    def paths(self) -> dict[str, tuple[int, Tensor]]:
-        """(File number, tensor) by path as text, in the order of the files."""
-        found: dict[str, tuple[int, Tensor]] = {}
-        for number, (entry, layout) in enumerate(zip(self.document.files, self.layout.files, strict=True)):
-            prefix: Path = tuple(entry.path.split("/")) if self.document.is_directory else ()
-            for tensor in layout.tensors:
-                found[path_to_text((*prefix, *tensor.path))] = (number, tensor)
-        return found
+        return tensor_deviations(self.stored)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.paths)
@@ -146,7 +109,7 @@ class Version:
             near = get_close_matches(path, self.paths, 3, 0.5)
             hint = f"; did you mean {' or '.join(near)}?" if near else "; see `ckstore ls`."
             raise NotFoundError(f"Version {self.row.number} has no tensor {path}{hint}") from None
-        return LazyTensor(self, path, file, tensor)
+        return LazyTensor(self.stored, path, file, tensor)
 
     @cached_property
     def arrays(self) -> zarr.Group:
@@ -157,164 +120,22 @@ class Version:
         """
         from ckstore.views.groups import version_group
 
-        return version_group(self)
-
-    @cached_property
-    def _places(self) -> dict[tuple[int, int], list[tuple[int, int, int]]]:
-        """For each (file, extent) its stretches: (first element, unit number, first element in the unit), in parts."""
-        places: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
-        for number, unit in enumerate(self.layout.units):
-            position = 0
-            for member in unit.members:
-                extent = self.layout.files[member.file].extents[member.extent]
-                scale = 2 if extent.dtype in PARTS else 1
-                stretch = (member.first * scale, number, position)
-                places.setdefault((member.file, member.extent), []).append(stretch)
-                position += member.count * scale
-        for stretches in places.values():
-            stretches.sort()
-        return places
-
-    def read_extent(self, file: int, extent: int, first: int, last: int) -> memoryview:
-        """Bytes of the elements from `first` to before `last` of an extent; decodes only the chunks they lie in.
-
-        Chunks that are wanted whole do not stay in the cache.
-        """
-        parts = []
-        for number, chunk, start, stop in self.cover(file, extent, first, last):
-            unit = self.layout.units[number]
-            whole = stop - start == min(unit.chunk, unit.count - chunk * unit.chunk)
-            parts.append(self.chunk(number, chunk, keep=not whole)[start:stop].data.cast("B"))
-        return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
-
-    def cover(self, file: int, extent: int, first: int, last: int) -> Iterator[tuple[int, int, int, int]]:
-        """Where the elements from `first` to before `last` of an extent stand, in order.
-
-        Yields
-        ------
-        tuple
-            Number of the unit, number of the chunk, and in elements of the unit where the stretch begins and ends
-            within that chunk.
-        """
-        cut = self.layout.files[file].extents[extent]
-        scale = 2 if cut.dtype in PARTS else 1
-        first, last = first * scale, last * scale
-        if first >= last:
-            return
-        stretches = self._places[file, extent]
-        index = bisect_right(stretches, first, key=lambda stretch: stretch[0]) - 1
-        while first < last:
-            begin, number, position = stretches[index]
-            length = self.layout.units[number].chunk
-            end = stretches[index + 1][0] if index + 1 < len(stretches) else cut.count * scale
-            stop = min(last, end)
-            low, high = position + first - begin, position + stop - begin
-            for chunk in range(low // length, -(-high // length)):
-                start = chunk * length
-                yield number, chunk, max(low - start, 0), min(high - start, length)
-            first = stop
-            index += 1
-
-    def stretches(self, file: int, extent: int) -> Iterator[tuple[int, int]]:
-        """An extent cut into (first, last) elements so that each stretch lies in one chunk of one object."""
-        cut = self.layout.files[file].extents[extent]
-        scale = 2 if cut.dtype in PARTS else 1
-        stretches = self._places.get((file, extent), [])
-        for index, (begin, number, position) in enumerate(stretches):
-            chunk = self.layout.units[number].chunk
-            end = stretches[index + 1][0] if index + 1 < len(stretches) else cut.count * scale
-            first = begin
-            while first < end:
-                last = min(end, first + chunk - (position + first - begin) % chunk)
-                yield first // scale, last // scale
-                first = last
-
-    def chunk(self, number: int, chunk: int, *, keep: bool = True, out: Bits | None = None) -> Bits:
-        """Bits of one chunk of the unit of that number, as unsigned integers; read-only.
-
-        With `keep` they stay in the store's cache for a while. Without, they may be decoded into `out`, an aligned
-        array of their size and dtype: it is then what is returned.
-        """
-        for _ in range(_MOVES):
-            try:
-                return self._chunk(number, chunk, keep=keep, out=out)
-            except MissingPackError:
-                self.store.resolver.forget()  # `gc` has moved the object since its record was read.
-        return self._chunk(number, chunk, keep=keep, out=out)
-
-    def _chunk(self, number: int, chunk: int, *, keep: bool, out: Bits | None) -> Bits:
-        lattice, content = self.document.objects[number]
-        reader = self.store.reader
-        if number not in self._fitting:
-            check_cut(reader.resolver.lattice(lattice), self.layout.units[number])
-            self._fitting.add(number)
-        if content is None or self._is_lowered:
-            return reader.values(reader.resolver.lattice(lattice), chunk, keep=keep, out=out)
-        return reader.bits(content, chunk, keep=keep, out=out)
-
-    def is_changed(self, file: int) -> bool:
-        """Whether a file comes back with other values than it went in with, because some are coarse."""
-        objects = self.document.objects
-        for unit, (lattice, content) in zip(self.layout.units, objects, strict=True):
-            if any(member.file == file for member in unit.members):
-                if content is None:
-                    return True
-                if self._is_lowered and not self.store.resolver.lattice(lattice).is_exact:
-                    return True
-        return False
-
-    def skeleton(self, file: int) -> bytes:
-        """All bytes of a file that are not tensor data."""
-        entry = self.document.files[file]
-        layout = self.layout.files[file]
-        data = self.store.resolver.blob(entry.skeleton, self.row.pack)
-        return fill_crcs(data, layout, self._crcs(file))
-
-    def _crcs(self, file: int) -> list[int]:
-        before = sum(len(layout.checked) for layout in self.layout.files[:file])
-        crcs = np.frombuffer(self.store.resolver.blob(self.document.crcs, self.row.pack), "<u4")
-        return [int(crc) for crc in crcs[before : before + len(self.layout.files[file].checked)]]
-
-    def source(self, file: int) -> CompositeSource:
-        """A file as it was, of its skeleton and of chunks that are decoded when they are read.
-
-        Raises
-        ------
-        InputError
-            The layout contradicts itself.
-        """
-        from ckstore.formats import CompositeSource
-
-        layout = self.layout.files[file]
-        extents = [(extent.start, extent.nbytes) for extent in layout.extents]
-
-        def read(index: int, offset: int, nbytes: int) -> memoryview:
-            size = ITEM_SIZES[layout.extents[index].dtype]
-            first = offset // size
-            data = self.read_extent(file, index, first, -(-(offset + nbytes) // size))
-            return data[offset - first * size :][:nbytes]
-
-        return CompositeSource(self.skeleton(file), extents, layout.size, read)
-
-    def parsed(self, file: int) -> FileLayout:
-        """The layout of a file with its tree, read again from the skeleton."""
-        from ckstore.formats import parse
-
-        return parse(self.source(file), self.document.files[file].path)
+        return version_group(self.stored)
 
     @collection_seldom()
     def state_dict(self) -> Any:
         """The version as nested containers of torch tensors; needs torch.
 
-        A version of one file gives what `torch.load` would, objects of unknown classes as `ckstore.formats.Unknown`;
-        a directory gives a dict by file, for the files that hold tensors.
+        A version of one file gives what `torch.load` would: parameters, conj and neg views and `requires_grad` with it.
+        Objects of unknown classes come as `ckstore.formats.Unknown`, tensors of other subclasses as plain ones, without
+        attributes of their own. A directory gives a dict by file, for the files that hold tensors.
         """
-        from ckstore.integrations.torch import build
+        from ckstore.reading.state_dict import build
 
         if not self.document.is_directory:
-            return build(self, 0)
+            return build(self.stored, 0)
         return {
-            entry.path: build(self, number)
+            entry.path: build(self.stored, number)
             for number, entry in enumerate(self.document.files)
             if self.layout.files[number].tensors
         }
@@ -354,13 +175,10 @@ class Version:
         if format != "original":
             from ckstore.reading.export import export
 
-            export(self, place, format, include, exclude, force=force, progress=progress)
+            export(self.stored, place, format, include, exclude, force=force, progress=progress)
             return
         if include or exclude:
             raise UsageError("include and exclude choose tensors; choose a format for them, such as safetensors.")
         from ckstore.reading.checkout import checkout
 
-        checkout(self, place, force=force, progress=progress)
-
-
-__all__ = ["Version", "text_to_path"]
+        checkout(self.stored, place, force=force, progress=progress)

@@ -64,8 +64,8 @@ def check_deviations(version: Version, before: dict[str, torch.Tensor], after: d
         assert said[path].max_abs >= measured[0]
 
 
-def stored(store: ckstore.Store, tree: dict[str, Any], **options: Any) -> Version:
-    """A state dict as a coarse version."""
+def stored(store: ckstore.Store, tree: dict[str, Any] | Path, **options: Any) -> Version:
+    """A state dict, or a file, as a coarse version."""
     return store[store.ingest(tree, fidelity="coarse", **options).version.number]
 
 

@@ -11,14 +11,15 @@ import torch
 
 def bits_of(tensor: torch.Tensor) -> bytes:
     """The bytes of the elements in C order."""
-    flat = tensor.detach().contiguous()
+    flat = tensor.detach().resolve_conj().resolve_neg().contiguous()
     return bytes(np.asarray(flat.reshape(-1).view(torch.uint8))) if flat.numel() else b""
 
 
 def assert_same(found: Any, expected: Any, place: str = "", *, strides: bool = True) -> None:
-    """Fail where two trees differ in structure, keys, values or bits; ordered dicts and parameters count as plain."""
+    """Fail where two trees differ in structure, keys, marks, values or bits; ordered dicts count as plain."""
     if isinstance(expected, torch.Tensor):
-        assert type(found) is torch.Tensor, place
+        assert type(found) is type(expected), place
+        assert marks_of(found) == marks_of(expected), place
         assert (found.dtype, found.shape) == (expected.dtype, expected.shape), place
         if strides and expected.numel():
             assert found.stride() == expected.stride(), place
@@ -36,6 +37,11 @@ def assert_same(found: Any, expected: Any, place: str = "", *, strides: bool = T
     else:
         assert type(found) is type(expected), place
         assert found == expected, place
+
+
+def marks_of(tensor: torch.Tensor) -> tuple[bool, bool, bool]:
+    """What torch notes of a tensor besides its place and type."""
+    return tensor.is_conj(), tensor.is_neg(), tensor.requires_grad
 
 
 def storage_of(tensor: torch.Tensor) -> int:

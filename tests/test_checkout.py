@@ -29,7 +29,7 @@ def version(tmp_path: Path) -> Iterator[Version]:
 
 def pretend(version: Version, **changes: Any) -> None:
     """Let a manifest say something else than what was stored."""
-    version.__dict__["document"] = replace(version.document, **changes)
+    version.stored.__dict__["document"] = replace(version.document, **changes)
 
 
 def test_no_link_is_made_through_a_link(version: Version, tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ import torch
 
 import ckstore
 from ckstore.errors import CkstoreError, IntegrityError, UsageError
-from ckstore.objects.records import array_name, record_from_json
+from ckstore.objects.identity import array_name
+from ckstore.objects.records import record_from_json
 from ckstore.operations.recover import recover
 from ckstore.storage.root import CATALOG
 
@@ -280,7 +281,7 @@ def test_a_flipped_bit_in_a_coarse_pack_is_found(written: Path, place: Path) -> 
 def test_ingest_verifies_what_a_coarse_version_decodes_to(
     store: ckstore.Store, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ckstore.objects.hashing import MemberHasher
+    from ckstore.objects.identity import MemberHasher
 
     assert store.ingest(saved(place, 0), run="r", fidelity="coarse", verify=True).is_new
     identity = MemberHasher.identity

@@ -32,7 +32,7 @@ def draw(*shape: int, seed: int = 0, scale: float = 1.0) -> torch.Tensor:
 def kinds(version: Any) -> dict[str, str]:
     """The kind of lattice of each unit by key."""
     return {
-        unit.key: version.store.resolver.lattice(lattice).kind
+        unit.key: version.stored.repository.resolver.lattice(lattice).kind
         for unit, (lattice, _) in zip(version.layout.units, version.document.objects, strict=True)
     }
 

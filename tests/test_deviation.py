@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckstore.encoding.comparison import CoarseUnit, Comparison, Deviation
-from ckstore.objects.hashing import MemberHasher
+from ckstore.encoding.comparison import Comparison
+from ckstore.objects.documents import CoarseUnit, Deviation
+from ckstore.objects.identity import MemberHasher
 from ckstore.objects.units import Member, Unit
 
 

@@ -14,7 +14,8 @@ import pytest
 import ckstore
 from ckstore.errors import IntegrityError
 from ckstore.objects import reader as objects
-from ckstore.objects.reader import ChunkCache, ObjectReader
+from ckstore.objects.cache import ChunkCache
+from ckstore.objects.reader import ObjectReader
 from ckstore.objects.records import ContentRecord, LatticeRecord
 
 BASE = np.random.default_rng(0).standard_normal((300, 300)) * 0.02
@@ -136,7 +137,7 @@ def test_what_is_a_view_of_all_of_something_is_not_copied() -> None:
 
 def test_shard_indexes_are_dropped_beyond_a_limit(store: ckstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(objects, "_INDEXES", 2)
-    reader: ObjectReader = store.reader
+    reader = ObjectReader(store.resolver, store.packs)
     records = [store.resolver.lattice(lattice) for row in (0, 1) for lattice, _ in store[f"a@{row}"].document.objects]
     assert len(records) > 2
     first = [reader.index(record) for record in records]

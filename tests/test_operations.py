@@ -194,11 +194,11 @@ def test_a_version_takes_the_place_of_its_parent_in_the_cache(tmp_path: Path) ->
             path = checkpoint(tmp_path / "x.pt", 4, 1 << 19, seed)
             store.ingest(path)
         version, parent = ({content for _, content in store[number].document.objects} for number in (3, 2))
-        held = {identity for identity, _ in store.reader.cache._arrays}
+        held = store.reader.cache.identities
         assert version <= held
         assert not parent & held
         # Values and integers of the version; what was sampled of the run's first one.
-        assert store.reader.cache._bytes <= 2.6 * path.stat().st_size
+        assert store.reader.cache.nbytes <= 2.6 * path.stat().st_size
         decoded = store.reader.decoded_chunks
         store.ingest(checkpoint(tmp_path / "x.pt", 4, 1 << 19, 3))
         assert store.reader.decoded_chunks == decoded
@@ -211,7 +211,7 @@ def test_the_first_file_of_a_process_leaves_nothing_in_memory(tmp_path: Path) ->
     with ckstore.init(tmp_path / "store") as store:
         for seed in range(3):
             store.ingest(tmp_path / f"{seed}.pt")
-            assert bool(store.reader.cache._bytes) == (seed > 0)
+            assert bool(store.reader.cache.nbytes) == (seed > 0)
     with ckstore.init(tmp_path / "other") as store:
         store.ingest(torch.load(tmp_path / "0.pt"))
-        assert store.reader.cache._bytes
+        assert store.reader.cache.nbytes

@@ -9,7 +9,8 @@ import torch
 import zarr
 
 import ckstore
-from ckstore.objects.records import LatticeRecord, array_name
+from ckstore.objects.identity import array_name
+from ckstore.objects.records import LatticeRecord
 
 
 def test_every_array_of_every_pack_reads(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ import torch
 
 import ckstore
 from ckstore.errors import CkstoreError, ConflictError, LockedError
+from ckstore.operations.commit import Change
 from ckstore.operations.recover import recover
 from ckstore.storage import durable, log
 from ckstore.storage.catalog import Catalog, replace_catalog
@@ -209,7 +210,7 @@ def test_what_a_crash_leaves_behind(store: ckstore.Store, paths: list[Path], mon
     packs, tagging = len(list((store.path / "packs").glob("*.zip"))), False
     monkeypatch.setattr(durable, "checkpoint", crash)
     # A process that dies cleans nothing up.
-    monkeypatch.setattr("ckstore.operations.ingest.remove_uncommitted", lambda *arguments: None)
+    monkeypatch.setattr("ckstore.operations.commit.remove_uncommitted", lambda *arguments: None)
     with pytest.raises(Crash):
         store.ingest(paths[1], run="c", step=9)
     tagging = True
@@ -265,19 +266,19 @@ def claim_a_step_twice(path: Path) -> None:
         import os
         import numpy as np
         import ckstore
-        from ckstore.operations.ingest import Ingest
+        from ckstore.operations.commit import Change
         from ckstore.storage.catalog import Catalog
 
-        commit = Ingest._commit
+        commit = Change.commit
 
         def interposed(self, *arguments):
-            Ingest._commit = commit
+            Change.commit = commit
             with ckstore.open({str(path)!r}) as other:
                 other.ingest({{"w": np.ones((300, 300), "f4")}}, run="a", step=10)
             Catalog.commit_version = lambda *given, **named: os._exit(9)
             return commit(self, *arguments)
 
-        Ingest._commit = interposed
+        Change.commit = interposed
         with ckstore.open({str(path)!r}) as store:
             store.ingest({{"w": np.zeros((300, 300), "f4")}}, run="a", step=10)
         """
@@ -294,7 +295,7 @@ def test_writers_are_kept_out_while_packs_are_scanned(small: Path, monkeypatch: 
         with monkeypatch.context() as patch, ckstore.open(path) as other:
             patch.setattr(Catalog.__init__, "__defaults__", ("r", 0.05))
             other.catalog.close()
-            other.catalog = Catalog(path, "a")
+            other.repository.catalog = Catalog(path, "a")
             with pytest.raises(LockedError) as raised:
                 other.ingest({"w": weights(2)}, run="a", step=2)
         said.append(str(raised.value))
@@ -313,16 +314,16 @@ def test_writers_are_kept_out_while_packs_are_scanned(small: Path, monkeypatch: 
 def test_an_ingest_whose_packs_recover_found_first_succeeds(
     small: Path, lost: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    commit = Catalog.commit_version
+    commit = Change.commit
 
-    def interposed(self: Catalog, *arguments: Any, **named: Any) -> None:
-        monkeypatch.setattr(Catalog, "commit_version", commit)
+    def interposed(self: Change, *arguments: Any, **named: Any) -> None:
+        monkeypatch.setattr(Change, "commit", commit)
         if lost:
             (small / "catalog.sqlite").unlink()
         assert recover(small).versions == 3
         commit(self, *arguments, **named)
 
-    monkeypatch.setattr(Catalog, "commit_version", interposed)
+    monkeypatch.setattr(Change, "commit", interposed)
     with ckstore.open(small) as opened:
         report = opened.ingest({"w": weights(2)}, run="a", step=2)
         assert report.is_new

@@ -103,7 +103,7 @@ def test_a_search_that_is_killed_leaves_no_version(tmp_path: Path, monkeypatch: 
         return 1.0
 
     # Who is killed takes nothing back.
-    monkeypatch.setattr("ckstore.operations.ingest.remove_uncommitted", lambda *_: None)
+    monkeypatch.setattr("ckstore.operations.commit.remove_uncommitted", lambda *_: None)
     with ckstore.init(path) as store:
         store.ingest(moving(0), run="a", step=0)
         committed = set((path / "packs").iterdir())

@@ -21,6 +21,7 @@ from torch import nn
 import ckstore
 from ckstore.objects.records import ContentRecord
 from ckstore.operations.recover import recover
+from ckstore.repository import Repository
 from tests.checkpoints import described, scratch, sha256
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -411,17 +412,17 @@ def test_a_verified_ingest_that_does_not_come_back(directory: Path, monkeypatch:
     # The encoder predicts otherwise than the reader: only the reading back can tell.
     monkeypatch.setattr(LinearLattice, "own", wrong)
     monkeypatch.setattr(LinearLattice, "chained", lambda self, parent, integers, start: wrong(self, integers, start))
-    original = ckstore.store.Store.__init__
+    original = Repository.__init__
 
-    def opened(self: ckstore.Store, *arguments: Any, **options: Any) -> None:
+    def opened(self: Repository, *arguments: Any, **options: Any) -> None:
         original(self, *arguments, **options)
-        store.mode = "broken"  # type: ignore[assignment]
+        store.repository.mode = "broken"  # type: ignore[assignment]
 
-    monkeypatch.setattr(ckstore.store.Store, "__init__", opened)
+    monkeypatch.setattr(Repository, "__init__", opened)
     with pytest.raises(ckstore.errors.IntegrityError):
         store.ingest(paths[1], run="a", verify=True)
     monkeypatch.undo()
-    store.mode = "a"
+    store.repository.mode = "a"
     assert [row.step for row in store.versions()] == [0]
     assert sorted(os.listdir(store.path / "packs")) == before
     assert store.catalog.reservations() == []

@@ -31,12 +31,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
 
 
 def test_a_run_is_its_versions_in_order(run: Run) -> None:
+    store = ckstore.open(run.latest.stored.repository.path)
     assert len(run) == 4
     assert [version.row.step for version in run] == run.steps == [0, 10, 20, 30]
     assert run.latest.row.number == run[-1].row.number == 4
     assert repr(run[1:]) == "<ckstore.Run gpt, 3 versions>"
     with pytest.raises(NotFoundError, match="no run gpt2"):
-        run.store.run("gpt2")
+        store.run("gpt2")
     with pytest.raises(NotFoundError):
         _ = run[:0].latest
 
@@ -64,7 +65,7 @@ def test_tensors_that_not_all_versions_share_are_listed(run: Run) -> None:
 
 
 def test_only_the_versions_that_are_asked_for_are_decoded(run: Run) -> None:
-    reader = run.store.reader
+    reader = run.latest.stored.repository.reader
     array = run.arrays["model/w"]
     reader.cache = type(reader.cache)(reader.cache.limit)
     before = reader.decoded_chunks

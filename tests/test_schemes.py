@@ -72,7 +72,7 @@ def codebooks(version: Version) -> dict[str, tuple[LatticeRecord, Unit]]:
     """The record and the unit of every tensor that stands on a codebook, by path."""
     found = {}
     for unit, (lattice, _) in zip(version.layout.units, version.document.objects, strict=True):
-        record = version.store.resolver.lattice(lattice)
+        record = version.stored.repository.resolver.lattice(lattice)
         if record.kind == "codebook":
             [member] = unit.members
             for path, (file, tensor) in version.paths.items():

@@ -186,7 +186,10 @@ class StoreMachine(RuleBasedStateMachine):
             if step == at and seen.count(step) == nth:
                 raise Crash
 
-        dead = mock.patch.object(durable, "checkpoint", stop), mock.patch("ckstore.operations.thin.remove_uncommitted")
+        dead = (
+            mock.patch.object(durable, "checkpoint", stop),
+            mock.patch("ckstore.operations.commit.remove_uncommitted"),
+        )
         with suppress(Crash), dead[0], dead[1]:
             self.store.thin(numbers)
         self._begin_again()
@@ -293,7 +296,7 @@ class StoreMachine(RuleBasedStateMachine):
                     raise Crash
 
         died = False
-        with mock.patch.object(durable, "checkpoint", stop), mock.patch("ckstore.operations.ingest.remove_uncommitted"):
+        with mock.patch.object(durable, "checkpoint", stop), mock.patch("ckstore.operations.commit.remove_uncommitted"):
             try:
                 number = self.store.ingest(path, run=run, step=self.steps).version.number
             except Crash:

@@ -24,7 +24,9 @@ SHAPE = (40, 30, 20)
 
 def fresh_cache(version: Version) -> None:
     """Forget every decoded chunk."""
-    version.store.reader.cache = type(version.store.reader.cache)(version.store.reader.cache.limit)
+    version.stored.repository.reader.cache = type(version.stored.repository.reader.cache)(
+        version.stored.repository.reader.cache.limit
+    )
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +120,7 @@ def test_slices_of_torch_tensors_keep_their_dtype(version: Version, source: dict
 def test_a_slice_decodes_the_chunks_it_touches_and_no_others(version: Version) -> None:
     """The version is a base, so every chunk of an object is one of integers and one of the exact layer."""
     large = version["large"]
-    reader = version.store.reader
+    reader = version.stored.repository.reader
     fresh_cache(version)
     before = reader.decoded_chunks
     large[1000]

@@ -608,7 +608,10 @@ def test_a_thinning_that_dies_at_any_checkpoint(short: tuple[Path, list[Path]], 
                 raise Crash
 
         store = ckstore.open(copy)
-        dead = mock.patch.object(durable, "checkpoint", stop), mock.patch.object(module, "remove_uncommitted")
+        dead = (
+            mock.patch.object(durable, "checkpoint", stop),
+            mock.patch("ckstore.operations.commit.remove_uncommitted"),
+        )
         # Nor does a process that is gone write costs.
         with suppress(Crash), dead[0], dead[1], mock.patch.object(module, "write_costs"):
             store.thin(["a@0", "a@1"])

@@ -154,7 +154,7 @@ def test_a_tensor_above_others_is_a_member_of_its_group(version: Version, monkey
     """No parser gives such paths today; if one does, nothing may be lost."""
     paths = dict(version.paths)
     paths["model/c/deeper"] = paths["model/mask"]
-    monkeypatch.setitem(version.__dict__, "paths", paths)
+    monkeypatch.setitem(version.stored.__dict__, "paths", paths)
     store = version_store(version)
     group = zarr.open_group(store, mode="r")
     assert set(group["model/c"].keys()) == {"__tensor__", "deeper"}

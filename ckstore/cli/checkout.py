@@ -14,6 +14,7 @@ from ckstore.cli.output import counted, name_of, percent_text, size_text
 from ckstore.cli.progress import progress_bar
 from ckstore.cli.verb import VersionName, open_store, verb
 from ckstore.errors import IntegrityError, UsageError
+from ckstore.formats.directory import is_relative
 from ckstore.policy import FIDELITIES, Fidelity
 
 if TYPE_CHECKING:
@@ -110,10 +111,12 @@ def command(
         start = time.perf_counter()
         with progress_bar(name, found.row.original_bytes) as progress:
             if form == _ORIGINAL:
-                checkout(found, target, force=force, progress=progress)
+                checkout(found.stored, target, force=force, progress=progress)
                 result = _proof(found) if found.fidelity == "exact" else size_text(found.row.original_bytes)
             else:
-                written = export(found, target, cast("Format", form), include, exclude, force=force, progress=progress)
+                written = export(
+                    found.stored, target, cast("Format", form), include, exclude, force=force, progress=progress
+                )
                 result = f"{size_text(target.stat().st_size)}  {counted(written, 'tensor')}"
         rate = found.row.original_bytes / (time.perf_counter() - start) / 1e9
         click.echo(f"{name} -> {target}  {result}" + (f"  {rate:.2g} GB/s" if form == _ORIGINAL else ""))
@@ -141,7 +144,7 @@ def _proof(version: Version) -> str:
 def _default_name(version: Version, form: str) -> str:
     document = version.document
     name = Path(version.row.source or "").name if document.is_directory else Path(document.files[0].path).name
-    name = name or f"version-{version.row.number}"
+    name = name if is_relative(name) else f"version-{version.row.number}"
     return name if form == _ORIGINAL else Path(name).stem + _SUFFIXES[form]
 
 
@@ -151,11 +154,11 @@ def _to_stdout(version: Version) -> None:
 
     if version.document.is_directory:
         raise UsageError(f"Version {version.row.number} is a directory; name one to write with -o.")
-    if version.is_changed(0):
+    if version.stored.is_changed(0):
         _spooled_to_stdout(version)
         return
     sha = hashlib.sha256()
-    for block in file_blocks(version, 0):
+    for block in file_blocks(version.stored, 0):
         sha.update(block)
         sys.stdout.buffer.write(block)
     sys.stdout.buffer.flush()
@@ -171,7 +174,7 @@ def _spooled_to_stdout(version: Version) -> None:
     from ckstore.reading.checkout import coarse_blocks, write_all
 
     with tempfile.TemporaryFile(buffering=0) as spool:
-        for block in coarse_blocks(version, 0, spool):
+        for block in coarse_blocks(version.stored, 0, spool):
             write_all(spool, block)
         spool.seek(0)
         shutil.copyfileobj(spool, sys.stdout.buffer, 1 << 20)

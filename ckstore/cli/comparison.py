@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ckstore.cli.storage_facts import tensor_object
-from ckstore.formats.layout import ITEM_SIZES
+from ckstore.dtypes import ITEM_SIZES
 
 if TYPE_CHECKING:
     from ckstore.formats.layout import Tensor
@@ -60,7 +60,7 @@ class Side:
         units = self._units.get((file, tensor.extent), [])
         members = [(unit.key, unit.signature, identity) for unit, identity in units]
         first = [member.first for unit, _ in units for member in unit.members if self._is_of(member, file, tensor)]
-        return (tensor.offset, tensor.strides, first), members
+        return (tensor.offset, tensor.strides, tensor.lazy, first), members
 
     @staticmethod
     def _is_of(member: Any, file: int, tensor: Tensor) -> bool:

@@ -12,9 +12,9 @@ from typing import Any
 
 import click
 
+from ckstore.cli.second_core import SecondCore
 from ckstore.cli.verb import VERSION_HELP, write_exit_codes
 from ckstore.errors import CkstoreError
-from ckstore.runtime import compiling
 
 #: Every verb, in the order of the help; `ckstore.cli.<name>` holds its `command` and is imported when it is used.
 VERBS = (
@@ -96,7 +96,8 @@ def program(ctx: click.Context, store: str | None) -> None:
     if "NO_COLOR" in os.environ:
         ctx.color = False
     stores = ctx.invoked_subcommand in _STORING
-    compiling.tell(lambda message: click.echo(f"ckstore: {message}", err=True), reads=not stores)
+    if ctx.obj is not None:
+        ctx.obj.watch(reads=not stores)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
@@ -111,20 +112,21 @@ def run(arguments: Sequence[str] | None = None) -> int:
         # Names of files and tensors need not be printable in the terminal's encoding.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
+    second_core = SecondCore(lambda message: click.echo(f"ckstore: {message}", err=True))
     try:
-        code = _guarded(arguments)
+        code = _guarded(arguments, second_core)
         if sys.stdout is not None:  # as it is where the output is closed from the start
             sys.stdout.flush()
     except BrokenPipeError:
         return _silenced()
     finally:
-        compiling.finish()
+        second_core.finish()
     return code
 
 
-def _guarded(arguments: Sequence[str] | None) -> int:
+def _guarded(arguments: Sequence[str] | None, second_core: SecondCore) -> int:
     try:
-        result: Any = program.main(args=arguments, prog_name="ckstore", standalone_mode=False)
+        result: Any = program.main(args=arguments, prog_name="ckstore", standalone_mode=False, obj=second_core)
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message(), err=True)
         return _USAGE

@@ -21,7 +21,7 @@ def in_step_order(paths: Sequence[Path], *, force: bool) -> list[Path]:
     force
         As for the ingest: damaged files count as opaque bytes.
     """
-    from ckstore.store import source_step
+    from ckstore.scanning.source import source_step
 
     if len(paths) < 2:
         return list(paths)
@@ -54,7 +54,7 @@ def check_restores(store: Path, number: int) -> None:
 
     # A store of its own: nothing that an ingest has in memory takes part.
     with Store(store, "r") as reopened:
-        check_restores(reopened[number])
+        check_restores(reopened[number].stored)
 
 
 class Removable:

@@ -69,7 +69,7 @@ class StoredVersion:
     _by_extent: dict[tuple[int, int], list[int]] = field(init=False)
 
     def __post_init__(self) -> None:
-        resolver = self.version.store.resolver
+        resolver = self.version.stored.repository.resolver
         self.objects = []
         self._by_extent = {}
         for number, (unit, (identity, content)) in enumerate(
@@ -88,7 +88,7 @@ class StoredVersion:
 
     def depth(self, objects: Iterable[StoredObject]) -> int:
         """The largest number of deltas that restoring one of the objects takes."""
-        reader = self.version.store.reader
+        reader = self.version.stored.repository.reader
         return max((reader.depth(item.lattice.id, item.content) for item in objects), default=0)
 
     def summary(self) -> dict[str, Any]:

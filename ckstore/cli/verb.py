@@ -13,8 +13,9 @@ from click.types import StringParamType
 from ckstore.errors import CkstoreError
 
 if TYPE_CHECKING:
+    from ckstore.repository import Mode
     from ckstore.storage.catalog import Catalog
-    from ckstore.store import Mode, Store
+    from ckstore.store import Store
 
 #: What every exit code means.
 EXIT_CODES = {

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from ckstore.encoding.exact import Estimate
-from ckstore.formats.layout import FileLayout
-from ckstore.lineage.cost import Work, cost
+from ckstore.encoding.estimate import Estimate
 from ckstore.lineage.planner import Choice, plan
-from ckstore.objects.reader import ObjectReader
 
 #: Restoring a version costs at most this many times what it would cost stored exactly and in full.
 BUDGET = 2.0
@@ -47,28 +44,3 @@ class Budget:
         choices = plan([estimate.candidates for estimate in estimates], self._left)
         self._left -= sum(choice.option.cost for choice in choices)
         return choices
-
-
-def writing_work(layouts: Sequence[FileLayout]) -> Work:
-    """Work of writing files of these layouts, whatever their objects are stored like."""
-    return Work(
-        written=sum(layout.size for layout in layouts),
-        extents=sum(len(layout.extents) for layout in layouts),
-        files=len(layouts),
-    )
-
-
-def restore_work(
-    reader: ObjectReader, objects: Iterable[tuple[str, str | None]], layouts: Sequence[FileLayout]
-) -> tuple[Work, Work]:
-    """Work of restoring files made of objects, each (lattice id, content id or None), and if all were exact in full."""
-    work = full = writing_work(layouts)
-    for lattice, content in objects:
-        work = work.plus(reader.work(lattice, content))
-        full = full.plus(reader.resolver.lattice(lattice).full_work)
-    return work, full
-
-
-def relative_cost(work: Work, full: Work) -> float:
-    """The cost of `work` as a multiple of that of `full`."""
-    return round(cost(work) / cost(full), 4) if cost(full) else 1.0

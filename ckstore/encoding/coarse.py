@@ -23,13 +23,14 @@ from ckstore.codecs.lattice import (
 from ckstore.codecs.rounded import ROUNDED, RoundedLattice
 from ckstore.encoding.common_step import CONCENTRATED, CoarseParent
 from ckstore.encoding.comparison import Comparison
-from ckstore.encoding.exact import Encoded, Estimate, Plan, ReadUnit, Sample, lattice_id, nearby_ancestors
+from ckstore.encoding.estimate import Encoded, Estimate, Plan, ReadUnit, Sample, nearby_ancestors
 from ckstore.encoding.magnitudes import LogModel, row_width, whole
 from ckstore.errors import IntegrityError
 from ckstore.lineage.cost import cost, layer
 from ckstore.lineage.planner import Candidates, Option
+from ckstore.objects.identity import digest, lattice_id
 from ckstore.objects.reader import ObjectReader
-from ckstore.objects.records import LatticeRecord, check_cut, digest
+from ckstore.objects.records import LatticeRecord, check_cut
 from ckstore.objects.units import Unit
 from ckstore.policy import Policy
 

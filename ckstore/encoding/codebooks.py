@@ -22,12 +22,13 @@ from ckstore.codecs.schemes import dynaquant, lc
 from ckstore.encoding.coarse import EXACT_SHARE
 from ckstore.encoding.common_step import CoarseParent
 from ckstore.encoding.comparison import Comparison
-from ckstore.encoding.exact import Encoded, Estimate, Plan, ReadUnit, Sample, lattice_id, nearby_ancestors
+from ckstore.encoding.estimate import Encoded, Estimate, Plan, ReadUnit, Sample, nearby_ancestors
 from ckstore.errors import IntegrityError
 from ckstore.lineage.cost import cost, layer
 from ckstore.lineage.planner import Candidates, Option
+from ckstore.objects.identity import digest, lattice_id
 from ckstore.objects.reader import ObjectReader
-from ckstore.objects.records import LatticeRecord, check_cut, digest
+from ckstore.objects.records import LatticeRecord, check_cut
 from ckstore.objects.units import Unit
 from ckstore.policy import Policy
 from ckstore.runtime.checksum import crc32c

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ckstore.codecs.lattice import Bits, LinearLattice, floats
-from ckstore.encoding.exact import Sample
+from ckstore.encoding.estimate import Sample
 from ckstore.encoding.magnitudes import row_width, whole
 from ckstore.encoding.sensitivity import Sensitivity
 from ckstore.errors import IntegrityError

@@ -1,77 +1,21 @@
-"""How far the values of coarse versions are off, tensor by tensor, and what they decode to."""
+"""Compares what went in with what a coarse layer decodes to: how far values are off, and what they become."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from decimal import ROUND_CEILING, Context
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ckstore.codecs.lattice import Bits, LinearLattice, floats
-from ckstore.objects.hashing import MemberHasher
+from ckstore.objects.documents import CoarseUnit, Deviation
+from ckstore.objects.identity import MemberHasher
 from ckstore.objects.units import Unit
 from ckstore.runtime.blocks import fixed
 
-if TYPE_CHECKING:
-    from ckstore.version import Version
-
 #: Recorded errors have so many significant digits.
 _UPWARDS = Context(prec=4, rounding=ROUND_CEILING)
-
-
-class Deviation(NamedTuple):
-    """What a stretch of values lost: bounds, never less than what was measured.
-
-    Attributes
-    ----------
-    max_abs
-        Largest magnitude of the differences to the original values.
-    rms
-        Root mean square of the differences.
-    size
-        Root mean square of the original values.
-    """
-
-    max_abs: float
-    rms: float
-    size: float
-
-    @property
-    def relative(self) -> float:
-        """`rms` as a part of `size`."""
-        return self.rms / self.size if self.size else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class CoarseUnit:
-    """What a version records of an object that it does not hold exactly.
-
-    Attributes
-    ----------
-    decoded
-        What the content id of the decoded values would be: BLAKE3 that tells whether they come back the same.
-    deviations
-        Of each member of the unit.
-    spread
-        Mean square of the differences in units of each element's own step, where there are such; the next version
-        subtracts it from its distance to this one.
-    """
-
-    decoded: str
-    deviations: tuple[Deviation, ...]
-    spread: float = 0.0
-
-    def to_json(self) -> list[Any]:
-        """As a list."""
-        return [self.decoded, [list(deviation) for deviation in self.deviations], self.spread]
-
-    @classmethod
-    def from_json(cls, document: Any) -> CoarseUnit:
-        """The inverse of `to_json`."""
-        decoded, deviations, spread = document
-        return cls(decoded, tuple(Deviation(*deviation) for deviation in deviations), spread)
 
 
 class Comparison:
@@ -114,24 +58,6 @@ class Comparison:
         rows = zip(self._sums[:, 0].tolist(), rms.tolist(), size.tolist(), strict=True)
         spread = float(f"{self._spread / max(self._position, 1):.4g}")
         return CoarseUnit(self._hasher.identity(), tuple(Deviation(*map(_bound, row)) for row in rows), spread)
-
-
-def tensor_deviations(version: Version) -> dict[str, Deviation]:
-    """How far the tensors of a version are off, by path; see `Version.deviations`."""
-    coarse = version.document.coarse
-    parts: dict[tuple[int, int], list[tuple[int, Deviation]]] = {}
-    for number, facts in ({} if coarse is None else coarse.units).items():
-        for member, deviation in zip(version.layout.units[number].members, facts.deviations, strict=True):
-            parts.setdefault((member.file, member.extent), []).append((member.count, deviation))
-    found = {}
-    for path, (file, tensor) in version.paths.items():
-        pieces = parts.get((file, tensor.extent))
-        if pieces is not None:
-            total = sum(count for count, _ in pieces)
-            rms = (sum(count * item.rms**2 for count, item in pieces) / total) ** 0.5
-            size = (sum(count * item.size**2 for count, item in pieces) / total) ** 0.5
-            found[path] = Deviation(max(item.max_abs for _, item in pieces), rms, size)
-    return found
 
 
 def add_squares(

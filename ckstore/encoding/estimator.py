@@ -18,12 +18,13 @@ from ckstore.codecs.schemes.dynaquant import moment_sensitivity
 from ckstore.encoding.coarse import CoarseEncoder, Steps
 from ckstore.encoding.codebooks import CodebookEncoder
 from ckstore.encoding.common_step import SPREAD, CoarseParent, CommonStep, common_step
-from ckstore.encoding.comparison import CoarseUnit
-from ckstore.encoding.exact import Encoded, Estimate, ObjectEncoder
+from ckstore.encoding.estimate import Encoded, Estimate
+from ckstore.encoding.exact import ObjectEncoder
 from ckstore.encoding.sensitivity import Sensitivity, sensitivities
 from ckstore.errors import UsageError
 from ckstore.formats.layout import FileLayout
 from ckstore.lineage.planner import Choice
+from ckstore.objects.documents import CoarseUnit
 from ckstore.objects.reader import ObjectReader
 from ckstore.objects.units import Unit
 from ckstore.policy import Policy

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
-from ckstore.codecs.codebook import CodebookLattice
-from ckstore.codecs.integers import encode_changes, encode_chunk, has_changes, payload_bits
+from ckstore.codecs.integers import encode_changes, encode_chunk, has_changes
 from ckstore.codecs.lattice import (
     Bits,
     Integers,
@@ -21,14 +17,14 @@ from ckstore.codecs.lattice import (
     scaled,
     step_exponent,
 )
-from ckstore.codecs.rounded import RoundedLattice
-from ckstore.encoding.comparison import CoarseUnit
+from ckstore.encoding.estimate import Encoded, Estimate, Plan, ReadUnit, Sample, nearby_ancestors
 from ckstore.encoding.magnitudes import row_width
 from ckstore.errors import IntegrityError
 from ckstore.lineage.cost import cost, layer
 from ckstore.lineage.planner import Candidates, Option
+from ckstore.objects.identity import digest, lattice_id
 from ckstore.objects.reader import FRAME, ObjectReader
-from ckstore.objects.records import ContentRecord, Lattice, LatticeRecord, check_cut, digest
+from ckstore.objects.records import ContentRecord, LatticeRecord, check_cut
 from ckstore.objects.units import Unit
 from ckstore.runtime.blocks import empty, fixed
 from ckstore.runtime.checksum import crc32c
@@ -48,64 +44,11 @@ STEP_SLACK = 0.75
 #: Context order is used where it saves at least this part of the payload.
 CONTEXT_GAIN = 0.03
 
-#: Elements of an object that its sizes are estimated from: at most so many; of small objects a part, and at least ...
-SAMPLE = 1 << 15
-_SAMPLED = 8
-_LEAST_SAMPLE = 1 << 13
-
 #: Sizes above this count as this: twice as much is still a finite number.
 _LARGEST = 2.0**1000
 
 #: Coarse layers hold floats of these dtypes; all others are kept on ordinal lattices.
 LINEAR = ("float32", "float64")
-
-ReadUnit = Callable[[int, int], Bits]
-Ancestor = TypeVar("Ancestor", LatticeRecord, ContentRecord)
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """One way to store an object: which base its integers are stored against, and which exact layer it gets.
-
-    `lattice` is its own where ways differ in it, `additive` that of a codebook whose values are added to the base's.
-    """
-
-    base: LatticeRecord | None
-    parent: ContentRecord | None = None
-    context: bool = False
-    factor: float = 1.0
-    lattice: Lattice | None = None
-    additive: bool = False
-
-
-@dataclass(slots=True)
-class Estimate:
-    """What the planner needs to know of one object, and what the encoder needs to carry its choice out."""
-
-    unit: Unit
-    candidates: Candidates
-    plans: dict[str, Plan]
-    full_cost: float
-    alone: tuple[int, int]
-    lattice: Lattice | None = None
-    origin: str | None = None
-    is_coarse: bool = False
-    dithered: bool = False
-
-
-@dataclass(slots=True)
-class Encoded:
-    """An object's layers, ready to be written: payloads of chunks, None where all integers are zero.
-
-    `facts` is what a coarse version records of it; such an object has no exact layer. `aside` is what a codebook
-    does not code, for each chunk.
-    """
-
-    identity: str
-    coarse: list[memoryview | None]
-    exact: list[memoryview]
-    facts: CoarseUnit | None = None
-    aside: list[bytes] = field(default_factory=list)
 
 
 class ObjectEncoder:
@@ -375,69 +318,12 @@ class ObjectEncoder:
         return LinearLattice(record.dtype, step, record.width, record.rows, record.cols)
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """Some elements of one chunk of an object, from which sizes of the whole are estimated.
-
-    Attributes
-    ----------
-    chunk
-        The chunk's number.
-    first
-        The sample's first element in the chunk.
-    start
-        The sample's first element in the object.
-    bits
-        The sampled values.
-    scale
-        Elements of the object for each sampled one.
-    chunks
-        Chunks of the object.
-    """
-
-    chunk: int
-    first: int
-    start: int
-    bits: Bits
-    scale: float
-    chunks: int
-
-    @classmethod
-    def of(cls, unit: Unit, read: ReadUnit) -> Sample:
-        """The middle of the middle chunk of `unit`."""
-        chunks = -(-unit.count // unit.chunk)
-        chunk = chunks // 2
-        start = chunk * unit.chunk
-        length = min(unit.chunk, unit.count - start)
-        taken = min(length, SAMPLE, max(unit.count // _SAMPLED, _LEAST_SAMPLE))
-        first = (length - taken) // 2
-        bits = read(start + first, start + first + taken)
-        return cls(chunk, first, start + first, bits, unit.count / max(taken, 1), chunks)
-
-    def cut(self, chunk: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """The sampled elements of the same chunk of another object."""
-        return chunk[self.first : self.first + self.bits.size]
-
-    def nbytes(self, values: Integers, classes: npt.NDArray[np.uint8] | None = None) -> float:
-        """Estimated bytes of all the object's payloads when the sample's integers are these."""
-        return payload_bits(values, classes, times=self.scale, payloads=self.chunks) / 8
-
-
 def exact_frame(
     lattice: LinearLattice, bits: Bits, integers: Integers, start: int, parent: Bits | None = None
 ) -> memoryview:
     """A chunk of an exact layer, chained if there is a `parent`: the checksum of its bits, and its residuals."""
     residuals, classes = lattice.residuals(bits, integers, start, parent)
     return encode_chunk(residuals, classes, before=crc32c(bits).to_bytes(FRAME, "little"))
-
-
-def nearby_ancestors(chain: list[Ancestor]) -> list[tuple[str, Ancestor]]:
-    """What a delta may be stored against: the chain's end, what the parent is stored against, and the parent.
-
-    In this order each is decoded from the one before, which is still at hand.
-    """
-    places = sorted({0, min(1, len(chain) - 1), len(chain) - 1})
-    return [(f"delta-{place}", chain[place]) for place in reversed(places)]
 
 
 def _is_unrelated(bits: Bits, before: Bits, dtype: str) -> bool:
@@ -460,19 +346,3 @@ def _root_mean_square(total: float, count: int) -> float:
 def _linear(estimate: Estimate) -> LinearLattice:
     assert isinstance(estimate.lattice, LinearLattice)
     return estimate.lattice
-
-
-def lattice_id(lattice: Lattice, count: int, chunk: int, digests: list[bytes], base: str = "") -> str:
-    """The lattice id: BLAKE3 of kind, dtype, step, exponents, cut and the digests of the integers' chunks.
-
-    `base` is the lattice id of what a codebook's values are added to; the digests of protected elements follow those
-    of the integers.
-    """
-    if isinstance(lattice, CodebookLattice):
-        head = f"codebook|{lattice.dtype}|{int(lattice.protected)}|{count}|{chunk}|{base}|".encode()
-        return digest(head, lattice.centroids.astype("<f4").tobytes(), *digests)
-    if isinstance(lattice, RoundedLattice):
-        head = f"rounded|{lattice.dtype}|{lattice.shift}|{lattice.level}|{lattice.width}|{count}|{chunk}|".encode()
-    else:
-        head = f"linear|{lattice.dtype}|{lattice.step}|{lattice.width}|{count}|{chunk}|".encode()
-    return digest(head, lattice.rows.astype("<i2").tobytes(), b"|", lattice.cols.astype("<i2").tobytes(), *digests)

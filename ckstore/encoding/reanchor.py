@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 
 from ckstore.codecs.integers import encode_changes
 from ckstore.codecs.lattice import common_factor, ordinal_classes, ordinal_difference, scaled
-from ckstore.encoding.exact import CONTEXT_GAIN, Encoded, exact_frame
+from ckstore.encoding.estimate import Encoded
+from ckstore.encoding.exact import CONTEXT_GAIN, exact_frame
 from ckstore.objects.reader import ObjectReader
 from ckstore.objects.records import ContentRecord, LatticeRecord
 

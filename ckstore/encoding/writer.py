@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from ckstore.codecs.codebook import CodebookLattice
 from ckstore.codecs.rounded import RoundedLattice
-from ckstore.encoding.exact import Encoded, Estimate
-from ckstore.errors import CkstoreError
-from ckstore.formats.layout import ITEM_SIZES
+from ckstore.dtypes import ITEM_SIZES
+from ckstore.encoding.estimate import Encoded, Estimate
 from ckstore.lineage.planner import Choice
 from ckstore.objects.documents import VersionDocument
-from ckstore.objects.records import ContentRecord, Kind, Lattice, LatticeRecord, Mode, Record, array_name
-from ckstore.objects.resolver import CatalogResolver
+from ckstore.objects.identity import Lattice, array_name
+from ckstore.objects.records import ContentRecord, Kind, LatticeRecord, Mode, Record
 from ckstore.storage import durable, manifest
-from ckstore.storage.catalog import Catalog, Placement, VersionRow, key
+from ckstore.storage.catalog import Placement, VersionRow, key
 from ckstore.storage.pack import Entry, PackInfo, PackWriter
-from ckstore.storage.root import PACKS
 
 _HUFFMAN = {"name": "ckstore.huffman"}
 
@@ -220,15 +217,3 @@ def version_row(document: VersionDocument, packs: Sequence[PackInfo], entry: Ent
         metrics=document.metrics,
         source=document.source,
     )
-
-
-def remove_uncommitted(root: Path, catalog: Catalog, resolver: CatalogResolver, packs: Sequence[PackInfo]) -> None:
-    """Take back the packs of a change that was not committed: `recover` would make it visible."""
-    try:
-        committed = {pack.name for pack in catalog.packs()}
-    except CkstoreError:
-        return  # Nobody can say now whether the commit took place; `gc` removes what no version needs.
-    for pack in packs:
-        if pack.name not in committed:
-            resolver.packs.forget(pack.name)
-            (root / PACKS / pack.name).unlink(missing_ok=True)

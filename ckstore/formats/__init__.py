@@ -6,7 +6,6 @@ from ckstore.formats.detect import holds_tensors, is_pointer, parse, parse_opaqu
 from ckstore.formats.directory import Entry, has_checkpoint, require_checkpoint, scan
 from ckstore.formats.facts import step_of
 from ckstore.formats.layout import (
-    ITEM_SIZES,
     Checked,
     Extent,
     FileLayout,
@@ -23,7 +22,6 @@ from ckstore.formats.sources import BytesSource, CompositeSource, FileSource
 from ckstore.formats.trees import plain_tree, select_tensors, tensor_numbers
 
 __all__ = [
-    "ITEM_SIZES",
     "BytesSource",
     "Checked",
     "CompositeSource",

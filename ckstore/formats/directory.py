@@ -10,7 +10,10 @@ from typing import Literal
 
 from ckstore.errors import InputError
 from ckstore.formats.detect import holds_tensors, is_pointer
-from ckstore.formats.sources import FileSource
+from ckstore.formats.sources import PERMISSIONS, FileSource
+
+#: No system call takes a longer path, in bytes.
+_LONGEST_PATH = 4095
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +106,7 @@ def require_checkpoint(root: str | os.PathLike[str], entries: Iterable[Entry]) -
 
 def _entry(child: os.DirEntry[str], path: str, base: str, real_base: str) -> Entry:
     status = child.stat(follow_symlinks=False)
-    mode = stat.S_IMODE(status.st_mode)
+    mode = status.st_mode & PERMISSIONS
     if stat.S_ISLNK(status.st_mode):
         target = os.readlink(child.path)
         _check_link(path, target, base, real_base)
@@ -113,6 +116,22 @@ def _entry(child: os.DirEntry[str], path: str, base: str, real_base: str) -> Ent
     if stat.S_ISREG(status.st_mode):
         return Entry(path, "file", mode, status.st_mtime_ns, status.st_size)
     raise InputError(f"{os.path.join(base, path)} is a device, socket or FIFO; remove it from the directory first.")
+
+
+def is_relative(path: object) -> bool:
+    """Whether something is the text of a relative path of plain names: all that `scan` can give.
+
+    Examples
+    --------
+    >>> is_relative("sub/model.pt"), is_relative("/etc/passwd"), is_relative("sub/../../x"), is_relative("a//b")
+    (True, False, False, False)
+    """
+    if not isinstance(path, str) or "\0" in path or not {"", ".", ".."}.isdisjoint(path.split("/")):
+        return False
+    try:
+        return len(path.encode()) <= _LONGEST_PATH
+    except UnicodeEncodeError:
+        return False
 
 
 def leads_out(path: str, target: str, base: str, real_base: str) -> bool:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from math import prod
 from typing import IO, Any, NamedTuple, cast
 
+from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import InputError, UsageError
-from ckstore.formats.layout import ITEM_SIZES
 from ckstore.formats.safetensors import DTYPES
 from ckstore.formats.torch.writer import BytesLike, Output
 

@@ -6,34 +6,14 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Protocol
 
+from ckstore.dtypes import ITEM_SIZES
+
 Segment = str | int
 Path = tuple[Segment, ...]
 
-#: Item size in bytes of every dtype that an extent can have.
-ITEM_SIZES: dict[str, int] = {
-    "bool": 1,
-    "int8": 1,
-    "uint8": 1,
-    "float8_e4m3fn": 1,
-    "float8_e4m3fnuz": 1,
-    "float8_e5m2": 1,
-    "float8_e5m2fnuz": 1,
-    "float8_e8m0fnu": 1,
-    "float4_e2m1fn_x2": 1,
-    "int16": 2,
-    "uint16": 2,
-    "float16": 2,
-    "bfloat16": 2,
-    "int32": 4,
-    "uint32": 4,
-    "float32": 4,
-    "complex32": 4,
-    "int64": 8,
-    "uint64": 8,
-    "float64": 8,
-    "complex64": 8,
-    "complex128": 16,
-}
+#: What torch notes of a tensor besides its place: its values are the complex conjugates or the negatives of the stored
+#: ones, it is a `torch.nn.Parameter`, it wants a gradient. `Tensor.marks` keeps this order.
+MARKS = ("conj", "neg", "parameter", "requires_grad")
 
 
 class Source(Protocol):
@@ -131,6 +111,8 @@ class Tensor:
         Index into `FileLayout.extents`, or -1 for a tensor without elements.
     offset
         First element, in elements of the extent.
+    marks
+        Some of `MARKS`.
     """
 
     path: Path
@@ -139,6 +121,12 @@ class Tensor:
     strides: tuple[int, ...]
     extent: int
     offset: int
+    marks: tuple[str, ...] = ()
+
+    @property
+    def lazy(self) -> tuple[str, ...]:
+        """The marks that change values: `conj`, `neg`, both or none."""
+        return tuple(mark for mark in self.marks if mark in ("conj", "neg"))
 
 
 @dataclass(frozen=True, slots=True)

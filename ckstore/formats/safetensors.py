@@ -9,9 +9,10 @@ import json
 from math import prod
 from typing import Any
 
+from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import InputError
 from ckstore.formats.facts import facts_of_mapping
-from ckstore.formats.layout import ITEM_SIZES, Extent, FileLayout, Source, Tensor, TensorRef
+from ckstore.formats.layout import Extent, FileLayout, Source, Tensor, TensorRef
 
 _MAX_HEADER_BYTES = 100_000_000
 _MAX_RANK = 64

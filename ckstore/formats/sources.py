@@ -10,6 +10,10 @@ from types import TracebackType
 
 from ckstore.errors import InputError
 
+#: The bits of a mode that are kept and restored. Set-user-id and the like would make of a store that someone sent a
+#: program that runs as someone else.
+PERMISSIONS = 0o777
+
 
 class BytesSource:
     """A file that is a byte string in memory.
@@ -63,7 +67,7 @@ class FileSource:
         self._identity = _identity(status)
         self._size = status.st_size
         self.mtime_ns = status.st_mtime_ns
-        self.mode = stat.S_IMODE(status.st_mode)
+        self.mode = status.st_mode & PERMISSIONS
 
     @property
     def size(self) -> int:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
-from ckstore.encoding.comparison import CoarseUnit
-from ckstore.formats.layout import Checked, Extent, FileLayout, Tensor
+from ckstore.errors import IntegrityError
+from ckstore.formats.directory import is_relative
+from ckstore.formats.layout import MARKS, Checked, Extent, FileLayout, Tensor
 from ckstore.formats.paths import path_to_text, text_to_path
-from ckstore.objects.records import digest
+from ckstore.formats.sources import PERMISSIONS
+from ckstore.objects.identity import digest
 from ckstore.objects.units import Unit
 
 #: An object of a version: lattice id, and content id or None.
@@ -60,6 +62,59 @@ class FileEntry:
     mode: int | None
     mtime_ns: int | None
     skeleton: BlobRef
+
+
+class Deviation(NamedTuple):
+    """What a stretch of values lost: bounds, never less than what was measured.
+
+    Attributes
+    ----------
+    max_abs
+        Largest magnitude of the differences to the original values.
+    rms
+        Root mean square of the differences.
+    size
+        Root mean square of the original values.
+    """
+
+    max_abs: float
+    rms: float
+    size: float
+
+    @property
+    def relative(self) -> float:
+        """`rms` as a part of `size`."""
+        return self.rms / self.size if self.size else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CoarseUnit:
+    """What a version records of an object that it does not hold exactly.
+
+    Attributes
+    ----------
+    decoded
+        What the content id of the decoded values would be: BLAKE3 that tells whether they come back the same.
+    deviations
+        Of each member of the unit.
+    spread
+        Mean square of the differences in units of each element's own step, where there are such; the next version
+        subtracts it from its distance to this one.
+    """
+
+    decoded: str
+    deviations: tuple[Deviation, ...]
+    spread: float = 0.0
+
+    def to_json(self) -> list[Any]:
+        """As a list."""
+        return [self.decoded, [list(deviation) for deviation in self.deviations], self.spread]
+
+    @classmethod
+    def from_json(cls, document: Any) -> CoarseUnit:
+        """The inverse of `to_json`."""
+        decoded, deviations, spread = document
+        return cls(decoded, tuple(Deviation(*deviation) for deviation in deviations), spread)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,16 +244,23 @@ class VersionDocument:
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> VersionDocument:
-        """The inverse of `to_json`."""
+        """The inverse of `to_json`; all that becomes a place on disk is checked, since anyone may have written it.
+
+        Raises
+        ------
+        IntegrityError
+            A path leads out of the version, or is none.
+        """
+        _check_places(document)
         return cls(
             number=document["number"], run=document["run"], step=document["step"], parent=document["parent"],
             created=document["created"], fidelity=document["fidelity"], is_directory=document["directory"],
             files=tuple(
-                FileEntry(path, size, sha256, mode, mtime_ns, BlobRef.from_json(skeleton))
+                FileEntry(path, size, sha256, _permissions(mode), mtime_ns, BlobRef.from_json(skeleton))
                 for path, size, sha256, mode, mtime_ns, skeleton in document["files"]
             ),
             links=tuple((path, target) for path, target in document["links"]),
-            directories=tuple((path, mode) for path, mode in document["directories"]),
+            directories=tuple((path, mode & PERMISSIONS) for path, mode in document["directories"]),
             layout=BlobRef.from_json(document["layout"]), crcs=BlobRef.from_json(document["crcs"]),
             objects=tuple((lattice, content) for lattice, content in document["objects"]),
             metrics=document["metrics"], source=document["source"], facts=document["facts"],
@@ -224,7 +286,8 @@ class LayoutDocument:
                     [extent.start, extent.dtype, extent.shape, path_to_text(extent.path)] for extent in layout.extents
                 ],
                 "tensors": [
-                    [path_to_text(t.path), t.dtype, t.shape, t.strides, t.extent, t.offset] for t in layout.tensors
+                    [path_to_text(t.path), t.dtype, t.shape, t.strides, t.extent, t.offset, *t.marks]
+                    for t in layout.tensors
                 ],
                 "checked": [[item.name, item.start, item.stop, item.positions] for item in layout.checked],
             }
@@ -246,11 +309,39 @@ class LayoutDocument:
                     for start, dtype, shape, path in item["extents"]
                 ],
                 tensors=[
-                    Tensor(text_to_path(path), dtype, tuple(shape), tuple(strides), extent, offset)
-                    for path, dtype, shape, strides, extent, offset in item["tensors"]
+                    Tensor(text_to_path(path), dtype, tuple(shape), tuple(strides), extent, offset, _marks(marks))
+                    for path, dtype, shape, strides, extent, offset, *marks in item["tensors"]
                 ],
                 checked=[Checked(name, start, stop, tuple(places)) for name, start, stop, places in item["checked"]],
             )
             for item in document["files"]
         ]
         return cls(files, [Unit.from_json(unit) for unit in document["units"]])
+
+
+def _check_places(document: dict[str, Any]) -> None:
+    """Raise `IntegrityError` where a path of a version document is not one that an ingest could have written."""
+    files = [entry[0] for entry in document["files"]]
+    paths = [*files, *(path for path, _ in document["links"]), *(path for path, _ in document["directories"])]
+    targets = [target for _, target in document["links"]]
+    wrong = [path for path in paths if not is_relative(path)]
+    wrong += [target for target in targets if not isinstance(target, str) or not target or "\0" in target]
+    if not document["directory"] and not wrong and (len(files) != 1 or paths != files or "/" in files[0]):
+        wrong = [paths]
+    if wrong:
+        raise IntegrityError(
+            f"The manifest of version {document['number']} names {wrong[0]!r:.200}, which is no place in it; "
+            "restore its pack from a copy that you trust."
+        )
+
+
+def _permissions(mode: int | None) -> int | None:
+    return None if mode is None else mode & PERMISSIONS
+
+
+def _marks(marks: list[Any]) -> tuple[str, ...]:
+    """Marks of a tensor; an unknown one may change its values."""
+    for mark in marks:
+        if mark not in MARKS:
+            raise IntegrityError(f"A manifest gives a tensor the unknown mark {mark!r}; run `ckstore verify`.")
+    return tuple(marks)

@@ -1,8 +1,7 @@
-"""Reads objects: resolves chains of integers and of exact layers, chunk by chunk, with a bounded cache of chunks."""
+"""Reads objects: resolves chains of integers and of exact layers, once an object, and decodes them chunk by chunk."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Lock
@@ -22,12 +21,14 @@ from ckstore.codecs.lattice import (
     scaled,
 )
 from ckstore.codecs.short_floats import SHORT
+from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import IntegrityError
-from ckstore.formats.layout import ITEM_SIZES
 from ckstore.lineage.cost import Work, layer
+from ckstore.objects.cache import ChunkCache
 from ckstore.objects.records import ContentRecord, LatticeRecord, Record, check_cut
-from ckstore.runtime.blocks import Block, empty
+from ckstore.runtime.blocks import empty
 from ckstore.runtime.checksum import crc32c
+from ckstore.runtime.lru import Lru
 from ckstore.runtime.scratch import scratch
 from ckstore.storage.pack_reader import read_shard_index
 
@@ -44,14 +45,19 @@ _PAYLOAD = 4 << 20
 #: Bytes of chunks of what is done once.
 _PASSING = 64 << 20
 
-#: Shard indexes that stay decoded.
+#: Shard indexes that stay decoded, and chains that stay resolved.
 _INDEXES = 1 << 13
+_CHAINS = 1 << 13
 
 Level = TypeVar("Level", LatticeRecord, ContentRecord)
 
 
 class Resolver(Protocol):
     """Where records are found by id."""
+
+    @property
+    def generation(self) -> int:
+        """Another number after records may have changed."""
 
     def lattice(self, identity: str) -> LatticeRecord:
         """The record of a lattice id; `IntegrityError` where the store has lost it."""
@@ -68,70 +74,6 @@ class Blocks(Protocol):
 
     def read_into(self, pack: str, offset: int, target: memoryview) -> None:
         """Fill `target` with the bytes of a pack from `offset` on."""
-
-
-class ChunkCache:
-    """Decoded chunks by (id, index), least recently used ones dropped beyond `limit` bytes; safe for threads.
-
-    What lies in much more memory than it takes is copied, since it would keep all of that.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self._arrays: OrderedDict[tuple[str, int], npt.NDArray[Any]] = OrderedDict()
-        self._bytes = 0
-        self._lock = Lock()
-
-    def get(self, key: tuple[str, int]) -> npt.NDArray[Any] | None:
-        """The array, or None."""
-        with self._lock:
-            array = self._arrays.get(key)
-            if array is not None:
-                self._arrays.move_to_end(key)
-            return array
-
-    def drop(self, key: tuple[str, int]) -> None:
-        """Forget a chunk, if it is here: its memory is used again."""
-        with self._lock:
-            array = self._arrays.pop(key, None)
-            if array is not None:
-                self._bytes -= _held(array)
-
-    def clear(self) -> None:
-        """Drop everything."""
-        with self._lock:
-            self._arrays.clear()
-            self._bytes = 0
-
-    def put(self, key: tuple[str, int], array: npt.NDArray[Any]) -> None:
-        """Keep `array`, which nobody may write to from here on."""
-        array.flags.writeable = False
-        if array.nbytes > self.limit:
-            return
-        if _held(array) > 2 * array.nbytes:
-            own = empty(array.size, array.dtype)
-            own[...] = array
-            array = own
-            array.flags.writeable = False
-        with self._lock:
-            if key in self._arrays:
-                return
-            self._arrays[key] = array
-            self._bytes += _held(array)
-            while self._bytes > self.limit:
-                _, dropped = self._arrays.popitem(last=False)
-                self._bytes -= _held(dropped)
-
-
-def _held(array: npt.NDArray[Any]) -> int:
-    """Bytes that stay in memory as long as `array` does."""
-    owner: Any = array
-    while not isinstance(owner, Block):
-        below = owner.base if isinstance(owner, np.ndarray) else owner.obj if isinstance(owner, memoryview) else None
-        if below is None:
-            return memoryview(owner).nbytes
-        owner = below
-    return owner.nbytes
 
 
 class ObjectReader:
@@ -155,7 +97,9 @@ class ObjectReader:
         self.cache = ChunkCache(cache_bytes)
         self.keeps = keeps
         self.decoded_chunks = 0
-        self._indexes: OrderedDict[tuple[str, int], list[tuple[int, int] | None]] = OrderedDict()
+        self._indexes: Lru[tuple[str, int], list[tuple[int, int] | None]] = Lru(_INDEXES)
+        self._chains: Lru[str, tuple[int, list[LatticeRecord]]] = Lru(_CHAINS)
+        self._content_chains: Lru[str, tuple[int, list[ContentRecord]]] = Lru(_CHAINS)
         self._locks: dict[tuple[str, int], tuple[Lock, int]] = {}
         self._lock = Lock()
 
@@ -171,6 +115,10 @@ class ObjectReader:
         IntegrityError
             One of them is lost, stands below itself, or is not of the kind and cut of those above it.
         """
+        generation = self.resolver.generation
+        known = self._chains.get(record.id)
+        if known is not None and known[0] == generation and known[1][0] is record:
+            return known[1]
         records = [record]
         seen = {record.id}
         while record.base is not None:
@@ -183,6 +131,8 @@ class ObjectReader:
             record = below
             seen.add(record.id)
             records.append(record)
+        self._chains.drop(records[0].id)
+        self._chains.put(records[0].id, (generation, records))
         return records
 
     def content_chain(self, record: ContentRecord) -> list[ContentRecord]:
@@ -193,6 +143,10 @@ class ObjectReader:
         IntegrityError
             One of them is lost, stands below itself, or is not cut like those above it.
         """
+        generation = self.resolver.generation
+        known = self._content_chains.get(record.id)
+        if known is not None and known[0] == generation and known[1][0] is record:
+            return known[1]
         records = [record]
         seen = {record.id}
         lattice = self._lattice_of(record)
@@ -204,6 +158,8 @@ class ObjectReader:
             check_cut(self._lattice_of(record), lattice)
             seen.add(record.id)
             records.append(record)
+        self._content_chains.drop(records[0].id)
+        self._content_chains.put(records[0].id, (generation, records))
         return records
 
     def _lattice_of(self, record: ContentRecord) -> LatticeRecord:
@@ -520,10 +476,7 @@ class ObjectReader:
     def index(self, record: LatticeRecord) -> list[tuple[int, int] | None]:
         """For each chunk (offset, length) in the record's shard, or None where all integers are zero."""
         key = (record.pack, record.offset)
-        with self._lock:
-            index = self._indexes.get(key)
-            if index is not None:
-                self._indexes.move_to_end(key)
+        index = self._indexes.get(key)
         if index is None:
             length = _INDEX_ENTRY * record.chunks + _INDEX_CHECKSUM
             if length > record.length:
@@ -533,10 +486,7 @@ class ObjectReader:
             for place in index:
                 if place is not None and not 0 <= place[0] <= place[0] + place[1] <= record.length:
                     raise IntegrityError(f"The shard index of object {record.id} points outside of it.")
-            with self._lock:
-                self._indexes[key] = index
-                while len(self._indexes) > _INDEXES:
-                    self._indexes.popitem(last=False)
+            index = self._indexes.put(key, index)
         return index
 
 

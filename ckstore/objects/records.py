@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import isfinite
@@ -11,14 +10,14 @@ from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 import numpy.typing as npt
-from blake3 import blake3
 
 from ckstore.codecs.codebook import CODEBOOK_DTYPES, CodebookLattice
 from ckstore.codecs.lattice import CHUNK, NO_EXPONENTS, PARTS, SCALED, STEP_RANGE, LinearLattice
 from ckstore.codecs.rounded import ROUNDED, RoundedLattice
+from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import IntegrityError, UsageError
-from ckstore.formats.layout import ITEM_SIZES
 from ckstore.lineage.cost import Work, layer
+from ckstore.objects.identity import Lattice
 
 Kind = Literal["linear", "ordinal", "rounded", "codebook"]
 Mode = Literal["own", "chained"]
@@ -31,31 +30,6 @@ _ID = 40
 
 _NO_CENTROIDS = np.empty(0, np.float32)
 _NO_CENTROIDS.flags.writeable = False
-
-#: Characters of an id that name an array: enough for one pack, and a name stands four times in it.
-_NAME = 16
-
-
-def digest(*parts: bytes | memoryview | npt.NDArray[np.uint8]) -> str:
-    """The id of some bytes: 20 bytes of BLAKE3 as 40 hexadecimal characters."""
-    hasher = blake3()
-    for part in parts:
-        hasher.update(part if isinstance(part, bytes | memoryview) else part.data)
-    return hasher.hexdigest(20)
-
-
-def array_name(identity: str) -> str:
-    """The name of an object's array in a pack."""
-    return identity[:_NAME]
-
-
-def content_id(dtype: str, chunk: int, digests: Iterable[bytes]) -> str:
-    """The content id of an object: BLAKE3 of its dtype, its cut into chunks and the BLAKE3 of each member's bytes.
-
-    The cut is part of it because versions address an object's chunks by the cut of their own layout: where the same
-    bytes are cut otherwise in another shape, they are another object. Below 2^18 elements all shapes are cut alike.
-    """
-    return digest(f"{dtype}|{chunk}|".encode(), *digests)
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,7 +315,6 @@ class ContentRecord:
 
 
 Record = LatticeRecord | ContentRecord
-Lattice = LinearLattice | RoundedLattice | CodebookLattice
 
 
 class Cut(Protocol):

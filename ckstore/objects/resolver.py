@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,6 +11,7 @@ from typing import Any
 from ckstore.errors import IntegrityError
 from ckstore.objects.documents import BlobRef, VersionDocument
 from ckstore.objects.records import ContentRecord, LatticeRecord, Record, record_from_json
+from ckstore.runtime.lru import Lru
 from ckstore.storage import manifest
 from ckstore.storage.catalog import Catalog, VersionRow, key
 from ckstore.storage.delta import expand_against
@@ -62,7 +62,12 @@ class CatalogResolver:
         self._under_way: dict[object, list[Record]] = {}
         self._generation = 0
         self._collected = catalog.collected()
-        self._manifests: OrderedDict[str, Manifest] = OrderedDict()
+        self._manifests: Lru[str, Manifest] = Lru(_MANIFESTS)
+
+    @property
+    def generation(self) -> int:
+        """Another number after records may have changed."""
+        return self._generation
 
     def manifest(self, pack: str) -> Manifest:
         """The manifest of a pack, or of the one that `gc` has put in its place."""
@@ -75,16 +80,12 @@ class CatalogResolver:
             return self._manifest(present)
 
     def _manifest(self, pack: str) -> Manifest:
-        with self._lock:
+        with self._lock:  # One thread decodes a manifest, and the others wait for it.
             found = self._manifests.get(pack)
-            if found is not None:
-                self._manifests.move_to_end(pack)
-                return found
-            entry = self.packs.find_entry(pack, manifest.MEMBER)
-            found = Manifest(pack, *manifest.decode_manifest(self.packs.pread(pack, entry.offset, entry.length)))
-            self._manifests[pack] = found
-            while len(self._manifests) > _MANIFESTS:
-                self._manifests.popitem(last=False)
+            if found is None:
+                entry = self.packs.find_entry(pack, manifest.MEMBER)
+                data = self.packs.pread(pack, entry.offset, entry.length)
+                found = self._manifests.put(pack, Manifest(pack, *manifest.decode_manifest(data)))
             return found
 
     def document(self, row: VersionRow) -> VersionDocument:
@@ -118,6 +119,7 @@ class CatalogResolver:
     def add(self, records: Iterable[Record]) -> None:
         """Make records known that the catalog does not have yet."""
         with self._lock:
+            self._generation += 1
             for record in records:
                 if isinstance(record, LatticeRecord):
                     self._lattices[record.id] = record

@@ -8,8 +8,9 @@ from math import prod
 from typing import Any
 
 from ckstore.codecs.lattice import PARTS, chunk_length, part_dtype
-from ckstore.formats.layout import ITEM_SIZES, Extent, FileLayout, Path
-from ckstore.objects.records import digest
+from ckstore.dtypes import ITEM_SIZES
+from ckstore.formats.layout import Extent, FileLayout, Path
+from ckstore.objects.identity import digest
 
 #: Extents below this many elements are bundled.
 SMALL = 1 << 16

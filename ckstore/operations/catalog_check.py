@@ -13,8 +13,8 @@ from ckstore.storage.catalog import VersionRow
 from ckstore.storage.pack import PackInfo
 
 if TYPE_CHECKING:
-    from ckstore.store import Store
-    from ckstore.version import Version
+    from ckstore.reading.stored_version import StoredVersion
+    from ckstore.repository import Repository
 
 #: What a manifest says of a version and nothing changes later: `recover` would write the same.
 _FIELDS = (
@@ -23,14 +23,14 @@ _FIELDS = (
 )  # fmt: skip
 
 
-def catalog_problems(store: Store, versions: Sequence[Version]) -> Iterator[str]:
+def catalog_problems(repository: Repository, versions: Sequence[StoredVersion]) -> Iterator[str]:
     """A sentence for everything in the catalog that contradicts the log or the manifests of `versions`."""
-    yield from _tags(store)
-    exact = _exact_packs(store)
-    present = {row.number for row in store.catalog.versions()}
+    yield from _tags(repository)
+    exact = _exact_packs(repository)
+    present = {row.number for row in repository.catalog.versions()}
     for version in versions:
         try:
-            wrong = _wrong_fields(store, version, exact, present)
+            wrong = _wrong_fields(repository, version, exact, present)
         except CkstoreError:
             continue  # The manifest cannot be read; that is said where the version itself is checked.
         if wrong:
@@ -41,15 +41,16 @@ def catalog_problems(store: Store, versions: Sequence[Version]) -> Iterator[str]
 
 
 def _wrong_fields(
-    store: Store, version: Version, exact: dict[tuple[int, str], PackInfo], present: set[int]
+    repository: Repository, version: StoredVersion, exact: dict[tuple[int, str], PackInfo], present: set[int]
 ) -> list[str]:
     row, document = version.row, version.document
-    packs = [exact[found] for found in [(_written_as(store, row), document.created)] if found in exact]
-    packs.append(PackInfo(row.pack, store.packs.size(row.pack), "coarse"))
-    expected = version_row(document, packs, store.packs.find_entry(row.pack, manifest.MEMBER))
-    if row.step is None and expected.step is not None and store.catalog.at_step(row.run, expected.step) is not None:
+    packs = [exact[found] for found in [(_written_as(repository, row), document.created)] if found in exact]
+    packs.append(PackInfo(row.pack, repository.packs.size(row.pack), "coarse"))
+    expected = version_row(document, packs, repository.packs.find_entry(row.pack, manifest.MEMBER))
+    taken = expected.step is not None and repository.catalog.at_step(row.run, expected.step) is not None
+    if row.step is None and taken:
         expected = replace(expected, step=None)  # Two versions claim that step; see `ckstore.operations.recover`.
-    if row.parent is not None and expected.parent == _written_as(store, store.catalog.version(row.parent)):
+    if row.parent is not None and expected.parent == _written_as(repository, repository.catalog.version(row.parent)):
         expected = replace(expected, parent=row.parent)
     wrong = [name for name in _FIELDS if getattr(row, name) != getattr(expected, name)]
     # A version that was forgotten handed its children to its own parent, which is older.
@@ -59,35 +60,35 @@ def _wrong_fields(
     return wrong
 
 
-def _written_as(store: Store, row: VersionRow) -> int:
+def _written_as(repository: Repository, row: VersionRow) -> int:
     """The number that a version was committed with: `recover` gives one of two that claim a number another one."""
-    number: int = store.resolver.manifest(row.pack).document["number"]
+    number: int = repository.resolver.manifest(row.pack).document["number"]
     return number
 
 
-def _exact_packs(store: Store) -> dict[tuple[int, str], PackInfo]:
+def _exact_packs(repository: Repository) -> dict[tuple[int, str], PackInfo]:
     """The pack of exact layers that each version was committed with, by its number and time."""
     found = {}
-    for pack in store.catalog.packs():
+    for pack in repository.catalog.packs():
         if pack.kind == "exact":
             try:
-                document = store.resolver.manifest(pack.name).document
+                document = repository.resolver.manifest(pack.name).document
                 if not document.get("rebase"):
-                    info = PackInfo(pack.name, store.packs.size(pack.name), "exact")
+                    info = PackInfo(pack.name, repository.packs.size(pack.name), "exact")
                     found[document["number"], document["created"]] = info
             except CkstoreError:
                 continue  # Every pack is checked by itself.
     return found
 
 
-def _tags(store: Store) -> Iterator[str]:
+def _tags(repository: Repository) -> Iterator[str]:
     try:
-        records = log.read_all(store.path)
+        records = log.read_all(repository.path)
     except CkstoreError as error:
         yield str(error)
         return
     # An interrupted change may stand in the log without having taken place; never the other way round.
     logged = {(record["tag"], record["version"]) for record in records if record.get("change") == "tag"}
-    for tag, number in store.catalog.tags().items():
+    for tag, number in repository.catalog.tags().items():
         if (tag, number) not in logged:
             yield f"Tag {tag} means version {number}, which the log does not say; run `ckstore recover`."

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from ckstore.storage import log
 
 if TYPE_CHECKING:
+    from ckstore.repository import Repository
     from ckstore.storage.rows import VersionRow
-    from ckstore.store import Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class ForgetReport:
     versions: list[VersionRow]
 
 
-def forget(store: Store, versions: Sequence[VersionRow], *, dry_run: bool = False) -> ForgetReport:
+def forget(repository: Repository, versions: Sequence[VersionRow], *, dry_run: bool = False) -> ForgetReport:
     """Take versions out of the store, all of them or none; their children get their parents.
 
     What other versions are stored against stays for as long as they need it.
@@ -45,10 +45,10 @@ def forget(store: Store, versions: Sequence[VersionRow], *, dry_run: bool = Fals
     """
     numbers = [row.number for row in versions]
     if dry_run:
-        store.catalog.check_untagged(numbers)
+        repository.catalog.check_untagged(numbers)
     elif numbers:
-        with store.catalog.transaction():
-            store.catalog.forget_versions(numbers)
-            store.catalog.remove_empty_runs()
-            log.append(store.path, {"change": "forget", "versions": numbers})
+        with repository.catalog.transaction():
+            repository.catalog.forget_versions(numbers)
+            repository.catalog.remove_empty_runs()
+            log.append(repository.path, {"change": "forget", "versions": numbers})
     return ForgetReport(list(versions))

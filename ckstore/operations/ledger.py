@@ -11,7 +11,7 @@ from ckstore.storage import manifest
 from ckstore.storage.root import CATALOG, LOG
 
 if TYPE_CHECKING:
-    from ckstore.store import Store
+    from ckstore.repository import Repository
 
 #: Enough of a payload to read its header.
 _HEAD = 64
@@ -28,18 +28,18 @@ CAUSES = (
 )  # fmt: skip
 
 
-def ledger(store: Store) -> dict[str, int]:
+def ledger(repository: Repository) -> dict[str, int]:
     """Bytes by cause; they add up to the size of all files in the store's directory.
 
     `coarse` and `exact` are coded integers, `tables` what their decoding needs besides (code lengths, checksums),
     `indexes` where chunks stand, `records` the manifests' documents, `superseded` layers that `rebase` replaced.
     """
     causes = dict.fromkeys(CAUSES, 0)
-    known = {pack.name: pack.bytes for pack in store.catalog.packs()}
-    for directory, _, names in os.walk(store.path):
+    known = {pack.name: pack.bytes for pack in repository.catalog.packs()}
+    for directory, _, names in os.walk(repository.path):
         for name in names:
             size = os.lstat(os.path.join(directory, name)).st_size
-            place = os.path.relpath(directory, store.path)
+            place = os.path.relpath(directory, repository.path)
             if place == "." and name == CATALOG:
                 causes["catalog"] += size
             elif place == LOG:
@@ -47,19 +47,19 @@ def ledger(store: Store) -> dict[str, int]:
             elif name not in known:
                 causes["unreferenced packs" if place == "packs" else "other files"] += size
     for name, size in known.items():
-        rest = size - _manifest(store, name, causes)
-        placed = store.catalog.lattices_in(name) + store.catalog.contents_in(name)
+        rest = size - _manifest(repository, name, causes)
+        placed = repository.catalog.lattices_in(name) + repository.catalog.contents_in(name)
         live = {slot for _, slot in placed}
-        for slot in range(len(store.resolver.manifest(name).document["records"])):
-            rest -= _record(store, name, slot, slot in live, causes)
+        for slot in range(len(repository.resolver.manifest(name).document["records"])):
+            rest -= _record(repository, name, slot, slot in live, causes)
         causes["zip and Zarr metadata"] += rest
     return causes
 
 
-def _manifest(store: Store, pack: str, causes: dict[str, int]) -> int:
-    length = store.packs.find_entry(pack, manifest.MEMBER).length
+def _manifest(repository: Repository, pack: str, causes: dict[str, int]) -> int:
+    length = repository.packs.find_entry(pack, manifest.MEMBER).length
     rest = length
-    for name, blob in store.resolver.manifest(pack).blobs.items():
+    for name, blob in repository.resolver.manifest(pack).blobs.items():
         cause = "skeletons" if name.startswith("skeleton") else "layouts" if name == "layout" else "records"
         causes[cause] += len(blob)
         rest -= len(blob)
@@ -67,11 +67,11 @@ def _manifest(store: Store, pack: str, causes: dict[str, int]) -> int:
     return length
 
 
-def _record(store: Store, pack: str, slot: int, live: bool, causes: dict[str, int]) -> int:
-    record = store.resolver.manifest(pack).record(slot)
+def _record(repository: Repository, pack: str, slot: int, live: bool, causes: dict[str, int]) -> int:
+    record = repository.resolver.manifest(pack).record(slot)
     if isinstance(record, LatticeRecord):
         length = record.nbytes
-        places = [place for place in store.reader.index(record) if place is not None]
+        places = [place for place in repository.reader.index(record) if place is not None]
         payloads = [(record.offset + offset, size) for offset, size in places]
         index = _PLACE * record.chunks + _CHECKSUM
         cause = "coarse"
@@ -88,7 +88,7 @@ def _record(store: Store, pack: str, slot: int, live: bool, causes: dict[str, in
         causes["superseded"] += length
         return length
     tables = sum(
-        overhead_bytes(store.packs.pread(record.pack, offset, min(_HEAD, size)), size) for offset, size in payloads
+        overhead_bytes(repository.packs.pread(record.pack, offset, min(_HEAD, size)), size) for offset, size in payloads
     )
     causes["indexes"] += index
     causes["tables"] += tables
@@ -96,10 +96,10 @@ def _record(store: Store, pack: str, slot: int, live: bool, causes: dict[str, in
     return length
 
 
-def stats(store: Store) -> dict[str, Any]:
+def stats(repository: Repository) -> dict[str, Any]:
     """Totals of the store, and the ledger under `ledger`."""
-    totals = store.catalog.totals()
-    causes = ledger(store)
+    totals = repository.catalog.totals()
+    causes = ledger(repository)
     stored = sum(causes.values())
     return {
         "versions": totals.versions,
@@ -113,18 +113,18 @@ def stats(store: Store) -> dict[str, Any]:
     }
 
 
-def order0_bits(store: Store) -> tuple[float, int]:
+def order0_bits(repository: Repository) -> tuple[float, int]:
     """Order-0 entropy, per group, of everything that is coded in the store, in bits, and the bits its payloads take.
 
     Decodes everything: meant for benchmarks.
     """
     entropy = 0.0
     stored = 0
-    for pack in store.catalog.packs():
-        contents = {slot for _, slot in store.catalog.contents_in(pack.name)}
-        lattices = {slot for _, slot in store.catalog.lattices_in(pack.name)}
+    for pack in repository.catalog.packs():
+        contents = {slot for _, slot in repository.catalog.contents_in(pack.name)}
+        lattices = {slot for _, slot in repository.catalog.lattices_in(pack.name)}
         for slot in sorted(contents | lattices):
-            for bits, nbytes in store.reader.entropies(store.resolver.manifest(pack.name).record(slot)):
+            for bits, nbytes in repository.reader.entropies(repository.resolver.manifest(pack.name).record(slot)):
                 entropy += bits
                 stored += 8 * nbytes
     return entropy, stored

@@ -8,12 +8,13 @@ from ckstore.codecs.integers import payload_bits
 from ckstore.codecs.lattice import Bits, ordinal_difference
 from ckstore.errors import IntegrityError
 from ckstore.objects.records import check_cut
+from ckstore.reading.stored_version import StoredVersion
 from ckstore.storage.catalog import VersionRow
 
 if TYPE_CHECKING:
     from ckstore.objects.units import Unit
+    from ckstore.repository import Repository
     from ckstore.scanning.scan import ScannedVersion
-    from ckstore.store import Store
 
 #: Versions that are compared by their values: the most alike by names and shapes, later ones first.
 _COMPARED = 12
@@ -25,7 +26,7 @@ _SAMPLE = 1 << 14
 _OBJECTS = 4
 
 
-def nearest_version(store: Store, scanned: ScannedVersion) -> VersionRow | None:
+def nearest_version(repository: Repository, scanned: ScannedVersion) -> VersionRow | None:
     """The version whose largest objects differ least from those of `scanned`.
 
     Of each run the first and the last version are asked. Versions that share less than half of the elements by
@@ -34,10 +35,10 @@ def nearest_version(store: Store, scanned: ScannedVersion) -> VersionRow | None:
     units = {(unit.key, unit.signature): unit for unit in scanned.units}
     total = sum(unit.count for unit in scanned.units)
     candidates = []
-    for run in store.catalog.runs():
-        rows = store.catalog.versions(run.name)
+    for run in repository.catalog.runs():
+        rows = repository.catalog.versions(run.name)
         for row in {row.number: row for row in (rows[:1] + rows[-1:])}.values():
-            version = store[row.number]
+            version = StoredVersion(repository, row)
             objects = {
                 (unit.key, unit.signature): item
                 for unit, item in zip(version.layout.units, version.document.objects, strict=True)
@@ -54,7 +55,7 @@ def nearest_version(store: Store, scanned: ScannedVersion) -> VersionRow | None:
             unit = units[key]
             taken = min(_SAMPLE, unit.chunk, unit.count)
             try:
-                before = _values(store, unit, *objects[key])[:taken]
+                before = _values(repository, unit, *objects[key])[:taken]
             except IntegrityError:
                 bits = float("inf")
                 break
@@ -66,10 +67,10 @@ def nearest_version(store: Store, scanned: ScannedVersion) -> VersionRow | None:
     return None if best is None else best[1]
 
 
-def _values(store: Store, unit: Unit, lattice: str, content: str | None) -> Bits:
+def _values(repository: Repository, unit: Unit, lattice: str, content: str | None) -> Bits:
     """The first chunk of an object: exact values, or the coarse ones where there are no others."""
     if content is not None:
-        return store.reader.bits(content, 0)
-    record = store.resolver.lattice(lattice)
+        return repository.reader.bits(content, 0)
+    record = repository.resolver.lattice(lattice)
     check_cut(record, unit)
-    return store.reader.values(record, 0)
+    return repository.reader.values(record, 0)

@@ -11,22 +11,22 @@ import numpy as np
 
 from ckstore.codecs.integers import encode_changes
 from ckstore.codecs.lattice import ordinal_difference
-from ckstore.encoding.budget import relative_cost, restore_work, writing_work
-from ckstore.encoding.exact import Encoded, exact_frame
-from ckstore.encoding.writer import ObjectWriter, remove_uncommitted
-from ckstore.errors import IntegrityError
+from ckstore.encoding.estimate import Encoded
+from ckstore.encoding.exact import exact_frame
+from ckstore.encoding.writer import ObjectWriter
 from ckstore.lineage.cost import cost, layer
 from ckstore.objects.documents import Object
 from ckstore.objects.records import LatticeRecord
+from ckstore.objects.restore_cost import writing_work
+from ckstore.operations.commit import Change
+from ckstore.operations.costs import present_costs
+from ckstore.reading.stored_version import StoredVersion
 from ckstore.runtime.threads import in_order, worker_count
-from ckstore.storage import log
-from ckstore.storage.catalog import Catalog, VersionRow
 from ckstore.storage.pack import PackWriter
-from ckstore.version import Version
 
 if TYPE_CHECKING:
     from ckstore.objects.reader import ObjectReader
-    from ckstore.store import Store
+    from ckstore.repository import Repository
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ class RebaseReport:
 
 
 def rebase(
-    store: Store, versions: Sequence[Version], *, budget: float | None = None, dry_run: bool = False
+    repository: Repository, versions: Sequence[StoredVersion], *, budget: float | None = None, dry_run: bool = False
 ) -> RebaseReport:
     """Store objects of `versions` in full until restoring each costs at most `budget` times a full restore.
 
@@ -63,7 +63,7 @@ def rebase(
     chosen: set[Object] = set()
     numbers = []
     for version in versions:
-        wanted = _beyond(store.reader, version, budget, chosen)
+        wanted = _beyond(repository.reader, version, budget, chosen)
         if wanted:
             numbers.append(version.row.number)
             chosen |= wanted
@@ -71,76 +71,26 @@ def rebase(
     if dry_run or not chosen:
         return report
     with (
-        store.catalog.lease("rebase"),
-        PackWriter(store.path, "coarse") as coarse,
-        PackWriter(store.path, "exact") as exact,
+        repository.catalog.lease("rebase"),
+        PackWriter(repository.path, "coarse") as coarse,
+        PackWriter(repository.path, "exact") as exact,
     ):
         writer = ObjectWriter(coarse, exact)
         with ThreadPoolExecutor(worker_count(), thread_name_prefix="ckstore") as pool:
             todo = sorted(chosen, key=lambda item: (item[0], item[1] or ""))
-            done = in_order(pool, lambda item: _encode(store.reader, item), todo, worker_count() + 1)
+            done = in_order(pool, lambda item: _encode(repository.reader, item), todo, worker_count() + 1)
             for (_, content), (record, layers) in zip(todo, done, strict=True):
                 writer.put(content, record, None, layers)
-        try:
-            packs, _ = writer.finish(None, {})
-            report.bytes = sum(pack.bytes for pack in packs)
-            lattices, contents = writer.places(packs)
-            names = [pack.name for pack in packs]
-            store.resolver.add(writer.placed(packs))
+        with Change(repository, writer) as change:
+            change.finish()
+            report.bytes = sum(pack.bytes for pack in change.packs)
             # A version that needs no other object costs what it did, whatever moves.
-            costs = present_costs(store, [row for row in store.catalog.versions() if row.depth > 0])
-            with store.catalog.transaction():
-                log.append(store.path, {"change": "rebase", "packs": names, "versions": numbers})
-                store.catalog.add_packs(packs)
-                store.catalog.move_lattices(lattices)
-                store.catalog.move_contents(contents)
-                write_costs(store.catalog, costs)
-        except BaseException:
-            remove_uncommitted(store.path, store.catalog, store.resolver, writer.finished)
-            store.resolver.forget()
-            raise
-    store.resolver.forget()
+            costs = present_costs(repository, [row for row in repository.catalog.versions() if row.depth > 0])
+            change.commit({"change": "rebase", "versions": numbers}, costs=costs)
     return report
 
 
-def update_costs(store: Store) -> None:
-    """Write the present depth and restore cost of every version into the catalog."""
-    write_costs(store.catalog, present_costs(store, store.catalog.versions()))
-
-
-def present_costs(store: Store, rows: Sequence[VersionRow]) -> dict[int, tuple[float, int]]:
-    """Restore cost and depth, by number, of those versions of which the catalog says otherwise.
-
-    It reads the manifest of every one of them: call it outside of a transaction.
-    """
-    found = {}
-    for row in rows:
-        try:
-            said = restore_cost(store.reader, Version(store, row))
-        except IntegrityError:
-            continue  # A version with lost layers keeps what was known of it; `verify` names it.
-        if said != (row.cost, row.depth):
-            found[row.number] = said
-    return found
-
-
-def write_costs(catalog: Catalog, costs: dict[int, tuple[float, int]]) -> None:
-    """Write restore costs and depths into the catalog, but for versions that were forgotten meanwhile."""
-    with catalog.transaction():
-        there = {row.number for row in catalog.versions()}
-        for number, (cost, depth) in costs.items():
-            if number in there:
-                catalog.update_version(number, cost=cost, depth=depth, base=depth == 0)
-
-
-def restore_cost(reader: ObjectReader, version: Version) -> tuple[float, int]:
-    """What restoring a version costs as a multiple of a full one, and its depth."""
-    objects = set(version.document.objects)
-    work, full = restore_work(reader, objects, version.layout.files)
-    return relative_cost(work, full), max((reader.depth(*item) for item in objects), default=0)
-
-
-def _beyond(reader: ObjectReader, version: Version, budget: float | None, chosen: set[Object]) -> set[Object]:
+def _beyond(reader: ObjectReader, version: StoredVersion, budget: float | None, chosen: set[Object]) -> set[Object]:
     """The objects of a version to store in full: those that save most, until it is within the budget."""
     objects = set(version.document.objects)
     fixed = cost(writing_work(version.layout.files))

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from ckstore.encoding.writer import version_row
-from ckstore.errors import CkstoreError
+from ckstore.errors import CkstoreError, IntegrityError
+from ckstore.operations.costs import update_costs
 from ckstore.operations.found_versions import FoundVersion, FoundVersions, found_version, last_targets
+from ckstore.repository import Repository
 from ckstore.storage import log
 from ckstore.storage.catalog import Catalog, Placement, VersionRow, key, replace_catalog
 from ckstore.storage.pack import PackInfo
@@ -80,11 +82,8 @@ def _last_number(present: Catalog) -> int:
 
 def _take_costs_again(path: Path) -> None:
     """Depths and costs of all versions: manifests say what they were before objects were stored in full."""
-    from ckstore.operations.rebase import update_costs
-    from ckstore.store import Store
-
-    with Store(path) as store:
-        update_costs(store)
+    with Repository(path) as repository:
+        update_costs(repository)
 
 
 class _Builder:
@@ -157,7 +156,10 @@ class _Builder:
         if pack.document.get("rebase"):
             self.rebased = True
         if "version" in pack.document:
-            self.found.append(found_version(pack))
+            try:
+                self.found.append(found_version(pack))
+            except IntegrityError as error:
+                self.report.problems.append(f"{error} The version was left out.")
         elif pack.info.kind == "exact" and not pack.document.get("rebase"):
             self.exact[pack.document["number"], pack.document["created"]] = pack.info
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import operator
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,28 +14,97 @@ import numpy.typing as npt
 
 from ckstore.encoding.budget import BUDGET
 from ckstore.errors import UsageError
+from ckstore.operations.naming import DEFAULT_RUN, check_run, policy_of
 from ckstore.operations.tuning import Tuning
-from ckstore.policy import Policy
-from ckstore.storage.catalog import VersionRow
+from ckstore.policy import Fidelity, Policy, Scheme
+from ckstore.storage.catalog import Catalog, VersionRow
 
 
-def check_request(run: str, step: int | None, metrics: dict[str, Any]) -> None:
-    """Raise `UsageError` for what cannot be told apart or kept, before anything is read."""
-    if not run.isprintable() or run != run.strip() or "@" in run:
-        raise UsageError(
-            f"{run!r} cannot name a run: it has an @, blanks at its ends or what cannot be printed; choose another."
-        )
-    if step is not None:
-        try:
-            fits = not isinstance(step, bool) and -(2**63) <= operator.index(step) < 2**63
-        except TypeError:
-            fits = False
-        if not fits:
-            raise UsageError(f"{step} cannot be a step; give an integer of at most 64 bits.")
-    try:
-        plain(metrics)
-    except (TypeError, ValueError) as error:
-        raise UsageError(f"The metrics cannot be kept ({error}); give plain numbers and strings.") from error
+@dataclass(frozen=True, slots=True)
+class IngestOptions:
+    """What a caller may say of a version, as it was said; `Store.ingest` has what each means."""
+
+    run: str | None = None
+    step: int | None = None
+    parent: str | int | None = None
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    replace: bool = False
+    verify: bool = False
+    force: bool = False
+    budget: float | None = None
+    fidelity: Fidelity | None = None
+    scheme: Scheme | None = None
+    quality: float | None = None
+    max_abs_error: float | None = None
+    max_rel_error: float | None = None
+    max_degradation: float | None = None
+    evaluate: Callable[[Path], float] | None = None
+    maximise: bool = False
+    gradients: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a version is to be: integers and metrics as plain values whatever they were given as.
+
+    Attributes
+    ----------
+    parent
+        The version that it is stored after.
+    source
+        Where it comes from, as text; empty for a state dict.
+    tuning
+        Searches the setting of the policy's scheme.
+    force
+        Damaged files are stored as opaque bytes.
+    heals
+        It takes the place, tags included, of a damaged version of the same content.
+    """
+
+    run: str
+    step: int | None = None
+    parent: VersionRow | None = None
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    source: str = ""
+    replace: bool = False
+    verify: bool = False
+    budget: float = BUDGET
+    policy: Policy = field(default_factory=Policy)
+    tuning: Tuning | None = None
+    gradients: Mapping[str, npt.NDArray[np.float32]] = field(default_factory=dict)
+    force: bool = False
+    heals: bool = False
+
+
+def request_of(catalog: Catalog, options: IngestOptions) -> Request:
+    """What follows from options, but for what only the source tells: its name, and the step where none was given.
+
+    Raises
+    ------
+    UsageError
+        Something cannot be told apart or kept.
+    """
+    budget = BUDGET if options.budget is None else options.budget
+    if not budget >= 1:
+        raise UsageError(f"A restore budget of {budget} cannot be kept; give 1 or more.")
+    run = options.run or DEFAULT_RUN
+    policy = Policy.asked(
+        options.fidelity, options.scheme, options.quality, options.max_abs_error, options.max_rel_error
+    ) or policy_of(catalog, run)
+    tuning = _tuning(policy, options)
+    check_run(run)
+    return Request(
+        run=run,
+        step=_step(options.step),
+        metrics=_plain(options.metrics),
+        replace=options.replace,
+        verify=options.verify,
+        budget=budget,
+        policy=policy if tuning is None else replace(policy, fidelity="coarse"),
+        tuning=tuning,
+        gradients=flat_gradients(options.gradients),
+        force=options.force,
+    )
 
 
 def flat_gradients(gradients: Mapping[str, Any]) -> dict[str, npt.NDArray[np.float32]]:
@@ -49,7 +119,20 @@ def flat_gradients(gradients: Mapping[str, Any]) -> dict[str, npt.NDArray[np.flo
     return flat
 
 
-def plain(metrics: dict[str, Any]) -> dict[str, Any]:
+def _step(step: Any) -> int | None:
+    if step is None:
+        return None
+    try:
+        number = operator.index(step)
+        fits = not isinstance(step, bool) and -(2**63) <= number < 2**63
+    except TypeError:
+        fits = False
+    if not fits:
+        raise UsageError(f"{step} cannot be a step; give an integer of at most 64 bits.")
+    return int(number)
+
+
+def _plain(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Metrics as they will be read back: what JSON has, NumPy's scalars as plain ones."""
 
     def item(value: Any) -> Any:
@@ -57,33 +140,18 @@ def plain(metrics: dict[str, Any]) -> dict[str, Any]:
             return value.item()
         raise TypeError(f"{type(value).__name__} is no plain value")
 
-    kept: dict[str, Any] = json.loads(json.dumps(metrics, default=item))
+    try:
+        kept: dict[str, Any] = json.loads(json.dumps(dict(metrics), default=item))
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"The metrics cannot be kept ({error}); give plain numbers and strings.") from error
     return kept
 
 
-@dataclass(slots=True)
-class Request:
-    """What the user said of the version to be, integers and metrics as plain values whatever they were given as.
-
-    `tuning` searches the setting of the policy's scheme. `force` stores damaged files as opaque bytes. `heals` says
-    that it takes the place, tags included, of a damaged version of the same content.
-    """
-
-    run: str
-    step: int | None
-    parent: VersionRow | None
-    metrics: dict[str, Any] = field(default_factory=dict)
-    source: str = ""
-    replace: bool = False
-    verify: bool = False
-    budget: float = BUDGET
-    policy: Policy = field(default_factory=Policy)
-    tuning: Tuning | None = None
-    gradients: dict[str, npt.NDArray[np.float32]] = field(default_factory=dict)
-    force: bool = False
-    heals: bool = False
-
-    def __post_init__(self) -> None:
-        if self.step is not None:
-            self.step = int(operator.index(self.step))
-        self.metrics = plain(self.metrics)
+def _tuning(policy: Policy, options: IngestOptions) -> Tuning | None:
+    if options.max_degradation is None and options.evaluate is None:
+        return None
+    if options.max_degradation is None or options.evaluate is None:
+        raise UsageError("A search needs both an evaluation and the degradation that is tolerated; give both or none.")
+    if policy.is_bounded:
+        raise UsageError("Give an error bound or a tolerated degradation, not both.")
+    return Tuning(options.evaluate, options.max_degradation, options.maximise)

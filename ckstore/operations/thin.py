@@ -15,29 +15,29 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ckstore.codecs.lattice import Bits, Integers, statistics_of
-from ckstore.encoding.budget import relative_cost, restore_work
-from ckstore.encoding.comparison import CoarseUnit, Comparison, Deviation
+from ckstore.encoding.comparison import Comparison
 from ckstore.encoding.estimator import Estimator, ParentObject, parent_objects
 from ckstore.encoding.reanchor import reanchored
-from ckstore.encoding.writer import ObjectWriter, remove_uncommitted, version_row
+from ckstore.encoding.writer import ObjectWriter
 from ckstore.errors import IntegrityError
 from ckstore.lineage.planner import plan
-from ckstore.objects.documents import BlobRef, CoarseFacts, Object, VersionDocument
+from ckstore.objects.documents import BlobRef, CoarseFacts, CoarseUnit, Deviation, Object, VersionDocument
 from ckstore.objects.reader import ObjectReader
 from ckstore.objects.records import LatticeRecord
+from ckstore.objects.restore_cost import relative_cost, restore_work
 from ckstore.objects.units import Unit
-from ckstore.operations.rebase import present_costs, write_costs
+from ckstore.operations.commit import Change
+from ckstore.operations.costs import present_costs, write_costs
 from ckstore.policy import Policy
+from ckstore.reading.stored_version import StoredVersion
 from ckstore.runtime.threads import in_order, worker_count
-from ckstore.storage import log
 from ckstore.storage.catalog import VersionRow
 from ckstore.storage.pack import PackWriter
 from ckstore.storage.pack_reader import PackReader
 from ckstore.storage.root import PACKS
-from ckstore.version import Version
 
 if TYPE_CHECKING:
-    from ckstore.store import Store
+    from ckstore.repository import Repository
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class ThinReport:
 class _Values:
     """The exact values of a stored version, as an `Estimator` reads them."""
 
-    def __init__(self, version: Version) -> None:
+    def __init__(self, version: StoredVersion) -> None:
         self._version = version
         self._numbers = {unit: number for number, unit in enumerate(version.layout.units)}
         self.units = version.layout.units
@@ -108,7 +108,7 @@ class _Values:
 
 
 def thin(
-    store: Store,
+    repository: Repository,
     rows: Sequence[VersionRow],
     policy: Policy,
     *,
@@ -141,49 +141,50 @@ def thin(
         A version was forgotten meanwhile.
     """
     report = ThinReport()
-    with nullcontext() if dry_run else store.catalog.lease("thin"), _scratch(store, dry_run=dry_run) as blocks:
+    lease = nullcontext() if dry_run else repository.catalog.lease("thin")
+    with lease, _scratch(repository, dry_run=dry_run) as blocks:
         chosen = []
         for number in sorted({row.number for row in rows}):
             # As it is by now: others may have changed or moved it before the lease.
-            row = store.catalog.version(number)
+            row = repository.catalog.version(number)
             if row.fidelity == "exact":
-                _check_present(store, row)
+                _check_present(repository, row)
                 chosen.append(row)
             else:
                 report.skipped.append(number)
-        batch = _Batch(store, policy, _Claims(store, {row.number for row in chosen}), report, blocks)
+        batch = _Batch(repository, policy, _Claims(repository, {row.number for row in chosen}), report, blocks)
         try:
             for row in chosen:
                 _Thinning(batch, row).run()
                 if progress is not None:
                     progress(row.original_bytes)
         finally:
-            store.resolver.forget()
+            repository.resolver.forget()
             if not dry_run:
                 # What others restore to is what it was, but not what that costs: also of one that was killed before.
-                write_costs(store.catalog, present_costs(store, store.catalog.versions()))
+                write_costs(repository.catalog, present_costs(repository, repository.catalog.versions()))
     report.skipped.sort()
     return report
 
 
-def _check_present(store: Store, row: VersionRow) -> None:
+def _check_present(repository: Repository, row: VersionRow) -> None:
     """Raise `IntegrityError` where a version lacks something, before another one is thinned; nothing is decoded."""
-    version = Version(store, row)
+    version = StoredVersion(repository, row)
     for file in range(len(version.document.files)):
         version.skeleton(file)
     for item in version.document.objects:
-        for record in store.reader.records(*item):
-            if record.end > store.packs.size(record.pack):
+        for record in repository.reader.records(*item):
+            if record.end > repository.packs.size(record.pack):
                 raise IntegrityError(f"Pack {record.pack} is too short; restore it from a copy.")
 
 
 @contextmanager
-def _scratch(store: Store, *, dry_run: bool) -> Iterator[_Blocks | None]:
+def _scratch(repository: Repository, *, dry_run: bool) -> Iterator[_Blocks | None]:
     """The packs of a dry run, which go with it; None where packs are written into the store."""
     if not dry_run:
         yield None
         return
-    with TemporaryDirectory(prefix="ckstore-") as scratch, closing(_Blocks(store, Path(scratch))) as blocks:
+    with TemporaryDirectory(prefix="ckstore-") as scratch, closing(_Blocks(repository, Path(scratch))) as blocks:
         yield blocks
 
 
@@ -198,8 +199,8 @@ class _Claims:
         What was given up so far.
     """
 
-    def __init__(self, store: Store, thinned: set[int]) -> None:
-        self._store = store
+    def __init__(self, repository: Repository, thinned: set[int]) -> None:
+        self._repository = repository
         self._objects: set[Object] = set()
         # By content id of what nobody claims: the claimed objects that take it to restore.
         self._dependents: dict[str, set[Object]] = {}
@@ -208,9 +209,9 @@ class _Claims:
         self.contents: set[str] = set()
         self.lost: set[Object] = set()
         objects = set()
-        for row in store.catalog.versions():
+        for row in repository.catalog.versions():
             if row.number not in thinned:
-                objects |= set(Version(store, row).document.objects)
+                objects |= set(StoredVersion(repository, row).document.objects)
         self.add(objects)
 
     def add(self, objects: Iterable[Object]) -> None:
@@ -242,7 +243,7 @@ class _Claims:
 
     def _below(self, item: Object) -> list[str]:
         """Ids of what an object is stored against, down to the first that is claimed."""
-        reader = self._store.reader
+        reader = self._repository.reader
         lattice, content = item
         layer = reader.exact_layer(lattice, content)
         if layer is None:
@@ -255,8 +256,8 @@ class _Claims:
 class _Blocks:
     """The packs of a store, and those of a dry run, which lie elsewhere."""
 
-    def __init__(self, store: Store, scratch: Path) -> None:
-        self._store = store
+    def __init__(self, repository: Repository, scratch: Path) -> None:
+        self._repository = repository
         self.path = scratch
         (scratch / PACKS).mkdir()
         self._scratch = PackReader(scratch)
@@ -271,7 +272,7 @@ class _Blocks:
         self._reader(pack).read_into(pack, offset, target)
 
     def _reader(self, pack: str) -> PackReader:
-        return self._scratch if pack in self._names else self._store.packs
+        return self._scratch if pack in self._names else self._repository.packs
 
     def keep(self, writer: ObjectWriter, fresh: Sequence[LatticeRecord]) -> None:
         """Make known the lattices that a thinned version would have: its child's are taken from these."""
@@ -282,7 +283,7 @@ class _Blocks:
             else:
                 self._names.add(pack.name)
         wanted = {record.id for record in fresh}
-        self._store.resolver.add(record for record in writer.placed(packs) if record.id in wanted)
+        self._repository.resolver.add(record for record in writer.placed(packs) if record.id in wanted)
 
     def close(self) -> None:
         """Close the packs of the dry run."""
@@ -301,14 +302,14 @@ class _Batch:
     """
 
     def __init__(
-        self, store: Store, policy: Policy, claims: _Claims, report: ThinReport, blocks: _Blocks | None
+        self, repository: Repository, policy: Policy, claims: _Claims, report: ThinReport, blocks: _Blocks | None
     ) -> None:
-        self.store = store
+        self.repository = repository
         self.policy = policy
         self.claims = claims
         self.report = report
         self.blocks = blocks
-        self.reader = store.reader if blocks is None else ObjectReader(store.resolver, blocks)
+        self.reader = repository.reader if blocks is None else ObjectReader(repository.resolver, blocks)
         self.objects: dict[int, tuple[Sequence[Object], dict[int, CoarseUnit]]] = {}
 
 
@@ -317,14 +318,14 @@ class _Thinning:
 
     def __init__(self, batch: _Batch, row: VersionRow) -> None:
         self.batch = batch
-        self.store = batch.store
+        self.repository = batch.repository
         self.row = row
-        self.version = Version(batch.store, row)
+        self.version = StoredVersion(batch.repository, row)
 
     def run(self) -> None:
         """Write what there is to write and commit it."""
         estimator = Estimator(self.batch.reader, _Values(self.version), self.batch.policy, self._parents())
-        place = self.store.path if self.batch.blocks is None else self.batch.blocks.path
+        place = self.repository.path if self.batch.blocks is None else self.batch.blocks.path
         with PackWriter(place, "coarse") as coarse, PackWriter(place, "exact") as exact:
             writer = ObjectWriter(coarse, exact)
             objects, facts = self._coarse_objects(estimator, writer)
@@ -347,7 +348,7 @@ class _Thinning:
         def coarse(number: int) -> tuple[Object, CoarseUnit | None, Callable[[], str] | None]:
             unit, (lattice, content) = units[number], objects[number]
             assert content is not None
-            if self.store.resolver.lattice(lattice).kind == "linear":
+            if self.repository.resolver.lattice(lattice).kind == "linear":
                 off = self._facts(number, unit) if estimator.may_be_coarse(unit) else None
                 return objects[number] if off is None else (lattice, None), off, None
             estimate = estimator.coarse_estimate(unit)
@@ -355,7 +356,7 @@ class _Thinning:
                 return objects[number], None, None
             choice = plan([estimate.candidates], float("inf"))[0]
             encoded = estimator.encode(content, estimate, choice)
-            stored = self.store.resolver.known_lattice(encoded.identity) is not None
+            stored = self.repository.resolver.known_lattice(encoded.identity) is not None
 
             def add() -> str:
                 return writer.add(content, estimate, choice, encoded, stored=stored)
@@ -377,10 +378,10 @@ class _Thinning:
     def _facts(self, number: int, unit: Unit) -> CoarseUnit | None:
         """What an object's lattice values are off its exact ones; None where it has to stay exact."""
         lattice, content = self.version.document.objects[number]
-        record = self.store.resolver.lattice(lattice)
+        record = self.repository.resolver.lattice(lattice)
         assert content is not None
         comparison = Comparison(unit)
-        reader = self.store.reader
+        reader = self.repository.reader
         for chunk in range(record.chunks):
             bits = reader.bits(content, chunk)
             if not _has_integers(bits, record.dtype, reader.integers(record, chunk)):
@@ -393,7 +394,7 @@ class _Thinning:
         kept = self.batch.claims.contents
         todo = sorted(items, key=lambda item: (item[0], item[1] or ""))
         with ThreadPoolExecutor(worker_count(), thread_name_prefix="ckstore") as pool:
-            done = in_order(pool, lambda item: reanchored(self.store.reader, item, kept), todo, worker_count() + 1)
+            done = in_order(pool, lambda item: reanchored(self.repository.reader, item, kept), todo, worker_count() + 1)
             for anew in done:
                 writer.put(anew.content, anew.record, anew.parent, anew.layers, factor=anew.factor)
 
@@ -401,7 +402,7 @@ class _Thinning:
         """The objects of the parent version by key and signature, as they are from now on."""
         if self.row.parent is None:
             return {}
-        parent = Version(self.store, self.store.catalog.version(self.row.parent))
+        parent = StoredVersion(self.repository, self.repository.catalog.version(self.row.parent))
         before = {} if parent.document.coarse is None else parent.document.coarse.units
         objects, facts = self.batch.objects.get(self.row.parent, (parent.document.objects, before))
         return parent_objects(parent.layout.units, objects, facts)
@@ -417,35 +418,16 @@ class _Thinning:
             report.skipped.append(self.row.number)
         report.reanchored += anew
         for lattice, content in superseded:
-            layer = self.store.reader.exact_layer(lattice, content)
-            report.freed += self.store.resolver.lattice(lattice).nbytes if layer is None else sum(layer.lengths)
+            layer = self.repository.reader.exact_layer(lattice, content)
+            report.freed += self.repository.resolver.lattice(lattice).nbytes if layer is None else sum(layer.lengths)
         report.added += sum(record.nbytes for record in writer.lattices)
         report.added += sum(sum(record.lengths) for record in writer.contents)
 
     def _commit(self, writer: ObjectWriter, objects: list[Object], facts: dict[int, CoarseUnit]) -> None:
-        store = self.store
-        try:
-            document = self._document(writer, objects, facts) if facts else None
-            packs, entry = writer.finish(document, {}, anew=True)
-            store.resolver.add(writer.placed(packs))
-            lattices, contents = writer.places(packs)
-            with store.catalog.transaction():
-                store.catalog.version(self.row.number)  # It may have been forgotten meanwhile.
-                log.append(
-                    store.path,
-                    {"change": "thin", "version": self.row.number, "packs": [pack.name for pack in packs]},
-                )
-                store.catalog.add_packs(packs)
-                store.catalog.move_lattices(lattices)
-                store.catalog.move_contents(contents)
-                if document is not None:
-                    row = version_row(document, packs, entry)
-                    store.catalog.replace_version(row, references=document.blob_packs())
-        except BaseException:
-            remove_uncommitted(store.path, store.catalog, store.resolver, writer.finished)
-            raise
-        finally:
-            store.resolver.forget()
+        with Change(self.repository, writer) as change:
+            change.foresee()
+            change.finish(self._document(writer, objects, facts) if facts else None, again=True)
+            change.commit({"change": "thin", "version": self.row.number})
 
     def _document(self, writer: ObjectWriter, objects: list[Object], facts: dict[int, CoarseUnit]) -> VersionDocument:
         """What is said of the version from now on."""
@@ -459,12 +441,11 @@ class _Thinning:
         return replace(document, summary=self._summary(document, writer))
 
     def _summary(self, document: VersionDocument, writer: ObjectWriter) -> dict[str, object]:
-        self.store.resolver.add(writer.records)
         objects = set(document.objects)
-        work, full = restore_work(self.store.reader, objects, self.version.layout.files)
-        depth = max((self.store.reader.depth(*item) for item in objects), default=0)
+        work, full = restore_work(self.repository.reader, objects, self.version.layout.files)
+        depth = max((self.repository.reader.depth(*item) for item in objects), default=0)
         written = {record.id for record in writer.lattices}
-        records = [self.store.resolver.lattice(lattice) for lattice in {lattice for lattice, _ in objects}]
+        records = [self.repository.resolver.lattice(lattice) for lattice in {lattice for lattice, _ in objects}]
         stored = sum(record.nbytes for record in records if record.id in written or record.pack == self.row.pack)
         cost = {"cost": relative_cost(work, full), "depth": depth, "base": depth == 0}
         return {**document.summary, **cost, "stored_bytes": stored}

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 from ckstore.errors import UsageError
 from ckstore.lineage.search import Cube, dynaquant_cube, ladder
 from ckstore.policy import Policy
+from ckstore.reading.checkout import checkout
 
 if TYPE_CHECKING:
     from ckstore.objects.documents import VersionDocument
+    from ckstore.reading.stored_version import StoredVersion
     from ckstore.scanning.scan import ScannedFile, ScannedVersion
-    from ckstore.version import Version
 
 #: Qualities that are tried: half an octave apart, because steps are powers of two.
 QUALITIES = (0.25, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0, 5.6, 8.0, 11.2, 16.0)
@@ -74,13 +75,13 @@ class Tuning:
             raise UsageError(f"The evaluation of the original says {value}; it must be a finite number.")
         return value
 
-    def degradation(self, version: Version, reference: float) -> float:
+    def degradation(self, version: StoredVersion, reference: float) -> float:
         """By how much a version is worse than the original, as a part of `reference`; infinite for NaN."""
         with TemporaryDirectory(prefix="ckstore-") as scratch:
             target = Path(scratch) / (
                 version.document.files[0].path if not version.document.is_directory else "version"
             )
-            version.checkout(target)
+            checkout(version, target)
             value = self._value(target)
         worse = reference - value if self.maximise else value - reference
         return worse / (abs(reference) or 1.0) if math.isfinite(value) else math.inf

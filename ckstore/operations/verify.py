@@ -11,19 +11,18 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ckstore.codecs.lattice import Bits
-from ckstore.encoding.exact import lattice_id
 from ckstore.errors import CkstoreError, IntegrityError
-from ckstore.objects.hashing import MemberHasher
+from ckstore.objects.identity import MemberHasher, digest, lattice_id
 from ckstore.objects.reader import ObjectReader
-from ckstore.objects.records import LatticeRecord, digest
+from ckstore.objects.records import LatticeRecord
 from ckstore.objects.units import Unit
 from ckstore.operations.catalog_check import catalog_problems
 from ckstore.runtime.threads import in_order, worker_count
 from ckstore.storage.pack import parse_pack_name
 
 if TYPE_CHECKING:
-    from ckstore.store import Store
-    from ckstore.version import Version
+    from ckstore.reading.stored_version import StoredVersion
+    from ckstore.repository import Repository
 
 
 @dataclass(slots=True)
@@ -39,8 +38,8 @@ class VerifyReport:
 
 
 def verify(
-    store: Store,
-    versions: Sequence[Version],
+    repository: Repository,
+    versions: Sequence[StoredVersion],
     *,
     sample: float | None = None,
     progress: Callable[[int], None] | None = None,
@@ -60,12 +59,12 @@ def verify(
     def chosen() -> bool:
         return sample is None or draw.random() < sample
 
-    report.problems += store.catalog.check()
+    report.problems += repository.catalog.check()
     if report.problems:
         return report  # What a damaged catalog says of packs and versions would only add confusion.
-    report.problems += catalog_problems(store, versions)
-    _check_packs(store, report, chosen)
-    objects: dict[_Ids, tuple[Version, Unit]] = {}
+    report.problems += catalog_problems(repository, versions)
+    _check_packs(repository, report, chosen)
+    objects: dict[_Ids, tuple[StoredVersion, Unit]] = {}
     for version in versions:
         try:
             report.versions += 1
@@ -78,14 +77,14 @@ def verify(
     wanted = [item for item in objects.items() if chosen()]
     # Objects of one key follow each other, so that the parent's chunks are still decoded when a delta needs them.
     wanted.sort(key=lambda item: (item[1][1].key, item[1][0].row.number))
-    groups: list[list[tuple[_Ids, tuple[Version, Unit]]]] = []
+    groups: list[list[tuple[_Ids, tuple[StoredVersion, Unit]]]] = []
     for item in wanted:
         if groups and groups[-1][0][1][1].key == item[1][1].key:
             groups[-1].append(item)
         else:
             groups.append([item])
     # The store's own reader may still hold what an ingest was given.
-    reader = ObjectReader(store.resolver, store.packs)
+    reader = ObjectReader(repository.resolver, repository.packs)
     with ThreadPoolExecutor(worker_count(), thread_name_prefix="ckstore") as pool:
         for found in in_order(pool, lambda group: [_check_object(reader, *item) for item in group], groups, 4):
             for chunks, nbytes, problem in found:
@@ -99,7 +98,7 @@ def verify(
     return report
 
 
-def check_restores(version: Version, progress: Callable[[int], None] | None = None) -> None:
+def check_restores(version: StoredVersion, progress: Callable[[int], None] | None = None) -> None:
     """Decode every file of a version: exact ones against their SHA-256, objects of coarse ones against their ids.
 
     Parameters
@@ -125,21 +124,21 @@ def check_restores(version: Version, progress: Callable[[int], None] | None = No
     for number, unit in enumerate(version.layout.units):
         if changed.isdisjoint(member.file for member in unit.members):
             continue
-        _, nbytes, problem = _check_object(version.store.reader, _ids(version, number), (version, unit))
+        _, nbytes, problem = _check_object(version.repository.reader, _ids(version, number), (version, unit))
         if problem:
             raise IntegrityError(f"{problem.rstrip('.')}; run `ckstore verify`.")
         if progress is not None:
             progress(nbytes)
 
 
-def _check_packs(store: Store, report: VerifyReport, chosen: Callable[[], bool]) -> None:
-    for pack in store.catalog.packs():
+def _check_packs(repository: Repository, report: VerifyReport, chosen: Callable[[], bool]) -> None:
+    for pack in repository.catalog.packs():
         if not chosen():
             continue
         report.packs += 1
         try:
             parsed = parse_pack_name(pack.name)
-            if parsed is None or store.packs.digest(pack.name) != parsed[0]:
+            if parsed is None or repository.packs.digest(pack.name) != parsed[0]:
                 report.problems.append(f"Pack {pack.name} is not what its name says; restore it from a copy.")
         except CkstoreError as error:
             report.problems.append(str(error))
@@ -153,14 +152,14 @@ class _Ids(NamedTuple):
     decoded: str | None
 
 
-def _ids(version: Version, number: int) -> _Ids:
+def _ids(version: StoredVersion, number: int) -> _Ids:
     """The ids of the unit of that number."""
     coarse = version.document.coarse
     facts = None if coarse is None else coarse.units.get(number)
     return _Ids(*version.document.objects[number], None if facts is None else facts.decoded)
 
 
-def _check_object(reader: ObjectReader, ids: _Ids, place: tuple[Version, Unit]) -> tuple[int, int, str]:
+def _check_object(reader: ObjectReader, ids: _Ids, place: tuple[StoredVersion, Unit]) -> tuple[int, int, str]:
     """Chunks and bytes that were decoded, and a problem or nothing."""
     version, unit = place
     number = version.row.number

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,12 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ckstore.codecs.lattice import Bits, part_dtype
-from ckstore.dtypes import bits_dtype
-from ckstore.formats.layout import ITEM_SIZES
+from ckstore.dtypes import ITEM_SIZES, bits_dtype, resolve
+from ckstore.formats.layout import Tensor
+from ckstore.reading.gather import Selection, gather
 from ckstore.runtime.threads import shared, worker_count
 
 if TYPE_CHECKING:
-    from ckstore.version import Version
+    from ckstore.reading.stored_version import StoredVersion
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -35,7 +36,7 @@ class Request:
 
 
 def fill(
-    version: Version,
+    version: StoredVersion,
     requests: Iterable[Request],
     progress: Callable[[int], None] | None = None,
     *,
@@ -79,14 +80,36 @@ def fill(
             progress(nbytes)
 
 
-def read(version: Version, file: int, extent: int, first: int, last: int) -> npt.NDArray[Any]:
+def read(version: StoredVersion, file: int, extent: int, first: int, last: int) -> npt.NDArray[Any]:
     """Elements from `first` to before `last` of an extent, bit for bit, as an array of the caller's own."""
     out = np.empty(last - first, bits_dtype(version.layout.files[file].extents[extent].dtype))
     fill(version, [Request(file, extent, first, last, out.view(np.uint8))])
     return out
 
 
-def _whole(version: Version, place: tuple[int, int], parts: list[tuple[int, int, Bytes]]) -> Bits | None:
+def read_tensor(version: StoredVersion, file: int, tensor: Tensor, wanted: Sequence[Selection]) -> npt.NDArray[Any]:
+    """The elements of a tensor at all combinations of positions, as unsigned integers (complex128: 16 raw bytes).
+
+    Parameters
+    ----------
+    version, file, tensor
+        Where it stands.
+    wanted
+        For each axis a range, or ascending positions; see `ckstore.reading.gather.gather`.
+    """
+    dtype = bits_dtype(tensor.dtype)
+    if tensor.extent < 0 or any(len(positions) == 0 for positions in wanted):
+        return np.empty([len(positions) for positions in wanted], dtype)
+
+    def stretch(first: int, last: int) -> npt.NDArray[Any]:
+        return read(version, file, tensor.extent, first, last).view(dtype)
+
+    found = gather(stretch, dtype, tensor.offset, tensor.strides, wanted)
+    resolve(found, tensor.dtype, tensor.lazy)
+    return found
+
+
+def _whole(version: StoredVersion, place: tuple[int, int], parts: list[tuple[int, int, Bytes]]) -> Bits | None:
     """Where a chunk is wanted whole, once, and can be decoded to."""
     if len(parts) > 1:
         return None
@@ -99,5 +122,5 @@ def _whole(version: Version, place: tuple[int, int], parts: list[tuple[int, int,
     return bits if bits.flags.aligned else None
 
 
-def _part_size(version: Version, request: Request) -> int:
+def _part_size(version: StoredVersion, request: Request) -> int:
     return ITEM_SIZES[part_dtype(version.layout.files[request.file].extents[request.extent].dtype)]

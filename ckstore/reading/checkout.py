@@ -10,18 +10,20 @@ from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, BinaryIO
 
+from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import ConflictError, IntegrityError, UsageError
 from ckstore.formats.directory import leads_out
-from ckstore.formats.layout import ITEM_SIZES, FileLayout
+from ckstore.formats.layout import FileLayout
 from ckstore.formats.skeleton import Checks, pieces
-from ckstore.objects.hashing import StreamSha256
+from ckstore.formats.sources import PERMISSIONS
 from ckstore.runtime.collector import collection_seldom
+from ckstore.runtime.sha256 import StreamSha256
 from ckstore.runtime.threads import in_order, worker_count
 from ckstore.storage import durable
 from ckstore.storage.writeback import Writeback
 
 if TYPE_CHECKING:
-    from ckstore.version import Version
+    from ckstore.reading.stored_version import StoredVersion
 
 Progress = Callable[[int], None]
 
@@ -33,7 +35,7 @@ Block = bytes | memoryview
 
 
 @collection_seldom()
-def checkout(version: Version, target: Path, *, force: bool = False, progress: Progress | None = None) -> None:
+def checkout(version: StoredVersion, target: Path, *, force: bool = False, progress: Progress | None = None) -> None:
     """Write a version's file or directory tree to `target`.
 
     Everything is written beside the target and renamed when it is whole and its SHA-256 is the original's; files with
@@ -93,17 +95,17 @@ def beside(target: Path, *, force: bool, directory: bool = False) -> Iterator[Pa
                 made.unlink()
 
 
-def _write_tree(version: Version, root: Path, progress: Progress | None) -> None:
+def _write_tree(version: StoredVersion, root: Path, progress: Progress | None) -> None:
     try:
         _write_entries(version, root, progress)
-    except FileExistsError as error:
+    except (FileExistsError, NotADirectoryError) as error:
         raise IntegrityError(
             f"The version has two entries at {error.filename}, or two that this file system takes for one; "
             "choose a target on another one, or run `ckstore verify`."
         ) from error
 
 
-def _write_entries(version: Version, root: Path, progress: Progress | None) -> None:
+def _write_entries(version: StoredVersion, root: Path, progress: Progress | None) -> None:
     document = version.document
     for path, _ in document.directories:
         _inside(root, path).mkdir(parents=True, exist_ok=True)
@@ -122,7 +124,7 @@ def _write_entries(version: Version, root: Path, progress: Progress | None) -> N
                 f"The manifest's link {path!r} leads out of the version (to {link!r}); nothing is left."
             )
     for path, mode in reversed(document.directories):
-        _inside(root, path).chmod(mode)
+        _inside(root, path).chmod(mode & PERMISSIONS)
 
 
 def _inside(root: Path, path: str) -> Path:
@@ -135,7 +137,7 @@ def _inside(root: Path, path: str) -> Path:
     return place
 
 
-def _write_file(version: Version, number: int, place: Path, progress: Progress | None) -> None:
+def _write_file(version: StoredVersion, number: int, place: Path, progress: Progress | None) -> None:
     entry = version.document.files[number]
     descriptor = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o600)
     with open(descriptor, "wb", buffering=0) as out:
@@ -153,12 +155,12 @@ def _write_file(version: Version, number: int, place: Path, progress: Progress |
         finally:
             writeback.cancel()
     if entry.mode is not None:
-        place.chmod(entry.mode)
+        place.chmod(entry.mode & PERMISSIONS)
     if entry.mtime_ns is not None:
         os.utime(place, ns=(entry.mtime_ns, entry.mtime_ns))
 
 
-def checked_blocks(version: Version, number: int) -> Iterator[Block]:
+def checked_blocks(version: StoredVersion, number: int) -> Iterator[Block]:
     """The bytes of a file in order; raises `IntegrityError` at their end where their SHA-256 is not the original's."""
     entry = version.document.files[number]
     with StreamSha256() as sha:
@@ -171,7 +173,7 @@ def checked_blocks(version: Version, number: int) -> Iterator[Block]:
             )
 
 
-def coarse_blocks(version: Version, number: int, out: BinaryIO) -> Iterator[Block]:
+def coarse_blocks(version: StoredVersion, number: int, out: BinaryIO) -> Iterator[Block]:
     """The bytes of a file with coarse values in order; at their end its checksums are written over those in `out`."""
     layout = version.layout.files[number]
     checks = Checks(layout)
@@ -193,7 +195,7 @@ def write_all(out: BinaryIO, block: bytes | memoryview) -> None:
         view = view[written:]
 
 
-def file_blocks(version: Version, number: int) -> Iterator[Block]:
+def file_blocks(version: StoredVersion, number: int) -> Iterator[Block]:
     """The bytes of a file in order; chunks are decoded ahead by a pool of threads."""
     layout = version.layout.files[number]
     skeleton = version.skeleton(number)
@@ -213,7 +215,7 @@ def file_blocks(version: Version, number: int) -> Iterator[Block]:
 _Stretch = tuple[int, int, int]
 
 
-def _stretches(version: Version, number: int, layout: FileLayout) -> Iterator[list[_Stretch]]:
+def _stretches(version: StoredVersion, number: int, layout: FileLayout) -> Iterator[list[_Stretch]]:
     """All of a file in order, in groups of some bytes: a thread is handed many small chunks at once."""
     group: list[_Stretch] = []
     filled = position = 0

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, get_args
 
@@ -15,12 +16,13 @@ from ckstore.formats.layout import Extent, Tensor, TensorRef
 from ckstore.formats.paths import match_paths, text_to_path
 from ckstore.formats.torch.writer import write_torch
 from ckstore.formats.trees import select_tensors
+from ckstore.reading.buffers import read_tensor
 from ckstore.reading.checkout import Block, beside
 from ckstore.runtime.threads import in_order, worker_count
 from ckstore.trees import replace_tensors
 
 if TYPE_CHECKING:
-    from ckstore.version import Version
+    from ckstore.reading.stored_version import StoredVersion
 
 Format = Literal["safetensors", "pt", "npz"]
 Progress = Callable[[int], None]
@@ -33,7 +35,7 @@ _METADATA = {"format": "pt"}
 
 
 def export(
-    version: Version,
+    version: StoredVersion,
     target: Path,
     format: Format,
     include: Sequence[str] = (),
@@ -42,7 +44,9 @@ def export(
     force: bool = False,
     progress: Progress | None = None,
 ) -> int:
-    """Write tensors of a version to one file, in memory of a few chunks (and one tensor that is not contiguous).
+    """Write tensors of a version to one file, in memory of a few chunks.
+
+    In safetensors and npz a tensor that is not contiguous, or a conj or neg view, is held in memory whole.
 
     Parameters
     ----------
@@ -52,8 +56,8 @@ def export(
         The file; it is written beside and renamed.
     format
         `safetensors` and `npz` hold tensors by name: the text of their path, or the plain name where the version is one
-        file and holds them in one flat dictionary. `pt` keeps the nesting, plain values and ties, and loads with
-        ``weights_only=True``: objects of unknown classes become plain dictionaries.
+        file and holds them in one flat dictionary. `pt` keeps the nesting, plain values, ties, and conj and neg views,
+        and loads with ``weights_only=True``: objects of unknown classes become plain dictionaries, parameters tensors.
     include, exclude
         Globs over the paths of tensors; see `ckstore.formats.paths.match_paths`.
     force
@@ -100,7 +104,7 @@ def _created(path: Path) -> IO[bytes]:
 class _TensorReader:
     """Reads tensors and extents in pieces, ahead of the writer, by a pool of threads."""
 
-    def __init__(self, version: Version, pool: ThreadPoolExecutor, progress: Progress | None) -> None:
+    def __init__(self, version: StoredVersion, pool: ThreadPoolExecutor, progress: Progress | None) -> None:
         self._version = version
         self._pool = pool
         self._progress = progress or (lambda nbytes: None)
@@ -124,13 +128,13 @@ class _TensorReader:
     def tensor(self, path: str) -> Iterator[Block]:
         """The bytes of a tensor in C order."""
         file, tensor = self._version.paths[path]
-        lazy = self._version[path]
-        if lazy.size == 0:
+        size = prod(tensor.shape)
+        if size == 0:
             return
-        if _is_contiguous(tensor):
-            yield from self.extent(file, tensor.extent, tensor.offset, tensor.offset + lazy.size)
+        if _is_contiguous(tensor) and not tensor.lazy:
+            yield from self.extent(file, tensor.extent, tensor.offset, tensor.offset + size)
             return
-        data = lazy.bits([range(size) for size in lazy.shape]).tobytes()
+        data = read_tensor(self._version, file, tensor, [range(length) for length in tensor.shape]).tobytes()
         self._progress(len(data))
         yield data
 
@@ -144,7 +148,9 @@ def _is_contiguous(tensor: Tensor) -> bool:
     return True
 
 
-def _write_flat(version: Version, chosen: Sequence[str], reader: _TensorReader, out: IO[bytes], format: Format) -> None:
+def _write_flat(
+    version: StoredVersion, chosen: Sequence[str], reader: _TensorReader, out: IO[bytes], format: Format
+) -> None:
     tensors = [version.paths[path][1] for path in chosen]
     flat = not version.document.is_directory and all(
         len(tensor.path) == 1 and isinstance(tensor.path[0], str) for _, tensor in version.paths.values()
@@ -157,7 +163,7 @@ def _write_flat(version: Version, chosen: Sequence[str], reader: _TensorReader, 
         write_safetensors(out, items, lambda index: reader.tensor(chosen[index]), _METADATA)
 
 
-def _write_pt(version: Version, chosen: Sequence[str], reader: _TensorReader, out: IO[bytes]) -> None:
+def _write_pt(version: StoredVersion, chosen: Sequence[str], reader: _TensorReader, out: IO[bytes]) -> None:
     trees: dict[str, Any] = {}
     tensors: list[Tensor] = []
     extents: list[Extent] = []

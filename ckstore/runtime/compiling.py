@@ -1,4 +1,4 @@
-"""Says that kernels are being compiled, where someone waits and asked to be told: the first use ever takes seconds.
+"""Watches for compilations of kernels: the first use ever takes seconds, and someone may want to know.
 
 Compiled code is kept beside the sources or, where these cannot be written to, in the user's cache directory
 (`NUMBA_CACHE_DIR` chooses another); later processes load it.
@@ -7,47 +7,18 @@ Compiled code is kept beside the sources or, where these cannot be written to, i
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
 from collections.abc import Callable
-from contextlib import suppress
 
-from ckstore.runtime.threads import worker_count
+#: What the process that compiles on a second core is told: whom it helps.
+READS, STORES = "reads", "stores"
 
-MESSAGE = "compiling kernels; this happens once and takes some seconds."
-
-_say: Callable[[str], None] | None = None
-_reads = False
-_helper: subprocess.Popen[bytes] | None = None
+_begin: Callable[[], None] | None = None
 
 
-def tell(say: Callable[[str], None], *, reads: bool) -> None:
-    """Have `say` called with `MESSAGE` once, if anything must be compiled, and compile on a second core as well.
-
-    To be asked for before any kernel is loaded, by a process that ends with `finish`, and that only `reads` or also
-    stores.
-    """
-    global _say, _reads
-    _say, _reads = say, reads
-
-
-def finish() -> None:
-    """Help the second core with what it has left to do: nothing goes on when the program has ended."""
-    global _helper
-    helper, _helper = _helper, None
-    if helper is None:
-        return
-    if _reads:
-        helper.wait()
-    else:
-        from ckstore.cli.warm_up import steps
-
-        for step in reversed(steps()):
-            if helper.poll() is not None:
-                break
-            step()
-    # All of it is compiled now. This closes the other one's input, so that it does not load what was compiled here.
-    helper.communicate()
+def on_first(begin: Callable[[], None]) -> None:
+    """Have `begin` called once, when anything must be compiled; to be asked for before any kernel is loaded."""
+    global _begin
+    _begin = begin
 
 
 def listen() -> None:
@@ -65,7 +36,10 @@ def listen() -> None:
             self._collected: list[bool] = []
 
         def on_start(self, event: event.Event) -> None:
-            _begin()
+            global _begin
+            begin, _begin = _begin, None
+            if begin is not None:
+                begin()
             self._collected.append(gc.isenabled())
             gc.disable()
 
@@ -74,19 +48,3 @@ def listen() -> None:
                 gc.enable()
 
     event.register("numba:compile", Listener())
-
-
-def _begin() -> None:
-    global _say, _helper
-    say, _say = _say, None
-    if say is None:
-        return
-    say(MESSAGE)
-    if worker_count() > 1:
-        from ckstore.cli.warm_up import READS, STORES
-
-        silent = subprocess.DEVNULL
-        # Not from the working directory (-P): whatever lies there is none of ours.
-        command = [sys.executable, "-P", "-m", "ckstore.cli.warm_up", READS if _reads else STORES]
-        with suppress(OSError):  # A machine that lets no process begin compiles on one core.
-            _helper = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=silent, stderr=silent)

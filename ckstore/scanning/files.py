@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections import OrderedDict
 from pathlib import Path
-from threading import Lock
 
 from ckstore.errors import InputError
 from ckstore.formats import FileSource
+from ckstore.runtime.lru import Lru
 
 #: Files that stay open. Directories may hold more files than a process may open.
 _LIMIT = 64
@@ -32,26 +31,19 @@ class OpenFiles:
     """
 
     def __init__(self, limit: int = _LIMIT) -> None:
-        self._limit = limit
-        self._files: OrderedDict[str, _OpenFile] = OrderedDict()
-        self._lock = Lock()
+        self._files: Lru[str, _OpenFile] = Lru(limit)
 
     def get(self, path: str) -> tuple[_OpenFile, bool]:
         """The file, and whether it was opened just now."""
-        with self._lock:
-            found = self._files.get(path)
-            if found is not None:
-                self._files.move_to_end(path)
-                return found, False
-            opened = self._files[path] = _OpenFile(path)
-            while len(self._files) > self._limit:
-                self._files.popitem(last=False)
-            return opened, True
+        found = self._files.get(path)
+        if found is not None:
+            return found, False
+        opened = _OpenFile(path)
+        return opened, self._files.put(path, opened) is opened
 
     def drop(self, path: str) -> None:
         """Close a file, or let the last thread that reads it do so."""
-        with self._lock:
-            self._files.pop(path, None)
+        self._files.drop(path)
 
 
 class InputFile:

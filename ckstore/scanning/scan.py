@@ -20,14 +20,15 @@ import numpy.typing as npt
 from blake3 import blake3
 
 from ckstore.codecs.lattice import PARTS, Bits
+from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import InputError
 from ckstore.formats import parse, parse_opaque
-from ckstore.formats.layout import ITEM_SIZES, FileLayout, Source
+from ckstore.formats.layout import FileLayout, Source
 from ckstore.formats.skeleton import Checks, fill_crcs, pieces, stored_crcs
 from ckstore.formats.torch.state_dict import StateDictSource
-from ckstore.objects.hashing import StreamSha256
-from ckstore.objects.records import content_id
+from ckstore.objects.identity import content_id
 from ckstore.objects.units import Member, Unit, plan_units
+from ckstore.runtime.sha256 import StreamSha256
 from ckstore.scanning.files import InputFile, OpenFiles
 
 #: Bytes that are read at once.
@@ -112,6 +113,10 @@ class ScannedVersion:
         All content ids and digests are known.
     held
         Values of units that are in memory, by their first members: keys need not differ.
+    name
+        Where it comes from, as text; empty for a state dict.
+    step
+        The step that the files, or else the name, tell.
     """
 
     files: list[ScannedFile]
@@ -122,6 +127,8 @@ class ScannedVersion:
     contents: list[str] = field(default_factory=list)
     is_hashed: bool = False
     held: dict[Member, Bits] = field(default_factory=dict)
+    name: str = ""
+    step: int | None = None
 
     @property
     def size(self) -> int:

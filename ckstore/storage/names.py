@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import Protocol
 
 from ckstore.errors import NotFoundError, UsageError
-
-if TYPE_CHECKING:
-    from ckstore.storage.catalog import Catalog
-    from ckstore.storage.rows import VersionRow
+from ckstore.storage.rows import RunRow, VersionRow
 
 #: The name of the version that was ingested last.
 LATEST = "latest"
@@ -17,6 +15,31 @@ _UID_PREFIX = re.compile(r"[0-9a-f]{4,40}")
 # SQLite's integers; a longer row of digits can still begin an id.
 _LARGEST_NUMBER = 2**63 - 1
 _SUGGESTIONS = 3
+
+
+class Versions(Protocol):
+    """Where versions are found: the catalog."""
+
+    def version(self, number: int) -> VersionRow:
+        """The version of a number; `NotFoundError` where there is none."""
+
+    def versions(self, run: str | None = None) -> list[VersionRow]:
+        """All versions, or those of one run, by number."""
+
+    def runs(self) -> Sequence[RunRow]:
+        """All runs."""
+
+    def tags(self) -> dict[str, int]:
+        """The number that each tag means."""
+
+    def latest(self, run: str | None = None) -> VersionRow | None:
+        """The version that was ingested last, of one run or of all."""
+
+    def at_step(self, run: str, step: int) -> VersionRow | None:
+        """The version at a step of a run."""
+
+    def with_uid(self, prefix: str) -> list[VersionRow]:
+        """The versions whose ids begin so."""
 
 
 def check_tag(name: str) -> None:
@@ -28,12 +51,12 @@ def check_tag(name: str) -> None:
         )
 
 
-def resolve(catalog: Catalog, spec: str | int) -> VersionRow:
+def resolve(catalog: Versions, spec: str | int) -> VersionRow:
     """The version that a name means.
 
     Parameters
     ----------
-    catalog : Catalog
+    catalog : Versions
     spec : str or int
         In this order: the number of a version, a tag, `latest` (ingested last), `run@step` or `run@latest`,
         the name of a run (its version that was ingested last), or the beginning of a version's id, at least four
@@ -63,7 +86,7 @@ def resolve(catalog: Catalog, spec: str | int) -> VersionRow:
     return found
 
 
-def _of_run(catalog: Catalog, text: str) -> VersionRow | None:
+def _of_run(catalog: Versions, text: str) -> VersionRow | None:
     run, separator, step = text.rpartition("@")
     if separator:
         if step == LATEST:
@@ -75,7 +98,7 @@ def _of_run(catalog: Catalog, text: str) -> VersionRow | None:
     return catalog.latest(text)
 
 
-def _by_uid(catalog: Catalog, prefix: str) -> VersionRow | None:
+def _by_uid(catalog: Versions, prefix: str) -> VersionRow | None:
     if not _UID_PREFIX.fullmatch(prefix):
         return None
     found = catalog.with_uid(prefix)
@@ -85,7 +108,7 @@ def _by_uid(catalog: Catalog, prefix: str) -> VersionRow | None:
     return found[0] if found else None
 
 
-def _near(catalog: Catalog, text: str) -> str:
+def _near(catalog: Versions, text: str) -> str:
     from difflib import get_close_matches
 
     run, separator, step = text.rpartition("@")

@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import os
 import struct
-import threading
 import zipfile
 import zlib
-from collections import OrderedDict
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from ckstore.errors import IntegrityError
+from ckstore.runtime.lru import Lru
 from ckstore.storage import root
 from ckstore.storage.pack import Entry, PackInfo, digest_file, parse_pack_name
 
@@ -59,9 +58,7 @@ class PackReader:
 
     def __init__(self, store: Path, limit: int = 64) -> None:
         self._directory = store / root.PACKS
-        self._limit = limit
-        self._open: OrderedDict[str, _OpenPack] = OrderedDict()
-        self._lock = threading.Lock()
+        self._open: Lru[str, _OpenPack] = Lru(limit)
 
     def pread(self, pack: str, offset: int, length: int) -> bytes:
         """Exactly `length` bytes from `offset` of a pack.
@@ -198,13 +195,11 @@ class PackReader:
 
     def forget(self, pack: str) -> None:
         """Close a pack that was or will be removed."""
-        with self._lock:
-            self._open.pop(pack, None)
+        self._open.drop(pack)
 
     def close(self) -> None:
         """Close every file; a later read opens it again."""
-        with self._lock:
-            self._open.clear()
+        self._open.clear()
 
     def _path(self, pack: str) -> Path:
         # Names come out of the catalog, which may have been made by someone else.
@@ -213,19 +208,13 @@ class PackReader:
         return self._directory / pack
 
     def _opened(self, pack: str) -> _OpenPack:
-        with self._lock:
-            opened = self._open.get(pack)
-            if opened is None:
-                try:
-                    opened = _OpenPack(self._path(pack))
-                except FileNotFoundError:
-                    raise _missing(pack) from None
-                self._open[pack] = opened
-                while len(self._open) > self._limit:
-                    self._open.popitem(last=False)
-            else:
-                self._open.move_to_end(pack)
-            return opened
+        opened = self._open.get(pack)
+        if opened is None:
+            try:
+                opened = self._open.put(pack, _OpenPack(self._path(pack)))
+            except FileNotFoundError:
+                raise _missing(pack) from None
+        return opened
 
 
 def read_shard_index(data: bytes, chunks: int, shard_length: int | None = None) -> list[tuple[int, int] | None]:

@@ -12,13 +12,15 @@ import numpy.typing as npt
 import zarr
 
 from ckstore.codecs.lattice import CHUNK
+from ckstore.reading.buffers import read_tensor
+from ckstore.reading.stored_version import StoredVersion
+from ckstore.repository import Repository
 from ckstore.views.nodes import ArrayNode, Hierarchy
 from ckstore.views.store import ViewStore
 
 if TYPE_CHECKING:
     from ckstore.policy import Fidelity
-    from ckstore.run import Run
-    from ckstore.version import Version
+    from ckstore.reading.stored_version import StoredVersion
 
 #: What the array is called whose tensor's path leads on to other tensors; no segment of a path is written like that.
 TENSOR = "__tensor__"
@@ -27,17 +29,17 @@ TENSOR = "__tensor__"
 VERSION_AXIS = "version"
 
 
-def version_group(version: Version) -> zarr.Group:
+def version_group(version: StoredVersion) -> zarr.Group:
     """All tensors of a version as a group; see `Version.arrays`."""
     return zarr.open_group(version_store(version), mode="r", use_consolidated=True)
 
 
-def run_group(run: Run) -> zarr.Group:
-    """The tensors that all versions of a run have in common as a group; see `Run.arrays`."""
-    return zarr.open_group(run_store(run), mode="r", use_consolidated=True)
+def run_group(name: str, versions: Sequence[StoredVersion]) -> zarr.Group:
+    """The tensors that all of a run's versions have in common as a group; see `Run.arrays`."""
+    return zarr.open_group(run_store(name, versions), mode="r", use_consolidated=True)
 
 
-def version_store(version: Version) -> ViewStore:
+def version_store(version: StoredVersion) -> ViewStore:
     """The Zarr store of a version."""
     arrays: dict[str, ArrayNode] = {}
     for path, name, dimensions in _named(version):
@@ -46,13 +48,12 @@ def version_store(version: Version) -> ViewStore:
         arrays[name] = ArrayNode(tensor.dtype, tensor.shape, chunk, dimensions, _BoxReader(version, path))
     row = version.row
     attributes = {"version": row.number, "run": row.run, "step": row.step, "id": row.uid}
-    identity = (_reopened_version, os.path.abspath(version.store.path), row.uid, version.fidelity)
+    identity = (_reopened_version, os.path.abspath(version.repository.path), row.uid, version.fidelity)
     return ViewStore(Hierarchy(arrays, attributes), identity)
 
 
-def run_store(run: Run) -> ViewStore:
-    """The Zarr store of a run."""
-    versions = run.versions
+def run_store(run: str, versions: Sequence[StoredVersion]) -> ViewStore:
+    """The Zarr store of some versions of a run."""
     common, left_out = _common(versions)
     arrays: dict[str, ArrayNode] = {}
     for path, name, dimensions in _named(versions[-1]) if versions else []:
@@ -64,13 +65,14 @@ def run_store(run: Run) -> ViewStore:
             (_free(VERSION_AXIS, _siblings(name, versions[-1].paths)), *dimensions), _run_reader(versions, path),
         )  # fmt: skip
     attributes = {
-        "run": run.name,
+        "run": run,
         "versions": [version.row.number for version in versions],
         "steps": [version.row.step for version in versions],
         "left_out": left_out,
     }
     uids = tuple(version.row.uid for version in versions)
-    identity = (_reopened_run, os.path.abspath(run.store.path), run.name, uids)
+    path = os.path.abspath(versions[0].repository.path) if versions else ""
+    identity = (_reopened_run, path, run, uids)
     return ViewStore(Hierarchy(arrays, attributes), identity)
 
 
@@ -94,7 +96,7 @@ def chunk_shape(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, 
     return tuple(chunk)
 
 
-def _named(version: Version) -> list[tuple[str, str, tuple[str, ...]]]:
+def _named(version: StoredVersion) -> list[tuple[str, str, tuple[str, ...]]]:
     """(Path as text, name in Zarr, names of the axes) of all tensors."""
     paths = version.paths
     above = {path[:end] for path in paths for end in range(len(path)) if path[end] == "/"}
@@ -122,16 +124,17 @@ def _free(dimension: str, siblings: tuple[str, Mapping[str, Any]]) -> str:
 class _BoxReader:
     """Reads boxes of one tensor."""
 
-    def __init__(self, version: Version, path: str) -> None:
+    def __init__(self, version: StoredVersion, path: str) -> None:
         self._version = version
         self._path = path
 
     def __call__(self, starts: tuple[int, ...], stops: tuple[int, ...]) -> npt.NDArray[Any]:
+        file, tensor = self._version.paths[self._path]
         wanted = [range(start, stop) for start, stop in zip(starts, stops, strict=True)]
-        return self._version[self._path].bits(wanted)
+        return read_tensor(self._version, file, tensor, wanted)
 
 
-def _run_reader(versions: Sequence[Version], path: str) -> Any:
+def _run_reader(versions: Sequence[StoredVersion], path: str) -> Any:
     readers = [_BoxReader(version, path) for version in versions]
 
     def read(starts: tuple[int, ...], stops: tuple[int, ...]) -> npt.NDArray[Any]:
@@ -140,7 +143,7 @@ def _run_reader(versions: Sequence[Version], path: str) -> Any:
     return read
 
 
-def _common(versions: Sequence[Version]) -> tuple[set[str], dict[str, list[str]]]:
+def _common(versions: Sequence[StoredVersion]) -> tuple[set[str], dict[str, list[str]]]:
     """Paths that all versions have with one dtype and shape; and the others, by what is amiss."""
     held: dict[str, int] = {}
     kinds: dict[str, set[tuple[str, tuple[int, ...]]]] = {}
@@ -157,17 +160,15 @@ def _common(versions: Sequence[Version]) -> tuple[set[str], dict[str, list[str]]
 
 def _reopened_version(path: str, uid: str, fidelity: Fidelity) -> ViewStore:
     """The Zarr store of a version in a store that is opened for it: what a pickled view becomes."""
-    from ckstore.store import Store
-
-    return version_store(Store(Path(path), "r")[uid].at_fidelity(fidelity))
+    repository = Repository(Path(path), "r")
+    return version_store(StoredVersion(repository, repository.catalog.resolve(uid)).at_fidelity(fidelity))
 
 
 def _reopened_run(path: str, name: str, uids: tuple[str, ...]) -> ViewStore:
-    from ckstore.run import Run
-    from ckstore.store import Store
-
-    store = Store(Path(path), "r")
-    return run_store(Run(store, name, [store[uid] for uid in uids]))
+    if not uids:
+        return run_store(name, [])
+    repository = Repository(Path(path), "r")
+    return run_store(name, [StoredVersion(repository, repository.catalog.resolve(uid)) for uid in uids])
 
 
 __all__ = ["chunk_shape", "run_group", "run_store", "version_group", "version_store"]

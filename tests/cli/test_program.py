@@ -16,10 +16,10 @@ import pytest
 
 from ckstore.cli import main
 from ckstore.cli.program import VERBS, program
+from ckstore.cli.second_core import MESSAGE
 from ckstore.cli.verb import EXIT_CODES, Verb
-from ckstore.cli.warm_up import STORES
 from ckstore.errors import CkstoreError, LockedError
-from ckstore.runtime.compiling import MESSAGE
+from ckstore.runtime.compiling import STORES
 from ckstore.runtime.threads import worker_count
 from ckstore.storage.catalog import Catalog
 from tests.checkpoints import write_safetensors
@@ -216,7 +216,7 @@ def heavy_imports(arguments: list[str]) -> list[str]:
 
 
 def test_the_process_that_helps_to_compile_ends_when_nobody_waits_for_it(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "ckstore.cli.warm_up", STORES]
+    command = [sys.executable, "-m", "ckstore.codecs.warm_up", STORES]
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
     subprocess.run(command, stdin=subprocess.DEVNULL, env=environment, check=True, timeout=60)
     assert list(tmp_path.iterdir()) == []

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from ckstore.dtypes import ITEM_SIZES
 from ckstore.formats import (
-    ITEM_SIZES,
     BytesSource,
     CompositeSource,
     FileLayout,

@@ -68,11 +68,29 @@ def test_every_dtype_comes_back_bit_for_bit(tmp_path: Path, count: int) -> None:
     assert_same(ingested(state, tmp_path / "live"), state)
 
 
-def test_parameters_come_back_as_plain_tensors(tmp_path: Path) -> None:
+def test_a_module_s_state_dict_comes_back_as_plain_tensors(tmp_path: Path) -> None:
     path = tmp_path / "module.pt"
     module = torch.nn.LSTM(4, 8, num_layers=2)
     torch.save(module.state_dict(), path)
     assert_same(ingested(path, tmp_path / "store"), {name: one.detach() for name, one in module.state_dict().items()})
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_parameters_and_wanted_gradients_come_back(tmp_path: Path, legacy: bool) -> None:
+    kept = torch.nn.Parameter(torch.randn(3))
+    kept.note = "kept by torch"  # type: ignore[attr-defined]
+    state = {
+        "weight": torch.nn.Parameter(torch.randn(4, 5)), "frozen": torch.nn.Parameter(torch.arange(3), False),
+        "wanted": torch.randn(6, requires_grad=True), "result": torch.ones(2, requires_grad=True) * 2, "kept": kept,
+        "empty": torch.nn.Parameter(torch.empty(0, 3)), "plain": torch.ones(2),
+    }  # fmt: skip
+    torch.save(state, tmp_path / "state.pt", _use_new_zipfile_serialization=not legacy)
+    loaded = torch.load(tmp_path / "state.pt", weights_only=True)
+    assert_same(ingested(tmp_path / "state.pt", tmp_path / "store"), loaded)
+    assert_same(ingested(state, tmp_path / "live"), loaded)
+    with ckstore.open(tmp_path / "live", "r") as store:
+        store[1].checkout(tmp_path / "out.pt")
+    assert_same(torch.load(tmp_path / "out.pt", weights_only=True), loaded)
 
 
 def test_a_whole_module_is_a_tree_of_unknown_objects_with_tensors(tmp_path: Path) -> None:
@@ -82,7 +100,7 @@ def test_a_whole_module_is_a_tree_of_unknown_objects_with_tensors(tmp_path: Path
     tree = ingested(path, tmp_path / "store")
     assert isinstance(tree, Unknown)
     assert tree.name == "torch.nn.modules.linear.Linear"
-    assert_same(tree.state["_parameters"]["weight"], module.weight.detach())
+    assert_same(tree.state["_parameters"]["weight"], module.weight)
 
 
 def test_safetensors_are_a_flat_dictionary(tmp_path: Path) -> None:

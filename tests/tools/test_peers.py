@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from ckstore.formats.layout import ITEM_SIZES
+from ckstore.dtypes import ITEM_SIZES
 from tools.bench import chains, pieces
 from tools.bench.peers import PEERS, Peer
 from tools.bench.pieces import Bytes, Piece

@@ -12,8 +12,8 @@ import numpy as np
 from scipy.optimize import nnls
 
 import ckstore
-from ckstore.encoding.budget import restore_work
 from ckstore.lineage.cost import Work, cost
+from ckstore.objects.restore_cost import restore_work
 from tools.bench import series as catalogue
 
 
@@ -29,7 +29,7 @@ def measure(series: catalogue.Series, scratch: Path, repeat: int) -> Iterator[tu
     for number in numbers:
         with ckstore.open(root, "r") as store:
             version = store[number]
-            works[number] = restore_work(store.reader, set(version.document.objects), version.layout.files)
+            works[number] = restore_work(store.repository.reader, set(version.document.objects), version.layout.files)
     for _ in range(repeat + 1):
         for number in numbers:
             with ckstore.open(root, "r") as store:

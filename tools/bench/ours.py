@@ -89,7 +89,7 @@ def measure(series: Series, work: Path) -> Ours:
             return partial(ckstore.open(path, mode="r")[number].checkout, out, force=True)
 
         factor = time_ratio(partial(prepare, root, deepest.number), partial(prepare, full, rows[0].number))
-        entropy, coded = order0_bits(store)
+        entropy, coded = order0_bits(store.repository)
         return Ours(
             total=totals[-1],
             later=totals[-1] - totals[0],

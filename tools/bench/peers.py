@@ -14,7 +14,7 @@ import zstandard
 from numcodecs import Shuffle
 from zipnn import ZipNN
 
-from ckstore.formats.layout import ITEM_SIZES
+from ckstore.dtypes import ITEM_SIZES
 from tools.bench.pieces import Bytes
 
 Encode = Callable[[Bytes, str], bytes]

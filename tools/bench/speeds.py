@@ -65,7 +65,11 @@ def main(arguments: list[str] | None = None) -> None:
         found = _series(chosen) if chosen.series else None
     except ValueError as error:
         parser.error(str(error))
-    options = f"--series {found.name} {options}" if found else f"--megabytes {chosen.megabytes} {options}"
+    if found:
+        tier = f" --tier {chosen.tier}" if found.name in series.TRAINED else ""
+        options = f"--series {found.name}{tier} {options}"
+    else:
+        options = f"--megabytes {chosen.megabytes} {options}"
     chosen.work.mkdir(parents=True, exist_ok=True)
     where = "" if speed_figures.file_system(chosen.work) != "tmpfs" else ", tmpfs"
     with tempfile.TemporaryDirectory(dir=chosen.work, prefix="speed-") as scratch:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import InputError
-from ckstore.formats.layout import ITEM_SIZES, Extent, FileLayout, Source
+from ckstore.formats.layout import Extent, FileLayout, Source
 from ckstore.formats.torch.objects import TorchPersistent, reduce
 from ckstore.formats.torch.pickle_reader import Persistent, Reduce, TruncatedError, no_persistent, read_pickle
 from ckstore.formats.torch.storages import StorageData

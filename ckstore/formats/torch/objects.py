@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import InputError
-from ckstore.formats.layout import ITEM_SIZES
 from ckstore.formats.torch.pickle_reader import Global, Object, key_of
 
 #: dtype of each storage class; quantised ones are kept as their raw integers, packed ones as bytes.
@@ -33,6 +33,10 @@ STORAGE_DTYPES: dict[str, str] = {
 }
 #: Storage classes whose tensors have other shapes than their bytes.
 _PACKED = ("QUInt2x4Storage", "QUInt4x2Storage")
+#: Marks that change values.
+_LAZY = ("conj", "neg")
+#: dtypes that torch cannot negate, and that have no negatives or several forms of them.
+_WITHOUT_NEGATIVES = frozenset(name for name in ITEM_SIZES if name == "bool" or name.startswith(("float8", "float4")))
 #: Names of dtypes in torch that have another name here.
 _DTYPE_ALIASES = {"half": "float16", "float": "float32", "double": "float64", "chalf": "complex32"}
 
@@ -68,18 +72,25 @@ class Storage:
 
 
 class StoredTensor:
-    """A tensor that a pickle rebuilds: a storage, and in elements of `dtype` the offset, shape and strides."""
+    """A tensor that a pickle rebuilds: a storage, in elements of `dtype` the offset, shape and strides, and `MARKS`."""
 
-    __slots__ = ("dtype", "offset", "shape", "storage", "strides")
+    __slots__ = ("dtype", "marks", "offset", "shape", "storage", "strides")
 
     def __init__(
-        self, storage: Storage, offset: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str
+        self,
+        storage: Storage,
+        offset: int,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...],
+        dtype: str,
+        marks: tuple[str, ...] = (),
     ) -> None:
         self.storage = storage
         self.offset = offset
         self.shape = shape
         self.strides = strides
         self.dtype = dtype
+        self.marks = marks
 
 
 class TorchPersistent:
@@ -146,29 +157,63 @@ def _sizes(value: Any) -> tuple[int, ...] | None:
 
 
 def _tensor(args: tuple[Any, ...]) -> StoredTensor | None:
+    """`_rebuild_tensor_v2(storage, offset, size, stride, requires_grad, backward_hooks, metadata=None)`."""
+    return _view(args, args[6:7])
+
+
+def _view(args: tuple[Any, ...], metadata: tuple[Any, ...], dtype: str | None = None) -> StoredTensor | None:
+    """The tensor of a rebuilding call; None where torch itself could not build it."""
     if len(args) < 4 or type(args[0]) is not Storage or type(args[1]) is not int or args[0].packed:
         return None
     shape, strides = _sizes(args[2]), _sizes(args[3])
     if shape is None or strides is None:
         return None
     storage: Storage = args[0]
-    return StoredTensor(storage, args[1], shape, strides, storage.dtype)
+    dtype = dtype or storage.dtype
+    lazy = _lazy_marks(metadata[0] if metadata else None, dtype)
+    if lazy is None:
+        return None
+    grad = ("requires_grad",) if len(args) > 4 and args[4] is True else ()
+    return StoredTensor(storage, args[1], shape, strides, dtype, lazy + grad)
+
+
+def _lazy_marks(metadata: Any, dtype: str) -> tuple[str, ...] | None:
+    """`conj` and `neg` of a tensor's metadata; None where they are not flags or the dtype has no such values.
+
+    What else the metadata holds is for other devices; torch ignores it on the CPU.
+    """
+    if metadata is None:
+        return ()
+    if type(metadata) is not dict or any(type(metadata.get(mark, False)) not in (bool, int) for mark in _LAZY):
+        return None
+    lazy = tuple(mark for mark in _LAZY if metadata.get(mark, False))
+    possible = dtype.startswith("complex") or "conj" not in lazy
+    return lazy if possible and not (lazy and dtype in _WITHOUT_NEGATIVES) else None
+
+
+def _parameter(args: tuple[Any, ...]) -> StoredTensor | None:
+    """`_rebuild_parameter(data, requires_grad, …)`, or `Parameter(data, requires_grad=True)`."""
+    data = _first_tensor(args)
+    if data is None:
+        return None
+    grad = ("requires_grad",) if len(args) < 2 or args[1] is True else ()
+    lazy = tuple(mark for mark in data.marks if mark in _LAZY)
+    return StoredTensor(data.storage, data.offset, data.shape, data.strides, data.dtype, (*lazy, "parameter", *grad))
 
 
 def _tensor_of_dtype(args: tuple[Any, ...]) -> StoredTensor | None:
-    tensor = _tensor(args)
-    if tensor is None or len(args) < 7 or type(args[6]) is not Global:
+    """`_rebuild_tensor_v3(storage, offset, size, stride, requires_grad, backward_hooks, dtype, metadata=None)`."""
+    if len(args) < 7 or type(args[6]) is not Global:
         return None
     module, _, name = args[6].name.rpartition(".")
     name = _DTYPE_ALIASES.get(name, name)
     if module != "torch" or name not in ITEM_SIZES:
         return None
-    tensor.dtype = name
-    return tensor
+    return _view(args, args[7:8], name)
 
 
 def _quantised(args: tuple[Any, ...]) -> Object | None:
-    tensor = _tensor(args)
+    tensor = _view(args[:4], ())
     return None if tensor is None else Object("torch._utils._rebuild_qtensor", (tensor, *args[4:5]))
 
 
@@ -261,12 +306,12 @@ CONSTRUCTORS: dict[str, Callable[[tuple[Any, ...]], Any]] = {
     "torch.Size": _size,
     "torch._tensor._rebuild_from_type_v2": _from_type,
     "torch._utils._rebuild_device_tensor_from_cpu_tensor": _first_tensor,
-    "torch._utils._rebuild_parameter": _first_tensor,
-    "torch._utils._rebuild_parameter_with_state": _first_tensor,
+    "torch._utils._rebuild_parameter": _parameter,
+    "torch._utils._rebuild_parameter_with_state": _parameter,
     "torch._utils._rebuild_qtensor": _quantised,
     "torch._utils._rebuild_tensor": _tensor,
     "torch._utils._rebuild_tensor_v2": _tensor,
     "torch._utils._rebuild_tensor_v3": _tensor_of_dtype,
     "torch.nn.parameter.Buffer": _first_tensor,
-    "torch.nn.parameter.Parameter": _first_tensor,
+    "torch.nn.parameter.Parameter": _parameter,
 }

@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import UsageError
-from ckstore.formats.layout import ITEM_SIZES, Extent, FileLayout, Path, Tensor, TensorRef
+from ckstore.formats.layout import MARKS, Extent, FileLayout, Path, Tensor, TensorRef
 from ckstore.formats.paths import path_to_text
 from ckstore.formats.skeleton import Checks
 from ckstore.formats.sources import CompositeSource
@@ -178,6 +179,7 @@ class _Found:
     offset: int
     memory: Any
     value: Any
+    marks: tuple[str, ...] = ()
 
 
 class _Describer:
@@ -249,10 +251,16 @@ class _Describer:
             )
         if tensor.is_meta:
             raise UsageError(f"The tensor at {_shown(path)} is on the meta device and has no values.")
-        value = tensor.detach().resolve_conj().resolve_neg()
+        said = (tensor.is_conj(), tensor.is_neg(), isinstance(tensor, torch.nn.Parameter), tensor.requires_grad)
+        marks = tuple(mark for mark, holds in zip(MARKS, said, strict=True) if holds)
+        value = tensor.detach()
+        # The values as they lie in memory, which the marks then apply to.
+        value = value.conj() if value.is_conj() else value
+        value = torch._neg_view(value) if value.is_neg() else value
         storage = value.untyped_storage()
         memory = (str(value.device), storage.data_ptr())
-        return _Found(path, dtype, tuple(value.shape), tuple(value.stride()), value.storage_offset(), memory, value)
+        shape, strides = tuple(value.shape), tuple(value.stride())
+        return _Found(path, dtype, shape, strides, value.storage_offset(), memory, value, marks)
 
     def _array(self, array: Any, path: Path) -> _Found:
         numpy = self._numpy
@@ -282,7 +290,7 @@ class _Describer:
             for found, tensor in self._place(group, state):
                 placed[id(found)] = tensor
         for found in self._found:
-            empty = Tensor(found.path, found.dtype, found.shape, found.strides, -1, 0)
+            empty = Tensor(found.path, found.dtype, found.shape, found.strides, -1, 0, found.marks)
             state.tensors.append(placed.get(id(found), empty))
         return state
 
@@ -304,7 +312,7 @@ class _Describer:
             strides = _c_strides(first.shape)
             _add(state, Extent(0, first.dtype, first.shape, first.path), _tensor_reader(first.value, None, self._torch))
             for found in group:
-                yield found, Tensor(found.path, found.dtype, found.shape, strides, number, 0)
+                yield found, Tensor(found.path, found.dtype, found.shape, strides, number, 0, found.marks)
             return
         low = min(one.offset * ITEM_SIZES[one.dtype] for one in group)
         high = max((one.offset + 1 + _reach(one)) * ITEM_SIZES[one.dtype] for one in group)
@@ -322,7 +330,8 @@ class _Describer:
             _tensor_reader(first.value, (low, high), self._torch),
         )
         for found in group:
-            yield found, Tensor(found.path, found.dtype, found.shape, found.strides, number, found.offset - low // item)
+            offset = found.offset - low // item
+            yield found, Tensor(found.path, found.dtype, found.shape, found.strides, number, offset, found.marks)
 
 
 def _add(state: LiveState, extent: Extent, read: _Read) -> None:

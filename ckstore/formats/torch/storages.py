@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 
+from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import InputError
-from ckstore.formats.layout import ITEM_SIZES, Extent, Path, Tensor
+from ckstore.formats.layout import Extent, Path, Tensor
 
 _MAX_RANK = 64
 
@@ -42,6 +43,7 @@ class View:
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     offset: int
+    marks: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -81,7 +83,7 @@ def cut(storages: Iterable[StorageData], views: list[View]) -> tuple[list[Extent
             raise InputError(f"a tensor refers to storage {view.storage!r}, which the file does not hold")
         placed = _place(number, view, storage)
         if placed is None:
-            tensors[number] = Tensor(view.path, view.dtype, view.shape, view.strides, -1, 0)
+            tensors[number] = Tensor(view.path, view.dtype, view.shape, view.strides, -1, 0, view.marks)
         else:
             viewed[view.storage].append(placed)
     extents: list[Extent] = []
@@ -95,7 +97,9 @@ def cut(storages: Iterable[StorageData], views: list[View]) -> tuple[list[Extent
             view = placed.view
             if ITEM_SIZES[view.dtype] == item:
                 offset = (by_key[view.storage].start + placed.low - base) // item
-                tensors[placed.number] = Tensor(view.path, view.dtype, view.shape, view.strides, index, offset)
+                tensors[placed.number] = Tensor(
+                    view.path, view.dtype, view.shape, view.strides, index, offset, view.marks
+                )
     return extents, tensors
 
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import InputError, UsageError
-from ckstore.formats.layout import ITEM_SIZES, Extent, FileLayout, Tensor
+from ckstore.formats.layout import Extent, FileLayout, Tensor
 from ckstore.formats.sources import CompositeSource
 from ckstore.formats.torch.pickle_writer import ORDERED_DICT, Call, PersistentId, Reference, write_pickle
 from ckstore.formats.torch.zip import parse_torch_zip
@@ -41,6 +42,7 @@ _STORAGE_CLASSES = {
 }
 _REBUILD = Reference(("torch._utils", "_rebuild_tensor_v2"))
 _REBUILD_UNTYPED = Reference(("torch._utils", "_rebuild_tensor_v3"))
+_REBUILD_PARAMETER = Reference(("torch._utils", "_rebuild_parameter"))
 _UNTYPED = Reference(("torch.storage", "UntypedStorage"))
 
 
@@ -160,6 +162,8 @@ def write_torch(
 ) -> int:
     """Write the torch zip of a tree in one pass, holding no more than the skeleton and one piece of data.
 
+    Parameters become tensors and none wants a gradient, as in the state dict of a module.
+
     Parameters
     ----------
     out
@@ -174,7 +178,7 @@ def write_torch(
     int
         Number of bytes written.
     """
-    plan = plan_torch(tree, tensors, extents, name=name)
+    plan = plan_torch(tree, [replace(tensor, marks=tensor.lazy) for tensor in tensors], extents, name=name)
     skeleton = bytearray(plan.skeleton)
     position = written = 0
     for storage in plan.storages:
@@ -210,10 +214,13 @@ def _rebuild_call(
         identity = PersistentId(("storage", _UNTYPED, key, "cpu", count * ITEM_SIZES[dtype]))
     else:
         identity = PersistentId(("storage", Reference(("torch", _STORAGE_CLASSES[dtype])), key, "cpu", count))
-    args = (identity, tensor.offset, tensor.shape, tensor.strides, False, Call(ORDERED_DICT, ()))
-    if by_dtype:
-        return Call(_REBUILD_UNTYPED, (*args, Reference(("torch", tensor.dtype))))
-    return Call(_REBUILD, args)
+    is_parameter, grad = "parameter" in tensor.marks, "requires_grad" in tensor.marks
+    wants = grad and not is_parameter
+    args = (identity, tensor.offset, tensor.shape, tensor.strides, wants, Call(ORDERED_DICT, ()))
+    of_dtype = (Reference(("torch", tensor.dtype)),) if by_dtype else ()
+    metadata = (dict.fromkeys(tensor.lazy, True),) if tensor.lazy else ()
+    call = Call(_REBUILD_UNTYPED if by_dtype else _REBUILD, (*args, *of_dtype, *metadata))
+    return Call(_REBUILD_PARAMETER, (call, grad, Call(ORDERED_DICT, ()))) if is_parameter else call
 
 
 class _Archive:

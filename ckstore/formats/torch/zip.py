@@ -5,19 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import InputError
 from ckstore.formats.facts import facts_of_mapping
-from ckstore.formats.layout import (
-    ITEM_SIZES,
-    Checked,
-    Extent,
-    FileLayout,
-    Path,
-    Source,
-    Tensor,
-    TensorRef,
-    Unknown,
-)
+from ckstore.formats.layout import Checked, Extent, FileLayout, Path, Source, Tensor, TensorRef, Unknown
 from ckstore.formats.torch.objects import TorchPersistent, reduce
 from ckstore.formats.torch.pickle_reader import read_pickle
 from ckstore.formats.torch.storages import StorageData, View, cut
@@ -130,10 +121,7 @@ def sort_extents(layout: FileLayout) -> None:
         return
     number = {old: new for new, old in enumerate(order)}
     layout.extents = [layout.extents[index] for index in order]
-    layout.tensors = [
-        Tensor(one.path, one.dtype, one.shape, one.strides, number.get(one.extent, -1), one.offset)
-        for one in layout.tensors
-    ]
+    layout.tensors = [replace(one, extent=number.get(one.extent, -1)) for one in layout.tensors]
 
 
 def _with_distinct_paths(extents: list[Extent]) -> list[Extent]:

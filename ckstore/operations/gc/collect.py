@@ -8,8 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ckstore.encoding.writer import remove_uncommitted
 from ckstore.errors import LockedError
+from ckstore.operations.commit import remove_uncommitted
 from ckstore.operations.gc.plan import Plan, State, plan_for
 from ckstore.operations.gc.reachability import PackContents
 from ckstore.operations.gc.repack import Copy, repack
@@ -17,8 +17,8 @@ from ckstore.storage import durable, log, root
 from ckstore.storage.pack import PackInfo
 
 if TYPE_CHECKING:
+    from ckstore.repository import Repository
     from ckstore.storage.catalog import Placement
-    from ckstore.store import Store
 
 #: Seconds for which a file that nothing refers to must have been left untouched before it is removed.
 GRACE = 3600.0
@@ -55,7 +55,7 @@ class GcReport:
     versions: int = 0
 
 
-def gc(store: Store, *, grace: float = GRACE, dry_run: bool = False) -> GcReport:
+def gc(repository: Repository, *, grace: float = GRACE, dry_run: bool = False) -> GcReport:
     """Free what no version needs.
 
     Ingests and rebases may go on meanwhile; the change itself waits for a moment in which nobody else writes.
@@ -75,9 +75,9 @@ def gc(store: Store, *, grace: float = GRACE, dry_run: bool = False) -> GcReport
         Another `gc` runs, or others wrote all the time.
     """
     if dry_run:
-        return _expected(store, plan_for(store, grace), grace)
-    with store.catalog.lease(_PURPOSE) as lease:
-        return _Collection(store, grace, lease).run()
+        return _expected(repository, plan_for(repository, grace), grace)
+    with repository.catalog.lease(_PURPOSE) as lease:
+        return _Collection(repository, grace, lease).run()
 
 
 class _Collection:
@@ -86,13 +86,13 @@ class _Collection:
     Packs that were written again for a plan which the next one takes over are not written twice.
     """
 
-    def __init__(self, store: Store, grace: float, lease: int) -> None:
-        self._store = store
+    def __init__(self, repository: Repository, grace: float, lease: int) -> None:
+        self._repository = repository
         self._grace = grace
         self._lease = lease
         self._deadline = time.monotonic() + PATIENCE
         # What an earlier run that was killed had written already is not added to the store.
-        self._before = {info.name for info in store.packs.list_packs()}
+        self._before = {info.name for info in repository.packs.list_packs()}
         # The copy of each pack, and what it was made for.
         self._copies: dict[str, tuple[Copy, tuple[Any, ...]]] = {}
 
@@ -101,7 +101,7 @@ class _Collection:
         try:
             while True:
                 self._wait()
-                plan = plan_for(self._store, self._grace, [copy.pack for copy, _ in self._copies.values()])
+                plan = plan_for(self._repository, self._grace, [copy.pack for copy, _ in self._copies.values()])
                 self._copy(plan)
                 report = self._commit(plan)
                 if report is not None:
@@ -109,7 +109,7 @@ class _Collection:
         except BaseException:
             self._drop(list(self._copies))
             raise
-        self._store.resolver.notice_collection()
+        self._repository.resolver.notice_collection()
         self._sweep(report)
         return report
 
@@ -121,7 +121,7 @@ class _Collection:
 
     def _writer(self) -> str | None:
         """What another process is doing that needs objects which no version refers to yet."""
-        others = [claim for claim in self._store.catalog.leases() if claim.number != self._lease]
+        others = [claim for claim in self._repository.catalog.leases() if claim.number != self._lease]
         for claim in others:
             if claim.purpose == _PURPOSE:
                 raise LockedError(f"Process {claim.pid} on {claim.host} frees space already; wait for it to end.")
@@ -133,15 +133,15 @@ class _Collection:
         self._drop([name for name, (_, purpose) in self._copies.items() if wanted.get(name) != purpose])
         for pack in plan.rewritten:
             if pack.name not in self._copies:
-                self._copies[pack.name] = repack(self._store, pack), wanted[pack.name]
+                self._copies[pack.name] = repack(self._repository, pack), wanted[pack.name]
 
     def _drop(self, names: Sequence[str]) -> None:
         copies = [self._copies.pop(name)[0].pack for name in names]
-        remove_uncommitted(self._store.path, self._store.catalog, self._store.resolver, copies)
+        remove_uncommitted(self._repository, copies)
 
     def _commit(self, plan: Plan) -> GcReport | None:
         """Make the change; None where the state is not that of the plan any more, or somebody writes."""
-        catalog = self._store.catalog
+        catalog = self._repository.catalog
         copies = {name: copy for name, (copy, _) in self._copies.items()}
         written = {copy.pack.name for copy in copies.values()}
         with catalog.transaction():
@@ -156,7 +156,7 @@ class _Collection:
                 return report
             going = [name for name in (*removed, *copies) if name not in written]
             record = {"written": sorted(written), "removed": sorted({*going, *(info.name for info in files)})}
-            log.append(self._store.path, {"change": "gc", **record, "versions": plan.gone})
+            log.append(self._repository.path, {"change": "gc", **record, "versions": plan.gone})
             # Before the commit: `recover` could bring a version back out of them that lacks what goes now.
             self._unlink(info.name for info in files)
             catalog.remove_lattices(plan.survey.dead_lattices)
@@ -174,14 +174,14 @@ class _Collection:
         return report
 
     def _holds(self, plan: Plan, written: set[str]) -> bool:
-        state = State.of(self._store)
+        state = State.of(self._repository)
         files = [info for info in state.files if info.name not in written]
         before = [info for info in plan.state.files if info.name not in written]
         return (state.versions, state.packs, files) == (plan.state.versions, plan.state.packs, before)
 
     def _move(self, contents: PackContents, copy: Copy) -> None:
         """Let the catalog find in the copy what it found in the pack."""
-        catalog = self._store.catalog
+        catalog = self._repository.catalog
         catalog.replace_pack(contents.name, copy.pack, copy.manifest)
         placed = catalog.lattices_in if contents.kind == "coarse" else catalog.contents_in
         places: list[Placement] = [(number, copy.pack.name, copy.slots[slot]) for number, slot in placed(contents.name)]
@@ -201,12 +201,12 @@ class _Collection:
             if pack.kind == "exact" and not pack.is_rebase and pack.name in sizes
         }
         for row in plan.state.versions:
-            if "stored_bytes" in self._store.resolver.document(row).summary:
+            if "stored_bytes" in self._repository.resolver.document(row).summary:
                 continue  # It gave up its exact layers, and its layers stand in several packs.
             pack = plan.survey.packs[row.pack]
             stored = sizes[pack.name] + exact.get((pack.number, pack.created), 0)
             if stored != row.stored_bytes and pack.stored_bytes is None:
-                self._store.catalog.update_version(row.number, stored_bytes=stored)
+                self._repository.catalog.update_version(row.number, stored_bytes=stored)
 
     def _report(
         self, plan: Plan, removed: Sequence[str], files: Sequence[PackInfo], copies: dict[str, Copy]
@@ -218,16 +218,16 @@ class _Collection:
 
     def _unlink(self, names: Iterable[str]) -> None:
         for name in names:
-            self._store.packs.forget(name)
-            (self._store.path / root.PACKS / name).unlink(missing_ok=True)
+            self._repository.packs.forget(name)
+            (self._repository.path / root.PACKS / name).unlink(missing_ok=True)
             durable.checkpoint("pack-removed")
 
     def _sweep(self, report: GcReport) -> None:
         """Remove temporary files; with the write lock held, so that no `recover` is at work."""
-        with self._store.catalog.transaction():
+        with self._repository.catalog.transaction():
             if self._writer():
                 return
-            for path in root.find_temporaries(self._store.path, self._grace):
+            for path in root.find_temporaries(self._repository.path, self._grace):
                 size = durable.size_of(path)
                 with suppress(OSError):
                     durable.remove(path)
@@ -235,9 +235,9 @@ class _Collection:
                     report.files += 1
 
 
-def _expected(store: Store, plan: Plan, grace: float) -> GcReport:
+def _expected(repository: Repository, plan: Plan, grace: float) -> GcReport:
     """What carrying out a plan would free."""
-    temporaries = root.find_temporaries(store.path, grace)
+    temporaries = root.find_temporaries(repository.path, grace)
     freed = sum(pack.bytes for pack in plan.removed) + sum(info.bytes for info in plan.files)
     freed += sum(pack.garbage for pack in plan.rewritten) + sum(durable.size_of(path) for path in temporaries)
     files = len(plan.files) + len(temporaries)

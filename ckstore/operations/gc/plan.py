@@ -16,9 +16,9 @@ from ckstore.storage.pack import PackInfo
 from ckstore.storage.scan_packs import DamagedPack, ScannedPack, scan_pack
 
 if TYPE_CHECKING:
+    from ckstore.repository import Repository
     from ckstore.storage.catalog import VersionRow
     from ckstore.storage.rows import PackRow
-    from ckstore.store import Store
 
 #: A pack is written again where at least this part of it, or so many bytes of it, are garbage.
 GARBAGE_SHARE = 0.1
@@ -34,12 +34,12 @@ class State:
     files: list[PackInfo]
 
     @classmethod
-    def of(cls, store: Store) -> State:
+    def of(cls, repository: Repository) -> State:
         """The present state; files are packs that the catalog does not have."""
-        packs = store.catalog.packs()
+        packs = repository.catalog.packs()
         known = {pack.name for pack in packs}
-        files = [info for info in store.packs.list_packs() if info.name not in known]
-        return cls(store.catalog.versions(), packs, files)
+        files = [info for info in repository.packs.list_packs() if info.name not in known]
+        return cls(repository.catalog.versions(), packs, files)
 
 
 class Plan:
@@ -59,18 +59,18 @@ class Plan:
         Versions to be written into the log: present once, or never committed, and not in the log yet.
     """
 
-    def __init__(self, store: Store, grace: float, own: Sequence[PackInfo] = ()) -> None:
-        self.state = State.of(store)
-        self._store = store
+    def __init__(self, repository: Repository, grace: float, own: Sequence[PackInfo] = ()) -> None:
+        self.state = State.of(repository)
+        self._repository = repository
         self._grace = grace
-        self._records, _ = log.read_whole(store.path)
+        self._records, _ = log.read_whole(repository.path)
         self._collections = [record for record in self._records if record.get("change") == "gc"]
         names = {info.name for info in own}
         scanned = list(self._scanned([info for info in self.state.files if info.name not in names]))
         going = [pack for pack in scanned if self._is_left_over(pack)]
         self.files = [pack.info for pack in going]
         staying = [pack for pack in scanned if pack not in going]
-        self.survey: Survey = survey(store, staying)
+        self.survey: Survey = survey(repository, staying)
         contents = self.survey.packs.values()
         self.removed = [pack for pack in contents if not pack.is_needed]
         self.rewritten = [pack for pack in contents if pack.is_needed and _is_worth_it(pack)]
@@ -120,18 +120,18 @@ class Plan:
         if copied and copied[-1] in {row.name for row in self.state.packs}:
             return True  # A `gc` was killed before it put the copy in the place of what is still there.
         try:
-            modified = (self._store.path / root.PACKS / pack.info.name).stat().st_mtime
+            modified = (self._repository.path / root.PACKS / pack.info.name).stat().st_mtime
         except FileNotFoundError:
             return False
         return modified <= time.time() - self._grace
 
     def _scanned(self, files: Sequence[PackInfo]) -> Iterator[ScannedPack]:
         """The packs that the catalog does not have; raises where that may be the catalog's fault, or damage."""
-        last = self._store.catalog.last_number()
+        last = self._repository.catalog.last_number()
         for info in files:
-            found = scan_pack(self._store.packs, info)
+            found = scan_pack(self._repository.packs, info)
             if isinstance(found, DamagedPack):
-                if not (self._store.path / root.PACKS / info.name).exists():
+                if not (self._repository.path / root.PACKS / info.name).exists():
                     continue  # Whoever wrote it took it back meanwhile.
                 raise IntegrityError(
                     f"Pack {info.name} is damaged ({found.reason}) and not in the catalog; restore it from a copy and"
@@ -145,15 +145,15 @@ class Plan:
             yield found
 
 
-def plan_for(store: Store, grace: float, own: Sequence[PackInfo] = ()) -> Plan:
+def plan_for(repository: Repository, grace: float, own: Sequence[PackInfo] = ()) -> Plan:
     """A plan for the present state; `own` are finished packs that the catalog does not have yet."""
     while True:
-        before = State.of(store)
+        before = State.of(repository)
         try:
-            return Plan(store, grace, own)
+            return Plan(repository, grace, own)
         except IntegrityError:
             # What was read before and after somebody's commit need not agree.
-            if State.of(store) == before:
+            if State.of(repository) == before:
                 raise
 
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import IntegrityError
 from ckstore.objects.documents import VersionDocument
-from ckstore.operations.gc.repack import layer_parts
+from ckstore.objects.layer_parts import layer_parts
 from ckstore.storage.catalog import VersionRow, key
 from ckstore.storage.scan_packs import ScannedPack
 
 if TYPE_CHECKING:
-    from ckstore.store import Store
+    from ckstore.repository import Repository
 
 #: (Id by the manifest, number and parent there, time) of a version.
 Origin = tuple[str, int, int | None, str]
@@ -90,7 +90,7 @@ class Survey:
     present: set[str]
 
 
-def survey(store: Store, uncommitted: Sequence[ScannedPack] = ()) -> Survey:
+def survey(repository: Repository, uncommitted: Sequence[ScannedPack] = ()) -> Survey:
     """Find what the present versions need; every manifest is read, nothing is decoded.
 
     They need their manifests and blobs, their objects, and all that those are stored against. Of the latest version of
@@ -110,14 +110,14 @@ def survey(store: Store, uncommitted: Sequence[ScannedPack] = ()) -> Survey:
         A manifest cannot be read, or a version is not whole: what would repair it must not be removed.
     """
     graph = _Graph()
-    contents = _read_packs(store, graph)
+    contents = _read_packs(repository, graph)
     needs = _Needs(graph)
-    rows = store.catalog.versions()
-    present = {_need_version(store, row, contents, needs) for row in rows}
+    rows = repository.catalog.versions()
+    present = {_need_version(repository, row, contents, needs) for row in rows}
     for pack in uncommitted:
-        _need_uncommitted(store, pack, contents, needs)
+        _need_uncommitted(repository, pack, contents, needs)
     for row in {row.run: row for row in rows}.values():
-        _need_origins(store, row, graph, needs)
+        _need_origins(repository, row, graph, needs)
     for name, (slots, kind) in graph.placed.items():
         needed = needs.lattices if kind == "coarse" else needs.contents
         contents[name].slots = {slot for slot, number in slots.items() if number in needed}
@@ -187,14 +187,15 @@ class _Needs:
             self.content(key(content))
 
 
-def _read_packs(store: Store, graph: _Graph) -> dict[str, PackContents]:
-    lattices, layers = store.catalog.placed_lattices(), store.catalog.placed_contents()
+def _read_packs(repository: Repository, graph: _Graph) -> dict[str, PackContents]:
+    lattices, layers = repository.catalog.placed_lattices(), repository.catalog.placed_contents()
     found = {}
-    for pack in store.catalog.packs():
-        manifest = store.resolver.manifest(pack.name)
+    for pack in repository.catalog.packs():
+        manifest = repository.resolver.manifest(pack.name)
         document = manifest.document
         try:
-            found[pack.name] = _contents(pack.name, pack.kind, store.packs.size(pack.name), document, manifest.blobs)
+            size = repository.packs.size(pack.name)
+            found[pack.name] = _contents(pack.name, pack.kind, size, document, manifest.blobs)
             placed = lattices if pack.kind == "coarse" else layers
             graph.add(pack.name, pack.kind, placed.get(pack.name, {}), document["records"])
         except IntegrityError:
@@ -221,9 +222,9 @@ def version_origin(document: VersionDocument) -> Origin:
     return document.uid, document.number, document.parent, document.created
 
 
-def _need_version(store: Store, row: VersionRow, packs: Mapping[str, PackContents], needs: _Needs) -> str:
+def _need_version(repository: Repository, row: VersionRow, packs: Mapping[str, PackContents], needs: _Needs) -> str:
     """Need all of one version; returns its id by the manifest."""
-    document = store.resolver.document(row)
+    document = repository.resolver.document(row)
     holder = packs.get(row.pack)
     try:
         if holder is None or holder.version is None:
@@ -248,7 +249,9 @@ def _need_blobs(document: VersionDocument, pack: str, packs: Mapping[str, PackCo
         place.wanted.add(ref.name)
 
 
-def _need_uncommitted(store: Store, pack: ScannedPack, packs: Mapping[str, PackContents], needs: _Needs) -> None:
+def _need_uncommitted(
+    repository: Repository, pack: ScannedPack, packs: Mapping[str, PackContents], needs: _Needs
+) -> None:
     """Need what a pack refers to that nobody knows of, as far as it is there."""
 
     def need(ask: Callable[[int | None], None], identity: str | None) -> None:
@@ -265,14 +268,14 @@ def _need_uncommitted(store: Store, pack: ScannedPack, packs: Mapping[str, PackC
     for lattice, content in document.objects:
         need(needs.lattice, lattice)
         need(needs.content, content)
-    moved = store.catalog.moved_packs(document.blob_packs())
+    moved = repository.catalog.moved_packs(document.blob_packs())
     for ref in document.with_packs(moved).blobs():
         if ref.pack is not None and ref.pack in packs:
             packs[ref.pack].wanted.add(ref.name)
 
 
-def _need_origins(store: Store, row: VersionRow, graph: _Graph, needs: _Needs) -> None:
-    for lattice, _ in store.resolver.document(row).objects:
+def _need_origins(repository: Repository, row: VersionRow, graph: _Graph, needs: _Needs) -> None:
+    for lattice, _ in repository.resolver.document(row).objects:
         try:
             needs.lattice(graph.origins.get(key(lattice)))
         except _LostError:

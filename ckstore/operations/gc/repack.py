@@ -2,40 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import IntegrityError
-from ckstore.objects.records import array_name
+from ckstore.objects.layer_parts import layer_parts
 from ckstore.storage import durable, manifest
 from ckstore.storage.pack import Entry, PackInfo, PackWriter, parse_pack_name
 
 if TYPE_CHECKING:
     from ckstore.operations.gc.reachability import PackContents
-    from ckstore.store import Store
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A part of a layer: the field of the record that says where, the name of its array, and its bytes in the pack."""
-
-    field: str
-    array: str
-    offset: int
-    length: int
-
-
-def layer_parts(record: Mapping[str, Any]) -> list[Part]:
-    """Everything that the record of a manifest places in its pack."""
-    name = array_name(record["id"])
-    if record["layer"] == "exact":
-        return [Part("at", name, record["at"], sum(record["lengths"]))]
-    parts = [Part("at", name, *record["at"])]
-    if "aside" in record:
-        offset, *lengths = record["aside"]
-        parts.append(Part("aside", f"{name}.aside", offset, sum(lengths)))
-    return parts
+    from ckstore.repository import Repository
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +34,7 @@ class Copy:
     slots: dict[int, int]
 
 
-def repack(store: Store, contents: PackContents) -> Copy:
+def repack(repository: Repository, contents: PackContents) -> Copy:
     """Write a pack again with what is needed of it, and finish it; the catalog is left as it is.
 
     The manifest says whose place the pack takes (`stands_for`), since blobs are named by the names of packs. Otherwise
@@ -69,17 +46,17 @@ def repack(store: Store, contents: PackContents) -> Copy:
         The pack is not what its name says: a copy would make damage look whole.
     """
     parsed = parse_pack_name(contents.name)
-    if parsed is None or store.packs.digest(contents.name) != parsed[0]:
+    if parsed is None or repository.packs.digest(contents.name) != parsed[0]:
         raise IntegrityError(
             f"Pack {contents.name} is not what its name says; restore it from a copy, or see `ckstore verify`."
         )
-    before = store.resolver.manifest(contents.name)
+    before = repository.resolver.manifest(contents.name)
     records: list[dict[str, Any]] = before.document["records"]
     slots = sorted(contents.slots)
-    with PackWriter(store.path, parsed[1]) as writer:
+    with PackWriter(repository.path, parsed[1]) as writer:
         arrays = [part.array for slot in slots for part in layer_parts(records[slot])]
-        metadata = store.packs.array_metadata(contents.name, arrays)
-        copied = [_copy(store, writer, contents.name, records[slot], metadata) for slot in slots]
+        metadata = repository.packs.array_metadata(contents.name, arrays)
+        copied = [_copy(repository, writer, contents.name, records[slot], metadata) for slot in slots]
         document = {**before.document, "records": copied}
         document["stands_for"] = [*document.get("stands_for", ()), contents.name]
         if not contents.is_present:
@@ -92,12 +69,12 @@ def repack(store: Store, contents: PackContents) -> Copy:
 
 
 def _copy(
-    store: Store, writer: PackWriter, pack: str, record: dict[str, Any], metadata: dict[str, dict[str, Any]]
+    repository: Repository, writer: PackWriter, pack: str, record: dict[str, Any], metadata: dict[str, dict[str, Any]]
 ) -> dict[str, Any]:
     """Copy the layer of one record; returns the record of the copy."""
     copy = dict(record)
     for part in layer_parts(record):
-        data = store.packs.pread(pack, part.offset, part.length)
+        data = repository.packs.pread(pack, part.offset, part.length)
         place = writer.add_copy(part.array, metadata[part.array], data).offset
         # Where there is a list, the lengths follow the place.
         copy[part.field] = [place, *record[part.field][1:]] if isinstance(record[part.field], list) else place

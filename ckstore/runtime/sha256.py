@@ -1,16 +1,11 @@
-"""Digests of streams: SHA-256 of a file's blocks beside other work, and ids of objects from their members' bytes."""
+"""SHA-256 of a file's blocks in a thread of its own, beside other work."""
 
 from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Self
-
-from blake3 import blake3
-
-from ckstore.objects.records import content_id
 
 #: Bytes that are hashed as one piece of work.
 _BATCH = 1 << 20
@@ -74,38 +69,3 @@ class StreamSha256:
     def _hash(self, blocks: list[bytes | memoryview]) -> None:
         for block in blocks:
             self._sha.update(block)
-
-
-class MemberHasher:
-    """The content id of an object whose bytes come in order: as `scan` takes it from the files.
-
-    Parameters
-    ----------
-    dtype, chunk
-        dtype and cut of the object.
-    sizes
-        Bytes of each member.
-    """
-
-    def __init__(self, dtype: str, chunk: int, sizes: Sequence[int]) -> None:
-        self._dtype = dtype
-        self._chunk = chunk
-        self._digests: list[bytes] = []
-        self._left = list(reversed(sizes))
-        self._inner = blake3()
-
-    def update(self, data: memoryview) -> None:
-        """Take in the next bytes."""
-        while data:
-            take = min(self._left[-1], len(data))
-            self._inner.update(data[:take])
-            data = data[take:]
-            self._left[-1] -= take
-            if not self._left[-1]:
-                self._digests.append(self._inner.digest())
-                self._inner = blake3()
-                self._left.pop()
-
-    def identity(self) -> str:
-        """The id, once all bytes were taken in."""
-        return content_id(self._dtype, self._chunk, self._digests)

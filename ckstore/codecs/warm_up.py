@@ -18,12 +18,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ckstore.runtime.blocks import fixed
+from ckstore.runtime.compiling import READS
 
 if TYPE_CHECKING:
     from ckstore.codecs.lattice import LinearLattice
-
-#: The argument with which this process helps a command that only reads, and one that stores.
-READS, STORES = "reads", "stores"
 
 #: Seven integers, as `encode_integers` has written them since format 1.
 _PLAIN = bytes.fromhex("010224facd7901073e97ec86b4")

@@ -8,23 +8,23 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ckstore.dtypes import torch_dtype
+from ckstore.dtypes import ITEM_SIZES, torch_dtype
 from ckstore.errors import IntegrityError, UsageError
 from ckstore.formats import parse
-from ckstore.formats.layout import ITEM_SIZES, FileLayout, Tensor
+from ckstore.formats.layout import FileLayout, Tensor
 from ckstore.reading.buffers import Request, fill
 from ckstore.runtime.large_pages import use_large_pages
 from ckstore.trees import replace_tensors
 
 if TYPE_CHECKING:
-    from ckstore.version import Version
+    from ckstore.reading.stored_version import StoredVersion
 
 
-def build(version: Version, file: int) -> Any:
+def build(version: StoredVersion, file: int) -> Any:
     """What `torch.load` would give for a file of a version, on the CPU.
 
-    Tensors that shared a storage share one again. Parameters come back as plain tensors, objects of unknown classes as
-    `ckstore.formats.Unknown`, safetensors files as flat dictionaries.
+    Tensors that shared a storage share one again. Parameters are parameters, other subclasses plain tensors, objects of
+    unknown classes `ckstore.formats.Unknown`, safetensors files flat dictionaries.
 
     Parameters
     ----------
@@ -69,6 +69,16 @@ def _cut(layout: FileLayout) -> list[tuple[int, int, str]]:
     return [(extent.start, extent.count, extent.dtype) for extent in layout.extents]
 
 
+def _marked(made: torch.Tensor, tensor: Tensor) -> torch.Tensor:
+    """The tensor with its marks, as torch sets them."""
+    if tensor.lazy:
+        torch._utils.set_tensor_metadata(made, dict.fromkeys(tensor.lazy, True))  # type: ignore[no-untyped-call]
+    grad = "requires_grad" in tensor.marks and (made.is_floating_point() or made.is_complex())
+    if "parameter" in tensor.marks:
+        return torch.nn.Parameter(made, requires_grad=grad)
+    return made.requires_grad_(grad)
+
+
 class _Storages:
     """The storages of a file, which nothing fills yet.
 
@@ -95,11 +105,11 @@ class _Storages:
         """A tensor in its storage."""
         empty = torch.empty(0, dtype=torch_dtype(tensor.dtype))
         if tensor.extent < 0:
-            return empty.as_strided(tensor.shape, tensor.strides)
+            return _marked(empty.as_strided(tensor.shape, tensor.strides), tensor)
         start = self._starts[tensor.extent]
         before = (self._extents[tensor.extent].start - start) // ITEM_SIZES[tensor.dtype]
         storage = self._made[start].untyped_storage()
-        return empty.set_(storage, before + tensor.offset, tensor.shape, tensor.strides)
+        return _marked(empty.set_(storage, before + tensor.offset, tensor.shape, tensor.strides), tensor)
 
     def requests(self, file: int) -> Iterator[Request]:
         """What fills them."""

@@ -1,0 +1,128 @@
+"""What is known of an object before it is stored: the ways to store it, what each would take, and what became of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from ckstore.codecs.integers import payload_bits
+from ckstore.codecs.lattice import Bits, Integers
+from ckstore.lineage.planner import Candidates
+from ckstore.objects.documents import CoarseUnit
+from ckstore.objects.identity import Lattice
+from ckstore.objects.records import ContentRecord, LatticeRecord
+from ckstore.objects.units import Unit
+
+#: Elements of an object that its sizes are estimated from: at most so many; of small objects a part, and at least ...
+SAMPLE = 1 << 15
+_SAMPLED = 8
+_LEAST_SAMPLE = 1 << 13
+
+ReadUnit = Callable[[int, int], Bits]
+Ancestor = TypeVar("Ancestor", LatticeRecord, ContentRecord)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One way to store an object: which base its integers are stored against, and which exact layer it gets.
+
+    `lattice` is its own where ways differ in it, `additive` that of a codebook whose values are added to the base's.
+    """
+
+    base: LatticeRecord | None
+    parent: ContentRecord | None = None
+    context: bool = False
+    factor: float = 1.0
+    lattice: Lattice | None = None
+    additive: bool = False
+
+
+@dataclass(slots=True)
+class Estimate:
+    """What the planner needs to know of one object, and what the encoder needs to carry its choice out."""
+
+    unit: Unit
+    candidates: Candidates
+    plans: dict[str, Plan]
+    full_cost: float
+    alone: tuple[int, int]
+    lattice: Lattice | None = None
+    origin: str | None = None
+    is_coarse: bool = False
+    dithered: bool = False
+
+
+@dataclass(slots=True)
+class Encoded:
+    """An object's layers, ready to be written: payloads of chunks, None where all integers are zero.
+
+    `facts` is what a coarse version records of it; such an object has no exact layer. `aside` is what a codebook
+    does not code, for each chunk.
+    """
+
+    identity: str
+    coarse: list[memoryview | None]
+    exact: list[memoryview]
+    facts: CoarseUnit | None = None
+    aside: list[bytes] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Some elements of one chunk of an object, from which sizes of the whole are estimated.
+
+    Attributes
+    ----------
+    chunk
+        The chunk's number.
+    first
+        The sample's first element in the chunk.
+    start
+        The sample's first element in the object.
+    bits
+        The sampled values.
+    scale
+        Elements of the object for each sampled one.
+    chunks
+        Chunks of the object.
+    """
+
+    chunk: int
+    first: int
+    start: int
+    bits: Bits
+    scale: float
+    chunks: int
+
+    @classmethod
+    def of(cls, unit: Unit, read: ReadUnit) -> Sample:
+        """The middle of the middle chunk of `unit`."""
+        chunks = -(-unit.count // unit.chunk)
+        chunk = chunks // 2
+        start = chunk * unit.chunk
+        length = min(unit.chunk, unit.count - start)
+        taken = min(length, SAMPLE, max(unit.count // _SAMPLED, _LEAST_SAMPLE))
+        first = (length - taken) // 2
+        bits = read(start + first, start + first + taken)
+        return cls(chunk, first, start + first, bits, unit.count / max(taken, 1), chunks)
+
+    def cut(self, chunk: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """The sampled elements of the same chunk of another object."""
+        return chunk[self.first : self.first + self.bits.size]
+
+    def nbytes(self, values: Integers, classes: npt.NDArray[np.uint8] | None = None) -> float:
+        """Estimated bytes of all the object's payloads when the sample's integers are these."""
+        return payload_bits(values, classes, times=self.scale, payloads=self.chunks) / 8
+
+
+def nearby_ancestors(chain: list[Ancestor]) -> list[tuple[str, Ancestor]]:
+    """What a delta may be stored against: the chain's end, what the parent is stored against, and the parent.
+
+    In this order each is decoded from the one before, which is still at hand.
+    """
+    places = sorted({0, min(1, len(chain) - 1), len(chain) - 1})
+    return [(f"delta-{place}", chain[place]) for place in reversed(places)]

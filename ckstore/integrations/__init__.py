@@ -1,1 +1,0 @@
-"""Bridges to other libraries, each of which imports its guest lazily."""

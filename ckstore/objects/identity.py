@@ -1,0 +1,91 @@
+"""Ids of objects: what their bytes, or the integers that they are stored as, are named by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+from blake3 import blake3
+
+from ckstore.codecs.codebook import CodebookLattice
+from ckstore.codecs.lattice import LinearLattice
+from ckstore.codecs.rounded import RoundedLattice
+
+Lattice = LinearLattice | RoundedLattice | CodebookLattice
+
+#: Characters of an id that name an array: enough for one pack, and a name stands four times in it.
+_NAME = 16
+
+
+def digest(*parts: bytes | memoryview | npt.NDArray[np.uint8]) -> str:
+    """The id of some bytes: 20 bytes of BLAKE3 as 40 hexadecimal characters."""
+    hasher = blake3()
+    for part in parts:
+        hasher.update(part if isinstance(part, bytes | memoryview) else part.data)
+    return hasher.hexdigest(20)
+
+
+def array_name(identity: str) -> str:
+    """The name of an object's array in a pack."""
+    return identity[:_NAME]
+
+
+def content_id(dtype: str, chunk: int, digests: Iterable[bytes]) -> str:
+    """The content id of an object: BLAKE3 of its dtype, its cut into chunks and the BLAKE3 of each member's bytes.
+
+    The cut is part of it because versions address an object's chunks by the cut of their own layout: where the same
+    bytes are cut otherwise in another shape, they are another object. Below 2^18 elements all shapes are cut alike.
+    """
+    return digest(f"{dtype}|{chunk}|".encode(), *digests)
+
+
+def lattice_id(lattice: Lattice, count: int, chunk: int, digests: list[bytes], base: str = "") -> str:
+    """The lattice id: BLAKE3 of kind, dtype, step, exponents, cut and the digests of the integers' chunks.
+
+    `base` is the lattice id of what a codebook's values are added to; the digests of protected elements follow those
+    of the integers.
+    """
+    if isinstance(lattice, CodebookLattice):
+        head = f"codebook|{lattice.dtype}|{int(lattice.protected)}|{count}|{chunk}|{base}|".encode()
+        return digest(head, lattice.centroids.astype("<f4").tobytes(), *digests)
+    if isinstance(lattice, RoundedLattice):
+        head = f"rounded|{lattice.dtype}|{lattice.shift}|{lattice.level}|{lattice.width}|{count}|{chunk}|".encode()
+    else:
+        head = f"linear|{lattice.dtype}|{lattice.step}|{lattice.width}|{count}|{chunk}|".encode()
+    return digest(head, lattice.rows.astype("<i2").tobytes(), b"|", lattice.cols.astype("<i2").tobytes(), *digests)
+
+
+class MemberHasher:
+    """The content id of an object whose bytes come in order: as `scan` takes it from the files.
+
+    Parameters
+    ----------
+    dtype, chunk
+        dtype and cut of the object.
+    sizes
+        Bytes of each member.
+    """
+
+    def __init__(self, dtype: str, chunk: int, sizes: Sequence[int]) -> None:
+        self._dtype = dtype
+        self._chunk = chunk
+        self._digests: list[bytes] = []
+        self._left = list(reversed(sizes))
+        self._inner = blake3()
+
+    def update(self, data: memoryview) -> None:
+        """Take in the next bytes."""
+        while data:
+            take = min(self._left[-1], len(data))
+            self._inner.update(data[:take])
+            data = data[take:]
+            self._left[-1] -= take
+            if not self._left[-1]:
+                self._digests.append(self._inner.digest())
+                self._inner = blake3()
+                self._left.pop()
+
+    def identity(self) -> str:
+        """The id, once all bytes were taken in."""
+        return content_id(self._dtype, self._chunk, self._digests)

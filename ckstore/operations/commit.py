@@ -1,0 +1,198 @@
+"""The one way in which packs, log and catalog change: what was written is finished, looked at, and committed, or goes.
+
+with Change(repository, writer) as change:
+change.finish(document, blobs)    # the packs are durable, have their names, and can be read, here only
+change.commit(...)                # one transaction; without it the packs go again
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, Self
+
+from ckstore.encoding.writer import ObjectWriter, version_row
+from ckstore.errors import CkstoreError
+from ckstore.objects.documents import VersionDocument
+from ckstore.operations.costs import Costs, write_costs
+from ckstore.reading.stored_version import StoredVersion
+from ckstore.repository import Repository
+from ckstore.storage import log
+from ckstore.storage.catalog import Placement, VersionRow, key
+from ckstore.storage.pack import PackInfo
+from ckstore.storage.root import PACKS
+
+
+class Change:
+    """The packs of one change, from the last object that was written to the commit; a context manager.
+
+    Parameters
+    ----------
+    repository
+        What changes.
+    writer
+        The objects.
+
+    Attributes
+    ----------
+    packs
+        The finished packs.
+    row
+        The catalog's row of the version that they hold, if they hold one.
+    """
+
+    def __init__(self, repository: Repository, writer: ObjectWriter) -> None:
+        self.repository = repository
+        self.packs: Sequence[PackInfo] = ()
+        self.row: VersionRow | None = None
+        self._writer = writer
+        self._document: VersionDocument | None = None
+        self._again = False
+        self._committed = False
+        self._left = ExitStack()
+
+    def __enter__(self) -> Self:
+        self._hold = self._left.enter_context(self.repository.resolver.under_way())
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        if not self._committed:
+            remove_uncommitted(self.repository, self._writer.finished)
+        self._left.close()
+        if not self._committed or self._is_move:
+            self.repository.resolver.forget()  # Objects stand elsewhere now, or nowhere.
+
+    @property
+    def _is_move(self) -> bool:
+        """Whether objects of older versions are stored again, instead of those of a new one for the first time."""
+        return self.row is None or self._again
+
+    def foresee(self) -> None:
+        """Let the resolver know records before their packs have names: what restoring costs can be asked, no values."""
+        self._hold(self._writer.records)
+
+    def finish(
+        self,
+        document: VersionDocument | None = None,
+        blobs: Mapping[str, bytes] | None = None,
+        *,
+        again: bool = False,
+        trial: bool = False,
+    ) -> None:
+        """Finish the packs, which are durable then.
+
+        Parameters
+        ----------
+        document, blobs
+            What is said of a version, and what that refers to.
+        again
+            The version is there already, and is described again.
+        trial
+            The packs will not be committed: `recover` leaves them alone.
+        """
+        self._document = document
+        self.packs, entry = self._writer.finish(document, dict(blobs or {}), anew=again, trial=trial)
+        self._again = again
+        self._hold(self._writer.placed(self.packs))
+        if document is not None:
+            self.row = version_row(document, self.packs, entry)
+
+    @contextmanager
+    def version(self) -> Iterator[StoredVersion]:
+        """The version that the finished packs hold, read from these alone."""
+        assert self.row is not None
+        with Repository(self.repository.path, "r") as uncommitted:  # with caches of its own
+            uncommitted.resolver.add(self._writer.placed(self.packs))
+            yield StoredVersion(uncommitted, self.row)
+
+    def commit(
+        self,
+        record: Mapping[str, Any] | None = None,
+        *,
+        needs: tuple[Iterable[str], Iterable[str]] = ((), ()),
+        replace: bool = False,
+        heals: bool = False,
+        costs: Costs | None = None,
+    ) -> None:
+        """Let the catalog take over what was written, and the log what its manifests do not tell.
+
+        Parameters
+        ----------
+        record
+            What the log says, but for the names of packs; None for a new version.
+        needs
+            Ids of lattices and of exact layers that must still be there.
+        replace
+            A new version takes the place of the one at its run and step.
+        heals
+            A new version takes the tags of the one that it replaces, too.
+        costs
+            Restore costs and depths that follow, by number of the version.
+
+        Raises
+        ------
+        ConflictError
+            Another version is at that run and step by now.
+        NotFoundError
+            The version that is described again was forgotten meanwhile.
+        """
+        catalog = self.repository.catalog
+        lattices, contents = self._writer.places(self.packs)
+        row, references = self.row, set() if self._document is None else self._document.blob_packs()
+        with catalog.transaction():
+            if record is not None:
+                if "version" in record:
+                    catalog.version(record["version"])
+                log.append(self.repository.path, {**record, "packs": [pack.name for pack in self.packs]})
+            if row is not None and not self._is_move:
+                tags = self._take_tags() if heals else []
+                catalog.commit_version(
+                    row,
+                    self.packs,
+                    lattices,
+                    contents,
+                    references=references,
+                    replace=replace,
+                    requires_lattices=_keys(needs[0], lattices),
+                    requires_contents=_keys(needs[1], contents),
+                )
+                self._set_tags(tags, row.number)
+            else:
+                catalog.add_packs(self.packs)
+                catalog.move_lattices(lattices)
+                catalog.move_contents(contents)
+                if row is not None:
+                    catalog.replace_version(row, references=references)
+            write_costs(catalog, costs or {})
+        self._committed = True
+
+    def _take_tags(self) -> list[str]:
+        """Take the tags off the version that is replaced."""
+        catalog = self.repository.catalog
+        replaced = None if self._document is None else self._document.replaces
+        tags = [tag for tag, meant in catalog.tags().items() if meant == replaced]
+        for tag in tags:
+            catalog.delete_tag(tag)
+        return tags
+
+    def _set_tags(self, tags: Sequence[str], number: int) -> None:
+        for tag in tags:
+            self.repository.catalog.set_tag(tag, number)
+            log.append(self.repository.path, {"change": "tag", "tag": tag, "version": number})
+
+
+def remove_uncommitted(repository: Repository, packs: Iterable[PackInfo]) -> None:
+    """Take back the packs of a change that was not committed: `recover` would make it visible."""
+    try:
+        committed = {pack.name for pack in repository.catalog.packs()}
+    except CkstoreError:
+        return  # Nobody can say now whether the commit took place; `gc` removes what no version needs.
+    for pack in packs:
+        if pack.name not in committed:
+            repository.packs.forget(pack.name)
+            (repository.path / PACKS / pack.name).unlink(missing_ok=True)
+
+
+def _keys(identities: Iterable[str], placed: Iterable[Placement]) -> list[int]:
+    """Keys of ids, in order, without those that are committed with them."""
+    return sorted({key(identity) for identity in identities} - {place[0] for place in placed})

@@ -1,0 +1,161 @@
+"""What is said of a version whose objects are written: its document, and the blobs that it refers to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ckstore.errors import IntegrityError
+from ckstore.objects.documents import BlobRef, CoarseFacts, FileEntry, LayoutDocument, VersionDocument
+from ckstore.objects.restore_cost import relative_cost, restore_work
+from ckstore.operations.request import Request
+from ckstore.operations.storing import Stored
+from ckstore.repository import Repository
+from ckstore.scanning.scan import ScannedVersion
+from ckstore.storage import durable
+from ckstore.storage.catalog import VersionRow
+from ckstore.storage.delta import compress_against
+
+#: A delta of a blob below this size is kept without asking what the blob would take alone.
+_SMALL_BLOB = 1024
+
+#: A blob is packed against the parent's only where that takes at most this part of packing it alone.
+_WORTH_A_DELTA = 0.6
+
+
+def describe(
+    repository: Repository,
+    number: int,
+    scanned: ScannedVersion,
+    request: Request,
+    stored: Sequence[Stored],
+    found: Mapping[str, float],
+) -> tuple[VersionDocument, dict[str, bytes]]:
+    """The document of a version, and its blobs by name.
+
+    Parameters
+    ----------
+    number
+        The number that it will have.
+    stored
+        Its objects, in the order of its units.
+    found
+        What a search says of the setting that it came to.
+    """
+    blobs = _Blobs(repository, request.parent)
+    layout = LayoutDocument([file.layout for file in scanned.files], scanned.units).encode()
+    crcs = np.array([crc for file in scanned.files for crc in file.crcs], "<u4").tobytes()
+    facts: dict[str, Any] = {}
+    for file in scanned.files:
+        facts |= {name: value for name, value in file.layout.facts.items() if name in ("step", "epoch")}
+    objects = tuple((item.lattice, item.content) for item in stored)
+    off = {index: item.facts for index, item in enumerate(stored) if item.facts is not None}
+    coarse = CoarseFacts(request.policy.scheme, {**request.policy.parameters(), **found}, off) if off else None
+    standing = None
+    if request.replace and request.step is not None:
+        standing = repository.catalog.at_step(request.run, request.step)
+    document = VersionDocument(
+        number=number,
+        run=request.run,
+        step=request.step,
+        parent=None if request.parent is None else request.parent.number,
+        created=durable.timestamp(),
+        fidelity="exact" if coarse is None else "coarse",
+        is_directory=scanned.is_directory,
+        files=tuple(
+            FileEntry(
+                file.path, file.layout.size, file.sha256, file.mode, file.mtime_ns,
+                blobs.skeleton(index, file.path, file.skeleton, single=not scanned.is_directory),
+            )
+            for index, file in enumerate(scanned.files)
+        ),
+        links=tuple(scanned.links),
+        directories=tuple(scanned.directories),
+        layout=blobs.layout(layout),
+        crcs=blobs.alone("crcs", crcs),
+        objects=objects,
+        coarse=coarse,
+        metrics=dict(request.metrics),
+        source=request.source,
+        facts=facts,
+        summary=_summary(repository, scanned, objects),
+        replaces=None if standing is None else standing.number,
+    )  # fmt: skip
+    return document, blobs.packed
+
+
+def _summary(
+    repository: Repository, scanned: ScannedVersion, objects: Sequence[tuple[str, str | None]]
+) -> dict[str, Any]:
+    """Counts, depth, restore cost as a multiple of a full one, and whether the version needs no other."""
+    unique = set(objects)
+    work, full = restore_work(repository.reader, unique, scanned.layouts)
+    depth = max((repository.reader.depth(*item) for item in unique), default=0)
+    return {
+        "original_bytes": scanned.size,
+        "elements": sum(unit.count for unit in scanned.units),
+        "tensors": sum(len(file.layout.tensors) for file in scanned.files),
+        "depth": depth,
+        "cost": relative_cost(work, full),
+        "base": depth == 0,
+    }
+
+
+class _Blobs:
+    """The blobs of a version, packed against the parent's where that pays.
+
+    Attributes
+    ----------
+    packed
+        Those that are not the parent's own, by name.
+    """
+
+    def __init__(self, repository: Repository, parent: VersionRow | None) -> None:
+        self.packed: dict[str, bytes] = {}
+        self._repository = repository
+        self._pack = "" if parent is None else parent.pack
+        self._document = None if parent is None else repository.resolver.document(parent)
+
+    def layout(self, data: bytes) -> BlobRef:
+        """How the files are cut."""
+        return self._keep("layout", data, None if self._document is None else self._document.layout)
+
+    def skeleton(self, index: int, path: str, data: bytes, *, single: bool) -> BlobRef:
+        """What a file has beside tensors; a version of a `single` file follows another one of whatever name."""
+        before = None
+        if self._document is not None and not (single and self._document.is_directory):
+            files = self._document.files
+            before = files[0] if single else next((file for file in files if file.path == path), None)
+        return self._keep(f"skeleton.{index}", data, None if before is None else before.skeleton)
+
+    def alone(self, name: str, data: bytes) -> BlobRef:
+        """What is packed by itself."""
+        return self._keep(name, data, None)
+
+    def _keep(self, name: str, data: bytes, parent: BlobRef | None) -> BlobRef:
+        before = None if parent is None else self._before(parent)
+        if before is not None:
+            ref, value, reference, against = before
+            if value == data:
+                return ref
+            packed = compress_against(data, against)
+            if len(packed) <= _SMALL_BLOB or len(packed) <= _WORTH_A_DELTA * len(compress_against(data, None)):
+                self.packed[name] = packed
+                return BlobRef(name, None, reference)
+        self.packed[name] = compress_against(data, None)
+        return BlobRef(name)
+
+    def _before(self, blob: BlobRef) -> tuple[BlobRef, bytes, BlobRef, bytes] | None:
+        """A parent's blob and what its successor is packed against, each as (place, bytes); None where lost."""
+        repository, pack = self._repository, self._pack
+        ref = blob.within(pack)
+        reference = ref if ref.against is None else ref.against
+        # Of a damaged pack parts may still be read, and yet nothing may be stored against it.
+        if not repository.catalog.has_packs(name for name in (ref.pack, reference.pack) if name is not None):
+            return None
+        try:
+            return ref, repository.resolver.blob(ref, pack), reference, repository.resolver.blob(reference, pack)
+        except IntegrityError:
+            return None

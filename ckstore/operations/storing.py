@@ -1,0 +1,215 @@
+"""Stores the objects of a scanned version, window by window: looked up, estimated, planned, encoded, written.
+
+While the objects of a window are encoded and written, the next one is estimated and a third is read.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, nullcontext
+from dataclasses import dataclass
+
+from ckstore.encoding.budget import Budget
+from ckstore.encoding.estimate import Encoded, Estimate
+from ckstore.encoding.estimator import Estimator, ParentObject, parent_objects
+from ckstore.encoding.writer import ObjectWriter
+from ckstore.errors import IntegrityError
+from ckstore.lineage.cost import cost
+from ckstore.lineage.planner import Choice
+from ckstore.objects.documents import CoarseUnit, LayoutDocument
+from ckstore.objects.reader import ObjectReader
+from ckstore.objects.resolver import CatalogResolver
+from ckstore.objects.restore_cost import writing_work
+from ckstore.objects.units import Unit
+from ckstore.operations.request import Request
+from ckstore.runtime.threads import in_turn, one_ahead, worker_count
+from ckstore.scanning.scan import WINDOW, ScannedVersion, held_windows
+from ckstore.storage.catalog import VersionRow
+
+#: Objects that are estimated and planned together, by content id.
+Window = list[tuple[str, Unit]]
+
+#: Objects of so many bytes are looked up and written together.
+_BATCH = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One object of a version under way: its lattice, its content id where it is exact, else what is recorded of it."""
+
+    lattice: str
+    content: str | None = None
+    facts: CoarseUnit | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """An object to be encoded: its content id, what is known of it, and how it will be stored."""
+
+    content: str
+    estimate: Estimate
+    choice: Choice
+
+
+def store_objects(
+    writer: ObjectWriter,
+    reader: ObjectReader,
+    resolver: CatalogResolver,
+    scanned: ScannedVersion,
+    request: Request,
+    progress: Callable[[int], None] | None,
+) -> dict[str, Stored]:
+    """Write the objects that the store does not hold yet; returns all of the version's, by content id.
+
+    A version that is not hashed is read meanwhile, once.
+
+    Raises
+    ------
+    InputError
+        A file changed since it was scanned.
+    """
+    progress = in_turn(progress)
+    stream = None if scanned.is_hashed else one_ahead(held_windows(scanned, progress))
+    estimator = Estimator(reader, scanned, request.policy, _parents(resolver, request.parent), request.gradients)
+    budget = Budget(cost(writing_work(scanned.layouts)), scanned.size, request.budget)
+    objects = _Objects(reader, resolver, scanned)
+    windows = objects.hashed(estimator, budget) if stream is None else objects.streamed(stream, budget)
+    with (
+        nullcontext() if stream is None else closing(stream),
+        ThreadPoolExecutor(worker_count(), thread_name_prefix="ckstore") as pool,
+    ):
+        for batch in _batches(_encoded(pool, estimator, windows, budget)):
+            # Of what the store holds under its content id nothing is encoded.
+            stored = resolver.known_lattices(
+                layers.identity for job, layers in batch if layers.identity not in ("", job.content)
+            )
+            for job, layers in batch:
+                is_stored = layers.identity in stored
+                lattice = writer.add(job.content, job.estimate, job.choice, layers, stored=is_stored)
+                exact = job.content if layers.facts is None else None
+                objects.known[job.content] = Stored(lattice, exact, layers.facts)
+                if progress is not None:
+                    progress(job.estimate.unit.nbytes)
+    writer.begin_sync()
+    for file in scanned.files:
+        file.source.check_unchanged()
+    scanned.held.clear()
+    return objects.known
+
+
+def _parents(resolver: CatalogResolver, parent: VersionRow | None) -> dict[tuple[str, str], ParentObject]:
+    """The objects of the parent version by key and signature of their units."""
+    if parent is None:
+        return {}
+    document = resolver.document(parent)
+    try:
+        layout = LayoutDocument.decode(resolver.blob(document.layout, parent.pack))
+    except IntegrityError:
+        return {}  # Its layout was lost with another pack: nothing can be stored against it.
+    facts = {} if document.coarse is None else document.coarse.units
+    objects = parent_objects(layout.units, document.objects, facts)
+    contents = [item.content for item in objects.values() if item.content is not None]
+    resolver.prefetch((item.lattice for item in objects.values()), contents)
+    return objects
+
+
+def _encoded(
+    pool: ThreadPoolExecutor, estimator: Estimator, windows: Iterator[Window], budget: Budget
+) -> Iterator[tuple[_Job, Encoded]]:
+    """Estimate, plan and encode objects window by window: chunks decoded for the one are at hand for the other."""
+    try:
+        window = next(windows, None)
+        upcoming = [pool.submit(estimator.estimate, unit) for _, unit in window or ()]
+        while window is not None:
+            estimates = [future.result() for future in upcoming]
+            choices = budget.plan(estimates)
+            jobs = [
+                _Job(content, estimate, choice)
+                for (content, _), estimate, choice in zip(window, estimates, choices, strict=True)
+            ]
+            encoding = deque(
+                (job, pool.submit(estimator.encode, job.content, job.estimate, job.choice)) for job in jobs
+            )
+            window = next(windows, None)
+            upcoming = [pool.submit(estimator.estimate, unit) for _, unit in window or ()]
+            while encoding:
+                job, future = encoding.popleft()
+                yield job, future.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+class _Objects:
+    """The objects of a version that the store does not hold yet, window by window.
+
+    Attributes
+    ----------
+    known
+        What is stored, by content id: what the store held before, to begin with.
+    """
+
+    def __init__(self, reader: ObjectReader, resolver: CatalogResolver, scanned: ScannedVersion) -> None:
+        self.known: dict[str, Stored] = {}
+        self._reader = reader
+        self._resolver = resolver
+        self._scanned = scanned
+
+    def hashed(self, estimator: Estimator, budget: Budget) -> Iterator[Window]:
+        """Of a version whose content ids are all known."""
+        scanned = self._scanned
+        self._look_up(scanned.contents, budget)
+        todo: dict[str, Unit] = {}
+        for unit, content in zip(scanned.units, scanned.contents, strict=True):
+            if content in self.known:
+                continue
+            # Of units with the same content one that stays exact speaks for all.
+            present = todo.setdefault(content, unit)
+            if estimator.may_be_coarse(present) and not estimator.may_be_coarse(unit):
+                todo[content] = unit
+        window: Window = []
+        filled = 0
+        for item in todo.items():
+            window.append(item)
+            filled += item[1].nbytes
+            if filled >= WINDOW:
+                yield window
+                window, filled = [], 0
+        if window:
+            yield window
+
+    def streamed(self, windows: Iterator[list[int]], budget: Budget) -> Iterator[Window]:
+        """Of a version that is read while it is stored, none of whose objects is coarse."""
+        scanned = self._scanned
+        begun: set[str] = set()
+        for numbers in windows:
+            fresh: dict[str, Unit] = {}
+            for number in numbers:
+                content = scanned.contents[number]
+                if content not in self.known and content not in begun:
+                    fresh.setdefault(content, scanned.units[number])
+            self._look_up(fresh, budget)
+            begun.update(fresh)
+            yield [item for item in fresh.items() if item[0] not in self.known]
+
+    def _look_up(self, contents: Iterable[str], budget: Budget) -> None:
+        """Find what the store holds, and take note of what restoring that costs."""
+        for content, lattice in self._resolver.known(contents).items():
+            self.known[content] = Stored(lattice, content)
+            full = self._resolver.lattice(lattice).full_work
+            budget.add(cost(full), cost(self._reader.work(lattice, content)))
+
+
+def _batches(encoded: Iterable[tuple[_Job, Encoded]]) -> Iterator[list[tuple[_Job, Encoded]]]:
+    """Encoded objects in groups of some bytes: the catalog is asked for many at once, and writing begins early."""
+    batch: list[tuple[_Job, Encoded]] = []
+    filled = 0
+    for job, layers in encoded:
+        batch.append((job, layers))
+        filled += job.estimate.unit.nbytes
+        if filled >= _BATCH:
+            yield batch
+            batch, filled = [], 0
+    if batch:
+        yield batch

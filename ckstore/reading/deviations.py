@@ -1,0 +1,24 @@
+"""How far the tensors of a coarse version are off."""
+
+from __future__ import annotations
+
+from ckstore.objects.documents import Deviation
+from ckstore.reading.stored_version import StoredVersion
+
+
+def tensor_deviations(version: StoredVersion) -> dict[str, Deviation]:
+    """How far the tensors of a version are off, by path; see `Version.deviations`."""
+    coarse = version.document.coarse
+    parts: dict[tuple[int, int], list[tuple[int, Deviation]]] = {}
+    for number, facts in ({} if coarse is None else coarse.units).items():
+        for member, deviation in zip(version.layout.units[number].members, facts.deviations, strict=True):
+            parts.setdefault((member.file, member.extent), []).append((member.count, deviation))
+    found = {}
+    for path, (file, tensor) in version.paths.items():
+        pieces = parts.get((file, tensor.extent))
+        if pieces is not None:
+            total = sum(count for count, _ in pieces)
+            rms = (sum(count * item.rms**2 for count, item in pieces) / total) ** 0.5
+            size = (sum(count * item.size**2 for count, item in pieces) / total) ** 0.5
+            found[path] = Deviation(max(item.max_abs for _, item in pieces), rms, size)
+    return found

@@ -1,0 +1,248 @@
+"""One stored version, chunk by chunk: its document, how its files are cut, and the values of its objects."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from functools import cached_property
+
+import numpy as np
+
+from ckstore.codecs.lattice import PARTS, Bits
+from ckstore.dtypes import ITEM_SIZES
+from ckstore.errors import CkstoreError, IntegrityError, UsageError
+from ckstore.formats import CompositeSource, parse
+from ckstore.formats.layout import FileLayout, Path, Tensor
+from ckstore.formats.paths import path_to_text
+from ckstore.formats.skeleton import fill_crcs
+from ckstore.objects.documents import LayoutDocument, VersionDocument
+from ckstore.objects.records import check_cut
+from ckstore.policy import FIDELITIES, Fidelity
+from ckstore.repository import Repository
+from ckstore.runtime.collector import collection_seldom
+from ckstore.storage.catalog import VersionRow
+from ckstore.storage.pack_reader import MissingPackError
+
+#: How often `gc` may move an object while it is being read.
+_MOVES = 3
+
+
+class StoredVersion:
+    """Reads a version of a repository.
+
+    Parameters
+    ----------
+    repository
+        Where it is stored.
+    row
+        The catalog's row of it.
+    fidelity
+        Of the values that are read; by default the version's own.
+    """
+
+    def __init__(self, repository: Repository, row: VersionRow, fidelity: Fidelity | None = None) -> None:
+        self.repository = repository
+        self.row = row
+        self._fidelity = fidelity
+        # Units whose object was found to be cut as the layout says.
+        self._fitting: set[int] = set()
+
+    @property
+    def fidelity(self) -> Fidelity:
+        """Of the values that are read: `exact`, or `coarse` where there are no others or these are wanted."""
+        return self._fidelity or ("coarse" if self.document.fidelity == "coarse" else "exact")
+
+    @property
+    def _is_lowered(self) -> bool:
+        """Whether coarse values are read of objects that have exact ones."""
+        return self._fidelity == "coarse" and self.document.fidelity == "exact"
+
+    def at_fidelity(self, fidelity: Fidelity) -> StoredVersion:
+        """The same version, read exactly or from its coarse layers alone.
+
+        Coarse values of an exact version are those of its linear lattices; objects whose only layer is exact (moments,
+        16-bit floats, small tensors) come as they are. A coarse version is read as it always is: objects that it
+        holds exactly come exactly.
+
+        Raises
+        ------
+        UsageError
+            There is no such fidelity.
+        CkstoreError
+            Exact values are wanted of a version that has none.
+        """
+        if fidelity not in FIDELITIES:
+            raise UsageError(f"There is no fidelity {fidelity}; choose one of {', '.join(FIDELITIES)}.")
+        if fidelity == "exact" and self.document.fidelity != "exact":
+            raise CkstoreError(
+                f"Version {self.row.number} is coarse and has no exact values; read it with fidelity coarse, "
+                "or ingest its files again."
+            )
+        return StoredVersion(self.repository, self.row, fidelity)
+
+    @cached_property
+    def document(self) -> VersionDocument:
+        """What the manifest says of the version."""
+        return self.repository.resolver.document(self.row)
+
+    @cached_property
+    @collection_seldom()
+    def layout(self) -> LayoutDocument:
+        """How its files are cut."""
+        layout = LayoutDocument.decode(self.repository.resolver.blob(self.document.layout, self.row.pack))
+        if len(layout.units) != len(self.document.objects) or len(layout.files) != len(self.document.files):
+            raise IntegrityError(
+                f"The manifest of version {self.row.number} contradicts itself; run `ckstore recover`."
+            )
+        contents = [content for _, content in self.document.objects if content is not None]
+        self.repository.resolver.prefetch([lattice for lattice, _ in self.document.objects], contents)
+        return layout
+
+    @cached_property
+    def paths(self) -> dict[str, tuple[int, Tensor]]:
+        """(File number, tensor) by path as text, in the order of the files."""
+        found: dict[str, tuple[int, Tensor]] = {}
+        for number, (entry, layout) in enumerate(zip(self.document.files, self.layout.files, strict=True)):
+            prefix: Path = tuple(entry.path.split("/")) if self.document.is_directory else ()
+            for tensor in layout.tensors:
+                found[path_to_text((*prefix, *tensor.path))] = (number, tensor)
+        return found
+
+    @cached_property
+    def _places(self) -> dict[tuple[int, int], list[tuple[int, int, int]]]:
+        """For each (file, extent) its stretches: (first element, unit number, first element in the unit), in parts."""
+        places: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
+        for number, unit in enumerate(self.layout.units):
+            position = 0
+            for member in unit.members:
+                extent = self.layout.files[member.file].extents[member.extent]
+                scale = 2 if extent.dtype in PARTS else 1
+                stretch = (member.first * scale, number, position)
+                places.setdefault((member.file, member.extent), []).append(stretch)
+                position += member.count * scale
+        for stretches in places.values():
+            stretches.sort()
+        return places
+
+    def read_extent(self, file: int, extent: int, first: int, last: int) -> memoryview:
+        """Bytes of the elements from `first` to before `last` of an extent; decodes only the chunks they lie in.
+
+        Chunks that are wanted whole do not stay in the cache.
+        """
+        parts = []
+        for number, chunk, start, stop in self.cover(file, extent, first, last):
+            unit = self.layout.units[number]
+            whole = stop - start == min(unit.chunk, unit.count - chunk * unit.chunk)
+            parts.append(self.chunk(number, chunk, keep=not whole)[start:stop].data.cast("B"))
+        return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
+
+    def cover(self, file: int, extent: int, first: int, last: int) -> Iterator[tuple[int, int, int, int]]:
+        """Where the elements from `first` to before `last` of an extent stand, in order.
+
+        Yields
+        ------
+        tuple
+            Number of the unit, number of the chunk, and in elements of the unit where the stretch begins and ends
+            within that chunk.
+        """
+        cut = self.layout.files[file].extents[extent]
+        scale = 2 if cut.dtype in PARTS else 1
+        first, last = first * scale, last * scale
+        if first >= last:
+            return
+        stretches = self._places[file, extent]
+        index = bisect_right(stretches, first, key=lambda stretch: stretch[0]) - 1
+        while first < last:
+            begin, number, position = stretches[index]
+            length = self.layout.units[number].chunk
+            end = stretches[index + 1][0] if index + 1 < len(stretches) else cut.count * scale
+            stop = min(last, end)
+            low, high = position + first - begin, position + stop - begin
+            for chunk in range(low // length, -(-high // length)):
+                start = chunk * length
+                yield number, chunk, max(low - start, 0), min(high - start, length)
+            first = stop
+            index += 1
+
+    def stretches(self, file: int, extent: int) -> Iterator[tuple[int, int]]:
+        """An extent cut into (first, last) elements so that each stretch lies in one chunk of one object."""
+        cut = self.layout.files[file].extents[extent]
+        scale = 2 if cut.dtype in PARTS else 1
+        stretches = self._places.get((file, extent), [])
+        for index, (begin, number, position) in enumerate(stretches):
+            chunk = self.layout.units[number].chunk
+            end = stretches[index + 1][0] if index + 1 < len(stretches) else cut.count * scale
+            first = begin
+            while first < end:
+                last = min(end, first + chunk - (position + first - begin) % chunk)
+                yield first // scale, last // scale
+                first = last
+
+    def chunk(self, number: int, chunk: int, *, keep: bool = True, out: Bits | None = None) -> Bits:
+        """Bits of one chunk of the unit of that number, as unsigned integers; read-only.
+
+        With `keep` they stay in the store's cache for a while. Without, they may be decoded into `out`, an aligned
+        array of their size and dtype: it is then what is returned.
+        """
+        for _ in range(_MOVES):
+            try:
+                return self._chunk(number, chunk, keep=keep, out=out)
+            except MissingPackError:
+                self.repository.resolver.forget()  # `gc` has moved the object since its record was read.
+        return self._chunk(number, chunk, keep=keep, out=out)
+
+    def _chunk(self, number: int, chunk: int, *, keep: bool, out: Bits | None) -> Bits:
+        lattice, content = self.document.objects[number]
+        reader = self.repository.reader
+        if number not in self._fitting:
+            check_cut(reader.resolver.lattice(lattice), self.layout.units[number])
+            self._fitting.add(number)
+        if content is None or self._is_lowered:
+            return reader.values(reader.resolver.lattice(lattice), chunk, keep=keep, out=out)
+        return reader.bits(content, chunk, keep=keep, out=out)
+
+    def is_changed(self, file: int) -> bool:
+        """Whether a file comes back with other values than it went in with, because some are coarse."""
+        objects = self.document.objects
+        for unit, (lattice, content) in zip(self.layout.units, objects, strict=True):
+            if any(member.file == file for member in unit.members):
+                if content is None:
+                    return True
+                if self._is_lowered and not self.repository.resolver.lattice(lattice).is_exact:
+                    return True
+        return False
+
+    def skeleton(self, file: int) -> bytes:
+        """All bytes of a file that are not tensor data."""
+        entry = self.document.files[file]
+        layout = self.layout.files[file]
+        data = self.repository.resolver.blob(entry.skeleton, self.row.pack)
+        return fill_crcs(data, layout, self._crcs(file))
+
+    def _crcs(self, file: int) -> list[int]:
+        before = sum(len(layout.checked) for layout in self.layout.files[:file])
+        crcs = np.frombuffer(self.repository.resolver.blob(self.document.crcs, self.row.pack), "<u4")
+        return [int(crc) for crc in crcs[before : before + len(self.layout.files[file].checked)]]
+
+    def source(self, file: int) -> CompositeSource:
+        """A file as it was, of its skeleton and of chunks that are decoded when they are read.
+
+        Raises
+        ------
+        InputError
+            The layout contradicts itself.
+        """
+        layout = self.layout.files[file]
+        extents = [(extent.start, extent.nbytes) for extent in layout.extents]
+
+        def read(index: int, offset: int, nbytes: int) -> memoryview:
+            size = ITEM_SIZES[layout.extents[index].dtype]
+            first = offset // size
+            data = self.read_extent(file, index, first, -(-(offset + nbytes) // size))
+            return data[offset - first * size :][:nbytes]
+
+        return CompositeSource(self.skeleton(file), extents, layout.size, read)
+
+    def parsed(self, file: int) -> FileLayout:
+        """The layout of a file with its tree, read again from the skeleton."""
+        return parse(self.source(file), self.document.files[file].path)

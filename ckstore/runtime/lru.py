@@ -1,0 +1,86 @@
+"""What stays at hand: a bounded cache whose least recently used entries go first."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator
+from threading import Lock
+from typing import Generic, TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
+Value = TypeVar("Value")
+
+
+class Lru(Generic[Key, Value]):
+    """Values by key, the least recently used ones dropped beyond a limit; safe for threads.
+
+    Parameters
+    ----------
+    limit
+        Of the sum of all weights.
+    weight
+        Of a value; by default each weighs 1. It must not change while the value is here.
+
+    Examples
+    --------
+    >>> cache = Lru[str, int](2)
+    >>> [cache.put(name, number) for number, name in enumerate("abc")], cache.get("a"), cache.get("c")
+    ([0, 1, 2], None, 2)
+    """
+
+    def __init__(self, limit: int, weight: Callable[[Value], int] | None = None) -> None:
+        self.limit = limit
+        self._weight_of = weight
+        self._values: OrderedDict[Key, Value] = OrderedDict()
+        self._sum = 0
+        self._lock = Lock()
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __iter__(self) -> Iterator[Key]:
+        with self._lock:
+            return iter(list(self._values))
+
+    @property
+    def weight(self) -> int:
+        """The sum of all weights."""
+        return self._sum
+
+    def get(self, key: Key) -> Value | None:
+        """The value, which counts as used; None where it is not here."""
+        with self._lock:
+            value = self._values.get(key)
+            if value is not None:
+                self._values.move_to_end(key)
+            return value
+
+    def put(self, key: Key, value: Value) -> Value:
+        """Keep a value, unless there is one; returns the one that is kept."""
+        weight = self._weigh(value)
+        with self._lock:
+            present = self._values.get(key)
+            if present is not None:
+                return present
+            self._values[key] = value
+            self._sum += weight
+            while self._sum > self.limit:
+                _, dropped = self._values.popitem(last=False)
+                self._sum -= self._weigh(dropped)
+            return value
+
+    def drop(self, key: Key) -> None:
+        """Forget a value, if it is here."""
+        with self._lock:
+            value = self._values.pop(key, None)
+            if value is not None:
+                self._sum -= self._weigh(value)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        with self._lock:
+            self._values.clear()
+            self._sum = 0
+
+    def _weigh(self, value: Value) -> int:
+        return 1 if self._weight_of is None else self._weight_of(value)
