@@ -26,14 +26,11 @@ from tools.bench.speed_clock import Contender, processor_seconds, ready_memory
 from tools.bench.speed_figures import Section, digits
 from tools.bench.speed_rows import CHECKOUT, COARSE, INGEST, LIVE, STATE_DICT, check_out, ingest, state_dict
 
-#: Seconds between two looks.
-INTERVAL = 0.004
+#: Seconds between two looks, and how many modules are shown: those that take most.
+_INTERVAL, _MODULES = 0.004, 12
 
 #: What is in no module of ckstore.
 REST = "everything else"
-
-#: Modules that are shown: those that take most.
-_MODULES = 12
 
 _PACKAGE = Path(ckstore.__file__).parent
 
@@ -61,7 +58,7 @@ def profiled() -> Iterator[dict[str, float]]:
             modules[found or module or REST] += now - before
 
     def watch() -> None:
-        while not done.wait(INTERVAL):
+        while not done.wait(_INTERVAL):
             look()
 
     watcher = threading.Thread(target=watch, daemon=True)
@@ -104,7 +101,7 @@ def rooms(modules: Mapping[str, float]) -> dict[str, float]:
 def stages(bench: Bench) -> Section:
     """Processor seconds by room, by module, and verb."""
     modules = dict(_profiles(bench))
-    everything = ["all", *(digits(sum(column.values())) for column in modules.values())]
+    total = ["all", *(digits(sum(column.values())) for column in modules.values())]
     by_room = _rows({verb: rooms(column) for verb, column in modules.items()})
     by_module = [row for row in _rows(modules) if row[0] != REST][:_MODULES]
     return Section(
@@ -112,7 +109,7 @@ def stages(bench: Bench) -> Section:
         "Processor seconds for a GB of checkpoint by the rooms (packages) of ckstore, in one process, by samples of "
         "all threads: the innermost module of ckstore that a thread is in has its time, that of compiled loops and of "
         f"libraries that it calls included. Below, the {_MODULES} modules that take most.",
-        [[["room, CPU s/GB", *modules], *by_room, everything], [["module, CPU s/GB", *modules], *by_module]],
+        [[["room, CPU s/GB", *modules], *by_room, total], [["module, CPU s/GB", *modules], *by_module]],
     )
 
 
@@ -126,7 +123,7 @@ def _rows(columns: Mapping[str, Mapping[str, float]]) -> list[list[str]]:
 def _profiles(bench: Bench) -> Iterator[tuple[str, dict[str, float]]]:
     """Verb, and processor seconds for a GB by module."""
     paths, again = bench.series(), range(bench.repeat)
-    root, live, out = (bench.work / name for name in ("staged", "staged-live", "out"))
+    root, live, out = (bench.work / "staged" / name for name in ("store", "live", "out"))
     state: list[Any] = [None]
 
     def take(number: int) -> None:
@@ -150,10 +147,9 @@ def _profiles(bench: Bench) -> Iterator[tuple[str, dict[str, float]]]:
         yield profile(Contender(INGEST, lambda number: ingest(root, paths[number], "exact", number)), later)
         yield profile(Contender(LIVE, lambda _: kept.ingest(state[0], run="run"), take), later)
     number, coarse = deepest(root), bench.store("coarse")
-    remove = partial(out.unlink, missing_ok=True)
-    yield profile(Contender(CHECKOUT, partial(check_out, root, number, out), lambda _: remove()), again)
+    yield profile(
+        Contender(CHECKOUT, partial(check_out, root, number, out), lambda _: out.unlink(missing_ok=True)), again
+    )
     yield profile(Contender(STATE_DICT, partial(state_dict, root, number, None)), again)
     yield profile(Contender(COARSE, partial(state_dict, coarse, deepest(coarse), None)), again)
-    remove()
-    for path in (root, live):
-        shutil.rmtree(path)
+    shutil.rmtree(root.parent)
