@@ -20,6 +20,7 @@ import torch
 import ckstore
 from ckstore.errors import CkstoreError, ConflictError, InputError
 from ckstore.operations import ingest
+from ckstore.operations.commit import Change
 from ckstore.operations.recover import recover
 from ckstore.scanning import scan
 from ckstore.storage import durable
@@ -280,9 +281,9 @@ def test_objects_that_go_before_the_commit(
     store: ckstore.Store, paths: list[Path], layer: str, known: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A version that refers to them, or has objects stored against them, is not committed."""
-    commit = Catalog.commit_version
+    commit = Change.commit
 
-    def interposed(self: Catalog, *arguments: Any, **options: Any) -> None:
+    def interposed(self: Change, *arguments: Any, **options: Any) -> None:
         with Catalog(store.path, "a") as other:
             for pack in other.packs():
                 if layer == "lattices":
@@ -291,7 +292,7 @@ def test_objects_that_go_before_the_commit(
                     other.remove_contents([place for place, _ in other.contents_in(pack.name)])
         commit(self, *arguments, **options)
 
-    monkeypatch.setattr(Catalog, "commit_version", interposed)
+    monkeypatch.setattr(Change, "commit", interposed)
     with pytest.raises(ConflictError, match="ingest it again"):
         store.ingest(paths[0] if known else paths[1], run="b" if known else "a")
     assert len(store.versions()) == 1

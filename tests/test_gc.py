@@ -536,13 +536,13 @@ def test_an_ingest_that_is_under_way(path: Path, series: list[Path], monkeypatch
     process: list[subprocess.Popen[bytes]] = []
     script = (
         "import sys, ckstore\n"
-        "from ckstore.storage.catalog import Catalog\n"
-        "commit = Catalog.commit_version\n"
+        "from ckstore.operations.commit import Change\n"
+        "commit = Change.commit\n"
         "def waiting(*given, **named):\n"
         "    print('coded', flush=True)\n"
         "    sys.stdin.readline()\n"
         "    commit(*given, **named)\n"
-        "Catalog.commit_version = waiting\n"
+        "Change.commit = waiting\n"
         "with ckstore.open(sys.argv[1]) as store: store.ingest(sys.argv[2], run='c', parent=2)\n"
     )
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import ckstore
-from ckstore.operations import rebase
+from ckstore.operations import commit, costs
 from ckstore.storage.catalog import Catalog
 
 
@@ -35,21 +35,21 @@ def test_versions_that_follow_a_rebased_one_cost_less(store: ckstore.Store) -> N
     assert [row.base for row in rows] == [True, False, True, False]
     assert [row.cost < before[row.number] for row in rows] == [False, False, True, True]
     for row in rows:
-        assert rebase.restore_cost(store.reader, store[row.number]) == (row.cost, row.depth)
+        assert costs.restore_cost(store[row.number].stored) == (row.cost, row.depth)
 
 
 def test_others_may_write_while_costs_are_taken(store: ckstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a long run that takes long: every manifest is decoded for it. What they forget meanwhile stays forgotten."""
-    restore_cost, taken = rebase.restore_cost, []
+    restore_cost, taken = costs.restore_cost, []
 
-    def interposed(reader: Any, version: Any) -> tuple[float, int]:
+    def interposed(version: Any) -> tuple[float, int]:
         if not taken:
             with Catalog(store.path, "a", timeout=0.05) as other:
                 other.forget_versions([4])
         taken.append(version.row.number)
-        return restore_cost(reader, version)
+        return restore_cost(version)
 
-    monkeypatch.setattr(rebase, "restore_cost", interposed)
+    monkeypatch.setattr(costs, "restore_cost", interposed)
     store.rebase(["a@2"])
     assert taken == [2, 3, 4], "the base needs no object that could have moved"
     assert [row.depth for row in store.versions()] == [0, 1, 0]
@@ -61,7 +61,7 @@ def test_places_and_costs_change_at_once(store: ckstore.Store, monkeypatch: pyte
     def fail(*arguments: Any) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(rebase, "write_costs", fail)
+    monkeypatch.setattr(commit, "write_costs", fail)
     with pytest.raises(ZeroDivisionError):
         store.rebase(["a@2"])
     monkeypatch.undo()

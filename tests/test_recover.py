@@ -271,12 +271,12 @@ def claim_a_step_twice(path: Path) -> None:
 
         commit = Change.commit
 
-        def interposed(self, *arguments):
+        def interposed(self, *arguments, **options):
             Change.commit = commit
             with ckstore.open({str(path)!r}) as other:
                 other.ingest({{"w": np.ones((300, 300), "f4")}}, run="a", step=10)
             Catalog.commit_version = lambda *given, **named: os._exit(9)
-            return commit(self, *arguments)
+            return commit(self, *arguments, **options)
 
         Change.commit = interposed
         with ckstore.open({str(path)!r}) as store:

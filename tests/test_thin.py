@@ -20,7 +20,7 @@ import torch
 import ckstore
 from ckstore.errors import CkstoreError, IntegrityError, NotFoundError, UsageError
 from ckstore.objects.records import ContentRecord, LatticeRecord
-from ckstore.operations import rebase
+from ckstore.operations import costs
 from ckstore.operations import thin as module
 from ckstore.operations.recover import recover
 from ckstore.operations.thin import ThinReport
@@ -138,7 +138,7 @@ def outlasts(path: Path, series: list[Path], thinned: set[str]) -> None:
         rows = store.versions()
         said = {row.number: store[row.number].deviations() for row in rows}
         assert {f"{row.run}@{row.step}" for row in rows if row.fidelity == "coarse"} == thinned
-        assert all(rebase.restore_cost(store.reader, store[row.number]) == (row.cost, row.depth) for row in rows)
+        assert all(costs.restore_cost(store[row.number].stored) == (row.cost, row.depth) for row in rows)
         store.gc(grace=0)
         assert [row.uid for row in store.versions()] == [row.uid for row in rows]
         rows = store.versions()
@@ -778,7 +778,7 @@ def test_packs_that_were_moved_before_the_lease(path: Path, series: list[Path]) 
             other.untag("best")
             other.forget(["a@0..a@2"])
             other.gc(grace=0)
-        report = module.thin(store, rows, module.Policy("coarse"))
+        report = module.thin(store.repository, rows, module.Policy("coarse"))
         assert len(report.versions) == 1
         assert report.versions[0].version == rows[0] or report.versions[0].version.uid == rows[0].uid
     outlasts(path, series, {"a@3"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +23,7 @@ from ckstore.codecs.schemes import dynaquant, lc
 from ckstore.encoding.coarse import EXACT_SHARE
 from ckstore.encoding.common_step import CoarseParent
 from ckstore.encoding.comparison import Comparison
-from ckstore.encoding.estimate import Encoded, Estimate, Plan, ReadUnit, Sample, nearby_ancestors
+from ckstore.encoding.estimate import Encoded, Estimate, Plan, ReadUnit, Sample
 from ckstore.errors import IntegrityError
 from ckstore.lineage.cost import cost, layer
 from ckstore.lineage.planner import Candidates, Option
@@ -33,8 +34,8 @@ from ckstore.objects.units import Unit
 from ckstore.policy import Policy
 from ckstore.runtime.checksum import crc32c
 
-#: Bits of an LC-Checkpoint codebook for a version without parent: every bucket is kept.
-_ONE_SHOT_BITS = 8
+#: Bits of an LC-Checkpoint codebook for whole values and for merged changes: every bucket is kept.
+_WHOLE_BITS = 8
 
 
 class CodebookEncoder:
@@ -83,7 +84,7 @@ class CodebookEncoder:
         assert isinstance(lattice, CodebookLattice)
         bits = read(0, unit.count)
         if plan.additive:
-            indices = lc.assign(lattice, self._changes(unit, bits, plan.base))
+            indices = lc.assign(lattice, self._changes(unit, bits, plan), _split(plan))
             aside = np.empty(0, np.uint16)
         else:
             _, indices, aside = self._levels(unit, bits, sensitivity())
@@ -114,22 +115,30 @@ class CodebookEncoder:
         return encoded
 
     def _estimate_changes(self, unit: Unit, bits: Bits, record: LatticeRecord | None) -> Estimate:
-        """LC-Checkpoint: codebooks of what changed since the parent or an ancestor, or of the values themselves."""
+        """LC-Checkpoint: a codebook of what changed since the parent or since its base, or of the first values.
+
+        Values differ between these ways, but the planner sees bytes and cost alone. So no delta against an older
+        version is offered, which is off by a part of all the way from there, and no base but a first one, which is off
+        by a part of the values: the merged change does what either would do for the restore cost.
+        """
         sample = Sample.of(unit, lambda first, last: bits[first:last])
-        ways: dict[str, LatticeRecord | None] = {"base": None}
+        plans = {"base": Plan(None, additive=True)}
         if record is not None:
-            ways |= dict(nearby_ancestors(self.reader.chain(record)))
-        plans = {}
+            plans["delta"] = Plan(record, additive=True)
+            if record.base is not None:
+                plans["merged"] = Plan(self.reader.chain(record)[-1], additive=True, merged=record)
         sizes = {}
-        for name, ancestor in ways.items():
-            changes = self._changes(unit, bits, ancestor)
-            statistics = lc.BucketStatistics()
+        for name, plan in plans.items():
+            changes = self._changes(unit, bits, plan)
+            statistics = lc.BucketStatistics(_split(plan))
             statistics.add(changes)
-            lattice = statistics.codebook(_ONE_SHOT_BITS if ancestor is None else self.policy.lc_bits, unit.dtype)
+            lattice = statistics.codebook(_WHOLE_BITS if _split(plan) else self.policy.lc_bits, unit.dtype)
             first = sample.start
-            indices = lc.assign(lattice, changes[first : first + sample.bits.size])
+            indices = lc.assign(lattice, changes[first : first + sample.bits.size], _split(plan))
             sizes[name] = sample.nbytes(indices.astype(np.int32) - lattice.zero)
-            plans[name] = Plan(ancestor, lattice=lattice, additive=True)
+            plans[name] = replace(plan, lattice=lattice)
+        if record is not None:
+            del plans["base"]
         return self._planned(unit, plans, sizes, record)
 
     def _estimate_levels(
@@ -181,13 +190,20 @@ class CodebookEncoder:
         fits = record.kind == "codebook" and record.additive == (self.policy.scheme == "lc")
         return record if fits else None
 
-    def _changes(self, unit: Unit, bits: Bits, base: LatticeRecord | None) -> Floats:
-        """What values changed since those that a base decodes to; the values themselves without one."""
-        if base is None:
+    def _changes(self, unit: Unit, bits: Bits, plan: Plan) -> Floats:
+        """What LC-Checkpoint quantises: values, what they changed by since the base decodes, or the changes merged."""
+        if plan.base is None:
             return as_float32(bits, unit.dtype)
-        chunks = -(-unit.count // unit.chunk)
-        before = [self.reader.values(base, chunk) for chunk in range(chunks)]
-        return differences(bits, before[0] if chunks == 1 else np.concatenate(before), unit.dtype)
+        if plan.merged is None:
+            return differences(bits, self._decoded(plan.base), unit.dtype)
+        previous = self._decoded(plan.merged)
+        change = lc.lc_quantise(differences(bits, previous, unit.dtype), self.policy.lc_bits, unit.dtype)
+        return lc.merged_changes(self._decoded(plan.base), previous, change)
+
+    def _decoded(self, record: LatticeRecord) -> Bits:
+        """The values of an object, all its chunks."""
+        chunks = [self.reader.values(record, chunk) for chunk in range(record.chunks)]
+        return chunks[0] if len(chunks) == 1 else np.concatenate(chunks)
 
     def _levels(
         self, unit: Unit, bits: Bits, sensitivity: Floats | None
@@ -203,3 +219,8 @@ class CodebookEncoder:
             return indices.astype(np.int32) - np.int32(lattice.zero), None
         before = self.reader.indices(base, chunk)
         return lattice.delta(indices, before), lattice.classes(before)
+
+
+def _split(plan: Plan) -> int:
+    """By how many bits LC-Checkpoint's buckets are split: none where the next version corrects the error anyway."""
+    return 0 if plan.base is not None and plan.merged is None else lc.SPLIT

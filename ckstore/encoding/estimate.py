@@ -30,7 +30,8 @@ Ancestor = TypeVar("Ancestor", LatticeRecord, ContentRecord)
 class Plan:
     """One way to store an object: which base its integers are stored against, and which exact layer it gets.
 
-    `lattice` is its own where ways differ in it, `additive` that of a codebook whose values are added to the base's.
+    `lattice` is its own where ways differ in it, `additive` that of a codebook whose values are added to the base's,
+    and `merged` the end of the chain above the base that it takes the place of.
     """
 
     base: LatticeRecord | None
@@ -39,6 +40,7 @@ class Plan:
     factor: float = 1.0
     lattice: Lattice | None = None
     additive: bool = False
+    merged: LatticeRecord | None = None
 
 
 @dataclass(slots=True)

@@ -19,9 +19,6 @@ BIN_SHIFT = 17
 #: Bins of signed values; the lower half are those of magnitudes.
 BINS = 1 << (32 - BIN_SHIFT)
 
-#: Buckets of LC-Checkpoint: a sign bit above the exponent field.
-BUCKETS = 512
-
 #: What stands for an element that has no finite value.
 NOT_A_NUMBER = 0x7FC00000
 
@@ -103,22 +100,22 @@ def difference(words: np.ndarray, base: np.ndarray, out: np.ndarray) -> None:
 
 
 @kernel
-def bucket_statistics(words: np.ndarray, counts: np.ndarray, sums: np.ndarray) -> None:
-    """Add each normal value to the count (int64) and the sum (float64) of its sign and exponent field."""
+def bucket_statistics(words: np.ndarray, counts: np.ndarray, sums: np.ndarray, shift: int) -> None:
+    """Add each normal value to the count (int64) and the sum (float64) of its bucket: its word without `shift` bits."""
     floats = words.view(np.float32)
     for k in range(words.size):
-        bucket = words[k] >> np.uint32(23)
-        field = bucket & np.uint32(255)
+        bucket = words[k] >> np.uint32(shift)
+        field = (words[k] >> np.uint32(23)) & np.uint32(255)
         if field != 0 and field != 255:
             counts[bucket] += 1
             sums[bucket] += np.float64(floats[k])
 
 
 @kernel
-def bucket_indices(words: np.ndarray, table: np.ndarray, out: np.ndarray) -> None:
-    """The entry of `table` (512, uint8) for the sign and exponent field of each value."""
+def bucket_indices(words: np.ndarray, table: np.ndarray, shift: int, out: np.ndarray) -> None:
+    """The entry of `table` (uint8) for the bucket of each value: its word without `shift` bits."""
     for k in range(words.size):
-        out[k] = table[words[k] >> np.uint32(23)]
+        out[k] = table[words[k] >> np.uint32(shift)]
 
 
 @njit(inline="always")

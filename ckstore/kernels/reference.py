@@ -142,12 +142,12 @@ def codebook_difference(words: Array, base: Array) -> Array:
     return np.where(np.isfinite(floats), _flushed(np.clip(changes, -_HUGE, _HUGE)), np.float32(np.nan))
 
 
-def bucket_statistics(words: Array) -> tuple[Array, Array]:
-    """Counts and sums (512 each) by sign and exponent field of normal values."""
+def bucket_statistics(words: Array, shift: int) -> tuple[Array, Array]:
+    """Counts and sums (2^(32 - shift) each) by bucket of normal values: their words without `shift` bits."""
     field = words >> 23 & 255
     normal = words[(field != 0) & (field != 255)]
-    buckets = (normal >> 23).astype(np.intp)
-    return np.bincount(buckets, minlength=512), np.bincount(buckets, normal.view(np.float32), 512)
+    buckets, size = (normal >> shift).astype(np.intp), 1 << (32 - shift)
+    return np.bincount(buckets, minlength=size), np.bincount(buckets, normal.view(np.float32), size)
 
 
 def rank_bins(words: Array, ranks: Array) -> Array:

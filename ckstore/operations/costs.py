@@ -27,7 +27,7 @@ def present_costs(repository: Repository, rows: Sequence[VersionRow]) -> Costs:
     found = {}
     for row in rows:
         try:
-            said = _restore_cost(StoredVersion(repository, row))
+            said = restore_cost(StoredVersion(repository, row))
         except IntegrityError:
             continue  # A version with lost layers keeps what was known of it; `verify` names it.
         if said != (row.cost, row.depth):
@@ -46,7 +46,7 @@ def write_costs(catalog: Catalog, costs: Costs) -> None:
                 catalog.update_version(number, cost=cost, depth=depth, base=depth == 0)
 
 
-def _restore_cost(version: StoredVersion) -> tuple[float, int]:
+def restore_cost(version: StoredVersion) -> tuple[float, int]:
     """What restoring a version costs as a multiple of a full one, and its depth."""
     reader = version.repository.reader
     objects = set(version.document.objects)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ckstore.codecs.codebook import codebook, differences
 from ckstore.codecs.integers import encode_integers
-from ckstore.codecs.schemes.lc import BucketStatistics, assign, lc_quantise, merge_changes
+from ckstore.codecs.schemes.lc import SPLIT, BucketStatistics, assign, lc_quantise, merged_changes
 from ckstore.errors import UsageError
 
 SPECIAL = np.array([0.0, -0.0, 1e-45, -1e-39, np.nan, np.inf, -np.inf, 3.4028235e38, -1.1754944e-38], np.float32)
@@ -141,18 +141,34 @@ def test_without_a_parent_the_values_are_the_change():
     assert np.array_equal(lattice.values(indices), lattice.add(np.zeros(500, np.uint32), indices))
 
 
-def test_two_changes_in_a_row_merge_into_one_that_is_smaller_and_about_as_near():
+@given(st.integers(1, 4), st.integers(0, 2**32 - 1))
+def test_each_bit_that_splits_a_bucket_halves_the_error(split, seed):
+    values = np.random.default_rng(seed).normal(size=4000).astype(np.float32)
+    errors = []
+    for leading in (split - 1, split):
+        lattice, indices = lc_quantise(values, 8, split=leading)
+        kept = np.abs(values) > 1 / 16
+        decoded = lattice.centroids[indices]
+        assert np.all(np.abs(decoded - values)[kept] < np.abs(values[kept]) / 2**leading)
+        errors.append(float(np.sqrt(np.mean((decoded - values)[kept] ** 2))))
+    assert errors[1] < 0.65 * errors[0]
+
+
+def test_a_merged_change_takes_the_place_of_all_of_a_chain():
+    """It is smaller than they are, and as near to what was."""
     rng = np.random.default_rng(4)
-    base = rng.normal(size=50_000).astype(np.float32).view(np.uint32)
-    exact = (rng.normal(size=(2, base.size)) * 1e-3).astype(np.float32)
-    first, second = lc_quantise(exact[0], 3), lc_quantise(exact[1], 3)
-    merged = merge_changes(first, second, 3)
-    sizes = [len(encode_integers(pair[1])) for pair in (merged, first, second)]
-    assert sizes[0] < 0.75 * (sizes[1] + sizes[2])
-    after = base.view(np.float32).astype(np.float64) + exact.sum(axis=0, dtype=np.float64)
-    apart = second[0].add(first[0].add(base, first[1]), second[1]).view(np.float32)
-    together = merged[0].add(base, merged[1]).view(np.float32)
-    errors = [float(np.sqrt(np.mean((state - after) ** 2))) for state in (apart, together)]
-    moved = float(np.sqrt(np.mean((exact.sum(axis=0)) ** 2)))
-    assert errors[0] < 0.4 * moved
-    assert errors[1] < 1.1 * errors[0], "no further from what was than the two in a row"
+    start = rng.normal(size=50_000).astype(np.float32)
+    exact, previous, sizes = start.copy(), start.view(np.uint32), 0
+    for _ in range(6):
+        exact += (rng.normal(size=exact.size) * 1e-3).astype(np.float32)
+        change = lc_quantise(differences(exact.view(np.uint32), previous, "float32"), 3)
+        state = change[0].add(previous, change[1])
+        sizes += len(encode_integers(change[1]))
+        changes, previous = merged_changes(start.view(np.uint32), previous, change), state
+    lattice, indices = lc_quantise(changes, 8, split=SPLIT)
+    assert len(encode_integers(indices)) < 0.5 * sizes
+    together = lattice.add(start.view(np.uint32), indices)
+    errors = [float(np.sqrt(np.mean((bits.view(np.float32) - exact) ** 2))) for bits in (state, together)]
+    assert errors[1] < 1.2 * errors[0]
+    unchanged = state == start.view(np.uint32)
+    assert np.all(changes[unchanged] == 0)

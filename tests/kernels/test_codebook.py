@@ -92,15 +92,17 @@ def test_a_sum_by_way_of_float64_is_rounded_once(distance):
 @given(chunks())
 def test_histograms_and_splits_equal_the_reference(case):
     words, ranks, rng = case
-    counts, sums = np.zeros(512, np.int64), np.zeros(512)
-    kernels.bucket_statistics(words, counts, sums)
-    expected_counts, expected_sums = reference.bucket_statistics(words)
-    assert np.array_equal(counts, expected_counts)
-    assert np.array_equal(sums, expected_sums)
-    table = rng.integers(0, 256, 512).astype(np.uint8)
-    indices = np.empty(words.size, np.uint8)
-    kernels.bucket_indices(words, table, indices)
-    assert np.array_equal(indices, table[words >> 23])
+    for shift in (23, 21):
+        buckets = 1 << (32 - shift)
+        counts, sums = np.zeros(buckets, np.int64), np.zeros(buckets)
+        kernels.bucket_statistics(words, counts, sums, shift)
+        expected_counts, expected_sums = reference.bucket_statistics(words, shift)
+        assert np.array_equal(counts, expected_counts)
+        assert np.array_equal(sums, expected_sums)
+        table = rng.integers(0, 256, buckets).astype(np.uint8)
+        indices = np.empty(words.size, np.uint8)
+        kernels.bucket_indices(words, table, shift, indices)
+        assert np.array_equal(indices, table[words >> shift])
 
     bins = reference.rank_bins(words, ranks)
     ranked = np.zeros(kernels.BINS // 2, np.int64)

@@ -3,6 +3,10 @@
 A version is its decoded predecessor plus changes δ that are quantised by their sign and exponent: of the buckets that
 these make, the ones of largest exponent are kept, each with its mean as value, and the rest becomes 0 (priority
 promotion). δ is taken against what decodes, never against the original, so that errors do not add up.
+
+A bucket's mean is off by a fifth of what changed. The next version corrects that; but one that is stored in full, or
+as one change in place of a whole chain, would lose a fifth of its weights, or of the way that it came. There, buckets
+are split by leading bits of the mantissa too, each of which halves the error.
 """
 
 from __future__ import annotations
@@ -10,31 +14,39 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ckstore.codecs.codebook import CodebookLattice, Floats, Indices, codebook, float_words
+from ckstore.codecs.codebook import Bits, CodebookLattice, Floats, Indices, codebook, differences, float_words
 from ckstore.errors import UsageError
+
+#: Leading bits of the mantissa that buckets of whole values and of merged changes are split by, so that the loss of
+#: such a version is that of any other (`docs/decisions.md`).
+SPLIT = 2
 
 
 class BucketStatistics:
     """Counts and sums of the changes of an object by sign and exponent, gathered chunk by chunk.
 
+    Parameters
+    ----------
+    split : int
+        Leading bits of the mantissa that belong to a bucket too; 0, as in the paper, or more.
+
     Attributes
     ----------
-    counts : (512,) int64
-        By sign bit and exponent field of float32; zeros, subnormals and what is not finite are left out.
-    sums : (512,) float64
+    counts : (512 · 2^split,) int64
+        By the leading bits of float32; zeros, subnormals and what is not finite are left out.
+    sums : (512 · 2^split,) float64
     """
 
-    def __init__(self) -> None:
-        from ckstore.kernels import codebook as kernels
-
-        self.counts: npt.NDArray[np.int64] = np.zeros(kernels.BUCKETS, np.int64)
-        self.sums: npt.NDArray[np.float64] = np.zeros(kernels.BUCKETS)
+    def __init__(self, split: int = 0) -> None:
+        self.split = split
+        self.counts: npt.NDArray[np.int64] = np.zeros(512 << split, np.int64)
+        self.sums: npt.NDArray[np.float64] = np.zeros(512 << split)
 
     def add(self, changes: Floats) -> None:
         """Add a chunk of changes."""
         from ckstore.kernels import codebook as kernels
 
-        kernels.bucket_statistics(float_words(changes), self.counts, self.sums)
+        kernels.bucket_statistics(float_words(changes), self.counts, self.sums, 23 - self.split)
 
     def merge(self, other: BucketStatistics) -> None:
         """Add the chunks of other statistics. Sums are rounded: merge in one order where results are compared."""
@@ -44,7 +56,8 @@ class BucketStatistics:
     def codebook(self, bits: int, dtype: str = "float32") -> CodebookLattice:
         """The means of the ``2**bits - 1`` occupied buckets of largest exponent, and 0: the paper's priority promotion.
 
-        Of two buckets with the last exponent that is kept, the fuller one is.
+        Of two buckets with the last exponent that is kept, the fuller one is; split buckets of one exponent are
+        ordered by the mantissa.
 
         Raises
         ------
@@ -54,27 +67,33 @@ class BucketStatistics:
         if not 1 <= bits <= 8:
             raise UsageError(f"LC-Checkpoint quantises to 1 to 8 bits, not {bits}.")
         buckets = np.flatnonzero(self.counts)
-        order = np.lexsort((buckets, -self.counts[buckets], -(buckets & 255)))
+        magnitudes = buckets & ((256 << self.split) - 1)
+        order = np.lexsort((buckets, -self.counts[buckets], -magnitudes))
         kept = buckets[order][: (1 << bits) - 1]
         # Sums are rounded: a mean must not leave its bucket, by which `assign` knows it.
-        edges = np.stack((kept << 23, (kept << 23) | 0x7FFFFF)).astype(np.uint32).view(np.float32)
+        shift = 23 - self.split
+        edges = np.stack((kept << shift, ((kept + 1) << shift) - 1)).astype(np.uint32).view(np.float32)
         means = np.clip(self.sums[kept] / self.counts[kept], edges.min(axis=0), edges.max(axis=0))
         return codebook(means, dtype)
 
 
-def assign(lattice: CodebookLattice, changes: Floats) -> Indices:
-    """Index of each change of a chunk: the centroid that lies in its bucket, or the one that is 0."""
+def assign(lattice: CodebookLattice, changes: Floats, split: int = 0) -> Indices:
+    """Index of each change of a chunk: the centroid that lies in its bucket, or the one that is 0.
+
+    `split` is that of the statistics which made the codebook.
+    """
     from ckstore.kernels import codebook as kernels
 
-    table = np.full(kernels.BUCKETS, lattice.zero, np.uint8)
-    buckets = lattice.centroids.view(np.uint32) >> np.uint32(23)
+    shift = 23 - split
+    table = np.full(512 << split, lattice.zero, np.uint8)
+    buckets = lattice.centroids.view(np.uint32) >> np.uint32(shift)
     table[buckets] = np.arange(lattice.centroids.size, dtype=np.uint8)
     out = np.empty(changes.size, np.uint8)
-    kernels.bucket_indices(float_words(changes), table, out)
+    kernels.bucket_indices(float_words(changes), table, shift, out)
     return out
 
 
-def lc_quantise(changes: Floats, bits: int, dtype: str = "float32") -> tuple[CodebookLattice, Indices]:
+def lc_quantise(changes: Floats, bits: int, dtype: str = "float32", split: int = 0) -> tuple[CodebookLattice, Indices]:
     """Quantise changes that are one chunk.
 
     Parameters
@@ -86,6 +105,8 @@ def lc_quantise(changes: Floats, bits: int, dtype: str = "float32") -> tuple[Cod
         1 to 8: at most ``2**bits`` levels.
     dtype : str
         Of the elements that the changes are added to.
+    split : int
+        Leading bits of the mantissa that split each bucket.
 
     Returns
     -------
@@ -102,16 +123,29 @@ def lc_quantise(changes: Floats, bits: int, dtype: str = "float32") -> tuple[Cod
     >>> lattice.centroids[indices].tolist()
     [4.5, 4.5, 0.0, 0.0]
     """
-    statistics = BucketStatistics()
+    statistics = BucketStatistics(split)
     statistics.add(changes)
     lattice = statistics.codebook(bits, dtype)
-    return lattice, assign(lattice, changes)
+    return lattice, assign(lattice, changes, split)
 
 
-def merge_changes(
-    first: tuple[CodebookLattice, Indices], second: tuple[CodebookLattice, Indices], bits: int
-) -> tuple[CodebookLattice, Indices]:
-    """One change instead of two in a row: their decoded sum, quantised again: the paper's merging."""
-    words = CodebookLattice("float32", first[0].centroids).values(first[1])
-    changes = CodebookLattice("float32", second[0].centroids).add(words, second[1]).view(np.float32)
-    return lc_quantise(changes, bits, second[0].dtype)
+def merged_changes(start: Bits, previous: Bits, change: tuple[CodebookLattice, Indices]) -> Floats:
+    """All changes since an earlier state in one: the decoded sum that the paper's merging quantises again.
+
+    Parameters
+    ----------
+    start : (n,) uint16 or uint32
+        Bits of the decoded state from which the merged change leads on.
+    previous : (n,) uint16 or uint32
+        Bits of the decoded state before the last one.
+    change
+        The last change, as it was quantised against `previous`.
+
+    Returns
+    -------
+    (n,) float32
+        From `start` to the decoded last state, which is not the exact one: where no change was large enough to be kept
+        there is none to merge.
+    """
+    lattice, indices = change
+    return differences(lattice.add(previous, indices), start, lattice.dtype)
