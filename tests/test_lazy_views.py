@@ -88,7 +88,7 @@ READERS: list[Callable[[ckstore.Version, str], Any]] = [
     lambda version, path: np.asarray(version[path]),
     lambda version, path: version[path].torch().numpy(),
     lambda version, path: version.arrays[path][...],
-    lambda version, path: version.stored.repository.run("main").arrays[path][0],
+    lambda version, path: ckstore.open(version.stored.repository.path).run("main").arrays[path][0],
 ]
 
 
