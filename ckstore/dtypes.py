@@ -109,7 +109,7 @@ def torch_dtype(dtype: str) -> Any:
     return found
 
 
-def resolve(bits: npt.NDArray[Any], dtype: str, lazy: Collection[str]) -> None:
+def resolve_views(bits: npt.NDArray[Any], dtype: str, lazy: Collection[str]) -> None:
     """Turn stored values into those that a conj or neg view of them shows, in place.
 
     Parameters

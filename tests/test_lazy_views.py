@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import ckstore
-from ckstore.cli.comparison import Comparison, Side
+from ckstore.cli.comparison import Side, VersionDiff
 from ckstore.errors import IntegrityError
 from ckstore.formats import BytesSource, Unknown, parse
 from ckstore.objects.documents import LayoutDocument
@@ -166,7 +166,7 @@ def test_versions_of_a_run_differ_in_marks_alone(tmp_path: Path) -> None:
         assert np.array_equal(store.run("r").arrays["z"][...], expected)
 
         def changes(one: int, other: int) -> list[Any]:
-            comparison = Comparison(Side(store[one], ()), Side(store[other], ()))
+            comparison = VersionDiff(Side(store[one], ()), Side(store[other], ()))
             return [(item["path"], item["change"], item["max_abs"]) for item in comparison.changes(values=True)]
 
         assert changes(1, 2) == [("z", "values", 4.0)]
