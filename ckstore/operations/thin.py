@@ -372,7 +372,7 @@ class _Thinning:
         return result, facts
 
     def _coarse_object(self, estimator: Estimator, number: int) -> _Coarse:
-        """What becomes of one object: it stays, keeps its integers alone, or gets a coarse layer, which is not written yet."""
+        """What becomes of an object: it stays, keeps its integers alone, or gets a coarse layer, which is written later."""
         unit, (lattice, content) = self.version.layout.units[number], self.version.document.objects[number]
         assert content is not None
         if self.repository.resolver.lattice(lattice).kind == "linear":
