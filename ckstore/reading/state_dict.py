@@ -12,9 +12,9 @@ from ckstore.dtypes import ITEM_SIZES, torch_dtype
 from ckstore.errors import IntegrityError, UsageError
 from ckstore.formats import parse
 from ckstore.formats.layout import FileLayout, Tensor
+from ckstore.formats.trees import replace_tensors
 from ckstore.reading.buffers import Request, fill
 from ckstore.runtime.large_pages import use_large_pages
-from ckstore.trees import replace_tensors
 
 if TYPE_CHECKING:
     from ckstore.reading.stored_version import StoredVersion
