@@ -230,7 +230,7 @@ def _check_tag(tag: str) -> None:
 def _ingest(store: Store, path: Path, options: dict[str, Any], delete: bool, *, shown: bool) -> _Done | _Failed:
     """Store one input; what is wrong with the input is returned, what is wrong with the store raised."""
     from ckstore.cli.sources import Removable, check_restores
-    from ckstore.scanning.scan import tree_size
+    from ckstore.scanning.source import tree_size
 
     try:
         _check_name(path)

@@ -7,12 +7,12 @@ is decoded leaves as bits of the elements' dtype; decoding is table lookup and a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from ckstore.codecs.lattice import FLOATS
+from ckstore.codecs.lattice import FLOATS, Kind
 from ckstore.codecs.short_floats import narrowed, widened
 from ckstore.errors import IntegrityError, UsageError
 from ckstore.runtime.blocks import empty, fixed
@@ -50,6 +50,8 @@ class CodebookLattice:
     UsageError
         If the centroids are not such, or make more than 256 levels.
     """
+
+    kind: ClassVar[Kind] = "codebook"
 
     dtype: str
     centroids: Floats

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -311,11 +312,12 @@ class ObjectEncoder:
         travelled, finite = origin.linear.distance(sample.bits, there, sample.start)
         distance = _root_mean_square(travelled, finite)
         asked = max(ALPHA * change, FLOOR * distance)
-        step = record.step
+        lattice = record.linear
+        step = lattice.step
         if asked > 0 and abs(float(np.log2(asked)) - step) >= STEP_SLACK:
             step = step_exponent(asked, largest, record.dtype)
         step = max(step, step_exponent(0.0, largest, record.dtype))
-        return LinearLattice(record.dtype, step, record.width, record.rows, record.cols)
+        return replace(lattice, step=step)
 
 
 def exact_frame(

@@ -17,7 +17,7 @@ from ckstore.reading.checkout import checkout
 if TYPE_CHECKING:
     from ckstore.objects.documents import VersionDocument
     from ckstore.reading.stored_version import StoredVersion
-    from ckstore.scanning.scan import ScannedFile, ScannedVersion
+    from ckstore.scanning.scanned import ScannedFile, ScannedVersion
 
 #: Qualities that are tried: half an octave apart, because steps are powers of two.
 QUALITIES = (0.25, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0, 5.6, 8.0, 11.2, 16.0)
