@@ -47,7 +47,7 @@ class IntegrityError(CkstoreError, ValueError):
 
 
 class NoStoreError(CkstoreError, FileNotFoundError):
-    """There is no store where one was looked for."""
+    """There is not a store where one was looked for."""
 
     kind = "no-store"
     exit_code = 10

@@ -74,7 +74,7 @@ def _part(ctx: click.Context, parameter: click.Parameter, value: str | None) -> 
     try:
         return float(value[:-1]) / 100 if value.endswith("%") else float(value)
     except ValueError:
-        raise click.BadParameter(f"{value!r} is no number such as 0.005 or 0.5%", ctx, parameter) from None
+        raise click.BadParameter(f"{value!r} is not a number such as 0.005 or 0.5%", ctx, parameter) from None
 
 
 @verb(

@@ -94,7 +94,7 @@ def command(
         return
     amounts = (
         f"{size_text(report.freed)} for `ckstore gc` to free, {size_text(report.added)} added; "
-        f"{counted(report.reanchored, 'object')} of other versions stored anew"
+        f"{counted(report.reanchored, 'object')} of other versions stored again"
     )
     did = "Would thin" if dry_run else "Thinned"
     click.echo(f"{did} {counted(len(report.versions), 'version')}: {amounts}.")

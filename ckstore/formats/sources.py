@@ -59,7 +59,7 @@ class FileSource:
         try:
             self._descriptor = os.open(self.path, flags)
         except OSError as error:
-            raise InputError(f"{self.path} cannot be opened ({error.strerror}).") from error
+            raise InputError(f"{self.path} cannot be opened ({error.strerror}); check its permissions.") from error
         status = os.fstat(self._descriptor)
         if not stat.S_ISREG(status.st_mode):
             self.close()

@@ -333,7 +333,7 @@ def record_from_json(document: dict[str, Any], pack: str) -> Record:
     except IntegrityError:
         raise
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise IntegrityError(f"Pack {pack} has a record that is none ({error}); run `ckstore recover`.") from error
+        raise IntegrityError(f"Pack {pack} has a damaged record ({error}); run `ckstore recover`.") from error
 
 
 #: dtypes of the elements that may stand on each kind of lattice.

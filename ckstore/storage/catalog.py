@@ -63,11 +63,11 @@ class Catalog:
         Raises
         ------
         NoStoreError
-            The directory is no store.
+            The directory is not a store.
         LockedError, IntegrityError, FormatVersionError
         """
         if not root.is_store(store):
-            raise NoStoreError(f"{store} is no store; run `ckstore init`, or name another one with --store.")
+            raise NoStoreError(f"{store} is not a store; run `ckstore init`, or name another one with --store.")
         return cls(store, mode, timeout)
 
     @classmethod
@@ -87,7 +87,7 @@ class Catalog:
             try:
                 os.link(temporary, path)
             except FileExistsError:
-                raise ConflictError(f"{store} is a store already; use it as it is.") from None
+                raise ConflictError(f"{store} is already a store; use it as it is.") from None
             except OSError:
                 # A file system without hard links: two processes that make one store at once is not worth more.
                 os.replace(temporary, path)

@@ -190,7 +190,7 @@ class Connection:
         found = self.rows("PRAGMA user_version")[0][0]
         application = self.rows("PRAGMA application_id")[0][0]
         if application != APPLICATION:
-            raise IntegrityError(f"{self.path} is no catalog of ckstore; run `ckstore recover` to rebuild it.")
+            raise IntegrityError(f"{self.path} is not a catalog of ckstore; run `ckstore recover` to rebuild it.")
         if found > FORMAT:
             raise FormatVersionError(
                 f"{self.path} has format {found}, this ckstore reads up to {FORMAT}; install a later ckstore."

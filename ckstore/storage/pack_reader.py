@@ -204,7 +204,7 @@ class PackReader:
     def _path(self, pack: str) -> Path:
         # Names come out of the catalog, which may have been made by someone else.
         if parse_pack_name(str(pack)) is None:
-            raise IntegrityError(f"{pack!r} is no name of a pack; run `ckstore recover` to rebuild the catalog.")
+            raise IntegrityError(f"{pack!r} is not the name of a pack; run `ckstore recover` to rebuild the catalog.")
         return self._directory / pack
 
     def _opened(self, pack: str) -> _OpenPack:

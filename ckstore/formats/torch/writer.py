@@ -147,7 +147,7 @@ def plan_torch(tree: Any, tensors: Sequence[Tensor], extents: Sequence[Extent], 
     source = CompositeSource(skeleton, [(one.start, one.nbytes) for one in storages], size)
     layout = parse_torch_zip(source)
     if layout is None:
-        raise UsageError(f"{name!r} cannot be the name of a folder in a torch file.")
+        raise UsageError(f"{name!r} cannot be the name of a folder in a torch file; choose another.")
     return TorchPlan(layout, skeleton, storages)
 
 
