@@ -1,6 +1,6 @@
 """Runs the documentation: its commands and examples, its links, and what it says of the public API.
 
-A page's ```` ```console ```` and ```` ```python ```` blocks run in the order in which they stand, in one directory of
+A page's ```` ```console ```` and ```` ```python ```` blocks run one after the other in one directory of
 their own. In console blocks, lines after ``$ `` are commands and the others what these print; what is printed is
 compared with numbers and ids made equal, and ``...`` on a line of its own stands for any lines. Python blocks share
 one namespace; those with prompts are doctests. Blocks of any other kind are only shown.
@@ -236,7 +236,7 @@ def signature(function: Any) -> str:
 
 
 def members(kind: type) -> list[str]:
-    """How the public members of a class stand in the reference."""
+    """How the reference writes the public members of a class."""
     found = []
     for member, value in vars(kind).items():
         if member == "__getitem__":

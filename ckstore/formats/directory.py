@@ -137,7 +137,7 @@ def is_relative(path: object) -> bool:
 
 
 def leads_out(path: str, target: str, base: str, real_base: str) -> bool:
-    """Whether a link leaves the tree that it stands in, as it is written or as it is followed.
+    """Whether a link leaves the tree that it is in, as it is written or as it is followed.
 
     Parameters
     ----------

@@ -90,7 +90,7 @@ class FileSource:
         return b"".join(parts)
 
     def read_into(self, offset: int, target: memoryview) -> None:
-        """Fill `target` (bytes) with what stands from `offset` on; raises `InputError` where the file is shorter."""
+        """Fill `target` (bytes) from `offset` on; raises `InputError` where the file is shorter."""
         if not hasattr(os, "preadv"):
             target[:] = self.pread(offset, len(target))
             return
@@ -188,7 +188,7 @@ class CompositeSource:
         return b"".join(self._parts(offset, length))
 
     def read_into(self, offset: int, target: memoryview) -> None:
-        """Fill `target` (bytes) with what stands from `offset` on; raises `InputError` where the file is shorter."""
+        """Fill `target` (bytes) from `offset` on; raises `InputError` where the file is shorter."""
         for part in self._parts(offset, len(target)):
             target[: len(part)] = part
             target = target[len(part) :]

@@ -39,7 +39,7 @@ def checkout(version: StoredVersion, target: Path, *, force: bool = False, progr
     """Write a version's file or directory tree to `target`.
 
     Everything is written beside the target and renamed when it is whole and its SHA-256 is the original's; files with
-    coarse values get checksums that fit these. With `force`, a directory takes the place of all that stood at `target`.
+    coarse values get checksums that fit these. With `force`, a directory takes the place of all that was at `target`.
 
     Raises
     ------

@@ -209,7 +209,7 @@ class Connection:
 
 
 def create_file(path: Path) -> None:
-    """Make an empty catalog at a path where nothing stands, durably."""
+    """Make an empty catalog at a path that is free, durably."""
     from ckstore.storage.migrations import migrate
 
     database = sqlite3.connect(path, isolation_level=None)

@@ -82,7 +82,7 @@ class PackReader:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def read_into(self, pack: str, offset: int, target: memoryview) -> None:
-        """Fill `target` (bytes) with what stands from `offset` on of a pack.
+        """Fill `target` (bytes) from `offset` of a pack on.
 
         Raises
         ------
