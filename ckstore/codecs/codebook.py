@@ -131,7 +131,7 @@ class CodebookLattice:
         from ckstore.kernels import codebook as kernels
 
         if self.protected:
-            raise UsageError("Elements kept aside are no changes to a base: add a codebook without them.")
+            raise UsageError("A codebook that is added to a base keeps no elements aside; leave them out.")
         self._check_indices(indices)
         _check_sizes(base, indices)
         words = empty(base.size, np.uint32)
@@ -175,7 +175,7 @@ def codebook(values: Array, dtype: str, protected: bool = False) -> CodebookLatt
 
 
 def has_unrepresentable(bits: Bits, dtype: str) -> bool:
-    """Whether a chunk holds a NaN or an infinity, for which no level stands: its elements take the level of 0."""
+    """Whether a chunk holds a NaN or an infinity, which have no level: such elements take the level of 0."""
     mantissa, fields = FLOATS[dtype]
     mask = bits.dtype.type((fields - 1) << mantissa)
     return bool(np.any((bits & mask) == mask))

@@ -170,7 +170,7 @@ class LinearLattice:
         return result
 
     def shift_from(self, base: LinearLattice) -> int | None:
-        """By how many bits integers of `base` are shifted right to stand on this lattice.
+        """By how many bits integers of `base` are shifted right to fit this lattice.
 
         None where that differs from element to element, or where they grow; `project` does all of it.
         """

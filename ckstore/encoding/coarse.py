@@ -1,4 +1,4 @@
-"""Turns one object's values into a coarse layer that stands by itself: no exact layer, and how far values are off."""
+"""Turns one object's values into a coarse layer without an exact layer, and how far values are off."""
 
 from __future__ import annotations
 
@@ -232,7 +232,7 @@ class CoarseEncoder:
         return self._planned(unit, bits, lattice, None)
 
     def _record(self, unit: Unit, parent: CoarseParent | None) -> LatticeRecord | None:
-        """The parent's record where it stands on a linear lattice."""
+        """The parent's record where its lattice is linear."""
         if parent is None:
             return None
         record = self.reader.resolver.lattice(parent.lattice)

@@ -134,7 +134,7 @@ class ObjectEncoder:
     ) -> Integers:
         predicted = None
         if plan.base is not None:
-            # The parent's exact values stand on the same integers.
+            # The parent's exact values have the same integers.
             before = self.reader.integers(plan.base, chunk, keep=plan.parent is not None)
             predicted = lattice.project(plan.base.linear, before, start)
         integers = lattice.quantise(bits, start, predicted)
@@ -243,7 +243,7 @@ class ObjectEncoder:
     def _linear_parent(
         self, unit: Unit, parent: str | None, coarse: str | None
     ) -> tuple[LatticeRecord | None, ContentRecord | None]:
-        """The parent's records, of its integers and of its exact layer; None where it stands on no such lattice."""
+        """The parent's records, of its integers and of its exact layer; None where it has no such lattice."""
         content = None if parent is None else self.reader.resolver.content(parent)
         if content is not None:
             record = self.reader.resolver.lattice(content.lattice)

@@ -119,7 +119,7 @@ class ObjectWriter:
         ]
 
     def places(self, packs: Sequence[PackInfo]) -> tuple[list[Placement], list[Placement]]:
-        """Where lattices and contents stand in the finished packs."""
+        """Where lattices and contents are in the finished packs."""
         names = {pack.kind: pack.name for pack in packs}
         lattices = [(key(record.id), names["coarse"], slot) for slot, record in enumerate(self.lattices)]
         contents = [(key(record.id), names["exact"], slot) for slot, record in enumerate(self.contents)]
@@ -134,9 +134,9 @@ class ObjectWriter:
         anew: bool = False,
         trial: bool = False,
     ) -> tuple[list[PackInfo], PackEntry]:
-        """Finish both packs; returns them and where the manifest of the coarse one stands.
+        """Finish both packs; returns them and where the manifest of the coarse one is.
 
-        Without a `document`, or `anew`, they hold objects of older versions, stored anew; with both the document is
+        Without a `document`, or `anew`, they hold objects of older versions, stored again; with both the document is
         what is said of an older version from now on. A `trial` will not be committed: `recover` leaves it alone.
         """
         anew = anew or document is None
@@ -165,7 +165,7 @@ class ObjectWriter:
 
 
 def version_row(document: VersionDocument, packs: Sequence[PackInfo], entry: PackEntry) -> VersionRow:
-    """The catalog's row of a version in finished packs, the coarse one last, whose manifest stands at `entry`."""
+    """The catalog's row of a version in finished packs, the coarse one last, whose manifest is at `entry`."""
     summary = document.summary
     return VersionRow(
         number=document.number,

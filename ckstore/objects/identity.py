@@ -14,7 +14,7 @@ from ckstore.codecs.rounded import RoundedLattice
 
 Lattice = OrdinalLattice | LinearLattice | RoundedLattice | CodebookLattice
 
-#: Characters of an id that name an array: enough for one pack, and a name stands four times in it.
+#: Characters of an id that name an array: enough for one pack, which has each name four times.
 _NAME = 16
 
 

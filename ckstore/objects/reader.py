@@ -37,7 +37,7 @@ from ckstore.storage.pack_reader import read_shard_index
 _INDEX_ENTRY = 16
 _INDEX_CHECKSUM = 4
 
-#: Bytes of the checksum that stands before each chunk of an exact layer.
+#: Bytes of the checksum before each chunk of an exact layer.
 FRAME = 4
 
 #: Payloads of up to so many bytes are read into memory that is used again.
@@ -114,7 +114,7 @@ class ObjectReader:
         Raises
         ------
         IntegrityError
-            One of them is lost, stands below itself, or is not of the kind and cut of those above it.
+            One of them is lost, is its own ancestor, or is not of the kind and cut of those above it.
         """
         generation = self.resolver.generation
         known = self._chains.get(record.id)
@@ -142,7 +142,7 @@ class ObjectReader:
         Raises
         ------
         IntegrityError
-            One of them is lost, stands below itself, or is not cut like those above it.
+            One of them is lost, is its own ancestor, or is not cut like those above it.
         """
         generation = self.resolver.generation
         known = self._content_chains.get(record.id)

@@ -244,7 +244,7 @@ class ContentRecord:
     parent
         Content id of the object that a chained layer needs, else None.
     pack, offset, lengths
-        Where the chunks stand, one after the other: name of the pack, first byte, bytes of each.
+        Where the chunks are, one after the other: name of the pack, first byte, bytes of each.
     factor
         Of a chained layer: the parent's values are multiplied by it before they predict.
     debt
@@ -333,10 +333,10 @@ def record_from_json(document: dict[str, Any], pack: str) -> Record:
     except IntegrityError:
         raise
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise IntegrityError(f"Pack {pack} has a record that is none ({error}); run `ckstore recover`.") from error
+        raise IntegrityError(f"Pack {pack} has a damaged record ({error}); run `ckstore recover`.") from error
 
 
-#: dtypes of the elements that may stand on each kind of lattice.
+#: dtypes of the elements that each kind of lattice takes.
 _DTYPES = {
     "linear": STEP_RANGE.keys(),
     "ordinal": ITEM_SIZES.keys() - PARTS.keys(),

@@ -52,7 +52,7 @@ class Tuning:
 
     def __post_init__(self) -> None:
         if not 0 <= self.tolerance < math.inf:
-            raise UsageError(f"A degradation of {self.tolerance} cannot be kept; give a number of 0 or more.")
+            raise UsageError(f"The degradation must be 0 or more, not {self.tolerance}.")
 
     def _value(self, path: Path) -> float:
         said = self.evaluate(path)

@@ -93,7 +93,7 @@ def read_tensor(version: StoredVersion, file: int, tensor: Tensor, wanted: Seque
     Parameters
     ----------
     version, file, tensor
-        Where it stands.
+        Where it is.
     wanted
         For each axis a range, or ascending positions; see `ckstore.reading.gather.gather`.
     """

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 PackKind = Literal["coarse", "exact"]
-#: The format version that stands in the attributes of a pack's root group.
+#: The format version in the attributes of a pack's root group.
 FORMAT = 1
 
 _SUFFIXES: dict[PackKind, str] = {"coarse": ".zip", "exact": ".exact.zip"}

@@ -82,7 +82,7 @@ class PackReader:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def read_into(self, pack: str, offset: int, target: memoryview) -> None:
-        """Fill `target` (bytes) with what stands from `offset` on of a pack.
+        """Fill `target` (bytes) from `offset` of a pack on.
 
         Raises
         ------
@@ -204,7 +204,7 @@ class PackReader:
     def _path(self, pack: str) -> Path:
         # Names come out of the catalog, which may have been made by someone else.
         if parse_pack_name(str(pack)) is None:
-            raise IntegrityError(f"{pack!r} is no name of a pack; run `ckstore recover` to rebuild the catalog.")
+            raise IntegrityError(f"{pack!r} is not the name of a pack; run `ckstore recover` to rebuild the catalog.")
         return self._directory / pack
 
     def _opened(self, pack: str) -> _OpenPack:

@@ -72,7 +72,7 @@ def scan_pack(reader: PackReader, info: PackInfo) -> ScannedPack | DamagedPack:
     try:
         parsed = parse_pack_name(info.name)
         if parsed is None or reader.digest(info.name) != parsed[0]:
-            raise IntegrityError("its bytes are not those that its name stands for")
+            raise IntegrityError("its bytes do not have the digest that is its name")
         found = _scan(reader, info)
         _place(found)
     except FormatVersionError:

@@ -197,7 +197,7 @@ def test_short_missing_and_misnamed_packs(store):
     for read in (reader.size, reader.digest, lambda pack: reader.find_entry(pack, "manifest/c/0")):
         with pytest.raises(IntegrityError, match=absent):
             read(absent)
-        with pytest.raises(IntegrityError, match="no name of a pack"):
+        with pytest.raises(IntegrityError, match="not the name of a pack"):
             read("../catalog.sqlite")
     reader.forget(name)
     os.truncate(path, entry.offset + 2)
