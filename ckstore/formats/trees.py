@@ -11,31 +11,6 @@ from ckstore.formats.torch.tree import MODULE_GROUPS
 _GONE = object()
 
 
-def replace_tensors(tree: Any, replacement: Callable[[int], Any]) -> Any:
-    """The tree with ``replacement(n)`` in place of tensor n; a container that stands at several places stays one."""
-    done: dict[int, Any] = {}
-
-    def visit(node: Any) -> Any:
-        if isinstance(node, TensorRef):
-            return replacement(node.index)
-        if not isinstance(node, dict | list | tuple | Unknown):
-            return node
-        if id(node) not in done:
-            done[id(node)] = convert(node)
-        return done[id(node)]
-
-    def convert(node: dict[Any, Any] | list[Any] | tuple[Any, ...] | Unknown) -> Any:
-        if isinstance(node, dict):
-            return {key: visit(value) for key, value in node.items()}
-        if isinstance(node, list):
-            return [visit(item) for item in node]
-        if isinstance(node, tuple):
-            return tuple(visit(item) for item in node)
-        return Unknown(node.name, visit(node.args), visit(node.state), visit(node.items))
-
-    return visit(tree)
-
-
 def tensor_numbers(tree: Any) -> Iterator[int]:
     """The number of every `TensorRef` of a tree, in its order; those of a shared container once."""
     left = [tree]
