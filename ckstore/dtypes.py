@@ -109,7 +109,7 @@ def torch_dtype(dtype: str) -> Any:
     return found
 
 
-def resolve(bits: npt.NDArray[Any], dtype: str, lazy: Collection[str]) -> None:
+def resolve_views(bits: npt.NDArray[Any], dtype: str, lazy: Collection[str]) -> None:
     """Turn stored values into those that a conj or neg view of them shows, in place.
 
     Parameters
@@ -127,6 +127,8 @@ def resolve(bits: npt.NDArray[Any], dtype: str, lazy: Collection[str]) -> None:
     >>> values.tolist()
     [(1-2j), (-3-0j)]
     """
+    import numpy as np
+
     if not lazy:
         return
     is_complex = dtype.startswith("complex")
@@ -136,6 +138,6 @@ def resolve(bits: npt.NDArray[Any], dtype: str, lazy: Collection[str]) -> None:
     if "conj" in lazy:
         parts[1::2] ^= sign
     if "neg" in lazy and "int" in dtype:
-        parts[:] = -parts
+        np.negative(parts, out=parts)
     elif "neg" in lazy:
         parts ^= sign

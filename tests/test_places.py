@@ -67,7 +67,9 @@ def refused(store: Path, target: Path) -> None:
     """Every reader says the same, in one sentence; `verify` too."""
     with ckstore.open(store, "r") as opened:
         for force in (True, False):
-            with pytest.raises(IntegrityError, match=r"^The manifest of version 1 names .*, which is not a place in it; "):
+            with pytest.raises(
+                IntegrityError, match=r"^The manifest of version 1 names .*, which is not a place in it; "
+            ):
                 opened[1].checkout(target, force=force)
         for read in (
             lambda: opened[1].checkout(target / "out.npz", format="npz"),

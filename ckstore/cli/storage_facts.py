@@ -58,7 +58,7 @@ class StoredObject:
 
 
 @dataclass(slots=True)
-class StoredVersion:
+class StorageFacts:
     """The objects of a version, and those that each tensor lies in.
 
     Parameters
@@ -118,7 +118,7 @@ class StoredVersion:
         }
 
 
-def tensor_storage(stored: StoredVersion, file: int, tensor: Tensor) -> dict[str, Any]:
+def tensor_storage(stored: StorageFacts, file: int, tensor: Tensor) -> dict[str, Any]:
     """How a tensor is stored, as the JSON object that `show` and `ls -l` print; of a bundle its bundle's figures.
 
     `bits` are stored bits an element by layer.

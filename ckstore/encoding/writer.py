@@ -15,7 +15,7 @@ from ckstore.objects.identity import array_name
 from ckstore.objects.records import ContentRecord, LatticeRecord, Mode, Record
 from ckstore.storage import durable, manifest
 from ckstore.storage.catalog import Placement, VersionRow, key
-from ckstore.storage.pack import Entry, PackInfo, PackWriter
+from ckstore.storage.pack import PackEntry, PackInfo, PackWriter
 
 _HUFFMAN = {"name": "ckstore.huffman"}
 
@@ -119,7 +119,7 @@ class ObjectWriter:
         ]
 
     def places(self, packs: Sequence[PackInfo]) -> tuple[list[Placement], list[Placement]]:
-        """Where lattices and contents are in the finished packs."""
+        """Where lattices and contents stand in the finished packs."""
         names = {pack.kind: pack.name for pack in packs}
         lattices = [(key(record.id), names["coarse"], slot) for slot, record in enumerate(self.lattices)]
         contents = [(key(record.id), names["exact"], slot) for slot, record in enumerate(self.contents)]
@@ -133,7 +133,7 @@ class ObjectWriter:
         *,
         anew: bool = False,
         trial: bool = False,
-    ) -> tuple[list[PackInfo], Entry]:
+    ) -> tuple[list[PackInfo], PackEntry]:
         """Finish both packs; returns them and where the manifest of the coarse one is.
 
         Without a `document`, or `anew`, they hold objects of older versions, stored again; with both the document is
@@ -164,7 +164,7 @@ class ObjectWriter:
         return self.finished, entry
 
 
-def version_row(document: VersionDocument, packs: Sequence[PackInfo], entry: Entry) -> VersionRow:
+def version_row(document: VersionDocument, packs: Sequence[PackInfo], entry: PackEntry) -> VersionRow:
     """The catalog's row of a version in finished packs, the coarse one last, whose manifest is at `entry`."""
     summary = document.summary
     return VersionRow(

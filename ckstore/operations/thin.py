@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import takewhile
 from math import isfinite
 from pathlib import Path
@@ -16,11 +17,12 @@ import numpy as np
 
 from ckstore.codecs.lattice import Bits, Integers, statistics_of
 from ckstore.encoding.comparison import Comparison
+from ckstore.encoding.estimate import Encoded, Estimate
 from ckstore.encoding.estimator import Estimator, ParentObject, parent_objects
 from ckstore.encoding.reanchor import reanchored
 from ckstore.encoding.writer import ObjectWriter
 from ckstore.errors import IntegrityError
-from ckstore.lineage.planner import plan
+from ckstore.lineage.planner import Choice, plan
 from ckstore.objects.documents import BlobRef, CoarseFacts, CoarseUnit, Deviation, Object, VersionDocument
 from ckstore.objects.reader import ObjectReader
 from ckstore.objects.records import LatticeRecord
@@ -313,6 +315,18 @@ class _Batch:
         self.objects: dict[int, tuple[Sequence[Object], dict[int, CoarseUnit]]] = {}
 
 
+@dataclass(frozen=True, slots=True)
+class _Coarse:
+    """An object of a version that is thinned: what it is from now on, and what there is to write, if anything."""
+
+    content: str
+    object: Object
+    facts: CoarseUnit | None = None
+    estimate: Estimate | None = None
+    choice: Choice | None = None
+    layers: Encoded | None = None
+
+
 class _Thinning:
     """The thinning of one version."""
 
@@ -343,37 +357,33 @@ class _Thinning:
 
     def _coarse_objects(self, estimator: Estimator, writer: ObjectWriter) -> tuple[list[Object], dict[int, CoarseUnit]]:
         """The objects that the version is made of from now on, and what is recorded of those that are not exact."""
-        units, objects = self.version.layout.units, self.version.document.objects
-
-        def coarse(number: int) -> tuple[Object, CoarseUnit | None, Callable[[], str] | None]:
-            unit, (lattice, content) = units[number], objects[number]
-            assert content is not None
-            if self.repository.resolver.lattice(lattice).kind == "linear":
-                off = self._facts(number, unit) if estimator.may_be_coarse(unit) else None
-                return objects[number] if off is None else (lattice, None), off, None
-            estimate = estimator.coarse_estimate(unit)
-            if estimate is None:
-                return objects[number], None, None
-            choice = plan([estimate.candidates], float("inf"))[0]
-            encoded = estimator.encode(content, estimate, choice)
-            stored = self.repository.resolver.known_lattice(encoded.identity) is not None
-
-            def add() -> str:
-                return writer.add(content, estimate, choice, encoded, stored=stored)
-
-            return (encoded.identity, None), encoded.facts, add
-
         result: list[Object] = []
         facts: dict[int, CoarseUnit] = {}
+        numbers = range(len(self.version.layout.units))
         with ThreadPoolExecutor(worker_count(), thread_name_prefix="ckstore") as pool:
-            done = in_order(pool, coarse, range(len(units)), worker_count() + 1)
-            for number, (item, off, add) in enumerate(done):
-                if add is not None:
-                    add()
-                result.append(item)
-                if off is not None:
-                    facts[number] = off
+            coarse = partial(self._coarse_object, estimator)
+            for number, made in enumerate(in_order(pool, coarse, numbers, worker_count() + 1)):
+                if made.estimate is not None and made.choice is not None and made.layers is not None:
+                    stored = self.repository.resolver.known_lattice(made.layers.identity) is not None
+                    writer.add(made.content, made.estimate, made.choice, made.layers, stored=stored)
+                result.append(made.object)
+                if made.facts is not None:
+                    facts[number] = made.facts
         return result, facts
+
+    def _coarse_object(self, estimator: Estimator, number: int) -> _Coarse:
+        """What becomes of an object: it stays, keeps its integers alone, or gets a coarse layer, written later."""
+        unit, (lattice, content) = self.version.layout.units[number], self.version.document.objects[number]
+        assert content is not None
+        if self.repository.resolver.lattice(lattice).kind == "linear":
+            off = self._facts(number, unit) if estimator.may_be_coarse(unit) else None
+            return _Coarse(content, (lattice, content if off is None else None), off)
+        estimate = estimator.coarse_estimate(unit)
+        if estimate is None:
+            return _Coarse(content, (lattice, content))
+        choice = plan([estimate.candidates], float("inf"))[0]
+        layers = estimator.encode(content, estimate, choice)
+        return _Coarse(content, (layers.identity, None), layers.facts, estimate, choice, layers)
 
     def _facts(self, number: int, unit: Unit) -> CoarseUnit | None:
         """What an object's lattice values are off its exact ones; None where it has to stay exact."""

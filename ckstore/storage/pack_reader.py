@@ -15,7 +15,7 @@ from typing import Any
 from ckstore.errors import IntegrityError
 from ckstore.runtime.lru import Lru
 from ckstore.storage import root
-from ckstore.storage.pack import Entry, PackInfo, digest_file, parse_pack_name
+from ckstore.storage.pack import PackEntry, PackInfo, digest_file, parse_pack_name
 
 _ABSENT = 2**64 - 1
 # Of an entry of the directory: method, sizes, length of the name, offset of the header; and what ends the file.
@@ -114,7 +114,7 @@ class PackReader:
         except FileNotFoundError:
             raise _missing(pack) from None
 
-    def find_entry(self, pack: str, member: str) -> Entry:
+    def find_entry(self, pack: str, member: str) -> PackEntry:
         """Where the bytes of a stored zip member lie, from the pack's own directory.
 
         Parameters
@@ -146,7 +146,7 @@ class PackReader:
         if header[:4] != b"PK\3\4" or size < 0:
             raise IntegrityError(f"Pack {pack} has a damaged header for {member}; restore the pack from a copy.")
         name, extra = struct.unpack_from("<HH", header, 26)
-        return Entry(offset + 30 + name + extra, size)
+        return PackEntry(offset + 30 + name + extra, size)
 
     def _last_member(self, pack: str, member: str) -> tuple[int, int] | None:
         """Where the header of a stored member lies and how long it is, if it is the last one: so are manifests.

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from ckstore.errors import CkstoreError, IntegrityError, UsageError
 from ckstore.storage import pack as pack_module
-from ckstore.storage.pack import Entry, PackWriter
+from ckstore.storage.pack import PackEntry, PackWriter
 from ckstore.storage.pack_reader import PackReader, read_shard_index
 
 BYTES = [{"name": "bytes", "configuration": {"endian": "little"}}]
@@ -69,7 +69,7 @@ def test_zarr_reads_sharded_arrays(tmp_path_factory, count, chunk, nonzero, dtyp
     assert reader.find_entry(info.name, "other/c/0") == other
 
 
-def write(store: Path, content: bytes = b"content", kind: pack_module.PackKind = "coarse") -> tuple[str, Entry]:
+def write(store: Path, content: bytes = b"content", kind: pack_module.PackKind = "coarse") -> tuple[str, PackEntry]:
     with PackWriter(store, kind) as writer:
         entry = writer.add_bytes("manifest", content)
         return writer.finish().name, entry
