@@ -127,8 +127,6 @@ def resolve_views(bits: npt.NDArray[Any], dtype: str, lazy: Collection[str]) -> 
     >>> values.tolist()
     [(1-2j), (-3-0j)]
     """
-    import numpy as np
-
     if not lazy:
         return
     is_complex = dtype.startswith("complex")

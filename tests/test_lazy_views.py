@@ -82,13 +82,18 @@ def test_state_dicts_are_what_torch_loads(version: ckstore.Version) -> None:
     assert storage_of(found["tied"]) == storage_of(found["tied_conj"]) == storage_of(found["tied_part"])
 
 
+def of_the_run(version: ckstore.Version, path: str) -> Any:
+    with ckstore.open(version.stored.repository.path) as store:
+        return store.run("main").arrays[path][0]
+
+
 READERS: list[Callable[[ckstore.Version, str], Any]] = [
     lambda version, path: version[path].numpy(),
     lambda version, path: version[path][...],
     lambda version, path: np.asarray(version[path]),
     lambda version, path: version[path].torch().numpy(),
     lambda version, path: version.arrays[path][...],
-    lambda version, path: ckstore.open(version.stored.repository.path).run("main").arrays[path][0],
+    of_the_run,
 ]
 
 

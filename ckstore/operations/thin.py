@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import takewhile
 from math import isfinite
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,18 +22,17 @@ from ckstore.errors import IntegrityError
 from ckstore.lineage.planner import Choice, plan
 from ckstore.objects.documents import BlobRef, CoarseFacts, CoarseUnit, Deviation, Object, VersionDocument
 from ckstore.objects.reader import ObjectReader
-from ckstore.objects.records import LatticeRecord
 from ckstore.objects.restore_cost import relative_cost, restore_work
 from ckstore.objects.units import Unit
+from ckstore.operations.claims import Claims
 from ckstore.operations.commit import Change
 from ckstore.operations.costs import present_costs, write_costs
+from ckstore.operations.dry_run import ScratchPacks, scratch_packs
 from ckstore.policy import Policy
 from ckstore.reading.stored_version import StoredVersion
 from ckstore.runtime.threads import in_order, worker_count
 from ckstore.storage.catalog import VersionRow
 from ckstore.storage.pack import PackWriter
-from ckstore.storage.pack_reader import PackReader
-from ckstore.storage.root import PACKS
 
 if TYPE_CHECKING:
     from ckstore.repository import Repository
@@ -144,7 +140,7 @@ def thin(
     """
     report = ThinReport()
     lease = nullcontext() if dry_run else repository.catalog.lease("thin")
-    with lease, _scratch(repository, dry_run=dry_run) as blocks:
+    with lease, scratch_packs(repository, dry_run=dry_run) as blocks:
         chosen = []
         for number in sorted({row.number for row in rows}):
             # As it is by now: others may have changed or moved it before the lease.
@@ -154,7 +150,7 @@ def thin(
                 chosen.append(row)
             else:
                 report.skipped.append(number)
-        batch = _Batch(repository, policy, _Claims(repository, {row.number for row in chosen}), report, blocks)
+        batch = _Batch(repository, policy, Claims(repository, {row.number for row in chosen}), report, blocks)
         try:
             for row in chosen:
                 _Thinning(batch, row).run()
@@ -180,118 +176,6 @@ def _check_present(repository: Repository, row: VersionRow) -> None:
                 raise IntegrityError(f"Pack {record.pack} is too short; restore it from a copy.")
 
 
-@contextmanager
-def _scratch(repository: Repository, *, dry_run: bool) -> Iterator[_Blocks | None]:
-    """The packs of a dry run, which go with it; None where packs are written into the store."""
-    if not dry_run:
-        yield None
-        return
-    with TemporaryDirectory(prefix="ckstore-") as scratch, closing(_Blocks(repository, Path(scratch))) as blocks:
-        yield blocks
-
-
-class _Claims:
-    """Which objects versions claim that do not give them up, and what these are stored against.
-
-    Attributes
-    ----------
-    contents
-        Content ids of the claimed objects.
-    lost
-        What was given up so far.
-    """
-
-    def __init__(self, repository: Repository, thinned: set[int]) -> None:
-        self._repository = repository
-        self._objects: set[Object] = set()
-        # By content id of what nobody claims: the claimed objects that take it to restore.
-        self._dependents: dict[str, set[Object]] = {}
-        # What is stored anew, or in a dry run would be.
-        self._settled: set[Object] = set()
-        self.contents: set[str] = set()
-        self.lost: set[Object] = set()
-        objects = set()
-        for row in repository.catalog.versions():
-            if row.number not in thinned:
-                objects |= set(StoredVersion(repository, row).document.objects)
-        self.add(objects)
-
-    def add(self, objects: Iterable[Object]) -> None:
-        """Claim more objects."""
-        fresh = {item for item in objects if item[1] is not None} - self._objects
-        self._objects |= fresh
-        self.contents |= {content for _, content in fresh if content is not None}
-        for item in fresh:
-            for identity in self._below(item):
-                self._dependents.setdefault(identity, set()).add(item)
-
-    def give_up(self, objects: set[Object], remaining: Iterable[Object]) -> tuple[set[Object], set[Object]]:
-        """Give up objects of a version that keeps its remaining ones; returns what is lost, and what that concerns.
-
-        An object is concerned where something lost stands between it and the nearest one that stays: what is stored
-        against an object that stays stays as it is, whatever that one is stored against.
-        """
-        remaining = set(remaining)
-        self.add(remaining)
-        lost = {item for item in objects if item[1] is not None and item[1] not in self.contents} - self.lost
-        self.lost |= lost
-        gone = {content for _, content in self.lost}
-        found = remaining & self._objects
-        for _, content in lost:
-            found |= self._dependents.pop(content or "", set())
-        concerned = {item for item in found - self._settled if not gone.isdisjoint(self._below(item))}
-        self._settled |= concerned
-        return lost, concerned
-
-    def _below(self, item: Object) -> list[str]:
-        """Ids of what an object is stored against, down to the first that is claimed."""
-        reader = self._repository.reader
-        lattice, content = item
-        layer = reader.exact_layer(lattice, content)
-        if layer is None:
-            chain = [record.id for record in reader.chain(reader.resolver.lattice(lattice))]
-        else:
-            chain = [record.id for record in reader.content_chain(layer)]
-        return list(takewhile(lambda identity: identity not in self.contents, chain[1:]))
-
-
-class _Blocks:
-    """The packs of a store, and those of a dry run, which lie elsewhere."""
-
-    def __init__(self, repository: Repository, scratch: Path) -> None:
-        self._repository = repository
-        self.path = scratch
-        (scratch / PACKS).mkdir()
-        self._scratch = PackReader(scratch)
-        self._names: set[str] = set()
-
-    def pread(self, pack: str, offset: int, length: int) -> bytes:
-        """Exactly `length` bytes of a pack."""
-        return self._reader(pack).pread(pack, offset, length)
-
-    def read_into(self, pack: str, offset: int, target: memoryview) -> None:
-        """Fill `target` with what stands from `offset` on of a pack."""
-        self._reader(pack).read_into(pack, offset, target)
-
-    def _reader(self, pack: str) -> PackReader:
-        return self._scratch if pack in self._names else self._repository.packs
-
-    def keep(self, writer: ObjectWriter, fresh: Sequence[LatticeRecord]) -> None:
-        """Make known the lattices that a thinned version would have: its child's are taken from these."""
-        packs, _ = writer.finish(None, {})
-        for pack in packs:
-            if pack.kind == "exact":
-                (self.path / PACKS / pack.name).unlink()
-            else:
-                self._names.add(pack.name)
-        wanted = {record.id for record in fresh}
-        self._repository.resolver.add(record for record in writer.placed(packs) if record.id in wanted)
-
-    def close(self) -> None:
-        """Close the packs of the dry run."""
-        self._scratch.close()
-
-
 class _Batch:
     """What the thinnings of one call share.
 
@@ -304,7 +188,7 @@ class _Batch:
     """
 
     def __init__(
-        self, repository: Repository, policy: Policy, claims: _Claims, report: ThinReport, blocks: _Blocks | None
+        self, repository: Repository, policy: Policy, claims: Claims, report: ThinReport, blocks: ScratchPacks | None
     ) -> None:
         self.repository = repository
         self.policy = policy
@@ -372,7 +256,7 @@ class _Thinning:
         return result, facts
 
     def _coarse_object(self, estimator: Estimator, number: int) -> _Coarse:
-        """What becomes of an object: it stays, keeps its integers alone, or gets a coarse layer, written later."""
+        """What becomes of an object: it stays, keeps its integers alone, or gets a coarse layer to be written."""
         unit, (lattice, content) = self.version.layout.units[number], self.version.document.objects[number]
         assert content is not None
         if self.repository.resolver.lattice(lattice).kind == "linear":
