@@ -241,8 +241,7 @@ class LinearLattice:
         if self._is_flat32 and -126 <= self.step < 103:
             kernels.own_flat32(fixed(integers), _optional(bits, out), self.step, out, classes)
             return out, classes
-        kernel = kernels.own_predict32 if self.dtype == "float32" else kernels.own_predict64
-        kernel(fixed(integers), self.step, *self._exponents, self.width, start, out, classes)
+        kernels.own_predict(fixed(integers), self.step, *self._exponents, self.width, start, out, classes)
         return self._difference(bits, out), classes
 
     def _chained(self, parent: Bits, integers: Integers, start: int, bits: Bits | None) -> tuple[Bits, Classes]:
@@ -259,8 +258,7 @@ class LinearLattice:
             and kernels.chained_flat32(parent, integers, _optional(bits, out), self.step, out, classes)
         ):
             return out, classes
-        kernel = kernels.chained_predict32 if self.dtype == "float32" else kernels.chained_predict64
-        kernel(parent, integers, self.step, *self._exponents, self.width, start, REACH, out, classes)
+        kernels.chained_predict(parent, integers, self.step, *self._exponents, self.width, start, REACH, out, classes)
         return self._difference(bits, out), classes
 
     @property
@@ -327,11 +325,10 @@ def scaled(bits: Bits, dtype: str, factor: float) -> Bits:
     """
     if factor == 1.0:
         return bits
-    from ckstore.kernels import lattice as kernels
+    from ckstore.kernels.lattice import scale
 
     out = empty(bits.size, bits.dtype)
-    kernel = {"float32": kernels.scale32, "float64": kernels.scale64, "bfloat16": kernels.scale16}[dtype]
-    kernel(fixed(bits), factor, out)
+    scale(fixed(bits), factor, out)
     return out
 
 

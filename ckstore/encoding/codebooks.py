@@ -32,7 +32,7 @@ from ckstore.objects.reader import ObjectReader
 from ckstore.objects.records import LatticeRecord, check_cut
 from ckstore.objects.units import Unit
 from ckstore.policy import Policy
-from ckstore.runtime.checksum import crc32c
+from ckstore.runtime.checksum import crc32
 
 #: Bits of an LC-Checkpoint codebook for whole values and for merged changes: every bucket is kept.
 _WHOLE_BITS = 8
@@ -102,7 +102,7 @@ class CodebookEncoder:
                 kept = aside[taken : taken + protected]
                 taken += protected
                 frame = kept.astype("<u2").tobytes()
-                encoded.aside.append(crc32c(kept).to_bytes(4, "little") + frame)
+                encoded.aside.append(crc32(kept).to_bytes(4, "little") + frame)
             delta, classes = self._against(lattice, part, None if plan.additive else plan.base, chunk)
             encoded.coarse.append(encode_changes(delta, classes))
             before = None if not plan.additive or plan.base is None else self.reader.values(plan.base, chunk)

@@ -28,7 +28,7 @@ from ckstore.objects.reader import FRAME, ObjectReader
 from ckstore.objects.records import ContentRecord, LatticeRecord, check_cut
 from ckstore.objects.units import Unit
 from ckstore.runtime.blocks import empty, fixed
-from ckstore.runtime.checksum import crc32c
+from ckstore.runtime.checksum import crc32
 
 #: The coarse step is this many times the change since the parent, or the floor, whichever is larger.
 STEP_OF_CHANGE = 2.0
@@ -325,7 +325,7 @@ def exact_frame(
 ) -> memoryview:
     """A chunk of an exact layer, chained if there is a `parent`: the checksum of its bits, and its residuals."""
     residuals, classes = lattice.residuals(bits, integers, start, parent)
-    return encode_chunk(residuals, classes, before=crc32c(bits).to_bytes(FRAME, "little"))
+    return encode_chunk(residuals, classes, before=crc32(bits).to_bytes(FRAME, "little"))
 
 
 def _is_unrelated(bits: Bits, before: Bits, dtype: str) -> bool:

@@ -10,24 +10,11 @@ import numpy as np
 from numba import njit
 
 from ckstore.kernels.compiled import kernel
-from ckstore.kernels.entropy.words import int64
 from ckstore.kernels.float_bits import power_of_two
-from ckstore.kernels.lattice import MAX_INTEGER
+from ckstore.kernels.lattice import MAX_INTEGER, exponent_range, next_place
 
 #: Largest magnitude of a rounded ordinal's integer.
 MAX_ROUNDED = 1 << 24
-
-
-@njit(inline="always")
-def _highest_exponent(step: int, rows: np.ndarray, cols: np.ndarray) -> int:
-    """The largest exponent of any element's step."""
-    row = int64(rows[0]) if rows.size else int64(0)
-    for exponent in rows:
-        row = max(row, int64(exponent))
-    col = int64(cols[0]) if cols.size else int64(0)
-    for exponent in cols:
-        col = max(col, int64(exponent))
-    return step + row + col
 
 
 @kernel
@@ -60,7 +47,7 @@ def linear_values(
         col = 0
         row += 1
     largest = 3.4028234663852886e38 if out.itemsize == 4 else 1.7976931348623157e308
-    if power_of_two(_highest_exponent(step, rows, cols)) * MAX_INTEGER > largest:
+    if power_of_two(exponent_range(step, rows, cols)[1]) * MAX_INTEGER > largest:
         for k in range(out.size):
             out[k] = min(max(np.float64(out[k]), -largest), largest)
 
@@ -212,10 +199,7 @@ def order_sums(
             counts[row] += 1
             cols[col] += value
             counts[rows.size + col] += 1
-        col += 1
-        if col == width:
-            col = 0
-            row += 1
+        row, col = next_place(row, col, width)
 
 
 @kernel
@@ -260,10 +244,7 @@ def weighted_squares(
         difference = (np.float64(values[k]) - np.float64(others[k])) * power_of_two(exponent)
         if abs(difference) <= 1e150:
             total += difference * difference
-        col += 1
-        if col == width:
-            col = 0
-            row += 1
+        row, col = next_place(row, col, width)
     return total
 
 
@@ -290,10 +271,7 @@ def linear_dithered(
         threshold = np.float64((bits ^ (bits >> np.uint64(31))) >> np.uint64(11)) * 1.1102230246251565e-16
         scaled = np.floor(np.float64(values[k]) * power_of_two(exponent) + threshold)
         out[k] = np.int32(min(max(scaled, -16777216.0), 16777216.0))
-        col += 1
-        if col == width:
-            col = 0
-            row += 1
+        row, col = next_place(row, col, width)
 
 
 @kernel
@@ -317,8 +295,5 @@ def concentration(values: np.ndarray, step: int, rows: np.ndarray, cols: np.ndar
         if rest != 0.0:
             total += np.cos(6.283185307179586 * rest)
             count += 1
-        col += 1
-        if col == width:
-            col = 0
-            row += 1
+        row, col = next_place(row, col, width)
     return total / count if count else 0.0

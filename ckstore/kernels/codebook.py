@@ -23,6 +23,19 @@ BINS = 1 << (32 - BIN_SHIFT)
 NOT_A_NUMBER = 0x7FC00000
 
 
+@njit(inline="always")
+def _field(word: np.uint32) -> np.uint32:
+    """The exponent field of the word of a float32."""
+    return (word >> np.uint32(23)) & np.uint32(255)
+
+
+@njit(inline="always")
+def _single(total: float) -> np.float32:
+    """A value as float32: at most the largest finite number, +0 where it is below the least normal one."""
+    total = np.float64(min(max(total, -3.4028234663852886e38), 3.4028234663852886e38))
+    return np.float32(total) if abs(total) >= 1.1754943508222875e-38 else np.float32(0.0)
+
+
 @kernel
 def _first_cells(midpoints: np.ndarray) -> np.ndarray:
     """For each bin (uint8, by the leading bits of a word) the cell of its lowest value; subnormals count as 0."""
@@ -33,7 +46,7 @@ def _first_cells(midpoints: np.ndarray) -> np.ndarray:
     for k in range(BINS):
         # Ascending values: the negative bins from the last to the first, then the others.
         place = BINS - 1 - k if k < BINS // 2 else k - BINS // 2
-        field = (words[place] >> np.uint32(23)) & np.uint32(255)
+        field = _field(words[place])
         if field == 255:
             continue
         value = np.float64(lowest[place]) if field != 0 else np.float64(0.0)
@@ -53,7 +66,7 @@ def nearest(words: np.ndarray, midpoints: np.ndarray, zero: int, out: np.ndarray
     floats = words.view(np.float32)
     cells = _first_cells(midpoints)
     for k in range(words.size):
-        field = (words[k] >> np.uint32(23)) & np.uint32(255)
+        field = _field(words[k])
         index = int64(cells[words[k] >> np.uint32(BIN_SHIFT)])
         if field == 255:
             index = zero
@@ -75,11 +88,9 @@ def add(base: np.ndarray, indices: np.ndarray, centroids: np.ndarray, out: np.nd
     bases = base.view(np.float32)
     floats = out.view(np.float32)
     for k in range(base.size):
-        field = (base[k] >> np.uint32(23)) & np.uint32(255)
+        field = _field(base[k])
         value = np.float64(bases[k]) if field != 0 and field != 255 else np.float64(0.0)
-        total = value + np.float64(centroids[indices[k]])
-        total = np.float64(min(max(total, -3.4028234663852886e38), 3.4028234663852886e38))
-        floats[k] = np.float32(total) if abs(total) >= 1.1754943508222875e-38 else np.float32(0.0)
+        floats[k] = _single(value + np.float64(centroids[indices[k]]))
 
 
 @kernel
@@ -89,12 +100,10 @@ def difference(words: np.ndarray, base: np.ndarray, out: np.ndarray) -> None:
     bases = base.view(np.float32)
     floats = out.view(np.float32)
     for k in range(words.size):
-        field = (words[k] >> np.uint32(23)) & np.uint32(255)
-        base_field = (base[k] >> np.uint32(23)) & np.uint32(255)
+        field, base_field = _field(words[k]), _field(base[k])
         value = np.float64(values[k]) if field != 0 and field != 255 else np.float64(0.0)
-        total = value - (np.float64(bases[k]) if base_field != 0 and base_field != 255 else np.float64(0.0))
-        total = np.float64(min(max(total, -3.4028234663852886e38), 3.4028234663852886e38))
-        floats[k] = np.float32(total) if abs(total) >= 1.1754943508222875e-38 else np.float32(0.0)
+        before = np.float64(bases[k]) if base_field != 0 and base_field != 255 else np.float64(0.0)
+        floats[k] = _single(value - before)
         if field == 255:
             out[k] = NOT_A_NUMBER
 
@@ -105,7 +114,7 @@ def bucket_statistics(words: np.ndarray, counts: np.ndarray, sums: np.ndarray, s
     floats = words.view(np.float32)
     for k in range(words.size):
         bucket = words[k] >> np.uint32(shift)
-        field = (words[k] >> np.uint32(23)) & np.uint32(255)
+        field = _field(words[k])
         if field != 0 and field != 255:
             counts[bucket] += 1
             sums[bucket] += np.float64(floats[k])
@@ -121,7 +130,7 @@ def bucket_indices(words: np.ndarray, table: np.ndarray, shift: int, out: np.nda
 @njit(inline="always")
 def _rank(word: int, rank: int) -> int:
     """Bin of the magnitude of a rank; 0 where the value itself is subnormal or 0, -1 where it is not finite."""
-    field = (word >> np.uint32(23)) & np.uint32(255)
+    field = _field(word)
     level = int64((rank & np.uint32(0x7FFFFFFF)) >> np.uint32(BIN_SHIFT))
     if field == 0:
         level = 0
@@ -144,7 +153,7 @@ def level_counts(words: np.ndarray, ranks: np.ndarray, low: int, high: int, coun
     """Add the normal values whose ranks lie in the bins from `low` up to `high` to the counts (32,768, int64)."""
     for k in range(words.size):
         level = _rank(words[k], ranks[k])
-        field = (words[k] >> np.uint32(23)) & np.uint32(255)
+        field = _field(words[k])
         if level >= low and level < high and field != 0 and field != 255:
             counts[words[k] >> np.uint32(BIN_SHIFT)] += 1
 
@@ -160,7 +169,7 @@ def split_indices(
     """
     for k in range(words.size):
         level = _rank(words[k], ranks[k])
-        field = (words[k] >> np.uint32(23)) & np.uint32(255)
+        field = _field(words[k])
         if level < low or field == 0 or field == 255:
             out[k] = zero
         elif level >= high:

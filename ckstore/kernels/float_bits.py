@@ -10,24 +10,43 @@ from numba import types
 from numba.extending import intrinsic
 
 
-def _reinterpreted(source: Any, target: Any) -> Callable[[Any], Any]:
-    @intrinsic
-    def convert(typing_context: Any, value: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            return builder.bitcast(arguments[0], context.get_value_type(target))
-
-        return target(source), generate
-
-    return cast(Any, convert)
+def _float(bits: Any) -> Any:
+    """The float type of unsigned integers of 32 and of 64 bits, and for those of 16 what bfloat16 is widened to."""
+    return types.float64 if bits.bitwidth == 64 else types.float32
 
 
-float32_from: Callable[[Any], float] = _reinterpreted(types.uint32, types.float32)
-float64_from: Callable[[Any], float] = _reinterpreted(types.uint64, types.float64)
-"""The float whose bits an unsigned integer of its width is."""
+@intrinsic
+def _float_from(typing_context: Any, bits: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        word = arguments[0]
+        if bits.bitwidth == 16:
+            wide = context.get_value_type(types.uint32)
+            word = builder.shl(builder.zext(word, wide), wide(16))
+        return builder.bitcast(word, context.get_value_type(_float(bits)))
 
-bits_of_float32: Callable[[Any], Any] = _reinterpreted(types.float32, types.uint32)
-bits_of_float64: Callable[[Any], Any] = _reinterpreted(types.float64, types.uint64)
-"""The bits of a float as an unsigned integer of its width."""
+    return _float(bits)(bits), generate
+
+
+@intrinsic
+def _bits_of(typing_context: Any, value: Any, like: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        rounded = context.cast(builder, arguments[0], value, _float(like))
+        if like.bitwidth != 16:
+            return builder.bitcast(rounded, context.get_value_type(like))
+        wide = context.get_value_type(types.uint32)
+        word = builder.bitcast(rounded, wide)
+        odd = builder.and_(builder.lshr(word, wide(16)), wide(1))
+        even = builder.add(builder.add(word, wide(0x7FFF)), odd)
+        return builder.trunc(builder.lshr(even, wide(16)), context.get_value_type(like))
+
+    return like(value, like), generate
+
+
+float_from: Callable[[Any], float] = cast(Any, _float_from)
+"""The float whose bits an unsigned integer of 32 or 64 bits is; of 16 bits, the float32 of a bfloat16."""
+
+bits_of: Callable[[Any, Any], Any] = cast(Any, _bits_of)
+"""The bits of a float, rounded to even to the width of the second argument; to 16 bits by way of float32."""
 
 
 @intrinsic

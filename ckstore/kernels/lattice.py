@@ -16,28 +16,33 @@ from numba import njit
 
 from ckstore.kernels.compiled import kernel
 from ckstore.kernels.entropy.words import bit_length, int64
-from ckstore.kernels.float_bits import (
-    bits_of_float32,
-    bits_of_float64,
-    float32_from,
-    float64_from,
-    power_of_two,
-)
+from ckstore.kernels.float_bits import bits_of, float_from, power_of_two
 
 #: Largest magnitude of a linear lattice's integer.
 MAX_INTEGER = 1 << 24
 
 
 @njit(inline="always")
-def _lowest_exponent(step: int, rows: np.ndarray, cols: np.ndarray) -> int:
-    """The smallest exponent of any element's step."""
-    row = int64(rows[0]) if rows.size else int64(0)
-    for exponent in rows:
-        row = min(row, int64(exponent))
-    col = int64(cols[0]) if cols.size else int64(0)
-    for exponent in cols:
-        col = min(col, int64(exponent))
-    return step + row + col
+def next_place(row: int, col: int, width: int) -> tuple[int, int]:
+    """Row and column of the element that follows."""
+    col += 1
+    if col == width:
+        col = 0
+        row += 1
+    return row, col
+
+
+@njit(inline="always")
+def exponent_range(step: int, rows: np.ndarray, cols: np.ndarray) -> tuple[int, int]:
+    """The smallest and the largest exponent that an element's step may have."""
+    lowest = highest = int64(step)
+    if rows.size:
+        lowest += int64(rows.min())
+        highest += int64(rows.max())
+    if cols.size:
+        lowest += int64(cols.min())
+        highest += int64(cols.max())
+    return lowest, highest
 
 
 @kernel
@@ -76,10 +81,7 @@ def linear_distance(
             difference = value - np.float64(integers[k]) * power_of_two(exponent)
             total += difference * difference
             finite += 1
-        col += 1
-        if col == width:
-            col = 0
-            row += 1
+        row, col = next_place(row, col, width)
     return total, finite
 
 
@@ -214,14 +216,14 @@ def _field32(bits: np.uint32) -> np.uint32:
 @njit(inline="always")
 def _own32(integer: np.int32, power: np.float32, below: np.uint32) -> tuple[np.uint32, np.uint8]:
     """(bits, class) of an element; an integer's bit length is its value's exponent field less `below`."""
-    predicted = bits_of_float32(np.float32(np.float32(integer) * power))
+    predicted = bits_of(np.float32(np.float32(integer) * power), np.uint32(0))
     field = _field32(predicted)
     return predicted, np.uint8(np.uint32(field - below)) if field else np.uint8(32)
 
 
 @kernel
 def own_flat32(integers: np.ndarray, bits: np.ndarray, step: int, out: np.ndarray, classes: np.ndarray) -> None:
-    """`own_predict32` with one step for all elements, below 103, so that no lattice value overflows.
+    """`own_predict` of 32 bits with one step for all elements, below 103, so that no lattice value overflows.
 
     Where `bits` is not empty, `out` is filled with their differences of ordinals to the lattice values instead.
     """
@@ -237,7 +239,7 @@ def own_flat32(integers: np.ndarray, bits: np.ndarray, step: int, out: np.ndarra
 
 
 @kernel
-def own_predict32(
+def own_predict(
     integers: np.ndarray,
     step: int,
     rows: np.ndarray,
@@ -247,13 +249,14 @@ def own_predict32(
     out: np.ndarray,
     classes: np.ndarray,
 ) -> None:
-    """Bits of the float32 lattice values, and each element's class for the exact layer.
+    """Bits of the lattice values as floats of the width of `out` (32 or 64), and each element's class.
 
     The class is the bit length of the integer (it says how the step compares with the unit in the last place), and
     for the integer 0 the element's step exponent relative to the smallest one, because there sign and exponent of
     the value itself are coded.
     """
-    lowest = _lowest_exponent(step, rows, cols)
+    zero = out.dtype.type(0)
+    lowest, _ = exponent_range(step, rows, cols)
     row = start // width
     col = start - row * width
     for k in range(integers.size):
@@ -264,49 +267,12 @@ def own_predict32(
             exponent += cols[col]
         integer = np.int64(integers[k])
         if integer:
-            out[k] = bits_of_float32(np.float32(np.float64(integer) * power_of_two(exponent)))
+            out[k] = bits_of(np.float64(integer) * power_of_two(exponent), zero)
             classes[k] = _length(integer)
         else:
             out[k] = 0
             classes[k] = 32 + min(exponent - lowest, 31)
-        col += 1
-        if col == width:
-            col = 0
-            row += 1
-
-
-@kernel
-def own_predict64(
-    integers: np.ndarray,
-    step: int,
-    rows: np.ndarray,
-    cols: np.ndarray,
-    width: int,
-    start: int,
-    out: np.ndarray,
-    classes: np.ndarray,
-) -> None:
-    """`own_predict32` for float64."""
-    lowest = _lowest_exponent(step, rows, cols)
-    row = start // width
-    col = start - row * width
-    for k in range(integers.size):
-        exponent = step
-        if rows.size:
-            exponent += rows[row]
-        if cols.size:
-            exponent += cols[col]
-        integer = np.int64(integers[k])
-        if integer:
-            out[k] = bits_of_float64(np.float64(integer) * power_of_two(exponent))
-            classes[k] = _length(integer)
-        else:
-            out[k] = 0
-            classes[k] = 32 + min(exponent - lowest, 31)
-        col += 1
-        if col == width:
-            col = 0
-            row += 1
+        row, col = next_place(row, col, width)
 
 
 @njit(inline="always")
@@ -317,11 +283,11 @@ def _chained32(
     middle = np.float32(np.float32(integer) * power)
     low = np.float32(middle - half)
     high = np.float32(middle + half)
-    value = float32_from(base)
+    value = float_from(base)
     below = value < low
     side = np.int32(21) if below else (np.int32(42) if value > high else np.int32(0))
     side = side if np.uint32(base & np.uint32(0x7F800000)) != np.uint32(0x7F800000) else np.int32(0)
-    predicted = bits_of_float32(low if below else high) if side else base
+    predicted = bits_of(low if below else high, base) if side else base
     level = min(max(np.int32(np.int32(_field32(predicted)) - floor), np.int32(0)), np.int32(20))
     return predicted, np.uint8(np.int32(level + side))
 
@@ -330,7 +296,7 @@ def _chained32(
 def chained_flat32(
     base: np.ndarray, integers: np.ndarray, bits: np.ndarray, step: int, out: np.ndarray, classes: np.ndarray
 ) -> bool:
-    """`chained_predict32` with one step for all elements, from -125 to 103, and a reach of half of it.
+    """`chained_predict` of 32 bits with one step for all elements, from -125 to 103, and a reach of half of it.
 
     Where `bits` is not empty, `out` is filled with their differences of ordinals to the prediction instead. Returns
     whether all integers are below 2^23, so that no rim has more than 24 bits; else what was filled in is worthless.
@@ -356,7 +322,7 @@ def chained_flat32(
 
 
 @kernel
-def chained_predict32(
+def chained_predict(
     base: np.ndarray,
     integers: np.ndarray,
     step: int,
@@ -368,12 +334,18 @@ def chained_predict32(
     out: np.ndarray,
     classes: np.ndarray,
 ) -> None:
-    """Bits of the parent's exact float32 values, moved to the rim of the own integer's cell where they lie outside.
+    """Bits of the parent's exact values (32 or 64), moved to the rim of the own integer's cell where they lie outside.
 
     The cell of integer n reaches `reach` steps to both sides. Inside it the prediction is the parent's value bit for
     bit; subnormal parents count as 0 and subnormal rims are +0, so that flush-to-zero changes nothing. The class is
     the exponent of the prediction relative to the step, and whether and to which side the value was moved.
     """
+    double = base.itemsize == 8
+    narrow = base.dtype.type
+    tiny = 2.2250738585072014e-308 if double else 1.1754943508222875e-38
+    shift = narrow(52 if double else 23)
+    special = narrow(2047 if double else 255)
+    bias = int64(1023 if double else 127)
     row = start // width
     col = start - row * width
     for k in range(base.size):
@@ -383,12 +355,12 @@ def chained_predict32(
         if cols.size:
             exponent += cols[col]
         bits = base[k]
-        field = (bits >> np.uint32(23)) & np.uint32(255)
+        field = narrow(narrow(bits >> shift) & special)
         side = 0
-        if field != 255:
+        if field != special:
             value = 0.0
             if field != 0:
-                value = np.float64(float32_from(bits))
+                value = np.float64(float_from(bits))
             low = (np.float64(integers[k]) - reach) * power_of_two(exponent)
             high = (np.float64(integers[k]) + reach) * power_of_two(exponent)
             if value < low:
@@ -399,119 +371,38 @@ def chained_predict32(
                 value = high
         if side == 0:
             out[k] = bits
-        elif abs(value) < 1.1754943508222875e-38:
+        elif abs(value) < tiny:
             out[k] = 0
         else:
-            out[k] = bits_of_float32(np.float32(value))
-        field = (out[k] >> np.uint32(23)) & np.uint32(255)
-        level = int64(field) - 127 - exponent + 8
+            out[k] = bits_of(value, bits)
+        field = narrow(narrow(out[k] >> shift) & special)
+        level = int64(field) - bias - exponent + 8
         classes[k] = 21 * side + min(max(level, 0), 20)
-        col += 1
-        if col == width:
-            col = 0
-            row += 1
+        row, col = next_place(row, col, width)
 
 
 @kernel
-def chained_predict64(
-    base: np.ndarray,
-    integers: np.ndarray,
-    step: int,
-    rows: np.ndarray,
-    cols: np.ndarray,
-    width: int,
-    start: int,
-    reach: float,
-    out: np.ndarray,
-    classes: np.ndarray,
-) -> None:
-    """`chained_predict32` for float64."""
-    row = start // width
-    col = start - row * width
-    for k in range(base.size):
-        exponent = step
-        if rows.size:
-            exponent += rows[row]
-        if cols.size:
-            exponent += cols[col]
-        bits = base[k]
-        field = (bits >> np.uint64(52)) & np.uint64(2047)
-        side = 0
-        if field != 2047:
-            value = 0.0
-            if field != 0:
-                value = float64_from(bits)
-            low = (np.float64(integers[k]) - reach) * power_of_two(exponent)
-            high = (np.float64(integers[k]) + reach) * power_of_two(exponent)
-            if value < low:
-                side = 1
-                value = low
-            elif value > high:
-                side = 2
-                value = high
-        if side == 0:
-            out[k] = bits
-        elif abs(value) < 2.2250738585072014e-308:
-            out[k] = 0
-        else:
-            out[k] = bits_of_float64(value)
-        field = (out[k] >> np.uint64(52)) & np.uint64(2047)
-        level = int64(field) - 1023 - exponent + 8
-        classes[k] = 21 * side + min(max(level, 0), 20)
-        col += 1
-        if col == width:
-            col = 0
-            row += 1
+def scale(bits: np.ndarray, factor: float, out: np.ndarray) -> None:
+    """Bits of values times `factor`, itself a float32 value; the same bits where one of both is not normal.
 
-
-@kernel
-def scale32(bits: np.ndarray, factor: float, out: np.ndarray) -> None:
-    """Bits of float32 values times `factor`, itself a float32 value; the same bits where one of both is not normal.
-
-    The product is exact in float64 and rounded once, so that no fused arithmetic can change it.
+    Of float32, float64, or for 16 bits bfloat16. In float64, where a product of two float32 numbers is exact: it is
+    rounded once, so that no fused arithmetic can change it; for bfloat16 once more, to even, by way of float32. A
+    product of float64 that is rounded up to the least normal number comes out as 0 where the processor flushes
+    subnormals, so that one counts as not normal too.
     """
+    size = bits.itemsize
+    narrow = bits.dtype.type
+    shift = narrow(52 if size == 8 else (23 if size == 4 else 7))
+    special = narrow(2047 if size == 8 else 255)
+    low = 2.225073858507202e-308 if size == 8 else 1.1754943508222875e-38
+    high = np.inf if size == 8 else (3.4028234e38 if size == 4 else 3.3e38)
     for k in range(bits.size):
-        field = (bits[k] >> np.uint32(23)) & np.uint32(255)
+        field = narrow(narrow(bits[k] >> shift) & special)
         out[k] = bits[k]
-        if field != 0 and field != 255:
-            value = np.float64(float32_from(bits[k])) * factor
-            if 1.1754943508222875e-38 <= abs(value) < 3.4028234e38:
-                out[k] = bits_of_float32(np.float32(value))
-
-
-@kernel
-def scale64(bits: np.ndarray, factor: float, out: np.ndarray) -> None:
-    """`scale32` for float64; a single product, rounded once.
-
-    A product that is rounded up to the least normal number comes out as 0 where the processor flushes subnormals, so
-    that one counts as not normal too.
-    """
-    for k in range(bits.size):
-        field = (bits[k] >> np.uint64(52)) & np.uint64(2047)
-        out[k] = bits[k]
-        if field != 0 and field != 2047:
-            value = float64_from(bits[k]) * factor
-            if 2.2250738585072014e-308 < abs(value) <= 1.7976931348623157e308:
-                out[k] = bits_of_float64(value)
-
-
-@kernel
-def scale16(bits: np.ndarray, factor: float, out: np.ndarray) -> None:
-    """`scale32` for bfloat16, by way of float32 and rounding to even."""
-    words = bits.astype(np.uint32) << np.uint32(16)
-    singles = words.view(np.float32)
-    for k in range(bits.size):
-        field = (words[k] >> np.uint32(23)) & np.uint32(255)
-        if field != 0 and field != 255:
-            value = np.float64(singles[k]) * factor
-            if 1.1754943508222875e-38 <= abs(value) < 3.3e38:
-                singles[k] = np.float32(value)
-    for k in range(bits.size):
-        if (words[k] & np.uint32(0x7F800000)) == np.uint32(0x7F800000):
-            out[k] = bits[k]
-        else:
-            rounded = words[k] + np.uint32(0x7FFF) + ((words[k] >> np.uint32(16)) & np.uint32(1))
-            out[k] = np.uint16(rounded >> np.uint32(16))
+        if field != narrow(0) and field != special:
+            value = np.float64(float_from(bits[k])) * factor
+            if low <= abs(value) < high:
+                out[k] = bits_of(value, bits[k])
 
 
 @njit(inline="always")

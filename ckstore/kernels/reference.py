@@ -55,7 +55,7 @@ def linear_project(integers: Array, shift: Array) -> Array:
 
 
 def chained_values(parent: Array, integers: Array, exponent: Array, dtype: str, reach: float) -> Array:
-    """Bits of the parent's values moved into the cells of the integers; see `chained_predict32`."""
+    """Bits of the parent's values moved into the cells of the integers; see `chained_predict`."""
     tiny = float(np.finfo(dtype).tiny)
     result = parent.copy()
     with np.errstate(invalid="ignore"):
@@ -90,7 +90,7 @@ def ordinal_difference(bits: Array, predicted: Array) -> Array:
 
 
 def scaled_values(bits: Array, dtype: str, factor: float) -> Array:
-    """Bits of values times `factor`; see `scale32`. For float32, float64 and bfloat16."""
+    """Bits of values times `factor`; see `scale`. For float32, float64 and bfloat16."""
     single = dtype == "bfloat16"
     with np.errstate(all="ignore"):
         floats = (bits.astype(np.uint32) << np.uint32(16)).view(np.float32) if single else bits.view(dtype)

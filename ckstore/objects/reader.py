@@ -28,7 +28,7 @@ from ckstore.lineage.cost import Work, layer
 from ckstore.objects.cache import ChunkCache
 from ckstore.objects.records import ContentRecord, LatticeRecord, Record, check_cut
 from ckstore.runtime.blocks import empty
-from ckstore.runtime.checksum import crc32c
+from ckstore.runtime.checksum import crc32
 from ckstore.runtime.lru import Lru
 from ckstore.runtime.scratch import scratch
 from ckstore.storage.pack_reader import read_shard_index
@@ -303,7 +303,7 @@ class ObjectReader:
         if record.protected:
             frame = self.aside(record, chunk)
             aside = np.frombuffer(frame, "<u2", offset=FRAME)
-            if crc32c(aside) != int.from_bytes(frame[:FRAME], "little"):
+            if crc32(aside) != int.from_bytes(frame[:FRAME], "little"):
                 raise IntegrityError(f"Chunk {chunk} of object {record.id} has damaged protected elements.")
         return record.codebook.values(self.indices(record, chunk), aside)
 
@@ -413,7 +413,7 @@ class ObjectReader:
         residuals = empty(integers.size, f"i{predicted.itemsize}")
         decode_integers(frame[FRAME:], residuals, classes)
         bits = ordinal_correct(predicted, residuals, lattice.dtype, out)
-        if crc32c(bits) != int.from_bytes(frame[:FRAME], "little"):
+        if crc32(bits) != int.from_bytes(frame[:FRAME], "little"):
             raise IntegrityError(f"Chunk {chunk} of object {level.id} does not restore what was stored.")
         return bits
 
