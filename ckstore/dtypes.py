@@ -136,6 +136,6 @@ def resolve_views(bits: npt.NDArray[Any], dtype: str, lazy: Collection[str]) -> 
     if "conj" in lazy:
         parts[1::2] ^= sign
     if "neg" in lazy and "int" in dtype:
-        np.negative(parts, out=parts)
+        parts[:] = -parts
     elif "neg" in lazy:
         parts ^= sign
