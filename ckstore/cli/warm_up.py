@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 READS, STORES = "reads", "stores"
 
 #: Seven integers, as `encode_integers` writes them.
-_PLAIN = bytes.fromhex("0122014c1f34010703010101ff33ff202932030000000000000000")
+_PLAIN = bytes.fromhex("012252b22dce010704010101ff357fe8202932030000000000000000")
 
 _INTEGERS = fixed(np.arange(7, dtype=np.int32))
 _BITS = fixed(np.zeros(7, np.uint32))

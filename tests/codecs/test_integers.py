@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numba import njit
 
+from ckstore.cli import warm_up
 from ckstore.codecs import integer_header
 from ckstore.codecs.integers import (
     add_integers,
@@ -399,6 +400,10 @@ def test_read_only_mapped_and_misaligned_arrays():
     out.flags.writeable = False
     with pytest.raises(UsageError):
         decode_integers(payload, out)
+
+
+def test_what_is_decoded_to_compile_the_decoder_is_a_payload():
+    assert encode_integers(warm_up._INTEGERS) == warm_up._PLAIN
 
 
 def test_payload_types():

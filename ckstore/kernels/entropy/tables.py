@@ -115,8 +115,8 @@ def fill_table(table: Array, bits: int, tells: int, symbols: Array) -> None:
 def fill_strings(table: Array, bits: int, singles: Array) -> None:
     """Fill the first 2^bits entries (uint64) of a table with strings of up to `STRING` numbers of 16 bits.
 
-    An entry is bits | how many numbers << 8 | the numbers << 16. `singles` is a table of `BY_CODE` of such numbers, which
-    take at least one bit each.
+    An entry is bits | how many numbers << 8 | the numbers << 16. `singles` is a table of `BY_CODE` of such numbers;
+    each of them takes at least one bit.
     """
     # The places where the numbers of an entry end, four bits each.
     ends = np.empty(1 << bits, np.uint64)
