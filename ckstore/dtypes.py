@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from functools import cache
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 #: Item size in bytes of every dtype that an extent can have.
 ITEM_SIZES: dict[str, int] = {
@@ -58,6 +59,8 @@ def bits_dtype(dtype: str) -> np.dtype[Any]:
     >>> bits_dtype("bfloat16")
     dtype('uint16')
     """
+    import numpy as np
+
     size = ITEM_SIZES[dtype]
     return np.dtype(f"u{size}" if size <= 8 else f"V{size}")
 
@@ -71,6 +74,8 @@ def numpy_dtype(dtype: str) -> np.dtype[Any]:
     >>> numpy_dtype("float32"), numpy_dtype("complex32")
     (dtype('float32'), dtype('uint32'))
     """
+    import numpy as np
+
     if dtype in NATIVE:
         return np.dtype(dtype)
     if dtype in _ML_DTYPES:
@@ -104,7 +109,7 @@ def torch_dtype(dtype: str) -> Any:
     return found
 
 
-def resolve(bits: npt.NDArray[Any], dtype: str, lazy: Collection[str]) -> None:
+def resolve_views(bits: npt.NDArray[Any], dtype: str, lazy: Collection[str]) -> None:
     """Turn stored values into those that a conj or neg view of them shows, in place.
 
     Parameters
@@ -116,6 +121,7 @@ def resolve(bits: npt.NDArray[Any], dtype: str, lazy: Collection[str]) -> None:
 
     Examples
     --------
+    >>> import numpy as np
     >>> values = np.array([1 + 2j, -3 + 0j], "complex64")
     >>> resolve(values.view("u8"), "complex64", ["conj"])
     >>> values.tolist()
@@ -130,6 +136,6 @@ def resolve(bits: npt.NDArray[Any], dtype: str, lazy: Collection[str]) -> None:
     if "conj" in lazy:
         parts[1::2] ^= sign
     if "neg" in lazy and "int" in dtype:
-        np.negative(parts, out=parts)
+        parts[:] = -parts
     elif "neg" in lazy:
         parts ^= sign

@@ -47,7 +47,7 @@ class IntegrityError(CkstoreError, ValueError):
 
 
 class NoStoreError(CkstoreError, FileNotFoundError):
-    """There is no store where one was looked for."""
+    """There is not a store where one was looked for."""
 
     kind = "no-store"
     exit_code = 10
@@ -61,14 +61,14 @@ class LockedError(CkstoreError, TimeoutError):
 
 
 class ConflictError(CkstoreError, FileExistsError):
-    """What is to be written stands there already, with other content."""
+    """Other content is already there."""
 
     kind = "conflict"
     exit_code = 12
 
 
 class NotFoundError(CkstoreError, KeyError):
-    """No version, run, tag or tensor of that name; near matches stand in the message."""
+    """No version, run, tag or tensor of that name; the message names near matches."""
 
     kind = "not-found"
     exit_code = 13

@@ -56,10 +56,10 @@ class Policy:
         if self.scheme not in SCHEMES:
             raise UsageError(f"There is no scheme {self.scheme}; choose one of {', '.join(SCHEMES)}.")
         if not _FINEST <= self.quality <= _COARSEST:
-            raise UsageError(f"A quality of {self.quality} cannot be kept; give one from {_FINEST} to {_COARSEST:g}.")
+            raise UsageError(f"Quality must be between {_FINEST} and {_COARSEST:g}, not {self.quality}.")
         for bound in (self.max_abs_error, self.max_rel_error):
             if bound is not None and not 0 < bound < float("inf"):
-                raise UsageError(f"An error bound of {bound} cannot be kept; give a number above 0.")
+                raise UsageError(f"An error bound must be above 0, not {bound}.")
         if self.is_bounded and self.scheme != "lattice":
             raise UsageError(f"The scheme {self.scheme} knows no error bounds; leave it out, or the bound.")
         if self.settings is not None and self.scheme != "dynaquant":
@@ -110,7 +110,9 @@ class Policy:
                 said["settings"] = DynaQuantSettings(**said["settings"])
             return cls(**said)
         except (TypeError, ValueError, UsageError) as error:
-            raise IntegrityError(f"The catalog's policy {text!r} is none ({error}); set it again.") from error
+            raise IntegrityError(
+                f"The catalog's policy {text!r} is damaged ({error}); set it with `ckstore policy`."
+            ) from error
 
     def __str__(self) -> str:
         if not self.is_coarse:

@@ -69,7 +69,7 @@ class Run:
         The history of a row of a weight is the slice ``run.arrays["model/weight"][:, 0]``. Only tensors that all
         versions hold with the same dtype and shape are arrays. The group's attribute `left_out` lists the paths of the
         others: `missing` in some version, or `changed` in dtype or shape; a slice of the run (``run[1:].arrays``) may
-        have more in common. The attributes `versions` and `steps` tell what stands at each place of the leading axis,
+        have more in common. The attributes `versions` and `steps` tell what is at each place of the leading axis,
         which is called `version`; in xarray, ``dataset.assign_coords(version=run.steps)`` makes the steps its labels.
         """
         from ckstore.views.groups import run_group

@@ -345,7 +345,7 @@ def init(path: str | os.PathLike[str]) -> Store:
     Raises
     ------
     ConflictError
-        Something stands there already.
+        Something is there already.
     """
     Catalog.create(Path(path)).close()
     return Store(Path(path), "a", _cache_of_a_program())

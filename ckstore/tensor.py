@@ -27,7 +27,7 @@ class LazyTensor:
     Parameters
     ----------
     stored, path, file, tensor
-        Where it stands; made by ``version[path]``.
+        Where it is; made by ``version[path]``.
 
     Attributes
     ----------

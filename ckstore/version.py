@@ -162,7 +162,7 @@ class Version:
         include, exclude
             Globs over the paths of tensors, for the other formats.
         force
-            Overwrite what stands there; a directory is replaced whole, with all that stood in it.
+            Overwrite what is there; a directory is replaced whole, with all that was in it.
         progress
             Called with numbers of bytes that were decoded.
 

@@ -1,4 +1,4 @@
-"""What is no sound checkpoint is refused in one sentence, and the store stays as it was."""
+"""What is not a sound checkpoint is refused in one sentence, and the store stays as it was."""
 
 from __future__ import annotations
 

@@ -1,9 +1,14 @@
 """Runs the documentation: its commands and examples, its links, and what it says of the public API.
 
-A page's ```` ```console ```` and ```` ```python ```` blocks run in the order in which they stand, in one directory of
+A page's ```` ```console ```` and ```` ```python ```` blocks run one after the other in one directory of
 their own. In console blocks, lines after ``$ `` are commands and the others what these print; what is printed is
 compared with numbers and ids made equal, and ``...`` on a line of its own stands for any lines. Python blocks share
 one namespace; those with prompts are doctests. Blocks of any other kind are only shown.
+
+The SHA-256 of a checkout is compared with those of the file that was written and, of the example run, of the file that
+went in. Training is the same bit for bit on one kind of processor and not on another, whose vector instructions sum in
+another order: so the digests that the pages show are compared letter by letter where the processor trains the files
+that they were written with, and elsewhere are held to be one for each version, the same on all pages.
 """
 
 from __future__ import annotations
@@ -11,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import doctest
 import functools
+import hashlib
 import inspect
 import os
 import re
@@ -46,6 +52,9 @@ EXECUTED = ("console", "python")
 #: What differs from one run or machine to the next: ids, times, numbers with their units, plurals.
 VARIABLE = re.compile(r"\b[0-9a-f]{12,64}\b|[-+]?\d[\d,.:]*(?:e-?\d+)?(?: ?(?:B|kB|MB|GB|TB|s)\b)?|(?<=\w)s\b")
 
+#: What a checkout prints of a file that is the original: name of the version, file, SHA-256.
+DIGEST = re.compile(r"^(\S+) \(version \d+\) -> (\S+) .*\bsha256 ([0-9a-f]{64})\b", re.MULTILINE)
+
 
 def blocks(page: Path) -> list[tuple[str, str]]:
     """(Language, text) of the blocks of a page that are run."""
@@ -79,7 +88,30 @@ def commands(block: str) -> list[tuple[str, str]]:
     return [("\n".join(command), "\n".join(shown)) for command, shown in found]
 
 
-def run_console(block: str, place: Path) -> None:
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def documented() -> list[tuple[str, str]]:
+    """(Name of a version, SHA-256) of every checkout that the pages show."""
+    return [(version, digest) for page in PAGES for version, _, digest in DIGEST.findall(page.read_text())]
+
+
+def originals(gpt_run: list[Path]) -> dict[str, str]:
+    """SHA-256 of the files of the example run, by name of the version."""
+    return {f"gpt@{int(path.stem.removeprefix('step'))}": sha256(path) for path in gpt_run}
+
+
+def check_digests(shown: str, printed: str, place: Path, went_in: dict[str, str]) -> None:
+    """Whether a checkout prints the SHA-256 of what it wrote, which is what went in, and the page shows that."""
+    for version, path, digest in DIGEST.findall(printed):
+        assert digest == sha256(place / path)
+        assert digest == went_in.get(version, digest)
+    if went_in.items() & set(documented()):
+        assert [found[2] for found in DIGEST.findall(shown)] == [found[2] for found in DIGEST.findall(printed)]
+
+
+def run_console(block: str, place: Path, went_in: dict[str, str]) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "CKSTORE"}
     environment |= {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}", "PYTHONWARNINGS": "error",
@@ -92,6 +124,7 @@ def run_console(block: str, place: Path) -> None:
         )  # fmt: skip
         assert done.returncode == 0, f"{command}\n{done.stdout}"
         assert agrees(shown, without_compiling(done.stdout)), f"$ {command}\nshown:\n{shown}\nprinted:\n{done.stdout}"
+        check_digests(shown, done.stdout, place, went_in)
 
 
 def run_python(block: str, namespace: dict[str, Any], page: Path) -> None:
@@ -142,11 +175,18 @@ def test_what_a_page_shows_is_what_happens(
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("CKSTORE", raising=False)
     namespace: dict[str, Any] = {"__name__": "__main__"}
+    went_in = originals(gpt_run)
     for kind, text in blocks(page):
         if kind == "console":
-            run_console(text, tmp_path)
+            run_console(text, tmp_path, went_in)
         else:
             run_python(text, namespace, page)
+
+
+def test_the_pages_show_one_digest_for_each_version():
+    shown = set(documented())
+    assert shown
+    assert len(shown) == len({version for version, _ in shown}) == len({digest for _, digest in shown})
 
 
 @functools.cache
@@ -196,7 +236,7 @@ def signature(function: Any) -> str:
 
 
 def members(kind: type) -> list[str]:
-    """How the public members of a class stand in the reference."""
+    """How the reference writes the public members of a class."""
     found = []
     for member, value in vars(kind).items():
         if member == "__getitem__":

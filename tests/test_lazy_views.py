@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import ckstore
-from ckstore.cli.comparison import Comparison, Side
+from ckstore.cli.comparison import Side, VersionDiff
 from ckstore.errors import IntegrityError
 from ckstore.formats import BytesSource, Unknown, parse
 from ckstore.objects.documents import LayoutDocument
@@ -82,13 +82,18 @@ def test_state_dicts_are_what_torch_loads(version: ckstore.Version) -> None:
     assert storage_of(found["tied"]) == storage_of(found["tied_conj"]) == storage_of(found["tied_part"])
 
 
+def of_the_run(version: ckstore.Version, path: str) -> Any:
+    with ckstore.open(version.stored.repository.path) as store:
+        return store.run("main").arrays[path][0]
+
+
 READERS: list[Callable[[ckstore.Version, str], Any]] = [
     lambda version, path: version[path].numpy(),
     lambda version, path: version[path][...],
     lambda version, path: np.asarray(version[path]),
     lambda version, path: version[path].torch().numpy(),
     lambda version, path: version.arrays[path][...],
-    lambda version, path: version.stored.repository.run("main").arrays[path][0],
+    of_the_run,
 ]
 
 
@@ -166,7 +171,7 @@ def test_versions_of_a_run_differ_in_marks_alone(tmp_path: Path) -> None:
         assert np.array_equal(store.run("r").arrays["z"][...], expected)
 
         def changes(one: int, other: int) -> list[Any]:
-            comparison = Comparison(Side(store[one], ()), Side(store[other], ()))
+            comparison = VersionDiff(Side(store[one], ()), Side(store[other], ()))
             return [(item["path"], item["change"], item["max_abs"]) for item in comparison.changes(values=True)]
 
         assert changes(1, 2) == [("z", "values", 4.0)]

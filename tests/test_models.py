@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ckstore.codecs.lattice import FLOATS, floats
 from ckstore.codecs.rounded import ROUNDED, largest_finite
-from ckstore.encoding.magnitudes import BLOCK, LogModel, member_rows, row_width, whole
+from ckstore.encoding.magnitudes import BUNDLE_ROW, LogModel, member_rows, row_width, whole
 from ckstore.objects.units import Member, Unit
 
 
@@ -100,7 +100,7 @@ def test_nothing_but_zeros_says_nothing(unit: Unit) -> None:
 
 def test_every_member_of_a_bundle_has_its_own_mean() -> None:
     """Blocks do not end where members do: one that two share counts for both, and takes the smaller mean."""
-    counts = [5 * BLOCK, 2 * BLOCK, BLOCK // 2, 40 * BLOCK]
+    counts = [5 * BUNDLE_ROW, 2 * BUNDLE_ROW, BUNDLE_ROW // 2, 40 * BUNDLE_ROW]
     unit = bundle_of(counts)
     values = np.repeat(np.array([2.0**-10, 2.0**-4, 2.0**-30, 2.0**-2], np.float32), counts)
     model = LogModel.of(unit, values.view(np.uint32))
@@ -112,12 +112,12 @@ def test_every_member_of_a_bundle_has_its_own_mean() -> None:
     assert model.cols.size == 0
 
 
-@given(st.lists(st.integers(1, 3 * BLOCK), min_size=1, max_size=8), st.integers(0, 2**32 - 1))
+@given(st.lists(st.integers(1, 3 * BUNDLE_ROW), min_size=1, max_size=8), st.integers(0, 2**32 - 1))
 def test_blocks_get_the_least_of_their_members(counts: list[int], seed: int) -> None:
     unit = bundle_of(counts)
     octaves = np.random.default_rng(seed).integers(-9, 9, len(counts)).astype(np.float64)
     by_element = np.repeat(octaves, counts)
-    blocks = [by_element[start : start + BLOCK].min() for start in range(0, unit.count, BLOCK)]
+    blocks = [by_element[start : start + BUNDLE_ROW].min() for start in range(0, unit.count, BUNDLE_ROW)]
     assert member_rows(unit, octaves).tolist() == blocks
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 import ckstore
+from ckstore.codecs.lattice import LinearLattice, OrdinalLattice
 from ckstore.errors import IntegrityError
 from ckstore.objects import reader as objects
 from ckstore.objects.cache import ChunkCache
@@ -50,24 +52,36 @@ def pretend(store: ckstore.Store, record: LatticeRecord | ContentRecord) -> None
     store.resolver.add([record])
 
 
-@pytest.mark.parametrize("kind", ["linear", "ordinal"])
+def otherwise(record: LatticeRecord, changes: dict[str, Any]) -> LatticeRecord:
+    """A record with other fields of its own, or of its lattice; `other` is a lattice of another kind."""
+    fields = {field.name for field in dataclasses.fields(record)}
+    lattice = record.lattice
+    if "other" in changes:
+        lattice = OrdinalLattice(record.dtype) if record.kind == "linear" else LinearLattice(record.dtype, 0, 1)
+    own = {name: value for name, value in changes.items() if name not in fields and name != "other"}
+    common = {name: value for name, value in changes.items() if name in fields}
+    return replace(record, lattice=replace(lattice, **own), **common)
+
+
+CUTS: list[dict[str, Any]] = [
+    {"count": 1 << 24, "chunk": 1 << 18},
+    {"count": 80_000, "chunk": 80_000},
+    {"chunk": 30_000},
+    {"dtype": "float64"},
+    {"other": True},
+]
+
+
 @pytest.mark.parametrize(
-    "changes",
-    [
-        {"count": 1 << 24, "chunk": 1 << 18},
-        {"count": 80_000, "chunk": 80_000},
-        {"chunk": 30_000},
-        {"dtype": "float64"},
-        {"kind": "other"},
-        {"width": 7},
-    ],
+    ("kind", "changes"),
+    [*(("linear", changes) for changes in [*CUTS, {"width": 7}]), *(("ordinal", changes) for changes in CUTS)],
     ids=str,
 )
 def test_a_base_of_another_cut_or_kind_is_refused(store: ckstore.Store, kind: str, changes: dict[str, Any]) -> None:
     lattice, content = ids(store, kind)
     record = store.resolver.lattice(lattice)
     base = store.resolver.lattice(record.base or "")
-    pretend(store, replace(base, **changes))
+    pretend(store, otherwise(base, changes))
     # Whatever is in the cache of the base's chunks must not be trusted either.
     store.reader.cache.put((base.id, 0), np.zeros(1 << 20, np.int32 if kind == "linear" else np.uint16))
     with pytest.raises(IntegrityError):
@@ -84,8 +98,9 @@ def test_an_exact_layer_over_a_parent_of_another_cut_is_refused(store: ckstore.S
     assert parent is not None
     other = store.resolver.lattice(parent.lattice)
     pretend(store, replace(record, mode="chained", parent=parent.id))
-    pretend(store, replace(other, id="0" * 40, base=None, **changes))
-    pretend(store, replace(parent, lattice="0" * 40, lengths=(10,) * replace(other, **changes).chunks))
+    other = otherwise(other, changes)
+    pretend(store, replace(other, id="0" * 40, base=None))
+    pretend(store, replace(parent, lattice="0" * 40, lengths=(10,) * other.chunks))
     with pytest.raises(IntegrityError, match="cut otherwise"):
         store.reader.bits(content, 0)
 

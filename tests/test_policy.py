@@ -37,7 +37,7 @@ def test_a_policy_is_exact_unless_it_says_otherwise() -> None:
     ids=str,
 )
 def test_what_cannot_be_kept_is_refused_in_a_sentence(given: dict[str, Any], tmp_path) -> None:
-    with pytest.raises(UsageError, match=r"^[A-Z].*; .*\.$|choose one of"):
+    with pytest.raises(UsageError, match=r"^[A-Z].*(; | must be .*, not ).*\.$|choose one of"):
         Policy(**{"fidelity": "coarse", **given})
     with ckstore.init(tmp_path / "store") as store:
         with pytest.raises(UsageError):

@@ -11,7 +11,7 @@ import torch
 
 import ckstore
 from ckstore.cli.program import run
-from ckstore.cli.storage_facts import StoredVersion
+from ckstore.cli.storage_facts import StorageFacts
 from ckstore.codecs.schemes.dynaquant import DynaQuantSettings
 from ckstore.errors import UsageError
 from ckstore.operations.recover import recover
@@ -206,10 +206,10 @@ def test_what_stays_exact_does_so_beside_a_weight_of_the_same_bytes(tmp_path: Pa
 def test_what_a_codebook_keeps_aside_counts(tmp_path: Path) -> None:
     with ckstore.init(tmp_path / "store") as store:
         version = stored(store, {"w": draw(300, 256)}, scheme="dynaquant")
-        said = StoredVersion(version).summary()
+        said = StorageFacts(version).summary()
         record = store.resolver.lattice(version.document.objects[0][0])
         assert said["codebook"] == 1
-        assert said["coarse_bytes"] == record.length + sum(record.asides) > record.length
+        assert said["coarse_bytes"] == record.length + sum(record.aside[1:]) > record.length
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import ckstore
+from ckstore.scanning import held as held_module
 from ckstore.scanning import scan
 from ckstore.scanning.state_dicts import scan_state_dict
 from tests.checkpoints import sha256
@@ -31,7 +32,7 @@ def state(seed: int = 0) -> dict[str, Any]:
 
 @pytest.mark.parametrize("window", [1 << 12, 1 << 17, 1 << 20, 32 << 20])
 def test_each_object_comes_once_with_its_values(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scan, "WINDOW", window)
+    monkeypatch.setattr(held_module, "WINDOW", window)
     hashed, held = scan_state_dict(state()), scan_state_dict(state())
     scan.hash_version(hashed, force=False)
     seen: list[int] = []
@@ -69,7 +70,7 @@ def test_each_object_comes_once_with_its_values(window: int, monkeypatch: pytest
 def test_versions_come_back_whatever_is_held(
     tmp_path: Path, window: int, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scan, "WINDOW", window)
+    monkeypatch.setattr(held_module, "WINDOW", window)
     monkeypatch.setattr(scan, "BLOCK", block)
     with ckstore.init(tmp_path / "store") as store:
         for seed in range(3):
@@ -83,7 +84,7 @@ def test_versions_come_back_whatever_is_held(
 
 
 def test_memory_of_a_window_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scan, "WINDOW", 1 << 20)
+    monkeypatch.setattr(held_module, "WINDOW", 1 << 20)
     scanned = scan_state_dict({f"w{i}": torch.full((70_000,), float(i)) for i in range(40)})
     owners = set()
     most = 0
@@ -110,7 +111,7 @@ def test_a_tensor_that_is_called_like_a_part_of_another(tmp_path: Path) -> None:
 
 def test_memory_does_not_grow_with_the_number_of_small_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bundles, of which a window holds some."""
-    monkeypatch.setattr(scan, "WINDOW", 16 << 20)
+    monkeypatch.setattr(held_module, "WINDOW", 16 << 20)
     scanned = scan_state_dict({f"{i:04}.lora": torch.full((12_000,), float(i)) for i in range(2000)})
     seen = []
     for numbers in scan.held_windows(scanned):

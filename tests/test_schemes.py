@@ -354,8 +354,8 @@ def test_damage_is_found(runs: dict[str, tuple[Path, list[Path]]], place: Path, 
     with ckstore.open(path, "r") as store:
         tensor, (record, _) = next(iter(codebooks(store[2]).items()))
     assert record.protected
-    assert record.asides[0] > 4
-    places = {"protected": record.aside + 9, "checksum": record.aside + 1, "indices": record.offset + 50}
+    assert record.aside[1] > 4
+    places = {"protected": record.aside[0] + 9, "checksum": record.aside[0] + 1, "indices": record.offset + 50}
     damaged(path, record, places[part])
     with ckstore.open(path, "r") as store:
         problems = store.verify([2]).problems

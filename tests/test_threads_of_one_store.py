@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import ckstore
-from ckstore.operations.ingest import Ingest
+from ckstore.operations import describe, ingest
 
 
 def state(seed: int) -> dict[str, torch.Tensor]:
@@ -38,26 +38,33 @@ def again(store: ckstore.Store) -> None:
     assert not store.ingest(state(0), run="b", step=0).is_new
 
 
-def meanwhile(monkeypatch: pytest.MonkeyPatch, name: str, work: Callable[[], None]) -> None:
-    """Have another thread work in the middle of the next call of a method of `Ingest`."""
-    original = getattr(Ingest, name)
+def meanwhile(monkeypatch: pytest.MonkeyPatch, place: Any, name: str, work: Callable[[], None]) -> None:
+    """Have another thread work in the middle of an ingest, before the next call of one of its steps."""
+    original = getattr(place, name)
 
     def interrupted(*arguments: Any) -> Any:
-        monkeypatch.setattr(Ingest, name, original)
+        monkeypatch.setattr(place, name, original)
         thread = threading.Thread(target=work)
         thread.start()
         thread.join()
         return original(*arguments)
 
-    monkeypatch.setattr(Ingest, name, interrupted)
+    monkeypatch.setattr(place, name, interrupted)
+
+
+MOMENTS = {
+    "costs": (describe, "_summary"),
+    "verify": (ingest, "check_restores"),
+    "commit": (ingest._Ingestion, "_needs"),
+}
 
 
 @pytest.mark.parametrize("other", [failing, again])
-@pytest.mark.parametrize("moment", ["_summary", "_verify", "_needed"])
+@pytest.mark.parametrize("moment", MOMENTS)
 def test_what_another_ingest_forgets_stays_known(
     store: ckstore.Store, monkeypatch: pytest.MonkeyPatch, other: Callable[[ckstore.Store], None], moment: str
 ) -> None:
-    meanwhile(monkeypatch, moment, lambda: other(store))
+    meanwhile(monkeypatch, *MOMENTS[moment], lambda: other(store))
     first = store.ingest(state(1), run="a", step=0, verify=True).version
     store.reader.cache.clear()
     for name, value in store[first.number].state_dict().items():

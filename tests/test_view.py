@@ -155,7 +155,7 @@ def test_a_tensor_above_others_is_a_member_of_its_group(version: Version, monkey
     paths = dict(version.paths)
     paths["model/c/deeper"] = paths["model/mask"]
     monkeypatch.setitem(version.stored.__dict__, "paths", paths)
-    store = version_store(version)
+    store = version_store(version.stored)
     group = zarr.open_group(store, mode="r")
     assert set(group["model/c"].keys()) == {"__tensor__", "deeper"}
     assert group["model/c/__tensor__"][()] == 3

@@ -20,7 +20,7 @@ _HEAD = """\
 <!-- Written by tools/docs from the help of the verbs; edit those. -->
 
 `ckstore [--store PATH] VERB` works on the store that `--store` names, else on `$CKSTORE`, else on the nearest
-`.ckstore` in the working directory or above it. What went wrong stands on stderr as one sentence, with what to do
+`.ckstore` in the working directory or above it. An error is one sentence on stderr, with what to do
 about it. Progress bars and colours appear on terminals only; `NO_COLOR` turns colours off.
 """
 

@@ -53,7 +53,7 @@ _STDOUT = "-"
 )
 @click.option("--include", metavar="GLOB", multiple=True, help="Only tensors whose path matches; for other formats.")
 @click.option("--exclude", metavar="GLOB", multiple=True, help="No tensors whose path matches; for other formats.")
-@click.option("--force", is_flag=True, help="Overwrite what stands at TARGET; a directory is replaced whole.")
+@click.option("--force", is_flag=True, help="Overwrite what is at TARGET; a directory is replaced whole.")
 @click.option(
     "--fidelity",
     type=click.Choice(FIDELITIES),

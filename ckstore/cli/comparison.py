@@ -87,7 +87,7 @@ class Side:
             yield np.asarray(lazy[start : start + step])
 
 
-class Comparison:
+class VersionDiff:
     """Two versions, tensor by tensor.
 
     Parameters

@@ -30,11 +30,11 @@ def command(ctx: click.Context, before: str, after: str, glob: str | None, value
     an object with others, as small tensors do, is decoded. Tensors are compared bit for bit: 0.0 and -0.0 differ,
     and a NaN equals itself.
     """
-    from ckstore.cli.comparison import Comparison, Side
+    from ckstore.cli.comparison import Side, VersionDiff
 
     globs = () if glob is None else (glob,)
     with open_store(ctx) as store:
-        comparison = Comparison(Side(store[before], globs), Side(store[after], globs))
+        comparison = VersionDiff(Side(store[before], globs), Side(store[after], globs))
         if glob is not None and not comparison.before.tensors and not comparison.after.tensors:
             raise NotFoundError(f"Neither version has a tensor that matches {glob}; see `ckstore ls {before}`.")
         changes = list(comparison.changes(values=values))

@@ -74,7 +74,7 @@ def _part(ctx: click.Context, parameter: click.Parameter, value: str | None) -> 
     try:
         return float(value[:-1]) / 100 if value.endswith("%") else float(value)
     except ValueError:
-        raise click.BadParameter(f"{value!r} is no number such as 0.005 or 0.5%", ctx, parameter) from None
+        raise click.BadParameter(f"{value!r} is not a number such as 0.005 or 0.5%", ctx, parameter) from None
 
 
 @verb(
@@ -230,7 +230,7 @@ def _check_tag(tag: str) -> None:
 def _ingest(store: Store, path: Path, options: dict[str, Any], delete: bool, *, shown: bool) -> _Done | _Failed:
     """Store one input; what is wrong with the input is returned, what is wrong with the store raised."""
     from ckstore.cli.sources import Removable, check_restores
-    from ckstore.scanning.scan import tree_size
+    from ckstore.scanning.source import tree_size
 
     try:
         _check_name(path)
@@ -244,7 +244,7 @@ def _ingest(store: Store, path: Path, options: dict[str, Any], delete: bool, *, 
         if delete or (options["verify"] and not report.is_new):
             check_restores(store.path, version.row.number)
         if removable is not None and version.row.fidelity != "exact":
-            # A policy was set meanwhile, or what stood there was thinned.
+            # A policy was set meanwhile, or what was there was thinned.
             raise UsageError(f"{_NOT_REMOVED} {path} is stored as version {version.row.number}, and stays.")
         if removable is not None:
             removable.remove()

@@ -35,12 +35,12 @@ def command(ctx: click.Context, version: str, globs: tuple[str, ...], is_long: b
     deltas back to a base, and the stored bytes an element. Small tensors are bundled, and have their bundle's
     figures.
     """
-    from ckstore.cli.storage_facts import StoredVersion, tensor_object, tensor_storage
+    from ckstore.cli.storage_facts import StorageFacts, tensor_object, tensor_storage
 
     with open_store(ctx) as store:
         found = store[version]
         chosen = matching(found, globs)
-        stored = StoredVersion(found) if is_long else None
+        stored = StorageFacts(found) if is_long else None
         tensors = []
         for path, (file, tensor) in chosen.items():
             tensors.append(tensor_object(path, tensor))

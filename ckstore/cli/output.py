@@ -114,7 +114,7 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]], right
     headings
         One for each column.
     rows
-        What stands in them; None is printed as `-`.
+        What is in them; None is printed as `-`.
     right
         Numbers of the columns that end at the same place, as numbers do.
     """

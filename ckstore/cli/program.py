@@ -49,7 +49,7 @@ class Program(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The verb that the arguments begin with; near matches stand in the error."""
+        """The verb that the arguments begin with; the error names near matches."""
         name = args[0]
         if name not in VERBS and not name.startswith("-") and not ctx.resilient_parsing:
             near = get_close_matches(name, VERBS, 2)
@@ -101,7 +101,7 @@ def program(ctx: click.Context, store: str | None) -> None:
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run the program and return its exit code; what went wrong stands on stderr as one sentence.
+    """Run the program and return its exit code; an error is one sentence on stderr.
 
     Parameters
     ----------

@@ -17,7 +17,7 @@ def progress_bar(label: str, length: int, *, shown: bool = True) -> Iterator[Cal
     Parameters
     ----------
     label
-        What stands before the bar.
+        The text before the bar.
     length
         Bytes that make the bar full.
     shown

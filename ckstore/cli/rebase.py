@@ -23,7 +23,7 @@ from ckstore.errors import UsageError
     type=click.FloatRange(min=1),
     help="Restoring a version may cost X times a full restore.  [default: store the versions in full]",
 )
-@click.option("--dry-run", is_flag=True, help="Change nothing; say what would be stored anew.")
+@click.option("--dry-run", is_flag=True, help="Change nothing; say what would be stored again.")
 @json_option
 @click.pass_context
 def command(

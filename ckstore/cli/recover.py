@@ -27,7 +27,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
 
     path = store_path(ctx)
     if not is_store(path):
-        raise NoStoreError(f"{path} is no store: it has no packs and log; name another one with --store.")
+        raise NoStoreError(f"{path} is not a store: it has no packs and log; name another one with --store.")
     report = recover(path)
     if as_json:
         print_json([{"versions": report.versions, "packs": report.packs, "problems": list(report.problems)}])

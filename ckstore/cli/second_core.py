@@ -44,6 +44,7 @@ class SecondCore:
 
     def finish(self) -> None:
         """Help with what is left to do: nothing goes on when the program has ended."""
+        compiling.on_first(None)
         helper, self._helper = self._helper, None
         if helper is None:
             return

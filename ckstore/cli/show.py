@@ -20,7 +20,7 @@ from ckstore.cli.output import (
 from ckstore.cli.verb import VersionName, open_store, verb
 
 if TYPE_CHECKING:
-    from ckstore.cli.storage_facts import StoredVersion
+    from ckstore.cli.storage_facts import StorageFacts
     from ckstore.version import Version
 
 
@@ -39,12 +39,12 @@ def command(ctx: click.Context, version: str, as_json: bool) -> None:
     children; then tensor by tensor the lattice with its step, stored bits an element by layer, and of a coarse
     version how far values are off: at most, by root mean square, and that as a part of the values' own.
     """
-    from ckstore.cli.storage_facts import StoredVersion
+    from ckstore.cli.storage_facts import StorageFacts
 
     with open_store(ctx) as store:
         found = store[version]
         number = found.row.number
-        stored = StoredVersion(found)
+        stored = StorageFacts(found)
         shown = {
             **version_object(found.row, [tag for tag, tagged in store.catalog.tags().items() if tagged == number]),
             "children": [row.number for row in store.catalog.children(number)],
@@ -64,7 +64,7 @@ def _quantised(version: Version) -> dict[str, Any] | None:
     return None if coarse is None else {"scheme": coarse.scheme, **coarse.parameters}
 
 
-def _tensors(version: Version, stored: StoredVersion) -> list[dict[str, Any]]:
+def _tensors(version: Version, stored: StorageFacts) -> list[dict[str, Any]]:
     from ckstore.cli.storage_facts import tensor_object, tensor_storage
 
     deviations = version.deviations()

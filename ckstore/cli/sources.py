@@ -48,7 +48,7 @@ def natural(name: str) -> list[tuple[bool, int, str]]:
 
 
 def check_restores(store: Path, number: int) -> None:
-    """Decode every file of a version from what stands on disk; raises `IntegrityError` where one does not come back."""
+    """Decode every file of a version from what is on disk; raises `IntegrityError` where one does not come back."""
     from ckstore.operations.verify import check_restores
     from ckstore.store import Store
 
@@ -58,7 +58,7 @@ def check_restores(store: Path, number: int) -> None:
 
 
 class Removable:
-    """A file or directory tree as it stands before its ingest: what may be removed afterwards, if it is still that.
+    """A file or directory tree as it is before its ingest: what may be removed afterwards, if it is still that.
 
     Parameters
     ----------
@@ -93,7 +93,7 @@ class Removable:
         Raises
         ------
         InputError
-            It is a link, or a file is not the one that stood there before; that one and those after it stay.
+            It is a link, or a file is not the one that was there before; that one and those after it stay.
         """
         if self.path.is_symlink():
             raise InputError(f"{self.path} is stored, but it is a link; remove what it points to yourself.")

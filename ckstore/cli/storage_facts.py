@@ -36,13 +36,16 @@ class StoredObject:
     @property
     def lattice_text(self) -> str:
         """The kind of lattice, with the step of those that have one: of rows and columns the smallest and largest."""
-        record = self.lattice
-        if record.kind == "rounded":
-            return f"rounded 2^{record.shift}"
-        if record.kind != "linear":
-            return record.kind
-        low = high = record.step
-        for axis in (record.rows, record.cols):
+        from ckstore.codecs.lattice import LinearLattice
+        from ckstore.codecs.rounded import RoundedLattice
+
+        lattice = self.lattice.lattice
+        if isinstance(lattice, RoundedLattice):
+            return f"rounded 2^{lattice.shift}"
+        if not isinstance(lattice, LinearLattice):
+            return lattice.kind
+        low = high = lattice.step
+        for axis in (lattice.rows, lattice.cols):
             if axis.size:
                 low, high = low + int(axis.min()), high + int(axis.max())
         return f"linear 2^{low}" if low == high else f"linear 2^{low}..{high}"
@@ -55,7 +58,7 @@ class StoredObject:
 
 
 @dataclass(slots=True)
-class StoredVersion:
+class StorageFacts:
     """The objects of a version, and those that each tensor lies in.
 
     Parameters
@@ -115,7 +118,7 @@ class StoredVersion:
         }
 
 
-def tensor_storage(stored: StoredVersion, file: int, tensor: Tensor) -> dict[str, Any]:
+def tensor_storage(stored: StorageFacts, file: int, tensor: Tensor) -> dict[str, Any]:
     """How a tensor is stored, as the JSON object that `show` and `ls -l` print; of a bundle its bundle's figures.
 
     `bits` are stored bits an element by layer.

@@ -46,7 +46,7 @@ def command(
 
     Each VERSION, or range A..B of versions of one run, or a whole run, but for what is kept, becomes coarse: weights
     and moments come back near what they were, and `ckstore show` says how near. All other versions stay exact: what
-    they had stored against a layer that goes is stored anew. What goes cannot be had back, unless the same files are
+    they had stored against a layer that goes is stored again. What goes cannot be had back, unless the same files are
     ingested again.
 
     The bytes stay until `ckstore gc` frees them.
@@ -94,7 +94,7 @@ def command(
         return
     amounts = (
         f"{size_text(report.freed)} for `ckstore gc` to free, {size_text(report.added)} added; "
-        f"{counted(report.reanchored, 'object')} of other versions stored anew"
+        f"{counted(report.reanchored, 'object')} of other versions stored again"
     )
     did = "Would thin" if dry_run else "Thinned"
     click.echo(f"{did} {counted(len(report.versions), 'version')}: {amounts}.")

@@ -7,12 +7,12 @@ is decoded leaves as bits of the elements' dtype; decoding is table lookup and a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from ckstore.codecs.lattice import FLOATS
+from ckstore.codecs.lattice import FLOATS, Kind
 from ckstore.codecs.short_floats import narrowed, widened
 from ckstore.errors import IntegrityError, UsageError
 from ckstore.runtime.blocks import empty, fixed
@@ -50,6 +50,8 @@ class CodebookLattice:
     UsageError
         If the centroids are not such, or make more than 256 levels.
     """
+
+    kind: ClassVar[Kind] = "codebook"
 
     dtype: str
     centroids: Floats
@@ -129,7 +131,7 @@ class CodebookLattice:
         from ckstore.kernels import codebook as kernels
 
         if self.protected:
-            raise UsageError("Elements kept aside are no changes to a base: add a codebook without them.")
+            raise UsageError("A codebook that is added to a base keeps no elements aside; leave them out.")
         self._check_indices(indices)
         _check_sizes(base, indices)
         words = empty(base.size, np.uint32)
@@ -173,7 +175,7 @@ def codebook(values: Array, dtype: str, protected: bool = False) -> CodebookLatt
 
 
 def has_unrepresentable(bits: Bits, dtype: str) -> bool:
-    """Whether a chunk holds a NaN or an infinity, for which no level stands: its elements take the level of 0."""
+    """Whether a chunk holds a NaN or an infinity, which have no level: such elements take the level of 0."""
     mantissa, fields = FLOATS[dtype]
     mask = bits.dtype.type((fields - 1) << mantissa)
     return bool(np.any((bits & mask) == mask))

@@ -7,7 +7,7 @@ so that NaN payloads, signed zeros and subnormals stay what they are.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ from ckstore.codecs.short_floats import SHORT, narrowed, widened
 from ckstore.errors import IntegrityError
 from ckstore.runtime.blocks import empty, fixed
 
+Kind = Literal["linear", "ordinal", "rounded", "codebook"]
 Bits = npt.NDArray[Any]
 Integers = npt.NDArray[Any]
 Classes = npt.NDArray[np.uint8]
@@ -91,6 +92,21 @@ def chunk_length(shape: tuple[int, ...]) -> int:
     return inner * max(1, CHUNK // inner)
 
 
+@dataclass(frozen=True, slots=True)
+class OrdinalLattice:
+    """Integers that are order-preserving integers of the elements' own bits: exact by itself.
+
+    Attributes
+    ----------
+    dtype
+        Of the elements.
+    """
+
+    kind: ClassVar[Kind] = "ordinal"
+
+    dtype: str
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class LinearLattice:
     """Integers n with values ``n * 2 ** (step + rows[i] + cols[j])``.
@@ -107,6 +123,8 @@ class LinearLattice:
     rows, cols
         int16 exponents of rows and of columns, or empty.
     """
+
+    kind: ClassVar[Kind] = "linear"
 
     dtype: str
     step: int
@@ -152,7 +170,7 @@ class LinearLattice:
         return result
 
     def shift_from(self, base: LinearLattice) -> int | None:
-        """By how many bits integers of `base` are shifted right to stand on this lattice.
+        """By how many bits integers of `base` are shifted right to fit this lattice.
 
         None where that differs from element to element, or where they grow; `project` does all of it.
         """

@@ -53,7 +53,7 @@ class HuffmanCodec(ArrayBytesCodec):
         return cls()
 
     def to_dict(self) -> dict[str, JSON]:
-        """The codec as it stands in an array's metadata."""
+        """The codec as it is in an array's metadata."""
         return {"name": NAME, "configuration": {}}
 
     @staticmethod

@@ -65,7 +65,7 @@ class QuantizedResidualCodec(ArrayArrayCodec):
         return cls(step=int(cast("int", configuration["step"])), exponents=tuple(int(value) for value in exponents))
 
     def to_dict(self) -> dict[str, JSON]:
-        """The codec as it stands in an array's metadata."""
+        """The codec as it is in an array's metadata."""
         configuration: dict[str, JSON] = {"step": self.step}
         if self.exponents:
             configuration["exponents"] = list(self.exponents)

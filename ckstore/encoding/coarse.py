@@ -1,4 +1,4 @@
-"""Turns one object's values into a coarse layer that stands by itself: no exact layer, and how far values are off."""
+"""Turns one object's values into a coarse layer without an exact layer, and how far values are off."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ckstore.codecs.lattice import (
 from ckstore.codecs.rounded import ROUNDED, RoundedLattice
 from ckstore.encoding.common_step import CONCENTRATED, CoarseParent
 from ckstore.encoding.comparison import Comparison
-from ckstore.encoding.estimate import Encoded, Estimate, Plan, ReadUnit, Sample, nearby_ancestors
+from ckstore.encoding.estimate import Encoded, Estimate, ReadUnit, Sample, Way, nearby_ancestors
 from ckstore.encoding.magnitudes import LogModel, row_width, whole
 from ckstore.errors import IntegrityError
 from ckstore.lineage.cost import cost, layer
@@ -142,7 +142,7 @@ class CoarseEncoder:
             estimate = against(None)  # A run goes on after it was damaged.
         return None if estimate is None or _is_clamped(bits, largest, estimate.lattice) else estimate
 
-    def encode(self, estimate: Estimate, plan: Plan, read: ReadUnit) -> Encoded:
+    def encode(self, estimate: Estimate, plan: Way, read: ReadUnit) -> Encoded:
         """The coarse layer of an object under `plan`; its integers stay in the reader's cache, for what follows."""
         unit, lattice = estimate.unit, estimate.lattice
         assert isinstance(lattice, LinearLattice | RoundedLattice)
@@ -232,7 +232,7 @@ class CoarseEncoder:
         return self._planned(unit, bits, lattice, None)
 
     def _record(self, unit: Unit, parent: CoarseParent | None) -> LatticeRecord | None:
-        """The parent's record where it stands on a linear lattice."""
+        """The parent's record where its lattice is linear."""
         if parent is None:
             return None
         record = self.reader.resolver.lattice(parent.lattice)
@@ -251,7 +251,7 @@ class CoarseEncoder:
         exact = int(EXACT_SHARE * unit.nbytes)
         full_cost = cost(work.plus(layer(chunks, unit.count, exact, grouped=True)))
         options = [Option("base", base, cost(work), is_base=True)]
-        plans = {"base": Plan(None)}
+        plans = {"base": Way(None)}
         debt = 0.0
         if record is not None and isinstance(lattice, LinearLattice) and record.width == lattice.width:
             debt = record.debt
@@ -261,7 +261,7 @@ class CoarseEncoder:
                 stored = sample.nbytes(quantised - predicted)
                 price = layer(chunks, unit.count, int(stored), grouped=False).plus(self.reader.lattice_work(ancestor))
                 options.append(Option(name, stored, cost(price), is_base=False))
-                plans[name] = Plan(ancestor)
+                plans[name] = Way(ancestor)
         alone = int(base), exact
         candidates = Candidates(tuple(options), debt)
         return Estimate(unit, candidates, plans, full_cost, alone, lattice, is_coarse=True, dithered=dithered)

@@ -23,7 +23,7 @@ from ckstore.codecs.schemes import dynaquant, lc
 from ckstore.encoding.coarse import EXACT_SHARE
 from ckstore.encoding.common_step import CoarseParent
 from ckstore.encoding.comparison import Comparison
-from ckstore.encoding.estimate import Encoded, Estimate, Plan, ReadUnit, Sample
+from ckstore.encoding.estimate import Encoded, Estimate, ReadUnit, Sample, Way
 from ckstore.errors import IntegrityError
 from ckstore.lineage.cost import cost, layer
 from ckstore.lineage.planner import Candidates, Option
@@ -76,7 +76,7 @@ class CodebookEncoder:
         return self._estimate_levels(unit, bits, record, sensitivity())
 
     def encode(
-        self, estimate: Estimate, plan: Plan, read: ReadUnit, sensitivity: Callable[[], Floats | None]
+        self, estimate: Estimate, plan: Way, read: ReadUnit, sensitivity: Callable[[], Floats | None]
     ) -> Encoded:
         """The coarse layer of an object under `plan`."""
         unit = estimate.unit
@@ -122,11 +122,11 @@ class CodebookEncoder:
         by a part of the values: the merged change does what either would do for the restore cost.
         """
         sample = Sample.of(unit, lambda first, last: bits[first:last])
-        plans = {"base": Plan(None, additive=True)}
+        plans = {"base": Way(None, additive=True)}
         if record is not None:
-            plans["delta"] = Plan(record, additive=True)
+            plans["delta"] = Way(record, additive=True)
             if record.base is not None:
-                plans["merged"] = Plan(self.reader.chain(record)[-1], additive=True, merged=record)
+                plans["merged"] = Way(self.reader.chain(record)[-1], additive=True, merged=record)
         sizes = {}
         for name, plan in plans.items():
             changes = self._changes(unit, bits, plan)
@@ -158,11 +158,11 @@ class CodebookEncoder:
                 before = sample.cut(self.reader.indices(base, sample.chunk))
                 size = sample.nbytes(lattice.delta(part, before), lattice.classes(before))
             sizes[name] = size + 2 * aside.size
-            plans[name] = Plan(base, lattice=lattice)
+            plans[name] = Way(base, lattice=lattice)
         return self._planned(unit, plans, sizes, record)
 
     def _planned(
-        self, unit: Unit, plans: dict[str, Plan], sizes: dict[str, float], record: LatticeRecord | None
+        self, unit: Unit, plans: dict[str, Way], sizes: dict[str, float], record: LatticeRecord | None
     ) -> Estimate:
         chunks = -(-unit.count // unit.chunk)
         exact = int(EXACT_SHARE * unit.nbytes)
@@ -190,7 +190,7 @@ class CodebookEncoder:
         fits = record.kind == "codebook" and record.additive == (self.policy.scheme == "lc")
         return record if fits else None
 
-    def _changes(self, unit: Unit, bits: Bits, plan: Plan) -> Floats:
+    def _changes(self, unit: Unit, bits: Bits, plan: Way) -> Floats:
         """What LC-Checkpoint quantises: values, what they changed by since the base decodes, or the changes merged."""
         if plan.base is None:
             return as_float32(bits, unit.dtype)
@@ -221,6 +221,6 @@ class CodebookEncoder:
         return lattice.delta(indices, before), lattice.classes(before)
 
 
-def _split(plan: Plan) -> int:
+def _split(plan: Way) -> int:
     """By how many bits LC-Checkpoint's buckets are split: none where the next version corrects the error anyway."""
     return 0 if plan.base is not None and plan.merged is None else lc.SPLIT

@@ -204,7 +204,7 @@ def _against(
 
 
 def _exactly(unit: Unit, sample: Sample, shape: Sensitivity, record: LatticeRecord, reader: ObjectReader) -> _Measured:
-    """Against a parent whose lattice is exact: where it stands, the run begins as far as anybody knows."""
+    """Against a parent whose lattice is exact: as far as anybody knows, the run begins there."""
     change = _square(unit, sample, shape, sample.cut(reader.values(record, sample.chunk)))
     size = _square(unit, sample, shape, None)
     return _Measured(unit.count, size, change, change) if change else _Measured(unit.count, size)

@@ -27,7 +27,7 @@ Ancestor = TypeVar("Ancestor", LatticeRecord, ContentRecord)
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Way:
     """One way to store an object: which base its integers are stored against, and which exact layer it gets.
 
     `lattice` is its own where ways differ in it, `additive` that of a codebook whose values are added to the base's,
@@ -49,7 +49,7 @@ class Estimate:
 
     unit: Unit
     candidates: Candidates
-    plans: dict[str, Plan]
+    plans: dict[str, Way]
     full_cost: float
     alone: tuple[int, int]
     lattice: Lattice | None = None

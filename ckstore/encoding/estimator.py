@@ -123,7 +123,9 @@ class Estimator:
                 sizes[_tensor(unit)] += unit.count
         for path, gradient in gradients.items():
             if sizes.get(path, gradient.size) != gradient.size:
-                raise UsageError(f"The gradient of {path} has {gradient.size} elements, the tensor {sizes[path]}.")
+                raise UsageError(
+                    f"The gradient of {path} has {gradient.size} elements, the tensor {sizes[path]}; give one for each."
+                )
         self._gradients = gradients
         self._values = values
         self._policy = policy

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from ckstore.codecs.lattice import (
     scaled,
     step_exponent,
 )
-from ckstore.encoding.estimate import Encoded, Estimate, Plan, ReadUnit, Sample, nearby_ancestors
+from ckstore.encoding.estimate import Encoded, Estimate, ReadUnit, Sample, Way, nearby_ancestors
 from ckstore.encoding.magnitudes import row_width
 from ckstore.errors import IntegrityError
 from ckstore.lineage.cost import cost, layer
@@ -30,13 +31,13 @@ from ckstore.runtime.blocks import empty, fixed
 from ckstore.runtime.checksum import crc32
 
 #: The coarse step is this many times the change since the parent, or the floor, whichever is larger.
-ALPHA = 2.0
+STEP_OF_CHANGE = 2.0
 
 #: The floor: this part of the distance travelled since the run began.
-FLOOR = 0.05
+STEP_OF_DISTANCE = 0.05
 
 #: For a run's first version: this part of the weights' own size.
-FIRST = 0.05
+STEP_OF_VALUES = 0.05
 
 #: The step stays the parent's while its binary logarithm is within this of the one asked for.
 STEP_SLACK = 0.75
@@ -92,7 +93,7 @@ class ObjectEncoder:
             return self._estimate_ordinal(unit, sample, None)
 
     def encode(
-        self, content: str, estimate: Estimate, plan: Plan, read: ReadUnit, replaced: Sequence[str] = ()
+        self, content: str, estimate: Estimate, plan: Way, read: ReadUnit, replaced: Sequence[str] = ()
     ) -> Encoded:
         """The layers of an object under `plan`.
 
@@ -129,11 +130,11 @@ class ObjectEncoder:
         return unit.dtype in LINEAR and not unit.is_bundle and unit.role == "weight"
 
     def _linear_chunk(
-        self, lattice: LinearLattice, bits: Bits, chunk: int, start: int, plan: Plan, encoded: Encoded
+        self, lattice: LinearLattice, bits: Bits, chunk: int, start: int, plan: Way, encoded: Encoded
     ) -> Integers:
         predicted = None
         if plan.base is not None:
-            # The parent's exact values stand on the same integers.
+            # The parent's exact values have the same integers.
             before = self.reader.integers(plan.base, chunk, keep=plan.parent is not None)
             predicted = lattice.project(plan.base.linear, before, start)
         integers = lattice.quantise(bits, start, predicted)
@@ -147,7 +148,7 @@ class ObjectEncoder:
         encoded.exact.append(exact_frame(lattice, bits, integers, start, parent))
         return integers
 
-    def _ordinal_chunk(self, unit: Unit, bits: Bits, chunk: int, plan: Plan) -> memoryview | None:
+    def _ordinal_chunk(self, unit: Unit, bits: Bits, chunk: int, plan: Way) -> memoryview | None:
         parent = None
         if plan.base is not None:
             parent = scaled(self.reader.ordinals(plan.base, chunk, keep=False), unit.dtype, plan.factor)
@@ -163,7 +164,7 @@ class ObjectEncoder:
         chunks = -(-unit.count // unit.chunk)
         full_cost = cost(layer(chunks, unit.count, int(base_bytes), grouped=False))
         options = [Option("base", base_bytes, full_cost, is_base=True)]
-        plans = {"base": Plan(None)}
+        plans = {"base": Way(None)}
         debt = 0.0
         record = None if parent is None else self._record_of(parent, unit)
         if record is not None and record.kind == "ordinal":
@@ -175,7 +176,7 @@ class ObjectEncoder:
                     own_work = layer(chunks, unit.count, int(stored), grouped=context)
                     price = cost(own_work.plus(self.reader.lattice_work(ancestor)))
                     options.append(Option(way, stored, price, is_base=False))
-                    plans[way] = Plan(ancestor, context=context, factor=factor)
+                    plans[way] = Way(ancestor, context=context, factor=factor)
         return Estimate(unit, Candidates(tuple(options), debt), plans, full_cost, (int(base_bytes), 0))
 
     @staticmethod
@@ -223,7 +224,7 @@ class ObjectEncoder:
             Option("base", base + own, full_cost, is_base=True),
             Option("delta", delta + own, delta_cost + own_cost, is_base=False),
         ]
-        plans = {"base": Plan(None), "delta": Plan(record)}
+        plans = {"base": Way(None), "delta": Way(record)}
         for name, ancestor, exact in ancestors:
             chained, factor = min(
                 (
@@ -234,7 +235,7 @@ class ObjectEncoder:
             )
             exact_work = layer(chunks, count, int(chained), grouped=True).plus(self.reader.content_work(ancestor))
             options.append(Option(f"chained-{name}", delta + chained, delta_cost + cost(exact_work), is_base=False))
-            plans[f"chained-{name}"] = Plan(record, ancestor, factor=factor)
+            plans[f"chained-{name}"] = Way(record, ancestor, factor=factor)
         alone = int(base), int(own)
         debt = record.debt if content is None else content.debt
         return Estimate(unit, Candidates(tuple(options), debt), plans, full_cost, alone, lattice, origin.id)
@@ -242,7 +243,7 @@ class ObjectEncoder:
     def _linear_parent(
         self, unit: Unit, parent: str | None, coarse: str | None
     ) -> tuple[LatticeRecord | None, ContentRecord | None]:
-        """The parent's records, of its integers and of its exact layer; None where it stands on no such lattice."""
+        """The parent's records, of its integers and of its exact layer; None where it has no such lattice."""
         content = None if parent is None else self.reader.resolver.content(parent)
         if content is not None:
             record = self.reader.resolver.lattice(content.lattice)
@@ -260,7 +261,7 @@ class ObjectEncoder:
         bits, start = sample.bits, sample.start
         total, largest, finite = statistics(fixed(bits.view(unit.dtype)))
         size = _root_mean_square(total, finite)
-        lattice = LinearLattice(unit.dtype, step_exponent(FIRST * size, largest, unit.dtype), row_width(unit))
+        lattice = LinearLattice(unit.dtype, step_exponent(STEP_OF_VALUES * size, largest, unit.dtype), row_width(unit))
         integers = lattice.quantise(bits, start)
         base = sample.nbytes(integers)
         own = sample.nbytes(*lattice.residuals(bits, integers, start))
@@ -269,7 +270,7 @@ class ObjectEncoder:
         full_cost = cost(work.plus(layer(chunks, unit.count, int(own), grouped=True)))
         option = Option("base", base + own, full_cost, is_base=True)
         alone = int(base), int(own)
-        return Estimate(unit, Candidates((option,)), {"base": Plan(None)}, full_cost, alone, lattice)
+        return Estimate(unit, Candidates((option,)), {"base": Way(None)}, full_cost, alone, lattice)
 
     def _record_of(self, content: str, unit: Unit) -> LatticeRecord:
         """The lattice record of an object that `unit` may be stored against."""
@@ -310,12 +311,13 @@ class ObjectEncoder:
         change = _root_mean_square(moved, finite)
         travelled, finite = origin.linear.distance(sample.bits, there, sample.start)
         distance = _root_mean_square(travelled, finite)
-        asked = max(ALPHA * change, FLOOR * distance)
-        step = record.step
+        asked = max(STEP_OF_CHANGE * change, STEP_OF_DISTANCE * distance)
+        lattice = record.linear
+        step = lattice.step
         if asked > 0 and abs(float(np.log2(asked)) - step) >= STEP_SLACK:
             step = step_exponent(asked, largest, record.dtype)
         step = max(step, step_exponent(0.0, largest, record.dtype))
-        return LinearLattice(record.dtype, step, record.width, record.rows, record.cols)
+        return replace(lattice, step=step)
 
 
 def exact_frame(

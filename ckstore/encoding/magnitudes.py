@@ -16,7 +16,7 @@ from ckstore.objects.units import Unit
 Exponents = npt.NDArray[np.int16]
 
 #: Elements of a bundle that share an exponent.
-BLOCK = 64
+BUNDLE_ROW = 64
 
 #: Rows and columns with fewer elements have no exponents.
 _NARROW = 16
@@ -33,7 +33,7 @@ def row_width(unit: Unit) -> int:
     every few elements would take more than the elements.
     """
     if unit.is_bundle:
-        return BLOCK
+        return BUNDLE_ROW
     shape = unit.shape
     cuts = [prod(shape[axis:]) for axis in range(1, len(shape))] or [unit.count]
     width = min(cuts, key=lambda width: unit.count // width + width)
@@ -94,12 +94,12 @@ def whole(octaves: npt.NDArray[np.float64]) -> Exponents:
 def member_rows(unit: Unit, octaves: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """What blocks of a bundle get where its members have these: blocks of two members get the smaller one."""
     ends = np.cumsum(unit.member_counts)
-    rows = -(-unit.count // BLOCK)
+    rows = -(-unit.count // BUNDLE_ROW)
     result = np.full(rows, np.inf)
     starts = np.concatenate([[0], ends[:-1]])
     for value, start, end in zip(octaves.tolist(), starts.tolist(), ends.tolist(), strict=True):
         if end > start:
-            stretch = result[start // BLOCK : -(-end // BLOCK)]
+            stretch = result[start // BUNDLE_ROW : -(-end // BUNDLE_ROW)]
             np.minimum(stretch, value, out=stretch)
     return result
 
@@ -110,7 +110,7 @@ def _by_member(unit: Unit, sums: Any, counts: Any, octave: int) -> npt.NDArray[n
     starts = np.concatenate([[0], ends[:-1]])
     means = []
     for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
-        blocks = slice(start // BLOCK, -(-end // BLOCK))
+        blocks = slice(start // BUNDLE_ROW, -(-end // BUNDLE_ROW))
         known = counts[blocks].sum()
         means.append(sums[blocks].sum() / known / octave if known else 0.0)
     return member_rows(unit, np.array(means))

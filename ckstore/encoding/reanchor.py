@@ -1,4 +1,4 @@
-"""Stores an object anew that was stored against something which goes; its ids and values stay what they are."""
+"""Stores an object again that was stored against something which goes; its ids and values stay what they are."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def reanchored(reader: ObjectReader, item: tuple[str, str | None], kept: set[str
     item
         Its lattice id and content id.
     kept
-        Content ids that versions claim. What of them is stored against something that goes is stored anew too.
+        Content ids that versions claim. What of them is stored against something that goes is stored again too.
     """
     lattice, content = item
     assert content is not None

@@ -6,17 +6,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ckstore.codecs.codebook import CodebookLattice
-from ckstore.codecs.rounded import RoundedLattice
+from ckstore.codecs.lattice import OrdinalLattice
 from ckstore.dtypes import ITEM_SIZES
 from ckstore.encoding.estimate import Encoded, Estimate
 from ckstore.lineage.planner import Choice
 from ckstore.objects.documents import VersionDocument
-from ckstore.objects.identity import Lattice, array_name
-from ckstore.objects.records import ContentRecord, Kind, LatticeRecord, Mode, Record
+from ckstore.objects.identity import array_name
+from ckstore.objects.records import ContentRecord, LatticeRecord, Mode, Record
 from ckstore.storage import durable, manifest
 from ckstore.storage.catalog import Placement, VersionRow, key
-from ckstore.storage.pack import Entry, PackInfo, PackWriter
+from ckstore.storage.pack import PackEntry, PackInfo, PackWriter
 
 _HUFFMAN = {"name": "ckstore.huffman"}
 
@@ -43,20 +42,16 @@ class ObjectWriter:
         lattice = way.lattice or estimate.lattice
         record = LatticeRecord(
             id=content if lattice is None else layers.identity,
-            kind=_kind(lattice),
-            dtype=unit.dtype,
+            lattice=OrdinalLattice(unit.dtype) if lattice is None else lattice,
             count=unit.count,
             chunk=unit.chunk,
             base=None if way.base is None else way.base.id,
-            offset=0,
-            length=0,
             context=way.context,
             factor=way.factor if lattice is None else 1.0,
             additive=way.additive,
             origin=estimate.origin,
             alone=estimate.alone,
             debt=round(choice.debt),
-            **({} if lattice is None else _parameters(lattice)),
         )
         if stored:
             self._ids.add(record.id)
@@ -95,7 +90,7 @@ class ObjectWriter:
             record = replace(record, offset=entry.offset, length=entry.length)
             if layers.aside:
                 entry = self.coarse.add_bytes(f"{array_name(record.id)}.aside", layers.aside, None)
-                record = replace(record, aside=entry.offset, asides=tuple(map(len, layers.aside)))
+                record = replace(record, aside=(entry.offset, *map(len, layers.aside)))
             self.lattices.append(record)
         if content is not None and layers.exact:
             entry = self.exact.add_bytes(array_name(content), layers.exact, None)
@@ -124,7 +119,7 @@ class ObjectWriter:
         ]
 
     def places(self, packs: Sequence[PackInfo]) -> tuple[list[Placement], list[Placement]]:
-        """Where lattices and contents stand in the finished packs."""
+        """Where lattices and contents are in the finished packs."""
         names = {pack.kind: pack.name for pack in packs}
         lattices = [(key(record.id), names["coarse"], slot) for slot, record in enumerate(self.lattices)]
         contents = [(key(record.id), names["exact"], slot) for slot, record in enumerate(self.contents)]
@@ -138,10 +133,10 @@ class ObjectWriter:
         *,
         anew: bool = False,
         trial: bool = False,
-    ) -> tuple[list[PackInfo], Entry]:
-        """Finish both packs; returns them and where the manifest of the coarse one stands.
+    ) -> tuple[list[PackInfo], PackEntry]:
+        """Finish both packs; returns them and where the manifest of the coarse one is.
 
-        Without a `document`, or `anew`, they hold objects of older versions, stored anew; with both the document is
+        Without a `document`, or `anew`, they hold objects of older versions, stored again; with both the document is
         what is said of an older version from now on. A `trial` will not be committed: `recover` leaves it alone.
         """
         anew = anew or document is None
@@ -169,31 +164,8 @@ class ObjectWriter:
         return self.finished, entry
 
 
-def _kind(lattice: Lattice | None) -> Kind:
-    if lattice is None:
-        return "ordinal"
-    if isinstance(lattice, CodebookLattice):
-        return "codebook"
-    return "rounded" if isinstance(lattice, RoundedLattice) else "linear"
-
-
-def on_lattice(record: LatticeRecord, lattice: Lattice) -> LatticeRecord:
-    """A record with the parameters of a lattice."""
-    return replace(record, kind=_kind(lattice), **_parameters(lattice))
-
-
-def _parameters(lattice: Lattice) -> dict[str, Any]:
-    """Those of a record's fields that a lattice gives."""
-    if isinstance(lattice, CodebookLattice):
-        return {"centroids": lattice.centroids, "protected": lattice.protected}
-    plane = {"width": lattice.width, "rows": lattice.rows, "cols": lattice.cols}
-    if isinstance(lattice, RoundedLattice):
-        return plane | {"shift": lattice.shift, "level": lattice.level}
-    return plane | {"step": lattice.step}
-
-
-def version_row(document: VersionDocument, packs: Sequence[PackInfo], entry: Entry) -> VersionRow:
-    """The catalog's row of a version in finished packs, the coarse one last, whose manifest stands at `entry`."""
+def version_row(document: VersionDocument, packs: Sequence[PackInfo], entry: PackEntry) -> VersionRow:
+    """The catalog's row of a version in finished packs, the coarse one last, whose manifest is at `entry`."""
     summary = document.summary
     return VersionRow(
         number=document.number,

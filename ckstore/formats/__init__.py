@@ -1,4 +1,4 @@
-"""File formats: what every file is parsed into (skeleton, extents, tensors), and back."""
+"""File formats: parses every file into skeleton, extents and tensors, and writes it back."""
 
 from __future__ import annotations
 

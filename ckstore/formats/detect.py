@@ -55,7 +55,7 @@ def parse(source: Source, name: str = "", *, lone: bool = False) -> FileLayout:
                 layout = parser(source)
             except InputError as error:
                 raise InputError(
-                    f"{called} is no sound {kind} file: {_presentable(error)}; --force stores its bytes as they are."
+                    f"{called} is not a sound {kind} file: {_presentable(error)}; --force stores its bytes as they are."
                 ) from error
             return layout or parse_opaque(source)
     layout = parse_opaque(source)

@@ -63,7 +63,9 @@ def scan(root: str | os.PathLike[str]) -> list[Entry]:
             with os.scandir(os.path.join(base, folder)) as found:
                 children = list(found)
         except OSError as error:
-            raise InputError(f"{os.path.join(base, folder)} cannot be listed ({error.strerror}).") from error
+            raise InputError(
+                f"{os.path.join(base, folder)} cannot be listed ({error.strerror}); check its permissions."
+            ) from error
         for child in children:
             path = f"{folder}/{child.name}" if folder else child.name
             try:
@@ -135,7 +137,7 @@ def is_relative(path: object) -> bool:
 
 
 def leads_out(path: str, target: str, base: str, real_base: str) -> bool:
-    """Whether a link leaves the tree that it stands in, as it is written or as it is followed.
+    """Whether a link leaves the tree that it is in, as it is written or as it is followed.
 
     Parameters
     ----------

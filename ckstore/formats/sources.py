@@ -59,7 +59,7 @@ class FileSource:
         try:
             self._descriptor = os.open(self.path, flags)
         except OSError as error:
-            raise InputError(f"{self.path} cannot be opened ({error.strerror}).") from error
+            raise InputError(f"{self.path} cannot be opened ({error.strerror}); check its permissions.") from error
         status = os.fstat(self._descriptor)
         if not stat.S_ISREG(status.st_mode):
             self.close()
@@ -90,7 +90,7 @@ class FileSource:
         return b"".join(parts)
 
     def read_into(self, offset: int, target: memoryview) -> None:
-        """Fill `target` (bytes) with what stands from `offset` on; raises `InputError` where the file is shorter."""
+        """Fill `target` (bytes) from `offset` on; raises `InputError` where the file is shorter."""
         if not hasattr(os, "preadv"):
             target[:] = self.pread(offset, len(target))
             return
@@ -188,7 +188,7 @@ class CompositeSource:
         return b"".join(self._parts(offset, length))
 
     def read_into(self, offset: int, target: memoryview) -> None:
-        """Fill `target` (bytes) with what stands from `offset` on; raises `InputError` where the file is shorter."""
+        """Fill `target` (bytes) from `offset` on; raises `InputError` where the file is shorter."""
         for part in self._parts(offset, len(target)):
             target[: len(part)] = part
             target = target[len(part) :]

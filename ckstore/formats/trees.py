@@ -1,8 +1,8 @@
-"""Operations on the trees of layouts: a part of the tensors, and plain containers in place of unknown objects."""
+"""Trees of layouts: a part of the tensors, other things in their places, plain containers for unknown objects."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from ckstore.formats.layout import TensorRef, Unknown
@@ -74,6 +74,31 @@ class _Selection:
         if isinstance(node, Unknown):
             return Unknown(node.name, items[0] or (), items[1], items[2] or ()), kept
         return (tuple(items) if isinstance(node, tuple) else items), kept
+
+
+def replace_tensors(tree: Any, replacement: Callable[[int], Any]) -> Any:
+    """The tree with ``replacement(n)`` in place of tensor n; a container that is at several places stays one."""
+    done: dict[int, Any] = {}
+
+    def visit(node: Any) -> Any:
+        if isinstance(node, TensorRef):
+            return replacement(node.index)
+        if not isinstance(node, dict | list | tuple | Unknown):
+            return node
+        if id(node) not in done:
+            done[id(node)] = convert(node)
+        return done[id(node)]
+
+    def convert(node: dict[Any, Any] | list[Any] | tuple[Any, ...] | Unknown) -> Any:
+        if isinstance(node, dict):
+            return {key: visit(value) for key, value in node.items()}
+        if isinstance(node, list):
+            return [visit(item) for item in node]
+        if isinstance(node, tuple):
+            return tuple(visit(item) for item in node)
+        return Unknown(node.name, visit(node.args), visit(node.state), visit(node.items))
+
+    return visit(tree)
 
 
 def plain_tree(tree: Any) -> Any:

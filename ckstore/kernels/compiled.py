@@ -1,4 +1,4 @@
-"""The decorator of what Python calls: compiled once, kept on disk, and compiled anew when any kernel has changed."""
+"""The decorator of what Python calls: compiled once, kept on disk, and compiled again when any kernel has changed."""
 
 from __future__ import annotations
 

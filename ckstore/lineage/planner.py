@@ -22,7 +22,7 @@ class Option:
     cost
         What restoring the object costs when stored so, whole chain included.
     is_base
-        It ends the chain: objects stored against this one begin anew.
+        It ends the chain: objects stored against this one begin a new chain.
     """
 
     name: str

@@ -67,7 +67,7 @@ class Cube(Generic[Settings]):
         for position, candidate in self.settings.items():
             if candidate == settings:
                 return position
-        raise UsageError(f"{settings} is no point of the search space: search without a last choice.")
+        raise UsageError(f"{settings} is not a point of the search space: search without a last choice.")
 
     def reaches(self, gentle: Position, aggressive: Position) -> bool:
         """Whether one position is nowhere more aggressive than another, and the same where there is no order."""

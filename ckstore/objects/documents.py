@@ -21,7 +21,7 @@ Object = tuple[str, str | None]
 
 @dataclass(frozen=True, slots=True)
 class BlobRef:
-    """Where a byte string stands: its name in a pack (None: the manifest's own), and what it is packed against."""
+    """Where a byte string is: its name in a pack (None: the manifest's own), and what it is packed against."""
 
     name: str
     pack: str | None = None
@@ -158,9 +158,9 @@ class VersionDocument:
     is_directory, files, links, directories
         As in `ScannedVersion`.
     layout
-        Where the layout document stands.
+        Where the layout document is.
     crcs
-        Where the CRC-32 values of all files' checked stretches stand (little-endian, in order).
+        Where the CRC-32 values of all files' checked stretches are (little-endian, in order).
     objects
         (lattice id, content id or None) of each unit of the layout document.
     coarse
@@ -204,7 +204,7 @@ class VersionDocument:
         return digest(json.dumps(said, separators=(",", ":")).encode())
 
     def blobs(self) -> list[BlobRef]:
-        """Where its blobs stand, and those that they are packed against."""
+        """Where its blobs are, and those that they are packed against."""
         refs: list[BlobRef | None] = [self.layout, self.crcs, *(file.skeleton for file in self.files)]
         found = []
         while refs:
@@ -215,7 +215,7 @@ class VersionDocument:
         return found
 
     def blob_packs(self) -> set[str]:
-        """Names of the packs of other versions in which blobs of this one stand."""
+        """Names of the packs of other versions in which blobs of this one are."""
         return {ref.pack for ref in self.blobs() if ref.pack is not None}
 
     def with_packs(self, names: Mapping[str, str]) -> VersionDocument:
@@ -330,7 +330,7 @@ def _check_places(document: dict[str, Any]) -> None:
         wrong = [paths]
     if wrong:
         raise IntegrityError(
-            f"The manifest of version {document['number']} names {wrong[0]!r:.200}, which is no place in it; "
+            f"The manifest of version {document['number']} names {wrong[0]!r:.200}, which is not a place in it; "
             "restore its pack from a copy that you trust."
         )
 

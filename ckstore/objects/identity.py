@@ -9,12 +9,12 @@ import numpy.typing as npt
 from blake3 import blake3
 
 from ckstore.codecs.codebook import CodebookLattice
-from ckstore.codecs.lattice import LinearLattice
+from ckstore.codecs.lattice import LinearLattice, OrdinalLattice
 from ckstore.codecs.rounded import RoundedLattice
 
-Lattice = LinearLattice | RoundedLattice | CodebookLattice
+Lattice = OrdinalLattice | LinearLattice | RoundedLattice | CodebookLattice
 
-#: Characters of an id that name an array: enough for one pack, and a name stands four times in it.
+#: Characters of an id that name an array: enough for one pack, which has each name four times.
 _NAME = 16
 
 
@@ -46,6 +46,8 @@ def lattice_id(lattice: Lattice, count: int, chunk: int, digests: list[bytes], b
     `base` is the lattice id of what a codebook's values are added to; the digests of protected elements follow those
     of the integers.
     """
+    if isinstance(lattice, OrdinalLattice):
+        raise TypeError("Ordinals have their content id: they are exact.")
     if isinstance(lattice, CodebookLattice):
         head = f"codebook|{lattice.dtype}|{int(lattice.protected)}|{count}|{chunk}|{base}|".encode()
         return digest(head, lattice.centroids.astype("<f4").tobytes(), *digests)

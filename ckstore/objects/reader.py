@@ -15,6 +15,7 @@ from ckstore.codecs.integers import add_integers, decode_integers
 from ckstore.codecs.lattice import (
     Bits,
     Integers,
+    OrdinalLattice,
     ordinal_classes,
     ordinal_correct,
     ordinal_difference,
@@ -36,7 +37,7 @@ from ckstore.storage.pack_reader import read_shard_index
 _INDEX_ENTRY = 16
 _INDEX_CHECKSUM = 4
 
-#: Bytes of the checksum that stands before each chunk of an exact layer.
+#: Bytes of the checksum before each chunk of an exact layer.
 FRAME = 4
 
 #: Payloads of up to so many bytes are read into memory that is used again.
@@ -113,7 +114,7 @@ class ObjectReader:
         Raises
         ------
         IntegrityError
-            One of them is lost, stands below itself, or is not of the kind and cut of those above it.
+            One of them is lost, is its own ancestor, or is not of the kind and cut of those above it.
         """
         generation = self.resolver.generation
         known = self._chains.get(record.id)
@@ -126,7 +127,7 @@ class ObjectReader:
             if below.id in seen:
                 raise IntegrityError(f"The chain of object {records[0].id} runs in a circle; run `ckstore recover`.")
             check_cut(below, record)
-            if (below.kind, below.width, below.additive) != (record.kind, record.width, record.additive):
+            if (below.kind, below.additive, below.width) != (record.kind, record.additive, record.width):
                 raise IntegrityError(f"Object {record.id} cannot follow {below.id}; run `ckstore recover`.")
             record = below
             seen.add(record.id)
@@ -141,7 +142,7 @@ class ObjectReader:
         Raises
         ------
         IntegrityError
-            One of them is lost, stands below itself, or is not cut like those above it.
+            One of them is lost, is its own ancestor, or is not cut like those above it.
         """
         generation = self.resolver.generation
         known = self._content_chains.get(record.id)
@@ -262,12 +263,12 @@ class ObjectReader:
 
     def values(self, record: LatticeRecord, chunk: int, *, keep: bool = True, out: Bits | None = None) -> Bits:
         """Bits of the values that one chunk of an object has on its lattice, without any exact layer."""
-        if record.is_exact:
+        lattice = record.lattice
+        if isinstance(lattice, OrdinalLattice):
             return self.ordinals(record, chunk, keep=keep, out=out)
-        if record.kind == "codebook":
+        if isinstance(lattice, CodebookLattice):
             return self._added(record, chunk) if record.additive else self._looked_up(record, chunk)
-        assert not isinstance(record.lattice, CodebookLattice)
-        return record.lattice.values(self.integers(record, chunk, keep=keep), chunk * record.chunk, out)
+        return lattice.values(self.integers(record, chunk, keep=keep), chunk * record.chunk, out)
 
     def indices(self, record: LatticeRecord, chunk: int) -> Indices:
         """Indices (uint8) of one chunk of an object on a codebook; the array is read-only."""
@@ -308,8 +309,8 @@ class ObjectReader:
 
     def aside(self, record: LatticeRecord, chunk: int) -> bytes:
         """The frame of one chunk's protected elements: checksum and bits."""
-        offset = record.aside + sum(record.asides[:chunk])
-        return self.blocks.pread(record.pack, offset, record.asides[chunk])
+        offset = sum(record.aside[: 1 + chunk])
+        return self.blocks.pread(record.pack, offset, record.aside[1 + chunk])
 
     def _added(self, record: LatticeRecord, chunk: int) -> Bits:
         pending, _, bits = self._undecoded(self.chain(record), chunk)

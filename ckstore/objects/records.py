@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from math import isfinite
 from typing import Any, Literal, Protocol, get_args
@@ -12,14 +12,22 @@ import numpy as np
 import numpy.typing as npt
 
 from ckstore.codecs.codebook import CODEBOOK_DTYPES, CodebookLattice
-from ckstore.codecs.lattice import CHUNK, NO_EXPONENTS, PARTS, SCALED, STEP_RANGE, LinearLattice
+from ckstore.codecs.lattice import (
+    CHUNK,
+    NO_EXPONENTS,
+    PARTS,
+    SCALED,
+    STEP_RANGE,
+    Kind,
+    LinearLattice,
+    OrdinalLattice,
+)
 from ckstore.codecs.rounded import ROUNDED, RoundedLattice
 from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import IntegrityError, UsageError
 from ckstore.lineage.cost import Work, layer
 from ckstore.objects.identity import Lattice
 
-Kind = Literal["linear", "ordinal", "rounded", "codebook"]
 Mode = Literal["own", "chained"]
 
 #: Elements of an object, bytes of a layer and offsets in a pack stay below this: nothing that exists comes near.
@@ -27,9 +35,6 @@ _LIMIT = 1 << 48
 
 #: Length of an id.
 _ID = 40
-
-_NO_CENTROIDS = np.empty(0, np.float32)
-_NO_CENTROIDS.flags.writeable = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,30 +45,22 @@ class LatticeRecord:
     ----------
     id
         Lattice id. Of an ordinal lattice, which is exact, it equals the content id.
-    kind
-        `linear`, `ordinal` (exact by itself), `rounded` (ordinals that are not) or `codebook`.
-    dtype
-        dtype of the elements that are coded: of the parts for complex numbers.
+    lattice
+        What the integers mean; its dtype is that of the elements that are coded: of the parts for complex numbers.
     count, chunk
         Number of elements, and of elements in a chunk.
     base
         Lattice id of the object whose projected integers were subtracted, or None.
     pack, offset, length
-        Where the shard of chunks stands: name of the pack, bytes.
+        Where the shard of chunks lies: name of the pack, bytes.
     context
-        Chunks are coded in context order (classes from the base).
+        Of an ordinal delta: chunks are coded in context order (classes from the base).
     factor
         Of an ordinal delta: the base's values are multiplied by it before they are subtracted.
-    step, width, rows, cols
-        The linear lattice's, see `LinearLattice`; of a rounded one see `RoundedLattice`.
-    shift, level
-        The rounded lattice's.
-    centroids, protected
-        The codebook's, see `CodebookLattice`.
     additive
         Of a codebook: its values are added to those of the base, instead of indices to indices.
-    aside, asides
-        Of a codebook with protected elements: where their bits stand in the pack, and bytes of each chunk's.
+    aside
+        Of a codebook with protected elements: where their bits lie in the pack, followed by the bytes of each chunk's.
     origin
         Lattice id of the object that this one's run began with, or None for that one itself.
     alone
@@ -74,40 +71,50 @@ class LatticeRecord:
     """
 
     id: str
-    kind: Kind
-    dtype: str
+    lattice: Lattice
     count: int
     chunk: int
     base: str | None
-    offset: int
-    length: int
-    context: bool
+    offset: int = 0
+    length: int = 0
     pack: str = ""
-    step: int = 0
-    width: int = 1
-    rows: npt.NDArray[np.int16] = field(default_factory=lambda: NO_EXPONENTS)
-    cols: npt.NDArray[np.int16] = field(default_factory=lambda: NO_EXPONENTS)
-    shift: int = 0
-    level: int = 0
-    centroids: npt.NDArray[np.float32] = field(default_factory=lambda: _NO_CENTROIDS)
-    protected: bool = False
-    additive: bool = False
-    aside: int = 0
-    asides: tuple[int, ...] = ()
+    context: bool = False
     factor: float = 1.0
+    additive: bool = False
+    aside: tuple[int, ...] = ()
     origin: str | None = None
     alone: tuple[int, int] = (0, 0)
     debt: int = 0
 
     @property
+    def kind(self) -> Kind:
+        """`linear`, `ordinal` (exact by itself), `rounded` (ordinals that are not) or `codebook`."""
+        return self.lattice.kind
+
+    @property
+    def dtype(self) -> str:
+        """Dtype of the elements that are coded."""
+        return self.lattice.dtype
+
+    @property
+    def width(self) -> int:
+        """Length of a row of the lattice; 1 where it has none."""
+        return self.lattice.width if isinstance(self.lattice, LinearLattice | RoundedLattice) else 1
+
+    @property
+    def protected(self) -> bool:
+        """Whether some elements are kept aside."""
+        return isinstance(self.lattice, CodebookLattice) and self.lattice.protected
+
+    @property
     def end(self) -> int:
         """The first byte behind what the record places in its pack."""
-        return max(self.offset + self.length, self.aside + sum(self.asides))
+        return max(self.offset + self.length, sum(self.aside))
 
     @property
     def nbytes(self) -> int:
         """Bytes that the record places in its pack."""
-        return self.length + sum(self.asides)
+        return self.length + sum(self.aside[1:])
 
     @property
     def chunks(self) -> int:
@@ -126,52 +133,34 @@ class LatticeRecord:
     @property
     def is_exact(self) -> bool:
         """Whether the lattice's values are the original ones, without any exact layer."""
-        return self.kind == "ordinal"
-
-    @property
-    def lattice(self) -> Lattice:
-        """What the integers stand on; there is nothing such for ordinals."""
-        if self.kind == "rounded":
-            return RoundedLattice(self.dtype, self.shift, self.level, self.width, self.rows, self.cols)
-        if self.kind == "codebook":
-            return self.codebook
-        return LinearLattice(self.dtype, self.step, self.width, self.rows, self.cols)
+        return isinstance(self.lattice, OrdinalLattice)
 
     @property
     def codebook(self) -> CodebookLattice:
-        """The codebook whose indices the integers are."""
-        return CodebookLattice(self.dtype, self.centroids, self.protected)
+        """The codebook whose indices the integers are; `IntegrityError` where they are none."""
+        if not isinstance(self.lattice, CodebookLattice):
+            raise IntegrityError(f"Object {self.id} has no codebook; run `ckstore verify`.")
+        return self.lattice
 
     @property
     def linear(self) -> LinearLattice:
-        """The linear lattice that the integers stand on; `IntegrityError` where they stand on another."""
-        lattice = self.lattice
-        if self.kind != "linear" or not isinstance(lattice, LinearLattice):
-            raise IntegrityError(f"Object {self.id} stands on no linear lattice; run `ckstore verify`.")
-        return lattice
+        """The linear lattice of the integers; `IntegrityError` where they have another."""
+        if not isinstance(self.lattice, LinearLattice):
+            raise IntegrityError(f"Object {self.id} has no linear lattice; run `ckstore verify`.")
+        return self.lattice
 
     def to_json(self) -> dict[str, Any]:
         """The record without the pack's name; values that equal the defaults are left out."""
         document: dict[str, Any] = {
             "layer": "coarse", "id": self.id, "kind": self.kind, "dtype": self.dtype, "count": self.count,
             "chunk": self.chunk, "base": self.base, "at": [self.offset, self.length], "alone": list(self.alone),
+            **_lattice_to_json(self.lattice),
         }  # fmt: skip
-        if self.context:
-            document["context"] = True
+        document |= {name: True for name in ("context", "additive") if getattr(self, name)}
         if self.factor != 1.0:
             document["factor"] = self.factor
-        if self.kind == "codebook":
-            document["centroids"] = b64encode(self.centroids.astype("<f4").tobytes()).decode()
-            document |= {name: True for name in ("protected", "additive") if getattr(self, name)}
-            if self.asides:
-                document["aside"] = [self.aside, *self.asides]
-        elif self.kind != "ordinal":
-            own = ("step", "width") if self.kind == "linear" else ("shift", "level", "width")
-            document |= {name: getattr(self, name) for name in own}
-            for name in ("rows", "cols"):
-                exponents = getattr(self, name)
-                if exponents.size:
-                    document[name] = _exponents_to_text(exponents)
+        if self.aside:
+            document["aside"] = list(self.aside)
         if self.origin is not None:
             document["origin"] = self.origin
         if self.debt:
@@ -183,15 +172,10 @@ class LatticeRecord:
         """The inverse of `to_json`; raises `IntegrityError` for a record that nothing could have written."""
         offset, length = document["at"]
         record = cls(
-            id=document["id"], kind=document["kind"], dtype=document["dtype"], count=document["count"],
-            chunk=document["chunk"], base=document["base"], offset=offset, length=length,
-            context=document.get("context", False), pack=pack, step=document.get("step", 0),
-            width=document.get("width", 1), rows=_exponents_from_text(document.get("rows")),
-            cols=_exponents_from_text(document.get("cols")), shift=document.get("shift", 0),
-            level=document.get("level", 0), centroids=_centroids(document.get("centroids")),
-            protected=document.get("protected", False), additive=document.get("additive", False),
-            aside=document.get("aside", [0])[0], asides=tuple(document.get("aside", [0])[1:]),
-            factor=document.get("factor", 1.0), origin=document.get("origin"),
+            id=document["id"], lattice=_lattice_from_json(document), count=document["count"], chunk=document["chunk"],
+            base=document["base"], offset=offset, length=length, pack=pack, context=document.get("context", False),
+            factor=document.get("factor", 1.0), additive=document.get("additive", False),
+            aside=tuple(document.get("aside", ())), origin=document.get("origin"),
             alone=(document["alone"][0], document["alone"][1]), debt=document.get("debt", 0),
         )  # fmt: skip
         record._check()
@@ -199,49 +183,50 @@ class LatticeRecord:
 
     def _check(self) -> None:
         """Raise `IntegrityError` for what no arithmetic is defined for; kernels take all of it on trust."""
-        ordinal = self.kind == "ordinal"
+        ordinal, codebook = self.is_exact, isinstance(self.lattice, CodebookLattice)
         _require(
             self.id,
             _is_id(self.id) and all(_is_id(other) for other in (self.base, self.origin) if other is not None),
-            self.kind in get_args(Kind) and self.dtype in _DTYPES[self.kind],
+            self.dtype in _DTYPES[self.kind],
             _is_within(self.count, 1, _LIMIT) and _is_within(self.chunk, 1, CHUNK + 1),
             _is_within(self.offset, 0, _LIMIT) and _is_within(self.length, 0, _LIMIT),
             self.context in (True, False) and not (self.context and (not ordinal or self.base is None)),
             _is_factor(self.factor) and (self.factor == 1.0 or (ordinal and self.dtype in SCALED)),
-            all(_is_within(size, 0, _LIMIT) for size in self.alone) and _is_within(self.debt, -_LIMIT, _LIMIT),
-            _is_within(self.width, 1, _LIMIT) and _is_within(self.step, -_LIMIT, _LIMIT),
+            self.additive in (True, False) and (codebook or not self.additive),
+            all(_is_within(size, 0, _LIMIT) for size in (*self.alone, *self.aside)),
+            _is_within(self.debt, -_LIMIT, _LIMIT),
         )
-        if self.kind == "codebook":
-            self._check_codebook()
-        if self.kind in ("ordinal", "codebook"):
-            return
-        _require(
-            self.id,
-            self.rows.size in (0, -(-self.count // self.width)) and self.cols.size in (0, self.width),
-            self.kind != "rounded" or (_is_within(self.shift, 1, 32) and self.base is None),
-            _is_within(self.level, -(1 << 15), 1 << 15),
-        )
-        if self.kind == "linear":
-            lowest, highest = STEP_RANGE[self.dtype]
-            axes = [axis.astype(np.int64) for axis in (self.rows, self.cols) if axis.size]
+        if isinstance(self.lattice, CodebookLattice):
+            protected = self.lattice.protected
             _require(
                 self.id,
-                self.step + sum(int(axis.min()) for axis in axes) >= lowest,
-                self.step + sum(int(axis.max()) for axis in axes) <= highest,
+                protected in (True, False) and not (protected and self.additive),
+                len(self.aside) == (1 + self.chunks if protected else 0),
             )
+        elif not isinstance(self.lattice, OrdinalLattice):
+            self._check_plane(self.lattice)
 
-    def _check_codebook(self) -> None:
+    def _check_plane(self, lattice: LinearLattice | RoundedLattice) -> None:
+        _require(self.id, not self.aside, _is_within(lattice.width, 1, _LIMIT))
         _require(
             self.id,
-            self.protected in (True, False) and self.additive in (True, False),
-            not (self.protected and self.additive),
-            len(self.asides) == (self.chunks if self.protected else 0),
-            _is_within(self.aside, 0, _LIMIT) and all(_is_within(size, 0, _LIMIT) for size in self.asides),
+            lattice.rows.size in (0, -(-self.count // lattice.width)) and lattice.cols.size in (0, lattice.width),
         )
-        try:
-            self.codebook  # noqa: B018 - it refuses centroids that nothing could have written
-        except UsageError as error:
-            raise IntegrityError(f"The codebook of object {self.id} is none: {error}") from error
+        if isinstance(lattice, RoundedLattice):
+            _require(
+                self.id,
+                _is_within(lattice.shift, 1, 32) and self.base is None,
+                _is_within(lattice.level, -(1 << 15), 1 << 15),
+            )
+            return
+        _require(self.id, _is_within(lattice.step, -_LIMIT, _LIMIT))
+        lowest, highest = STEP_RANGE[self.dtype]
+        axes = [axis.astype(np.int64) for axis in (lattice.rows, lattice.cols) if axis.size]
+        _require(
+            self.id,
+            lattice.step + sum(int(axis.min()) for axis in axes) >= lowest,
+            lattice.step + sum(int(axis.max()) for axis in axes) <= highest,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +244,7 @@ class ContentRecord:
     parent
         Content id of the object that a chained layer needs, else None.
     pack, offset, lengths
-        Where the chunks stand, one after the other: name of the pack, first byte, bytes of each.
+        Where the chunks are, one after the other: name of the pack, first byte, bytes of each.
     factor
         Of a chained layer: the parent's values are multiplied by it before they predict.
     debt
@@ -348,10 +333,10 @@ def record_from_json(document: dict[str, Any], pack: str) -> Record:
     except IntegrityError:
         raise
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise IntegrityError(f"Pack {pack} has a record that is none ({error}); run `ckstore recover`.") from error
+        raise IntegrityError(f"Pack {pack} has a damaged record ({error}); run `ckstore recover`.") from error
 
 
-#: dtypes of the elements that may stand on each kind of lattice.
+#: dtypes of the elements that each kind of lattice takes.
 _DTYPES = {
     "linear": STEP_RANGE.keys(),
     "ordinal": ITEM_SIZES.keys() - PARTS.keys(),
@@ -386,8 +371,39 @@ def _is_factor(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
 
 
-def _centroids(text: str | None) -> npt.NDArray[np.float32]:
-    return _NO_CENTROIDS if text is None else np.frombuffer(b64decode(text), "<f4")
+def _lattice_to_json(lattice: Lattice) -> dict[str, Any]:
+    """What a record says of its lattice besides kind and dtype."""
+    if isinstance(lattice, OrdinalLattice):
+        return {}
+    if isinstance(lattice, CodebookLattice):
+        centroids = b64encode(lattice.centroids.astype("<f4").tobytes()).decode()
+        return {"centroids": centroids} | ({"protected": True} if lattice.protected else {})
+    own = (
+        {"shift": lattice.shift, "level": lattice.level}
+        if isinstance(lattice, RoundedLattice)
+        else {"step": lattice.step}
+    )
+    axes = {"rows": lattice.rows, "cols": lattice.cols}
+    exponents = {name: _exponents_to_text(axis) for name, axis in axes.items() if axis.size}
+    return {**own, "width": lattice.width, **exponents}
+
+
+def _lattice_from_json(document: dict[str, Any]) -> Lattice:
+    """The inverse of `_lattice_to_json`; of numbers nothing is checked yet."""
+    kind, dtype = document["kind"], document["dtype"]
+    if kind == "ordinal":
+        return OrdinalLattice(dtype)
+    if kind == "codebook":
+        try:
+            centroids = np.frombuffer(b64decode(document["centroids"]), "<f4")
+            return CodebookLattice(dtype, centroids, document.get("protected", False))
+        except UsageError as error:
+            raise IntegrityError(f"The codebook of object {document['id']} is damaged: {error}") from error
+    rows, cols = (_exponents_from_text(document.get(name)) for name in ("rows", "cols"))
+    if kind == "rounded":
+        return RoundedLattice(dtype, document["shift"], document["level"], document["width"], rows, cols)
+    _require(document["id"], kind == "linear")
+    return LinearLattice(dtype, document["step"], document["width"], rows, cols)
 
 
 def _exponents_to_text(exponents: npt.NDArray[np.int16]) -> str | list[int]:

@@ -62,7 +62,7 @@ class Unit:
     shape
         In elements of `dtype`; the last axis is a row.
     members
-        Where the elements stand in the files, in order; counts are in elements of the extent.
+        Where the elements are in the files, in order; counts are in elements of the extent.
     role
         `weight`, `first`, `second` or `other`: what the planner takes it for. Correctness never depends on it.
     """

@@ -13,7 +13,7 @@ from ckstore.objects.restore_cost import relative_cost, restore_work
 from ckstore.operations.request import Request
 from ckstore.operations.storing import Stored
 from ckstore.repository import Repository
-from ckstore.scanning.scan import ScannedVersion
+from ckstore.scanning.scanned import ScannedVersion
 from ckstore.storage import durable
 from ckstore.storage.catalog import VersionRow
 from ckstore.storage.delta import compress_against

@@ -33,7 +33,8 @@ from ckstore.policy import Policy
 from ckstore.reading.stored_version import StoredVersion
 from ckstore.repository import Repository
 from ckstore.runtime.collector import collection_seldom
-from ckstore.scanning.scan import ScannedVersion, hash_version
+from ckstore.scanning.scan import hash_version
+from ckstore.scanning.scanned import ScannedVersion
 from ckstore.scanning.source import open_source
 from ckstore.storage.catalog import VersionRow
 from ckstore.storage.durable import sweep_temporaries

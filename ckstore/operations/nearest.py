@@ -14,7 +14,7 @@ from ckstore.storage.catalog import VersionRow
 if TYPE_CHECKING:
     from ckstore.objects.units import Unit
     from ckstore.repository import Repository
-    from ckstore.scanning.scan import ScannedVersion
+    from ckstore.scanning.scanned import ScannedVersion
 
 #: Versions that are compared by their values: the most alike by names and shapes, later ones first.
 _COMPARED = 12

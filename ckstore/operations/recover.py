@@ -176,7 +176,7 @@ class _Builder:
         for name in sorted(references - self.packs):
             self.report.problems.append(
                 f"Version {row.number} ({version.name}) lacks what it shares with pack {name}, which is damaged or"
-                " missing: how its files are cut, or what stands between their tensors."
+                " missing: how its files are cut, or the bytes between their tensors."
             )
         self.catalog.commit_version(
             replace(row, step=version.step, parent=parent), [], [], [], references=references & self.packs

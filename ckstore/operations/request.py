@@ -86,7 +86,7 @@ def request_of(catalog: Catalog, options: IngestOptions) -> Request:
     """
     budget = BUDGET if options.budget is None else options.budget
     if not budget >= 1:
-        raise UsageError(f"A restore budget of {budget} cannot be kept; give 1 or more.")
+        raise UsageError(f"The restore budget must be 1 or more, not {budget}.")
     run = options.run or DEFAULT_RUN
     policy = Policy.asked(
         options.fidelity, options.scheme, options.quality, options.max_abs_error, options.max_rel_error
@@ -108,14 +108,16 @@ def request_of(catalog: Catalog, options: IngestOptions) -> Request:
 
 
 def flat_gradients(gradients: Mapping[str, Any]) -> dict[str, npt.NDArray[np.float32]]:
-    """Gradients by path as flat float32 arrays; raises `UsageError` for what is no array of numbers."""
+    """Gradients by path as flat float32 arrays; raises `UsageError` for what is not an array of numbers."""
     flat = {}
     for path, gradient in gradients.items():
         values = gradient.detach().float().cpu().numpy() if hasattr(gradient, "detach") else gradient
         try:
             flat[path] = np.ascontiguousarray(values, np.float32).reshape(-1)
         except (TypeError, ValueError) as error:
-            raise UsageError(f"The gradient of {path} is no array of numbers; give a tensor of its shape.") from error
+            raise UsageError(
+                f"The gradient of {path} is not an array of numbers; give a tensor of its shape."
+            ) from error
     return flat
 
 
@@ -128,7 +130,7 @@ def _step(step: Any) -> int | None:
     except TypeError:
         fits = False
     if not fits:
-        raise UsageError(f"{step} cannot be a step; give an integer of at most 64 bits.")
+        raise UsageError(f"A step must be an integer of at most 64 bits, not {step}.")
     return int(number)
 
 
@@ -138,12 +140,12 @@ def _plain(metrics: Mapping[str, Any]) -> dict[str, Any]:
     def item(value: Any) -> Any:
         if isinstance(value, np.generic):
             return value.item()
-        raise TypeError(f"{type(value).__name__} is no plain value")
+        raise TypeError(f"{type(value).__name__} is not a plain value")
 
     try:
         kept: dict[str, Any] = json.loads(json.dumps(dict(metrics), default=item))
     except (TypeError, ValueError) as error:
-        raise UsageError(f"The metrics cannot be kept ({error}); give plain numbers and strings.") from error
+        raise UsageError(f"Metrics must be plain numbers and strings ({error}).") from error
     return kept
 
 

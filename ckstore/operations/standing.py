@@ -9,7 +9,7 @@ from ckstore.errors import ConflictError, IntegrityError
 from ckstore.objects.reader import ObjectReader
 from ckstore.operations.request import Request
 from ckstore.repository import Repository
-from ckstore.scanning.scan import ScannedVersion
+from ckstore.scanning.scanned import ScannedVersion
 from ckstore.storage.catalog import VersionRow
 
 

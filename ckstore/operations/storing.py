@@ -25,7 +25,9 @@ from ckstore.objects.restore_cost import writing_work
 from ckstore.objects.units import Unit
 from ckstore.operations.request import Request
 from ckstore.runtime.threads import in_turn, one_ahead, worker_count
-from ckstore.scanning.scan import WINDOW, ScannedVersion, held_windows
+from ckstore.scanning.held import WINDOW
+from ckstore.scanning.scan import held_windows
+from ckstore.scanning.scanned import ScannedVersion
 from ckstore.storage.catalog import VersionRow
 
 #: Objects that are estimated and planned together, by content id.

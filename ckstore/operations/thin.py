@@ -2,39 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
+from functools import partial
 from math import isfinite
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ckstore.codecs.lattice import Bits, Integers, statistics_of
 from ckstore.encoding.comparison import Comparison
+from ckstore.encoding.estimate import Encoded, Estimate
 from ckstore.encoding.estimator import Estimator, ParentObject, parent_objects
 from ckstore.encoding.reanchor import reanchored
 from ckstore.encoding.writer import ObjectWriter
 from ckstore.errors import IntegrityError
-from ckstore.lineage.planner import plan
+from ckstore.lineage.planner import Choice, plan
 from ckstore.objects.documents import BlobRef, CoarseFacts, CoarseUnit, Deviation, Object, VersionDocument
 from ckstore.objects.reader import ObjectReader
-from ckstore.objects.records import LatticeRecord
 from ckstore.objects.restore_cost import relative_cost, restore_work
 from ckstore.objects.units import Unit
+from ckstore.operations.claims import Claims
 from ckstore.operations.commit import Change
 from ckstore.operations.costs import present_costs, write_costs
+from ckstore.operations.dry_run import ScratchPacks, scratch_packs
 from ckstore.policy import Policy
 from ckstore.reading.stored_version import StoredVersion
 from ckstore.runtime.threads import in_order, worker_count
 from ckstore.storage.catalog import VersionRow
 from ckstore.storage.pack import PackWriter
-from ckstore.storage.pack_reader import PackReader
-from ckstore.storage.root import PACKS
 
 if TYPE_CHECKING:
     from ckstore.repository import Repository
@@ -142,7 +140,7 @@ def thin(
     """
     report = ThinReport()
     lease = nullcontext() if dry_run else repository.catalog.lease("thin")
-    with lease, _scratch(repository, dry_run=dry_run) as blocks:
+    with lease, scratch_packs(repository, dry_run=dry_run) as blocks:
         chosen = []
         for number in sorted({row.number for row in rows}):
             # As it is by now: others may have changed or moved it before the lease.
@@ -152,7 +150,7 @@ def thin(
                 chosen.append(row)
             else:
                 report.skipped.append(number)
-        batch = _Batch(repository, policy, _Claims(repository, {row.number for row in chosen}), report, blocks)
+        batch = _Batch(repository, policy, Claims(repository, {row.number for row in chosen}), report, blocks)
         try:
             for row in chosen:
                 _Thinning(batch, row).run()
@@ -178,118 +176,6 @@ def _check_present(repository: Repository, row: VersionRow) -> None:
                 raise IntegrityError(f"Pack {record.pack} is too short; restore it from a copy.")
 
 
-@contextmanager
-def _scratch(repository: Repository, *, dry_run: bool) -> Iterator[_Blocks | None]:
-    """The packs of a dry run, which go with it; None where packs are written into the store."""
-    if not dry_run:
-        yield None
-        return
-    with TemporaryDirectory(prefix="ckstore-") as scratch, closing(_Blocks(repository, Path(scratch))) as blocks:
-        yield blocks
-
-
-class _Claims:
-    """Which objects versions claim that do not give them up, and what these are stored against.
-
-    Attributes
-    ----------
-    contents
-        Content ids of the claimed objects.
-    lost
-        What was given up so far.
-    """
-
-    def __init__(self, repository: Repository, thinned: set[int]) -> None:
-        self._repository = repository
-        self._objects: set[Object] = set()
-        # By content id of what nobody claims: the claimed objects that take it to restore.
-        self._dependents: dict[str, set[Object]] = {}
-        # What is stored anew, or in a dry run would be.
-        self._settled: set[Object] = set()
-        self.contents: set[str] = set()
-        self.lost: set[Object] = set()
-        objects = set()
-        for row in repository.catalog.versions():
-            if row.number not in thinned:
-                objects |= set(StoredVersion(repository, row).document.objects)
-        self.add(objects)
-
-    def add(self, objects: Iterable[Object]) -> None:
-        """Claim more objects."""
-        fresh = {item for item in objects if item[1] is not None} - self._objects
-        self._objects |= fresh
-        self.contents |= {content for _, content in fresh if content is not None}
-        for item in fresh:
-            for identity in self._below(item):
-                self._dependents.setdefault(identity, set()).add(item)
-
-    def give_up(self, objects: set[Object], remaining: Iterable[Object]) -> tuple[set[Object], set[Object]]:
-        """Give up objects of a version that keeps its remaining ones; returns what is lost, and what that concerns.
-
-        An object is concerned where something lost stands between it and the nearest one that stays: what is stored
-        against an object that stays stays as it is, whatever that one is stored against.
-        """
-        remaining = set(remaining)
-        self.add(remaining)
-        lost = {item for item in objects if item[1] is not None and item[1] not in self.contents} - self.lost
-        self.lost |= lost
-        gone = {content for _, content in self.lost}
-        found = remaining & self._objects
-        for _, content in lost:
-            found |= self._dependents.pop(content or "", set())
-        concerned = {item for item in found - self._settled if not gone.isdisjoint(self._below(item))}
-        self._settled |= concerned
-        return lost, concerned
-
-    def _below(self, item: Object) -> list[str]:
-        """Ids of what an object is stored against, down to the first that is claimed."""
-        reader = self._repository.reader
-        lattice, content = item
-        layer = reader.exact_layer(lattice, content)
-        if layer is None:
-            chain = [record.id for record in reader.chain(reader.resolver.lattice(lattice))]
-        else:
-            chain = [record.id for record in reader.content_chain(layer)]
-        return list(takewhile(lambda identity: identity not in self.contents, chain[1:]))
-
-
-class _Blocks:
-    """The packs of a store, and those of a dry run, which lie elsewhere."""
-
-    def __init__(self, repository: Repository, scratch: Path) -> None:
-        self._repository = repository
-        self.path = scratch
-        (scratch / PACKS).mkdir()
-        self._scratch = PackReader(scratch)
-        self._names: set[str] = set()
-
-    def pread(self, pack: str, offset: int, length: int) -> bytes:
-        """Exactly `length` bytes of a pack."""
-        return self._reader(pack).pread(pack, offset, length)
-
-    def read_into(self, pack: str, offset: int, target: memoryview) -> None:
-        """Fill `target` with what stands from `offset` on of a pack."""
-        self._reader(pack).read_into(pack, offset, target)
-
-    def _reader(self, pack: str) -> PackReader:
-        return self._scratch if pack in self._names else self._repository.packs
-
-    def keep(self, writer: ObjectWriter, fresh: Sequence[LatticeRecord]) -> None:
-        """Make known the lattices that a thinned version would have: its child's are taken from these."""
-        packs, _ = writer.finish(None, {})
-        for pack in packs:
-            if pack.kind == "exact":
-                (self.path / PACKS / pack.name).unlink()
-            else:
-                self._names.add(pack.name)
-        wanted = {record.id for record in fresh}
-        self._repository.resolver.add(record for record in writer.placed(packs) if record.id in wanted)
-
-    def close(self) -> None:
-        """Close the packs of the dry run."""
-        self._scratch.close()
-
-
 class _Batch:
     """What the thinnings of one call share.
 
@@ -302,7 +188,7 @@ class _Batch:
     """
 
     def __init__(
-        self, repository: Repository, policy: Policy, claims: _Claims, report: ThinReport, blocks: _Blocks | None
+        self, repository: Repository, policy: Policy, claims: Claims, report: ThinReport, blocks: ScratchPacks | None
     ) -> None:
         self.repository = repository
         self.policy = policy
@@ -311,6 +197,18 @@ class _Batch:
         self.blocks = blocks
         self.reader = repository.reader if blocks is None else ObjectReader(repository.resolver, blocks)
         self.objects: dict[int, tuple[Sequence[Object], dict[int, CoarseUnit]]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class _Coarse:
+    """An object of a version that is thinned: what it is from now on, and what there is to write, if anything."""
+
+    content: str
+    object: Object
+    facts: CoarseUnit | None = None
+    estimate: Estimate | None = None
+    choice: Choice | None = None
+    layers: Encoded | None = None
 
 
 class _Thinning:
@@ -343,37 +241,33 @@ class _Thinning:
 
     def _coarse_objects(self, estimator: Estimator, writer: ObjectWriter) -> tuple[list[Object], dict[int, CoarseUnit]]:
         """The objects that the version is made of from now on, and what is recorded of those that are not exact."""
-        units, objects = self.version.layout.units, self.version.document.objects
-
-        def coarse(number: int) -> tuple[Object, CoarseUnit | None, Callable[[], str] | None]:
-            unit, (lattice, content) = units[number], objects[number]
-            assert content is not None
-            if self.repository.resolver.lattice(lattice).kind == "linear":
-                off = self._facts(number, unit) if estimator.may_be_coarse(unit) else None
-                return objects[number] if off is None else (lattice, None), off, None
-            estimate = estimator.coarse_estimate(unit)
-            if estimate is None:
-                return objects[number], None, None
-            choice = plan([estimate.candidates], float("inf"))[0]
-            encoded = estimator.encode(content, estimate, choice)
-            stored = self.repository.resolver.known_lattice(encoded.identity) is not None
-
-            def add() -> str:
-                return writer.add(content, estimate, choice, encoded, stored=stored)
-
-            return (encoded.identity, None), encoded.facts, add
-
         result: list[Object] = []
         facts: dict[int, CoarseUnit] = {}
+        numbers = range(len(self.version.layout.units))
         with ThreadPoolExecutor(worker_count(), thread_name_prefix="ckstore") as pool:
-            done = in_order(pool, coarse, range(len(units)), worker_count() + 1)
-            for number, (item, off, add) in enumerate(done):
-                if add is not None:
-                    add()
-                result.append(item)
-                if off is not None:
-                    facts[number] = off
+            coarse = partial(self._coarse_object, estimator)
+            for number, made in enumerate(in_order(pool, coarse, numbers, worker_count() + 1)):
+                if made.estimate is not None and made.choice is not None and made.layers is not None:
+                    stored = self.repository.resolver.known_lattice(made.layers.identity) is not None
+                    writer.add(made.content, made.estimate, made.choice, made.layers, stored=stored)
+                result.append(made.object)
+                if made.facts is not None:
+                    facts[number] = made.facts
         return result, facts
+
+    def _coarse_object(self, estimator: Estimator, number: int) -> _Coarse:
+        """What becomes of an object: it stays, keeps its integers alone, or gets a coarse layer to be written."""
+        unit, (lattice, content) = self.version.layout.units[number], self.version.document.objects[number]
+        assert content is not None
+        if self.repository.resolver.lattice(lattice).kind == "linear":
+            off = self._facts(number, unit) if estimator.may_be_coarse(unit) else None
+            return _Coarse(content, (lattice, content if off is None else None), off)
+        estimate = estimator.coarse_estimate(unit)
+        if estimate is None:
+            return _Coarse(content, (lattice, content))
+        choice = plan([estimate.candidates], float("inf"))[0]
+        layers = estimator.encode(content, estimate, choice)
+        return _Coarse(content, (layers.identity, None), layers.facts, estimate, choice, layers)
 
     def _facts(self, number: int, unit: Unit) -> CoarseUnit | None:
         """What an object's lattice values are off its exact ones; None where it has to stay exact."""

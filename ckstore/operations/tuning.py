@@ -17,7 +17,7 @@ from ckstore.reading.checkout import checkout
 if TYPE_CHECKING:
     from ckstore.objects.documents import VersionDocument
     from ckstore.reading.stored_version import StoredVersion
-    from ckstore.scanning.scan import ScannedFile, ScannedVersion
+    from ckstore.scanning.scanned import ScannedFile, ScannedVersion
 
 #: Qualities that are tried: half an octave apart, because steps are powers of two.
 QUALITIES = (0.25, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0, 5.6, 8.0, 11.2, 16.0)
@@ -52,7 +52,7 @@ class Tuning:
 
     def __post_init__(self) -> None:
         if not 0 <= self.tolerance < math.inf:
-            raise UsageError(f"A degradation of {self.tolerance} cannot be kept; give a number of 0 or more.")
+            raise UsageError(f"The degradation must be 0 or more, not {self.tolerance}.")
 
     def _value(self, path: Path) -> float:
         said = self.evaluate(path)

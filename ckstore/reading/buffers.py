@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ckstore.codecs.lattice import Bits, part_dtype
-from ckstore.dtypes import ITEM_SIZES, bits_dtype, resolve
+from ckstore.dtypes import ITEM_SIZES, bits_dtype, resolve_views
 from ckstore.formats.layout import Tensor
 from ckstore.reading.gather import Selection, gather
 from ckstore.runtime.threads import shared, worker_count
@@ -25,7 +25,7 @@ _POOLED = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class Destination:
     """Elements from `first` to before `last` of an extent of a file, and the writable bytes that they go to."""
 
     file: int
@@ -37,7 +37,7 @@ class Request:
 
 def fill(
     version: StoredVersion,
-    requests: Iterable[Request],
+    requests: Iterable[Destination],
     progress: Callable[[int], None] | None = None,
     *,
     keep: bool = True,
@@ -83,7 +83,7 @@ def fill(
 def read(version: StoredVersion, file: int, extent: int, first: int, last: int) -> npt.NDArray[Any]:
     """Elements from `first` to before `last` of an extent, bit for bit, as an array of the caller's own."""
     out = np.empty(last - first, bits_dtype(version.layout.files[file].extents[extent].dtype))
-    fill(version, [Request(file, extent, first, last, out.view(np.uint8))])
+    fill(version, [Destination(file, extent, first, last, out.view(np.uint8))])
     return out
 
 
@@ -93,7 +93,7 @@ def read_tensor(version: StoredVersion, file: int, tensor: Tensor, wanted: Seque
     Parameters
     ----------
     version, file, tensor
-        Where it stands.
+        Where it is.
     wanted
         For each axis a range, or ascending positions; see `ckstore.reading.gather.gather`.
     """
@@ -105,7 +105,7 @@ def read_tensor(version: StoredVersion, file: int, tensor: Tensor, wanted: Seque
         return read(version, file, tensor.extent, first, last).view(dtype)
 
     found = gather(stretch, dtype, tensor.offset, tensor.strides, wanted)
-    resolve(found, tensor.dtype, tensor.lazy)
+    resolve_views(found, tensor.dtype, tensor.lazy)
     return found
 
 
@@ -122,5 +122,5 @@ def _whole(version: StoredVersion, place: tuple[int, int], parts: list[tuple[int
     return bits if bits.flags.aligned else None
 
 
-def _part_size(version: StoredVersion, request: Request) -> int:
+def _part_size(version: StoredVersion, request: Destination) -> int:
     return ITEM_SIZES[part_dtype(version.layout.files[request.file].extents[request.extent].dtype)]

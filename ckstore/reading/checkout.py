@@ -39,7 +39,7 @@ def checkout(version: StoredVersion, target: Path, *, force: bool = False, progr
     """Write a version's file or directory tree to `target`.
 
     Everything is written beside the target and renamed when it is whole and its SHA-256 is the original's; files with
-    coarse values get checksums that fit these. With `force`, a directory takes the place of all that stood at `target`.
+    coarse values get checksums that fit these. With `force`, a directory takes the place of all that was at `target`.
 
     Raises
     ------
@@ -66,7 +66,7 @@ def beside(target: Path, *, force: bool, directory: bool = False) -> Iterator[Pa
     if not directory and target.is_dir() and not target.is_symlink():
         raise ConflictError(f"{target} is a directory; name a file, or a directory that does not exist yet.")
     if not target.parent.is_dir():
-        raise UsageError(f"{target.parent} is no directory; make it first.")
+        raise UsageError(f"{target.parent} is not a directory; make it first.")
     made = durable.temporary_path(target.parent)
     try:
         if directory:

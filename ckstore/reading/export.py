@@ -15,11 +15,10 @@ from ckstore.formats.flat_writers import write_npz, write_safetensors
 from ckstore.formats.layout import Extent, Tensor, TensorRef
 from ckstore.formats.paths import match_paths, text_to_path
 from ckstore.formats.torch.writer import write_torch
-from ckstore.formats.trees import select_tensors
+from ckstore.formats.trees import replace_tensors, select_tensors
 from ckstore.reading.buffers import read_tensor
 from ckstore.reading.checkout import Block, beside
 from ckstore.runtime.threads import in_order, worker_count
-from ckstore.trees import replace_tensors
 
 if TYPE_CHECKING:
     from ckstore.reading.stored_version import StoredVersion

@@ -12,9 +12,9 @@ from ckstore.dtypes import ITEM_SIZES, torch_dtype
 from ckstore.errors import IntegrityError, UsageError
 from ckstore.formats import parse
 from ckstore.formats.layout import FileLayout, Tensor
-from ckstore.reading.buffers import Request, fill
+from ckstore.formats.trees import replace_tensors
+from ckstore.reading.buffers import Destination, fill
 from ckstore.runtime.large_pages import use_large_pages
-from ckstore.trees import replace_tensors
 
 if TYPE_CHECKING:
     from ckstore.reading.stored_version import StoredVersion
@@ -111,8 +111,8 @@ class _Storages:
         storage = self._made[start].untyped_storage()
         return _marked(empty.set_(storage, before + tensor.offset, tensor.shape, tensor.strides), tensor)
 
-    def requests(self, file: int) -> Iterator[Request]:
+    def requests(self, file: int) -> Iterator[Destination]:
         """What fills them."""
         for index, (extent, start) in enumerate(zip(self._extents, self._starts, strict=True)):
             out = self._made[start].numpy()[extent.start - start : extent.stop - start]
-            yield Request(file, index, 0, extent.count, out)
+            yield Destination(file, index, 0, extent.count, out)

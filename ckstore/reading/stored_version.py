@@ -137,7 +137,7 @@ class StoredVersion:
         return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
 
     def cover(self, file: int, extent: int, first: int, last: int) -> Iterator[tuple[int, int, int, int]]:
-        """Where the elements from `first` to before `last` of an extent stand, in order.
+        """Where the elements from `first` to before `last` of an extent are, in order.
 
         Yields
         ------

@@ -15,8 +15,8 @@ READS, STORES = "reads", "stores"
 _begin: Callable[[], None] | None = None
 
 
-def on_first(begin: Callable[[], None]) -> None:
-    """Have `begin` called once, when anything must be compiled; to be asked for before any kernel is loaded."""
+def on_first(begin: Callable[[], None] | None) -> None:
+    """Have `begin` called once, when anything must be compiled; None calls nothing any more."""
     global _begin
     _begin = begin
 

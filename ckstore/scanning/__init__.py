@@ -1,1 +1,1 @@
-"""What is to be ingested, read once."""
+"""Reads what is to be ingested: files, directories and state dicts."""

@@ -77,7 +77,7 @@ class InputFile:
         return self._opened().pread(offset, length)
 
     def read_into(self, offset: int, target: memoryview) -> None:
-        """Fill `target` (bytes) with what stands from `offset` on; raises `InputError` where the file is shorter."""
+        """Fill `target` (bytes) from `offset` on; raises `InputError` where the file is shorter."""
         self._opened().read_into(offset, target)
 
     def _opened(self) -> _OpenFile:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from ckstore.errors import InputError
-from ckstore.formats import step_of
-from ckstore.scanning.scan import ScannedVersion, open_directory, open_file
+from ckstore.formats import parse, parse_opaque, step_of
+from ckstore.formats.layout import FileLayout
+from ckstore.scanning.files import InputFile, OpenFiles
+from ckstore.scanning.scanned import ScannedFile, ScannedVersion
 
 
 def open_source(source: str | os.PathLike[str] | Any, store: Path, *, force: bool) -> ScannedVersion:
@@ -72,3 +75,60 @@ def _told_step(scanned: ScannedVersion, name: str) -> int | None:
             if isinstance(value, int):
                 return value
     return step_of(name)
+
+
+def open_file(path: Path, *, force: bool) -> ScannedFile:
+    """Parse one file that is a checkpoint by itself."""
+    try:
+        path.name.encode("utf-8")
+    except UnicodeEncodeError:
+        shown = str(path).encode("utf-8", "backslashreplace").decode()
+        raise InputError(f"The name {shown} is not UTF-8; rename it, then ingest again.") from None
+    source = InputFile(path, OpenFiles())
+    layout = _parse(source, path.name, force=force, lone=True)
+    return ScannedFile(path.name, source, layout, source.mode, source.mtime_ns)
+
+
+def open_directory(path: Path, *, force: bool) -> ScannedVersion:
+    """Parse all files of a directory tree."""
+    from ckstore.formats.directory import require_checkpoint, scan
+
+    version = ScannedVersion([], is_directory=True)
+    entries = scan(path)
+    opened = OpenFiles()
+    for entry in entries:
+        if entry.kind == "symlink":
+            version.links.append((entry.path, entry.target or ""))
+        elif entry.kind == "directory":
+            version.directories.append((entry.path, entry.mode))
+        else:
+            source = InputFile(path / entry.path, opened)
+            layout = _parse(source, entry.path, force=force, lone=False)
+            version.files.append(ScannedFile(entry.path, source, layout, source.mode, source.mtime_ns))
+    if not any(file.layout.tensors for file in version.files):
+        require_checkpoint(path, entries)
+    return version
+
+
+def _parse(source: InputFile, name: str, *, force: bool, lone: bool) -> FileLayout:
+    try:
+        return parse(source, name, lone=lone)
+    except InputError:
+        if not force or source.size == 0:
+            raise
+        return parse_opaque(source)
+
+
+def tree_size(path: Path) -> int:
+    """Bytes of a file, or of all files below a directory."""
+    if path.is_dir():
+        return sum(entry.stat().st_size for entry in _walk(path))
+    return path.stat().st_size
+
+
+def _walk(path: Path) -> Iterator[os.DirEntry[str]]:
+    for entry in os.scandir(path):
+        if entry.is_dir(follow_symlinks=False):
+            yield from _walk(Path(entry.path))
+        elif entry.is_file(follow_symlinks=False):
+            yield entry

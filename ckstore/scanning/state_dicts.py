@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ckstore.formats.torch.state_dict import StateDictSource
-from ckstore.scanning.scan import ScannedFile, ScannedVersion
+from ckstore.scanning.scanned import ScannedFile, ScannedVersion
 
 #: Name of the file that a state dict becomes.
 FILE_NAME = "state_dict.pt"

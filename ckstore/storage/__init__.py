@@ -1,1 +1,1 @@
-"""Where a store's bytes and rows stand: packs, log and catalog. Nothing here knows what a float is."""
+"""A store's bytes and rows: packs, log and catalog; nothing here knows what a float is."""

@@ -1,4 +1,4 @@
-"""The index of a store: runs, versions, tags, packs, and where the object of an id stands; one SQLite file."""
+"""The index of a store: runs, versions, tags, packs, and where the object of an id is; one SQLite file."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ class Catalog:
         Raises
         ------
         NoStoreError
-            The directory is no store.
+            The directory is not a store.
         LockedError, IntegrityError, FormatVersionError
         """
         if not root.is_store(store):
-            raise NoStoreError(f"{store} is no store; run `ckstore init`, or name another one with --store.")
+            raise NoStoreError(f"{store} is not a store; run `ckstore init`, or name another one with --store.")
         return cls(store, mode, timeout)
 
     @classmethod
@@ -77,7 +77,7 @@ class Catalog:
         Raises
         ------
         ConflictError
-            Something stands there already.
+            Something is there already.
         """
         root.create_layout(store)
         path = store / root.CATALOG
@@ -87,7 +87,7 @@ class Catalog:
             try:
                 os.link(temporary, path)
             except FileExistsError:
-                raise ConflictError(f"{store} is a store already; use it as it is.") from None
+                raise ConflictError(f"{store} is already a store; use it as it is.") from None
             except OSError:
                 # A file system without hard links: two processes that make one store at once is not worth more.
                 os.replace(temporary, path)
@@ -187,11 +187,11 @@ class Catalog:
         return self._contents.find(keys)
 
     def lattices_in(self, pack: str) -> list[tuple[int, int]]:
-        """(key, slot) of every lattice whose present encoding stands in a pack. Reads the whole table."""
+        """(key, slot) of every lattice whose present encoding is in a pack. Reads the whole table."""
         return self._lattices.within(pack)
 
     def contents_in(self, pack: str) -> list[tuple[int, int]]:
-        """(key, slot) of every content that stands in a pack. Reads the whole table."""
+        """(key, slot) of every content that is in a pack. Reads the whole table."""
         return self._contents.within(pack)
 
     def placed_lattices(self) -> dict[str, dict[int, int]]:
@@ -225,7 +225,7 @@ class Catalog:
                 self._connection.execute("INSERT INTO meta VALUES (?, ?)", [_POLICY + run, text])
 
     def unreferenced_packs(self) -> list[PackRow]:
-        """Packs in which nothing stands that a version needs: no manifest, no blob, no lattice and no content."""
+        """Packs with nothing that a version needs: no manifest, no blob, no lattice and no content."""
         rows = self._connection.rows(
             "SELECT name, kind, bytes, created FROM packs WHERE id NOT IN"
             " (SELECT pack FROM versions UNION SELECT pack FROM version_packs"
@@ -332,18 +332,18 @@ class Catalog:
         packs : sequence of PackInfo
             Packs that are not in the catalog yet; they lie in the store already.
         lattices, contents : iterable of (key, pack name, slot)
-            Where the objects of this version stand. A key that is there already keeps its place.
+            Where the objects of this version are. A key that is there already keeps its place.
         references : iterable of str
-            Names of the packs of other versions in which blobs of this one stand: they must be in the catalog.
+            Names of the packs of other versions in which blobs of this one are: they must be in the catalog.
         replace : bool
-            Forget the version that stands at the same run and step; its children get its parent.
+            Forget the version that is at the same run and step; its children get its parent.
         requires_lattices, requires_contents : sequence of int
             Keys of older objects that this version refers to: they must still be there.
 
         Raises
         ------
         ConflictError
-            The same run and step stands there already, the version it would replace is tagged, a `gc` removed what
+            There is a version at that run and step already, the version it would replace is tagged, a `gc` removed what
             this version refers to, or its number was given to another version while the catalog was rebuilt.
         NotFoundError
             The parent is gone.
@@ -389,7 +389,7 @@ class Catalog:
         row : VersionRow
             Of a version that is there; its pack is known already.
         references : iterable of str
-            Names of the packs in which blobs of it stand.
+            Names of the packs in which blobs of it are.
         """
         with self.transaction():
             [[pack]] = self._connection.rows("SELECT id FROM packs WHERE name = ?", [row.pack])
@@ -412,22 +412,22 @@ class Catalog:
             )
 
     def move_lattices(self, placements: Iterable[Placement]) -> None:
-        """Say where lattices stand from now on (`rebase`), whether they were known or not."""
+        """Say where lattices are from now on (`rebase`), whether they were known or not."""
         with self.transaction():
             self._lattices.place(placements, displace=True)
 
     def move_contents(self, placements: Iterable[Placement]) -> None:
-        """Say where contents stand from now on (re-anchored exact layers), whether they were known or not."""
+        """Say where contents are from now on (re-anchored exact layers), whether they were known or not."""
         with self.transaction():
             self._contents.place(placements, displace=True)
 
     def remove_lattices(self, keys: Iterable[int]) -> int:
-        """Forget where lattices stand; returns how many were known."""
+        """Forget where lattices are; returns how many were known."""
         with self.transaction():
             return self._lattices.remove(keys)
 
     def remove_contents(self, keys: Iterable[int]) -> int:
-        """Forget where contents stand (`thin`); returns how many were known."""
+        """Forget where contents are (`thin`); returns how many were known."""
         with self.transaction():
             return self._contents.remove(keys)
 
@@ -448,7 +448,7 @@ class Catalog:
                 self._connection.execute("DELETE FROM meta WHERE value = ?", [name])
 
     def replace_pack(self, former: str, pack: Any, manifest: Any) -> None:
-        """Put a pack in the place of another one: manifests and blobs that stood in that stand in this from now on.
+        """Put a pack in the place of another one: the manifests and blobs of that are in this from now on.
 
         Parameters
         ----------

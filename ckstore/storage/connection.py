@@ -190,7 +190,7 @@ class Connection:
         found = self.rows("PRAGMA user_version")[0][0]
         application = self.rows("PRAGMA application_id")[0][0]
         if application != APPLICATION:
-            raise IntegrityError(f"{self.path} is no catalog of ckstore; run `ckstore recover` to rebuild it.")
+            raise IntegrityError(f"{self.path} is not a catalog of ckstore; run `ckstore recover` to rebuild it.")
         if found > FORMAT:
             raise FormatVersionError(
                 f"{self.path} has format {found}, this ckstore reads up to {FORMAT}; install a later ckstore."
@@ -209,7 +209,7 @@ class Connection:
 
 
 def create_file(path: Path) -> None:
-    """Make an empty catalog at a path where nothing stands, durably."""
+    """Make an empty catalog at a path that is free, durably."""
     from ckstore.storage.migrations import migrate
 
     database = sqlite3.connect(path, isolation_level=None)

@@ -1,4 +1,4 @@
-"""How files come to stand on disk for good: temporary names, fsync, rename, and what is said when the disk is full."""
+"""Durable files: temporary names, fsync, rename, and what is said when the disk is full."""
 
 from __future__ import annotations
 

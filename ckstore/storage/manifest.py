@@ -82,7 +82,7 @@ def decode_manifest(data: bytes) -> tuple[dict[str, Any], dict[str, bytes]]:
     except (ValueError, TypeError, KeyError, RuntimeError, RecursionError) as error:
         raise _damaged(str(error)) from error
     if not isinstance(document, dict):
-        raise _damaged("its document is no object")
+        raise _damaged("its document is not an object")
     return document, blobs
 
 

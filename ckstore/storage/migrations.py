@@ -39,7 +39,7 @@ def migrate(connection: sqlite3.Connection, version: int) -> None:
 # `slot` is the position of the object in its pack's manifest. `key` is the first 63 bits of an id (`catalog.key`).
 # Keys are spread evenly, so that every new row of a large table touches a page of its own. They go into a small table
 # first and are moved on by the tens of thousands; a row of the small table counts instead of one in the large table.
-# `version_packs` holds the packs that a version's manifest and blobs stand in.
+# `version_packs` holds the packs that a version's manifest and blobs are in.
 # Numbers of versions are handed out by `reservations` and never reused (AUTOINCREMENT remembers the largest).
 _FORMAT_1 = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;

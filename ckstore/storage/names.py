@@ -65,7 +65,7 @@ def resolve(catalog: Versions, spec: str | int) -> VersionRow:
     Raises
     ------
     NotFoundError
-        Nothing has that name, or several ids begin so; near matches stand in the message.
+        Nothing has that name, or several ids begin so; the message names near matches.
     """
     text = str(spec).strip()
     number = int(text) if text.isascii() and text.isdecimal() else -1

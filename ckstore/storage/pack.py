@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 PackKind = Literal["coarse", "exact"]
-#: The format version that stands in the attributes of a pack's root group.
+#: The format version in the attributes of a pack's root group.
 FORMAT = 1
 
 _SUFFIXES: dict[PackKind, str] = {"coarse": ".zip", "exact": ".exact.zip"}
@@ -37,7 +37,7 @@ _BYTES_CODEC = {"name": "bytes", "configuration": {"endian": "little"}}
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class PackEntry:
     """Where the bytes of one array lie inside a pack file.
 
     Attributes
@@ -128,7 +128,7 @@ class PackWriter:
         inner_codecs: Sequence[Mapping[str, Any]],
         attributes: Mapping[str, Any] | None,
         payloads: Sequence[Buffer | None],
-    ) -> Entry:
+    ) -> PackEntry:
         """Add a one-dimensional array whose encoded chunks lie in one shard.
 
         Parameters
@@ -180,7 +180,7 @@ class PackWriter:
 
     def add_bytes(
         self, name: str, data: Buffer | Sequence[Buffer], attributes: Mapping[str, Any] | None = None
-    ) -> Entry:
+    ) -> PackEntry:
         """Add bytes as an array of uint8 in one chunk.
 
         Parameters
@@ -205,7 +205,7 @@ class PackWriter:
         self._add_metadata(name, _array_metadata(size, size, "uint8", {"name": "bytes"}, attributes))
         return self._add_chunk(name, views)
 
-    def add_copy(self, name: str, metadata: Mapping[str, Any], data: Buffer) -> Entry:
+    def add_copy(self, name: str, metadata: Mapping[str, Any], data: Buffer) -> PackEntry:
         """Add an array as another pack holds it.
 
         Parameters
@@ -282,10 +282,10 @@ class PackWriter:
         with durable.disk_full_explained(self._directory, len(data)):
             self._zip.add_deflated(f"{name}/zarr.json" if name else "zarr.json", data)
 
-    def _add_chunk(self, name: str, views: Sequence[memoryview]) -> Entry:
+    def _add_chunk(self, name: str, views: Sequence[memoryview]) -> PackEntry:
         size = sum(view.nbytes for view in views)
         with durable.disk_full_explained(self._directory, size):
-            entry = Entry(*self._zip.add_stored(f"{name}/c/0", views))
+            entry = PackEntry(*self._zip.add_stored(f"{name}/c/0", views))
             self._writeback.wrote(size)
         return entry
 

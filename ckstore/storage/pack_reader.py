@@ -15,7 +15,7 @@ from typing import Any
 from ckstore.errors import IntegrityError
 from ckstore.runtime.lru import Lru
 from ckstore.storage import root
-from ckstore.storage.pack import Entry, PackInfo, digest_file, parse_pack_name
+from ckstore.storage.pack import PackEntry, PackInfo, digest_file, parse_pack_name
 from ckstore.storage.zip_records import (
     CENTRAL,
     CENTRAL_MAGIC,
@@ -91,7 +91,7 @@ class PackReader:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def read_into(self, pack: str, offset: int, target: memoryview) -> None:
-        """Fill `target` (bytes) with what stands from `offset` on of a pack.
+        """Fill `target` (bytes) from `offset` of a pack on.
 
         Raises
         ------
@@ -123,7 +123,7 @@ class PackReader:
         except FileNotFoundError:
             raise _missing(pack) from None
 
-    def find_entry(self, pack: str, member: str) -> Entry:
+    def find_entry(self, pack: str, member: str) -> PackEntry:
         """Where the bytes of a stored zip member lie, from the pack's own directory.
 
         Parameters
@@ -154,7 +154,7 @@ class PackReader:
         header = read_local(self.pread(pack, offset, LOCAL.size))
         if header.magic != LOCAL_MAGIC or size < 0:
             raise IntegrityError(f"Pack {pack} has a damaged header for {member}; restore the pack from a copy.")
-        return Entry(offset + LOCAL.size + header.name_length + header.extra_length, size)
+        return PackEntry(offset + LOCAL.size + header.name_length + header.extra_length, size)
 
     def _last_member(self, pack: str, member: str) -> tuple[int, int] | None:
         """Where the header of a stored member lies and how long it is, if it is the last one: so are manifests.
@@ -212,7 +212,7 @@ class PackReader:
     def _path(self, pack: str) -> Path:
         # Names come out of the catalog, which may have been made by someone else.
         if parse_pack_name(str(pack)) is None:
-            raise IntegrityError(f"{pack!r} is no name of a pack; run `ckstore recover` to rebuild the catalog.")
+            raise IntegrityError(f"{pack!r} is not the name of a pack; run `ckstore recover` to rebuild the catalog.")
         return self._directory / pack
 
     def _opened(self, pack: str) -> _OpenPack:

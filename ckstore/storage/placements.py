@@ -1,4 +1,4 @@
-"""Where the objects of ids stand: the two large tables of the catalog, each with a small one in front of it."""
+"""Where the objects of ids are: the two large tables of the catalog, each with a small one in front of it."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ class Placements:
             raise ConflictError("An object that this version refers to was removed meanwhile; ingest it again.")
 
     def within(self, pack: str) -> list[tuple[int, int]]:
-        """(key, slot) of everything that stands in a pack, by slot. Reads the whole table."""
+        """(key, slot) of everything that is in a pack, by slot. Reads the whole table."""
         return self._connection.rows(
             f"SELECT key, slot FROM {self._name} WHERE pack = (SELECT id FROM packs WHERE name = ?) ORDER BY slot",
             [pack],
         )
 
     def by_pack(self) -> dict[str, dict[int, int]]:
-        """Key by slot of everything that stands anywhere, by the name of the pack."""
+        """Key by slot of everything, by the name of the pack."""
         names = dict(self._connection.rows("SELECT id, name FROM packs"))
         found: dict[str, dict[int, int]] = {}
         for key, pack, slot in self._connection.rows(f"SELECT key, pack, slot FROM {self._name}"):
@@ -75,7 +75,7 @@ class Placements:
         return int(count)
 
     def place(self, placements: Iterable[Placement], *, displace: bool) -> None:
-        """Say where objects stand.
+        """Say where objects are.
 
         Parameters
         ----------
@@ -97,7 +97,7 @@ class Placements:
                     raise UsageError(f"Pack {pack} is not in the catalog; add it in the same transaction.")
                 identifiers[pack] = found[0][0]
             rows.append((key, identifiers[pack], slot))
-        # In key order the tree is walked once instead of searched anew for every row.
+        # In key order the tree is walked once instead of searched again for every row.
         rows.sort()
         if displace:
             statement = f"INSERT OR REPLACE INTO recent_{self._name} VALUES (?, ?, ?)"
@@ -110,7 +110,7 @@ class Placements:
         self._settle()
 
     def remove(self, keys: Iterable[int]) -> int:
-        """Forget where objects stand; returns how many were known."""
+        """Forget where objects are; returns how many were known."""
         known = [(key,) for key in sorted(self.find(keys))]
         for part in ("recent", "settled"):
             self._connection.execute_many(f"DELETE FROM {part}_{self._name} WHERE key = ?", known)

@@ -36,7 +36,7 @@ def create_layout(root: Path) -> None:
             raise ConflictError(f"{root} is a file; choose another path for the store.")
         foreign = [name for name in os.listdir(root) if name not in (PACKS, LOG) and not name.startswith(".tmp-")]
         if (root / CATALOG).exists():
-            raise ConflictError(f"{root} is a store already; choose another path or use it as it is.")
+            raise ConflictError(f"{root} is already a store; choose another path or use it as it is.")
         if any((root / name).is_dir() and os.listdir(root / name) for name in (PACKS, LOG)):
             raise ConflictError(f"{root} is a store that lost its catalog; run `ckstore recover` to build it again.")
         if foreign:
@@ -63,7 +63,7 @@ def find_store(start: Path | None = None) -> Path:
     named = os.environ.get(VARIABLE)
     if named:
         if not is_store(Path(named)):
-            raise NoStoreError(f"${VARIABLE} names {named}, which is no store; correct it or run `ckstore init`.")
+            raise NoStoreError(f"${VARIABLE} names {named}, which is not a store; correct it or run `ckstore init`.")
         return Path(named)
     begin = (start or Path.cwd()).absolute()
     for directory in (begin, *begin.parents):

@@ -1,4 +1,4 @@
-"""The rows of the catalog as plain values, and the key under which an id stands in it."""
+"""The rows of the catalog as plain values, and the key that an id has in it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-#: (key, pack name, slot): where the object of an id stands.
+#: (key, pack name, slot): where the object of an id is.
 Placement = tuple[int, str, int]
 
 

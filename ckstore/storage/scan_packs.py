@@ -9,7 +9,7 @@ from typing import Any
 
 from ckstore.errors import FormatVersionError, IntegrityError
 from ckstore.storage import manifest
-from ckstore.storage.pack import Entry, PackInfo, parse_pack_name
+from ckstore.storage.pack import PackEntry, PackInfo, parse_pack_name
 from ckstore.storage.pack_reader import PackReader
 
 
@@ -18,7 +18,7 @@ class ScannedPack:
     """A pack that is what its name says, and its manifest; `entry` is where that lies."""
 
     info: PackInfo
-    entry: Entry
+    entry: PackEntry
     document: dict[str, Any]
     blobs: dict[str, bytes]
 
@@ -72,7 +72,7 @@ def scan_pack(reader: PackReader, info: PackInfo) -> ScannedPack | DamagedPack:
     try:
         parsed = parse_pack_name(info.name)
         if parsed is None or reader.digest(info.name) != parsed[0]:
-            raise IntegrityError("its bytes are not those that its name stands for")
+            raise IntegrityError("its bytes do not have the digest that is its name")
         found = _scan(reader, info)
         _place(found)
     except FormatVersionError:

@@ -64,7 +64,7 @@ def test_ingest(ckstore, place: Path, options: list[str]) -> None:
         (["--fidelity", "exact", "--quality", "2"], "leave --fidelity exact out"),
         (["--fidelity", "exact", "--max-abs-error", "1"], "leave --fidelity exact out"),
         (["--fidelity", "exact", "--scheme", "lattice"], "leave --fidelity exact out"),
-        (["--quality", "0"], "quality"),
+        (["--quality", "0"], "Quality must be between 0.125 and 64, not 0.0"),
         (["--max-abs-error", "-1"], "bound"),
         (["--max-abs-error", "nan"], "bound"),
         (["--max-rel-error", "1e-2", "--scheme", "lc"], "lc"),

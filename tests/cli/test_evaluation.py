@@ -131,7 +131,7 @@ def test_ingest(ckstore, place: Path) -> None:
     [
         (["--max-degradation", "1%"], 2, "give both"),
         (["--eval", "true {}"], 2, "give both"),
-        (["--max-degradation", "x", "--eval", "true {}"], 2, "no number such as"),
+        (["--max-degradation", "x", "--eval", "true {}"], 2, "not a number such as"),
         (["--max-degradation", "-1%", "--eval", "true {}"], 2, "0 or more"),
         (["--max-degradation", "1%", "--eval", "true"], 2, "no {}"),
         (["--max-degradation", "1%", "--eval", "'"], 2, "quotes"),

@@ -89,7 +89,7 @@ def test_no_store(ckstore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, argu
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("CKSTORE", raising=False)
     assert "ckstore init" in ckstore(*arguments, code=10).sentence
-    assert "is no store" in ckstore("--store", "elsewhere", *arguments, code=10).sentence
+    assert "is not a store" in ckstore("--store", "elsewhere", *arguments, code=10).sentence
     assert list(tmp_path.iterdir()) == []
 
 

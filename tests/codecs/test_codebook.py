@@ -245,7 +245,7 @@ for dtype in CODEBOOK_DTYPES:
     lattice = CodebookLattice(dtype, np.unique(np.concatenate((words.view(np.float32), -words.view(np.float32)))[:255]))
     indices = lattice.nearest(differences(bits, base, dtype))
     for array in (indices, lattice.add(base, indices), lattice.values(indices), differences(bits, base, dtype)):
-        array.tofile(sys.stdout.buffer)
+        sys.stdout.buffer.write(array.tobytes())
 """
 
 

@@ -33,7 +33,7 @@ def sane(data: bytes) -> FileLayout | None:
         layout = parse(BytesSource(data), "x")
     except InputError as error:
         message = str(error)
-        assert message.startswith("x is no sound ")
+        assert message.startswith("x is not a sound ")
         assert message.endswith("--force stores its bytes as they are.")
         assert len(message) < 400
         assert message.isprintable()

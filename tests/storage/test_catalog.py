@@ -26,7 +26,7 @@ from ckstore.errors import (
 )
 from ckstore.storage import connection, placements, root
 from ckstore.storage.catalog import Catalog, VersionRow, key, replace_catalog
-from ckstore.storage.pack import Entry, PackInfo
+from ckstore.storage.pack import PackEntry, PackInfo
 from tests.storage.version_writer import identifier, write_version
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -529,7 +529,7 @@ def test_a_pack_in_the_place_of_another(filled):
     for former, name in zip([first.pack, names[0]], names, strict=True):
         keys = filled.lattices_in(former)
         with filled.transaction():
-            filled.replace_pack(former, PackInfo(name, 7, "coarse"), Entry(3, 4))
+            filled.replace_pack(former, PackInfo(name, 7, "coarse"), PackEntry(3, 4))
             filled.move_lattices((number, name, slot + 1) for number, slot in keys)
             filled.move_contents((number, name, slot + 1) for number, slot in filled.contents_in(former))
             filled.remove_packs([former])

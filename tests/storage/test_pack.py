@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from ckstore.errors import CkstoreError, IntegrityError, UsageError
 from ckstore.storage import pack as pack_module
-from ckstore.storage.pack import Entry, PackWriter
+from ckstore.storage.pack import PackEntry, PackWriter
 from ckstore.storage.pack_reader import PackReader, read_shard_index
 
 BYTES = [{"name": "bytes", "configuration": {"endian": "little"}}]
@@ -69,7 +69,7 @@ def test_zarr_reads_sharded_arrays(tmp_path_factory, count, chunk, nonzero, dtyp
     assert reader.find_entry(info.name, "other/c/0") == other
 
 
-def write(store: Path, content: bytes = b"content", kind: pack_module.PackKind = "coarse") -> tuple[str, Entry]:
+def write(store: Path, content: bytes = b"content", kind: pack_module.PackKind = "coarse") -> tuple[str, PackEntry]:
     with PackWriter(store, kind) as writer:
         entry = writer.add_bytes("manifest", content)
         return writer.finish().name, entry
@@ -197,7 +197,7 @@ def test_short_missing_and_misnamed_packs(store):
     for read in (reader.size, reader.digest, lambda pack: reader.find_entry(pack, "manifest/c/0")):
         with pytest.raises(IntegrityError, match=absent):
             read(absent)
-        with pytest.raises(IntegrityError, match="no name of a pack"):
+        with pytest.raises(IntegrityError, match="not the name of a pack"):
             read("../catalog.sqlite")
     reader.forget(name)
     os.truncate(path, entry.offset + 2)

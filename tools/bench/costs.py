@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+from scipy.optimize import nnls
 
 import ckstore
-from ckstore.lineage.cost import WEIGHTS, Work, cost
+from ckstore.lineage.cost import Work, cost
 from ckstore.objects.restore_cost import restore_work
-from ckstore.reading.checkout import checkout
 from tools.bench import series as catalogue
 
 
@@ -29,29 +29,21 @@ def measure(series: catalogue.Series, scratch: Path, repeat: int) -> Iterator[tu
     for number in numbers:
         with ckstore.open(root, "r") as store:
             version = store[number]
-            contents = {content for _, content in version.document.objects if content}
-            works[number] = restore_work(store.reader, contents, version.layout.files)
+            works[number] = restore_work(store.repository.reader, set(version.document.objects), version.layout.files)
     for _ in range(repeat + 1):
         for number in numbers:
             with ckstore.open(root, "r") as store:
                 begin = time.perf_counter()
-                checkout(store[number], out, force=True)
+                store[number].checkout(out, force=True)
                 times[number].append(time.perf_counter() - begin)
     for number in numbers:
         yield number, *works[number], float(np.median(times[number][1:]))
 
 
 def fit(works: list[Work], seconds: list[float]) -> list[float]:
-    """Weights that are not negative and make the relative errors smallest, by projected coordinate descent."""
+    """Weights that are not negative and make the relative errors smallest."""
     design = np.array(works, np.float64) / np.array(seconds)[:, None] / 1e9
-    weights = np.array(WEIGHTS, np.float64)
-    for _ in range(20_000):
-        for column in range(design.shape[1]):
-            norm = float(design[:, column] @ design[:, column])
-            if norm:
-                rest = 1.0 - design @ weights + design[:, column] * weights[column]
-                weights[column] = max(0.0, float(design[:, column] @ rest) / norm)
-    return [float(weight) for weight in weights]
+    return [float(weight) for weight in nnls(design, np.ones(len(works)))[0]]
 
 
 def main() -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import ckstore
 from ckstore.operations.ledger import order0_bits
-from ckstore.reading.checkout import checkout
 from tools.bench.chains import time_ratio
 from tools.bench.series import Series
 
@@ -71,7 +70,7 @@ def measure(series: Series, work: Path) -> Ours:
             store.ingest(path, run=run, step=step)
             totals.append(size_of(root))
         for step, path in enumerate(series.versions):
-            checkout(store[f"{run}@{step}"], out, force=True)
+            store[f"{run}@{step}"].checkout(out, force=True)
             if _contents(out) != _contents(path):
                 raise AssertionError(f"{path} does not come back byte for byte")
         rows = store.versions()
@@ -87,10 +86,10 @@ def measure(series: Series, work: Path) -> Ours:
 
         def prepare(path: Path, number: int) -> Callable[[], None]:
             # Opened for every call: a store remembers chunks that it has decoded.
-            return partial(checkout, ckstore.open(path, mode="r")[number], out, force=True)
+            return partial(ckstore.open(path, mode="r")[number].checkout, out, force=True)
 
         factor = time_ratio(partial(prepare, root, deepest.number), partial(prepare, full, rows[0].number))
-        entropy, coded = order0_bits(store)
+        entropy, coded = order0_bits(store.repository)
         return Ours(
             total=totals[-1],
             later=totals[-1] - totals[0],

@@ -9,20 +9,27 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ckstore.policy import FIDELITIES
+from tools.bench.speed_bench import Bench
+from tools.bench.speed_figures import Section, digits
+
 #: Tensors are square matrices of this many rows: 64 MiB each, as the larger ones of a language model are.
 ROWS = 4096
+
+#: Size in MB (10^6 bytes) of the checkpoints of the speed benchmark's row.
+MEGABYTES = 1000
 
 #: Seconds between two looks at a process.
 INTERVAL = 0.002
 
-INGEST = "import sys, ckstore; ckstore.open(sys.argv[1]).ingest(sys.argv[2], run='a')"
+INIT = "import sys, ckstore; ckstore.init(sys.argv[1])"
+INGEST = "import sys, ckstore; ckstore.open(sys.argv[1]).ingest(sys.argv[2], run='a', fidelity=sys.argv[3])"
 CHECKOUT = "import sys, ckstore; ckstore.open(sys.argv[1], 'r')[sys.argv[2]].checkout(sys.argv[3])"
 
 
@@ -95,26 +102,40 @@ def _anonymous(status: Path) -> int:
     return sum(1024 * int(fields[name].split()[0]) for name in ("RssAnon", "RssShmem", "VmSwap") if name in fields)
 
 
-def measure(megabytes: int, container: str, work: Path) -> Iterator[Peak]:
+def measure(megabytes: int, container: str, work: Path, fidelity: str = "exact") -> Iterator[Peak]:
     """Two versions in, the second one out; the files are made first and removed with `work`."""
     count = max(1, round(megabytes * 1e6 / (4 * ROWS * ROWS)))
     write = write_safetensors if container == "safetensors" else write_torch
     suffix = "safetensors" if container == "safetensors" else "pt"
     store = work / "store"
     python = [sys.executable, "-c"]
-    subprocess.run([*python, "import sys, ckstore; ckstore.init(sys.argv[1])", str(store)], check=True)
-    yield _peak(
-        "imports alone",
-        [*python, "import ckstore.operations.ingest, ckstore.reading.checkout, ckstore.kernels.lattice"],
-        0,
-    )
+    yield _peak("imports, an empty store", [*python, INIT, str(store)], 0)
     for version, name in enumerate(["first version in", "second version in"]):
         path = work / f"step{version}.{suffix}"
         write(path, count, version)
         size = path.stat().st_size
-        yield _peak(name, [*python, INGEST, str(store), str(path)], size)
+        yield _peak(name, [*python, INGEST, str(store), str(path), fidelity], size)
         path.unlink()
     yield _peak("second version out", [*python, CHECKOUT, str(store), "latest", str(work / "out")], size)
+
+
+def memory(bench: Bench) -> Section:
+    """The table as a row of the speed benchmark, for both fidelities."""
+    rows = [["what", "exact, MB", "coarse, MB"]]
+    found = []
+    for fidelity in FIDELITIES:
+        bench.report(f"memory, {fidelity}")
+        with tempfile.TemporaryDirectory(dir=bench.work) as work:
+            found.append(list(measure(MEGABYTES, "safetensors", Path(work), fidelity)))
+    rows += [
+        [exact.what, digits(exact.megabytes), digits(coarse.megabytes)] for exact, coarse in zip(*found, strict=True)
+    ]
+    return Section(
+        "Memory",
+        "Largest anonymous memory of a process, imports included, watched from outside, for checkpoints of "
+        f"{MEGABYTES} MB of float32 weights.",
+        [rows],
+    )
 
 
 def _peak(what: str, command: list[str], size: int) -> Peak:
@@ -123,22 +144,15 @@ def _peak(what: str, command: list[str], size: int) -> Peak:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--megabytes", type=int, default=1000, help="size of a checkpoint (default 1000)")
+    parser = argparse.ArgumentParser(prog="tools/bench/memory", description=__doc__)
+    parser.add_argument("--megabytes", type=int, default=MEGABYTES, help="size of a checkpoint")
     parser.add_argument("--container", choices=["safetensors", "pt"], default="safetensors")
     parser.add_argument("--work", type=Path, help="where files are written: three times their size is needed")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     arguments = parser.parse_args()
-    found: list[dict[str, Any]] = []
+    print(f"{'':24} {'peak, MB':>9} {'seconds':>8} {'GB/s':>6}")
     with tempfile.TemporaryDirectory(dir=arguments.work) as work:
-        if not arguments.json:
-            print(f"{'':20} {'peak, MB':>9} {'seconds':>8} {'GB/s':>6}")
         for peak in measure(arguments.megabytes, arguments.container, Path(work)):
-            found.append(asdict(peak))
-            if not arguments.json:
-                print(f"{peak.what:20} {peak.megabytes:9.1f} {peak.seconds:8.2f} {peak.rate:6.3f}", flush=True)
-    if arguments.json:
-        print(json.dumps(found, indent=1))
+            print(f"{peak.what:24} {peak.megabytes:9.1f} {peak.seconds:8.2f} {peak.rate:6.3f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The series of checkpoints that benchmarks run on: runs trained here and real ones from public repositories."""
+"""The series of checkpoints that benchmarks run on: trained here, from public repositories, or made of noise."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tools import runs
 
@@ -41,6 +42,9 @@ class Series:
         return sum(file.stat().st_size for i in range(len(self.versions)) for file in self.files(i).values())
 
 
+#: What a directory's files are found by: those that `load` can read.
+SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
+
 #: Public series: the pattern of their versions in the data's directory.
 PUBLIC = {
     "willmore_pinn": "willmore_pinn/*.pt",
@@ -54,6 +58,10 @@ PUBLIC = {
 
 #: Runs trained here that figures are given for.
 TRAINED = ("gpt", "cnn", "bf16", "frozen")
+
+#: Width of the synthetic model; the embedding is the largest tensor and has more than ten chunks.
+WIDTH = 512
+WORDS = 6144
 
 
 def find(
@@ -96,6 +104,71 @@ def find(
             else:
                 report(f"{name} left out: no {pattern} in {data}")
     return found
+
+
+def in_directory(directory: Path) -> Series:
+    """The checkpoint files of a directory, by the last number in their names.
+
+    Raises
+    ------
+    ValueError
+        There are fewer than two.
+    """
+    paths = sorted((path for path in directory.glob("*") if path.suffix in SUFFIXES), key=_number)
+    if len(paths) < 2:
+        raise ValueError(f"{directory} needs two checkpoints or more; their names end in {', '.join(SUFFIXES)}.")
+    return Series(directory.resolve().name, tuple(paths))
+
+
+def load(path: Path) -> Any:
+    """The state dict of a checkpoint file, of plain containers and tensors only."""
+    if path.suffix == ".safetensors":
+        from safetensors.torch import load_file
+
+        return load_file(path)
+    import torch
+
+    return torch.load(path, weights_only=True)
+
+
+def write_versions(directory: Path, megabytes: int, count: int) -> list[Path]:
+    """Checkpoints of a transformer whose weights walk at random while its moments forget, by `torch.save`.
+
+    The weights move by about 8 % of their size between two versions, as those of the GPT run in its middle do.
+    """
+    import torch
+
+    generator = torch.Generator().manual_seed(1)
+
+    def noise(shape: torch.Size) -> torch.Tensor:
+        return torch.randn(shape, generator=generator)
+
+    shapes = {"wte.weight": torch.Size((WORDS, WIDTH))}
+    layer = 0
+    while 12 * sum(shape.numel() for shape in shapes.values()) < megabytes * 1_000_000:
+        shapes[f"h.{layer}.attn.weight"] = torch.Size((3 * WIDTH, WIDTH))
+        shapes[f"h.{layer}.up.weight"] = torch.Size((4 * WIDTH, WIDTH))
+        shapes[f"h.{layer}.down.weight"] = torch.Size((WIDTH, 4 * WIDTH))
+        shapes[f"h.{layer}.norm.weight"] = torch.Size((WIDTH,))
+        layer += 1
+    model = {name: noise(shape) * 0.02 for name, shape in shapes.items()}
+    first = {name: noise(shape) * 1e-4 for name, shape in shapes.items()}
+    scale = {}
+    for name, shape in shapes.items():
+        scale[name] = torch.rand((shape[0], *([1] * (len(shape) - 1))), generator=generator) * 1e-8
+    second = {name: (noise(shape) ** 2 + 0.1) * scale[name] for name, shape in shapes.items()}
+    paths = []
+    for step in range(count):
+        state = {
+            number: {"step": torch.tensor(float(step)), "exp_avg": first[name], "exp_avg_sq": second[name]}
+            for number, name in enumerate(shapes)
+        }
+        paths.append(directory / f"step{step:03d}.pt")
+        torch.save({"model": model, "optimizer": {"state": state}, "step": step}, paths[-1])
+        model = {name: value + noise(value.shape) * 0.0016 for name, value in model.items()}
+        first = {name: noise(value.shape) * 1e-4 for name, value in first.items()}
+        second = {name: 0.8 * old + 0.2 * noise(old.shape) ** 2 * scale[name] for name, old in second.items()}
+    return paths
 
 
 def _number(path: Path) -> tuple[float, str]:

@@ -12,21 +12,15 @@ import mmap
 import multiprocessing
 import os
 import resource
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from tools.bench.speed_figures import Spread, Timing
-
-#: Shortest time over which calls of a kernel are timed together, in seconds.
-BATCH = 0.01
+from tools.bench.speed_figures import Timing
 
 #: Bytes of memory that are made ready before anything is timed: more than a round takes.
 _READY = 1 << 30
@@ -43,10 +37,8 @@ class Contender:
     ----------
     name
         What its timings are called.
-    work
-        What is timed, given the round's number.
-    before
-        What has to be done first and is not timed, given the round's number.
+    work, before
+        What is timed, and what has to be done first and is not; both are given the round's number.
     apart
         Name of the process that it is timed in, if not in this one; the work must be picklable then.
     """
@@ -58,17 +50,7 @@ class Contender:
 
 
 def race(contenders: Sequence[Contender], rounds: Sequence[int], *, warm: bool = True) -> dict[str, list[Timing]]:
-    """Timings of every contender, a round after the other: A B A B.
-
-    Parameters
-    ----------
-    contenders
-        In the order in which they run.
-    rounds
-        Numbers of the rounds.
-    warm
-        Run the first round once more before, untimed.
-    """
+    """Timings of every contender, a round after the other: A B A B; `warm` runs the first round once more before."""
     timings: dict[str, list[Timing]] = {contender.name: [] for contender in contenders}
     if warm:
         for contender in contenders:
@@ -94,7 +76,7 @@ def process(name: str) -> ProcessPoolExecutor:
 
 
 def end_processes() -> None:
-    """End all processes that contenders run in: one that was spawned itself would wait for them forever."""
+    """End all processes that contenders run in."""
     while _processes:
         _processes.popitem()[1].shutdown()
 
@@ -112,18 +94,6 @@ def timed(work: Callable[[int], Any], number: int) -> Timing:
     return Timing(seconds, taken)
 
 
-@contextmanager
-def calls_noted(note: Callable[[Any, str, Any], None]) -> Iterator[None]:
-    """Have `note` called with what `sys.setprofile` tells meanwhile, of this thread and of all that are begun."""
-    threading.setprofile(note)
-    sys.setprofile(note)
-    try:
-        yield
-    finally:
-        sys.setprofile(None)
-        threading.setprofile(None)
-
-
 def settle() -> None:
     """Let nothing that was done before be in the way: write it all to the medium, give freed memory to the system.
 
@@ -139,9 +109,8 @@ def settle() -> None:
 def ready_memory() -> None:
     """Have the machine hold the memory that is taken next.
 
-    A virtual machine may give free memory back to its host, and waits for it anew, page by page, for several times as
-    long as writing takes. What overwrites its last file hardly meets that; what keeps its files, as a store does,
-    always would.
+    A virtual machine may give free memory back to its host, and waits for it page by page, for several times as long as
+    writing takes. What overwrites its last file hardly meets that; what keeps its files, as a store does, always would.
     """
     np.empty(_READY, np.uint8)[:: mmap.PAGESIZE] = 1
 
@@ -150,31 +119,3 @@ def processor_seconds() -> float:
     """Processor time of this process and of its children that have ended, user and system together."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in used)
-
-
-def kernel_speeds(calls: Mapping[str, Callable[[], Any]], amount: float, repeat: int) -> dict[str, Spread]:
-    """How much each of some short calls does in a second, in turn.
-
-    Parameters
-    ----------
-    calls
-        By name; each runs in this thread alone.
-    amount
-        What one call does, in the unit of the result.
-    repeat
-        How often each is timed, over `BATCH` seconds or more each time.
-    """
-    counts = {}
-    for name, call in calls.items():
-        call()  # compiled here, where it never was
-        begin = time.perf_counter()
-        call()
-        counts[name] = max(1, round(BATCH / max(time.perf_counter() - begin, 1e-9)))
-    speeds: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(repeat):
-        for name, call in calls.items():
-            begin = time.perf_counter()
-            for _ in range(counts[name]):
-                call()
-            speeds[name].append(amount * counts[name] / (time.perf_counter() - begin))
-    return {name: Spread.of(found) for name, found in speeds.items()}

@@ -1,12 +1,22 @@
-"""Figures of the speed benchmark: what was measured and how far it spreads, beside its goal; as JSON and back."""
+"""Figures of the speed benchmark: what was measured and how far it spreads, as tables of a document."""
 
 from __future__ import annotations
 
+import os
+import platform
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from importlib.metadata import version
 from math import floor, log10
-from typing import Any, Literal, Self
+from pathlib import Path
+from typing import Self
+
+#: Packages that speed depends on.
+_PACKAGES = ("numba", "numpy", "torch")
+
+#: The columns that `compared` fills.
+COMPARED = ["what", "GB/s", "CPU s/GB", "against", "its GB/s", "its CPU s/GB", "stored", "ratio"]
 
 
 @dataclass(frozen=True)
@@ -38,179 +48,50 @@ class Timing:
     processor: float
 
 
-@dataclass(frozen=True)
-class Rate:
-    """How fast bytes went: GB (10^9 bytes) a second on the clock, and median processor seconds a GB."""
+@dataclass
+class Section:
+    """What one row of the benchmark found: what was compared with what, tables with their heads, and notes."""
 
-    speed: Spread
-    processor: float
-
-    @classmethod
-    def of(cls, timings: Sequence[Timing], nbytes: int) -> Self:
-        """Of runs over `nbytes` bytes each."""
-        gigabytes = nbytes / 1e9
-        return cls(
-            Spread.of([gigabytes / timing.seconds for timing in timings]),
-            statistics.median(timing.processor for timing in timings) / gigabytes,
-        )
-
-
-@dataclass(frozen=True)
-class Goal:
-    """What a figure is to be: at least, or less than, a value."""
-
-    sense: Literal[">=", "<"]
-    value: float
-
-    def reached(self, figure: float) -> bool:
-        """Whether a figure is what it is to be."""
-        return figure >= self.value if self.sense == ">=" else figure < self.value
+    title: str
+    about: str
+    tables: list[list[list[str]]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        return f"{'≥' if self.sense == '>=' else '<'} {self.value:g}"
+        return "\n\n".join([self.about, *map(_markdown, self.tables), *self.notes])
 
 
-@dataclass(frozen=True)
-class Line:
-    """One line of a table.
+def compared(
+    what: str,
+    mine: Sequence[Timing],
+    against: str,
+    theirs: Sequence[Timing],
+    nbytes: int,
+    shrinks: float | None = None,
+) -> list[str]:
+    """A row of a table: the speed over that of something else, round by round.
 
-    Attributes
+    Parameters
     ----------
-    what
-        What was measured.
-    figure, unit
-        The figure that is judged: a ratio of speeds (`x`) where there is something to compare with.
-    goal
-        What it is to be; None for what is shown for scale.
-    place
-        Name of the file system that it was measured on, or empty.
-    rate
-        How fast the bytes of the checkpoint went.
-    against, against_rate
-        What it is compared with, and how fast that was in the same rounds.
+    what, mine
+        What was measured, and its timings.
+    against, theirs
+        What it is compared with, and its timings in the same rounds.
+    nbytes
+        Size of the checkpoint.
     shrinks
         Original bytes over stored bytes, where something is stored.
     """
-
-    what: str
-    figure: Spread
-    unit: str
-    goal: Goal | None = None
-    place: str = ""
-    rate: Rate | None = None
-    against: str = ""
-    against_rate: Rate | None = None
-    shrinks: float | None = None
-
-    @classmethod
-    def compared(
-        cls,
-        what: str,
-        mine: Sequence[Timing],
-        against: str,
-        theirs: Sequence[Timing],
-        nbytes: int,
-        *,
-        goal: Goal | None = None,
-        place: str = "",
-        shrinks: float | None = None,
-    ) -> Self:
-        """A speed over that of something else, round by round."""
-        ratios = [other.seconds / own.seconds for own, other in zip(mine, theirs, strict=True)]
-        rates = Rate.of(mine, nbytes), Rate.of(theirs, nbytes)
-        return cls(what, Spread.of(ratios), "x", goal, place, rates[0], against, rates[1], shrinks)
-
-    @property
-    def reached(self) -> bool | None:
-        """Whether the median reaches the goal; None without one."""
-        return None if self.goal is None else self.goal.reached(self.figure.median)
+    ratios = [other.seconds / own.seconds for own, other in zip(mine, theirs, strict=True)]
+    stored = "" if shrinks is None else f"1/{digits(shrinks)}"
+    return [what, *_rate(mine, nbytes), against, *_rate(theirs, nbytes), stored, f"{Spread.of(ratios)} x"]
 
 
-@dataclass(frozen=True)
-class Plot:
-    """Curves of points (x, y) by label.
-
-    Attributes
-    ----------
-    name
-        Part of the file's name.
-    title, horizontal, vertical
-        What stands above it, and along the axes.
-    curves
-        The points.
-    logarithmic
-        Whether the horizontal axis is; the vertical one begins at 0.
-    """
-
-    name: str
-    title: str
-    horizontal: str
-    vertical: str
-    curves: dict[str, list[tuple[float, float]]]
-    logarithmic: bool = False
-
-
-@dataclass(frozen=True)
-class Section:
-    """What one part of the benchmark found.
-
-    Attributes
-    ----------
-    key
-        Its name on the command line.
-    title, about
-        What the document calls it, and what was compared with what.
-    lines, plots
-        The figures.
-    tables
-        Tables that are printed as they are, after the lines: head and rows of each.
-    notes
-        Sentences below the tables: what was left out, and why.
-    measured, options, machine
-        When (ISO date), with which options, and on what: a fact a line.
-    """
-
-    key: str
-    title: str
-    about: str
-    lines: list[Line] = field(default_factory=list)
-    plots: list[Plot] = field(default_factory=list)
-    tables: list[list[list[str]]] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    measured: str = ""
-    options: str = ""
-    machine: list[str] = field(default_factory=list)
-
-    def to_json(self) -> dict[str, Any]:
-        """As containers of plain values."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, document: dict[str, Any]) -> Self:
-        """The inverse of `to_json`."""
-        lines = [_line(line) for line in document["lines"]]
-        plots = []
-        for plot in document["plots"]:
-            curves = {label: [(x, y) for x, y in points] for label, points in plot["curves"].items()}
-            plots.append(Plot(**{**plot, "curves": curves}))
-        return cls(**{**document, "lines": lines, "plots": plots})
-
-
-def _line(document: dict[str, Any]) -> Line:
-    goal = document["goal"]
-    return Line(
-        **{
-            **document,
-            "figure": Spread(**document["figure"]),
-            "goal": None if goal is None else Goal(**goal),
-            "rate": _rate(document["rate"]),
-            "against_rate": _rate(document["against_rate"]),
-        }
-    )
-
-
-def _rate(document: dict[str, Any] | None) -> Rate | None:
-    return None if document is None else Rate(Spread(**document["speed"]), document["processor"])
+def _rate(timings: Sequence[Timing], nbytes: int) -> tuple[str, str]:
+    """GB (10^9 bytes) a second on the clock, and median processor seconds a GB."""
+    gigabytes = nbytes / 1e9
+    speed = Spread.of([gigabytes / timing.seconds for timing in timings])
+    return str(speed), digits(statistics.median(timing.processor for timing in timings) / gigabytes)
 
 
 def digits(number: float) -> str:
@@ -221,3 +102,41 @@ def digits(number: float) -> str:
     rounded = round(number, places)
     # What was rounded up to the next power of ten has one digit more before the point.
     return f"{rounded:,.{max(0, 2 - floor(log10(abs(rounded))))}f}"
+
+
+def _markdown(rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; columns that are empty are left out, all but the first stand to the right."""
+    shown = [number for number in range(len(rows[0])) if any(row[number] for row in rows[1:])]
+    head, *cells = ([row[number] for number in shown] for row in rows)
+    return "\n".join(f"| {' | '.join(line)} |" for line in [head, ["---", *["---:"] * (len(shown) - 1)], *cells])
+
+
+def machine(directory: Path) -> str:
+    """What the machine is, and the file system that a directory lies on; without a name or a path."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    packages = ", ".join(f"{name} {version(name)}" for name in _PACKAGES)
+    return (
+        f"{_processor()}, {len(os.sched_getaffinity(0))} cores, {memory / 2**30:.0f} GiB; {platform.system()} "
+        f"{platform.release().split('-')[0]}, {file_system(directory)}; Python {platform.python_version()}, {packages}"
+    )
+
+
+def file_system(path: Path) -> str:
+    """The kind of file system that a path lies on, as the kernel calls it; `unknown` where it does not say."""
+    found, length = "unknown", -1
+    mounts = Path("/proc/self/mounts")
+    for line in mounts.read_text().splitlines() if mounts.is_file() else ():
+        _, mount, kind, *_ = line.split(" ")
+        directory = Path(mount.encode().decode("unicode_escape"))
+        if path.resolve().is_relative_to(directory) and len(directory.parts) > length:
+            found, length = kind, len(directory.parts)
+    return found
+
+
+def _processor() -> str:
+    """The processor's model; its architecture where the system does not say."""
+    facts = Path("/proc/cpuinfo")
+    for line in facts.read_text().splitlines() if facts.is_file() else ():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.machine()

@@ -1,207 +1,216 @@
-"""The rows of the speed benchmark that are compared with torch.save, torch.load and cp, and the read of one row."""
+"""The table of speeds: storing and restoring beside others, and the read of one row."""
 
 from __future__ import annotations
 
 import filecmp
-from collections.abc import Iterator
-from contextlib import contextmanager
+import shutil
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import ckstore
-from ckstore.policy import Fidelity
-from ckstore.reading.checkout import checkout as write_checkout
-from tools.bench.speed_bench import Bench, Place, deepest
-from tools.bench.speed_clock import kernel_speeds, race
-from tools.bench.speed_contenders import (
-    CHECKOUT,
-    COPY,
-    INGEST,
-    LIVE,
-    LOAD,
-    SAVE,
-    STATE_DICT,
-    by_checkout,
-    by_copy,
-    by_load,
-    by_state_dict,
-    store_in_turn,
-)
-from tools.bench.speed_figures import Goal, Line, Section, Spread
+from ckstore.policy import FIDELITIES, Fidelity
+from tools.bench.keepers import COPY, KEEPERS, LOAD, SAVE, Keeper, Source
+from tools.bench.speed_bench import Bench, deepest
+from tools.bench.speed_clock import Contender, race
+from tools.bench.speed_figures import COMPARED, Section, Spread, compared
 
-#: Ratios of speeds that are to be reached.
-INGEST_GOAL = Goal(">=", 1.0)
-LIVE_GOAL = Goal(">=", 1.3)
-STATE_DICT_GOAL = Goal(">=", 1.0)
-CHECKOUT_GOAL = Goal(">=", 0.8)
-COARSE_GOAL = Goal(">=", 2.0)
+#: What tables call what ckstore does.
+INGEST, LIVE, COARSE_INGEST = "ingest", "live ingest", "coarse ingest"
+CHECKOUT, STATE_DICT = "checkout", "state_dict"
+COARSE, LOWERED = "state_dict, coarse version", "state_dict, exact version read coarsely"
 
-#: A row of a tensor: milliseconds, and per cent of the bytes that a checkout reads.
-ROW_GOAL = Goal("<", 10.0)
-ROW_BYTES_GOAL = Goal("<", 2.0)
+#: Names of the processes that ckstore and torch.load run in.
+_OURS, _THEIRS = "ckstore", "torch"
+
+#: Rows of the largest tensor that lie between two that are read.
+_STRIDE = 173
 
 
-def ingest(bench: Bench) -> Section:
-    """Ingest of files, and coarse ingest for scale."""
-    section = Section(
-        "ingest",
-        "Ingest of a file",
-        "The store is opened, the file is read, hashed, coded against its parent, packed, synced to the medium and "
-        "committed. Against `torch.save` of the same state dict, with `fsync`. Every round takes the next version of "
-        "the run; the first version, which has no parent, is a line of its own.",
-        notes=bench.notes,
-    )
-    for place in bench.places:
-        section.lines.extend(_stored(bench, place, "exact", INGEST, INGEST_GOAL))
-        section.lines.extend(_stored(bench, place, "coarse", INGEST, None))
-    return section
-
-
-def live(bench: Bench) -> Section:
-    """Ingest of state dicts by a process that stays."""
-    section = Section(
-        "live",
-        "Ingest of a state dict in memory",
-        "`store.ingest(state_dict)` in a process that keeps the store open and has ingested the parent version. "
-        "Against `torch.save` of the same state dict, with `fsync`.",
-        notes=bench.notes,
-    )
-    for place in bench.places:
-        section.lines.extend(_stored(bench, place, "exact", LIVE, LIVE_GOAL))
-    return section
-
-
-def _stored(bench: Bench, place: Place, fidelity: Fidelity, way: str, goal: Goal | None) -> Iterator[Line]:
-    what = way if fidelity == "exact" else f"{fidelity} {way}"
-    bench.report(f"{what} on {place.name}")
+def storing(bench: Bench) -> Section:
+    """Ingests beside others."""
+    bench.report("storing")
     paths = bench.series()
-    stored = store_in_turn(paths, place.directory, fidelity=fidelity, live=way == LIVE)
-    mine, theirs = stored.timings[way], stored.timings[SAVE]
     size = paths[0].stat().st_size
-    yield Line.compared(what, mine[1:], SAVE, theirs[1:], size, goal=goal, place=place.name, shrinks=stored.shrinks)
-    yield Line.compared(f"{what}, first version", mine[:1], SAVE, theirs[:1], size, place=place.name)
+    source, packed = Source(bench.work / f"source{paths[0].suffix}"), bench.work / "packed"
+    roots = {name: bench.work / f"in-{number}" for number, name in enumerate((INGEST, LIVE, COARSE_INGEST))}
+    stores = {name: ckstore.init(root) for name, root in roots.items()}
+    sizes: dict[str, int] = {}
 
+    def keep(keeper: Keeper, number: int) -> None:
+        keeper.store(source, packed)
+        sizes[keeper.stores] = packed.stat().st_size
 
-def state_dict(bench: Bench) -> Section:
-    """Versions as state dicts."""
-    section = Section(
-        "state_dict",
-        "A version as a state dict",
-        "`version.state_dict()` of the version with the longest chain, from opening the store on; against `torch.load` "
-        "of the original file.",
-        notes=bench.notes,
+    def take(number: int) -> None:
+        source.take(paths[number])
+
+    def remove(number: int) -> None:
+        packed.unlink(missing_ok=True)
+
+    contenders = [
+        Contender(INGEST, partial(ingest, roots[INGEST], source.path, "exact"), take, _OURS),
+        Contender(COARSE_INGEST, partial(ingest, roots[COARSE_INGEST], source.path, "coarse"), apart=_OURS),
+        Contender(LIVE, lambda number: stores[LIVE].ingest(source.state, run="run", step=number)),
+        *(Contender(keeper.stores, partial(keep, keeper), remove) for keeper in KEEPERS),
+    ]
+    # No round comes twice: a version that the store holds already is ingested in no time.
+    timings = race(contenders, range(len(paths)), warm=False)
+    saves = timings[SAVE]
+    rows = [COMPARED]
+    for name, found in timings.items():
+        shrinks = size / sizes[name] if name in sizes else _shrinks(stores[name])
+        rows.append(compared(name, found[1:], SAVE, saves[1:], size, shrinks))
+        if name in stores:
+            rows.append(compared(f"{name}, first version", found[:1], SAVE, saves[:1], size))
+    for name, store in stores.items():
+        store.close()
+        shutil.rmtree(roots[name])
+    packed.unlink()
+    source.path.unlink()
+    return Section(
+        "Storing",
+        "Every round stores the next version of the run. `ingest`: the store is opened, the file read, hashed, coded "
+        "against its parent, packed, synced to the medium and committed. `live ingest`: `store.ingest(state_dict)` in "
+        "a process that keeps the store open and has ingested the parent. The others write the same version, `fsync` "
+        "included. The ratio is the speed over that of `torch.save` of the same state dict; *stored* is what is left "
+        "of the bytes. The first version has no parent, and is a line of its own.",
+        [rows],
     )
-    section.lines.extend(_loaded(bench, place, "exact", goal=STATE_DICT_GOAL) for place in bench.places)
-    return section
 
 
-def coarse(bench: Bench) -> Section:
-    """Coarse versions as state dicts, and exact ones read coarsely."""
-    section = Section(
-        "coarse",
-        "Coarse values alone",
-        "`state_dict()` of the version with the longest chain of a run that was ingested with fidelity coarse, and of "
-        "an exact version `at_fidelity('coarse')`, whose moments come exactly. Against `torch.load` of the original.",
-        notes=bench.notes,
-    )
-    for place in bench.places:
-        section.lines.append(_loaded(bench, place, "coarse", goal=COARSE_GOAL))
-        section.lines.append(_loaded(bench, place, "exact", lowered=True))
-    return section
+def _shrinks(store: ckstore.Store) -> float:
+    """Original over stored bytes of the versions after the first."""
+    rows = store.versions()[1:]
+    return sum(row.original_bytes for row in rows) / sum(row.stored_bytes for row in rows)
 
 
-def _loaded(bench: Bench, place: Place, fidelity: Fidelity, *, lowered: bool = False, goal: Goal | None = None) -> Line:
-    """State dicts of the deepest version of a store against `torch.load`; `lowered` reads an exact one coarsely."""
-    what = "exact version, read coarsely" if lowered else f"{fidelity} version"
-    bench.report(f"state_dict of {what} on {place.name}")
-    root = bench.store(place, fidelity)
+def restoring(bench: Bench) -> Section:
+    """Checkouts and state dicts beside others."""
+    root, coarse = bench.store(), bench.store("coarse")
+    bench.report("restoring")
     number = deepest(root)
-    with bench.copied(bench.series()[number - 1], place) as original:
-        contenders = [by_state_dict(root, number, "coarse" if lowered else None), by_load(original)]
-        timings = race(contenders, range(bench.settings.repeat))
-        size = original.stat().st_size
-    return Line.compared(what, timings[STATE_DICT], LOAD, timings[LOAD], size, goal=goal, place=place.name)
+    original = bench.series()[number - 1]
+    size = original.stat().st_size
+    out = bench.work / "out"
+    packed = {keeper.restores: bench.work / f"packed-{index}" for index, keeper in enumerate(KEEPERS)}
+    source = Source(bench.work / f"source{original.suffix}")
+    source.take(original)
+    for keeper in KEEPERS:
+        keeper.store(source, packed[keeper.restores])
+    source.state = None
 
+    def remove(_: int) -> None:
+        out.unlink(missing_ok=True)
 
-def checkout(bench: Bench) -> Section:
-    """Versions as files."""
-    section = Section(
-        "checkout",
-        "Checkout to a file",
-        "The version with the longest chain as the file that it was, from opening the store to `fsync`; against `cp` "
-        "of the original, with `fsync`.",
-        notes=bench.notes,
+    def contender(name: str) -> Contender:
+        return Contender(name, partial(_kept, name, packed[name], out), remove, _THEIRS if name == LOAD else "")
+
+    check_out(root, number, out, 0)
+    if not filecmp.cmp(out, original, shallow=False):
+        raise AssertionError(f"version {number} does not come back byte for byte")
+    contenders = [
+        Contender(CHECKOUT, partial(check_out, root, number, out), remove, _OURS),
+        Contender(STATE_DICT, partial(state_dict, root, number, None), apart=_OURS),
+        Contender(COARSE, partial(state_dict, coarse, deepest(coarse), None), apart=_OURS),
+        Contender(LOWERED, partial(state_dict, root, number, "coarse"), apart=_OURS),
+        *map(contender, packed),
+    ]
+    timings = race(contenders, range(bench.repeat))
+    for path in (out, source.path, *packed.values()):
+        path.unlink(missing_ok=True)
+    rows = [COMPARED]
+    for name, found in timings.items():
+        against = COPY if name == CHECKOUT else LOAD
+        rows.append(compared(name, found, against, timings[against], size))
+    return Section(
+        "Restoring",
+        "The version with the longest chain, from opening the store on: as a synced file (`checkout`, against `cp`), "
+        "or as tensors in memory (`state_dict`, against `torch.load`; safetensors maps the file and reads nothing). "
+        "Coarse versions are of a run that was ingested with fidelity coarse; an exact version "
+        "`at_fidelity('coarse')` has its moments exactly. The others are beside `torch.load`.",
+        [rows],
     )
-    for place in bench.places:
-        bench.report(f"checkout on {place.name}")
-        root = bench.store(place)
-        number = deepest(root)
-        out, copy = place.directory / "out.pt", place.directory / "cp.pt"
-        with bench.copied(bench.series()[number - 1], place) as original:
-            timings = race([by_checkout(root, number, out), by_copy(original, copy)], range(bench.settings.repeat))
-            if not filecmp.cmp(out, original, shallow=False):
-                raise AssertionError(f"version {number} does not come back byte for byte")
-            size = original.stat().st_size
-        out.unlink()
-        copy.unlink()
-        mine, theirs = timings[CHECKOUT], timings[COPY]
-        section.lines.append(Line.compared("checkout", mine, COPY, theirs, size, goal=CHECKOUT_GOAL, place=place.name))
-    return section
 
 
 def row(bench: Bench) -> Section:
     """One row of the largest tensor."""
-    section = Section(
-        "row",
-        "One row of a tensor",
-        "One row of the largest tensor of the version with the longest chain: the version is open, and none of its "
-        "chunks is decoded. Bytes read from packs, against those that a checkout of that version reads.",
-    )
-    place = bench.places[0]
+    root, out = bench.store(), bench.work / "out"
     bench.report("row")
-    root = bench.store(place)
     number = deepest(root)
-    out = place.directory / "out.pt"
-    with ckstore.open(root, "r") as store, _counted(store) as whole:
-        write_checkout(store[number], out)
+    before = _bytes_read()
+    check_out(root, number, out, 0)
+    whole = _bytes_read() - before
     out.unlink()
+    shares: list[float] = []
+    opened: list[ckstore.Store] = []
+    tensors: list[Any] = []
+
+    def find(_: int) -> None:
+        opened.append(ckstore.open(root, "r"))
+        version = opened[-1][number]
+        tensors.append(version[max(version, key=lambda path: version[path].size)])
+
+    def read(index: int) -> Any:
+        before = _bytes_read()
+        values = tensors[-1][index * _STRIDE % len(tensors[-1])]
+        shares.append(100 * (_bytes_read() - before) / whole)
+        return values
+
+    timings = race([Contender("row", read, find)], range(bench.repeat))["row"]
+    for store in opened:
+        store.close()
+    time, share = Spread.of([1e3 * timing.seconds for timing in timings]), Spread.of(shares)
+    return Section(
+        "One row of a tensor",
+        "One row of the largest tensor of the version with the longest chain: the version is open, and nothing of its "
+        "tensors was read. Bytes that the process reads, against those that it reads for a checkout of that version.",
+        [[["what", "figure"], ["time", f"{time} ms"], ["bytes read, of a checkout's", f"{share} %"]]],
+    )
+
+
+def _bytes_read() -> int:
+    """Bytes that this process has read from files so far, cached ones included."""
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
+def warm_up(paths: list[Path], directory: Path) -> None:
+    """Store and restore something small, here and where contenders run, so that nothing is loaded while they do."""
+    for apart in ("", _OURS):
+        race([Contender("", partial(_warm, paths, directory), apart=apart)], [0], warm=False)
+    race([Contender("", partial(_kept, LOAD, paths[0], directory), apart=_THEIRS)], [0], warm=False)
+
+
+def _warm(paths: list[Path], directory: Path, _: int) -> None:
+    root, out = directory / "warm", directory / "warm-out"
+    for fidelity in FIDELITIES:
+        ckstore.init(root).close()
+        for step, path in enumerate(paths):
+            ingest(root, path, fidelity, step)
+        state_dict(root, len(paths), None, 0)
+        check_out(root, len(paths), out, 0)
+        out.unlink()
+        shutil.rmtree(root)
+
+
+def ingest(root: Path, source: Path, fidelity: Fidelity, number: int) -> None:
+    """Store a file, from opening the store on."""
+    with ckstore.open(root) as store:
+        store.ingest(source, run="run", step=number, fidelity=fidelity)
+
+
+def check_out(root: Path, number: int, target: Path, _: int) -> None:
+    """A version as a synced file, from opening the store on."""
+    with ckstore.open(root, "r") as store:
+        store[number].checkout(target)
+
+
+def state_dict(root: Path, number: int, fidelity: Fidelity | None, _: int) -> Any:
+    """A version as a state dict, from opening the store on; of a lower fidelity if given."""
     with ckstore.open(root, "r") as store:
         version = store[number]
-        tensor = version[max(version, key=lambda path: version[path].size)]
-        position = 0
-
-        def read() -> Any:
-            nonlocal position
-            store.reader.cache.clear()
-            position = (position + 173) % len(tensor)
-            return tensor[position]
-
-        read()
-        with _counted(store) as one:
-            read()
-        speed = kernel_speeds({"row": read}, 1.0, 5 * bench.settings.repeat)["row"]
-    time = Spread(1e3 / speed.high, 1e3 / speed.median, 1e3 / speed.low)
-    share = Spread.of([100 * sum(one) / sum(whole)])
-    section.lines.append(Line("time", time, "ms", ROW_GOAL, place.name))
-    section.lines.append(Line("bytes read, of a checkout's", share, "%", ROW_BYTES_GOAL, place.name))
-    return section
+        return (version if fidelity is None else version.at_fidelity(fidelity)).state_dict()
 
 
-@contextmanager
-def _counted(store: ckstore.Store) -> Iterator[list[int]]:
-    """Lengths of what is read from packs meanwhile."""
-    lengths: list[int] = []
-    pread, read_into = store.packs.pread, store.packs.read_into
-
-    def counted(pack: str, offset: int, length: int) -> bytes:
-        lengths.append(length)
-        return pread(pack, offset, length)
-
-    def counted_into(pack: str, offset: int, target: memoryview) -> None:
-        lengths.append(len(target))
-        read_into(pack, offset, target)
-
-    store.packs.pread, store.packs.read_into = counted, counted_into
-    try:
-        yield lengths
-    finally:
-        del store.packs.pread, store.packs.read_into
+def _kept(name: str, packed: Path, target: Path, _: int) -> Any:
+    """What a keeper gives back; by its name, so that another process finds it."""
+    return next(keeper for keeper in KEEPERS if keeper.restores == name).restore(packed, target)

@@ -3,119 +3,116 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
+import re
 import tempfile
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tools.bench import (
-    growth,
-    kernels_speed,
-    roofline,
-    speed_peers,
-    speed_process,
-    speed_report,
-    speed_rows,
-    speed_sweeps,
-)
-from tools.bench.series import REPOSITORY
-from tools.bench.speed_bench import TIERS, Bench
+from tools.bench import peaks, series, speed_figures, speed_process, speed_rows, stages
+from tools.bench.speed_bench import Bench
 from tools.bench.speed_clock import end_processes
-from tools.bench.speed_contenders import warm_up
 from tools.bench.speed_figures import Section
 
 #: What each row measures, in the order of the document.
 ROWS: dict[str, Callable[[Bench], Section]] = {
-    "ingest": speed_rows.ingest,
-    "live": speed_rows.live,
-    "state_dict": speed_rows.state_dict,
-    "checkout": speed_rows.checkout,
-    "coarse": speed_rows.coarse,
-    "huffman": kernels_speed.huffman,
-    "exact": kernels_speed.exact,
+    "storing": speed_rows.storing,
+    "restoring": speed_rows.restoring,
     "row": speed_rows.row,
-    "memory": speed_process.memory,
+    "memory": peaks.memory,
     "start": speed_process.start,
-    "growth": growth.growth,
-    "store_peers": speed_peers.storing,
-    "restore_peers": speed_peers.restoring,
-    "depth": speed_sweeps.depth,
-    "size": speed_sweeps.size,
-    "threads": speed_sweeps.threads,
-    "stages": roofline.stages,
+    "stages": stages.stages,
 }
 
-#: Rows that store nothing.
-_KERNELS = {"huffman", "exact"}
+#: Rows that have checkpoints of their own, whatever the series.
+_OWN = {"memory", "start"}
 
-DOCUMENT = REPOSITORY / "docs" / "benchmarks.md"
+DOCUMENT = series.REPOSITORY / "docs" / "benchmarks.md"
+
+INTRODUCTION = """\
+# Benchmarks
+
+How fast ckstore is beside what it takes the place of, on the same machine and in the same minutes.
+`tools/bench/speed --write` writes this document; nothing here was written by hand.
+
+Contenders take turns (A B A B); a ratio is that of one round, above 1 where ckstore is faster. Figures are medians,
+with the first and third quartiles in brackets. Files are in the page cache; everything that is written is synced
+(`fsync`) on both sides. Memory that a round takes was in use just before: a virtual machine that gives free memory back
+to its host would make whoever keeps what it writes wait for new pages, and spare whoever overwrites it. Ingests of
+files and restores run in processes of their own, which stay. CPU is seconds of all cores for a GB (10^9 bytes) of the
+checkpoint. Where no series is named, checkpoints are of float32 weights with both moments of AdamW; weights move by
+8 % of their size between two versions."""
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Measure what is named on the command line."""
     parser = argparse.ArgumentParser(prog="tools/bench/speed", description=__doc__)
+    named = ", ".join([*series.TRAINED, *series.PUBLIC])
     parser.add_argument("--only", type=_names, metavar="ROW,...", help=f"of {', '.join(ROWS)} (default: all)")
-    parser.add_argument("--megabytes", type=int, metavar="N", help="size of a checkpoint (default: the tier's)")
-    parser.add_argument("--versions", type=int, metavar="N", help="versions of the run (default: the tier's)")
-    parser.add_argument("--repeat", type=int, metavar="N", help="rounds (default: the tier's)")
-    parser.add_argument("--tier", choices=TIERS, default="full", help="tiny: to see that everything runs")
-    parser.add_argument("--work", type=Path, default=REPOSITORY / ".cache" / "bench-speed", help="on the disk")
-    parser.add_argument("--stages", action="store_true", help="only where time goes, and what the machine allows")
-    parser.add_argument("--write", action="store_true", help="write docs/benchmarks.md (tiny: into --work)")
+    parser.add_argument("--series", metavar="NAME", help=f"{named}, or a directory of checkpoints (default: synthetic)")
+    parser.add_argument("--tier", default="small", choices=["tiny", "small", "full"], help="size of the trained runs")
+    parser.add_argument("--megabytes", type=int, default=Bench.megabytes, help="of a synthetic checkpoint")
+    parser.add_argument("--versions", type=int, default=Bench.versions, help="of the series, from its first on")
+    parser.add_argument("--repeat", type=int, default=Bench.repeat, help="rounds of what needs no version each")
+    parser.add_argument("--work", type=Path, default=series.REPOSITORY / ".cache", help="on what is to be measured")
+    parser.add_argument("--write", action="store_true", help="write docs/benchmarks.md")
     chosen = parser.parse_args(arguments)
-    rows = ("stages",) if chosen.stages else chosen.only or tuple(ROWS)
-    given = {name: getattr(chosen, name) for name in ("megabytes", "versions", "repeat")}
-    settings = replace(TIERS[chosen.tier], **{name: value for name, value in given.items() if value is not None})
-    options = f"--tier {chosen.tier} {settings.options}"
+    if chosen.versions < 2:
+        parser.error("--versions must be 2 or more: the first version has no parent")
+    options = f"--versions {chosen.versions} --repeat {chosen.repeat}"
+    try:
+        found = _series(chosen) if chosen.series else None
+    except ValueError as error:
+        parser.error(str(error))
+    if found:
+        tier = f" --tier {chosen.tier}" if found.name in series.TRAINED else ""
+        options = f"--series {found.name}{tier} {options}"
+    else:
+        options = f"--megabytes {chosen.megabytes} {options}"
     chosen.work.mkdir(parents=True, exist_ok=True)
-    document = DOCUMENT if chosen.tier == "full" else chosen.work / DOCUMENT.name
-    known = read(document.with_suffix(".json")) if chosen.write else {}
-    with tempfile.TemporaryDirectory(dir=chosen.work, prefix="run-") as scratch:
-        bench = Bench(settings, Path(scratch))
+    where = "" if speed_figures.file_system(chosen.work) != "tmpfs" else ", tmpfs"
+    with tempfile.TemporaryDirectory(dir=chosen.work, prefix="speed-") as scratch:
+        bench = Bench(Path(scratch), chosen.megabytes, chosen.versions, chosen.repeat, found)
         try:
-            if set(rows) - _KERNELS:
-                warm_up(bench.series(1, 2), bench.work)
-            machine = speed_report.machine([(place.name, place.kind) for place in bench.places])
-            for name in rows:
-                measured = datetime.now(UTC).date().isoformat()
-                section = replace(ROWS[name](bench), measured=measured, options=options, machine=machine)
-                known[name] = section
-                print("\n\n".join([f"## {section.title}", *speed_report.body(section)]), end="\n\n", flush=True)
+            speed_rows.warm_up(bench.synthetic(1, 2), bench.work)
+            for name in chosen.only or [name for name in ROWS if found is None or name not in _OWN]:
+                section = ROWS[name](bench)
+                heading = section.title + where + ("" if found is None or name in _OWN else f": {found.name}")
+                command = f"`tools/bench/speed --only {name} {options}`"
+                day, machine = datetime.now(UTC).date(), speed_figures.machine(chosen.work)
+                text = f"{section}\n\nMeasured on {day} with {command} on {machine}."
+                print(f"## {heading}\n\n{text}\n", flush=True)
                 if chosen.write:
-                    publish(known, machine, f"tools/bench/speed {options} --write", document)
+                    publish(heading, text, DOCUMENT)
         finally:
-            bench.close()
             end_processes()
 
 
-def publish(known: dict[str, Section], machine: list[str], command: str, target: Path) -> None:
-    """Write the document, its plots and, for runs that measure other rows, the figures; plots that are gone go."""
-    known = {name: known[name] for name in ROWS if name in known}
-    figures = {name: section.to_json() for name, section in known.items()}
-    written = target.with_suffix(".json.new")
-    written.write_text(json.dumps(figures, indent=1) + "\n")
-    written.replace(target.with_suffix(".json"))
-    sections = list(known.values())
-    target.write_text(speed_report.document(sections, machine, command, target.stem))
-    for old in target.parent.glob(f"{target.stem}-*.svg"):
-        old.unlink()
-    for section in sections:
-        for plot in section.plots:
-            speed_report.plot(plot, target.with_name(f"{target.stem}-{plot.name}.svg"))
+def _series(chosen: argparse.Namespace) -> series.Series:
+    """The series that is named.
+
+    Raises
+    ------
+    ValueError
+        There is none, or its versions are directories.
+    """
+    if chosen.series not in (*series.TRAINED, *series.PUBLIC):
+        return series.in_directory(Path(chosen.series))
+    said: list[str] = []
+    found = series.find([chosen.series], None, chosen.work, tier=chosen.tier, report=said.append)
+    if not found:
+        raise ValueError("; ".join(said))
+    if found[0].versions[0].is_dir():
+        raise ValueError(f"the versions of {chosen.series} are directories; choose a series of files")
+    return found[0]
 
 
-def read(path: Path) -> dict[str, Section]:
-    """The sections that were measured last, by row."""
-    if not path.is_file():
-        return {}
-    try:
-        return {name: Section.from_json(section) for name, section in json.loads(path.read_text()).items()}
-    except (AttributeError, KeyError, TypeError, ValueError):
-        sys.exit(f"{path} was written by another version of this tool: remove it, and measure all rows again.")
+def publish(heading: str, text: str, target: Path) -> None:
+    """Put a section in the place of the one with its heading, or at the end of the document."""
+    parts = re.split(r"^## (.*)\n", target.read_text() if target.exists() else "", flags=re.MULTILINE)[1:]
+    known = dict(zip(parts[::2], map(str.strip, parts[1::2]), strict=True)) | {heading: text}
+    target.write_text("\n\n".join([INTRODUCTION, *(f"## {name}\n\n{found}" for name, found in known.items())]) + "\n")
 
 
 def _names(text: str) -> Any:

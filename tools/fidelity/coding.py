@@ -1,19 +1,17 @@
-"""How far coded integers are above their order-0 entropy: samples of `tools/bench/entropy`, and a sweep over rates."""
+"""How far coded integers are above their order-0 entropy: samples of what layers hold, and a sweep over rates."""
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.machinery import SourceFileLoader
-from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ckstore.codecs.integers import encode_integers
+
+Integers = NDArray[np.signedinteger]
 
 #: Elements of a chunk.
 CHUNK = 1 << 18
@@ -41,10 +39,9 @@ class Coded:
 
 def measure() -> list[Coded]:
     """The samples from 0.02 to 16 bits an element."""
-    script = _entropy()
     found = list(sweep())
-    for name, values, classes in script.samples(CHUNK):
-        entropy = script.order_0_bits(values, classes) / CHUNK
+    for name, values, classes in _samples(CHUNK):
+        entropy = _order_0_bits(values, classes) / CHUNK
         if RATES[0] <= entropy <= RATES[-1] and len(np.unique(values)) * _DISTINCT <= CHUNK:
             found.append(Coded(name, _bits(values, classes), entropy))
     return found
@@ -65,7 +62,7 @@ def sweep() -> Iterator[Coded]:
         yield Coded(f"two-sided geometric, {rate:g} bits", _bits(values, None), ideal)
 
 
-def _bits(values: NDArray[np.signedinteger], classes: NDArray[np.uint8] | None) -> float:
+def _bits(values: Integers, classes: NDArray[np.uint8] | None) -> float:
     return len(encode_integers(values, classes)) * 8 / CHUNK
 
 
@@ -79,12 +76,38 @@ def _decay(rate: float) -> float:
     return low
 
 
-def _entropy() -> ModuleType:
-    """The script, which has no suffix, as a module."""
-    path = Path(__file__).resolve().parents[1] / "bench" / "entropy"
-    spec = importlib.util.spec_from_loader("entropy", SourceFileLoader("entropy", str(path)))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def _samples(count: int) -> Iterator[tuple[str, Integers, NDArray[np.uint8] | None]]:
+    """Name, values and classes of what the layers hold."""
+    rng = np.random.default_rng(0)
+
+    def laplacian(scale: float) -> Integers:
+        stop = 1 - np.exp(-1 / scale)
+        return (rng.geometric(stop, count) - rng.geometric(stop, count)).astype(np.int32)
+
+    for chance in (0.002, 0.02, 0.1):
+        signs = np.where(rng.random(count) < chance, rng.choice([-1, 1], count), 0)
+        yield f"signs, {chance:.1%} non-zero", signs.astype(np.int32), None
+    for scale in (0.35, 0.8, 1.5, 3):
+        yield f"differences, scale {scale}", laplacian(scale), None
+    yield "8-bit symbols, scale 12", laplacian(12).astype(np.int8), None
+    yield "16-bit, scale 1000", laplacian(1000).clip(-32768, 32767).astype(np.int16), None
+    ordinals = (rng.standard_normal(count) * 0.02).astype(np.float32).view(np.int32)
+    ordinals = np.where(ordinals < 0, ordinals ^ 0x7FFFFFFF, ordinals)
+    yield "float32 ordinals", ordinals, None
+    yield "bfloat16 ordinals", (ordinals >> 16).astype(np.int16), None
+    classes = rng.binomial(15, 0.5, count).astype(np.uint8)
+    residuals = np.rint(rng.standard_normal(count) * 2.0 ** (12 + classes)).astype(np.int32)
+    yield "exact layer, one group", residuals, None
+    yield "exact layer, 16 classes", residuals, classes
+    yield "exact layer, 86 % zero", np.where(rng.random(count) < 0.86, 0, residuals).astype(np.int32), None
+    yield "64-bit noise", rng.integers(-(2**63), 2**63 - 1, count), None
+
+
+def _order_0_bits(values: Integers, classes: NDArray[np.uint8] | None) -> float:
+    """Order-0 entropy of all values, of each class apart."""
+    groups = [values] if classes is None else [values[classes == k] for k in np.unique(classes)]
+    bits = 0.0
+    for group in groups:
+        counts = np.unique(group, return_counts=True)[1]
+        bits += float((counts * np.log2(group.size / counts)).sum())
+    return bits

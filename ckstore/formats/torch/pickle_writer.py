@@ -73,7 +73,7 @@ class _Writer:
 
     def value(self, node: Any, depth: int) -> None:
         if depth > _MAX_DEPTH:
-            raise UsageError(f"A value that nests deeper than {_MAX_DEPTH} levels cannot be written.")
+            raise UsageError(f"A value that nests deeper than {_MAX_DEPTH} levels cannot be written; make it flatter.")
         emit = self.parts.append
         kind = type(node)
         if node is None:

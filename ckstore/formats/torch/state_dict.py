@@ -28,7 +28,7 @@ _MAX_DEPTH = 100
 _MAX_KEY = (1 << 61) - 1
 _READ_BYTES = 1 << 22
 
-#: Gives `nbytes` bytes from a byte offset of an extent; they stand in the caller's memory and may change.
+#: Gives `nbytes` bytes from a byte offset of an extent; they are in the caller's memory and may change.
 _Read = Callable[[int, int], memoryview]
 
 
@@ -107,7 +107,7 @@ class StateDictSource:
         return bytes(data)
 
     def read_into(self, offset: int, target: memoryview) -> None:
-        """Fill `target` (bytes) with what stands from `offset` on.
+        """Fill `target` (bytes) from `offset` on.
 
         CRCs of storages that came before, in order, are at hand; others read their storage, once.
         """

@@ -18,7 +18,7 @@ MAX_TENSORS = 1_000_000
 #: Most nodes that are looked at: a few shared containers can expand to any number.
 MAX_NODES = 20_000_000
 
-#: What stands in the tree where a container holds itself.
+#: Takes the place of a container within itself.
 CYCLE = Unknown("ckstore.cycle")
 #: Attributes of `torch.nn.Module` whose entries are reached as attributes of the module.
 MODULE_GROUPS = ("_parameters", "_buffers", "_modules")

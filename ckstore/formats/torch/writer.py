@@ -1,7 +1,7 @@
 """Lays out and writes torch zips without torch: pickle, then every storage stored and aligned, then the directory.
 
 The archives are those of `torch.save` since 2.1: `torch.load` reads them with `weights_only=True` and with `mmap=True`.
-The CRC of a storage stands behind it and in the directory at the end, so that a file can be written in one pass.
+The CRC of a storage is written after it and in the directory at the end, so that a file can be written in one pass.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def plan_torch(tree: Any, tensors: Sequence[Tensor], extents: Sequence[Extent], 
     source = CompositeSource(skeleton, [(one.start, one.nbytes) for one in storages], size)
     layout = parse_torch_zip(source)
     if layout is None:
-        raise UsageError(f"{name!r} cannot be the name of a folder in a torch file.")
+        raise UsageError(f"{name!r} cannot be the name of a folder in a torch file; choose another.")
     return TorchPlan(layout, skeleton, storages)
 
 

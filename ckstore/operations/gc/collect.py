@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import LockedError
 from ckstore.operations.commit import remove_uncommitted
-from ckstore.operations.gc.plan import Plan, State, plan_for
+from ckstore.operations.gc.plan import GcPlan, State, plan_for
 from ckstore.operations.gc.reachability import PackContents
 from ckstore.operations.gc.repack import Copy, repack
 from ckstore.storage import durable, log, root
@@ -127,7 +127,7 @@ class _Collection:
                 raise LockedError(f"Process {claim.pid} on {claim.host} frees space already; wait for it to end.")
         return f"{others[0].purpose}, process {others[0].pid} on {others[0].host}" if others else None
 
-    def _copy(self, plan: Plan) -> None:
+    def _copy(self, plan: GcPlan) -> None:
         """Write packs again, and drop what was written for an earlier plan only."""
         wanted = {pack.name: _purpose(pack) for pack in plan.rewritten}
         self._drop([name for name, (_, purpose) in self._copies.items() if wanted.get(name) != purpose])
@@ -139,7 +139,7 @@ class _Collection:
         copies = [self._copies.pop(name)[0].pack for name in names]
         remove_uncommitted(self._repository, copies)
 
-    def _commit(self, plan: Plan) -> GcReport | None:
+    def _commit(self, plan: GcPlan) -> GcReport | None:
         """Make the change; None where the state is not that of the plan any more, or somebody writes."""
         catalog = self._repository.catalog
         copies = {name: copy for name, (copy, _) in self._copies.items()}
@@ -173,7 +173,7 @@ class _Collection:
             self._unlink(name for name in going if name not in known)
         return report
 
-    def _holds(self, plan: Plan, written: set[str]) -> bool:
+    def _holds(self, plan: GcPlan, written: set[str]) -> bool:
         state = State.of(self._repository)
         files = [info for info in state.files if info.name not in written]
         before = [info for info in plan.state.files if info.name not in written]
@@ -187,7 +187,7 @@ class _Collection:
         places: list[Placement] = [(number, copy.pack.name, copy.slots[slot]) for number, slot in placed(contents.name)]
         (catalog.move_lattices if contents.kind == "coarse" else catalog.move_contents)(places)
 
-    def _write_sizes(self, plan: Plan, copies: dict[str, Copy]) -> None:
+    def _write_sizes(self, plan: GcPlan, copies: dict[str, Copy]) -> None:
         """Write into the catalog what each version has added to the store and is still there."""
         removed = {pack.name for pack in plan.removed}
         sizes = {
@@ -209,7 +209,7 @@ class _Collection:
                 self._repository.catalog.update_version(row.number, stored_bytes=stored)
 
     def _report(
-        self, plan: Plan, removed: Sequence[str], files: Sequence[PackInfo], copies: dict[str, Copy]
+        self, plan: GcPlan, removed: Sequence[str], files: Sequence[PackInfo], copies: dict[str, Copy]
     ) -> GcReport:
         packs = plan.survey.packs
         freed = sum(packs[name].bytes for name in (*removed, *copies)) + sum(info.bytes for info in files)
@@ -235,7 +235,7 @@ class _Collection:
                     report.files += 1
 
 
-def _expected(repository: Repository, plan: Plan, grace: float) -> GcReport:
+def _expected(repository: Repository, plan: GcPlan, grace: float) -> GcReport:
     """What carrying out a plan would free."""
     temporaries = root.find_temporaries(repository.path, grace)
     freed = sum(pack.bytes for pack in plan.removed) + sum(info.bytes for info in plan.files)

@@ -42,7 +42,7 @@ class State:
         return cls(repository.catalog.versions(), packs, files)
 
 
-class Plan:
+class GcPlan:
     """What is to be removed and what written again.
 
     Attributes
@@ -145,12 +145,12 @@ class Plan:
             yield found
 
 
-def plan_for(repository: Repository, grace: float, own: Sequence[PackInfo] = ()) -> Plan:
+def plan_for(repository: Repository, grace: float, own: Sequence[PackInfo] = ()) -> GcPlan:
     """A plan for the present state; `own` are finished packs that the catalog does not have yet."""
     while True:
         before = State.of(repository)
         try:
-            return Plan(repository, grace, own)
+            return GcPlan(repository, grace, own)
         except IntegrityError:
             # What was read before and after somebody's commit need not agree.
             if State.of(repository) == before:

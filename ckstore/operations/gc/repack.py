@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ckstore.errors import IntegrityError
 from ckstore.objects.layer_parts import layer_parts
 from ckstore.storage import durable, manifest
-from ckstore.storage.pack import Entry, PackInfo, PackWriter, parse_pack_name
+from ckstore.storage.pack import PackEntry, PackInfo, PackWriter, parse_pack_name
 
 if TYPE_CHECKING:
     from ckstore.operations.gc.reachability import PackContents
@@ -30,7 +30,7 @@ class Copy:
     """
 
     pack: PackInfo
-    manifest: Entry
+    manifest: PackEntry
     slots: dict[int, int]
 
 

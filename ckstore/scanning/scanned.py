@@ -1,0 +1,150 @@
+"""What is to be ingested, as far as it is known: its files, how they are cut, its objects and their ids."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from blake3 import blake3
+
+from ckstore.codecs.lattice import PARTS, Bits
+from ckstore.dtypes import ITEM_SIZES
+from ckstore.errors import InputError
+from ckstore.formats.layout import FileLayout, Source
+from ckstore.objects.units import Member, Unit
+
+
+class Readable(Source, Protocol):
+    """A source that can say whether it changed since it was opened."""
+
+    def read_into(self, offset: int, target: memoryview) -> None:
+        """Fill `target` with the bytes from `offset` on."""
+
+    def check_unchanged(self) -> None:
+        """Raise `InputError` where it did."""
+
+    def close(self) -> None:
+        """Give the source up."""
+
+
+@dataclass(slots=True)
+class ScannedFile:
+    """One file of a version.
+
+    Attributes
+    ----------
+    path
+        Relative to the version's directory, with slashes; the file's own name for a version of one file.
+    source, layout
+        Its bytes and how they are cut.
+    mode, mtime_ns
+        Permissions and modification time; None for what never was a file.
+    sha256
+        Of the whole file, hexadecimal.
+    skeleton
+        Bytes outside of extents, stored CRCs as zeros.
+    crcs
+        CRC-32 of each of `layout.checked`.
+    digests
+        For each extent the digests of its stretches, by first element.
+    """
+
+    path: str
+    source: Readable
+    layout: FileLayout
+    mode: int | None = None
+    mtime_ns: int | None = None
+    sha256: str = ""
+    skeleton: bytes = b""
+    crcs: list[int] = field(default_factory=list)
+    digests: dict[tuple[int, int], bytes] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class ScannedVersion:
+    """Everything that will be one version.
+
+    Attributes
+    ----------
+    files
+        Regular files.
+    links, directories
+        Symbolic links as (path, target), and directories as (path, mode).
+    is_directory
+        The version is a directory tree, not one file.
+    units, contents
+        The objects and their content ids, in the same order.
+    is_hashed
+        All content ids and digests are known.
+    held
+        Values of units that are in memory, by their first members: keys need not differ.
+    name
+        Where it comes from, as text; empty for a state dict.
+    step
+        The step that the files, or else the name, tell.
+    """
+
+    files: list[ScannedFile]
+    links: list[tuple[str, str]] = field(default_factory=list)
+    directories: list[tuple[str, int]] = field(default_factory=list)
+    is_directory: bool = False
+    units: list[Unit] = field(default_factory=list)
+    contents: list[str] = field(default_factory=list)
+    is_hashed: bool = False
+    held: dict[Member, Bits] = field(default_factory=dict)
+    name: str = ""
+    step: int | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(file.layout.size for file in self.files)
+
+    @property
+    def layouts(self) -> list[FileLayout]:
+        """How the files are cut."""
+        return [file.layout for file in self.files]
+
+    def close(self) -> None:
+        """Close all files."""
+        for file in self.files:
+            file.source.close()
+
+    def prefix(self, file: ScannedFile) -> str:
+        """What the typed paths of a file's tensors begin with in this version's units."""
+        return f"{file.path}/" if self.is_directory else ""
+
+    def read(self, unit: Unit, first: int, last: int) -> Bits:
+        """Bits of the elements from `first` to before `last` of a unit, as unsigned integers; read-only."""
+        held = self.held.get(unit.members[0])
+        if held is not None:
+            return held[first:last]
+        size = ITEM_SIZES[unit.dtype]
+        parts = []
+        position = 0
+        for member in unit.members:
+            extent = self.files[member.file].layout.extents[member.extent]
+            scale = 2 if extent.dtype in PARTS else 1
+            count = member.count * scale
+            low, high = max(first, position), min(last, position + count)
+            if low < high:
+                offset = extent.start + (member.first * scale + low - position) * size
+                parts.append(self.files[member.file].source.pread(offset, (high - low) * size))
+            position += count
+            if position >= last:
+                break
+        return np.frombuffer(parts[0] if len(parts) == 1 else b"".join(parts), f"u{size}")
+
+    def check(self, unit: Unit, bits: Bits) -> None:
+        """Raise `InputError` where the unit's bytes are not those that were hashed."""
+        if unit.members[0] in self.held:
+            return  # These very bytes were.
+        data = memoryview(bits).cast("B")
+        position = 0
+        for member in unit.members:
+            file = self.files[member.file]
+            nbytes = member.count * ITEM_SIZES[file.layout.extents[member.extent].dtype]
+            if blake3(data[position : position + nbytes]).digest() != file.digests[member.extent, member.first]:
+                raise InputError(f"{file.path} changed while it was read; ingest it again when nothing writes to it.")
+            position += nbytes

@@ -1,0 +1,86 @@
+"""docs/contributing.md and the contracts of imports name the rooms, verbs and functions that are there."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import pkgutil
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ckstore
+from ckstore.cli.program import VERBS
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+ROOT = REPOSITORY / "ckstore"
+PAGE = (REPOSITORY / "docs" / "contributing.md").read_text()
+
+PSEUDOCODE = "".join(re.findall(r"^```text\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))
+
+#: Names of modules, and of what is in them, in the pages of pseudocode.
+NAMED = re.compile(r"(?<![\w/.])((?:{})(?:\.\w+)+)".format("|".join(path.stem for path in sorted(ROOT.iterdir()))))
+
+
+def contracts() -> dict[str, dict[str, Any]]:
+    with (REPOSITORY / "pyproject.toml").open("rb") as file:
+        return {found["name"]: found for found in tomllib.load(file)["tool"]["importlinter"]["contracts"]}
+
+
+def layers() -> list[list[str]]:
+    """Rooms of each layer from the top; those in parentheses need not be there."""
+    found = contracts()["A room imports only rooms below it"]["layers"]
+    return [line.split(" | ") for line in found if not line.startswith("(")]
+
+
+def sentence(path: Path) -> str:
+    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    text = ast.get_docstring(ast.parse(file.read_text()))
+    assert text, f"{path} has no docstring"
+    return text.splitlines()[0].removesuffix(".")
+
+
+def rooms(name: str) -> list[str]:
+    """A room and the packages in it."""
+    path = ROOT / name
+    return [name, *sorted(f"{name}/{inner.parent.name}" for inner in path.glob("*/__init__.py"))]
+
+
+def test_the_map_has_every_room_with_its_level_and_its_sentence() -> None:
+    shown = re.findall(r"^\| (\d+) \| `([\w/]+)` \| (.+) \|$", PAGE, re.MULTILINE)
+    there = [
+        (str(level), room, sentence(ROOT / room))
+        for level, names in enumerate(layers(), 1)
+        for name in names
+        for room in rooms(name)
+    ]
+    assert shown == there
+
+
+def test_every_room_is_in_a_layer() -> None:
+    listed = {name for names in layers() for name in names}
+    assert listed == {found.name for found in pkgutil.iter_modules([str(ROOT)])}
+
+
+def test_the_contract_of_verbs_has_all_of_them() -> None:
+    listed = contracts()["Verbs of the command line do not know one another"]["modules"]
+    assert listed == [f"ckstore.cli.{verb}" for verb in sorted(VERBS)]
+
+
+@pytest.mark.parametrize("path", sorted(set(re.findall(r"`((?:ckstore|tests|tools|docs)/[^`\s]*)`", PAGE))))
+def test_files_that_the_page_names_are_there(path: str) -> None:
+    assert (REPOSITORY / path).exists()
+
+
+@pytest.mark.parametrize("name", sorted(set(NAMED.findall(PSEUDOCODE))))
+def test_names_in_the_pseudocode_are_there(name: str) -> None:
+    parts = name.split(".")
+    found: Any = ckstore
+    for depth, part in enumerate(parts, 1):
+        if (ROOT.joinpath(*parts[:depth])).is_dir() or ROOT.joinpath(*parts[:depth]).with_suffix(".py").is_file():
+            found = importlib.import_module(".".join(["ckstore", *parts[:depth]]))
+        else:
+            found = getattr(found, part)

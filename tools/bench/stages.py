@@ -1,0 +1,155 @@
+"""Where the processor time of a verb goes: a profile by the rooms of ckstore, its packages, and by their modules.
+
+A thread looks at all others every few milliseconds: what a thread's processor clock has gained since the last look
+counts for the innermost module of ckstore that the thread is in. Compiled loops and other libraries leave no frame of
+their own, so their time is that of the room that calls them.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache, partial
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import ckstore
+from tools.bench.series import load
+from tools.bench.speed_bench import Bench, deepest
+from tools.bench.speed_clock import Contender, processor_seconds, ready_memory
+from tools.bench.speed_figures import Section, digits
+from tools.bench.speed_rows import CHECKOUT, COARSE, INGEST, LIVE, STATE_DICT, check_out, ingest, state_dict
+
+#: Seconds between two looks, and how many modules are shown: those that take most.
+_INTERVAL, _MODULES = 0.004, 12
+
+#: What is in no module of ckstore.
+REST = "everything else"
+
+_PACKAGE = Path(ckstore.__file__).parent
+
+
+@contextmanager
+def profiled() -> Iterator[dict[str, float]]:
+    """Processor seconds of all threads of this process meanwhile, by module of ckstore (`room.module`)."""
+    modules: dict[str, float] = defaultdict(float)
+    threads: dict[int, tuple[int, float, str]] = {}  # clock, what it showed, and module, at the last look
+    done = threading.Event()
+
+    def look() -> None:
+        for thread, frame in sys._current_frames().items():
+            if thread == watcher.ident:
+                continue
+            try:
+                clock, before, module = threads[thread]
+                now = time.clock_gettime(clock)
+            except (KeyError, OSError):  # The thread is new, or has the number of one that has ended.
+                clock, before, module = time.pthread_getcpuclockid(thread), 0.0, ""
+                now = time.clock_gettime(clock)
+            # What is back from ckstore was there just before.
+            found = _module(frame)
+            threads[thread] = clock, now, found
+            modules[found or module or REST] += now - before
+
+    def watch() -> None:
+        while not done.wait(_INTERVAL):
+            look()
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    look()
+    modules.clear()
+    start = processor_seconds()
+    watcher.start()
+    try:
+        yield modules
+    finally:
+        done.set()
+        watcher.join()
+        look()
+        modules[REST] += processor_seconds() - start - sum(modules.values())
+
+
+def _module(frame: FrameType | None) -> str:
+    """The innermost module of ckstore in a stack; empty where there is none."""
+    while frame is not None and not _of_file(frame.f_code.co_filename):
+        frame = frame.f_back
+    return "" if frame is None else _of_file(frame.f_code.co_filename)
+
+
+@cache
+def _of_file(name: str) -> str:
+    if not Path(name).is_relative_to(_PACKAGE):
+        return ""
+    parts = Path(name).relative_to(_PACKAGE).with_suffix("").parts
+    return ".".join(parts if len(parts) > 1 else ("ckstore", *parts))
+
+
+def rooms(modules: Mapping[str, float]) -> dict[str, float]:
+    """Processor seconds by package; the modules of `ckstore` itself are one."""
+    found: dict[str, float] = defaultdict(float)
+    for module, seconds in modules.items():
+        found[module.partition(".")[0]] += seconds
+    return found
+
+
+def stages(bench: Bench) -> Section:
+    """Processor seconds by room, by module, and verb."""
+    modules = dict(_profiles(bench))
+    total = ["all", *(digits(sum(column.values())) for column in modules.values())]
+    by_room = _rows({verb: rooms(column) for verb, column in modules.items()})
+    by_module = [row for row in _rows(modules) if row[0] != REST][:_MODULES]
+    return Section(
+        "Where processor time goes",
+        "Processor seconds for a GB of checkpoint by the rooms (packages) of ckstore, in one process, by samples of "
+        "all threads: the innermost module of ckstore that a thread is in has its time, that of compiled loops and of "
+        f"libraries that it calls included. Below, the {_MODULES} modules that take most.",
+        [[["room, CPU s/GB", *modules], *by_room, total], [["module, CPU s/GB", *modules], *by_module]],
+    )
+
+
+def _rows(columns: Mapping[str, Mapping[str, float]]) -> list[list[str]]:
+    """A row for each name, that which takes most over all columns first."""
+    found = {name for column in columns.values() for name in column}
+    names = sorted(found, key=lambda name: -sum(column.get(name, 0.0) for column in columns.values()))
+    return [[name, *(digits(column[name]) if name in column else "" for column in columns.values())] for name in names]
+
+
+def _profiles(bench: Bench) -> Iterator[tuple[str, dict[str, float]]]:
+    """Verb, and processor seconds for a GB by module."""
+    paths, again = bench.series(), range(bench.repeat)
+    root, live, out = (bench.work / "staged" / name for name in ("store", "live", "out"))
+    state: list[Any] = [None]
+
+    def take(number: int) -> None:
+        state[0] = load(paths[number])
+
+    def profile(contender: Contender, rounds: Sequence[int]) -> tuple[str, dict[str, float]]:
+        found: dict[str, float] = defaultdict(float)
+        for number in rounds:
+            contender.before(number)
+            ready_memory()
+            with profiled() as modules:
+                contender.work(number)
+            for module, seconds in modules.items():
+                found[module] += seconds / (len(rounds) * paths[0].stat().st_size / 1e9)
+        return contender.name, found
+
+    with ckstore.init(root) as store, ckstore.init(live) as kept:
+        for made in (store, kept):
+            made.ingest(paths[0], run="run")
+        later = range(1, len(paths))
+        yield profile(Contender(INGEST, lambda number: ingest(root, paths[number], "exact", number)), later)
+        yield profile(Contender(LIVE, lambda _: kept.ingest(state[0], run="run"), take), later)
+    number, coarse = deepest(root), bench.store("coarse")
+    yield profile(
+        Contender(CHECKOUT, partial(check_out, root, number, out), lambda _: out.unlink(missing_ok=True)), again
+    )
+    yield profile(Contender(STATE_DICT, partial(state_dict, root, number, None)), again)
+    yield profile(Contender(COARSE, partial(state_dict, coarse, deepest(coarse), None)), again)
+    shutil.rmtree(root.parent)
