@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from ckstore.cli.second_core import MESSAGE
 
@@ -89,3 +90,13 @@ def scratch() -> Iterator[Path]:
         yield path
     finally:
         shutil.rmtree(path, ignore_errors=True)
+
+
+def draw(*shape: int, seed: int = 0, scale: float = 1.0) -> torch.Tensor:
+    """Normal numbers, the same for the same seed."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * scale
+
+
+def moving(step: int) -> dict[str, torch.Tensor]:
+    """A weight that moves a little, and a table that changes altogether."""
+    return {"w": draw(300, 256) + 1e-3 * draw(300, 256, seed=step + 1), "table": torch.arange(100_000) * (step + 1)}

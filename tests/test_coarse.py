@@ -23,8 +23,8 @@ from ckstore.objects.records import record_from_json
 from ckstore.operations.recover import recover
 from ckstore.storage.root import CATALOG
 
-from .checkpoints import scratch, sha256, write_safetensors
-from .coarse_checks import check_deviations, loaded, same_bits, stored, tensors_of
+from .checkpoints import draw, scratch, sha256, write_safetensors
+from .coarse_checks import check_deviations, loaded, same_bits, stored, tensors_of, values_of
 from .format_reader import Reader
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -55,10 +55,6 @@ def place() -> Iterator[Path]:
 def store(place: Path) -> Iterator[ckstore.Store]:
     with ckstore.init(place / "store") as opened:
         yield opened
-
-
-def draw(*shape: int, seed: int = 0, scale: float = 1.0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * scale
 
 
 def state(step: int) -> dict[str, Any]:
@@ -574,3 +570,32 @@ def test_coarse_objects_stand_in_plain_zarr_arrays(written: Path) -> None:
             found = np.concatenate([store.reader.integers(record, chunk) for chunk in range(record.chunks)])
             assert np.array_equal(array[...], found)
             archive.close()
+
+
+@pytest.mark.parametrize("options", [{}, {"scheme": "lc"}, {"scheme": "dynaquant"}], ids=str)
+def test_the_nearest_version_may_be_coarse(tmp_path: Path, options: dict[str, Any]) -> None:
+    with ckstore.init(tmp_path / "store") as store:
+        stored(store, {"w": draw(300, 256, seed=9)}, run="other", **options)
+        near = stored(store, {"w": draw(300, 256)}, run="first", **options)
+        fork = stored(store, {"w": draw(300, 256) + 1e-3}, run="fork", parent="auto", **options)
+        assert fork.row.parent == near.row.number
+
+
+def test_second_moments_in_float16_do_not_become_zero(tmp_path: Path) -> None:
+    second = ((3e-3 * draw(300, 256)) ** 2).half()
+    state = {0: {"exp_avg": draw(300, 256, seed=1).half(), "exp_avg_sq": second}}
+    with ckstore.init(tmp_path / "store") as store:
+        version = stored(store, {"model": {"w": draw(300, 256, seed=2).half()}, "optimizer": {"state": state}})
+        assert "model/w" in version.deviations()
+        assert same_bits(version["optimizer/state/[0]/exp_avg_sq"].torch(), second)
+
+
+@pytest.mark.parametrize("names", ["ab", "ba"])
+def test_what_stays_exact_does_so_beside_a_weight_of_the_same_bytes(tmp_path: Path, names: str) -> None:
+    parts = draw(300, 256, 2)
+    tree = dict(sorted({names[0]: parts, names[1]: torch.view_as_complex(parts.clone())}.items()))
+    with ckstore.init(tmp_path / "store") as store:
+        version = stored(store, tree)
+        assert version.deviations() == {}
+        assert version.row.fidelity == "exact"
+        assert all(same_bits(tree[name], value) for name, value in values_of(version).items())

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import ckstore
 
-from .checkpoints import scratch
+from .checkpoints import draw, scratch
 from .coarse_checks import check_deviations, same_bits, stored, values_of, wide
 
 SHAPE = (300, 256)
@@ -23,10 +23,6 @@ SHAPE = (300, 256)
 def store() -> Iterator[ckstore.Store]:
     with scratch() as path, ckstore.init(path / "store") as opened:
         yield opened
-
-
-def draw(*shape: int, seed: int = 0, scale: float = 1.0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * scale
 
 
 def kinds(version: Any) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch import nn
 import ckstore
 from ckstore.errors import ConflictError
 from ckstore.storage.catalog import VersionRow
-from tests.checkpoints import pack_files, scratch, sha256
+from tests.checkpoints import moving, pack_files, scratch, sha256
 
 #: What a version costs at least: its manifest and the frames around it.
 OVERHEAD = 6_000
@@ -199,3 +200,35 @@ def test_a_fork(store: ckstore.Store, directory: Path) -> None:
         assert fork.depth == 1
         assert fork.stored_bytes < 0.85 * alone.stored_bytes
         assert comes_back(other, fork.number, directory / "fork.pt")
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "is_new"),
+    [
+        ({"quality": 4.0}, {"quality": 4.0}, False),
+        ({"quality": 4.0}, {"quality": 8.0}, False),
+        ({"quality": 4.0}, {"quality": 1.0}, True),
+        ({"quality": 4.0}, {"max_abs_error": 1e-4}, True),
+        ({"max_abs_error": 1e-4}, {"max_abs_error": 1e-4}, False),
+        ({"max_abs_error": 1e-4}, {"max_abs_error": 1e-3}, False),
+        ({"max_abs_error": 1e-4}, {"max_rel_error": 1e-4}, True),
+        ({"max_abs_error": 1e-4}, {"max_abs_error": 1e-5}, True),
+        ({"max_abs_error": 1e-4}, {"fidelity": "exact"}, True),
+        ({"fidelity": "exact"}, {"max_abs_error": 1e-5}, False),
+        ({"quality": 4.0}, {"max_degradation": 0.1, "evaluate": lambda _: 1.0}, True),
+    ],
+    ids=lambda value: "-".join(map(str, value)) if isinstance(value, dict) else str(value),
+)
+def test_the_same_content_is_stored_again_where_it_is_to_be_more_faithful(
+    tmp_path: Path, first: dict[str, Any], then: dict[str, Any], is_new: bool
+) -> None:
+    with ckstore.init(tmp_path / "store") as store:
+        before = store.ingest(moving(1), run="a", step=1, **first).version
+        store.tag(before.number, "best")
+        report = store.ingest(moving(1), run="a", step=1, **then)
+        assert report.is_new == is_new
+        assert [row.number for row in store.versions()] == [report.version.number]
+        assert store["best"].row.number == report.version.number
+        if "max_abs_error" in then:
+            errors = [item.max_abs for item in store["best"].deviations().values()]
+            assert max(errors, default=0.0) <= then["max_abs_error"]

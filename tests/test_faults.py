@@ -27,7 +27,7 @@ from ckstore.storage import durable
 from ckstore.storage.catalog import Catalog
 from ckstore.storage.pack import PackWriter
 from ckstore.storage.root import sweep_temporaries
-from tests.checkpoints import pack_files, scratch, sha256
+from tests.checkpoints import draw, pack_files, scratch, sha256
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 KILLED = -signal.SIGKILL
@@ -410,3 +410,35 @@ def test_a_file_that_is_written_all_the_time(store: ckstore.Store, directory: Pa
         process.kill()
     assert store.verify().problems == []
     assert refused + len([row for row in store.versions() if row.run == "live"]) == 6
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+@pytest.mark.parametrize("packs", [1, 2])
+def test_a_pack_that_was_named_but_not_synced_is_taken_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException], packs: int
+) -> None:
+    """`recover` would take it for a version's."""
+    from ckstore.storage import durable
+
+    path = tmp_path / "store"
+    with ckstore.init(path) as store:
+        store.ingest({"w": draw(300, 300)}, step=0)
+        before = set((path / "packs").iterdir())
+        sync = durable.sync_directory
+        calls: list[Path] = []
+
+        def failing(directory: Path) -> None:
+            calls.append(directory)
+            if len(calls) == packs:
+                raise error
+            sync(directory)
+
+        monkeypatch.setattr(durable, "sync_directory", failing)
+        with pytest.raises(error):
+            store.ingest({"w": draw(300, 300, seed=1)}, step=1)
+        assert set((path / "packs").iterdir()) == before
+        monkeypatch.setattr(durable, "sync_directory", sync)
+    assert recover(path).problems == []
+    with ckstore.open(path) as store:
+        assert len(store.versions()) == 1
+        store.ingest({"w": draw(300, 300, seed=1)}, step=1)

@@ -28,7 +28,7 @@ from ckstore.operations.gc.repack import layer_parts
 from ckstore.operations.recover import recover
 from ckstore.storage import durable, log
 from ckstore.storage.catalog import Catalog
-from tests.checkpoints import pack_files, scratch, sha256
+from tests.checkpoints import draw, pack_files, scratch, sha256
 from tests.format_reader import Reader
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -689,3 +689,26 @@ def test_the_log(store: ckstore.Store) -> None:
     assert [number for _, number, _, _ in collected["versions"]] == [1, 7]
     with Catalog.open(store.path) as catalog:
         assert catalog.collected() >= collected["created"]
+
+
+def test_a_lease_ends_although_its_end_is_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`gc` in the same process would wait for it."""
+    with ckstore.init(tmp_path / "store") as store:
+        for step in range(2):
+            store.ingest({"w": draw(300, 300, seed=step)}, step=step)
+        connection = store.catalog._connection
+        execute = connection.execute
+
+        def interrupted(statement: str, *arguments: Any) -> Any:
+            if statement.startswith("DELETE FROM leases"):
+                monkeypatch.setattr(connection, "execute", execute)
+                raise KeyboardInterrupt
+            return execute(statement, *arguments)
+
+        monkeypatch.setattr(connection, "execute", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            store.ingest({"w": draw(300, 300, seed=7)}, step=7)
+        assert store.catalog.leases() == []
+        store.forget([1])
+        store.gc(grace=0)
+        assert store.verify().problems == []

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import ckstore
+from ckstore.codecs.schemes.dynaquant import DynaQuantSettings
 from ckstore.errors import UsageError
 from ckstore.policy import Policy
 
@@ -52,3 +54,15 @@ def test_a_version_says_what_was_asked_of_it() -> None:
         "max_abs_error": 1e-3,
         "max_rel_error": 0.01,
     }
+
+
+def test_a_policy_with_settings_is_kept_and_said(tmp_path: Path) -> None:
+    policy = Policy("coarse", "dynaquant", settings=DynaQuantSettings(levels=8, metric="sensitivity"))
+    assert Policy.from_text(policy.to_text()) == policy
+    assert "levels 8" in str(policy)
+    assert "metric sensitivity" in str(policy)
+    with ckstore.init(tmp_path / "store") as store:
+        store.set_policy(policy)
+        assert store.policy() == policy
+    with pytest.raises(UsageError, match="dynaquant"):
+        Policy("coarse", settings=DynaQuantSettings())

@@ -22,7 +22,8 @@ from ckstore.operations.commit import Change
 from ckstore.operations.recover import recover
 from ckstore.storage import durable, log
 from ckstore.storage.catalog import Catalog, replace_catalog
-from tests.checkpoints import scratch, sha256
+from tests.checkpoints import moving, scratch, sha256
+from tests.coarse_checks import same_bits, values_of
 
 
 @pytest.fixture
@@ -457,3 +458,58 @@ def test_a_recovered_catalog_knows_which_packs_blobs_stand_in(small: Path) -> No
     (small / "catalog.sqlite").unlink()
     recover(small)
     assert references() == before
+
+
+def test_a_version_with_another_number_outlasts_thin_gc_and_recover(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    with ckstore.init(path) as store:
+        store.ingest(moving(1), run="a", step=1)
+    shutil.copy(path / "catalog.sqlite", tmp_path / "older.sqlite")
+    with ckstore.open(path) as store:
+        store.ingest(moving(2), run="a", step=2)
+    shutil.copy(tmp_path / "older.sqlite", path / "catalog.sqlite")
+    with ckstore.open(path) as store:
+        store.ingest(moving(3), run="b", step=3)
+    assert "both claim number 2" in recover(path).problems[0]
+    with ckstore.open(path) as store:
+        store.thin([3])
+        assert store.gc(grace=0).versions == 0
+        names = {(row.number, row.run, row.step) for row in store.versions()}
+        before = values_of(store[3])
+    assert names == {(1, "a", 1), (2, "b", 3), (3, "a", 2)}
+    for _ in range(2):
+        assert recover(path).problems == []
+        with ckstore.open(path) as store:
+            assert {(row.number, row.run, row.step) for row in store.versions()} == names
+            assert store.versions()[2].fidelity == "coarse"
+            assert all(same_bits(before[name], value) for name, value in values_of(store[3]).items())
+            store.gc(grace=0)
+            assert not store.verify().problems
+
+
+def test_a_search_that_is_killed_leaves_no_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "store"
+    seen: list[Path] = []
+
+    def evaluate(file: Path) -> float:
+        seen.append(file)
+        if len(seen) > 1:
+            raise KeyboardInterrupt
+        return 1.0
+
+    # Who is killed takes nothing back.
+    monkeypatch.setattr("ckstore.operations.commit.remove_uncommitted", lambda *_: None)
+    with ckstore.init(path) as store:
+        store.ingest(moving(0), run="a", step=0)
+        committed = set((path / "packs").iterdir())
+        with pytest.raises(KeyboardInterrupt):
+            store.ingest(moving(1), run="a", step=0, replace=True, max_degradation=0.01, evaluate=evaluate)
+    left = set((path / "packs").iterdir()) - committed
+    assert left
+    for _ in range(2):
+        assert recover(path).problems == []
+        with ckstore.open(path) as store:
+            assert [(row.number, row.fidelity) for row in store.versions()] == [(1, "exact")]
+            assert all(same_bits(moving(0)[name], value) for name, value in values_of(store[1]).items())
+            assert store.gc(grace=0).files in (0, len(left))
+    assert set((path / "packs").iterdir()) == committed

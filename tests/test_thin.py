@@ -29,7 +29,7 @@ from ckstore.storage.catalog import Catalog
 from ckstore.storage.pack import PackWriter
 from ckstore.storage.root import CATALOG
 
-from .checkpoints import described, pack_files, scratch, sha256, write_safetensors
+from .checkpoints import described, draw, pack_files, scratch, sha256, write_safetensors
 from .coarse_checks import check_deviations, loaded, same_bits
 from .format_reader import Reader
 
@@ -42,10 +42,6 @@ STEPS = 7
 def directory() -> Iterator[Path]:
     with scratch() as path:
         yield path
-
-
-def draw(*shape: int, seed: int = 0, scale: float = 1.0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * scale
 
 
 def state(step: int) -> dict[str, Any]:

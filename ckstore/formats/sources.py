@@ -107,14 +107,9 @@ class FileSource:
 
     def check_unchanged(self) -> None:
         """Raise `InputError` where size or mtime changed since opening, or another file has taken the path's place."""
-        try:
-            there = os.stat(self.path)
-        except OSError as error:
-            raise InputError(
-                f"{self.path} vanished while it was read; ingest it again when nothing writes to it."
-            ) from error
-        if _identity(os.fstat(self._descriptor)) != self._identity or _identity(there) != self._identity:
-            raise InputError(f"{self.path} changed while it was read; ingest it again when nothing writes to it.")
+        check_identity(self.path, self._identity)
+        if _identity(os.fstat(self._descriptor)) != self._identity:
+            raise _changed(self.path)
 
     def close(self) -> None:
         """Close the descriptor; closing twice is harmless."""
@@ -214,6 +209,30 @@ def check_range(offset: int, length: int, size: int) -> None:
     """Raise `InputError` where `offset` and `length` do not lie within `size` bytes."""
     if offset < 0 or length < 0 or offset + length > size:
         raise InputError(f"bytes {offset} to {offset + length} were asked for, but the file ends at {size}")
+
+
+def file_identity(path: str) -> tuple[int, int, int, int]:
+    """What another file at the path, or other content, would not have: device, inode, size and mtime.
+
+    Raises
+    ------
+    InputError
+        The path is gone.
+    """
+    try:
+        return _identity(os.stat(path))
+    except OSError as error:
+        raise InputError(f"{path} vanished while it was read; ingest it again when nothing writes to it.") from error
+
+
+def check_identity(path: str, expected: tuple[int, int, int, int]) -> None:
+    """Raise `InputError` where `file_identity` is another one by now."""
+    if file_identity(path) != expected:
+        raise _changed(path)
+
+
+def _changed(path: str) -> InputError:
+    return InputError(f"{path} changed while it was read; ingest it again when nothing writes to it.")
 
 
 def _identity(status: os.stat_result) -> tuple[int, int, int, int]:

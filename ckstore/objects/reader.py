@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Lock
 from typing import Any, Protocol, TypeVar
@@ -116,25 +116,7 @@ class ObjectReader:
         IntegrityError
             One of them is lost, is its own ancestor, or is not of the kind and cut of those above it.
         """
-        generation = self.resolver.generation
-        known = self._chains.get(record.id)
-        if known is not None and known[0] == generation and known[1][0] is record:
-            return known[1]
-        records = [record]
-        seen = {record.id}
-        while record.base is not None:
-            below = self.resolver.lattice(record.base)
-            if below.id in seen:
-                raise IntegrityError(f"The chain of object {records[0].id} runs in a circle; run `ckstore recover`.")
-            check_cut(below, record)
-            if (below.kind, below.additive, below.width) != (record.kind, record.additive, record.width):
-                raise IntegrityError(f"Object {record.id} cannot follow {below.id}; run `ckstore recover`.")
-            record = below
-            seen.add(record.id)
-            records.append(record)
-        self._chains.drop(records[0].id)
-        self._chains.put(records[0].id, (generation, records))
-        return records
+        return self._to_end(self._chains, record, self._base)
 
     def content_chain(self, record: ContentRecord) -> list[ContentRecord]:
         """The records from `record` back to the first own exact layer.
@@ -144,24 +126,48 @@ class ObjectReader:
         IntegrityError
             One of them is lost, is its own ancestor, or is not cut like those above it.
         """
+        return self._to_end(self._content_chains, record, self._parent)
+
+    def _to_end(
+        self,
+        known: Lru[str, tuple[int, list[Level]]],
+        record: Level,
+        below: Callable[[Level], Level | None],
+    ) -> list[Level]:
+        """The records from `record` back to the one that has none `below`, which are kept in `known`."""
         generation = self.resolver.generation
-        known = self._content_chains.get(record.id)
-        if known is not None and known[0] == generation and known[1][0] is record:
-            return known[1]
+        found = known.get(record.id)
+        if found is not None and found[0] == generation and found[1][0] is record:
+            return found[1]
         records = [record]
         seen = {record.id}
-        lattice = self._lattice_of(record)
-        while record.mode == "chained":
-            parent = self.resolver.content(record.parent or "")
-            if parent is None or parent.id in seen:
-                raise IntegrityError(f"The exact layers of object {records[0].id} do not lead to an own one.")
-            record = parent
-            check_cut(self._lattice_of(record), lattice)
-            seen.add(record.id)
-            records.append(record)
-        self._content_chains.drop(records[0].id)
-        self._content_chains.put(records[0].id, (generation, records))
+        while (before := below(records[-1])) is not None:
+            if before.id in seen:
+                raise IntegrityError(f"The chain of object {record.id} runs in a circle; run `ckstore recover`.")
+            seen.add(before.id)
+            records.append(before)
+        known.drop(record.id)
+        known.put(record.id, (generation, records))
         return records
+
+    def _base(self, record: LatticeRecord) -> LatticeRecord | None:
+        if record.base is None:
+            return None
+        base = self.resolver.lattice(record.base)
+        check_cut(base, record)
+        if (base.kind, base.additive, base.width) != (record.kind, record.additive, record.width):
+            raise IntegrityError(f"Object {record.id} cannot follow {base.id}; run `ckstore recover`.")
+        return base
+
+    def _parent(self, record: ContentRecord) -> ContentRecord | None:
+        lattice = self._lattice_of(record)
+        if record.mode != "chained":
+            return None
+        parent = self.resolver.content(record.parent or "")
+        if parent is None:
+            raise IntegrityError(f"Object {record.id} follows an exact layer that is lost; run `ckstore recover`.")
+        check_cut(self._lattice_of(parent), lattice)
+        return parent
 
     def _lattice_of(self, record: ContentRecord) -> LatticeRecord:
         """The record of the integers that an exact layer corrects, which must be of as many chunks."""

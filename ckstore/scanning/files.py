@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ckstore.errors import InputError
 from ckstore.formats import FileSource
+from ckstore.formats.sources import check_identity, file_identity
 from ckstore.runtime.lru import Lru
 
 #: Files that stay open. Directories may hold more files than a process may open.
@@ -69,7 +69,7 @@ class InputFile:
         self.size = opened.size
         self.mtime_ns = opened.mtime_ns
         self.mode = opened.mode
-        self._identity = self._stat()
+        self._identity = file_identity(self.path)
         opened.check_unchanged()
 
     def pread(self, offset: int, length: int) -> bytes:
@@ -89,18 +89,8 @@ class InputFile:
 
     def check_unchanged(self) -> None:
         """Raise `InputError` where size or mtime changed since the beginning, or another file has taken its place."""
-        if self._stat() != self._identity:
-            raise InputError(f"{self.path} changed while it was read; ingest it again when nothing writes to it.")
+        check_identity(self.path, self._identity)
 
     def close(self) -> None:
         """Close the file; reading it opens it again."""
         self._files.drop(self.path)
-
-    def _stat(self) -> tuple[int, int, int, int]:
-        try:
-            status = os.stat(self.path)
-        except OSError as error:
-            raise InputError(
-                f"{self.path} vanished while it was read; ingest it again when nothing writes to it."
-            ) from error
-        return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 from blake3 import blake3
 
+from ckstore.codecs.varint import read_varint, varint
 from ckstore.errors import IntegrityError
 from ckstore.storage import zstd
 
@@ -52,11 +53,11 @@ def compress_against(data: bytes, reference: bytes | None) -> bytes:
     -------
     bytes
     """
-    size = _varint(len(data))
+    size = varint(len(data))
     candidates = []
     if reference:
         code = _encode(data, reference)
-        head = size + _varint(len(code))
+        head = size + varint(len(code))
         candidates += [bytes([method | _COPIES]) + head + payload for method, payload in _compress(code)]
     if not candidates or _HOPELESS * len(min(candidates, key=len)) > len(data):
         candidates += [bytes([method]) + size + payload for method, payload in _compress(data)]
@@ -74,13 +75,13 @@ def expand_against(blob: bytes, reference: bytes | None) -> bytes:
     """
     try:
         method = blob[_DIGEST]
-        length, position = _read_varint(blob, _DIGEST + 1)
+        length, position = read_varint(blob, _DIGEST + 1)
         if method not in (0, _ZSTANDARD, _COPIES, _COPIES | _ZSTANDARD):
             raise ValueError("it was coded in no way that this ckstore knows")
         if not method & _COPIES:
             data = _expand(method, blob[position:], length)
         elif reference:
-            code_length, position = _read_varint(blob, position)
+            code_length, position = read_varint(blob, position)
             data = _decode(_expand(method, blob[position:], code_length), reference, length)
         else:
             raise ValueError("it needs a reference")
@@ -100,21 +101,21 @@ def _encode(data: bytes, reference: bytes) -> bytes:
     literals, skips, jumps, copies = bytearray(), bytearray(), bytearray(), bytearray()
     expected = passed = 0
     for place, source, length in _matches(data, reference):
-        skips += _varint(place - passed)
+        skips += varint(place - passed)
         # What is passed over usually stands for as many bytes of the reference.
-        jumps += _varint(_zigzag(source - expected - (place - passed)))
-        copies += _varint(length)
+        jumps += varint(_zigzag(source - expected - (place - passed)))
+        copies += varint(length)
         literals += data[passed:place]
         passed, expected = place + length, source + length
     literals += data[passed:]
-    return b"".join([_varint(len(skips)), _varint(len(jumps)), _varint(len(copies)), skips, jumps, copies, literals])
+    return b"".join([varint(len(skips)), varint(len(jumps)), varint(len(copies)), skips, jumps, copies, literals])
 
 
 def _decode(code: bytes, reference: bytes, length: int) -> bytes:
     lengths = []
     position = 0
     for _ in range(3):
-        size, position = _read_varint(code, position)
+        size, position = read_varint(code, position)
         lengths.append(size)
     columns = []
     for size in lengths:
@@ -211,31 +212,10 @@ def _unzigzag(value: int) -> int:
     return -((value + 1) >> 1) if value & 1 else value >> 1
 
 
-def _varint(value: int) -> bytes:
-    code = bytearray()
-    while value >= 128:
-        code.append(value & 127 | 128)
-        value >>= 7
-    code.append(value)
-    return bytes(code)
-
-
-def _read_varint(code: bytes, position: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = code[position]
-        value |= (byte & 127) << shift
-        position, shift = position + 1, shift + 7
-        if byte < 128:
-            return value, position
-        if shift > 63:
-            raise ValueError("it holds a number that is too long")
-
-
 def _read_varints(code: bytes) -> Iterator[int]:
     position = 0
     while position < len(code):
-        value, position = _read_varint(code, position)
+        value, position = read_varint(code, position)
         yield value
 
 

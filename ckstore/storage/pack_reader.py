@@ -16,11 +16,20 @@ from ckstore.errors import IntegrityError
 from ckstore.runtime.lru import Lru
 from ckstore.storage import root
 from ckstore.storage.pack import PackEntry, PackInfo, digest_file, parse_pack_name
+from ckstore.storage.zip_records import (
+    CENTRAL,
+    CENTRAL_MAGIC,
+    END,
+    END_MAGIC,
+    FULL,
+    LOCAL,
+    LOCAL_MAGIC,
+    STORED,
+    read_central,
+    read_local,
+)
 
 _ABSENT = 2**64 - 1
-# Of an entry of the directory: method, sizes, length of the name, offset of the header; and what ends the file.
-_CENTRAL = struct.Struct("<10xH8x2LH12xL")
-_END = struct.Struct("<4s4H2LH")
 _TAIL = 1024
 # pread(2) returns at most 2^31 - 4096 bytes on Linux.
 _LARGEST_READ = 1 << 30
@@ -142,11 +151,10 @@ class PackReader:
             stored = info.compress_type == zipfile.ZIP_STORED and info.file_size == info.compress_size
             place = info.header_offset, info.file_size if stored else -1
         offset, size = place
-        header = self.pread(pack, offset, 30)
-        if header[:4] != b"PK\3\4" or size < 0:
+        header = read_local(self.pread(pack, offset, LOCAL.size))
+        if header.magic != LOCAL_MAGIC or size < 0:
             raise IntegrityError(f"Pack {pack} has a damaged header for {member}; restore the pack from a copy.")
-        name, extra = struct.unpack_from("<HH", header, 26)
-        return PackEntry(offset + 30 + name + extra, size)
+        return PackEntry(offset + LOCAL.size + header.name_length + header.extra_length, size)
 
     def _last_member(self, pack: str, member: str) -> tuple[int, int] | None:
         """Where the header of a stored member lies and how long it is, if it is the last one: so are manifests.
@@ -155,15 +163,15 @@ class PackReader:
         """
         length = min(_TAIL, self.size(pack))
         tail = self.pread(pack, self.size(pack) - length, length)
-        end = length - _END.size
-        place = tail.rfind(b"PK\1\2", 0, max(end, 0))
-        if place < 0 or tail[end : end + 4] != b"PK\5\6" or place + _CENTRAL.size > end:
+        end = length - END.size
+        place = tail.rfind(CENTRAL_MAGIC, 0, max(end, 0))
+        if place < 0 or tail[end : end + 4] != END_MAGIC or place + CENTRAL.size > end:
             return None
-        method, packed, size, name, offset = _CENTRAL.unpack_from(tail, place)
-        start = place + _CENTRAL.size
-        if tail[start : start + name] != member.encode() or method != zipfile.ZIP_STORED or packed != size:
+        record = read_central(tail, place)
+        name = tail[place + CENTRAL.size :][: record.name_length]
+        if name != member.encode() or record.method != STORED or record.packed != record.size:
             return None
-        return None if max(size, offset) >= 1 << 31 else (offset, size)
+        return None if FULL in (record.size, record.offset) else (record.offset, record.size)
 
     def array_metadata(self, pack: str, names: Iterable[str]) -> dict[str, dict[str, Any]]:
         """The Zarr metadata of arrays of a pack, by name.

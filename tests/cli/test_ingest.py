@@ -9,11 +9,18 @@ import pickle
 import shutil
 import struct
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from ckstore import Store
+from ckstore import init as init_store
+from ckstore import open as open_store
+from ckstore.cli.program import run
 from ckstore.cli.sources import natural
+from ckstore.policy import Policy
+from tests.checkpoints import moving
 
 from .conftest import checkpoint, listing
 
@@ -296,3 +303,39 @@ def test_names_that_are_not_text(ckstore, place: Path) -> None:
     assert "not UTF-8" in ckstore("ingest", name, code=1).sentence
     assert "not UTF-8" in ckstore("log", name, code=2).sentence
     assert listing(place / ".ckstore") == before
+
+
+@pytest.mark.parametrize("of_run", [False, True])
+def test_sources_are_not_removed_where_the_policy_is_coarse(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], of_run: bool
+) -> None:
+    source = tmp_path / "step1.pt"
+    torch.save(moving(1), source)
+    place = ["--store", str(tmp_path / "store")]
+    assert run(["init", str(tmp_path / "store")]) == 0
+    assert run([*place, "policy", "--fidelity", "coarse", *(["--run", "gpt"] if of_run else [])]) == 0
+    assert run([*place, "ingest", str(source), "--run", "gpt", "--verify", "--delete-source"]) == 2
+    assert "--fidelity exact" in capfd.readouterr().err
+    assert source.exists()
+    with open_store(tmp_path / "store") as store:
+        assert store.versions() == []
+    assert (
+        run([*place, "ingest", str(source), "--run", "gpt", "--fidelity", "exact", "--verify", "--delete-source"]) == 0
+    )
+    assert not source.exists()
+
+
+def test_a_source_stays_where_a_policy_is_set_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = tmp_path / "step1.pt"
+    torch.save(moving(1), source)
+    with init_store(tmp_path / "store"):
+        pass
+    ingest = Store.ingest
+
+    def later(self: Store, *arguments: Any, **options: Any) -> object:
+        self.set_policy(Policy("coarse"))
+        return ingest(self, *arguments, **options)
+
+    monkeypatch.setattr(Store, "ingest", later)
+    assert run(["--store", str(tmp_path / "store"), "ingest", str(source), "--verify", "--delete-source"]) == 2
+    assert source.exists()

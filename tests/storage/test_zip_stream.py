@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
-from ckstore.storage import zip_stream
+from ckstore.storage import zip_records
 from ckstore.storage.zip_stream import ZipStream
 
 
@@ -65,7 +65,7 @@ def test_more_members_than_two_bytes_count(tmp_path: Path) -> None:
 
 def test_sizes_and_offsets_beyond_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a limit of a few bytes every field of ZIP64 is used; `zipfile` does not care how large the numbers are."""
-    monkeypatch.setattr(zip_stream, "_LIMIT", 100)
+    monkeypatch.setattr(zip_records, "LIMIT", 100)
     members = [("a", b"1" * 50, False), ("b", b"2" * 5000, False), ("c", b"3" * 50, True), ("d", b"4" * 9000, True)]
     write(tmp_path / "pack.zip", members)
     with zipfile.ZipFile(tmp_path / "pack.zip") as archive:

@@ -19,11 +19,22 @@ from ckstore.formats.torch.pickle_writer import ORDERED_DICT, Call, PersistentId
 from ckstore.formats.torch.zip import parse_torch_zip
 from ckstore.formats.trees import plain_tree, tensor_numbers
 from ckstore.runtime.checksum import crc32
+from ckstore.storage.zip_records import (
+    CENTRAL_CRC,
+    HAS_DESCRIPTOR,
+    LOCAL,
+    STORED,
+    Member,
+    Style,
+    central_record,
+    descriptor,
+    end_records,
+    local_record,
+)
 
 ALIGNMENT = 64
-_FLAGS = 0x0808
-_SATURATED = 0xFFFFFFFF
-_MAX_COUNT = 0xFFFF
+#: That of torch: names are UTF-8, and checksums follow the data.
+_STYLE = Style(version=0, flags=0x0800 | HAS_DESCRIPTOR, date=0, system=0, attributes=0)
 
 #: Storage class of each dtype that has one; tensors of the others are rebuilt from untyped storages, as torch does.
 _STORAGE_CLASSES = {
@@ -230,8 +241,8 @@ class _Archive:
         self._folder = folder
         self._skeleton = bytearray()
         self._gaps = 0
-        self._directory: list[tuple[bytes, int, int, int]] = []
-        self._reserved: list[tuple[int, int, int, int, int]] = []
+        self._members: list[Member] = []
+        self._reserved: list[tuple[int, int, int, int]] = []
 
     @property
     def _position(self) -> int:
@@ -239,60 +250,35 @@ class _Archive:
 
     def add(self, name: str, data: bytes) -> None:
         """Append an entry whose data is at hand."""
-        crc = crc32(data)
-        self._begin(name, crc, len(data))
-        self._skeleton += data
-        self._end(crc, len(data))
+        member = self._begin(name, crc32(data), len(data))
+        self._skeleton += data + descriptor(member)
 
     def reserve(self, name: str, nbytes: int, extent: int) -> None:
         """Append an entry whose data is to be written later."""
-        self._begin(name, 0, nbytes)
-        start = self._position
+        member = self._begin(name, 0, nbytes)
+        self._reserved.append((extent, self._position, len(self._skeleton) + 4, len(self._members) - 1))
         self._gaps += nbytes
-        descriptor = len(self._skeleton)
-        self._end(0, nbytes)
-        self._reserved.append((extent, start, nbytes, descriptor + 4, len(self._directory) - 1))
+        self._skeleton += descriptor(member)
 
-    def _begin(self, name: str, crc: int, nbytes: int) -> None:
+    def _begin(self, name: str, crc: int, nbytes: int) -> Member:
         full = f"{self._folder}/{name}".encode()
-        header = self._position
-        padding = -(header + 30 + len(full) + 4) % ALIGNMENT
-        version = 45 if nbytes >= _SATURATED else 0
-        self._skeleton += struct.pack(
-            "<4s5H3L2H", b"PK\x03\x04", version, _FLAGS, 0, 0, 0, 0, 0, 0, len(full), 4 + padding
-        )
-        self._skeleton += full + b"FB" + struct.pack("<H", padding) + b"Z" * padding
-        self._directory.append((full, crc, nbytes, header))
-
-    def _end(self, crc: int, nbytes: int) -> None:
-        sizes = struct.pack("<2Q" if nbytes >= _SATURATED else "<2L", nbytes, nbytes)
-        self._skeleton += b"PK\x07\x08" + struct.pack("<L", crc) + sizes
+        member = Member(full, STORED, crc, nbytes, nbytes, self._position)
+        padding = -(member.offset + LOCAL.size + len(full) + 4) % ALIGNMENT
+        extra = b"FB" + struct.pack("<H", padding) + b"Z" * padding
+        self._skeleton += local_record(_STYLE, member, extra)
+        self._members.append(member)
+        return member
 
     def finish(self) -> tuple[bytes, list[PlannedStorage], int]:
         """Skeleton, storages and size of the file, with the directory."""
         start = self._position
         crc_offsets = []
-        for name, crc, nbytes, header in self._directory:
-            large = [value for value in (nbytes, nbytes, header) if value >= _SATURATED]
-            extra = struct.pack(f"<2H{len(large)}Q", 1, 8 * len(large), *large) if large else b""
-            size = min(nbytes, _SATURATED)
-            version = 45 if large else 0
-            crc_offsets.append(len(self._skeleton) + 16)
-            self._skeleton += struct.pack(
-                "<4s6H3L5H2L", b"PK\x01\x02", version, version, _FLAGS, 0, 0, 0, crc, size, size,
-                len(name), len(extra), 0, 0, 0, 0, min(header, _SATURATED),
-            )  # fmt: skip
-            self._skeleton += name + extra
-        count, length, end = len(self._directory), self._position - start, self._position
-        if count >= _MAX_COUNT or length >= _SATURATED or start >= _SATURATED:
-            self._skeleton += struct.pack("<4sQ2H2L4Q", b"PK\x06\x06", 44, 45, 45, 0, 0, count, count, length, start)
-            self._skeleton += struct.pack("<4sLQL", b"PK\x06\x07", 0, end, 1)
-        short = min(count, _MAX_COUNT)
-        self._skeleton += struct.pack(
-            "<4s4H2LH", b"PK\x05\x06", 0, 0, short, short, min(length, _SATURATED), min(start, _SATURATED), 0
-        )
+        for member in self._members:
+            crc_offsets.append(len(self._skeleton) + CENTRAL_CRC)
+            self._skeleton += central_record(_STYLE, member)
+        self._skeleton += end_records(len(self._members), start, self._position - start)
         storages = [
-            PlannedStorage(extent, begin, nbytes, (descriptor, crc_offsets[number]))
-            for extent, begin, nbytes, descriptor, number in self._reserved
+            PlannedStorage(extent, begin, self._members[number].size, (place, crc_offsets[number]))
+            for extent, begin, place, number in self._reserved
         ]
         return bytes(self._skeleton), storages, self._position

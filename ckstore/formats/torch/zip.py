@@ -13,8 +13,9 @@ from ckstore.formats.torch.objects import TorchPersistent, reduce
 from ckstore.formats.torch.pickle_reader import read_pickle
 from ckstore.formats.torch.storages import StorageData, View, cut
 from ckstore.formats.torch.tree import TreeReader
-from ckstore.formats.torch.zip_directory import LOCAL_MAGIC, NoDirectoryError, ZipEntry, read_directory
+from ckstore.formats.torch.zip_directory import NoDirectoryError, ZipEntry, read_directory
 from ckstore.runtime.checksum import crc32
+from ckstore.storage.zip_records import LOCAL_MAGIC
 
 #: Largest pickle that is read; a larger archive is kept as opaque bytes.
 _MAX_PICKLE_BYTES = 1 << 30

@@ -1,0 +1,167 @@
+"""The records of zip files: before and behind the bytes of a member, in the directory, and at the end.
+
+Source: PKWARE's APPNOTE 6.3.10, sections 4.3, 4.4 and 4.5.3.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+LOCAL = struct.Struct("<4s5H3L2H")
+CENTRAL = struct.Struct("<4s6H3L5H2L")
+END = struct.Struct("<4s4H2LH")
+END_64 = struct.Struct("<4sQ2H2L4Q")
+LOCATOR_64 = struct.Struct("<4sLQL")
+
+LOCAL_MAGIC = b"PK\3\4"
+CENTRAL_MAGIC = b"PK\1\2"
+END_MAGIC = b"PK\5\6"
+END_64_MAGIC = b"PK\6\6"
+LOCATOR_64_MAGIC = b"PK\6\7"
+DESCRIPTOR_MAGIC = b"PK\7\10"
+
+STORED, DEFLATED = 0, 8
+#: The flag of members whose checksum and sizes stand behind their bytes.
+HAS_DESCRIPTOR = 0x8
+
+#: What short fields hold where a long one holds the number: of sizes and places, and of counts.
+FULL, FULL_COUNT = 0xFFFFFFFF, 0xFFFF
+#: Sizes and places from here on stand in long fields.
+LIMIT = FULL
+#: The version of the format that has long fields.
+_VERSION_64 = 45
+_ZIP64 = 1
+
+#: Where a directory holds the checksum of a member, from the start of its record on.
+CENTRAL_CRC = 16
+
+
+class Style(NamedTuple):
+    """What the members of an archive have in common.
+
+    Attributes
+    ----------
+    version
+        Of the format, that members without long fields need.
+    flags
+        With `HAS_DESCRIPTOR`, local records have no checksum and no sizes.
+    date
+        In the form of MS-DOS.
+    system
+        That `attributes` belong to.
+    attributes
+        Of each file.
+    """
+
+    version: int
+    flags: int
+    date: int
+    system: int
+    attributes: int
+
+
+class Member(NamedTuple):
+    """One file of an archive: `packed` bytes for `size`, behind a local record at `offset`."""
+
+    name: bytes
+    method: int
+    crc: int
+    packed: int
+    size: int
+    offset: int
+
+
+class CentralFields(NamedTuple):
+    """What `CENTRAL` unpacks; the lengths of what follows it are those of a name, extra fields and a comment."""
+
+    magic: bytes
+    made_by: int
+    version: int
+    flags: int
+    method: int
+    time: int
+    date: int
+    crc: int
+    packed: int
+    size: int
+    name_length: int
+    extra_length: int
+    comment_length: int
+    disk: int
+    internal: int
+    external: int
+    offset: int
+
+
+class LocalFields(NamedTuple):
+    """What `LOCAL` unpacks."""
+
+    magic: bytes
+    version: int
+    flags: int
+    method: int
+    time: int
+    date: int
+    crc: int
+    packed: int
+    size: int
+    name_length: int
+    extra_length: int
+
+
+def read_central(data: bytes, place: int) -> CentralFields:
+    """The record of a directory at this place of `data`, which must hold `CENTRAL.size` bytes from there on."""
+    return CentralFields._make(CENTRAL.unpack_from(data, place))
+
+
+def read_local(data: bytes) -> LocalFields:
+    """The record at the beginning of `data`, which must have `LOCAL.size` bytes."""
+    return LocalFields._make(LOCAL.unpack_from(data))
+
+
+def local_record(style: Style, member: Member, extra: bytes = b"") -> bytes:
+    """What stands before a member's bytes, with more extra fields if wanted."""
+    large = max(member.size, member.packed) >= LIMIT
+    version = _VERSION_64 if large else style.version
+    if style.flags & HAS_DESCRIPTOR:
+        crc = packed = size = 0
+    else:
+        crc, packed, size = member.crc, member.packed, member.size
+        if large:
+            extra = _long_fields(size, packed) + extra
+            packed = size = FULL
+    head = (version, style.flags, member.method, 0, style.date, crc, packed, size, len(member.name), len(extra))
+    return LOCAL.pack(LOCAL_MAGIC, *head) + member.name + extra
+
+
+def descriptor(member: Member) -> bytes:
+    """What stands behind a member's bytes with `HAS_DESCRIPTOR`."""
+    form = "<4sL2Q" if max(member.size, member.packed) >= LIMIT else "<4s3L"
+    return struct.pack(form, DESCRIPTOR_MAGIC, member.crc, member.packed, member.size)
+
+
+def central_record(style: Style, member: Member) -> bytes:
+    """What the directory holds for a member."""
+    numbers = member.size, member.packed, member.offset
+    large = [number for number in numbers if number >= LIMIT]
+    extra = _long_fields(*large) if large else b""
+    size, packed, offset = (FULL if number >= LIMIT else number for number in numbers)
+    version = _VERSION_64 if large else style.version
+    head = (style.system << 8 | version, version, style.flags, member.method, 0, style.date, member.crc, packed, size)
+    tail = (len(member.name), len(extra), 0, 0, 0, style.attributes, offset)
+    return CENTRAL.pack(CENTRAL_MAGIC, *head, *tail) + member.name + extra
+
+
+def end_records(count: int, start: int, length: int) -> bytes:
+    """What stands behind a directory of so many members and bytes, from `start` on."""
+    long = b""
+    if count >= FULL_COUNT or max(start, length) >= LIMIT:
+        head = (END_64.size - 12, _VERSION_64, _VERSION_64, 0, 0, count, count, length, start)
+        long = END_64.pack(END_64_MAGIC, *head) + LOCATOR_64.pack(LOCATOR_64_MAGIC, 0, start + length, 1)
+    short = min(count, FULL_COUNT)
+    return long + END.pack(END_MAGIC, 0, 0, short, short, min(length, FULL), min(start, FULL), 0)
+
+
+def _long_fields(*numbers: int) -> bytes:
+    return struct.pack(f"<2H{len(numbers)}Q", _ZIP64, 8 * len(numbers), *numbers)

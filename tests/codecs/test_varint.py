@@ -1,0 +1,30 @@
+"""Numbers of variable length: back as they were, and never read beyond the end."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckstore.codecs.varint import LONGEST, read_varint, varint
+
+
+@given(st.lists(st.integers(0, 2**63 - 1)), st.binary(max_size=3))
+def test_numbers_come_back(numbers: list[int], before: bytes) -> None:
+    data, at = before + b"".join(map(varint, numbers)), len(before)
+    found = []
+    for _ in numbers:
+        number, at = read_varint(data, at)
+        found.append(number)
+    assert (found, at) == (numbers, len(data))
+
+
+@pytest.mark.parametrize(("number", "data"), [(0, "00"), (127, "7f"), (128, "8001"), (2**63 - 1, "ff" * 8 + "7f")])
+def test_bytes(number: int, data: str) -> None:
+    assert varint(number).hex() == data
+
+
+@pytest.mark.parametrize("data", [b"", b"\x80", b"\xff" * LONGEST, b"\xff" * LONGEST + b"\1"])
+def test_what_is_cut_off_or_too_long_is_refused(data: bytes) -> None:
+    with pytest.raises(ValueError, match="cut off or too long"):
+        read_varint(data, 0)
