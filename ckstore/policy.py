@@ -1,4 +1,4 @@
-"""How faithful versions are to be: what a user asks for, and the settings that follow from it."""
+"""How faithful versions are: what a user asks for, and the settings that follow from it."""
 
 from __future__ import annotations
 
