@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ckstore.kernels.entropy.words import Array, counted, inner, int64, magnitude_bits, spliced, uint64
+from ckstore.kernels.entropy.words import Array, clear, counted, inner, int64, magnitude_bits, spliced, uint64
 
 ROW = 64
 """Octaves: 0 to 63 bits."""
@@ -140,7 +140,7 @@ def choose_bins(
     """
     counts = np.empty(1 << deepest, np.int64)
     costs = np.empty(1 << deepest, np.float64)
-    losses[:] = 0.0
+    clear(losses, losses.size)
     all_bits = 0.0
     total = int64(0)
     for sign in range(2):

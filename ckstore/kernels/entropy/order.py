@@ -10,7 +10,7 @@ import numpy as np
 
 from ckstore.kernels.compiled import kernel
 from ckstore.kernels.entropy.directory import CLASS, CLASSES, COUNT, START
-from ckstore.kernels.entropy.words import Array, int64, spliced, uint64
+from ckstore.kernels.entropy.words import Array, clear, int64, spliced, uint64
 
 QUARTERS = 4
 """Stretches that are sorted side by side; the last one takes what is left over."""
@@ -36,8 +36,8 @@ def group_classes(classes: Array, cursors: Array, groups: Array) -> int:
     int
         The number of groups, or -1 where a class is out of range.
     """
-    groups[:] = 0
-    cursors[:] = 0
+    clear(groups.reshape(-1), groups.size)
+    clear(cursors.reshape(-1), cursors.size)
     quarter = classes.size // QUARTERS
     c0, c1, c2, c3 = cursors[0], cursors[1], cursors[2], cursors[3]
     s1, s2, s3 = classes[quarter:], classes[2 * quarter :], classes[3 * quarter :]

@@ -40,7 +40,7 @@ from ckstore.kernels.entropy.directory import (
 )
 from ckstore.kernels.entropy.lengths import code_lengths
 from ckstore.kernels.entropy.survey import DENSE_BELOW, sample_size
-from ckstore.kernels.entropy.words import Array, counted, inner, int64, magnitude_bits, spliced, uint64
+from ckstore.kernels.entropy.words import Array, clear, copy, counted, inner, int64, magnitude_bits, spliced, uint64
 
 CHOOSE_PLANES, PLAN_DENSE, PLAN_PAIRS = range(3)
 """Steps of the plan."""
@@ -163,7 +163,7 @@ def _choose_plane(group: Array, numbers: Array, symbols: Array, geometry: Array,
     floors, losses = np.empty(_2, np.int64), np.empty(_8, np.float64)
     fine = _FINE_IF_FEW if count < _FEW else _FINE
     size = set_geometry(top, fine + 1, fine, geometry)
-    cells[:size] = 0
+    clear(cells, size)
     _count_cells(numbers, group[START], taken, geometry, cells, symbols)
     share = taken / count
     split_bits = _CHANCE_BITS * (1.0 - share) + SPLIT_BITS * share
@@ -191,7 +191,7 @@ def _plan_dense(
     else:
         exact, fine = (_EXACT_IF_FEW, _FINE_IF_FEW) if count < _FEW else (_EXACT, _FINE)
         size = set_geometry(top, exact, fine, geometry)
-        cells[:size] = 0
+        clear(cells, size)
         _count_cells(numbers, start, count, geometry, cells, symbols)
     group[BINS] = _best_bins(
         cells, geometry, top, deepest, _price(count), share > 1, _ALL, splits, lowers, raws, counts
@@ -240,8 +240,8 @@ def _plan_pairs(
     exact, fine = (_EXACT_IF_FEW, _FINE_IF_FEW) if pairs < _FEW else (_EXACT, _FINE)
     value_cells = cells[: set_geometry(top, exact, fine, geometry)]
     cells_of_runs = cells[value_cells.size :][: set_geometry(run_top, exact, fine, run_geometry)]
-    value_cells[:] = 0
-    cells_of_runs[:] = 0
+    clear(value_cells, value_cells.size)
+    clear(cells_of_runs, cells_of_runs.size)
     _count_cells(values, first, pairs, geometry, value_cells, joints)
     _count_cells(runs, first, pairs, run_geometry, cells_of_runs, run_cells)
     price = _price(pairs)
@@ -259,10 +259,10 @@ def _plan_pairs(
                 value_cells, geometry, top, _FINEST, price * 4, False, _ALL // stride, splits, pair_lowers, pair_raws,
                 counts,
             )  # fmt: skip
-    pair_lowers[bins : bins + stride] = run_lowers[:stride]
-    pair_raws[bins : bins + stride] = run_raws[:stride]
+    copy(run_lowers, stride, pair_lowers, bins)
+    copy(run_raws, stride, pair_raws, bins)
     symbols = bins * stride
-    counts[:symbols] = 0
+    clear(counts, symbols)
     table = splits.view(np.uint16)
     run_table = table[value_cells.size :]
     symbols_of_cells(geometry, pair_lowers, pair_raws, bins, table)
@@ -288,10 +288,10 @@ def _plan_pairs(
     group[KIND] = SPARSE
     group[TOP], group[RUN_TOP] = top, run_top
     group[EXACT] = 0
-    costs[:] = pair_costs
-    lowers[: bins + stride] = pair_lowers[: bins + stride]
-    raws[: bins + stride] = pair_raws[: bins + stride]
-    lengths[:symbols] = pair_lengths
+    costs[0], costs[1] = pair_costs[0], pair_costs[1]
+    copy(pair_lowers, bins + stride, lowers, _NONE)
+    copy(pair_raws, bins + stride, raws, _NONE)
+    copy(pair_lengths, symbols, lengths, _NONE)
 
 
 @kernel

@@ -31,9 +31,9 @@ from ckstore.kernels.entropy.lengths import LONGEST
 from ckstore.kernels.entropy.read_dense import PLACED, STRIDE, read_dense
 from ckstore.kernels.entropy.read_pairs import read_any, read_pairs
 from ckstore.kernels.entropy.tables import COLUMNS, LOOK, SYMBOL, fill_symbols, fill_table
-from ckstore.kernels.entropy.words import Array, int64, store_element
+from ckstore.kernels.entropy.words import Array, clear, int64, store_element
 
-_SIZES = (1 << LONGEST, 1 << LOOK, STRIDE + 8, PLACED // 2)
+_SIZES = (1 << LONGEST, 1 << LOOK, STRIDE + 8, PLACED)
 _ENDS = np.cumsum(np.array(_SIZES))
 WORK = sum(_SIZES)
 """Size of the scratch array (uint64)."""
@@ -96,14 +96,14 @@ def read_streams(
     codes = work[: _ENDS[0]]
     table = work[_ENDS[0] : _ENDS[1]]
     scratch = work[_ENDS[1] : _ENDS[2]].view(np.int16)
-    numbers = work[_ENDS[2] :].view(np.int32)
+    numbers = work[_ENDS[2] :].view(np.int64)
     for index in range(number):
         group = groups[index]
         start = group[START]
         count = group[COUNT]
         kind = group[KIND]
         if kind != DENSE:
-            coded[size * start : size * (start + count)] = 0
+            clear(coded[size * start :], size * count)
         if kind == EQUAL:
             if group[CONSTANT]:
                 for i in range(start, start + count):

@@ -7,8 +7,6 @@ elements, the last ones one by one. Other numbers come one by each look, in the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from ckstore.kernels.entropy.lengths import LONGEST
@@ -33,7 +31,7 @@ from ckstore.kernels.entropy.words import (
     uint64,
 )
 
-PLACED = 4096
+PLACED = 2048
 """Numbers that are read before they are placed."""
 BLOCK = 8192
 """Numbers of each stream that are read as strings at a time."""
@@ -213,7 +211,7 @@ def _read_strings(
 
 @inner
 def _weave(scratch: Array, first: int, count: int, numbers: Array) -> None:
-    """Put `count` numbers of each stream from the `first` on into the order of the elements (int32)."""
+    """Put `count` numbers of each stream from the `first` on into the order of the elements (int64)."""
     s0 = scratch[first:]
     s1 = scratch[first + STRIDE :]
     s2 = scratch[first + 2 * STRIDE :]
@@ -225,52 +223,36 @@ def _weave(scratch: Array, first: int, count: int, numbers: Array) -> None:
         numbers[uint64(4) * i + _3] = s3[i]
 
 
-def _placer(size: int, store: Callable[[Array, int, int], None]) -> Callable[..., None]:
-    """What writes elements of `size` bytes."""
-
-    @spliced
-    def place(numbers: Array, count: int, buffer: Array, plane: int, width: int, coded: Array, start: int) -> None:
-        first = size * start
-        if width == 0:
-            for i in range(count):
-                store(coded, first + size * i, int64(numbers[i]))
-        elif width == 1:
-            for i in range(count):
-                store(coded, first + size * i, (int64(numbers[i]) << 8) | int64(buffer[plane + i]))
-        elif width == 2:
-            for i in range(count):
-                store(coded, first + size * i, (int64(numbers[i]) << 16) | int64(load_2(buffer, plane + 2 * i)))
-        else:
-            for i in range(count):
-                store(coded, first + size * i, (int64(numbers[i]) << 32) | int64(load_4(buffer, plane + 4 * i)))
-
-    return place
-
-
-_place_1, _place_2, _place_4, _place_8 = (
-    _placer(1, store_1),
-    _placer(2, store_2),
-    _placer(4, store_4),
-    _placer(8, store_word),
-)
-
-
 @inner
 def place_numbers(
     numbers: Array, count: int, buffer: Array, plane: int, width: int, coded: Array, size: int, start: int
 ) -> None:
-    """Write integers, whose low `width` bytes stand in a plane from byte `plane` on, above which are `numbers`.
+    """Write integers, whose low `width` bytes are in a plane from byte `plane` on, and what is above in `numbers`.
 
-    They are the elements of `size` bytes from `start` on of `coded`, which is given as bytes.
+    They are the elements of `size` bytes from `start` on of `coded`, given as bytes. `numbers` are overwritten.
     """
+    if width == 1:
+        for i in range(count):
+            numbers[i] = (numbers[i] << 8) | int64(buffer[plane + i])
+    elif width == 2:
+        for i in range(count):
+            numbers[i] = (numbers[i] << 16) | int64(load_2(buffer, plane + 2 * i))
+    elif width == 4:
+        for i in range(count):
+            numbers[i] = (numbers[i] << 32) | int64(load_4(buffer, plane + 4 * i))
+    at = size * start
     if size == 1:
-        _place_1(numbers, count, buffer, plane, width, coded, start)
+        for i in range(count):
+            store_1(coded, at + i, numbers[i])
     elif size == 2:
-        _place_2(numbers, count, buffer, plane, width, coded, start)
+        for i in range(count):
+            store_2(coded, at + 2 * i, numbers[i])
     elif size == 4:
-        _place_4(numbers, count, buffer, plane, width, coded, start)
+        for i in range(count):
+            store_4(coded, at + 4 * i, numbers[i])
     else:
-        _place_8(numbers, count, buffer, plane, width, coded, start)
+        for i in range(count):
+            store_word(coded, at + 8 * i, numbers[i])
 
 
 @spliced

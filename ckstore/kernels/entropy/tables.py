@@ -10,7 +10,7 @@ import numpy as np
 
 from ckstore.kernels.entropy.directory import BINS, KIND, RUN_BINS, SINGLE, SPARSE
 from ckstore.kernels.entropy.lengths import canonical_codes
-from ckstore.kernels.entropy.words import Array, counted, inlined, inner, int64, uint64
+from ckstore.kernels.entropy.words import Array, clear, counted, inlined, inner, int64, uint64
 
 CODE, LENGTH, NUMBER, RAW, RUN, RUN_RAW = range(6)
 """Columns of the table of symbols (int64).
@@ -45,7 +45,8 @@ def fill_symbols(group: Array, lowers: Array, raws: Array, lengths: Array, symbo
     Returns the bits of the longest code, or -1 where the lengths are no complete prefix code of at most 12 bits.
     """
     bins, stride = group[BINS], group[RUN_BINS]
-    codes = np.zeros(bins * stride, np.uint32)
+    codes = np.empty(bins * stride, np.uint32)
+    clear(codes, codes.size)
     if group[SINGLE] < 0 and canonical_codes(lengths, bins * stride, codes):
         return -1
     longest = int64(0)

@@ -27,7 +27,7 @@ from ckstore.kernels.entropy.directory import (
     WIDEST,
 )
 from ckstore.kernels.entropy.lengths import canonical_codes
-from ckstore.kernels.entropy.words import Array, Word, inlined, int64, low_bits, spliced, store_word, uint64
+from ckstore.kernels.entropy.words import Array, Word, clear, inlined, int64, low_bits, spliced, store_word, uint64
 
 STREAMS = 4
 _LOADABLE = int64(56)
@@ -209,7 +209,7 @@ def write_streams(
         group = groups[index]
         if group[KIND] >= EQUAL or group[WIDEST] == 0:
             continue
-        codes[: group[BINS] * group[RUN_BINS]] = 0
+        clear(codes, group[BINS] * group[RUN_BINS])
         if group[SINGLE] < 0:
             canonical_codes(lengths[index], group[BINS] * group[RUN_BINS], codes)
         _fill_heads(group, raws[index], codes, heads, run_masks, masks)
@@ -232,7 +232,8 @@ def write_streams(
                 per = int64(1)
             appends = min((items_end - at) // (4 * per) * 4, _APPENDS)
             _look_up(exact, at, appends, per, items, low, high, words, heads, run_masks, masks, entries)
-            entries[per:, :appends] = 0
+            for k in range(per, _MOST_APPENDED):
+                clear(entries[k], appends)
             largest = _join(entries, appends, appended, bits)
             if per > safe and largest > uint64(_LOADABLE):
                 per = safe
