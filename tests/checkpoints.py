@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ckstore.cli.second_core import MESSAGE
+from ckstore.runtime.compiling import MESSAGE
 
 #: What safetensors calls the dtypes.
 SAFETENSORS_NAMES = {

@@ -210,7 +210,7 @@ def members(kind: type) -> list[str]:
 def test_the_reference_names_the_public_api():
     text = (DOCS / "reference" / "python.md").read_text()
     missing = [exported for exported in ckstore.__all__ if f"`{exported}" not in text and f".{exported}" not in text]
-    wanted = [f"`ckstore.{function.__name__}{signature(function)}`" for function in (ckstore.init, ckstore.open)]
+    wanted = [f"`ckstore.{function.__name__}{signature(function)}`" for function in (ckstore.init, ckstore.open, ckstore.warm_up)]
     for kind in (ckstore.Store, Version, Run, LazyTensor):
         wanted += members(kind)
     missing += [line for line in wanted if line not in text]
