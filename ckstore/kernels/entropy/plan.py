@@ -79,12 +79,21 @@ def _price(count: int) -> float:
 
 
 @inner
-def _count_cells(numbers: Array, first: int, count: int, geometry: Array, cells: Array, symbols: Array) -> None:
-    """Histogram of numbers (int64), whose cells are put into `symbols` (uint16)."""
+def _count_cells(
+    numbers: Array, first: int, count: int, top: int, exact: int, geometry: Array, cells: Array, symbols: Array
+) -> None:
+    """Histogram of numbers (int64) of up to `top` bits, whose cells are put into `symbols` (uint16)."""
+    if top <= exact:
+        least = int64(1) << top
+        for i in range(uint64(first), uint64(first + count)):
+            cell = uint64(numbers[i] + least)
+            symbols[i] = cell
+            cells[cell] += 1
+        return
     for i in range(uint64(first), uint64(first + count)):
-        cell = cell_of(numbers[i], geometry)
+        cell = uint64(cell_of(numbers[i], geometry))
         symbols[i] = cell
-        cells[uint64(cell)] += 1
+        cells[cell] += 1
 
 
 @inner
@@ -161,10 +170,10 @@ def _choose_plane(group: Array, numbers: Array, symbols: Array, geometry: Array,
     taken = sample_size(group)
     top, count = group[TOP], group[COUNT]
     floors, losses = np.empty(_2, np.int64), np.empty(_8, np.float64)
-    fine = _FINE_IF_FEW if count < _FEW else _FINE
+    fine = _FINE_IF_FEW if count < _FEW or top > _MOST_EXACT else _FINE
     size = set_geometry(top, fine + 1, fine, geometry)
     clear(cells, size)
-    _count_cells(numbers, group[START], taken, geometry, cells, symbols)
+    _count_cells(numbers, group[START], taken, top, fine + 1, geometry, cells, symbols)
     share = taken / count
     split_bits = _CHANCE_BITS * (1.0 - share) + SPLIT_BITS * share
     bits = choose_bins(cells, geometry, top, fine, _price(count) * share, split_bits, splits, floors, losses)
@@ -192,7 +201,7 @@ def _plan_dense(
         exact, fine = (_EXACT_IF_FEW, _FINE_IF_FEW) if count < _FEW else (_EXACT, _FINE)
         size = set_geometry(top, exact, fine, geometry)
         clear(cells, size)
-        _count_cells(numbers, start, count, geometry, cells, symbols)
+        _count_cells(numbers, start, count, top, exact, geometry, cells, symbols)
     group[BINS] = _best_bins(
         cells, geometry, top, deepest, _price(count), share > 1, _ALL, splits, lowers, raws, counts
     )
@@ -242,8 +251,8 @@ def _plan_pairs(
     cells_of_runs = cells[value_cells.size :][: set_geometry(run_top, exact, fine, run_geometry)]
     clear(value_cells, value_cells.size)
     clear(cells_of_runs, cells_of_runs.size)
-    _count_cells(values, first, pairs, geometry, value_cells, joints)
-    _count_cells(runs, first, pairs, run_geometry, cells_of_runs, run_cells)
+    _count_cells(values, first, pairs, top, exact, geometry, value_cells, joints)
+    _count_cells(runs, first, pairs, run_top, exact, run_geometry, cells_of_runs, run_cells)
     price = _price(pairs)
     pair_lowers, pair_raws = np.empty(_TABLE, np.int64), np.empty(_TABLE, np.uint8)
     run_lowers, run_raws = np.empty(_ALL, np.int64), np.empty(_ALL, np.uint8)
@@ -268,9 +277,9 @@ def _plan_pairs(
     symbols_of_cells(geometry, pair_lowers, pair_raws, bins, table)
     symbols_of_cells(run_geometry, run_lowers, run_raws, stride, run_table)
     for i in range(uint64(first), uint64(first + pairs)):
-        joint = int64(table[joints[i]]) * stride + int64(run_table[run_cells[i]])
+        joint = uint64(table[joints[i]]) * uint64(stride) + uint64(run_table[run_cells[i]])
         joints[i] = joint
-        counts[uint64(joint)] += 1
+        counts[joint] += 1
     before = group[BINS], group[RUN_BINS], group[SINGLE], group[BITS], group[WIDEST]
     group[BINS], group[RUN_BINS] = bins, stride
     pair_lengths = np.empty(symbols, np.uint8)
@@ -296,22 +305,9 @@ def _plan_pairs(
 
 @kernel
 def plan_groups(
-    step: int,
-    groups: Array,
-    number: int,
-    symbols: Array,
-    numbers: Array,
-    runs: Array,
-    values: Array,
-    joints: Array,
-    run_cells: Array,
-    cells: Array,
-    splits: Array,
-    lowers: Array,
-    raws: Array,
-    lengths: Array,
-    costs: Array,
-) -> int:
+    step: int, groups: Array, number: int, symbols: Array, numbers: Array, runs: Array, values: Array, joints: Array,
+    run_cells: Array, cells: Array, splits: Array, lowers: Array, raws: Array, lengths: Array, costs: Array,
+) -> int:  # fmt: skip
     """Carry out one step of the plan of the first `number` groups; what the steps share is compiled once.
 
     `CHOOSE_PLANES` follows `survey_groups` and fills PLANE, EXACT, and TOP of what a plane leaves; it returns the bytes

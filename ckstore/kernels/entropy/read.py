@@ -43,20 +43,9 @@ _ANY = int64(31)
 
 @kernel
 def read_streams(
-    buffer: Array,
-    plane: int,
-    ends: Array,
-    groups: Array,
-    number: int,
-    lowers: Array,
-    raws: Array,
-    lengths: Array,
-    runs: Array,
-    values: Array,
-    work: Array,
-    coded: Array,
-    size: int,
-) -> int:
+    buffer: Array, plane: int, ends: Array, groups: Array, number: int, lowers: Array, raws: Array, lengths: Array,
+    runs: Array, values: Array, work: Array, coded: Array, size: int,
+) -> int:  # fmt: skip
     """Decode all groups of a directory into `coded`.
 
     Parameters

@@ -231,49 +231,36 @@ def place_numbers(
 
     They are the elements of `size` bytes from `start` on of `coded`, given as bytes. `numbers` are overwritten.
     """
+    low = uint64(plane)
     if width == 1:
-        for i in range(count):
-            numbers[i] = (numbers[i] << 8) | int64(buffer[plane + i])
+        for i in range(uint64(count)):
+            numbers[i] = (numbers[i] << 8) | int64(buffer[low + i])
     elif width == 2:
-        for i in range(count):
-            numbers[i] = (numbers[i] << 16) | int64(load_2(buffer, plane + 2 * i))
+        for i in range(uint64(count)):
+            numbers[i] = (numbers[i] << 16) | int64(load_2(buffer, low + _2 * i))
     elif width == 4:
-        for i in range(count):
-            numbers[i] = (numbers[i] << 32) | int64(load_4(buffer, plane + 4 * i))
-    at = size * start
+        for i in range(uint64(count)):
+            numbers[i] = (numbers[i] << 32) | int64(load_4(buffer, low + uint64(4) * i))
+    at = uint64(size * start)
     if size == 1:
-        for i in range(count):
+        for i in range(uint64(count)):
             store_1(coded, at + i, numbers[i])
     elif size == 2:
-        for i in range(count):
-            store_2(coded, at + 2 * i, numbers[i])
+        for i in range(uint64(count)):
+            store_2(coded, at + _2 * i, numbers[i])
     elif size == 4:
-        for i in range(count):
-            store_4(coded, at + 4 * i, numbers[i])
+        for i in range(uint64(count)):
+            store_4(coded, at + uint64(4) * i, numbers[i])
     else:
-        for i in range(count):
-            store_word(coded, at + 8 * i, numbers[i])
+        for i in range(uint64(count)):
+            store_word(coded, at + _8 * i, numbers[i])
 
 
 @spliced
 def read_dense(
-    buffer: Array,
-    positions: Array,
-    limit: int,
-    top: int,
-    symbols: Array,
-    longest: int,
-    singles: Array,
-    table: Array,
-    scratch: Array,
-    numbers: Array,
-    plane: int,
-    width: int,
-    coded: Array,
-    size: int,
-    start: int,
-    count: int,
-) -> int:
+    buffer: Array, positions: Array, limit: int, top: int, symbols: Array, longest: int, singles: Array, table: Array,
+    scratch: Array, numbers: Array, plane: int, width: int, coded: Array, size: int, start: int, count: int,
+) -> int:  # fmt: skip
     """Read a group of numbers of at most 32 bits. Returns 0, or 1 where a stream ends too early."""
     fill_table(singles, longest, BY_CODE, symbols)
     mean = int64(0)

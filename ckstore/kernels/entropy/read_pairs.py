@@ -86,19 +86,9 @@ def _take_four(
 
 @inner
 def _read_fours(
-    buffer: Array,
-    positions: Array,
-    limit: int,
-    short: bool,
-    table: Array,
-    codes: Array,
-    symbols: Array,
-    coded: Array,
-    size: int,
-    at: int,
-    end: int,
-    pairs: int,
-) -> tuple[int, int]:
+    buffer: Array, positions: Array, limit: int, short: bool, table: Array, codes: Array, symbols: Array, coded: Array,
+    size: int, at: int, end: int, pairs: int,
+) -> tuple[int, int]:  # fmt: skip
     """Take turns of pairs of at most `_LOADABLE` bits of every stream, where `short` by a table of `PAIR`.
 
     Returns (how many were taken or -1, next place).
@@ -154,18 +144,9 @@ def _read_fours(
 
 @spliced
 def read_pairs(
-    buffer: Array,
-    positions: Array,
-    limit: int,
-    symbols: Array,
-    codes: Array,
-    table: Array,
-    coded: Array,
-    size: int,
-    at: int,
-    end: int,
-    pairs: int,
-) -> tuple[int, int]:
+    buffer: Array, positions: Array, limit: int, symbols: Array, codes: Array, table: Array, coded: Array, size: int,
+    at: int, end: int, pairs: int,
+) -> tuple[int, int]:  # fmt: skip
     """Read most of the pairs into zeroed elements; `codes` is a table of `SYMBOL`.
 
     Returns (how many were read or -1, next place).
@@ -193,20 +174,9 @@ def read_pairs(
 
 @inner
 def read_any(
-    buffer: Array,
-    positions: Array,
-    limit: int,
-    table: Array,
-    symbols: Array,
-    plane: int,
-    width: int,
-    coded: Array,
-    size: int,
-    first: int,
-    items: int,
-    at: int,
-    end: int,
-) -> int:
+    buffer: Array, positions: Array, limit: int, table: Array, symbols: Array, plane: int, width: int, coded: Array,
+    size: int, first: int, items: int, at: int, end: int,
+) -> int:  # fmt: skip
     """Read pairs or numbers of any width one by one by a table of `SYMBOL`. Returns 0 or 1."""
     for i in range(first, items):
         position = positions[i & 3]

@@ -50,19 +50,16 @@ def _append(buffer: Array, place: Word, kept: Word, entry: Word) -> tuple[Word, 
 
 
 @spliced
-def _fill_heads(group: Array, raws: Array, codes: Array, heads: Array, run_masks: Array, masks: Array) -> None:
-    """Fill by symbol: entries without raw bits | bits of the code << 16 | raw bits of runs << 24; masks of raw bits."""
+def _fill_heads(group: Array, raws: Array, codes: Array, heads: Array) -> None:
+    """Fill by symbol: code | its bits << 16 | raw bits of the run << 24 | those of the value << 32 | all bits << 56."""
     bins, stride = group[BINS], group[RUN_BINS]
     symbol = uint64(0)
     for value in range(bins):
-        raw = uint64(raws[value])
         for run in range(stride):
             run_raw = uint64(raws[bins + run]) if group[KIND] == SPARSE else uint64(0)
-            length = uint64(codes[symbol]) >> _16
-            bits = length + run_raw + raw
-            heads[symbol] = (uint64(codes[symbol]) & _CODE) | (length << _16) | (run_raw << _24) | (bits << _HIGH)
-            run_masks[symbol] = (_1 << run_raw) - _1
-            masks[symbol] = (_1 << raw) - _1
+            code, raw = uint64(codes[symbol]), uint64(raws[value])
+            bits = (code >> _16) + run_raw + raw
+            heads[symbol] = code | (run_raw << _24) | (raw << _32) | (bits << _HIGH)
             symbol += _1
 
 
@@ -79,21 +76,20 @@ def _fill_words(group: Array, lowers: Array, raws: Array, codes: Array, words: A
 
 
 @inlined
-def _entry(at: Word, symbols: Array, runs: Array, values: Array, heads: Array, run_masks: Array, masks: Array) -> Word:
+def _entry(at: Word, symbols: Array, runs: Array, values: Array, heads: Array) -> Word:
     """The entry of an item, its word of at most 56 bits."""
-    symbol = symbols[at]
-    head = heads[symbol]
-    length = (head >> _16) & _BYTE
-    run = uint64(runs[at]) & run_masks[symbol]
-    value = uint64(values[at]) & masks[symbol]
-    raw = run | (value << ((head >> _24) & _BYTE))
-    return (head & _CODE) | (head >> _HIGH << _HIGH) | (raw << length)
+    head = heads[symbols[at]]
+    run_raw = (head >> _24) & _BYTE
+    raw = low_bits(uint64(runs[at]), int64(run_raw)) | (
+        low_bits(uint64(values[at]), int64((head >> _32) & _BYTE)) << run_raw
+    )
+    return (head & _CODE) | (head >> _HIGH << _HIGH) | (raw << ((head >> _16) & _BYTE))
 
 
 @spliced
 def _look_up(
     exact: bool, first: int, appends: int, per: int, symbols: Array, runs: Array, values: Array, words: Array,
-    heads: Array, run_masks: Array, masks: Array, entries: Array,
+    heads: Array, entries: Array,
 ) -> None:  # fmt: skip
     """Fill entries[k, a], of item k of append a; four streams take turns in appends as they do in items."""
     for k in range(per):
@@ -105,7 +101,7 @@ def _look_up(
                 if exact:
                     row[a + i] = words[symbols[at + i]]
                 else:
-                    row[a + i] = _entry(at + i, symbols, runs, values, heads, run_masks, masks)
+                    row[a + i] = _entry(at + i, symbols, runs, values, heads)
             at += skip
 
 
@@ -170,21 +166,9 @@ def _store(words: Array, bits: Array, appends: int, at: Array, buffer: Array, pl
 
 @kernel
 def write_streams(
-    groups: Array,
-    number: int,
-    lowers: Array,
-    raws: Array,
-    lengths: Array,
-    symbols: Array,
-    numbers: Array,
-    runs: Array,
-    values: Array,
-    joints: Array,
-    words: Array,
-    buffer: Array,
-    room: int,
-    ends: Array,
-) -> None:
+    groups: Array, number: int, lowers: Array, raws: Array, lengths: Array, symbols: Array, numbers: Array, runs: Array,
+    values: Array, joints: Array, words: Array, buffer: Array, room: int, ends: Array,
+) -> None:  # fmt: skip
     """Write the groups that have symbols, stream j into `buffer` (uint8) from byte j * room on.
 
     Fills `ends` (int64, bytes).
@@ -193,8 +177,6 @@ def write_streams(
     them.
     """
     heads = np.empty(_SYMBOLS, np.uint64)
-    run_masks = np.empty(_SYMBOLS, np.uint64)
-    masks = np.empty(_SYMBOLS, np.uint64)
     codes = np.empty(_SYMBOLS, np.uint32)
     entries = np.empty((_MOST_APPENDED, _APPENDS), np.uint64)
     appended = np.empty(_APPENDS, np.uint64)
@@ -212,7 +194,7 @@ def write_streams(
         clear(codes, group[BINS] * group[RUN_BINS])
         if group[SINGLE] < 0:
             canonical_codes(lengths[index], group[BINS] * group[RUN_BINS], codes)
-        _fill_heads(group, raws[index], codes, heads, run_masks, masks)
+        _fill_heads(group, raws[index], codes, heads)
         if group[KIND] == SPARSE:
             first, count = group[FIRST_PAIR], group[PAIRS]
             items, low, high = joints, runs, values
@@ -231,7 +213,7 @@ def write_streams(
             if at + 4 * per > items_end:
                 per = int64(1)
             appends = min((items_end - at) // (4 * per) * 4, _APPENDS)
-            _look_up(exact, at, appends, per, items, low, high, words, heads, run_masks, masks, entries)
+            _look_up(exact, at, appends, per, items, low, high, words, heads, entries)
             for k in range(per, _MOST_APPENDED):
                 clear(entries[k], appends)
             largest = _join(entries, appends, appended, bits)
@@ -247,15 +229,11 @@ def write_streams(
             if exact:
                 places[stream], kept[stream] = _append(buffer, places[stream], kept[stream], words[items[i]])
                 continue
-            symbol = items[i]
-            head = heads[symbol]
-            run_raw = (head >> _24) & _BYTE
-            for part in range(3):
-                word, size = head & _CODE, (head >> _16) & _BYTE
-                if part == 1:
-                    word, size = uint64(low[i]) & run_masks[symbol], run_raw
-                elif part == 2:
-                    word, size = uint64(high[i]) & masks[symbol], (head >> _HIGH) - size - run_raw
+            head = heads[items[i]]
+            for part in range(uint64(3)):
+                # Code, run, value: their bits are eight bits from each other.
+                word = head & _CODE if part == 0 else uint64(low[i]) if part == 1 else uint64(high[i])
+                size = (head >> (_16 + (part << _3))) & _BYTE
                 for half in range(uint64(2)):
                     piece = min(size, _32) if half == 0 else size - min(size, _32)
                     entry = low_bits(word >> (_32 * half), int64(piece)) | (piece << _HIGH)
