@@ -12,6 +12,7 @@ from ckstore.errors import (
     PartialError,
     UsageError,
 )
+from ckstore.operations.warm_up import warm_up
 from ckstore.store import Store, init, open
 
 __version__ = "0.1.0"
@@ -30,4 +31,5 @@ __all__ = [
     "UsageError",
     "init",
     "open",
+    "warm_up",
 ]

@@ -1,4 +1,4 @@
-"""What the dtypes of tensors are called in NumPy, in Zarr and in torch, which all lack some of them."""
+"""Names of dtypes in NumPy, Zarr and torch, each of which lacks some of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How faithful versions are to be: what a user asks for, and the settings that follow from it."""
+"""How faithful versions are: what a user asks for, and the settings that follow from it."""
 
 from __future__ import annotations
 
@@ -148,12 +148,13 @@ class Policy:
     def dynaquant(self, *, known: bool) -> DynaQuantSettings:
         """Inshrinkerator's setting: the one of this quality on the diagonal of its search space.
 
-        `known` says that there are sensitivities to rank by.
+        `known` says that there are sensitivities to prune by.
         """
-        from ckstore.codecs.schemes.dynaquant import LEVELS, PROTECT, PRUNE, DynaQuantSettings
+        from ckstore.codecs.schemes.dynaquant import EMBEDDING_LEVELS, LEVELS, PROTECT, PRUNE, DynaQuantSettings
 
         if self.settings is not None:
             return self.settings
         place = min(max(round(self.quality) - 1, 0), len(LEVELS) - 1)
+        protect, embedding_levels = (axis[place * len(axis) // len(LEVELS)] for axis in (PROTECT, EMBEDDING_LEVELS))
         metric = "sensitivity" if known else "magnitude"
-        return DynaQuantSettings(LEVELS[place], PRUNE[place], PROTECT[place * len(PROTECT) // len(LEVELS)], metric)
+        return DynaQuantSettings(LEVELS[place], PRUNE[place], protect, metric, int(embedding_levels))

@@ -1,4 +1,4 @@
-"""An open store: its catalog, its packs, and what finds and decodes the objects in them."""
+"""An open store: its catalog, its packs, and the resolver and reader of its objects."""
 
 from __future__ import annotations
 

@@ -8,11 +8,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from ckstore.errors import ConflictError, UsageError
 from ckstore.policy import QUALITY, Fidelity, Policy, Scheme
 from ckstore.repository import CACHE_BYTES, Mode, Repository
 from ckstore.storage.catalog import Catalog, VersionRow
 from ckstore.storage.pack_reader import PackReader
-from ckstore.storage.root import find_store
+from ckstore.storage.root import CATALOG, find_store
 
 if TYPE_CHECKING:
     from ckstore.objects.reader import ObjectReader
@@ -351,7 +352,13 @@ def init(path: str | os.PathLike[str]) -> Store:
     return Store(Path(path), "a", _cache_of_a_program())
 
 
-def open(path: str | os.PathLike[str] | None = None, mode: Mode = "a", cache_bytes: int | None = None) -> Store:
+def open(
+    path: str | os.PathLike[str] | None = None,
+    mode: Mode = "a",
+    cache_bytes: int | None = None,
+    *,
+    create: bool = False,
+) -> Store:
     """Open a store: by default `$CKSTORE`, or the nearest `.ckstore` upwards.
 
     Parameters
@@ -363,16 +370,36 @@ def open(path: str | os.PathLike[str] | None = None, mode: Mode = "a", cache_byt
     cache_bytes
         Limit of the cache of decoded chunks; by default a sixteenth of the machine's memory, at most 4 GiB. Where it
         holds one and a half times a version, storing the next one after it takes less time.
+    create
+        Make the store at `path` first where there is none: a script may run again, and in several processes at once.
 
     Raises
     ------
     NoStoreError
         There is none.
+    ConflictError
+        With `create`, something else stands there.
+    UsageError
+        With `create`, no path is given, or one that is only to be read.
     FormatVersionError
         A later ckstore wrote it.
     """
     limit = _cache_of_a_program() if cache_bytes is None else cache_bytes
+    if create:
+        if path is None or mode == "r":
+            raise UsageError("create=True makes a store that can be written to; give its path, and no mode.")
+        _make_sure(Path(path))
     return Store(find_store() if path is None else Path(path), mode, limit)
+
+
+def _make_sure(path: Path) -> None:
+    """Make a store where there is none, be it that another process does so meanwhile."""
+    try:
+        if not (path / CATALOG).is_file():
+            Catalog.create(path).close()
+    except ConflictError:
+        if not (path / CATALOG).is_file():
+            raise
 
 
 def _cache_of_a_program() -> int:

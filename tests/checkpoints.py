@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ckstore.cli.second_core import MESSAGE
+from ckstore.runtime.compiling import MESSAGE
 
 #: What safetensors calls the dtypes.
 SAFETENSORS_NAMES = {

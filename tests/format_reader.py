@@ -101,18 +101,14 @@ class Pack:
 
 
 class Payload:
-    """The header of an integer payload, its checksums compared, and its integers in coded order."""
+    """The header of an integer payload, its checksum compared, and its integers in coded order."""
 
     def __init__(self, data: bytes) -> None:
-        assert data[0] in (1, 2, 3, 4)
+        assert data[0] == 1
         flags = data[1]
         self.width, narrow = 1 << (flags & 3), 1 << (flags >> 2 & 3)
-        self.grouped, streamed, planed = bool(flags & 16), bool(flags & 32), data[0] in (2, 4)
-        assert streamed or not planed
-        check = int.from_bytes(data[2:6], "little")
-        at = 10 if streamed else 6
-        assert not streamed or check == google_crc32c.value(data[:2] + data[10:])
-        first, at = data[at], at + 1
+        self.grouped, streamed = bool(flags & 16), bool(flags & 32)
+        first, at = data[6], 7
         if first >= 128:
             self.count = 1 << first - 128
         else:
@@ -121,41 +117,25 @@ class Payload:
             self.classes_check = int.from_bytes(data[at : at + 4], "little")
             at += 4
         sizes = []
-        for part in ("directory", "planes", 0, 1, 2) if streamed else ():
-            size = 0
-            if part != "planes" or planed:
-                size, at = varint(data, at)
+        for _ in range(4 if streamed else 0):
+            size, at = varint(data, at)
             sizes.append(size)
-        if not streamed:
-            sizes = [len(data) - at, 0, 0, 0, 0]
-        cuts = [at + sum(sizes[:number]) for number in range(6)]
-        directory, planes = data[at : cuts[1]], data[cuts[1] : cuts[2]]
-        streams = [data[low:high] for low, high in zip(cuts[2:], [*cuts[3:], len(data) - 8], strict=True)]
+        end = at + sizes[0] if streamed else len(data)
         if self.count <= PLAIN:
-            values, _ = entropy_reference.decode(
-                directory,
-                planes if planed else None,
-                streams if streamed else [b""] * 4,
-                self.count,
-                self.grouped,
-                data[0] > 2,
-            )
+            values = entropy_reference.decode(data[at:end], data[end:], tuple(sizes[1:]), self.count, self.grouped)
             self.coded = np.array(values, np.int64).astype(f"i{self.width}")
         else:
             self.coded = np.empty(self.count, f"i{self.width}")
             decode_integers(data, self.coded)
-        decoded = google_crc32c.value(self.coded.astype(f"<i{narrow}").tobytes())
-        if streamed:
-            assert decoded == int.from_bytes(data[6:10], "little")
-        else:
-            assert check == google_crc32c.extend(decoded, data[:2] + data[6:])
+        decoded = zlib.crc32(self.coded.astype(f"<i{narrow}").tobytes())
+        assert int.from_bytes(data[2:6], "little") == zlib.crc32(data[:2] + data[6:], decoded)
 
     def natural(self, classes: Array | None) -> Array:
         """The integers in natural order."""
         assert self.grouped == (classes is not None)
         if classes is None:
             return self.coded
-        assert google_crc32c.value(classes.astype(np.uint8).tobytes()) == self.classes_check
+        assert zlib.crc32(classes.astype(np.uint8).tobytes()) == self.classes_check
         result = np.empty_like(self.coded)
         result[np.argsort(classes, kind="stable")] = self.coded
         return result

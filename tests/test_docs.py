@@ -225,6 +225,24 @@ def test_every_page_can_be_reached_from_the_readme():
     assert set(PAGES) <= seen
 
 
+def test_the_training_loop_goes_on_where_it_was_killed(tmp_path: Path):
+    script = next(text for kind, text in blocks(DOCS / "how-to" / "training-loop.md") if kind == "python")
+    killed = (
+        "import os, signal\nfrom ckstore import Store\n"
+        "def ingest(*given, ingest=Store.ingest, **named):\n"
+        "    if ingest(*given, **named).version.step == 20: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "Store.ingest = ingest\n"
+    )
+    (tmp_path / "train.py").write_text(killed + script)
+    assert subprocess.run([sys.executable, "train.py"], cwd=tmp_path, check=False).returncode == -9
+    (tmp_path / "train.py").write_text(script + "\nprint('from', first)\n")
+    for first in (21, 31):
+        done = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
+        assert done.stdout == f"from {first}\n"
+    with ckstore.open(tmp_path / "checkpoints", "r") as store:
+        assert store.run("linear").steps == [10, 20, 30]
+
+
 def signature(function: Any) -> str:
     """Parameters with their defaults, without annotations and `self`."""
     parameters = [
@@ -250,7 +268,10 @@ def members(kind: type) -> list[str]:
 def test_the_reference_names_the_public_api():
     text = (DOCS / "reference" / "python.md").read_text()
     missing = [exported for exported in ckstore.__all__ if f"`{exported}" not in text and f".{exported}" not in text]
-    wanted = [f"`ckstore.{function.__name__}{signature(function)}`" for function in (ckstore.init, ckstore.open)]
+    wanted = [
+        f"`ckstore.{function.__name__}{signature(function)}`"
+        for function in (ckstore.init, ckstore.open, ckstore.warm_up)
+    ]
     for kind in (ckstore.Store, Version, Run, LazyTensor):
         wanted += members(kind)
     missing += [line for line in wanted if line not in text]

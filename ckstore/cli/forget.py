@@ -32,9 +32,9 @@ def command(
 ) -> None:
     """Take versions out of the store.
 
-    Each VERSION, or range A..B of versions of one run, or a whole run, but for what is kept. They cannot be had back. A
-    range holds both its ends and goes by steps, between two numbers by numbers. What is kept is counted in each run
-    apart. A version with a tag is refused unless --keep-tagged keeps it.
+    Each VERSION, or range A..B of versions of one run, or a whole run, but for what is kept. Forgotten
+    versions cannot be restored. A range holds both its ends and goes by steps, between two numbers by numbers. Kept
+    versions are counted in each run apart. A version with a tag is refused unless --keep-tagged keeps it.
 
     The bytes stay until `ckstore gc` frees what no other version needs.
     """

@@ -16,14 +16,15 @@ from ckstore.cli.second_core import SecondCore
 from ckstore.cli.verb import VERSION_HELP, write_exit_codes
 from ckstore.errors import CkstoreError
 
-#: Every verb, in the order of the help; `ckstore.cli.<name>` holds its `command` and is imported when it is used.
+#: Every verb, in the order of the help; `ckstore.cli.<name>`, with _ for -, holds its `command` and is imported when it
+#: is used.
 VERBS = (
     "init", "ingest", "checkout", "log", "show", "ls", "diff", "tag", "policy", "stats", "verify", "thin", "forget",
-    "gc", "rebase", "recover", "completion",
+    "gc", "rebase", "recover", "warm-up", "completion",
 )  # fmt: skip
 
 #: Verbs that code versions; the others read, if anything.
-_STORING = ("ingest", "thin", "rebase")
+_STORING = ("ingest", "thin", "rebase", "warm-up")
 
 #: Exit codes that the command line gives without an error of the library.
 _USAGE = 2
@@ -42,7 +43,7 @@ class Program(click.Group):
         """The verb of a name."""
         if cmd_name not in VERBS:
             return None
-        command = import_module(f"ckstore.cli.{cmd_name}").command
+        command = import_module(f"ckstore.cli.{cmd_name.replace('-', '_')}").command
         assert isinstance(command, click.Command)
         return command
 

@@ -10,8 +10,6 @@ from contextlib import suppress
 from ckstore.runtime import compiling
 from ckstore.runtime.threads import worker_count
 
-MESSAGE = "compiling kernels; this happens once and takes some seconds."
-
 
 class SecondCore:
     """The process that compiles beside this one, from the first compilation to the end of the program.
@@ -19,7 +17,7 @@ class SecondCore:
     Parameters
     ----------
     say
-        Called with `MESSAGE` when anything must be compiled.
+        Called with a sentence when anything must be compiled.
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:
@@ -32,8 +30,8 @@ class SecondCore:
         self._reads = reads
         compiling.on_first(self._begin)
 
-    def _begin(self) -> None:
-        self._say(MESSAGE)
+    def _begin(self, message: str) -> None:
+        self._say(message)
         if worker_count() > 1:
             silent = subprocess.DEVNULL
             helped = compiling.READS if self._reads else compiling.STORES

@@ -46,8 +46,8 @@ def command(
 
     Each VERSION, or range A..B of versions of one run, or a whole run, but for what is kept, becomes coarse: weights
     and moments come back near what they were, and `ckstore show` says how near. All other versions stay exact: what
-    they had stored against a layer that goes is stored again. What goes cannot be had back, unless the same files are
-    ingested again.
+    they had stored against a layer that goes is stored again. Only ingesting the same files again makes a thinned
+    version exact.
 
     The bytes stay until `ckstore gc` frees them.
     """

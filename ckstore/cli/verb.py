@@ -97,7 +97,7 @@ def verb(
     """Make a function the verb that its module is named after; the parameters are those of `Verb`."""
 
     def made(function: Callable[..., Any]) -> Verb:
-        name = function.__module__.rpartition(".")[2]
+        name = function.__module__.rpartition(".")[2].replace("_", "-")
         given = {"examples": examples, "exit_codes": exit_codes, "opens_store": opens_store}
         return click.command(name, cls=Verb, **given)(function)
 

@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 from ckstore.errors import UsageError
 from ckstore.runtime.blocks import fixed
-from ckstore.runtime.checksum import use_kernel
 from ckstore.runtime.scratch import scratch
 
 Array = npt.NDArray[Any]
@@ -32,45 +31,32 @@ class Workspace:
     """
 
     def __init__(self, capacity: int) -> None:
-        from ckstore.kernels.entropy import coder as entropy_coder
-        from ckstore.kernels.entropy import directory as entropy_directory
-        from ckstore.kernels.entropy import order as entropy_order
-        from ckstore.kernels.entropy import plan as entropy_plan
-        from ckstore.kernels.entropy import survey as entropy_survey
-        from ckstore.kernels.entropy import write as entropy_write
-        from ckstore.kernels.entropy.histograms import TABLE_BITS
-        from ckstore.kernels.entropy.layout import ROW, SYMBOLS
+        from ckstore.kernels.entropy import directory, order, plan, survey, write
+        from ckstore.kernels.entropy.bins import SYMBOLS
 
-        use_kernel()
-        self.survey = entropy_survey
-        self.plan = entropy_plan
-        self.measure = entropy_plan.measure
-        self.order = entropy_order
-        self.start_coder = entropy_coder.start_coder
-        self.finish_writing = entropy_coder.finish_writing
-        self.directory = entropy_directory
-        self.write_streams = entropy_write.write_streams
-        most = entropy_order.CLASSES
-        few = min(capacity, most * entropy_survey.SMALL_SPARSE)
-        table = 1 << TABLE_BITS
+        self.survey = survey
+        self.plan = plan
+        self.order = order
+        self.directory = directory
+        self.write = write
+        most = directory.CLASSES
         self.capacity = capacity
-        self.class_counts = np.empty(most, np.int64)
-        self.cursors = np.empty((entropy_order.QUARTERS, most), np.int64)
-        self.groups = np.empty((most, entropy_directory.COLUMNS), np.int64)
+        self.cursors = np.empty((order.QUARTERS, 256), np.int64)
+        self.groups = np.empty((most, directory.COLUMNS), np.int64)
         self.costs = np.empty((most, 2))
-        self.rows = np.empty((most, 2, ROW), np.uint8)
+        self.lowers = np.empty((most, directory.TABLE), np.int64)
+        self.raws = scratch("entropy-raws", most * directory.TABLE, np.uint8).reshape(most, directory.TABLE)
         self.lengths = scratch("entropy-lengths", most * SYMBOLS, np.uint8).reshape(most, SYMBOLS)
-        self.bins = scratch("entropy-bins", table, np.int64)
-        self.words = scratch("entropy-words", table, np.uint64)
-        self.numbers = scratch("entropy-numbers", capacity, np.uint16)
-        self.wide = scratch("entropy-wide", capacity, np.uint64)
-        self.few_runs = scratch("entropy-few-runs", few, np.uint64)
-        self.few_values = scratch("entropy-few-values", few, np.uint64)
-        self.runs = scratch("entropy-runs", capacity, np.uint64)
-        self.values = scratch("entropy-values", capacity, np.uint64)
+        self.cells = scratch("entropy-cells", plan.CELLS, np.int64)
+        self.splits = scratch("entropy-splits", 2 * plan.CELLS, np.uint8)
+        self.symbols = scratch("entropy-symbols", capacity, np.uint16)
+        self.numbers = scratch("entropy-numbers", capacity, np.int64)
+        self.runs = scratch("entropy-runs", capacity, np.int64)
+        self.values = scratch("entropy-values", capacity, np.int64)
         self.joints = scratch("entropy-joints", capacity, np.uint16)
+        self.run_cells = scratch("entropy-run-cells", capacity, np.uint16)
         self.coder = np.empty(5, np.int64)
-        self.odds = np.empty((entropy_directory.CONTEXTS, 2), np.int32)
+        self.odds = np.empty((directory.CONTEXTS, 2), np.int32)
         self.ends = np.empty(4, np.int64)
 
 
@@ -117,21 +103,25 @@ def make_plan(values: Array, classes: Array | None) -> Plan:
     """
     check_arrays(values, classes)
     room = _workspace(values.size)
-    survey, plan_groups = room.survey, room.plan.plan_groups
+    survey, plan, groups = room.survey, room.plan, room.groups
     signed = fixed(values.view(f"i{values.itemsize}"))
-    coded, number = (signed, _one_group(signed.size, room)) if classes is None else sort_elements(signed, classes, room)
-    groups = room.groups
-    octaves = survey.survey_groups(coded, groups, number, room.wide)
+    if classes is None:
+        coded, number = signed, int(signed.size > 0)
+        groups[0] = 0
+        groups[0, room.directory.COUNT] = signed.size
+    else:
+        coded, number = sort_elements(signed, classes, room)
+    bits = survey.survey_groups(coded, groups, number, room.numbers)
     shared = (
-        groups, number, room.numbers, room.wide, room.few_values, room.runs, room.values, room.joints, room.bins,
-        room.rows, room.lengths, room.costs,
+        groups, number, room.symbols, room.numbers, room.runs, room.values, room.joints, room.run_cells, room.cells,
+        room.splits, room.lowers, room.raws, room.lengths, room.costs,
     )  # fmt: skip
-    planes = scratch("entropy-planes", plan_groups(room.plan.CHOOSE_PLANES, *shared), np.uint8)
-    survey.take_numbers(coded, groups, number, room.numbers, room.wide, planes)
-    if plan_groups(room.plan.PLAN_DENSE, *shared):
-        survey.extract_pairs(coded, groups, number, room.few_runs, room.few_values, room.runs, room.values)
-        plan_groups(room.plan.PLAN_PAIRS, *shared)
-    narrow = 1 if octaves <= 8 else 2 if octaves <= 16 else 4 if octaves <= 32 else 8
+    planes = scratch("entropy-planes", plan.plan_groups(plan.CHOOSE_PLANES, *shared), np.uint8)
+    survey.take_numbers(coded, groups, number, room.symbols, room.numbers, planes)
+    if plan.plan_groups(plan.PLAN_DENSE, *shared):
+        survey.extract_pairs(coded, groups, number, room.runs, room.values)
+        plan.plan_groups(plan.PLAN_PAIRS, *shared)
+    narrow = 1 if bits <= 7 else 2 if bits <= 15 else 4 if bits <= 31 else 8
     return Plan(coded, narrow, number, planes, room)
 
 
@@ -144,19 +134,12 @@ def _workspace(size: int) -> Workspace:
     return held
 
 
-def _one_group(size: int, room: Workspace) -> int:
-    room.groups[0] = 0
-    room.groups[0, room.directory.COUNT] = size
-    return int(size > 0)
-
-
 def sort_elements(signed: Array, classes: Array, room: Workspace) -> tuple[Array, int]:
     """The elements sorted by class, and the number of groups that they make."""
-    order = room.order
     classes = fixed(classes)
-    if order.class_counts(classes, room.class_counts, room.cursors):
+    number = room.order.group_classes(classes, room.cursors, room.groups)
+    if number < 0:
         raise UsageError("Classes must lie between 0 and 63.")
-    number = order.group_classes(room.class_counts, room.groups)
     coded = scratch("entropy-coded", signed.size, signed.dtype)
-    order.to_coded_order(signed, classes, room.cursors, coded)
+    room.order.to_coded_order(signed, classes, room.cursors, coded)
     return fixed(coded), number

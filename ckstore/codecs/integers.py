@@ -12,9 +12,7 @@ from ckstore.codecs.integer_header import (
     DAMAGED,
     FORMAT,
     GROUPED,
-    OUTWARD,
     PADDING,
-    PLANED,
     STREAMED,
     Header,
     count_bytes,
@@ -24,7 +22,7 @@ from ckstore.codecs.integer_header import (
 from ckstore.codecs.integer_plan import Plan, check_arrays, make_plan
 from ckstore.errors import IntegrityError, UsageError
 from ckstore.runtime.blocks import fixed, joined
-from ckstore.runtime.checksum import crc32c, use_kernel
+from ckstore.runtime.checksum import crc32
 from ckstore.runtime.scratch import scratch
 
 Array = npt.NDArray[Any]
@@ -75,32 +73,25 @@ def has_changes(values: Array) -> bool:
 def _parts(values: Array, classes: Array | None, before: bytes) -> list[bytes | Array]:
     """What a payload consists of, behind `before`; arrays are valid until this thread encodes again."""
     plan = make_plan(values, classes)
-    stream_room, stream_bits, directory_room = plan.room.measure(plan.room.groups, plan.number)
-    planed, streamed = plan.planes.size > 0, plan.planes.size > 0 or stream_bits > 0
-    directory = plan.room.directory
-    outward = bool((plan.room.groups[: plan.number, directory.KIND] == directory.ADAPTIVE).any())
+    kinds = plan.room.groups[: plan.number, plan.room.directory.KIND]
+    streamed = bool((kinds < plan.room.directory.EQUAL).any())
+    stream_room, _, directory_room = plan.room.plan.measure(plan.room.groups, plan.number)
     flags = _SIZE_CODES[values.itemsize] | _SIZE_CODES[plan.narrow] << 2
     flags |= (classes is not None) * GROUPED | streamed * STREAMED
-    start = bytes((FORMAT + planed * PLANED + outward * OUTWARD, flags))
+    start = bytes((FORMAT, flags))
     head = count_bytes(values.size)
     if classes is not None:
-        head += crc32c(fixed(classes)).to_bytes(4, "little")
-    coded = _write_directory(plan, directory_room, grouped=classes is not None, outward=outward)
-    check = crc32c(_narrowed(plan.coded, plan.narrow))
-    if not streamed:
-        whole = crc32c(head + coded, crc32c(start, check))
-        return [before + start + whole.to_bytes(4, "little") + head + coded]
-
-    parts = write_streams(plan, stream_room)
-    sizes = [len(coded), *(part.size for part in parts[:3])]
-    if planed:
-        parts.insert(0, plan.planes)
-        sizes.insert(1, plan.planes.size)
-    head += b"".join(map(varint, sizes)) + coded
-    whole = crc32c(start + head)
+        head += crc32(fixed(classes)).to_bytes(4, "little")
+    directory = _write_directory(plan, directory_room, grouped=classes is not None)
+    parts: list[bytes | Array] = []
+    if streamed:
+        parts = [plan.planes, *write_streams(plan, stream_room)]
+        head += b"".join(varint(len(part)) for part in (directory, *parts[1:4]))
+    head += directory
+    check = crc32(head, crc32(start, crc32(_narrowed(plan.coded, plan.narrow))))
     for part in parts:
-        whole = crc32c(part, whole)
-    return [before + start + whole.to_bytes(4, "little") + check.to_bytes(4, "little") + head, *parts]
+        check = crc32(part, check)
+    return [before + start + check.to_bytes(4, "little") + head, *parts]
 
 
 def decode_integers(payload: bytes | bytearray | memoryview, out: Array, classes: Array | None = None) -> None:
@@ -167,7 +158,7 @@ def _decode(
     header = read_header(view)
     if classes is not None:
         classes = fixed(classes)
-    _check_header(header, view, count, width, classes)
+    _check_header(header, count, width, classes)
 
     if header.narrow != width:
         target = None
@@ -179,10 +170,7 @@ def _decode(
         coded = padded[margin : margin + header.count]
     room = _thread_room()
     number = _read_elements(header, view, room, coded)
-    if header.streamed:
-        damaged = crc32c(coded) != header.data_check
-    else:
-        damaged = crc32c(bytes(view[:2]) + view[6:], crc32c(coded)) != header.check
+    damaged = crc32(view[6:], crc32(view[:2], crc32(coded))) != header.check
     if not damaged and classes is not None:
         coded = scratch("read-natural", header.count, coded.dtype) if target is None else target
         damaged = room.to_natural_order(padded, margin, classes, room.groups, number, coded) != 0
@@ -191,7 +179,7 @@ def _decode(
     return coded
 
 
-def _check_header(header: Header, view: memoryview, count: int, width: int, classes: Array | None) -> None:
+def _check_header(header: Header, count: int, width: int, classes: Array | None) -> None:
     """Check what can be checked before anything is decoded; `IntegrityError` where it does not fit."""
     if header.count != count or header.width != width:
         raise IntegrityError(
@@ -200,40 +188,33 @@ def _check_header(header: Header, view: memoryview, count: int, width: int, clas
         )
     if classes is not None and not header.grouped:
         raise IntegrityError("The payload was encoded without classes: decode it without them.")
-    if classes is not None and crc32c(classes) != header.classes_check:
+    if classes is not None and crc32(classes) != header.classes_check:
         raise IntegrityError("The payload was encoded with other classes: give those of the base it was coded by.")
-    if header.streamed and header.check != crc32c(view[10:], crc32c(view[:2])):
-        raise IntegrityError(DAMAGED)
 
 
 class _Room:
     """What a thread's decoder uses again and again: the kernels, imported when first needed, and arrays for them."""
 
     def __init__(self) -> None:
-        from ckstore.kernels.entropy import coder as entropy_coder
-        from ckstore.kernels.entropy import directory as entropy_directory
-        from ckstore.kernels.entropy import order as entropy_order
-        from ckstore.kernels.entropy import read as entropy_read
-        from ckstore.kernels.entropy.layout import ROW, SYMBOLS
+        from ckstore.kernels.entropy import directory, order, read
+        from ckstore.kernels.entropy.bins import SYMBOLS
 
-        use_kernel()
-        self.start_coder = entropy_coder.start_coder
-        self.code_directory = entropy_directory.code_directory
-        self.read_streams = entropy_read.read_streams
-        self.to_natural_order = entropy_order.to_natural_order
-        self.accumulate = entropy_read.accumulate
-        self.all_bits = entropy_read.ALL_BITS
-        most = entropy_order.CLASSES
+        self.code_directory = directory.code_directory
+        self.read_streams = read.read_streams
+        self.to_natural_order = order.to_natural_order
+        self.accumulate = read.accumulate
+        self.all_bits = read.ALL_BITS
+        most = directory.CLASSES
         self.coder = np.empty(5, np.int64)
-        self.odds = np.empty((entropy_directory.CONTEXTS, 2), np.int32)
-        self.groups = np.empty((most, entropy_directory.COLUMNS), np.int64)
-        self.rows = np.empty((most, 2, ROW), np.uint8)
+        self.odds = np.empty((directory.CONTEXTS, 2), np.int32)
+        self.groups = np.zeros((most, directory.COLUMNS), np.int64)
+        self.lowers = np.empty((most, directory.TABLE), np.int64)
+        self.raws = np.empty((most, directory.TABLE), np.uint8)
         self.lengths = np.empty((most, SYMBOLS), np.uint8)
-        self.runs = np.empty(most * entropy_directory.MOST_ADAPTIVE, np.uint64)
+        self.runs = np.empty(most * directory.MOST_RARE, np.int64)
         self.values = np.empty_like(self.runs)
-        self.positions = np.empty(4, np.int64)
         self.ends = np.empty(4, np.int64)
-        self.work = np.empty(entropy_read.WORK, np.uint64)
+        self.work = np.empty(read.WORK, np.uint64)
 
 
 def _thread_room() -> _Room:
@@ -245,55 +226,21 @@ def _thread_room() -> _Room:
 
 def _read_elements(header: Header, view: memoryview, room: _Room, coded: Array) -> int:
     """Decode the elements in coded order. Returns the number of groups, which stand in `room.groups`."""
-    number = 0
-    if header.count:
-        directory = scratch("read-directory", header.planes - header.directory, np.uint8)
-        directory[:] = view[header.directory : header.planes]
-        room.groups[: len(room.groups) if header.grouped else 1] = 0
-        room.start_coder(room.coder, directory, room.odds, 0)
-        number = room.code_directory(
-            room.coder,
-            directory,
-            room.odds,
-            header.grouped,
-            header.planed,
-            header.outward,
-            header.count,
-            room.groups,
-            room.rows,
-            room.lengths,
-            room.runs,
-            room.values,
-        )
-    if number < 0:
-        raise IntegrityError(DAMAGED)
-    # Where nothing is streamed, elements may still take no bits: they are read from the payload's beginning.
-    plane = 0
-    if header.streamed:
-        room.positions[:] = header.stream_starts
-        room.positions *= 8
-        room.ends[:] = header.stream_ends
-        plane = header.planes
-    else:
-        room.positions.fill(0)
-        room.ends.fill(0)
+    directory = scratch("read-directory", header.planes - header.directory, np.uint8)
+    directory[:] = view[header.directory : header.planes]
+    number, _ = room.code_directory(
+        room.coder, directory, room.odds, False, header.grouped, header.count, room.groups, room.lowers, room.raws,
+        room.lengths, room.runs, room.values,
+    )  # fmt: skip
     buffer = np.frombuffer(view, np.uint8)
     buffer.flags.writeable = False
-    if room.read_streams(
-        buffer,
-        plane,
-        room.positions,
-        room.ends,
-        room.groups,
-        number,
-        room.rows,
-        room.lengths,
-        room.runs,
-        room.values,
-        room.work,
-        coded.view(np.uint8),
-        coded.itemsize,
-    ):
+    room.ends[:3] = header.streams
+    room.ends[3] = len(view) - PADDING if header.streamed else 0
+    planes = header.planes if header.streamed else 0
+    if number < 0 or room.read_streams(
+        buffer, planes, room.ends, room.groups, number, room.lowers, room.raws, room.lengths, room.runs,
+        room.values, room.work, coded.view(np.uint8), coded.itemsize,
+    ):  # fmt: skip
         raise IntegrityError(DAMAGED)
     return number
 
@@ -316,12 +263,12 @@ def payload_bits(values: Array, classes: Array | None = None, *, times: float = 
         in a payload of more integers, which have more symbols, but not by as much: by the root of that, as measured.
     """
     plan = make_plan(values, classes)
-    room = plan.room
-    groups, costs = room.groups[: plan.number], room.costs[: plan.number]
-    _, stream_bits, _ = room.measure(room.groups, plan.number)
-    adaptive = groups[:, room.directory.KIND] == room.directory.ADAPTIVE
-    growing = stream_bits + 8.0 * plan.planes.size + costs[adaptive, 1].sum()
-    header = 8.0 * (36 if stream_bits or plan.planes.size else 16)
+    costs = plan.room.costs[: plan.number]
+    _, stream_bits, _ = plan.room.plan.measure(plan.room.groups, plan.number)
+    rare = plan.room.groups[: plan.number, plan.room.directory.KIND] == plan.room.directory.RARE
+    growing = stream_bits + 8.0 * plan.planes.size
+    header = 8.0 * (24 if growing else 12)
+    growing += costs[rare, 1].sum()
     tables = costs[:, 0].sum() - growing
     return float(times * growing + (times * payloads) ** 0.5 * tables + payloads * header)
 
@@ -345,9 +292,9 @@ def write_streams(plan: Plan, room: int) -> list[Array]:
     """The four streams, the last one with the payload's padding behind it."""
     held = plan.room
     buffer = scratch("entropy-streams", 4 * room, np.uint8)
-    held.write_streams(
-        held.groups, plan.number, held.rows, held.lengths, held.numbers, held.wide, held.runs, held.values, held.joints,
-        held.words, buffer, room, held.ends,
+    held.write.write_streams(
+        held.groups, plan.number, held.lowers, held.raws, held.lengths, held.symbols, held.numbers, held.runs,
+        held.values, held.joints, held.cells.view(np.uint64), buffer, room, held.ends,
     )  # fmt: skip
     ends = held.ends.tolist()
     buffer[ends[3] : ends[3] + PADDING] = 0
@@ -359,16 +306,12 @@ def write_streams(plan: Plan, room: int) -> list[Array]:
     return streams
 
 
-def _write_directory(plan: Plan, room: int, *, grouped: bool, outward: bool) -> bytes:
-    if not plan.number:
-        return b""
+def _write_directory(plan: Plan, room: int, *, grouped: bool) -> bytes:
     held = plan.room
     buffer = scratch("entropy-directory", room, np.uint8)
-    held.start_coder(held.coder, buffer, held.odds, 1)
-    held.directory.code_directory(
-        held.coder, buffer, held.odds, grouped, plan.planes.size > 0, outward, plan.coded.size, held.groups, held.rows,
-        held.lengths, held.few_runs, held.few_values,
+    _, size = held.directory.code_directory(
+        held.coder, buffer, held.odds, True, grouped, plan.coded.size, held.groups, held.lowers, held.raws,
+        held.lengths, held.runs, held.values,
     )  # fmt: skip
-    size = held.finish_writing(held.coder, buffer)
     assert size <= room, "`measure` makes room for all"
     return buffer[:size].tobytes()

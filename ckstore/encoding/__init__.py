@@ -1,1 +1,1 @@
-"""How one object is stored: what each way would take, and the layers of the one that was chosen."""
+"""Encodes one object: estimates the ways to store it, and makes the layers of the chosen one."""

@@ -20,6 +20,7 @@ from ckstore.codecs.codebook import (
 from ckstore.codecs.integers import encode_changes
 from ckstore.codecs.lattice import Bits, Integers
 from ckstore.codecs.schemes import dynaquant, lc
+from ckstore.codecs.schemes.dynaquant import Treatment
 from ckstore.encoding.coarse import EXACT_SHARE
 from ckstore.encoding.common_step import CoarseParent
 from ckstore.encoding.comparison import Comparison
@@ -54,7 +55,7 @@ class CodebookEncoder:
         self.policy = policy
 
     def estimate(
-        self, unit: Unit, read: ReadUnit, parent: CoarseParent | None, sensitivity: Callable[[], Floats | None]
+        self, unit: Unit, read: ReadUnit, parent: CoarseParent | None, treatment: Callable[[], Treatment]
     ) -> Estimate | None:
         """Options of `unit`; None where no codebook is made for it: other dtypes, bundles, values that are not finite.
 
@@ -62,8 +63,8 @@ class CodebookEncoder:
         ----------
         unit, read, parent
             As in `CoarseEncoder.estimate`.
-        sensitivity
-            What elements are ranked by beside their magnitude, where it is known.
+        treatment
+            How Inshrinkerator quantises it, which depends on the other layers of its type.
         """
         if unit.dtype not in CODEBOOK_DTYPES or unit.is_bundle or unit.role == "second":
             return None  # A second moment that becomes 0 or negative makes the first step after a restore explode.
@@ -73,11 +74,9 @@ class CodebookEncoder:
         record = self._record(unit, parent)
         if self.policy.scheme == "lc":
             return self._estimate_changes(unit, bits, record)
-        return self._estimate_levels(unit, bits, record, sensitivity())
+        return self._estimate_levels(unit, bits, record, treatment())
 
-    def encode(
-        self, estimate: Estimate, plan: Way, read: ReadUnit, sensitivity: Callable[[], Floats | None]
-    ) -> Encoded:
+    def encode(self, estimate: Estimate, plan: Way, read: ReadUnit, treatment: Callable[[], Treatment]) -> Encoded:
         """The coarse layer of an object under `plan`."""
         unit = estimate.unit
         lattice = plan.lattice
@@ -87,7 +86,7 @@ class CodebookEncoder:
             indices = lc.assign(lattice, self._changes(unit, bits, plan), _split(plan))
             aside = np.empty(0, np.uint16)
         else:
-            _, indices, aside = self._levels(unit, bits, sensitivity())
+            _, indices, aside = dynaquant.treated(as_float32(bits, unit.dtype), treatment(), unit.dtype)
         encoded = Encoded("", [], [])
         comparison = Comparison(unit)
         digests = []
@@ -141,12 +140,10 @@ class CodebookEncoder:
             del plans["base"]
         return self._planned(unit, plans, sizes, record)
 
-    def _estimate_levels(
-        self, unit: Unit, bits: Bits, record: LatticeRecord | None, sensitivity: Floats | None
-    ) -> Estimate:
+    def _estimate_levels(self, unit: Unit, bits: Bits, record: LatticeRecord | None, treatment: Treatment) -> Estimate:
         """Inshrinkerator: one codebook, its indices in full or against the parent's."""
         sample = Sample.of(unit, lambda first, last: bits[first:last])
-        lattice, indices, aside = self._levels(unit, bits, sensitivity)
+        lattice, indices, aside = dynaquant.treated(as_float32(bits, unit.dtype), treatment, unit.dtype)
         part = indices[sample.start : sample.start + sample.bits.size]
         ways: dict[str, LatticeRecord | None] = {"base": None, **({} if record is None else {"delta": record})}
         plans = {}
@@ -204,12 +201,6 @@ class CodebookEncoder:
         """The values of an object, all its chunks."""
         chunks = [self.reader.values(record, chunk) for chunk in range(record.chunks)]
         return chunks[0] if len(chunks) == 1 else np.concatenate(chunks)
-
-    def _levels(
-        self, unit: Unit, bits: Bits, sensitivity: Floats | None
-    ) -> tuple[CodebookLattice, Indices, npt.NDArray[np.uint16]]:
-        settings = self.policy.dynaquant(known=sensitivity is not None)
-        return dynaquant.dynaquant_quantise(as_float32(bits, unit.dtype), settings, sensitivity, unit.dtype)
 
     def _against(
         self, lattice: CodebookLattice, indices: Indices, base: LatticeRecord | None, chunk: int

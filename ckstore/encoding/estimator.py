@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -14,12 +15,13 @@ import numpy as np
 
 from ckstore.codecs.codebook import CODEBOOK_DTYPES, Floats, as_float32
 from ckstore.codecs.lattice import PARTS, STEP_RANGE, Bits, statistics_of
-from ckstore.codecs.schemes.dynaquant import moment_sensitivity
+from ckstore.codecs.schemes.dynaquant import RankStatistics, Treatment, moment_sensitivity
 from ckstore.encoding.coarse import CoarseEncoder, Steps
 from ckstore.encoding.codebooks import CodebookEncoder
 from ckstore.encoding.common_step import SPREAD, CoarseParent, CommonStep, common_step
 from ckstore.encoding.estimate import Encoded, Estimate
 from ckstore.encoding.exact import ObjectEncoder
+from ckstore.encoding.layer_types import layer_type
 from ckstore.encoding.sensitivity import Sensitivity, sensitivities
 from ckstore.errors import UsageError
 from ckstore.formats.layout import FileLayout
@@ -28,6 +30,7 @@ from ckstore.objects.documents import CoarseUnit
 from ckstore.objects.reader import ObjectReader
 from ckstore.objects.units import Unit
 from ckstore.policy import Policy
+from ckstore.runtime.threads import worker_count
 
 #: While all small weights take less than this part of the version, they are kept finer than others ...
 SMALL_SHARE = 0.02
@@ -106,7 +109,7 @@ class Estimator:
     parents
         The parent version's objects by key and signature.
     gradients
-        Of large tensors, by path, flat: what Inshrinkerator ranks their elements by.
+        Of large tensors, by path, flat: what Inshrinkerator's sensitivity is made of.
     """
 
     def __init__(
@@ -165,7 +168,7 @@ class Estimator:
         read = partial(self._values.read, unit)
         before = self._parent(unit)
         if self._codebooks is not None:
-            estimate = self._codebooks.estimate(unit, read, before, lambda: self._sensitivity(unit))
+            estimate = self._codebooks.estimate(unit, read, before, lambda: self._treatment(unit))
             if estimate is not None:
                 return estimate
         return self._coarse.estimate(unit, read, before, lambda: self._steps(unit), lambda: self._size(unit))
@@ -188,7 +191,7 @@ class Estimator:
         plan = estimate.plans[choice.option.name]
         if self._codebooks is not None and plan.lattice is not None:
             return self._codebooks.encode(
-                estimate, plan, lambda first, last: whole[first:last], lambda: self._sensitivity(unit)
+                estimate, plan, lambda first, last: whole[first:last], lambda: self._treatment(unit)
             )
         if estimate.is_coarse:
             return self._coarse.encode(estimate, plan, lambda first, last: whole[first:last])
@@ -245,8 +248,45 @@ class Estimator:
         """Octaves by which the step of small weights differs from that of others."""
         return SMALL_OCTAVES if unit.is_bundle and self._small_share < SMALL_SHARE else 0.0
 
+    def _treatment(self, unit: Unit) -> Treatment:
+        """How Inshrinkerator quantises a unit: split where the shares are met over all layers of its type."""
+        sensitivity = self._sensitivity(unit)
+        kind = self._layer_type(unit)
+        with self._lock:
+            ranks = self._ranks[kind]
+        known = sensitivity is not None
+        settings = self._policy.dynaquant(known=known)
+        levels = settings.embedding_levels if kind == "embedding" else settings.levels
+        return Treatment(ranks.split(settings, known=known), levels, sensitivity)
+
+    @cached_property
+    def _ranks(self) -> dict[str, RankStatistics]:
+        """The ranks of the elements of all layers by type."""
+
+        def ranks(unit: Unit) -> tuple[str, RankStatistics]:
+            found = RankStatistics()
+            values = as_float32(self._values.read(unit, 0, unit.count), unit.dtype)
+            found.add(values, self._sensitivity(unit))
+            return self._layer_type(unit), found
+
+        units = [
+            unit for unit in self._values.units
+            if unit.dtype in CODEBOOK_DTYPES and not unit.is_bundle and unit.role != "second"
+        ]  # fmt: skip
+        merged: dict[str, RankStatistics] = {}
+        with ThreadPoolExecutor(worker_count(), thread_name_prefix="ckstore") as pool:
+            for kind, found in pool.map(ranks, units):
+                merged.setdefault(kind, RankStatistics()).merge(found)
+        return merged
+
+    def _layer_type(self, unit: Unit) -> str:
+        """The type of layer that a weight belongs to; every tensor of moments is a type of its own."""
+        member = unit.members[0]
+        extent = self._values.layouts[member.file].extents[member.extent]
+        return layer_type(extent.path, len(extent.shape)) if unit.role == "weight" else _tensor(unit)
+
     def _sensitivity(self, unit: Unit) -> Floats | None:
-        """What Inshrinkerator ranks the elements of a weight by: |g w|, from second moments without a gradient."""
+        """Inshrinkerator's sensitivity of a weight's elements: |g w|, from second moments without a gradient."""
         gradient = self._gradients.get(_tensor(unit))
         if gradient is not None and not unit.is_bundle and unit.dtype in CODEBOOK_DTYPES:
             first = unit.members[0].first

@@ -148,29 +148,70 @@ def rank_counts(words: np.ndarray, ranks: np.ndarray, counts: np.ndarray) -> Non
             counts[level] += 1
 
 
+@njit(inline="always")
+def _side(
+    word: int,
+    sensitivity: int,
+    prune_magnitude: int,
+    prune_sensitivity: int,
+    protect_magnitude: int,
+    protect_sensitivity: int,
+) -> int:
+    """1 for an element that is protected, -1 for one that is pruned, 0 for one that is quantised.
+
+    Protected is what has a rank in the bins from `protect_` on, and pruned what else has one in the bins below
+    `prune_`; values that are subnormal, 0 or not finite are pruned whatever their ranks.
+    """
+    field = (word >> np.uint32(23)) & np.uint32(255)
+    magnitude = int64((word & np.uint32(0x7FFFFFFF)) >> np.uint32(BIN_SHIFT))
+    rank = int64((sensitivity & np.uint32(0x7FFFFFFF)) >> np.uint32(BIN_SHIFT))
+    side = 0
+    if field == 0 or field == 255:
+        side = -1
+    elif magnitude >= protect_magnitude or rank >= protect_sensitivity:
+        side = 1
+    elif magnitude < prune_magnitude or rank < prune_sensitivity:
+        side = -1
+    return side
+
+
 @kernel
-def level_counts(words: np.ndarray, ranks: np.ndarray, low: int, high: int, counts: np.ndarray) -> None:
-    """Add the normal values whose ranks lie in the bins from `low` up to `high` to the counts (32,768, int64)."""
+def level_counts(
+    words: np.ndarray,
+    sensitivities: np.ndarray,
+    prune_magnitude: int,
+    prune_sensitivity: int,
+    protect_magnitude: int,
+    protect_sensitivity: int,
+    counts: np.ndarray,
+) -> None:
+    """Add the values that are neither pruned nor protected to the counts (32,768, int64) of their bins."""
     for k in range(words.size):
-        level = _rank(words[k], ranks[k])
-        field = _field(words[k])
-        if level >= low and level < high and field != 0 and field != 255:
+        side = _side(
+            words[k], sensitivities[k], prune_magnitude, prune_sensitivity, protect_magnitude, protect_sensitivity
+        )
+        if side == 0:
             counts[words[k] >> np.uint32(BIN_SHIFT)] += 1
 
 
 @kernel
 def split_indices(
-    words: np.ndarray, ranks: np.ndarray, low: int, high: int, zero: int, aside: int, out: np.ndarray
+    words: np.ndarray,
+    sensitivities: np.ndarray,
+    prune_magnitude: int,
+    prune_sensitivity: int,
+    protect_magnitude: int,
+    protect_sensitivity: int,
+    zero: int,
+    aside: int,
+    out: np.ndarray,
 ) -> None:
-    """Overwrite the index of what is pruned with `zero` and of what is protected with `aside`.
-
-    Pruned are ranks in bins below `low`, protected those in bins from `high` on; values that are subnormal, 0 or not
-    finite are pruned whatever their rank.
-    """
+    """Overwrite the index of what is pruned with `zero` and of what is protected with `aside`."""
     for k in range(words.size):
-        level = _rank(words[k], ranks[k])
-        field = _field(words[k])
-        if level < low or field == 0 or field == 255:
+        side = _side(
+            words[k], sensitivities[k], prune_magnitude, prune_sensitivity, protect_magnitude, protect_sensitivity
+        )
+        if side < 0:
             out[k] = zero
-        elif level >= high:
+        elif side > 0:
             out[k] = aside

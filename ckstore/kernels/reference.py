@@ -157,18 +157,29 @@ def rank_bins(words: Array, ranks: Array) -> Array:
     return np.where(field == 255, -1, np.where(field == 0, 0, bins))
 
 
-def level_counts(words: Array, ranks: Array, low: int, high: int) -> Array:
-    """Counts (32,768) by the leading 15 bits of the normal values whose ranks lie in the bins from low up to high."""
-    bins, field = rank_bins(words, ranks), words >> 23 & 255
-    kept = words[(bins >= low) & (bins < high) & (field != 0) & (field != 255)]
+def sides(words: Array, sensitivities: Array, split: tuple[int, int, int, int]) -> Array:
+    """1 for each value that is protected, -1 for what is pruned: see `ckstore.kernels.codebook`.
+
+    `split` has the bins below which magnitudes and sensitivities are pruned, and from which on they are protected.
+    """
+    magnitude, sensitivity, field = rank_bins(words, words), rank_bins(words, sensitivities), words >> 23 & 255
+    protected = (magnitude >= split[2]) | (sensitivity >= split[3])
+    pruned = (magnitude < split[0]) | (sensitivity < split[1])
+    return np.where((field == 0) | (field == 255), -1, np.where(protected, 1, np.where(pruned, -1, 0)))
+
+
+def level_counts(words: Array, sensitivities: Array, split: tuple[int, int, int, int]) -> Array:
+    """Counts (32,768) by the leading 15 bits of the values that are neither pruned nor protected."""
+    kept = words[sides(words, sensitivities, split) == 0]
     return np.bincount((kept >> 17).astype(np.intp), minlength=1 << 15)
 
 
-def split_indices(indices: Array, words: Array, ranks: Array, split: tuple[int, int], zero: int, aside: int) -> Array:
+def split_indices(
+    indices: Array, words: Array, sensitivities: Array, split: tuple[int, int, int, int], zero: int, aside: int
+) -> Array:
     """Indices with those of pruned and protected elements overwritten: see `ckstore.kernels.codebook.split_indices`."""
-    bins, field = rank_bins(words, ranks), words >> 23 & 255
-    pruned = (bins < split[0]) | (field == 0) | (field == 255)
-    return np.where(pruned, zero, np.where(bins >= split[1], aside, indices)).astype(np.uint8)
+    side = sides(words, sensitivities, split)
+    return np.where(side < 0, zero, np.where(side > 0, aside, indices)).astype(np.uint8)
 
 
 def short_floats(words: Array, dtype: str) -> Array:

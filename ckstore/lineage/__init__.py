@@ -1,1 +1,1 @@
-"""Which base, which layers, when to rebase: planning that touches no file."""
+"""Plans against which base and in which layers objects are stored; touches no file."""

@@ -1,1 +1,1 @@
-"""What a version is made of: ids, records, documents, and the reader that decodes objects."""
+"""Ids, records and documents of versions, and the reader that decodes objects."""

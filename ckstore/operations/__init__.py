@@ -1,1 +1,1 @@
-"""What changes or checks a store, one module a verb."""
+"""The verbs that change or check a store, one module each."""

@@ -1,1 +1,1 @@
-"""What the machine is asked for: threads, memory, the garbage collector, checksums."""
+"""Threads, memory, the garbage collector and checksums: what ckstore asks of the machine."""

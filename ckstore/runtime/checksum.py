@@ -20,7 +20,3 @@ def crc32c(data: Buffer, start: int = 0) -> int:
     view = np.frombuffer(data, np.uint8)
     view.flags.writeable = False  # the library takes only buffers that say they cannot change
     return int(google_crc32c.extend(start, view)) if view.size else start
-
-
-def use_kernel() -> None:
-    """Do nothing: the coder asks for a kernel that is no longer needed."""

@@ -1,7 +1,6 @@
 """Watches for compilations of kernels: the first use ever takes seconds, and someone may want to know.
 
-Compiled code is kept beside the sources or, where these cannot be written to, in the user's cache directory
-(`NUMBA_CACHE_DIR` chooses another); later processes load it.
+Compiled code is kept where `ckstore.kernels.kept` says; later processes load it.
 """
 
 from __future__ import annotations
@@ -12,13 +11,33 @@ from collections.abc import Callable
 #: What the process that compiles on a second core is told: whom it helps.
 READS, STORES = "reads", "stores"
 
-_begin: Callable[[], None] | None = None
+MESSAGE = "compiling kernels; this happens once and takes some seconds."
 
 
-def on_first(begin: Callable[[], None] | None) -> None:
-    """Have `begin` called once, when anything must be compiled; None calls nothing any more."""
+def _warn(message: str) -> None:
+    """Tell whoever calls from Python: without a handler of its own, a program prints warnings on stderr."""
+    import logging
+
+    logging.getLogger("ckstore").warning(message)
+
+
+_begin: Callable[[str], None] | None = _warn
+_message = MESSAGE
+
+
+def on_first(begin: Callable[[str], None] | None) -> None:
+    """Have `begin` called once, with a sentence for the user, when anything must be compiled; None calls nothing."""
     global _begin
     _begin = begin
+
+
+def kept_in_passing(place: str) -> None:
+    """Let the sentence say that compiled code goes into a temporary directory."""
+    global _message
+    _message = (
+        f"compiling kernels into {place}, where they may not last: nothing else can be written to; "
+        "set NUMBA_CACHE_DIR to a directory that can, and run `ckstore warm-up`."
+    )
 
 
 def listen() -> None:
@@ -39,7 +58,7 @@ def listen() -> None:
             global _begin
             begin, _begin = _begin, None
             if begin is not None:
-                begin()
+                begin(_message)
             self._collected.append(gc.isenabled())
             gc.disable()
 

@@ -16,10 +16,9 @@ import pytest
 
 from ckstore.cli import main
 from ckstore.cli.program import VERBS, program
-from ckstore.cli.second_core import MESSAGE
 from ckstore.cli.verb import EXIT_CODES, Verb
 from ckstore.errors import CkstoreError, LockedError
-from ckstore.runtime.compiling import STORES
+from ckstore.runtime.compiling import MESSAGE, STORES
 from ckstore.runtime.threads import worker_count
 from ckstore.storage.catalog import Catalog
 from tests.checkpoints import write_safetensors

@@ -15,7 +15,7 @@ import torch
 import ckstore
 from ckstore.codecs.codebook import as_float32, differences
 from ckstore.codecs.schemes import dynaquant, lc
-from ckstore.codecs.schemes.dynaquant import DynaQuantSettings
+from ckstore.codecs.schemes.dynaquant import DynaQuantSettings, RankStatistics, Treatment
 from ckstore.errors import IntegrityError
 from ckstore.objects.records import LatticeRecord
 from ckstore.objects.units import Unit
@@ -168,26 +168,52 @@ def test_lc_errors_do_not_grow_over_a_run(dtype: torch.dtype, place: Path) -> No
     assert set(by_hand.ways[1:]) == {"delta", "merged"}
 
 
+def ranked_by_hand(
+    version: Version, before: dict[str, torch.Tensor]
+) -> dict[str, tuple[str, np.ndarray, np.ndarray | None]]:
+    """Type of layer, values and sensitivity of every tensor that stands on a codebook."""
+    moments = second_moments(before)
+    found = {}
+    for tensor, (_, unit) in codebooks(version).items():
+        values = as_float32(bits_of(before[tensor]), unit.dtype)
+        sensitivity = None
+        if tensor in moments:
+            sensitivity = np.sqrt(as_float32(bits_of(moments[tensor]), "float32")) * np.abs(values)
+        if tensor.startswith("optimizer/"):
+            kind = tensor
+        elif before[tensor].dim() == 4:
+            kind = "convolution"
+        else:
+            name = tensor.split("/")[-1]
+            kind = "embedding" if "wte" in name else "attention" if "attn" in name else "linear"
+        found[tensor] = kind, values, sensitivity
+    return found
+
+
 def test_dynaquant_chained_by_hand(runs: dict[str, tuple[Path, list[Path]]]) -> None:
-    """Each state is quantised by itself; the ranks are sensitivities where second moments are known."""
+    """Each state is quantised by itself, split where all layers of a type together have the shares."""
     for name in ("gpt", "cnn", "bf16"):
         path, files = runs[f"dynaquant-{name}"]
         ranked = deltas = 0
+        kinds = set()
         with ckstore.open(path, "r") as store:
             for row, file in zip(store.versions(), files, strict=True):
-                version, before = store[row.number], loaded_from(file)
-                moments = second_moments(before)
-                for tensor, (record, unit) in codebooks(version).items():
-                    values = as_float32(bits_of(before[tensor]), unit.dtype)
-                    sensitivity = None
-                    if tensor in moments:
-                        squares = as_float32(bits_of(moments[tensor]), "float32")
-                        sensitivity = np.sqrt(squares) * np.abs(values)
-                        ranked += 1
-                    metric = "magnitude" if sensitivity is None else "sensitivity"
-                    settings = DynaQuantSettings(16, 0.1, 0.01, metric)
-                    assert Policy("coarse", "dynaquant").dynaquant(known=sensitivity is not None) == settings
-                    lattice, indices, aside = dynaquant.dynaquant_quantise(values, settings, sensitivity, unit.dtype)
+                version = store[row.number]
+                there = codebooks(version)
+                by_hand = ranked_by_hand(version, loaded_from(file))
+                together: dict[str, RankStatistics] = defaultdict(RankStatistics)
+                for kind, values, sensitivity in by_hand.values():
+                    together[kind].add(values, sensitivity)
+                for tensor, (kind, values, sensitivity) in by_hand.items():
+                    record, unit = there[tensor]
+                    kinds.add(kind)
+                    known = sensitivity is not None
+                    ranked += known
+                    settings = DynaQuantSettings(16, 0.1, 0.01, "sensitivity" if known else "magnitude", 32)
+                    assert Policy("coarse", "dynaquant").dynaquant(known=known) == settings
+                    levels = 32 if kind == "embedding" else 16
+                    treatment = Treatment(together[kind].split(settings, known=known), levels, sensitivity)
+                    lattice, indices, aside = dynaquant.treated(values, treatment, unit.dtype)
                     expected = lattice.values(indices, aside)
                     assert np.array_equal(bits_of(version[tensor].torch()), expected), tensor
                     found = np.concatenate([store.reader.indices(record, chunk) for chunk in range(record.chunks)])
@@ -195,6 +221,20 @@ def test_dynaquant_chained_by_hand(runs: dict[str, tuple[Path, list[Path]]]) -> 
                     deltas += record.base is not None
         assert deltas
         assert bool(ranked) == (name == "gpt")
+        assert kinds & {"convolution", "linear"}, kinds
+
+
+def test_embeddings_have_levels_of_their_own(place: Path) -> None:
+    draw = torch.Generator().manual_seed(1)
+    names = ["embed_tokens.weight", "up.weight"]
+    tree = {name: torch.randn(300, 256, generator=draw) for name in names}
+    with ckstore.init(place / "store") as store:
+        for quality, levels in ((1.0, (32, 32)), (2.0, (32, 16)), (5.0, (16, 6))):
+            row = store.ingest(tree, run=f"q{quality}", scheme="dynaquant", quality=quality).version
+            there = codebooks(store[row.number])
+            for name, count in zip(names, levels, strict=True):
+                found = np.unique(store.reader.indices(there[name][0], 0))
+                assert count <= found.size <= count + 2, (quality, name)
 
 
 def test_deviations_are_true(stored_run: tuple[Path, list[Path]], place: Path) -> None:

@@ -9,20 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numba import njit
 
+from ckstore.kernels.entropy import bins as entropy_bins
 from ckstore.kernels.entropy import coder as entropy_coder
 from ckstore.kernels.entropy import directory as entropy_directory
-from ckstore.kernels.entropy import histograms as entropy_histograms
-from ckstore.kernels.entropy import layout as entropy_layout
 from ckstore.kernels.entropy import lengths as entropy_lengths
-from ckstore.kernels.entropy import masks as entropy_masks
 from ckstore.kernels.entropy import order as entropy_order
-from ckstore.kernels.entropy import planes as entropy_planes
-from ckstore.kernels.entropy import read_dense as entropy_read_dense
 from ckstore.kernels.entropy import reference as entropy_reference
 from ckstore.kernels.entropy import tables as entropy_tables
-from ckstore.kernels.entropy import vectors as entropy_vectors
-from ckstore.kernels.entropy.layout import FINEST, ROW, SYMBOLS
-from ckstore.kernels.entropy.words import bit_length, low_bits, unzigzag, zigzag
+from ckstore.kernels.entropy.bins import ROW, SYMBOLS
+from ckstore.kernels.entropy.words import bit_length, first_bit, low_bits, magnitude_bits, non_zeros
 
 
 def callable_from_python(kernel):
@@ -32,28 +27,46 @@ def callable_from_python(kernel):
 
 code_lengths = callable_from_python(entropy_lengths.code_lengths)
 canonical_codes = callable_from_python(entropy_lengths.canonical_codes)
-choose_layout = callable_from_python(entropy_layout.choose_layout)
-layout_tables = callable_from_python(entropy_layout.layout_tables)
-symbol_leads = callable_from_python(entropy_layout.symbol_leads)
-merge_counts = callable_from_python(entropy_layout.merge_counts)
-log_geometry = callable_from_python(entropy_layout.log_geometry)
-fine_size = callable_from_python(entropy_layout.fine_size)
-fold = callable_from_python(entropy_layout.fold)
-measure_octaves = callable_from_python(entropy_layout.measure_octaves)
-pick_layout = callable_from_python(entropy_layout.pick_layout)
-count_wide = callable_from_python(entropy_histograms.count_wide)
-join_numbers = callable_from_python(entropy_histograms.join_numbers)
-count_joined = callable_from_python(entropy_histograms.count_joined)
-place_numbers = callable_from_python(entropy_read_dense.place_numbers)
-store_plane = callable_from_python(entropy_planes.store_plane)
+set_geometry = callable_from_python(entropy_bins.set_geometry)
+cell_of = callable_from_python(entropy_bins.cell_of)
+choose_bins = callable_from_python(entropy_bins.choose_bins)
+list_bins = callable_from_python(entropy_bins.list_bins)
+symbols_of_cells = callable_from_python(entropy_bins.symbols_of_cells)
+start_coder = callable_from_python(entropy_coder.start_coder)
+finish_writing = callable_from_python(entropy_coder.finish_writing)
 code_raw = callable_from_python(entropy_coder.code_raw)
 code_number = callable_from_python(entropy_directory.code_number)
+code_bins = callable_from_python(entropy_directory.code_bins)
+fill_table = callable_from_python(entropy_tables.fill_table)
+fill_strings = callable_from_python(entropy_tables.fill_strings)
 
 
 @njit
-def zigzag_facts(value):
-    number = zigzag(value)
-    return number, unzigzag(number), bit_length(number), low_bits(number, 20)
+def bit_facts(value):
+    word = np.uint64(value)
+    return bit_length(word), low_bits(word, 20), first_bit(word), magnitude_bits(value)
+
+
+@given(st.integers(-(2**63), 2**63 - 1))
+def test_bits_are_counted(value):
+    word = value % (1 << 64)
+    lowest = (word & -word).bit_length() - 1 if word else 64
+    magnitude = value if value >= 0 else -value - 1
+    assert bit_facts(np.int64(value)) == (word.bit_length(), word & 0xFFFFF, lowest, magnitude.bit_length())
+
+
+@njit
+def mask_of(elements, offset):
+    return non_zeros(elements, offset)
+
+
+@given(st.sampled_from(["i1", "i2", "i4", "i8"]), st.integers(0, 2**32 - 1))
+def test_masks_tell_what_is_not_zero(dtype, seed):
+    rng = np.random.default_rng(seed)
+    elements = (rng.integers(-1, 2, 80) * rng.choice([1, 1 << 8 * (np.dtype(dtype).itemsize - 1)], 80)).astype(dtype)
+    offset = int(rng.integers(0, 17))
+    weights = np.uint64(1) << np.arange(64, dtype=np.uint64)
+    assert mask_of(elements, offset) == weights[elements[offset : offset + 64] != 0].sum()
 
 
 def huffman_cost(counts):
@@ -130,182 +143,101 @@ def test_canonical_codes_accept_complete_codes_only(lengths):
             assert int(codes[symbol] & 0xFFFF) == int(format(code, f"0{length}b")[::-1], 2)
 
 
-@given(st.integers(-(2**63), 2**63 - 1))
-def test_zigzag_is_undone(value):
-    number, back, length, low = zigzag_facts(np.int64(value))
-    assert number == (2 * value if value >= 0 else -2 * value - 1)
-    assert back == value
-    assert entropy_reference.unzigzag(int(number)) == value
-    assert length == int(number).bit_length()
-    assert low == int(number) & 0xFFFFF
+GEOMETRIES = [(12, 7), (6, 5), (8, 3), (15, 0)]
 
 
-def geometry(exact, resolution):
-    firsts, levels = np.zeros((2, ROW), np.int64)
-    log_geometry(exact, resolution, firsts, levels)
-    return firsts, levels
+@pytest.mark.parametrize(("exact", "fine"), GEOMETRIES)
+@given(top=st.integers(0, 63), data=st.data())
+def test_cells_cut_all_numbers_in_ascending_order(exact, fine, top, data):
+    top = min(top, 15) if fine == 0 else top
+    geometry = np.zeros((6, ROW), np.int64)
+    cells = set_geometry(top, exact, fine, geometry)
+    limits = st.integers(-(1 << top), (1 << top) - 1)
+    numbers = sorted({*data.draw(st.lists(limits, max_size=20)), -(1 << top), -1, 0, (1 << top) - 1})
+    found = [cell_of(np.int64(number), geometry) for number in numbers]
+    assert found == sorted(found)
+    assert (found[0], found[-1]) == (0, cells - 1)
+    for number, cell in zip(numbers, found, strict=True):
+        octave = (number if number >= 0 else -number - 1).bit_length()
+        size = 1 if octave <= exact or octave - 1 <= fine else 1 << octave - 1 - fine
+        first = number // size * size
+        same = {cell_of(np.int64(first), geometry), cell_of(np.int64(first + size - 1), geometry)}
+        assert same == {cell}
+        if first > -(1 << top):
+            assert cell_of(np.int64(first - 1), geometry) == cell - 1
 
 
-def histogram(numbers, firsts, levels):
-    top = max(int(number).bit_length() for number in numbers)
-    bins = np.full(fine_size(top, firsts, levels), 77, np.int64)
-    count_wide(np.array(numbers, np.uint64), 0, len(numbers), top, firsts, levels, bins)
-    return top, bins
-
-
-def bin_of(number, exact, resolution):
-    """Place of a number's bin: its octave's bins follow those of the octaves below."""
-    octave = number.bit_length()
-    if octave <= exact:
-        return number
-    lead = number >> octave - 1 - resolution & (1 << resolution) - 1
-    return (1 << exact) + (octave - 1 - exact << resolution) + lead
-
-
-GEOMETRIES = [(12, 7), (7, 7), (6, 5), (8, 3)]
-
-
-@pytest.mark.parametrize(("exact", "resolution"), GEOMETRIES)
-@given(numbers=st.lists(st.integers(0, 64).flatmap(lambda bits: st.integers(0, (1 << bits) - 1)), min_size=1))
-def test_fine_histograms(exact, resolution, numbers):
-    _, bins = histogram(numbers, *geometry(exact, resolution))
-    expected = np.zeros_like(bins)
+def bins_of(numbers, top, deepest, price, geometry_of=(12, 7), all_occur=False, most=SYMBOLS):
+    """(cost, losses, lowers, raws, counts) of the best bins of some numbers."""
+    geometry = np.zeros((6, ROW), np.int64)
+    cells = np.zeros(set_geometry(top, *geometry_of, geometry), np.int64)
     for number in numbers:
-        expected[bin_of(number, exact, resolution)] += 1
-    assert (bins == expected).all()
+        cells[cell_of(np.int64(number), geometry)] += 1
+    splits = np.zeros(2 * cells.size, np.uint8)
+    floors, losses = np.zeros(2, np.int64), np.zeros(8)
+    lowers, raws, counts = np.zeros(most, np.int64), np.zeros(most, np.uint8), np.zeros(most, np.int64)
+    cost = choose_bins(cells, geometry, top, deepest, price, 0.0, splits, floors, losses)
+    bins = list_bins(cells, geometry, top, deepest, all_occur, splits, floors, lowers, raws, counts, most)
+    table = np.full(cells.size, 9999, np.uint16)
+    symbols_of_cells(geometry, lowers, raws, min(bins, most), table)
+    for number in numbers if bins <= most else ():
+        symbol = table[cell_of(np.int64(number), geometry)]
+        assert 0 <= int(number) - int(lowers[symbol]) < 1 << int(raws[symbol])
+    return cost, losses, lowers[:bins], raws[:bins], counts[:bins]
 
 
-@given(st.sampled_from(GEOMETRIES), st.integers(0, 11), st.integers(0, 2**32 - 1))
-def test_a_folded_histogram_is_that_of_a_coarser_geometry(kind, most, seed):
-    rng = np.random.default_rng(seed)
-    numbers = rng.integers(0, 1 << rng.integers(1, 63, 200)).astype(np.uint64)
-    firsts, levels = geometry(*kind)
-    top, bins = histogram(numbers, firsts, levels)
-    fold(bins, firsts, levels, top, most)
-    coarser = np.minimum(levels, most)
-    starts = np.cumsum(np.append(1, 1 << coarser[1 : top + 1]))
-    assert (levels[1 : top + 1] == coarser[1 : top + 1]).all()
-    assert (firsts[1 : top + 1] == starts[:-1]).all()
-    expected = np.zeros(starts[-1], np.int64)
-    for number in numbers.tolist():
-        octave = number.bit_length()
-        level = int(coarser[octave])
-        place = starts[octave - 1] + (number - (1 << octave - 1) >> octave - 1 - level) if octave else 0
-        expected[place] += 1
-    assert (bins[: expected.size] == expected).all()
-
-
-@pytest.mark.parametrize("scale", [0.5, 3, 100, 1e4, 1e7])
-@pytest.mark.parametrize("limit", [SYMBOLS, 80])
-def test_a_chosen_layout_covers_every_number_once(scale, limit):
+@pytest.mark.parametrize("scale", [0.5, 3, 100, 1e4, 1e7, 1e12])
+@pytest.mark.parametrize("deepest", [11, 3])
+def test_bins_hold_every_number_once_at_the_cost_that_is_said(scale, deepest):
     rng = np.random.default_rng(5)
-    numbers = np.abs(rng.standard_normal(5000) * scale).astype(np.uint64)
-    firsts, levels = geometry(12, 7)
-    top, bins = histogram(numbers, firsts, levels)
-    row = np.zeros(ROW, np.uint8)
-    bits = choose_layout(bins, firsts, levels, top, 8.0, limit, row)
-    shifts, offsets = np.zeros((2, ROW), np.int64)
-    symbols = layout_tables(row, shifts, offsets)
-    assert symbols <= limit
-    leads, raws = np.zeros((2, symbols), np.int64)
-    assert symbol_leads(row, leads, raws) == symbols
-    counts = np.zeros(SYMBOLS, np.int64)
-    raw_bits = 0
-    for number in numbers.tolist():
-        octave = number.bit_length()
-        symbol = offsets[octave] + (number >> shifts[octave])
-        assert shifts[octave] == raws[symbol]
-        assert leads[symbol] << raws[symbol] == number >> raws[symbol] << raws[symbol]
-        counts[symbol] += 1
-        raw_bits += raws[symbol]
-    merged = np.zeros(SYMBOLS, np.int64)
-    assert merge_counts(bins, firsts, levels, row, merged) == (symbols, raw_bits)
-    assert (merged[:symbols] == counts[:symbols]).all()
-    used = counts[counts > 0]
-    assert bits == pytest.approx(raw_bits + (used * np.log2(numbers.size / used)).sum())
+    numbers = (rng.standard_normal(3000) * scale).astype(np.int64)
+    top = int(np.abs(numbers).max()).bit_length()
+    cost, _, lowers, raws, counts = bins_of(numbers, top, deepest, 8.0)
+    assert (np.diff(lowers) >= 1 << raws[:-1].astype(np.int64)).all()
+    assert (lowers % (1 << raws.astype(np.int64)) == 0).all()
+    expected = np.bincount(np.searchsorted(lowers, numbers, side="right") - 1, minlength=lowers.size)
+    assert (counts == expected).all()
+    bits = (counts * (raws + np.log2(numbers.size / counts))).sum()
+    assert cost == pytest.approx(bits + 8 * counts.size)
 
 
-@pytest.mark.parametrize("scale", [200, 1e4, 1e7, 1e15])
-def test_a_layout_with_raw_bits_enough_is_the_cheapest_of_its_kind(scale):
+def best_cost(numbers, price):
+    """The cost of the best bins of the numbers below 8, of either sign, by trying all."""
+
+    def cost(low, raw):
+        count = sum(low <= number < low + (1 << raw) for number in numbers)
+        whole = count * (raw - np.log2(count)) + price if count else 0.0
+        return min(whole, cost(low, raw - 1) + cost(low + (1 << raw - 1), raw - 1)) if raw else whole
+
+    return cost(-8, 3) + cost(0, 3) + len(numbers) * np.log2(len(numbers))
+
+
+@given(st.lists(st.integers(-8, 7), min_size=1, max_size=60), st.floats(0, 20))
+def test_no_bins_are_better(numbers, price):
+    assert bins_of(numbers, 3, 11, price)[0] == pytest.approx(best_cost(numbers, price))
+
+
+def test_losses_tell_what_whole_bytes_of_raw_bits_cost():
     rng = np.random.default_rng(6)
-    numbers = np.abs(rng.laplace(size=4000) * scale).astype(np.uint64)
-    firsts, levels = geometry(12, 7)
-    top, bins = histogram(numbers, firsts, levels)
-    costs, data = np.zeros((2, ROW, FINEST + 1))
-    totals = np.zeros(ROW, np.int64)
-    measure_octaves(bins, firsts, levels, top, 5.0, costs, data, totals)
-    row = np.zeros(ROW, np.uint8)
-    before = 0.0
-    for least in range(top + 1):
-        cost, bits = pick_layout(costs, data, totals, levels, top, least, 5.0, SYMBOLS, row)
-        leads, raws = np.zeros((2, SYMBOLS), np.int64)
-        symbols = symbol_leads(row, leads, raws)
-        assert raws[:symbols].min() >= least
-        assert before - 1e-6 <= cost
-        assert numbers.size * least <= bits <= cost
-        before = cost
+    smooth = (rng.standard_normal(20_000) * (1 << 13)).astype(np.int64)
+    assert bins_of(smooth, 16, 7, 20.0)[1][1] < 1e-4 * 15 * smooth.size
+    steps = smooth >> 6 << 6
+    assert bins_of(steps, 16, 9, 20.0, (10, 9))[1][1] > 1.5 * smooth.size
 
 
-@given(st.integers(1, 7), st.integers(0, 40), st.integers(0, 2**32 - 1))
-def test_joined_numbers_follow_each_other_in_a_stream(bits, surplus, seed):
-    rng = np.random.default_rng(seed)
-    numbers = rng.integers(0, 1 << bits, (1 << 15) + surplus).astype(np.uint16)
-    work = numbers.copy()
-    joined = join_numbers(work, 0, work.size, bits)
-    assert joined * bits <= 14
-    assert joined == 4 or 2 * joined * bits > 14 or work.size >> 2 * joined * bits < 4
-    items = work.size // (4 * joined) * 4
-    blocks = numbers[: items * joined].reshape(-1, joined, 4).astype(np.int64)
-    expected = (blocks << bits * np.arange(joined)[:, None]).sum(axis=1).ravel()
-    assert (work[:items] == expected).all()
-    assert (work[items * joined :] == numbers[items * joined :]).all()
-    bins = np.full(1 << entropy_histograms.TABLE_BITS, 77, np.int64)
-    count_joined(work, 0, work.size, joined, bits, 1, bins)
-    assert (bins[: 1 << bits] == np.bincount(numbers, minlength=1 << bits)).all()
+def test_more_bins_than_there_is_room_for_are_counted():
+    numbers = np.arange(-300, 300)
+    assert bins_of(numbers, 9, 11, 0.0, most=100)[2].size <= 600
+    assert bins_of(np.repeat(np.arange(0, 600, 2), 9), 10, 11, 0.0, most=100)[0] > 0
 
 
-@given(st.sampled_from(["i1", "i2", "i4", "i8", "u1"]), st.integers(0, 2**32 - 1))
-def test_masks_are_comparisons(dtype, seed):
-    rng = np.random.default_rng(seed)
-    elements = (rng.integers(-3, 4, 80) * rng.choice([1, 1 << 8 * (np.dtype(dtype).itemsize - 1)], 80)).astype(dtype)
-    offset = np.uint64(rng.integers(0, 17))
-    value = rng.choice(elements)
-    part = elements[int(offset) : int(offset) + 64]
-    weights = np.uint64(1) << np.arange(64, dtype=np.uint64)
-    unequal, equal = masks_of(elements, offset, value)
-    assert unequal == weights[part != 0].sum()
-    assert equal == weights[part == value].sum()
-
-
-@njit
-def masks_of(elements, offset, value):
-    return entropy_masks.non_zeros(elements, offset), entropy_masks.equals(elements, offset, value)
-
-
-@njit
-def bit_facts(word):
-    return entropy_masks.first_bit(word), entropy_masks.count_bits(word)
-
-
-@given(st.integers(0, 2**64 - 1))
-def test_bits_are_found_and_counted(word):
-    lowest = (word & -word).bit_length() - 1 if word else 64
-    assert bit_facts(np.uint64(word)) == (lowest, word.bit_count())
-
-
-@pytest.mark.parametrize("dtype", ["i2", "i4", "i8"])
-@pytest.mark.parametrize("width", [1, 2, 4])
-def test_planes_hold_the_low_bytes(dtype, width):
-    info = np.iinfo(dtype)
-    rng = np.random.default_rng(width)
-    values = rng.integers(info.min, info.max, 1000, dtype, endpoint=True)
-    values[:6] = [info.min, info.max, 0, -1, 1, info.min + 1]
-    numbers = [int(zigzag_facts(np.int64(value))[0]) for value in values]
-    planes = np.full(3 + values.size * width, 77, np.uint8)
-    store_plane(values, 0, values.size, width, planes, 3)
-    low = np.frombuffer(planes[3:].tobytes(), f"<u{width}")
-    assert (planes[:3] == 77).all()
-    assert low.tolist() == [number & (1 << 8 * width) - 1 for number in numbers]
+def test_bins_without_numbers_are_listed_where_they_may_occur():
+    _, _, lowers, raws, counts = bins_of([5] * 100, 4, 11, 1.0, all_occur=True)
+    assert counts.sum() == 100 + counts.size
+    sizes = 1 << raws.astype(np.int64)
+    assert lowers[0] == -16
+    assert (lowers[1:] == lowers[:-1] + sizes[:-1]).all()
+    assert lowers[-1] + sizes[-1] == 16
 
 
 @given(st.lists(st.tuples(st.sampled_from(["raw", "number"]), st.integers(0, 2**64 - 1)), max_size=40), st.data())
@@ -315,15 +247,15 @@ def test_the_binary_coder_gives_back_what_it_took(items, data):
     buffer = np.empty(4096, np.uint8)
     coder = np.zeros(5, np.int64)
     odds = np.empty((entropy_directory.CONTEXTS, 2), np.int32)
-    entropy_coder.start_coder(coder, buffer, odds, 1)
+    start_coder(coder, buffer, odds, 1)
     for kind, value in items:
         if kind == "raw":
             code_raw(coder, buffer, value.bit_length(), np.uint64(value))
         else:
             code_number(coder, buffer, odds, 1, np.uint64(value))
-    size = entropy_coder.finish_writing(coder, buffer)
+    size = finish_writing(coder, buffer)
     written = buffer[:size].copy()
-    entropy_coder.start_coder(coder, written, odds, 0)
+    start_coder(coder, written, odds, 0)
     reference = entropy_reference.BinaryDecoder(written.tobytes())
     for kind, value in items:
         if kind == "raw":
@@ -334,22 +266,52 @@ def test_the_binary_coder_gives_back_what_it_took(items, data):
             assert got == reference.number("pairs") == value
 
 
-@pytest.fixture(scope="module", params=["vectors", "elements"])
-def orders(request):
-    """The kernels that sort by class and back, as compiled for this processor, and for one without such vectors."""
-    if request.param == "vectors":
-        if not entropy_vectors.has_vectors():
-            pytest.skip("the processor has no such vectors")
-        yield entropy_order.to_coded_order, entropy_order.to_natural_order
-        return
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(entropy_vectors, "has_vectors", lambda: False)
-        yield tuple(
-            callable_from_python(kernel) for kernel in (entropy_order.to_coded_order, entropy_order.to_natural_order)
-        )
+@given(st.integers(0, 63), st.sampled_from([0, 1]), st.integers(0, 2**32 - 1))
+def test_tables_of_bins_come_back(top, which, seed):
+    rng = np.random.default_rng(seed)
+    lowers, raws = [], []
+    nodes = [(0, top), (-1 << top, top)]
+    while nodes:
+        lower, raw = nodes.pop()
+        if raw and rng.random() < 0.8 and len(nodes) + len(lowers) < 300:
+            nodes += [(lower + (1 << raw - 1), raw - 1), (lower, raw - 1)]
+        elif rng.random() < 0.6:
+            lowers.append(lower)
+            raws.append(raw)
+    buffer = np.empty(4096, np.uint8)
+    coder = np.zeros(5, np.int64)
+    odds = np.empty((entropy_directory.CONTEXTS, 2), np.int32)
+    start_coder(coder, buffer, odds, 1)
+    number = len(lowers)
+    assert code_bins(coder, buffer, odds, which, top, number, np.array(lowers, np.int64), np.array(raws, np.uint8)) == (
+        top,
+        number,
+    )
+    written = buffer[: finish_writing(coder, buffer)].copy()
+    found, found_raws = np.zeros(400, np.int64), np.zeros(400, np.uint8)
+    start_coder(coder, written, odds, 0)
+    assert code_bins(coder, written, odds, which, 0, 0, found, found_raws) == (top, number)
+    assert found[:number].tolist() == lowers
+    assert found_raws[:number].tolist() == raws
+    bins = entropy_reference.read_bins(entropy_reference.BinaryDecoder(written.tobytes()), ("values", "runs")[which])
+    assert bins == list(zip(lowers, raws, strict=True))
+    # No room for all of them.
+    if number:
+        start_coder(coder, written, odds, 0)
+        assert code_bins(coder, written, odds, which, 0, 0, found[: number - 1], found_raws[: number - 1])[1] == 0
 
 
-def natural_order(kernel, coded, kinds, counts, back):
+def test_a_table_of_countless_bins_is_refused():
+    coder = np.zeros(5, np.int64)
+    odds = np.empty((entropy_directory.CONTEXTS, 2), np.int32)
+    for byte in range(256):
+        data = np.full(1000, byte, np.uint8)
+        start_coder(coder, data, odds, 0)
+        _, bins = code_bins(coder, data, odds, 0, 0, 0, np.zeros(SYMBOLS, np.int64), np.zeros(SYMBOLS, np.uint8))
+        assert bins <= SYMBOLS
+
+
+def natural_order(coded, kinds, counts, back):
     """Elements from coded into natural order, for a table of groups of so many elements of each class."""
     present = np.flatnonzero(counts)
     groups = np.zeros((64, entropy_directory.COLUMNS), np.int64)
@@ -359,7 +321,7 @@ def natural_order(kernel, coded, kinds, counts, back):
     margin = kinds.size // 2 + 1
     padded = np.full(coded.size + 2 * margin, 77, coded.dtype)
     padded[margin : margin + coded.size] = coded
-    return kernel(padded, margin, kinds, groups, present.size, back)
+    return entropy_order.to_natural_order(padded, margin, kinds, groups, present.size, back)
 
 
 @given(
@@ -369,8 +331,7 @@ def natural_order(kernel, coded, kinds, counts, back):
     st.sampled_from(["int8", "int16", "int32", "int64"]),
     st.integers(0, 2**32 - 1),
 )
-def test_coded_order_is_a_stable_sort(orders, size, classes, common, dtype, seed):
-    to_coded_order, to_natural_order = orders
+def test_coded_order_is_a_stable_sort(size, classes, common, dtype, seed):
     rng = np.random.default_rng(seed)
     values = rng.integers(np.iinfo(dtype).min, np.iinfo(dtype).max, size, endpoint=True).astype(dtype)
     kinds = rng.integers(0, classes, size).astype(np.uint8)
@@ -378,23 +339,26 @@ def test_coded_order_is_a_stable_sort(orders, size, classes, common, dtype, seed
     few = rng.integers(0, classes, rng.integers(1, 5))
     chosen = rng.random(size) < common
     kinds[chosen] = few[(np.arange(size) // rng.choice([1, 50, 500]))[chosen] % few.size]
-    counts = np.zeros(64, np.int64)
-    cursors = np.empty((4, 64), np.int64)
-    assert entropy_order.class_counts(kinds, counts, cursors) == 0
-    assert (counts == np.bincount(kinds, minlength=64)).all()
+    cursors = np.empty((4, 256), np.int64)
+    groups = np.full((64, entropy_directory.COLUMNS), 77, np.int64)
+    number = entropy_order.group_classes(kinds, cursors, groups)
+    counts = np.bincount(kinds, minlength=64)
+    assert groups[:number, entropy_directory.CLASS].tolist() == np.flatnonzero(counts).tolist()
+    assert groups[:number, entropy_directory.COUNT].tolist() == counts[counts > 0].tolist()
+    assert not groups[number:].any()
     around = np.full(size + 200, 77, dtype)
     coded = around[100 : 100 + size]
-    to_coded_order(values, kinds, cursors, coded)
+    entropy_order.to_coded_order(values, kinds, cursors, coded)
     assert (coded == values[np.argsort(kinds, kind="stable")]).all()
     assert (around[:100] == 77).all()
     assert (around[100 + size :] == 77).all()
     back = around[50 : 50 + size].copy()
-    assert natural_order(to_natural_order, coded, kinds, counts, back) == 0
+    assert natural_order(coded, kinds, counts, back) == 0
     assert (back == values).all()
 
 
 @given(st.integers(1, 1000), st.integers(0, 2**32 - 1), st.booleans())
-def test_classes_that_do_not_fit_the_groups_are_told(orders, size, seed, few):
+def test_classes_that_do_not_fit_the_groups_are_told(size, seed, few):
     rng = np.random.default_rng(seed)
     kinds = rng.integers(0, 3 if few else rng.integers(1, 256), size, endpoint=True).astype(np.uint8)
     counts = np.bincount(kinds % 64, minlength=64)
@@ -404,14 +368,15 @@ def test_classes_that_do_not_fit_the_groups_are_told(orders, size, seed, few):
     counts[rng.choice(np.flatnonzero(np.arange(64) != counts.argmax()))] += moved
     fits = kinds.max() < 64 and (counts == np.bincount(kinds, minlength=64)).all()
     coded = np.arange(size, dtype=np.int32)
-    assert natural_order(orders[1], coded, kinds, counts, np.empty_like(coded)) == int(not fits)
+    assert natural_order(coded, kinds, counts, np.empty_like(coded)) == int(not fits)
 
 
 @pytest.mark.parametrize("position", [0, 3, 4, 6])
 def test_a_class_out_of_range_is_told(position):
     kinds = np.zeros(7, np.uint8)
     kinds[position] = 64
-    assert entropy_order.class_counts(kinds, np.zeros(64, np.int64), np.empty((4, 64), np.int64)) == 1
+    groups = np.empty((64, entropy_directory.COLUMNS), np.int64)
+    assert entropy_order.group_classes(kinds, np.empty((4, 256), np.int64), groups) == -1
 
 
 def test_contexts_of_the_directory_do_not_overlap():
@@ -420,10 +385,6 @@ def test_contexts_of_the_directory_do_not_overlap():
     starts = sorted(getattr(entropy_directory, name) for name in names - others)
     assert all(a < b for a, b in itertools.pairwise(starts))
     assert starts[-1] < entropy_directory.CONTEXTS
-
-
-fill_table = callable_from_python(entropy_tables.fill_table)
-fill_strings = callable_from_python(entropy_tables.fill_strings)
 
 
 @st.composite
@@ -443,7 +404,8 @@ def symbol_tables(draw):
     symbols[:, entropy_tables.LENGTH] = np.where(occurs, lengths.astype(np.int64), -1)
     for number, raw in ((entropy_tables.NUMBER, entropy_tables.RAW), (entropy_tables.RUN, entropy_tables.RUN_RAW)):
         symbols[:, raw] = rng.integers(0, draw(st.integers(1, 20)), counts.size)
-        symbols[:, number] = rng.integers(0, 1 << draw(st.integers(0, 30)), counts.size) << symbols[:, raw]
+        reach = 1 << draw(st.integers(0, 30)) >> symbols[:, raw]
+        symbols[:, number] = rng.integers(-reach, reach, endpoint=True) << symbols[:, raw]
     return symbols
 
 
@@ -475,24 +437,8 @@ def test_tables_of_codes(symbols, slots):
 
 
 @given(symbol_tables(), st.integers(1, 13), SLOTS)
-def test_tables_of_whole_numbers(symbols, bits, slots):
-    symbols[:, entropy_tables.RUN :] = 0
-    table = np.full(1 << bits, 77, np.uint32)
-    fill_table(table, bits, entropy_tables.ONE, symbols)
-    for slot in slots:
-        slot &= (1 << bits) - 1
-        expected = entropy_tables.OVERLONG
-        symbol = symbol_at(symbols, slot, bits)
-        if symbol is not None:
-            _, length, number, raw, _, _ = symbols[symbol].tolist()
-            if length + raw <= bits and number + (1 << raw) <= 1 << 24:
-                expected = length + raw | number + (slot >> length & ((1 << raw) - 1)) << 8
-        assert table[slot] == expected
-
-
-@given(symbol_tables(), st.integers(1, 13), SLOTS)
 def test_tables_of_pairs(symbols, bits, slots):
-    table = np.full(1 << bits, 77, np.uint32)
+    table = np.full(1 << bits, 77, np.uint64)
     fill_table(table, bits, entropy_tables.PAIR, symbols)
     for slot in slots:
         slot &= (1 << bits) - 1
@@ -501,38 +447,35 @@ def test_tables_of_pairs(symbols, bits, slots):
         if symbol is not None:
             _, length, number, raw, run, run_raw = symbols[symbol].tolist()
             total = length + run_raw + raw
-            if total <= bits and run + (1 << run_raw) < 1 << 16 and number + (1 << raw) <= 255:
+            if total <= bits and run >= 0 and run + (1 << run_raw) < 1 << 16:
                 run += slot >> length & ((1 << run_raw) - 1)
-                value = entropy_reference.unzigzag(number + (slot >> length + run_raw & ((1 << raw) - 1)) + 1)
-                expected = total | (value & 255) << 8 | run + 1 << 16
+                number += slot >> length + run_raw & ((1 << raw) - 1)
+                expected = total | run + 1 << 8 | (number & 0xFFFFFFFF) << 32
         assert table[slot] == expected
 
 
-@given(symbol_tables(), st.integers(1, 13), SLOTS)
+@given(symbol_tables(), st.integers(1, 12), SLOTS)
 def test_tables_of_strings_hold_as_many_numbers_as_fit(symbols, bits, slots):
     symbols[:, entropy_tables.RUN :] = 0
     symbols[:, entropy_tables.RAW] %= 9
-    symbols[:, entropy_tables.NUMBER] %= 400
-    symbols[:, entropy_tables.NUMBER] &= -1 << symbols[:, entropy_tables.RAW]
+    symbols[:, entropy_tables.NUMBER] %= 4000
     _, lengths, numbers, raws, _, _ = symbols.T
-    small = (lengths >= 0) & (numbers + (1 << raws) <= 256)
-    # As in a layout, where no number belongs to two symbols; a lone one without raw bits takes none.
-    if (1 << raws[small]).sum() > 256 or (lengths + raws == 0)[lengths >= 0].any():
+    # A lone symbol without raw bits takes none.
+    if (lengths + raws == 0)[lengths >= 0].any():
         return
-    for most, shift, look, dtype in ((2, 30, bits, np.uint32), (4, 61, min(bits, 12), np.uint64)):
-        table = np.full(1 << look, 77, dtype)
-        fill_strings(table, look, symbols, np.empty(entropy_tables.STRINGS, np.uint64))
-        for slot in slots:
-            slot &= (1 << look) - 1
-            used, packed, count = 0, 0, 0
-            while count < most:
-                symbol = symbol_at(symbols, slot >> used, look - used)
-                if symbol is None or not small[symbol] or lengths[symbol] + raws[symbol] > look - used:
-                    break
-                raw = slot >> used + int(lengths[symbol]) & ((1 << int(raws[symbol])) - 1)
-                packed |= int(numbers[symbol]) + raw << 8 * count
-                used += int(lengths[symbol] + raws[symbol])
-                count += 1
-            entry = int(table[slot])
-            expected = (used, packed, count) if count else (entropy_tables.UNRESOLVED, 0, 0)
-            assert (entry & 127, entry >> 8 & ((1 << 8 * most) - 1), entry >> shift & 7) == expected
+    longest = int(lengths.max())
+    singles, table = np.full(1 << longest, 77, np.uint64), np.full(1 << bits, 77, np.uint64)
+    fill_table(singles, longest, entropy_tables.BY_CODE, symbols)
+    fill_strings(table, bits, singles)
+    for slot in {0, *slots}:
+        slot &= (1 << bits) - 1
+        used, packed, count = 0, 0, 0
+        while count < entropy_tables.STRING:
+            symbol = symbol_at(symbols, slot >> used, bits - used)
+            if symbol is None or lengths[symbol] + raws[symbol] > bits - used:
+                break
+            raw = slot >> used + int(lengths[symbol]) & ((1 << int(raws[symbol])) - 1)
+            packed |= int(numbers[symbol]) + raw << 16 * count
+            used += int(lengths[symbol] + raws[symbol])
+            count += 1
+        assert int(table[slot]) == (used | count << 8 | packed << 16 if count else entropy_tables.UNRESOLVED)

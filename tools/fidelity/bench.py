@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ckstore.policy import SCHEMES
-from tools.fidelity import ablation, coding, failures, report, rework, rows, searching, thinning
+from tools.fidelity import ablation, coding, failures, ranking, report, rework, rows, searching, thinning
 from tools.fidelity.settings import TIERS, Bench, threads
 from tools.fidelity.verdicts import Findings, judge
 
@@ -28,6 +28,7 @@ _OTHERS: dict[str, tuple[str, Any]] = {
     "partial": ("rework", rework.measure),
     "failures": ("failures", failures.measure),
     "ablation": ("ablation", ablation.measure),
+    "ranking": ("ranked", ranking.measure),
     "thin": ("thinning", thinning.measure),
     "search": ("searched", searching.measure),
     "entropy": ("coded", lambda bench: coding.measure()),

@@ -58,6 +58,9 @@ def text(findings: Findings, verdicts: list[Verdict]) -> str:
         parts.append(
             _table(head, [["gpt, last version", *(f"{bits:.4f}" for bits in vars(findings.ablation).values())]])
         )
+    if findings.ranked:
+        head = ["DynaQuant's ranks, gpt", "at once"]
+        parts.append(_table(head, [[f"step {r.step}, {r.way}", f"{r.rise:+.3%}"] for r in findings.ranked]))
     if findings.thinning is not None:
         thinned = findings.thinning
         head = ["thinning, gpt", "unshared bytes", "freed", "share", "others changed", "at once"]
@@ -116,6 +119,7 @@ def document(findings: Findings, verdicts: list[Verdict]) -> dict[str, Any]:
         "rework": [vars(way) for way in findings.rework],
         "failures": failures and {"rise": failures.rise, "failures": [vars(failure) for failure in failures.failures]},
         "ablation": findings.ablation and vars(findings.ablation),
+        "ranked": [vars(way) for way in findings.ranked],
         "thinning": findings.thinning and vars(findings.thinning) | {"share": findings.thinning.share},
         "searched": [vars(version) for version in findings.searched],
         "coded": [vars(sample) | {"excess": sample.excess} for sample in findings.coded],

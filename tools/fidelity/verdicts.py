@@ -11,6 +11,7 @@ from tools.fidelity.ablation import Ablation
 from tools.fidelity.archives import DEFAULT
 from tools.fidelity.coding import Coded
 from tools.fidelity.failures import Interrupted
+from tools.fidelity.ranking import Ranked
 from tools.fidelity.rework import Rework
 from tools.fidelity.rows import Row
 from tools.fidelity.searching import TOLERANCE, Searched
@@ -56,6 +57,7 @@ class Findings:
     failures: Interrupted | None = None
     coded: list[Coded] = field(default_factory=list)
     ablation: Ablation | None = None
+    ranked: list[Ranked] = field(default_factory=list)
     thinning: Thinning | None = None
     searched: list[Searched] = field(default_factory=list)
 

@@ -1,20 +1,22 @@
 """Inshrinkerator, first called DynaQuant: prune some elements, protect some, and quantise the rest.
 
 Agrawal et al., "Inshrinkerator: Compressing Deep Learning Training Checkpoints via Dynamic Quantization", SoCC 2024.
-An object's elements are ranked, by magnitude or by sensitivity. The lowest ranks become 0, the highest are kept aside
-in 16 bits, and the rest takes the levels of a weighted k-means over a histogram of relative accuracy. Each step reads
-an object chunk by chunk: `RankStatistics` says where to split, `LevelStatistics` makes the codebook, `assign` the
-indices. Nothing is drawn at random: the same values give the same codebook.
+Elements are ranked by magnitude and by sensitivity. The lowest ranks by one of the two become 0, the highest by either
+are kept aside in 16 bits, and the rest takes the levels of a weighted k-means over a histogram of relative accuracy.
+Each step reads an object chunk by chunk: `RankStatistics`, merged over all layers of a type, says where to split,
+`LevelStatistics` makes the codebook, `assign` the indices.
 """
 
 from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from blake3 import blake3
 
 from ckstore.codecs.codebook import CodebookLattice, Floats, Indices, as_bits, codebook, float_words
 from ckstore.errors import UsageError
@@ -27,6 +29,7 @@ Counts = npt.NDArray[np.int64]
 LEVELS = (32, 16, 12, 8, 6, 4)
 PRUNE = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
 PROTECT = (0.01, 0.005, 0.0005)
+EMBEDDING_LEVELS = (32, 16)
 METRICS = ("magnitude", "sensitivity")
 
 #: A bin's middle is nowhere further from its values than this part of them: DDSketch's relative accuracy is 1 %.
@@ -38,19 +41,25 @@ FREQUENCY_WEIGHT, MAGNITUDE_WEIGHT = 0.2, 0.8
 #: k-means in one dimension settles within a few dozen rounds; this many bound it.
 _ROUNDS = 200
 
+#: Starts of the k-means, and points drawn for each centroid of a start: one of one is up to 39 % off the best.
+_STARTS = _CANDIDATES = 4
+
 
 @dataclass(frozen=True, slots=True)
 class DynaQuantSettings:
-    """What the configuration search chooses for an object.
+    """What the configuration search chooses for a version.
 
     Attributes
     ----------
     levels
         4 to 32 levels of the elements that are quantised.
     prune, protect
-        Shares of the elements that become 0, and that are kept aside in 16 bits.
+        Shares of the elements that become 0, and that are kept aside in 16 bits: the share to protect of the largest
+        magnitudes, and as many again of the largest sensitivities, in so far as these are others.
     metric
-        What elements are ranked by: `magnitude`, |w|, or `sensitivity`, |g·w|.
+        What is pruned by: `magnitude`, |w|, or `sensitivity`, |g·w|.
+    embedding_levels
+        The levels of embeddings, which quantising harms most.
 
     Raises
     ------
@@ -62,68 +71,82 @@ class DynaQuantSettings:
     prune: float = 0.2
     protect: float = 0.005
     metric: str = "magnitude"
+    embedding_levels: int = 32
 
     def __post_init__(self) -> None:
-        if not 4 <= self.levels <= 32:
-            raise UsageError(f"DynaQuant quantises to 4 to 32 levels, not {self.levels}.")
+        for levels in (self.levels, self.embedding_levels):
+            if not 4 <= levels <= 32:
+                raise UsageError(f"DynaQuant quantises to 4 to 32 levels, not {levels}.")
         if not (0 <= self.prune < 1 and 0 <= self.protect < 1 and self.prune + self.protect < 1):
             raise UsageError("The shares to prune and to protect must lie between 0 and 1 and leave some to quantise.")
         if self.metric not in METRICS:
-            raise UsageError(f"DynaQuant ranks by {' or '.join(METRICS)}, not by {self.metric}.")
+            raise UsageError(f"DynaQuant prunes by {' or '.join(METRICS)}, not by {self.metric}.")
 
     @property
     def nominal_bits(self) -> float:
-        """Bits an element before any entropy coding: falls along each axis of the search space."""
+        """Bits an element before any entropy coding: falls along each axis of the search space but the embeddings'."""
         return (1 - self.prune - self.protect) * float(np.log2(self.levels)) + 16 * self.protect
-
-    def ranks(self, values: Floats, sensitivity: Floats | None) -> Floats:
-        """What elements are ranked by: their sensitivity where that is the metric and there is one, else themselves."""
-        return values if self.metric == "magnitude" or sensitivity is None else sensitivity
 
 
 class Split(NamedTuple):
-    """The bins of ranks below which elements are pruned, and from which on they are protected."""
+    """The bins of ranks below which elements are pruned, and from which on they are protected whatever else holds."""
 
-    prune_below: int
-    protect_from: int
+    prune_magnitude: int
+    prune_sensitivity: int
+    protect_magnitude: int
+    protect_sensitivity: int
 
 
 class RankStatistics:
-    """A histogram of the ranks of an object's finite elements, gathered chunk by chunk.
+    """Histograms of the magnitudes and of the sensitivities of finite elements, gathered chunk by chunk.
 
-    Its bins are log-spaced as in DDSketch (Masson, Rim and Lee, VLDB 2019), in the variant that interpolates within
+    Their bins are log-spaced as in DDSketch (Masson, Rim and Lee, VLDB 2019), in the variant that interpolates within
     an octave: 64 bins an octave, cut by the words of float32 themselves, of a relative accuracy of 2^-7.
 
     Attributes
     ----------
-    counts : (16384,) int64
+    magnitudes, sensitivities : (16384,) int64
     """
 
     def __init__(self) -> None:
         from ckstore.kernels import codebook as kernels
 
-        self.counts: Counts = np.zeros(kernels.BINS // 2, np.int64)
+        self.magnitudes: Counts = np.zeros(kernels.BINS // 2, np.int64)
+        self.sensitivities: Counts = np.zeros(kernels.BINS // 2, np.int64)
 
-    def add(self, values: Floats, ranks: Floats) -> None:
-        """Add a chunk: its values, and what they are ranked by (`DynaQuantSettings.ranks`), whose sign is ignored.
+    def add(self, values: Floats, sensitivity: Floats | None) -> None:
+        """Add a chunk: its values, and their sensitivity where it is known; signs are ignored.
 
-        A rank that is not finite is above all others; values that are 0 or subnormal rank last, whatever their rank.
+        A sensitivity that is not finite is above all others; values that are 0 or subnormal rank last, whatever it is.
         """
         from ckstore.kernels import codebook as kernels
 
-        kernels.rank_counts(*_pair(values, ranks), self.counts)
+        words, ranks = _pair(values, sensitivity)
+        kernels.rank_counts(words, words, self.magnitudes)
+        if sensitivity is not None:
+            kernels.rank_counts(words, ranks, self.sensitivities)
 
     def merge(self, other: RankStatistics) -> None:
         """Add the chunks of other statistics."""
-        self.counts += other.counts
+        self.magnitudes += other.magnitudes
+        self.sensitivities += other.sensitivities
 
-    def split(self, settings: DynaQuantSettings) -> Split:
-        """Where the shares to prune and to protect are met most nearly; whole bins go to one side."""
-        below = np.concatenate(([0], np.cumsum(self.counts)))
-        total = float(below[-1])
-        low = int(np.argmin(np.abs(below - settings.prune * total)))
-        high = int(np.argmin(np.abs(below - (1 - settings.protect) * total)))
-        return Split(low, max(low, high))
+    def split(self, settings: DynaQuantSettings, *, known: bool) -> Split:
+        """Where the shares to prune and to protect are met most nearly; whole bins go to one side.
+
+        Parameters
+        ----------
+        settings
+        known
+            Whether it is for elements whose sensitivity is known; others rank by magnitude alone.
+        """
+        by_sensitivity = known and settings.metric == "sensitivity"
+        return Split(
+            0 if by_sensitivity else _quantile(self.magnitudes, settings.prune),
+            _quantile(self.sensitivities, settings.prune) if by_sensitivity else 0,
+            _quantile(self.magnitudes, 1 - settings.protect),
+            _quantile(self.sensitivities, 1 - settings.protect) if known else self.sensitivities.size,
+        )
 
 
 class LevelStatistics:
@@ -143,17 +166,17 @@ class LevelStatistics:
         self.split = split
         self.counts: Counts = np.zeros(kernels.BINS, np.int64)
 
-    def add(self, values: Floats, ranks: Floats) -> None:
-        """Add a chunk: its values, and what they are ranked by."""
+    def add(self, values: Floats, sensitivity: Floats | None) -> None:
+        """Add a chunk: its values, and their sensitivity where it is known."""
         from ckstore.kernels import codebook as kernels
 
-        kernels.level_counts(*_pair(values, ranks), *self.split, self.counts)
+        kernels.level_counts(*_pair(values, sensitivity), *self.split, self.counts)
 
     def merge(self, other: LevelStatistics) -> None:
         """Add the chunks of other statistics of the same split."""
         self.counts += other.counts
 
-    def codebook(self, settings: DynaQuantSettings, dtype: str = "float32") -> CodebookLattice:
+    def codebook(self, levels: int, dtype: str = "float32") -> CodebookLattice:
         """The levels of a weighted k-means over the bins, the level 0 of what is pruned, and one for the protected.
 
         A bin weighs 0.2 times its share of the elements and 0.8 times its share of the sum of the bins' magnitudes.
@@ -169,11 +192,13 @@ class LevelStatistics:
         points, counts = points[order], self.counts[bins][order]
         magnitudes = np.abs(points)
         weights = FREQUENCY_WEIGHT * counts / counts.sum() + MAGNITUDE_WEIGHT * magnitudes / magnitudes.sum()
-        return codebook(weighted_kmeans(points, weights, settings.levels), dtype, protected=True)
+        return codebook(weighted_kmeans(points, weights, levels), dtype, protected=True)
 
 
 def weighted_kmeans(points: Doubles, weights: Doubles, count: int) -> Doubles:
-    """At most `count` centroids of weighted points in one dimension: Lloyd's rounds from the points at quantiles.
+    """At most `count` centroids of weighted points in one dimension: Lloyd's rounds from starts of k-means++.
+
+    What is drawn is drawn from BLAKE3 of the points and their weights: the same values give the same centroids.
 
     Parameters
     ----------
@@ -185,22 +210,64 @@ def weighted_kmeans(points: Doubles, weights: Doubles, count: int) -> Doubles:
 
     Returns
     -------
-    (min(count, n),) float64, ascending.
+    (min(count, n),) float64, ascending
+        Of a few starts those of the smallest weighted sum of squared distances.
     """
     if points.size <= count:
         return points
-    shares = np.cumsum(weights)
-    quantiles = np.searchsorted(shares, (np.arange(count) + 0.5) / count * shares[-1])
-    # Each centroid begins at a point of its own, so that none begins without points.
-    steps = np.arange(count)
-    starts = np.maximum.accumulate(quantiles - steps) + steps
-    centroids = points[np.minimum(starts, points.size - count + steps)]
+    shape = _STARTS, count, _CANDIDATES
+    words = np.frombuffer(blake3(points.tobytes() + weights.tobytes()).digest(8 * prod(shape)), "<u8")
+    draws = (words >> np.uint64(11)).reshape(shape) * 2.0**-53
+    settled = [_settled(points, weights, kmeans_start(points, weights, one)) for one in draws]
+    return min(settled, key=lambda centroids: float(weights @ _distances(points, centroids).min(axis=0)))
+
+
+def kmeans_start(points: Doubles, weights: Doubles, draws: Doubles) -> Doubles:
+    """Centroids to begin with by weighted k-means++ (Arthur and Vassilvitskii, SODA 2007).
+
+    Each is a point, drawn in proportion to its weight and to its squared distance to the nearest centroid so far. As
+    their section 7 proposes, several are drawn each time, and the one that lessens these distances most is taken.
+
+    Parameters
+    ----------
+    points, weights
+        As in `weighted_kmeans`; more points than draws.
+    draws : (count, candidates) float64
+        From 0 to before 1.
+
+    Returns
+    -------
+    (count,) float64, ascending
+    """
+    nearest = np.full(points.size, np.inf)
+    chances = weights
+    centroids = []
+    for draw in draws:
+        mass = np.cumsum(chances)
+        # A draw next to 1 is rounded up to the whole mass, which lies beyond the last point that has a chance.
+        places = np.minimum(draw * mass[-1], np.nextafter(mass[-1], 0))
+        candidates = points[np.searchsorted(mass, places, side="right")]
+        left = np.minimum(nearest, _distances(points, candidates))
+        best = int(np.argmin(left @ weights))
+        centroids.append(candidates[best])
+        nearest = left[best]
+        chances = nearest * weights
+    return np.sort(centroids)
+
+
+def _settled(points: Doubles, weights: Doubles, centroids: Doubles) -> Doubles:
     for _ in range(_ROUNDS):
         moved = kmeans_round(points, weights, centroids)
         if np.array_equal(moved, centroids):
             break
         centroids = moved
     return centroids
+
+
+def _distances(points: Doubles, centroids: Doubles) -> Doubles:
+    """Squares of the distances of each point (columns) to each centroid (rows)."""
+    squares: Doubles = np.square(points - centroids[:, None])
+    return squares
 
 
 def kmeans_round(points: Doubles, weights: Doubles, centroids: Doubles) -> Doubles:
@@ -215,7 +282,7 @@ def kmeans_round(points: Doubles, weights: Doubles, centroids: Doubles) -> Doubl
 
 
 def assign(
-    lattice: CodebookLattice, split: Split, values: Floats, ranks: Floats
+    lattice: CodebookLattice, split: Split, values: Floats, sensitivity: Floats | None
 ) -> tuple[Indices, npt.NDArray[np.uint16]]:
     """Quantise a chunk.
 
@@ -232,23 +299,29 @@ def assign(
 
     indices = lattice.nearest(values)
     protected = lattice.levels - 1
-    kernels.split_indices(*_pair(values, ranks), *split, lattice.zero, protected, indices)
+    kernels.split_indices(*_pair(values, sensitivity), *split, lattice.zero, protected, indices)
     aside = as_bits(values[indices == protected], "bfloat16" if lattice.dtype == "float32" else lattice.dtype)
     return indices, aside
 
 
-def dynaquant_quantise(
-    values: Floats, settings: DynaQuantSettings, sensitivity: Floats | None = None, dtype: str = "float32"
+class Treatment(NamedTuple):
+    """What becomes of an object: where its elements are split, to how many levels, and their sensitivity if known."""
+
+    split: Split
+    levels: int
+    sensitivity: Floats | None
+
+
+def treated(
+    values: Floats, treatment: Treatment, dtype: str = "float32"
 ) -> tuple[CodebookLattice, Indices, npt.NDArray[np.uint16]]:
-    """Quantise an object that is one chunk: the paper's one-shot compression, which needs no parent.
+    """Quantise an object that is one chunk.
 
     Parameters
     ----------
     values : (n,) float32
         What is not finite becomes 0.
-    settings : DynaQuantSettings
-    sensitivity : (n,) float32, optional
-        Not negative; elements are ranked by magnitude without it.
+    treatment : Treatment
     dtype : str
         Of the elements.
 
@@ -257,14 +330,36 @@ def dynaquant_quantise(
     lattice, indices, aside
         Decoded by ``lattice.values(indices, aside)``.
     """
-    ranks = settings.ranks(values, sensitivity)
-    statistics = RankStatistics()
-    statistics.add(values, ranks)
-    split = statistics.split(settings)
-    levels = LevelStatistics(split)
-    levels.add(values, ranks)
-    lattice = levels.codebook(settings, dtype)
-    return (lattice, *assign(lattice, split, values, ranks))
+    statistics = LevelStatistics(treatment.split)
+    statistics.add(values, treatment.sensitivity)
+    lattice = statistics.codebook(treatment.levels, dtype)
+    return (lattice, *assign(lattice, treatment.split, values, treatment.sensitivity))
+
+
+def dynaquant_quantise(
+    values: Floats, settings: DynaQuantSettings, sensitivity: Floats | None = None, dtype: str = "float32"
+) -> tuple[CodebookLattice, Indices, npt.NDArray[np.uint16]]:
+    """Quantise one layer that is all of its type: the paper's one-shot compression, which needs no parent.
+
+    Parameters
+    ----------
+    values : (n,) float32
+        What is not finite becomes 0.
+    settings : DynaQuantSettings
+    sensitivity : (n,) float32, optional
+        Not negative; elements rank by magnitude alone without it.
+    dtype : str
+        Of the elements.
+
+    Returns
+    -------
+    lattice, indices, aside
+        Decoded by ``lattice.values(indices, aside)``.
+    """
+    ranks = RankStatistics()
+    ranks.add(values, sensitivity)
+    split = ranks.split(settings, known=sensitivity is not None)
+    return treated(values, Treatment(split, settings.levels, sensitivity), dtype)
 
 
 def moment_sensitivity(values: Floats, second_moments: Floats) -> Floats:
@@ -338,7 +433,17 @@ def _huffman_bits(symbols: Array) -> int:
     return table + total
 
 
-def _pair(values: Floats, ranks: Floats) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
-    if values.size != ranks.size:
-        raise UsageError(f"{values.size} values cannot be ranked by {ranks.size} sensitivities; give one for each.")
-    return float_words(values), float_words(ranks)
+def _quantile(counts: Counts, share: float) -> int:
+    """How many bins hold the share of the elements most nearly."""
+    below = np.concatenate(([0], np.cumsum(counts)))
+    return int(np.argmin(np.abs(below - share * below[-1])))
+
+
+def _pair(values: Floats, sensitivity: Floats | None) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
+    """Words of values and of their sensitivity; where it is not known, the values stand in for it."""
+    words = float_words(values)
+    if sensitivity is None:
+        return words, words
+    if values.size != sensitivity.size:
+        raise UsageError(f"{values.size} values cannot have {sensitivity.size} sensitivities; give one for each.")
+    return words, float_words(sensitivity)

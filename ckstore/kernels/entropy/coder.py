@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ckstore.kernels.compiled import kernel
-from ckstore.kernels.entropy.words import Array, Word, inlined, inner, int64, uint64
+from ckstore.kernels.entropy.words import Array, Word, inner, int64, spliced, uint64
 
 LOW, REACH, OFFSET, POSITION, MODE = range(5)
 """Entries of a coder's state (int64).
@@ -23,46 +22,19 @@ LEAST = int64(48)
 """Smallest chance of 65536, of either decision."""
 _SHARES: Array = np.array([65536 // (seen + 2) for seen in range(256)])
 
-State = tuple[int, int, int, int]
-"""(low, reach, offset, position) of the coder."""
 
-
-@inlined
-def step(state: State, mode: int, buffer: Array, odds: Array, context: int, bit: int) -> tuple[State, int]:
-    """Code one binary decision under the adaptive odds of `context`.
-
-    The state is a tuple, which stays in registers. Returns the state and the decision.
-    """
-    # An unsigned index: a signed one makes the compiler join both loads, which then wait for both stores.
-    place = uint64(context)
-    chance = int64(odds[place, 0])
-    seen = int64(odds[place, 1])
-    state, bit = _split(state, mode, buffer, (state[1] * chance) >> 16, bit)
-    chance += (((bit << 16) - chance) * int64(_SHARES[uint64(seen)])) >> 16
-    odds[place, 0] = min(max(chance, LEAST), 65536 - LEAST)
-    odds[place, 1] = min(seen + 1, SLOWEST)
-    return state, bit
-
-
-@inlined
-def _split(state: State, mode: int, buffer: Array, middle: int, bit: int) -> tuple[State, int]:
-    """Code one decision: 1 for offsets up to `middle`."""
-    low, reach, offset, position = state
+@spliced
+def _split(coder: Array, buffer: Array, middle: int, bit: int) -> int:
+    """Code one decision: 1 for offsets up to `middle`. Bytes that both ends of the interval share move out."""
+    low, reach, offset, position, mode = coder[LOW], coder[REACH], coder[OFFSET], coder[POSITION], coder[MODE]
     if not mode:
         bit = int64(offset <= middle)
-    above = 0 if bit else middle + 1
-    return _shift(low + above, middle if bit else reach - above, offset - above, position, mode, buffer), bit
-
-
-@inlined
-def step_even(state: State, mode: int, buffer: Array, bit: int) -> tuple[State, int]:
-    """Code one binary decision evenly."""
-    return _split(state, mode, buffer, state[1] >> 1, bit)
-
-
-@inlined
-def _shift(low: int, reach: int, offset: int, position: int, mode: int, buffer: Array) -> State:
-    """Move the bytes that both ends of the interval share out of the state."""
+    if bit:
+        reach = middle
+    else:
+        low += middle + 1
+        offset -= middle + 1
+        reach -= middle + 1
     while (low ^ (low + reach)) < (1 << 24):
         offset = (offset << 8) & 0xFFFFFFFF
         if position < buffer.size:
@@ -73,45 +45,49 @@ def _shift(low: int, reach: int, offset: int, position: int, mode: int, buffer: 
         position += 1
         low = (low << 8) & 0xFFFFFFFF
         reach = (reach << 8) | 255
-    return low, reach, offset, position
-
-
-@inlined
-def step_raw(state: State, mode: int, buffer: Array, bits: int, value: Word) -> tuple[State, Word]:
-    """Code the low `bits` bits of a word evenly, highest first: eight at a time where the interval is wide enough."""
-    result = uint64(0)
-    left = bits
-    while left:
-        low, reach, offset, position = state
-        if reach >= 1 << 24:
-            part = min(left, 8)
-            left -= part
-            unit = reach >> part
-            last = (1 << part) - 1
-            piece = int64(value >> uint64(left)) & last
-            if not mode:
-                piece = min(int64(uint64(offset) // uint64(unit)), last)
-            result = (result << uint64(part)) | uint64(piece)
-            above = unit * piece
-            reach = unit - 1 if piece < last else reach - above
-            state = _shift(low + above, reach, offset - above, position, mode, buffer)
-        else:
-            left -= 1
-            state, bit = step_even(state, mode, buffer, int64(value >> uint64(left)) & 1)
-            result = (result << uint64(1)) | uint64(bit)
-    return state, result
+    coder[LOW], coder[REACH], coder[OFFSET], coder[POSITION] = low, reach, offset, position
+    return bit
 
 
 @inner
 def code_bit(coder: Array, buffer: Array, odds: Array, context: int, bit: int) -> int:
     """Code one binary decision under the adaptive odds of `context`."""
-    state = (coder[LOW], coder[REACH], coder[OFFSET], coder[POSITION])
-    state, bit = step(state, coder[MODE], buffer, odds, context, bit)
-    coder[LOW], coder[REACH], coder[OFFSET], coder[POSITION] = state
+    place = uint64(context)
+    chance = int64(odds[place, 0])
+    seen = int64(odds[place, 1])
+    bit = _split(coder, buffer, (coder[REACH] * chance) >> 16, bit)
+    chance += (((bit << 16) - chance) * int64(_SHARES[uint64(seen)])) >> 16
+    odds[place, 0] = min(max(chance, LEAST), 65536 - LEAST)
+    odds[place, 1] = min(seen + 1, SLOWEST)
     return bit
 
 
-@kernel
+@inner
+def code_chance(coder: Array, buffer: Array, chance: int, bit: int) -> int:
+    """Code one binary decision that is 1 with a chance of 65536."""
+    return _split(coder, buffer, (coder[REACH] * chance) >> 16, bit)
+
+
+@inner
+def code_raw(coder: Array, buffer: Array, bits: int, value: Word) -> Word:
+    """Code the low `bits` bits of an unsigned word evenly, highest first."""
+    result = uint64(0)
+    for left in range(bits - 1, -1, -1):
+        bit = _split(coder, buffer, coder[REACH] >> 1, int64(value >> uint64(left)) & 1)
+        result = (result << uint64(1)) | uint64(bit)
+    return result
+
+
+@inner
+def code_tree(coder: Array, buffer: Array, odds: Array, context: int, bits: int, value: int) -> int:
+    """Code a number of `bits` bits, each under the bits before it: 2^bits contexts."""
+    node = int64(1)
+    for i in range(bits - 1, -1, -1):
+        node = 2 * node + code_bit(coder, buffer, odds, context + node, (value >> i) & 1)
+    return node - (1 << bits)
+
+
+@spliced
 def start_coder(coder: Array, buffer: Array, odds: Array, mode: int) -> None:
     """Begin to write (mode 1) or to read (mode 0) `buffer`: even odds, whole interval."""
     for context in range(odds.shape[0]):
@@ -128,7 +104,7 @@ def start_coder(coder: Array, buffer: Array, odds: Array, mode: int) -> None:
         coder[POSITION] = 4
 
 
-@kernel
+@spliced
 def finish_writing(coder: Array, buffer: Array) -> int:
     """Write the fewest bytes that lie in the last interval; a reader takes zeros beyond the end. Returns the size."""
     position = coder[POSITION]
@@ -144,26 +120,3 @@ def finish_writing(coder: Array, buffer: Array) -> int:
     while position > 0 and position <= buffer.size and buffer[position - 1] == 0:
         position -= 1
     return position
-
-
-@inner
-def code_raw(coder: Array, buffer: Array, bits: int, value: Word) -> Word:
-    """Code the low `bits` bits of an unsigned word evenly, highest first."""
-    state = (coder[LOW], coder[REACH], coder[OFFSET], coder[POSITION])
-    state, result = step_raw(state, coder[MODE], buffer, bits, value)
-    coder[LOW], coder[REACH], coder[OFFSET], coder[POSITION] = state
-    return result
-
-
-@inner
-def code_tree(coder: Array, buffer: Array, odds: Array, context: int, bits: int, value: int) -> int:
-    """Code a number of at most seven bits, each but the seventh under the bits before it."""
-    node = int64(1)
-    for i in range(bits - 1, -1, -1):
-        bit = (value >> i) & 1
-        if node < 64:
-            bit = code_bit(coder, buffer, odds, context + node, bit)
-        else:
-            bit = int64(code_raw(coder, buffer, int64(1), uint64(bit)))
-        node = 2 * node + bit
-    return node - (1 << bits)

@@ -1,84 +1,81 @@
-"""The directory of a payload: its groups, their layouts and code lengths, and the whole content of small groups.
+"""The directory of a payload: its groups, their bins and code lengths.
 
 A table of forty code lengths must not cost more than a few bytes when the whole chunk takes six hundred, so everything
-but the four streams goes through one adaptive binary coder. As there, the same functions write and read.
+but planes and streams goes through one adaptive binary coder. As there, the same functions write and read.
 """
 
 from __future__ import annotations
 
+import numpy as np
+
 from ckstore.kernels.compiled import kernel
+from ckstore.kernels.entropy.bins import SYMBOLS
 from ckstore.kernels.entropy.coder import (
     LEAST,
-    LOW,
     MODE,
-    OFFSET,
-    POSITION,
-    REACH,
-    State,
     code_bit,
+    code_chance,
     code_raw,
     code_tree,
-    step,
-    step_raw,
+    finish_writing,
+    start_coder,
 )
-from ckstore.kernels.entropy.layout import SYMBOLS, WIDEST_FLOOR
 from ckstore.kernels.entropy.lengths import LONGEST
-from ckstore.kernels.entropy.words import Array, Word, bit_length, inlined, inner, int64, spliced, uint64
+from ckstore.kernels.entropy.words import Array, Word, bit_length, counted, inner, int64, uint64
 
-CLASS, START, COUNT, KIND, PAIRS, FIRST_PAIR, SYMBOL_COUNT, RUN_SYMBOLS, SINGLE, CONSTANT, PLANE = range(11)
-"""Columns of the table of groups (int64). PLANE: bytes of each element that lie in a plane (0, 1, 2 or 4)."""
-OCTAVES, PAIRED, FORM, JOINED, RUN_BITS, BITS, WIDEST = range(11, 18)
+CLASSES = 64
+"""Number of classes, and so of groups at most."""
+
+CLASS, START, COUNT, KIND, CONSTANT, PLANE, PAIRS, TOP, RUN_TOP, BINS, RUN_BINS, SINGLE = range(12)
+"""Columns of the table of groups (int64): what the directory tells.
+
+PLANE: bytes of each element that lie in a plane (0, 1, 2 or 4). TOP, BINS: bits of the numbers without their sign, and
+how many bins these have; the same of zero runs, where RUN_BINS is 1 for dense groups. SINGLE: the only symbol that
+occurs, or -1.
+"""
+BITS, WIDEST, FIRST_PAIR, EXACT, PAIRED = range(12, 17)
 """Columns of the encoder's plan.
 
-Bits of the largest number; whether pairs are extracted; the items' form; how many direct numbers are joined in one;
-bits of a run in a joint number; bits of the group in the streams; most bits of an item.
+Bits of the group in the streams; most bits of an item; where its pairs are; whether symbols are numbers; whether pairs
+are extracted. Before the plan, PAIRS is the number of non-zeros and TOP is that of whole elements.
 """
-COLUMNS = 18
+COLUMNS = 17
 
-DIRECT, WIDE, JOINT, LOOSE = range(4)
-"""Forms of a group, for the encoder's kernels.
+DENSE, SPARSE, EQUAL, RARE = range(4)
+"""Kinds of groups: a symbol for each element; one for each zero run and the value behind it; one value throughout; few
+zero runs and values, within the directory."""
 
-Zigzag numbers of at most 16 bits, and of up to 64; pairs joined into one number of at most 16 bits, value above run;
-other pairs.
-"""
+MOST_RARE = 2048
+"""Most pairs of a rare group."""
 
-DENSE, SPARSE, EQUAL, ADAPTIVE = range(4)
-"""Kinds of groups: tokens; joint tokens of zero run and value; one value throughout; pairs within the directory."""
-
-MOST_ADAPTIVE = 4096
-"""Most pairs that an adaptive group may have: bounds the time that a crafted directory can take."""
+TABLE = SYMBOLS + 1
+"""Most bins of values and runs together."""
+LONGEST_RUN = 44
+"""Most bits of a zero run: the sum of four does not overflow."""
 
 # Contexts. Not plain integers: numba would compile what takes them once more for every literal.
 _KIND = int64(0)
 _PRESENT = _KIND + 4
 _NUMBER = _PRESENT + 2
-_LAYOUT = _NUMBER + 3 * 64
-_FLOOR = _LAYOUT + 2 * 16
-_TOP = _FLOOR + 2 * 64
-_SINGLE = _TOP + 2 * 64
+_TOP = _NUMBER + 3 * 128
+_SPLIT = _TOP + 2 * 64
+_SINGLE = _SPLIT + 2 * 16
 _ZERO = _SINGLE + 2
 _SAME = _ZERO + 8
 _SIGN = _SAME + 6
 _MORE = _SIGN + 6
-_RUN = _MORE + 2 * 16
-_RUN_LEAD = _RUN + 66
-_VALUE = _RUN_LEAD + 66 * 4
-_VALUE_LEAD = _VALUE + 66
-_VALUE_SIGN = _VALUE_LEAD + 66 * 4
-_PLANE = _VALUE_SIGN + 2
-CONTEXTS = int(_PLANE) + 4
+_PLANE = _MORE + 2 * 16
+_OCCURS = _PLANE + 4
+_LARGER = _OCCURS + 4
+CONTEXTS = int(_LARGER) + 64
 
-_0, _1, _2 = int64(0), int64(1), int64(2)
-
-_CONFIDENCE = 64
-MOSTLY = uint64(5 << 29)
-"""Chance, of 2^32, from which something is mostly so: beyond it the next larger bit length is nearer to one half."""
+_0, _1, _2, _6, _7 = int64(0), int64(1), int64(2), int64(6), int64(7)
 
 
 @inner
 def code_number(coder: Array, buffer: Array, odds: Array, which: int, value: Word) -> Word:
     """Code an unsigned word: bit length in a tree of contexts, then raw bits."""
-    octave = code_tree(coder, buffer, odds, _NUMBER + 64 * which, int64(7), bit_length(value))
+    octave = code_tree(coder, buffer, odds, _NUMBER + 128 * which, _7, bit_length(value))
     if octave > 64:
         return uint64(0)
     if octave < 2:
@@ -87,49 +84,109 @@ def code_number(coder: Array, buffer: Array, odds: Array, which: int, value: Wor
     return top | code_raw(coder, buffer, octave - 1, value)
 
 
+@counted
+def code_bins(
+    coder: Array, buffer: Array, odds: Array, which: int, top: int, bins: int, lowers: Array, raws: Array
+) -> tuple[int, int]:
+    """Code `top` and a table of `bins` bins, by their least numbers (int64) and raw bits (uint8).
+
+    Returns (top, bins); 0 bins where the table is impossible.
+    """
+    top = code_tree(coder, buffer, odds, _TOP + 64 * which, _6, top)
+    # What is still to come, last first: nodes of 2^j numbers.
+    nodes = np.empty(2 * 64 + 2, np.int64)
+    nodes[0] = top
+    nodes[1] = top
+    left = 2
+    lower = int64(-1) << top
+    found = int64(0)
+    leaves = 0
+    occurs = int64(0)
+    before = top
+    while left:
+        left -= 1
+        node = nodes[left]
+        inside = split = _0
+        if coder[MODE] and found < bins:
+            inside = int64(uint64(lowers[found] - lower) < uint64(1) << uint64(node))
+            split = inside & int64(raws[found] < node)
+        context = _SPLIT + 16 * which + min(max(node - before, -2), 13) + 2
+        if node and code_bit(coder, buffer, odds, context, split):
+            nodes[left] = node - 1
+            nodes[left + 1] = node - 1
+            left += 2
+            continue
+        occurs = code_bit(coder, buffer, odds, _OCCURS + 2 * which + occurs, inside)
+        if occurs:
+            if found == raws.size:
+                return top, _0
+            lowers[found] = lower
+            raws[found] = node
+            found += 1
+        leaves += 1
+        if leaves > 4 * SYMBOLS:
+            return top, _0
+        before = node
+        lower += int64(1) << node
+    return top, found
+
+
+@counted
+def _code_rare(coder: Array, buffer: Array, odds: Array, count: int, pairs: int, runs: Array, values: Array) -> int:
+    """Code `pairs` zero runs and values (int64) of a rare group. Returns 0, or 1 where they run beyond `count`.
+
+    The bits of a number are independent of each other where numbers are as often as those of independent non-zeros:
+    where P(run >= x) = (1 - pairs / count)^x.
+    """
+    shift = max(bit_length(uint64(count)) - 31, 0)
+    power = min(uint64(((count >> shift) - (pairs >> shift)) << 32) // uint64(count >> shift), uint64((1 << 32) - 1))
+    bits = bit_length(uint64(count))
+    chances = np.empty(64, np.int64)
+    for place in range(bits):
+        chances[place] = min(max(int64((power << uint64(16)) // (power + uint64(1 << 32))), LEAST), int64(32768))
+        power = (power * power) >> uint64(32)
+    left = count - pairs
+    for pair in range(pairs):
+        run = _0
+        for place in range(bits - 1, -1, -1):
+            bit = code_chance(coder, buffer, chances[place], (runs[pair] >> place) & 1)
+            run += bit << place
+        left -= run
+        if left < 0:
+            return 1
+        runs[pair] = run
+        # The sign, and of the magnitude less one the length in unary and then the bits.
+        sign = code_chance(coder, buffer, int64(32768), int64(values[pair] < 0))
+        rest = uint64(abs(values[pair]) - 1)
+        length = bit_length(rest)
+        octave = _0
+        while octave < 63 and code_bit(coder, buffer, odds, _LARGER + octave, int64(length > octave)):
+            octave += 1
+        if octave > 1:
+            rest = code_raw(coder, buffer, octave - 1, rest) | (uint64(1) << uint64(octave - 1))
+        else:
+            rest = uint64(octave)
+        size = int64(rest) + 1
+        values[pair] = -size if sign else size
+    return 0
+
+
 @inner
-def _code_layout(coder: Array, buffer: Array, odds: Array, which: int, row: Array) -> int:
-    """Code a layout row. Returns its alphabet, or -1 where it is impossible."""
-    row[0] = code_tree(coder, buffer, odds, _FLOOR + 64 * which, int64(7), int64(row[0]))
-    row[1] = code_tree(coder, buffer, odds, _TOP + 64 * which, int64(7), int64(row[1]))
-    if row[1] > 64 or row[0] > min(row[1], WIDEST_FLOOR):
-        return -1
-    symbols = 1
-    before = int64(-1)
-    exact = 1
-    for octave in range(int64(row[0]) + 1, int64(row[1]) + 1):
-        difference = int64(row[1 + octave]) - before - exact
-        coded = 2 * difference if difference >= 0 else -2 * difference - 1
-        rank = 0
-        while rank < 28 and code_bit(coder, buffer, odds, _LAYOUT + 16 * exact + min(rank, 15), int64(coded > rank)):
-            rank += 1
-        difference = rank >> 1 if rank & 1 == 0 else -((rank + 1) >> 1)
-        before = before + exact + difference
-        if before < 0 or before > octave - 1 or before > 11:
-            return -1
-        row[1 + octave] = before
-        exact = int64(before == octave - 1)
-        symbols += 1 << before
-    if symbols > SYMBOLS:
-        return -1
-    return symbols
-
-
-@spliced
-def _code_lengths(coder: Array, buffer: Array, odds: Array, lengths: Array, symbols: int, stride: int) -> int:
-    """Code the lengths of an alphabet; with `stride`, of a product alphabet in rows of that. Returns 0 or 1."""
-    joint = int64(stride > 0)
+def code_lengths(coder: Array, buffer: Array, odds: Array, lengths: Array, symbols: int, stride: int) -> int:
+    """Code the lengths of an alphabet; of a product alphabet in rows of `stride` above 1. Returns 0 or 1."""
+    joint = int64(stride > 1)
     last = int64(6)
-    turn = 0
+    turn = int64(0)
     for symbol in range(symbols):
         left = int64(0)
         above = int64(0)
         corner = int64(0)
-        if not joint or symbol % stride:
-            left = int64(lengths[symbol - 1]) if symbol else 0
+        column = symbol % stride if joint else symbol
+        if column:
+            left = int64(lengths[symbol - 1])
         if joint and symbol >= stride:
             above = int64(lengths[symbol - stride])
-            if symbol % stride:
+            if column:
                 corner = int64(lengths[symbol - stride - 1])
         near = 2 * int64(left > 0) + int64(above > 0)
         if not code_bit(coder, buffer, odds, _ZERO + 4 * joint + near, int64(lengths[symbol] > 0)):
@@ -147,14 +204,14 @@ def _code_lengths(coder: Array, buffer: Array, odds: Array, lengths: Array, symb
         if code_bit(coder, buffer, odds, _SAME + 3 * joint + turn, int64(difference != 0)):
             negative = code_bit(coder, buffer, odds, _SIGN + 3 * joint + turn, int64(difference < 0))
             size = abs(difference)
-            steps = 1
+            steps = int64(1)
             while steps < 12 and code_bit(coder, buffer, odds, _MORE + 16 * joint + steps, int64(size > steps)):
                 steps += 1
             difference = -steps if negative else steps
             turn = 1 + negative
         else:
-            difference = 0
-            turn = 0
+            difference = _0
+            turn = _0
         length = guess + difference
         if length < 1 or length > LONGEST:
             return 1
@@ -163,208 +220,97 @@ def _code_lengths(coder: Array, buffer: Array, odds: Array, lengths: Array, symb
     return 0
 
 
-@inner
-def _set_odds(odds: Array, context: int, chance: int) -> None:
-    odds[context, 0] = min(max(chance, LEAST), 65536 - LEAST)
-    odds[context, 1] = _CONFIDENCE
-
-
-@spliced
-def _expect_geometric(odds: Array, count: int, pairs: int, outward: bool) -> int:
-    """Set the odds of the run contexts to those of independent non-zeros: P(run >= x) = (1 - pairs / count)^x.
-
-    Returns the bit length that runs are compared with first: 0, or if `outward` the first that is not mostly exceeded.
-    """
-    while count >= 1 << 31:
-        count >>= 1
-        pairs >>= 1
-    power = uint64(((count - pairs) << 32) // count)
-    if power >= uint64(1 << 32):
-        power = uint64((1 << 32) - 1)
-    middle = int64(0)
-    for octave in range(1, 65):
-        # power is q^(2^(octave - 1)), the chance of more than octave - 1 bits.
-        _set_odds(odds, _RUN + octave, int64(power >> uint64(16)))
-        half = int64((power << uint64(16)) // (power + uint64(1 << 32)))
-        if middle == octave - 1:
-            below = outward and power > MOSTLY
-            _set_odds(odds, _RUN + middle, half if below else int64(power >> uint64(16)))
-            middle += int64(below)
-        if octave + 1 <= 64:
-            _set_odds(odds, _RUN_LEAD + 4 * (octave + 1) + 1, half)
-        if octave + 2 <= 64:
-            _set_odds(odds, _RUN_LEAD + 4 * (octave + 2) + 2, half)
-            _set_odds(odds, _RUN_LEAD + 4 * (octave + 2) + 3, half)
-        power = (power * power) >> uint64(32)
-    return middle
-
-
-@inlined
-def _step_magnitude(
-    state: State, mode: int, buffer: Array, odds: Array, unary: int, lead: int, middle: int, value: Word
-) -> tuple[State, Word]:
-    """Code an unsigned word: bit length in unary, the two bits after the leading one in a tree, the others raw.
-
-    The bit length is compared with `middle`, and from there on with larger or with smaller ones.
-    """
-    octaves = bit_length(value)
-    octave = middle
-    state, more = step(state, mode, buffer, odds, unary + octave, int64(octaves > octave))
-    if more:
-        octave += 1
-        while octave < 64:
-            state, more = step(state, mode, buffer, odds, unary + octave, int64(octaves > octave))
-            if not more:
-                break
-            octave += 1
-    else:
-        while octave > 0:
-            state, more = step(state, mode, buffer, odds, unary + octave - 1, int64(octaves >= octave))
-            if more:
-                break
-            octave -= 1
-    if octave < 2:
-        return state, uint64(octave)
-    result = uint64(1)
-    node = int64(1)
-    left = octave - 1
-    while left > max(octave - 3, 0):
-        left -= 1
-        state, bit = step(
-            state, mode, buffer, odds, lead + 4 * octave + node, int64((value >> uint64(left)) & uint64(1))
-        )
-        result = (result << uint64(1)) | uint64(bit)
-        node = 2 * node + bit
-    state, rest = step_raw(state, mode, buffer, left, value)
-    return state, (result << uint64(left)) | rest
-
-
-@spliced
-def _code_pairs(
-    coder: Array, buffer: Array, odds: Array, count: int, pairs: int, runs: Array, values: Array, outward: bool
-) -> int:
-    """Code an adaptive group: `pairs` zero runs and values less one. Returns 0, or 1 where they run beyond `count`."""
-    middle = _expect_geometric(odds, count, pairs, outward)
-    state = (coder[LOW], coder[REACH], coder[OFFSET], coder[POSITION])
-    mode = coder[MODE]
-    left = count - pairs
-    for i in range(pairs):
-        state, run = _step_magnitude(state, mode, buffer, odds, _RUN, _RUN_LEAD, middle, runs[i])
-        if run > uint64(left):
-            return 1
-        left -= int64(run)
-        runs[i] = run
-        value = values[i]
-        state, size = _step_magnitude(state, mode, buffer, odds, _VALUE, _VALUE_LEAD, _0, value >> uint64(1))
-        state, sign = step(state, mode, buffer, odds, _VALUE_SIGN + int64(size > uint64(0)), int64(value & uint64(1)))
-        values[i] = (size << uint64(1)) | uint64(sign)
-    coder[LOW], coder[REACH], coder[OFFSET], coder[POSITION] = state
-    return 0
-
-
 @kernel
 def code_directory(
-    coder: Array,
-    buffer: Array,
-    odds: Array,
-    grouped: bool,
-    planed: bool,
-    outward: bool,
-    count: int,
-    groups: Array,
-    rows: Array,
-    lengths: Array,
-    runs: Array,
-    values: Array,
-) -> int:
+    coder: Array, buffer: Array, odds: Array, writes: bool, grouped: bool, count: int, groups: Array, lowers: Array,
+    raws: Array, lengths: Array, runs: Array, values: Array,
+) -> tuple[int, int]:  # fmt: skip
     """Write or read the directory.
 
     Parameters
     ----------
     coder, buffer, odds
-        State of the coder (int64, 5), its bytes, its contexts (int32, CONTEXTS x 2); started.
+        State of the coder (int64, 5), its bytes, its contexts (int32, CONTEXTS x 2).
+    writes : bool
+        Whether to write into `buffer`, or to read from it.
     grouped : bool
         Whether elements have classes; if not, there is one group of `count` elements.
-    planed : bool
-        Whether the directory says of dense groups how wide their planes are; if not, they have none.
-    outward : bool
-        Whether zero runs of adaptive groups are compared with the bit length to be expected first, not with 0.
-    groups : int64, (64, COLUMNS)
-        The groups in the order of their classes. Reading fills CLASS, START, COUNT, KIND, PAIRS, FIRST_PAIR (adaptive
-        groups only), SYMBOL_COUNT, RUN_SYMBOLS, SINGLE, CONSTANT and PLANE.
-    rows : uint8, (64, 2, ROW)
-        Layouts: of values or (sparse) of values less one; of runs.
-    lengths : uint8, (64, SYMBOLS)
+    groups : int64, (CLASSES, COLUMNS)
+        The groups in the order of their classes. Reading fills the columns that the directory tells.
+    lowers, raws : int64, uint8, (CLASSES, TABLE)
+        Least numbers and raw bits of the bins of values, and behind them of those of runs.
+    lengths : uint8, (CLASSES, SYMBOLS)
         Code lengths.
-    runs, values : uint64
-        Pairs of adaptive groups.
+    runs, values : int64
+        Pairs of rare groups.
 
-    Returns the number of groups, or -1 where the directory is impossible.
+    Returns (number of groups, bytes written); -1 groups where the directory is impossible.
     """
+    start_coder(coder, buffer, odds, int64(writes))
     number = 0
     start = 0
-    pairs_end = 0
     before = 0
-    for group_class in range(64):
+    pairs_end = 0
+    for group_class in range(CLASSES if grouped else min(count, 1)):
         if grouped:
-            here = int64(groups[number, CLASS] == group_class and groups[number, COUNT] > 0) if coder[MODE] else 0
+            here = int64(groups[number, CLASS] == group_class and groups[number, COUNT] > 0) if writes else 0
             before = code_bit(coder, buffer, odds, _PRESENT + before, here)
             if not before:
                 continue
-        elif group_class:
-            break
         group = groups[number]
-        size = count
-        if grouped:
-            size = int64(code_number(coder, buffer, odds, _0, uint64(group[COUNT])))
+        size = int64(code_number(coder, buffer, odds, _0, uint64(group[COUNT]))) if grouped else count
         if size < 0 or size > count - start:
-            return -1
+            return -1, 0
         group[CLASS] = group_class
         group[START] = start
         group[COUNT] = size
         start += size
         kind = code_tree(coder, buffer, odds, _KIND, _2, group[KIND])
         group[KIND] = kind
+        if not writes:
+            group[PLANE] = 0
         if kind == EQUAL:
-            group[CONSTANT] = int64(code_number(coder, buffer, odds, _2, uint64(group[CONSTANT])))
-        elif kind == ADAPTIVE:
-            pairs = int64(code_number(coder, buffer, odds, _1, uint64(group[PAIRS])))
-            if pairs < 0 or pairs > min(size, MOST_ADAPTIVE) or size == 0:
-                return -1
-            first = group[FIRST_PAIR] if coder[MODE] else pairs_end
-            if first + pairs > runs.size:
-                return -1
-            group[PAIRS] = pairs
+            zigzag = uint64((group[CONSTANT] << 1) ^ (group[CONSTANT] >> 63))
+            zigzag = code_number(coder, buffer, odds, _2, zigzag)
+            group[CONSTANT] = int64(zigzag >> uint64(1)) ^ -int64(zigzag & uint64(1))
+            number += 1
+            continue
+        if kind != DENSE:
+            group[PAIRS] = int64(code_number(coder, buffer, odds, _1, uint64(group[PAIRS])))
+            if group[PAIRS] < 0 or group[PAIRS] > size:
+                return -1, 0
+        if kind == RARE:
+            first = group[FIRST_PAIR] if writes else pairs_end
+            pairs_end = first + group[PAIRS]
+            if (
+                group[PAIRS] > MOST_RARE
+                or size == 0
+                or _code_rare(coder, buffer, odds, size, group[PAIRS], runs[first:pairs_end], values[first:pairs_end])
+            ):
+                return -1, 0
             group[FIRST_PAIR] = first
-            pairs_end = first + pairs
-            if _code_pairs(coder, buffer, odds, size, pairs, runs[first:pairs_end], values[first:pairs_end], outward):
-                return -1
         else:
-            if planed and kind == DENSE:
-                width = code_tree(coder, buffer, odds, _PLANE, _2, bit_length(uint64(group[PLANE])))
-                group[PLANE] = (1 << width) >> 1
-            symbols = _code_layout(coder, buffer, odds, _0, rows[number, 0])
-            stride = 0
-            if symbols > 0 and kind == SPARSE:
-                group[PAIRS] = int64(code_number(coder, buffer, odds, _1, uint64(group[PAIRS])))
-                stride = _code_layout(coder, buffer, odds, _1, rows[number, 1])
-                symbols *= stride
-                if group[PAIRS] < 0 or group[PAIRS] > size:
-                    return -1
-            if symbols <= 0 or stride < 0 or symbols > SYMBOLS:
-                return -1
-            group[SYMBOL_COUNT] = symbols
-            group[RUN_SYMBOLS] = stride
-            single = code_bit(coder, buffer, odds, _SINGLE, int64(group[SINGLE] >= 0))
-            if single:
+            if kind == DENSE:
+                group[PLANE] = (1 << code_tree(coder, buffer, odds, _PLANE, _2, bit_length(uint64(group[PLANE])))) >> 1
+            group[TOP], bins = code_bins(coder, buffer, odds, _0, group[TOP], group[BINS], lowers[number], raws[number])
+            stride = int64(1)
+            if bins > 0 and kind == SPARSE:
+                group[RUN_TOP], stride = code_bins(
+                    coder, buffer, odds, _1, group[RUN_TOP], group[RUN_BINS], lowers[number, bins:], raws[number, bins:]
+                )
+            if bins < 1 or stride < 1 or bins * stride > SYMBOLS:
+                return -1, 0
+            group[BINS] = bins
+            group[RUN_BINS] = stride
+            if code_bit(coder, buffer, odds, _SINGLE, int64(group[SINGLE] >= 0)):
                 group[SINGLE] = int64(code_raw(coder, buffer, int64(12), uint64(group[SINGLE])))
-                if group[SINGLE] >= symbols:
-                    return -1
+                if group[SINGLE] >= bins * stride:
+                    return -1, 0
             else:
                 group[SINGLE] = -1
-                if _code_lengths(coder, buffer, odds, lengths[number], symbols, stride):
-                    return -1
+                if code_lengths(coder, buffer, odds, lengths[number], bins * stride, stride):
+                    return -1, 0
         number += 1
     if start != count:
-        return -1
-    return number
+        return -1, 0
+    return number, finish_writing(coder, buffer) if writes else 0

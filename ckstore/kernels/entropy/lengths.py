@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ckstore.kernels.entropy.words import Array, counted, int64, spliced, uint64
+from ckstore.kernels.entropy.words import Array, counted, int64, spliced
 
 LONGEST = 12
 """Longest code in bits: a decoding table of 2^12 entries stays in the first cache."""
@@ -13,49 +13,21 @@ LONGEST = 12
 _SYMBOL_BITS = 13
 """Bits of a key that hold its symbol."""
 _SYMBOL_MASK = (1 << _SYMBOL_BITS) - 1
-_DIGIT_BITS = 8
-# Not plain integers: numba would compile what takes them once more for every literal.
-_DIGITS = int64(1 << _DIGIT_BITS)
+# Not a plain integer: numba would compile what takes it once more for every literal.
 _TALLY = int64(16)
-_SHORT = 24
-"""Lists up to this length are sorted by insertion."""
 
 
 @spliced
-def _sort(keys: Array, work: Array) -> Array:
-    """Sort keys (count << 13 | symbol, in the order of their symbols) by way of `work`. Returns one of the two."""
-    size = uint64(keys.size)
-    if keys.size <= _SHORT:
-        for i in range(int64(1), keys.size):
+def _sort(keys: Array) -> None:
+    """Sort in place, by Shell's method with the gaps of Ciura (2001)."""
+    for gap in (1750, 701, 301, 132, 57, 23, 10, 4, 1):
+        for i in range(gap, keys.size):
             key = keys[i]
-            at = i - 1
-            while at >= 0 and keys[at] > key:
-                keys[at + 1] = keys[at]
-                at -= 1
-            keys[at + 1] = key
-        return keys
-    # By counting, digit for digit from the lowest; symbols stand in order already.
-    union = int64(0)
-    for i in range(size):
-        union |= keys[i]
-    places = np.empty(_DIGITS, np.int64)
-    shift = uint64(_SYMBOL_BITS)
-    while union >> int64(shift):
-        for digit in range(1 << _DIGIT_BITS):
-            places[digit] = 0
-        for i in range(size):
-            places[(uint64(keys[i]) >> shift) & uint64(255)] += 1
-        place = int64(0)
-        for digit in range(1 << _DIGIT_BITS):
-            place += places[digit]
-            places[digit] = place - places[digit]
-        for i in range(size):
-            digit = (uint64(keys[i]) >> shift) & uint64(255)
-            work[uint64(places[digit])] = keys[i]
-            places[digit] += 1
-        keys, work = work, keys
-        shift += uint64(_DIGIT_BITS)
-    return keys
+            at = i
+            while at >= gap and keys[at - gap] > key:
+                keys[at] = keys[at - gap]
+                at -= gap
+            keys[at] = key
 
 
 @counted
@@ -77,7 +49,7 @@ def code_lengths(counts: Array, symbols: int, lengths: Array) -> tuple[int, int]
             used += 1
     if used == 1:
         return keys[0] & _SYMBOL_MASK, 0
-    keys = _sort(keys, np.empty(used, np.int64))
+    _sort(keys)
     work = np.empty(used, np.int64)
     for i in range(used):
         work[i] = keys[i] >> _SYMBOL_BITS

@@ -1,8 +1,8 @@
-"""Reading the four streams, and the groups that have none, into elements in coded order.
+"""Reading planes and streams, and the groups that have none, into elements in coded order.
 
 Every load is checked against the end of the payload before it is made (many loads at once), every write against
 the end of its group; code and raw bits of a damaged payload are nonsense but harmless, and the streams' ends and the
-checksums tell.
+checksum tell.
 """
 
 from __future__ import annotations
@@ -10,46 +10,46 @@ from __future__ import annotations
 import numpy as np
 
 from ckstore.kernels.compiled import kernel
-from ckstore.kernels.entropy.bytes import store_element
 from ckstore.kernels.entropy.directory import (
-    ADAPTIVE,
+    BINS,
     CONSTANT,
     COUNT,
     DENSE,
     EQUAL,
     FIRST_PAIR,
     KIND,
+    LONGEST_RUN,
     PAIRS,
     PLANE,
-    RUN_SYMBOLS,
-    SINGLE,
+    RARE,
+    RUN_BINS,
+    RUN_TOP,
     START,
-    SYMBOL_COUNT,
+    TOP,
 )
 from ckstore.kernels.entropy.lengths import LONGEST
-from ckstore.kernels.entropy.read_dense import PLACED, read_dense
-from ckstore.kernels.entropy.read_pairs import place_pairs, read_sparse
-from ckstore.kernels.entropy.read_strings import LARGE, STRIDE
-from ckstore.kernels.entropy.tables import COLUMNS, STRINGS, fill_symbols
-from ckstore.kernels.entropy.words import Array, int64, uint64, unzigzag
+from ckstore.kernels.entropy.read_dense import PLACED, STRIDE, read_dense
+from ckstore.kernels.entropy.read_pairs import read_any, read_pairs
+from ckstore.kernels.entropy.tables import COLUMNS, LOOK, SYMBOL, fill_symbols, fill_table
+from ckstore.kernels.entropy.words import Array, clear, int64, store_element
 
-_SIZES = (1 << LONGEST, 1 << LONGEST, max(STRINGS, LARGE), STRIDE // 2, PLACED // 2)
+_SIZES = (1 << LONGEST, 1 << LOOK, STRIDE + 8, PLACED)
 _ENDS = np.cumsum(np.array(_SIZES))
 WORK = sum(_SIZES)
 """Size of the scratch array (uint64)."""
-_LONGEST_RUN = 44
-"""Most bits of a zero run: the sum of four does not overflow."""
+_ANY = int64(31)
+"""Bits of a number without its sign from which no table has all of it."""
 
 
 @kernel
 def read_streams(
     buffer: Array,
     plane: int,
-    positions: Array,
     ends: Array,
     groups: Array,
     number: int,
-    rows: Array,
+    lowers: Array,
+    raws: Array,
     lengths: Array,
     runs: Array,
     values: Array,
@@ -64,10 +64,10 @@ def read_streams(
     buffer : uint8
         The payload, with eight readable bytes behind the last stream.
     plane : int
-        First byte of the planes, which end where stream 0 begins.
-    positions, ends : int64, (4,)
-        The first bit and the last byte (exclusive) of each stream; `positions` is moved.
-    groups, number, rows, lengths, runs, values
+        First byte of the planes; behind them begins stream 0.
+    ends : int64, (4,)
+        Bytes of streams 0 to 2, and the last byte (exclusive) of the last one, 0 without streams. Overwritten.
+    groups, number, lowers, raws, lengths, runs, values
         As `code_directory` read them.
     work : uint64, (WORK,)
         Scratch.
@@ -79,73 +79,71 @@ def read_streams(
 
     Returns 0, or 1 where streams and directory disagree.
     """
-    limit = (buffer.size - 8) << 3
-    plane_bytes = int64(0)
+    limit = (ends[3] << 3) if ends[3] else int64(-1)
+    positions = np.empty(4, np.int64)
+    place = plane
     for index in range(number):
         if groups[index, PLANE] > size:
             return 1
-        plane_bytes += groups[index, COUNT] * groups[index, PLANE]
-    if plane_bytes != (positions[0] >> 3) - plane:
-        return 1
+        place += groups[index, COUNT] * groups[index, PLANE]
+    for stream in range(4):
+        if place > ends[3]:
+            return 1
+        positions[stream] = place << 3
+        if stream < 3:
+            place += ends[stream]
+            ends[stream] = place
     codes = work[: _ENDS[0]]
     table = work[_ENDS[0] : _ENDS[1]]
-    strings = work[_ENDS[1] : _ENDS[2]]
-    scratch = work[_ENDS[2] : _ENDS[3]].view(np.uint8)
-    numbers = work[_ENDS[3] :].view(np.uint32)
-    narrow = table.view(np.uint32)
+    scratch = work[_ENDS[1] : _ENDS[2]].view(np.int16)
+    numbers = work[_ENDS[2] :].view(np.int64)
     for index in range(number):
         group = groups[index]
         start = group[START]
         count = group[COUNT]
         kind = group[KIND]
         if kind != DENSE:
-            coded[size * start : size * (start + count)] = 0
+            clear(coded[size * start :], size * count)
         if kind == EQUAL:
-            constant = uint64(unzigzag(uint64(group[CONSTANT])))
-            if constant:
-                for i in range(uint64(start), uint64(start + count)):
-                    store_element(coded, size, i, constant)
+            if group[CONSTANT]:
+                for i in range(start, start + count):
+                    store_element(coded, size, i, group[CONSTANT])
             continue
-        if kind == ADAPTIVE:
-            place_pairs(runs, values, group[FIRST_PAIR], group[PAIRS], coded, size, start)
+        if kind == RARE:
+            at = start
+            for pair in range(group[FIRST_PAIR], group[FIRST_PAIR] + group[PAIRS]):
+                at += runs[pair]
+                store_element(coded, size, at, values[pair])
+                at += 1
             continue
         if limit < 0:
             return 1
-        symbols = np.empty((group[SYMBOL_COUNT], COLUMNS), np.int64)
-        longest = fill_symbols(rows[index], group[RUN_SYMBOLS], lengths[index], group[SINGLE], symbols)
-        if longest < 0:
+        symbols = np.empty((group[BINS] * group[RUN_BINS], COLUMNS), np.int64)
+        longest = fill_symbols(group, lowers[index], raws[index], lengths[index], symbols)
+        if longest < 0 or (kind != DENSE and group[RUN_TOP] > LONGEST_RUN):
             return 1
-        if kind == DENSE:
-            width = group[PLANE]
+        codes = work[: 1 << longest]
+        if kind == DENSE and group[TOP] <= _ANY:
             bad = read_dense(
-                buffer,
-                positions,
-                limit,
-                rows[index, 0, 1],
-                symbols,
-                longest,
-                codes,
-                table,
-                strings,
-                scratch,
-                numbers,
-                plane,
-                width,
-                coded,
-                size,
-                start,
-                count,
-            )
-            plane += width * count
-        elif rows[index, 1, 1] > _LONGEST_RUN:
-            bad = 1
+                buffer, positions, limit, group[TOP], symbols, longest, codes, table, scratch, numbers, plane,
+                group[PLANE], coded, size, start, count,
+            )  # fmt: skip
         else:
-            pairs = group[PAIRS]
-            bad = read_sparse(
-                buffer, positions, limit, symbols, longest, codes, narrow, coded, size, start, count, pairs
-            )
+            fill_table(codes, longest, SYMBOL, symbols)
+            items = group[PAIRS] if kind != DENSE else count
+            done = int64(0)
+            at = start
+            if kind != DENSE:
+                done, at = read_pairs(
+                    buffer, positions, limit, symbols, codes, table, coded, size, at, start + count, items
+                )
+            bad = done < 0 or read_any(
+                buffer, positions, limit, codes, symbols, plane, group[PLANE], coded, size, done, items, at,
+                start + count,
+            )  # fmt: skip
         if bad:
             return 1
+        plane += group[PLANE] * count
     for stream in range(4):
         if (positions[stream] + 7) >> 3 != ends[stream]:
             return 1
@@ -163,10 +161,10 @@ def accumulate(narrow: Array, wide: Array, shift: int) -> None:
     By `ALL_BITS` nothing is left of what stood in `wide`: it may be uninitialised.
     """
     if shift >= ALL_BITS:
-        for i in range(uint64(narrow.size)):
+        for i in range(narrow.size):
             wide[i] = narrow[i]
     else:
         right = np.int32(shift)
         half = np.int32((1 << right) >> 1)
-        for i in range(uint64(narrow.size)):
+        for i in range(narrow.size):
             wide[i] = (np.int32(wide[i] + half) >> right) + narrow[i]

@@ -1,219 +1,258 @@
-"""Reading the tokens of dense groups, one for each element, in the fastest way that their codes allow."""
+"""Reading the symbols of dense groups, one for each element, in the faster of two ways.
+
+Numbers of few bits come in strings of up to three by one look into a table: the four streams are read side by side into
+places of their own, each at its own pace, and woven into elements afterwards; in a block all come to the same number of
+elements, the last ones one by one. Other numbers come one by each look, in the order of the elements.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
-from ckstore.kernels.entropy.bytes import load_2, load_4, store_1, store_2, store_4, store_8, store_element
 from ckstore.kernels.entropy.lengths import LONGEST
-from ckstore.kernels.entropy.read_numbers import AHEAD, TURN, read_ahead, read_evens, read_singles, read_wholes
-from ckstore.kernels.entropy.read_strings import BLOCK, STRIDE, read_strings, weave
-from ckstore.kernels.entropy.tables import (
-    BY_CODE,
-    BYTE,
-    LENGTH,
-    LOOK,
-    NUMBER,
-    ONE,
-    RAW,
-    SYMBOL,
-    fill_strings,
-    fill_table,
-    resolves,
-    total_bits,
+from ckstore.kernels.entropy.tables import BY_CODE, LENGTH, LOOK, fill_strings, fill_table, total_bits
+from ckstore.kernels.entropy.words import (
+    Array,
+    Word,
+    bit_length,
+    counted,
+    inlined,
+    inner,
+    int64,
+    load_2,
+    load_4,
+    load_word,
+    low_bits,
+    spliced,
+    store_1,
+    store_2,
+    store_4,
+    store_word,
+    uint64,
 )
-from ckstore.kernels.entropy.words import Array, Word, inlined, inner, int64, load_word, read_bits, spliced, uint64
 
-PLACED = 4096
+PLACED = 2048
 """Numbers that are read before they are placed."""
-_FEW, _SEVERAL, _MANY = 1024, 8192, 1 << 15
-"""Elements from which a table is worth its making.
-
-Of whole numbers of equal length; of others, and of strings of up to four; of strings of up to two, and of the largest.
-"""
-_LOOK = int64(LOOK)
-_TINY = 4 << LONGEST
-"""Bits of a number, times 2^12, below which strings of four are faster than those of two."""
+BLOCK = 8192
+"""Numbers of each stream that are read as strings at a time."""
+STRIDE = BLOCK + 8
+"""Places of a stream: four of them are written at once, whatever the number."""
+_AHEAD = 28
+"""Most bits of a number for which the next load need not wait for its length: twice that and 7 fit a word."""
+_SEVERAL = 4096
+"""Elements from which a table of strings is worth its making."""
 _SHORT = 7 << LONGEST
-"""Bits of a number, times 2^12, below which a table of strings is faster than one number by each look."""
-_LARGE = 1 << LONGEST >> 6
-_UNRESOLVED = 1 << LONGEST >> 8
-"""Share of numbers, times 2^12, up to which what a table does not resolve costs little time."""
-_TURN_BITS = 4 * (LONGEST + 32)
-"""Most bits that a turn of numbers takes from a stream."""
-_1, _2, _4, _7, _8 = uint64(1), uint64(2), uint64(4), uint64(7), uint64(8)
-_15, _31, _32, _255 = uint64(15), uint64(31), uint64(32), uint64(255)
-
-
-@inlined
-def _joined(number: Word, shift: Word, low: Word) -> Word:
-    """Integer of the zigzag number number << (shift + 1) | low; no bit moves right across the elements' width."""
-    return uint64(int64((number << shift) | (low >> _1)) ^ -int64(low & _1))
-
-
-@inlined
-def _whole(number: Word) -> Word:
-    """The same where there is no plane."""
-    return uint64(int64(number >> _1) ^ -int64(number & _1))
-
-
-def _placer(size: int, store: Callable[[Array, Word, Word], None]) -> Callable[..., None]:
-    """What writes elements of `size` bytes."""
-    step = uint64(size)
-
-    @spliced
-    def place(numbers: Array, count: int, buffer: Array, plane: int, width: int, coded: Array, start: int) -> None:
-        first = uint64(size * start)
-        low = uint64(plane)
-        if width == 0:
-            for i in range(uint64(count)):
-                store(coded, first + step * i, _whole(uint64(numbers[i])))
-        elif width == 1:
-            for i in range(uint64(count)):
-                store(coded, first + step * i, _joined(uint64(numbers[i]), _7, uint64(buffer[low + i])))
-        elif width == 2:
-            for i in range(uint64(count)):
-                store(coded, first + step * i, _joined(uint64(numbers[i]), _15, load_2(buffer, low + _2 * i)))
-        else:
-            for i in range(uint64(count)):
-                store(coded, first + step * i, _joined(uint64(numbers[i]), _31, load_4(buffer, low + _4 * i)))
-
-    return place
-
-
-_place_1, _place_2, _place_4, _place_8 = (
-    _placer(1, store_1),
-    _placer(2, store_2),
-    _placer(4, store_4),
-    _placer(8, store_8),
+"""Bits of a number, times 2^12, below which strings are faster than one number by each look."""
+_SMALL = 15
+"""Bits of a number without its sign that fit a string."""
+_TURN_BITS = 4 * LOOK + LONGEST + _SMALL + 16
+"""Most bits that a turn of strings takes from a stream: four looks, and one number more."""
+_TURN = 4 * 3 + 1
+"""Most numbers of it."""
+_LOOK, _4 = int64(LOOK), int64(4)
+_1, _2, _3, _7, _8, _63, _64, _255 = (
+    uint64(1),
+    uint64(2),
+    uint64(3),
+    uint64(7),
+    uint64(8),
+    uint64(63),
+    uint64(64),
+    uint64(255),
 )
+_LAST = uint64(1 << 63)
+
+
+@inlined
+def next_bits(buffer: Array, position: Word) -> Word:
+    """The next 57 bits of a stream. Bit 63 is set: what is left of it tells how many were taken."""
+    return (load_word(buffer, position >> _3) >> (position & _7)) | _LAST
+
+
+@inlined
+def bits_taken(word: Word) -> Word:
+    """How many bits of a word of `next_bits` were shifted out."""
+    return uint64(64 - bit_length(word))
+
+
+@inlined
+def _number_of(word: Word, entry: Word) -> int:
+    """The number at the low end of a word, by its entry of a table of `BY_CODE`."""
+    return (int64(entry) >> 32) + int64(low_bits(word, int64(entry & _255)) >> ((entry >> _8) & _63))
+
+
+@inlined
+def _take_one(buffer: Array, position: Word, table: Array) -> tuple[int, Word]:
+    """(number, position behind it) of a number of at most 57 bits by a table of `BY_CODE`."""
+    word = load_word(buffer, position >> _3) >> (position & _7)
+    entry = table[word & uint64(table.size - 1)]
+    return _number_of(word, entry), position + (entry & _255)
+
+
+@inlined
+def _ahead(
+    buffer: Array, word: Word, position: Word, table: Array, mask: Word, numbers: Array, at: Word
+) -> tuple[Word, Word]:
+    after = load_word(buffer, position >> _3)
+    entry = table[word & mask]
+    numbers[at] = _number_of(word, entry)
+    bits = entry & _255
+    return after >> (((position & _7) + bits) & _63), position + bits
+
+
+@inner
+def _read_ahead(turns: int, buffer: Array, positions: Array, table: Array, numbers: Array, first: int) -> None:
+    """Take turns of four numbers of at most `_AHEAD` bits by a table of `BY_CODE`."""
+    p0, p1, p2, p3 = uint64(positions[0]), uint64(positions[1]), uint64(positions[2]), uint64(positions[3])
+    w0 = load_word(buffer, p0 >> _3) >> (p0 & _7)
+    w1 = load_word(buffer, p1 >> _3) >> (p1 & _7)
+    w2 = load_word(buffer, p2 >> _3) >> (p2 & _7)
+    w3 = load_word(buffer, p3 >> _3) >> (p3 & _7)
+    mask = uint64(table.size - 1)
+    for at in range(uint64(first), uint64(first + 4 * turns), uint64(4)):
+        w0, p0 = _ahead(buffer, w0, p0, table, mask, numbers, at)
+        w1, p1 = _ahead(buffer, w1, p1, table, mask, numbers, at + _1)
+        w2, p2 = _ahead(buffer, w2, p2, table, mask, numbers, at + _2)
+        w3, p3 = _ahead(buffer, w3, p3, table, mask, numbers, at + _3)
+    positions[0], positions[1], positions[2], positions[3] = p0, p1, p2, p3
+
+
+@inner
+def _read_singles(
+    buffer: Array, positions: Array, limit: int, widest: int, table: Array, numbers: Array, count: int
+) -> int:
+    """Read `count` numbers of at most 43 bits. Returns 0, or 1 where a stream ends too early."""
+    done = int64(0)
+    if widest <= _AHEAD:
+        rows = count >> 2
+        for stream in range(4):
+            # The last number may end beyond the limit: only its load must not begin there.
+            rows = min(rows, (limit - positions[stream]) // max(widest, 1) + 1 if positions[stream] <= limit else 0)
+        _read_ahead(rows, buffer, positions, table, numbers, int64(0))
+        done = 4 * rows
+    for i in range(done, count):
+        if positions[i & 3] > limit:
+            return 1
+        numbers[i], positions[i & 3] = _take_one(buffer, uint64(positions[i & 3]), table)
+    return 0
+
+
+@inlined
+def _look(word: Word, at: Word, table: Array, scratch: Array) -> tuple[Word, Word, Word]:
+    """Take what one look resolves. Returns (word, end of the stream's numbers, entry)."""
+    entry = table[word & uint64((1 << LOOK) - 1)]
+    store_word(scratch, at << _1, entry >> uint64(16))
+    return word >> (entry & _63), at + ((entry >> _8) & _3), entry
+
+
+@inner
+def _take_turns(
+    turns: int, buffer: Array, positions: Array, ends: Array, table: Array, singles: Array, scratch: Array
+) -> None:
+    """Take turns of four looks at every stream; numbers that these do not resolve are taken one by one."""
+    p0, p1, p2, p3 = uint64(positions[0]), uint64(positions[1]), uint64(positions[2]), uint64(positions[3])
+    a0, a1, a2, a3 = uint64(ends[0]), uint64(ends[1]), uint64(ends[2]), uint64(ends[3])
+    e0 = e1 = e2 = e3 = uint64(0)
+    for _ in range(turns):
+        w0 = next_bits(buffer, p0)
+        w1 = next_bits(buffer, p1)
+        w2 = next_bits(buffer, p2)
+        w3 = next_bits(buffer, p3)
+        for _ in range(4):
+            w0, a0, e0 = _look(w0, a0, table, scratch)
+            w1, a1, e1 = _look(w1, a1, table, scratch)
+            w2, a2, e2 = _look(w2, a2, table, scratch)
+            w3, a3, e3 = _look(w3, a3, table, scratch)
+        p0 += bits_taken(w0)
+        p1 += bits_taken(w1)
+        p2 += bits_taken(w2)
+        p3 += bits_taken(w3)
+        # An unresolved entry takes nothing: once met, it is what the last look meets as well.
+        if (e0 | e1 | e2 | e3) & _64:
+            if e0 & _64:
+                scratch[a0], p0 = _take_one(buffer, p0, singles)
+                a0 += _1
+            if e1 & _64:
+                scratch[a1], p1 = _take_one(buffer, p1, singles)
+                a1 += _1
+            if e2 & _64:
+                scratch[a2], p2 = _take_one(buffer, p2, singles)
+                a2 += _1
+            if e3 & _64:
+                scratch[a3], p3 = _take_one(buffer, p3, singles)
+                a3 += _1
+    positions[0], positions[1], positions[2], positions[3] = p0, p1, p2, p3
+    ends[0], ends[1], ends[2], ends[3] = a0, a1, a2, a3
+
+
+@counted
+def _read_strings(
+    buffer: Array, positions: Array, limit: int, table: Array, singles: Array, scratch: Array, count: int
+) -> int:
+    """Read `count` numbers of every stream into its part of `scratch`. Returns 1 where a stream ends too early."""
+    ends = np.empty(_4, np.int64)
+    for stream in range(4):
+        ends[stream] = stream * STRIDE
+    turns = int64(1)
+    while turns > 0:
+        turns = int64(BLOCK)
+        for stream in range(4):
+            turns = min(turns, (stream * STRIDE + count - ends[stream]) // _TURN)
+            turns = min(turns, (limit - positions[stream]) // _TURN_BITS)
+        if turns > 0:
+            _take_turns(turns, buffer, positions, ends, table, singles, scratch)
+    for stream in range(4):
+        for at in range(ends[stream], stream * STRIDE + count):
+            if positions[stream] > limit:
+                return 1
+            scratch[at], positions[stream] = _take_one(buffer, uint64(positions[stream]), singles)
+    return 0
+
+
+@inner
+def _weave(scratch: Array, first: int, count: int, numbers: Array) -> None:
+    """Put `count` numbers of each stream from the `first` on into the order of the elements (int64)."""
+    s0 = scratch[first:]
+    s1 = scratch[first + STRIDE :]
+    s2 = scratch[first + 2 * STRIDE :]
+    s3 = scratch[first + 3 * STRIDE :]
+    for i in range(uint64(count)):
+        numbers[uint64(4) * i] = s0[i]
+        numbers[uint64(4) * i + _1] = s1[i]
+        numbers[uint64(4) * i + _2] = s2[i]
+        numbers[uint64(4) * i + _3] = s3[i]
 
 
 @inner
 def place_numbers(
     numbers: Array, count: int, buffer: Array, plane: int, width: int, coded: Array, size: int, start: int
 ) -> None:
-    """Write the integers of zigzag numbers, whose low `width` bytes stand in a plane from byte `plane` on.
+    """Write integers, whose low `width` bytes are in a plane from byte `plane` on, and what is above in `numbers`.
 
-    They are the elements of `size` bytes from `start` on of `coded`, which is given as bytes.
+    They are the elements of `size` bytes from `start` on of `coded`, given as bytes. `numbers` are overwritten.
     """
+    if width == 1:
+        for i in range(count):
+            numbers[i] = (numbers[i] << 8) | int64(buffer[plane + i])
+    elif width == 2:
+        for i in range(count):
+            numbers[i] = (numbers[i] << 16) | int64(load_2(buffer, plane + 2 * i))
+    elif width == 4:
+        for i in range(count):
+            numbers[i] = (numbers[i] << 32) | int64(load_4(buffer, plane + 4 * i))
+    at = size * start
     if size == 1:
-        _place_1(numbers, count, buffer, plane, width, coded, start)
+        for i in range(count):
+            store_1(coded, at + i, numbers[i])
     elif size == 2:
-        _place_2(numbers, count, buffer, plane, width, coded, start)
+        for i in range(count):
+            store_2(coded, at + 2 * i, numbers[i])
     elif size == 4:
-        _place_4(numbers, count, buffer, plane, width, coded, start)
+        for i in range(count):
+            store_4(coded, at + 4 * i, numbers[i])
     else:
-        _place_8(numbers, count, buffer, plane, width, coded, start)
-
-
-@inner
-def _place_one(number: Word, buffer: Array, plane: int, width: int, coded: Array, size: int, at: int) -> None:
-    value = _whole(number)
-    if width:
-        shift = uint64(8 * width)
-        value = _joined(number, shift - _1, load_4(buffer, uint64(plane)) & ((_1 << shift) - _1))
-    store_element(coded, size, uint64(at), value)
-
-
-@inner
-def _read_wide(
-    buffer: Array,
-    positions: Array,
-    limit: int,
-    table: Array,
-    symbols: Array,
-    plane: int,
-    width: int,
-    coded: Array,
-    size: int,
-    start: int,
-    count: int,
-) -> int:
-    """Read elements of any width one by one, by a table of symbols. Returns 0, or 1 where a stream ends too early."""
-    for i in range(count):
-        position = positions[i & 3]
-        if position > limit:
-            return 1
-        entry = table[(load_word(buffer, position >> 3) >> uint64(position & 7)) & uint64(table.size - 1)]
-        symbol = entry >> _8
-        position += int64(entry & _255)
-        number = uint64(symbols[symbol, NUMBER]) | read_bits(buffer, position, limit, symbols[symbol, RAW])
-        positions[i & 3] = position + symbols[symbol, RAW]
-        _place_one(number, buffer, plane + width * i, width, coded, size, start + i)
-    return 0
-
-
-@inner
-def _read_numbers(
-    buffer: Array,
-    positions: Array,
-    limit: int,
-    widest: int,
-    bits: int,
-    even: bool,
-    table: Array,
-    narrow: Array,
-    singles: Array,
-    numbers: Array,
-    count: int,
-) -> int:
-    """Read `count` numbers below 2^32, of at most `widest` bits. Returns 0, or 1 where a stream ends too early.
-
-    `bits` is what the table of whole numbers is looked up by (`table` where all are of so many bits, else `narrow`),
-    or 0 where there is none.
-    """
-    done = int64(0)
-    while done < count:
-        turns = (count - done) // TURN if bits else int64(0)
-        rows = (count - done) >> 2
-        for stream in range(4):
-            if positions[stream] > limit:
-                return 1
-            turns = min(turns, (limit - positions[stream]) // _TURN_BITS)
-            # The last number may end beyond the limit: only its load must not begin there.
-            rows = min(rows, (limit - positions[stream]) // max(widest, 1) + 1)
-        if turns:
-            if even:
-                left = read_evens(turns, bits, buffer, positions, table, numbers, done)
-            else:
-                left = read_wholes(turns, bits, buffer, positions, narrow, numbers, done)
-            done += TURN * (turns - left)
-            if left:
-                read_singles(TURN, buffer, positions, singles, numbers, done)
-                done += TURN
-        elif rows and widest <= AHEAD:
-            read_ahead(rows, buffer, positions, singles, numbers, done)
-            done += 4 * rows
-        else:
-            size = 4 * rows if rows else count - done
-            read_singles(size, buffer, positions, singles, numbers, done)
-            done += size
-    return 0
-
-
-@inner
-def _survey(symbols: Array, bits: int) -> tuple[int, int, int, int, int]:
-    """What the codes of a group say about its numbers.
-
-    Returns bits of a number on average; share of those that `bits` bits do not resolve or that are not below 256;
-    share of those that `LOOK` bits do not resolve (all times 2^12); least and most bits.
-    """
-    mean, large, unresolved = int64(0), int64(0), int64(0)
-    least, most = int64(128), int64(0)
-    for symbol in range(symbols.shape[0]):
-        length = symbols[symbol, LENGTH]
-        if length >= 0:
-            share = (1 << LONGEST) >> length
-            total = total_bits(symbols, symbol)
-            mean += share * total
-            unresolved += share if total > LOOK else 0
-            large += 0 if resolves(symbols, symbol, bits, BYTE) else share
-            least = min(least, total)
-            most = max(most, total)
-    return mean, large, unresolved, least, most
+        for i in range(count):
+            store_word(coded, at + 8 * i, numbers[i])
 
 
 @spliced
@@ -226,7 +265,6 @@ def read_dense(
     longest: int,
     singles: Array,
     table: Array,
-    strings: Array,
     scratch: Array,
     numbers: Array,
     plane: int,
@@ -236,52 +274,32 @@ def read_dense(
     start: int,
     count: int,
 ) -> int:
-    """Read a group of tokens. Returns 0, or 1 where a stream ends too early."""
-    singles = singles[: 1 << longest]
-    if top > 32:
-        fill_table(singles, longest, SYMBOL, symbols)
-        return _read_wide(buffer, positions, limit, singles, symbols, plane, width, coded, size, start, count)
+    """Read a group of numbers of at most 32 bits. Returns 0, or 1 where a stream ends too early."""
     fill_table(singles, longest, BY_CODE, symbols)
-    narrow = table.view(np.uint32)
-    bits = _LOOK if count >= _MANY else _LOOK - 2
-    mean, large, unresolved, least, most = _survey(symbols, bits)
-    even = least == most and most <= LONGEST
-    tiny = mean <= _TINY
+    mean = int64(0)
+    least, widest = int64(64), int64(0)
+    for symbol in range(symbols.shape[0]):
+        if symbols[symbol, LENGTH] >= 0:
+            total = total_bits(symbols, symbol)
+            mean += total << (LONGEST - symbols[symbol, LENGTH])
+            least = min(least, total)
+            widest = max(widest, total)
     done = int64(0)
-    if count >= (_SEVERAL if tiny else _MANY) and large <= _LARGE and 0 < mean < _SHORT and (tiny or not even):
-        twos = narrow
-        if tiny:
-            bits = min(bits, int64(LONGEST))
-            twos = narrow[:0]
-            fill_strings(table, bits, symbols, strings)
-        else:
-            fill_strings(narrow, bits, symbols, strings)
+    if count >= _SEVERAL and top <= _SMALL and mean < _SHORT and least > 0:
+        fill_strings(table, _LOOK, singles)
         while done + 4 <= count:
             rows = min((count - done) >> 2, BLOCK)
-            listed = read_strings(buffer, positions, limit, bits, twos, table, singles, scratch, strings, rows)
-            if listed < 0:
+            if _read_strings(buffer, positions, limit, table, singles, scratch, rows):
                 return 1
             for first in range(0, rows, PLACED // 4):
                 taken = min(rows - first, PLACED // 4)
-                weave(scratch, first, taken, numbers)
+                _weave(scratch, first, taken, numbers)
                 at = done + 4 * first
                 place_numbers(numbers, 4 * taken, buffer, plane + width * at, width, coded, size, start + at)
-            for k in range(listed):
-                place = int64(strings[k] >> _32)
-                at = done + 4 * (place % STRIDE) + place // STRIDE
-                number = strings[k] & uint64(0xFFFFFFFF)
-                _place_one(number, buffer, plane + width * at, width, coded, size, start + at)
             done += 4 * rows
-    bits = min(most, _LOOK)
-    if unresolved > _UNRESOLVED or count - done < (_FEW if even else _SEVERAL):
-        bits = int64(0)
-    if bits and even:
-        fill_table(table, bits, ONE, symbols)
-    elif bits:
-        fill_table(narrow, bits, ONE, symbols)
     while done < count:
         taken = min(count - done, PLACED)
-        if _read_numbers(buffer, positions, limit, most, bits, even, table, narrow, singles, numbers, taken):
+        if _read_singles(buffer, positions, limit, widest, singles, numbers, taken):
             return 1
         place_numbers(numbers, taken, buffer, plane + width * done, width, coded, size, start + done)
         done += taken

@@ -1,7 +1,7 @@
 """The format of the entropy coder in plain Python: slow, obviously right, what the kernels are tested against.
 
-`decode` takes the directory, the planes and the four streams of a payload (what stands before them is
-`ckstore.codecs.integers`' business) and returns the elements in coded order as Python integers.
+`decode` takes a payload from its directory on (what is before that is `ckstore.codecs.integers`' business) and returns
+the elements in coded order as Python integers.
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ from dataclasses import dataclass, field
 
 LONGEST = 12
 FEWEST_ODDS = 48
-DENSE, SPARSE, EQUAL, ADAPTIVE = range(4)
+DENSE, SPARSE, EQUAL, RARE = range(4)
+
+#: A bin: its least number, and how many raw bits its numbers have.
+Bin = tuple[int, int]
 
 
 class BinaryDecoder:
@@ -26,57 +29,41 @@ class BinaryDecoder:
         self.odds: defaultdict[tuple[object, ...], list[int]] = defaultdict(lambda: [32768, 0])
 
     def bit(self, *context: object) -> int:
-        """Decode one decision; without a context, evenly."""
-        chance, seen = self.odds[context] if context else (32768, 0)
+        """Decode one decision under the odds of a context, which learn from it."""
+        chance, seen = self.odds[context]
+        bit = self.decide(chance)
+        chance += ((65536 if bit else 0) - chance) * (65536 // (seen + 2)) >> 16
+        self.odds[context] = [min(max(chance, FEWEST_ODDS), 65536 - FEWEST_ODDS), min(seen + 1, 255)]
+        return bit
+
+    def decide(self, chance: int = 32768) -> int:
+        """Decode one decision that is 1 with a chance of 65536."""
         middle = self.low + ((self.high - self.low) * chance >> 16)
         bit = int(self.code <= middle)
         if bit:
             self.high = middle
         else:
             self.low = middle + 1
-        if context:
-            chance += ((65536 if bit else 0) - chance) * (65536 // (seen + 2)) >> 16
-            self.set_odds(chance, min(seen + 1, 255), *context)
-        self.shift()
-        return bit
-
-    def shift(self) -> None:
-        """Move the bytes that low and high share out, and the next ones in."""
         while (self.low ^ self.high) < 1 << 24:
             coming = self.data[self.position] if self.position < len(self.data) else 0
             self.position += 1
             self.code = (self.code << 8 & 0xFFFFFFFF) | coming
             self.low = self.low << 8 & 0xFFFFFFFF
             self.high = (self.high << 8 & 0xFFFFFFFF) | 255
-
-    def set_odds(self, chance: int, seen: int, *context: object) -> None:
-        """Set the chance of a 1 (of 65536) and how many decisions it is worth."""
-        self.odds[context] = [min(max(chance, FEWEST_ODDS), 65536 - FEWEST_ODDS), seen]
+        return bit
 
     def raw(self, bits: int) -> int:
-        """Decode an even number of so many bits, highest first: eight at a time while the interval has 24 bits."""
+        """Decode an even number of so many bits, highest first."""
         result = 0
-        while bits:
-            part = 1
-            if self.high - self.low >= 1 << 24:
-                part = min(bits, 8)
-                unit = (self.high - self.low) >> part
-                piece = min((self.code - self.low) // unit, (1 << part) - 1)
-                self.low += unit * piece
-                if piece < (1 << part) - 1:
-                    self.high = self.low + unit - 1
-                self.shift()
-            else:
-                piece = self.bit()
-            result = result << part | piece
-            bits -= part
+        for _ in range(bits):
+            result = 2 * result + self.decide()
         return result
 
     def tree(self, bits: int, *context: object) -> int:
-        """Decode a number of so many bits, highest first, each under the bits before; the seventh bit is even."""
+        """Decode a number of so many bits, highest first, each under the bits before."""
         node = 1
         for _ in range(bits):
-            node = 2 * node + (self.bit(*context, node) if node < 64 else self.raw(1))
+            node = 2 * node + self.bit(*context, node)
         return node - (1 << bits)
 
     def number(self, which: str) -> int:
@@ -85,34 +72,6 @@ class BinaryDecoder:
         if octave > 64:
             return 0
         return octave if octave < 2 else 1 << octave - 1 | self.raw(octave - 1)
-
-    def magnitude(self, name: str, middle: int = 0) -> int:
-        """Decode a number of an adaptive group: length in unary, two bits under contexts, the others evenly."""
-        octave = middle
-        if self.bit(name, "octave", middle):
-            octave += 1
-            while octave < 64 and self.bit(name, "octave", octave):
-                octave += 1
-        else:
-            while octave > 0 and not self.bit(name, "octave", octave - 1):
-                octave -= 1
-        if octave < 2:
-            return octave
-        result = 1
-        node = 1
-        for _ in range(min(octave - 1, 2)):
-            bit = self.bit(name, "lead", octave, node)
-            result = 2 * result + bit
-            node = 2 * node + bit
-        rest = octave - 1 - min(octave - 1, 2)
-        return result << rest | self.raw(rest)
-
-
-@dataclass
-class Layout:
-    """Which leading bits of a number are its symbol: what a symbol stands for is (first number, raw bits)."""
-
-    symbols: list[tuple[int, int]]
 
 
 @dataclass
@@ -124,44 +83,40 @@ class Group:
     kind: int
     plane: int = 0
     constant: int = 0
-    pairs: list[tuple[int, int]] = field(default_factory=list)
-    pair_count: int = 0
-    values: Layout | None = None
-    runs: Layout | None = None
+    pairs: int = 0
+    items: list[tuple[int, int]] = field(default_factory=list)
+    values: list[Bin] = field(default_factory=list)
+    runs: list[Bin] = field(default_factory=list)
     codes: dict[tuple[int, int], int] = field(default_factory=dict)
 
 
-def zigzag(value: int) -> int:
-    """Zigzag number of a signed integer."""
-    return 2 * value if value >= 0 else -2 * value - 1
-
-
 def unzigzag(number: int) -> int:
-    """Signed integer of a zigzag number."""
+    """Signed integer of a zigzag number: 0, 1, 2, 3 ... become 0, -1, 1, -2 ..."""
     return number >> 1 if number & 1 == 0 else -(number >> 1) - 1
 
 
-def read_layout(decoder: BinaryDecoder, which: str) -> Layout:
-    """Read a layout: floor, top octave, and the resolution of every octave between."""
-    floor = decoder.tree(7, "floor", which)
-    top = decoder.tree(7, "top", which)
-    symbols = [(0, floor)]
-    resolution, exact = -1, 1
-    for octave in range(floor + 1, top + 1):
-        rank = 0
-        while rank < 28 and decoder.bit("layout", exact, min(rank, 15)):
-            rank += 1
-        resolution += exact + (rank // 2 if rank % 2 == 0 else -(rank + 1) // 2)
-        exact = int(resolution == octave - 1)
-        raw = octave - 1 - resolution
-        symbols += [((1 << resolution | lead) << raw, raw) for lead in range(1 << resolution)]
-    return Layout(symbols)
+def read_bins(decoder: BinaryDecoder, which: str) -> list[Bin]:
+    """Read a table of bins: the leaves that occur of the trees over the numbers below 0, and from 0 on."""
+    top = decoder.tree(6, "top", which)
+    bins: list[Bin] = []
+    nodes = [top, top]
+    least, before, occurs = -1 << top, top, 0
+    while nodes:
+        node = nodes.pop()
+        if node and decoder.bit("split", which, min(max(node - before, -2), 13)):
+            nodes += [node - 1, node - 1]
+        else:
+            occurs = decoder.bit("occurs", which, occurs)
+            bins += [(least, node)] * occurs
+            least += 1 << node
+            before = node
+    return bins
 
 
 def read_lengths(decoder: BinaryDecoder, symbols: int, stride: int) -> list[int]:
-    """Read code lengths, each guessed from its neighbours; `stride` run classes make a row of a product alphabet."""
+    """Read code lengths, each guessed from its neighbours; above 1, `stride` runs make a row of a product alphabet."""
     lengths: list[int] = []
-    joint = int(stride > 0)
+    joint = int(stride > 1)
     last, turn = 6, 0
     for symbol in range(symbols):
         column = symbol % stride if joint else symbol
@@ -207,74 +162,62 @@ def canonical_codes(lengths: list[int]) -> dict[tuple[int, int], int]:
     return codes
 
 
-def expect_geometric(decoder: BinaryDecoder, count: int, pairs: int, outward: bool) -> int:
-    """Set the odds of zero runs to those of independent non-zeros: P(run >= x) = (1 - pairs / count)^x.
-
-    Returns the bit length that each run is compared with first.
-    """
-    while count >= 1 << 31:
-        count >>= 1
-        pairs >>= 1
-    power = min(((count - pairs) << 32) // count, (1 << 32) - 1)
-    middle = 0
-    powers = [power]
-    while len(powers) < 64:
-        powers.append(powers[-1] * powers[-1] >> 32)
-    while outward and powers[middle] > 5 << 29:
-        middle += 1
-    decoder.set_odds(powers[middle] >> 16, 64, "run", "octave", middle)
-    for octave, power in enumerate(powers, 1):
-        if octave > middle:
-            decoder.set_odds(power >> 16, 64, "run", "octave", octave)
-        half = (power << 16) // (power + (1 << 32))
-        if octave - 1 < middle:
-            decoder.set_odds(half, 64, "run", "octave", octave - 1)
-        decoder.set_odds(half, 64, "run", "lead", octave + 1, 1)
-        decoder.set_odds(half, 64, "run", "lead", octave + 2, 2)
-        decoder.set_odds(half, 64, "run", "lead", octave + 2, 3)
-    return middle
+def read_rare(decoder: BinaryDecoder, count: int, pairs: int) -> list[tuple[int, int]]:
+    """Read the pairs of a rare group: each bit of a zero run has a chance of its own."""
+    shift = max(count.bit_length() - 31, 0)
+    power = min(((count >> shift) - (pairs >> shift) << 32) // (count >> shift), (1 << 32) - 1)
+    chances = []
+    for _ in range(count.bit_length()):
+        chances.append(min(max((power << 16) // (power + (1 << 32)), FEWEST_ODDS), 32768))
+        power = power * power >> 32
+    items = []
+    for _ in range(pairs):
+        run = 0
+        for chance in reversed(chances):
+            run = 2 * run + decoder.decide(chance)
+        negative = decoder.decide()
+        octave = 0
+        while octave < 63 and decoder.bit("larger", octave):
+            octave += 1
+        size = 1 + (1 << octave - 1 | decoder.raw(octave - 1) if octave > 1 else octave)
+        items.append((run, -size if negative else size))
+    return items
 
 
-def read_group(decoder: BinaryDecoder, group_class: int, count: int, planed: bool, outward: bool) -> Group:
-    """Read one group; where groups may have planes, dense ones say how many bytes of each element theirs takes."""
+def read_group(decoder: BinaryDecoder, group_class: int, count: int) -> Group:
+    """Read one group."""
     group = Group(group_class, count, decoder.tree(2, "kind"))
-    if planed and group.kind == DENSE:
-        group.plane = (0, 1, 2, 4)[decoder.tree(2, "plane")]
     if group.kind == EQUAL:
-        group.constant = decoder.number("constant")
-    elif group.kind == ADAPTIVE:
-        group.pair_count = decoder.number("pairs")
-        middle = expect_geometric(decoder, count, group.pair_count, outward)
-        for _ in range(group.pair_count):
-            run = decoder.magnitude("run", middle)
-            size = decoder.magnitude("value")
-            group.pairs.append((run, 2 * size + decoder.bit("value", "sign", size > 0)))
+        group.constant = unzigzag(decoder.number("constant"))
+        return group
+    if group.kind != DENSE:
+        group.pairs = decoder.number("pairs")
+    if group.kind == RARE:
+        group.items = read_rare(decoder, count, group.pairs)
+        return group
+    if group.kind == DENSE:
+        group.plane = (0, 1, 2, 4)[decoder.tree(2, "plane")]
+    group.values = read_bins(decoder, "values")
+    group.runs = read_bins(decoder, "runs") if group.kind == SPARSE else [(0, 0)]
+    stride = len(group.runs)
+    if decoder.bit("single"):
+        group.codes = {(0, 0): decoder.raw(12)}
     else:
-        group.values = read_layout(decoder, "values")
-        symbols, stride = len(group.values.symbols), 0
-        if group.kind == SPARSE:
-            group.pair_count = decoder.number("pairs")
-            group.runs = read_layout(decoder, "runs")
-            stride = len(group.runs.symbols)
-            symbols *= stride
-        if decoder.bit("single"):
-            group.codes = {(0, 0): decoder.raw(12)}
-        else:
-            group.codes = canonical_codes(read_lengths(decoder, symbols, stride))
+        group.codes = canonical_codes(read_lengths(decoder, len(group.values) * stride, stride))
     return group
 
 
-def read_directory(data: bytes, count: int, grouped: bool, planed: bool, outward: bool) -> list[Group]:
+def read_directory(data: bytes, count: int, grouped: bool) -> list[Group]:
     """Read all groups of a directory."""
     decoder = BinaryDecoder(data)
     if not grouped:
-        return [read_group(decoder, 0, count, planed, outward)] if count else []
+        return [read_group(decoder, 0, count)] if count else []
     groups = []
     before = 0
-    for group_class in range(64 if count else 0):
+    for group_class in range(64):
         before = decoder.bit("present", before)
         if before:
-            groups.append(read_group(decoder, group_class, decoder.number("count"), planed, outward))
+            groups.append(read_group(decoder, group_class, decoder.number("count")))
     return groups
 
 
@@ -298,41 +241,43 @@ class BitReader:
             length += 1
         return codes[length, code]
 
+    def item(self, group: Group) -> tuple[int, int]:
+        """The next zero run, 0 in dense groups, and the number behind it."""
+        value, run = divmod(self.symbol(group.codes), len(group.runs))
+        (first_run, run_bits), (first, bits) = group.runs[run], group.values[value]
+        zeros = first_run + self.raw(run_bits)
+        return zeros, first + self.raw(bits)
 
-def decode(
-    directory: bytes, planes: bytes | None, streams: list[bytes], count: int, grouped: bool, outward: bool
-) -> tuple[list[int], list[tuple[int, int]]]:
-    """Decode a sound payload; `planes` is None in formats that have none.
 
-    Returns the elements in coded order, and (class, count) of each group.
+def decode(directory: bytes, rest: bytes, sizes: tuple[int, ...], count: int, grouped: bool) -> list[int]:
+    """Decode a sound payload's elements, in coded order.
+
+    Parameters
+    ----------
+    directory, rest
+        The directory, and what follows it.
+    sizes
+        Bytes of streams 0 to 2.
+    count, grouped
+        Number of elements, and whether these have classes.
     """
-    readers = [BitReader(stream) for stream in streams]
+    groups = read_directory(directory, count, grouped)
+    at = sum(group.plane * group.count for group in groups)
+    planes, streams = rest[:at], []
+    for size in (*sizes, max(len(rest) - at - sum(sizes) - 8, 0)):
+        streams.append(BitReader(rest[at : at + size]))
+        at += size
     result: list[int] = []
     at = 0
-    groups = read_directory(directory, count, grouped, planes is not None, outward)
     for group in groups:
-        elements: list[int] = []
         if group.kind == EQUAL:
-            elements = [unzigzag(group.constant)] * group.count
-        elif group.kind == DENSE and group.values is not None:
-            for i in range(group.count):
-                first, raw = group.values.symbols[readers[i % 4].symbol(group.codes)]
-                elements.append(unzigzag(first + readers[i % 4].raw(raw)))
-            if planes is not None and group.plane:
-                for i, value in enumerate(elements):
-                    low = int.from_bytes(planes[at : at + group.plane], "little")
-                    elements[i] = unzigzag(zigzag(value) << 8 * group.plane | low)
-                    at += group.plane
-        else:
-            if group.kind == SPARSE and group.values is not None and group.runs is not None:
-                for i in range(group.pair_count):
-                    value_symbol, run_symbol = divmod(readers[i % 4].symbol(group.codes), len(group.runs.symbols))
-                    first, raw = group.runs.symbols[run_symbol]
-                    run = first + readers[i % 4].raw(raw)
-                    first, raw = group.values.symbols[value_symbol]
-                    group.pairs.append((run, first + readers[i % 4].raw(raw)))
-            for run, value in group.pairs:
-                elements += [0] * run + [unzigzag(value + 1)]
-            elements += [0] * (group.count - len(elements))
-        result += elements
-    return result, [(group.group_class, group.count) for group in groups]
+            result += [group.constant] * group.count
+            continue
+        end = len(result) + group.count
+        for i in range(group.count if group.kind == DENSE else group.pairs):
+            run, number = group.items[i] if group.items else streams[i % 4].item(group)
+            low = int.from_bytes(planes[at : at + group.plane], "little")
+            at += group.plane
+            result += [0] * run + [number << 8 * group.plane | low]
+        result += [0] * (end - len(result))
+    return result

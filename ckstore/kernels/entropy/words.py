@@ -60,29 +60,46 @@ spliced: Decorator = njit(inline="always", **_OPTIONS)
 not compiled by itself, which takes as long again at every level of calls."""
 
 
-def _word_address(context: Any, builder: Any, array_type: Any, array: Any, offset: Any) -> Any:
+def _address(context: Any, builder: Any, array_type: Any, array: Any, offset: Any, kind: Any) -> Any:
     data = _structure(array_type)(context, builder, array).data
-    return builder.bitcast(builder.gep(data, [offset]), ir.IntType(64).as_pointer())
+    byte = builder.gep(builder.bitcast(data, ir.IntType(8).as_pointer()), [offset])
+    return builder.bitcast(byte, kind.as_pointer())
 
 
-@intrinsic
-def _load_word(typing_context: Any, array: Any, offset: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        word = builder.load(_word_address(context, builder, signature.args[0], arguments[0], arguments[1]))
-        word.align = 1
-        return word
+def _loader(bits: int) -> Callable[[Array, int], Word]:
+    @intrinsic
+    def load(typing_context: Any, array: Any, offset: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            value = builder.load(
+                _address(context, builder, signature.args[0], arguments[0], arguments[1], ir.IntType(bits))
+            )
+            value.align = 1
+            return value if bits == 64 else builder.zext(value, ir.IntType(64))
 
-    return types.uint64(array, types.int64), generate
+        return types.uint64(array, types.int64), generate
+
+    return cast(Any, load)
 
 
-@intrinsic
-def _store_word(typing_context: Any, array: Any, offset: Any, word: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        address = _word_address(context, builder, signature.args[0], arguments[0], arguments[1])
-        builder.store(arguments[2], address).align = 1
-        return context.get_dummy_value()
+def _storer(bits: int) -> Callable[[Array, int, Any], None]:
+    @intrinsic
+    def store(typing_context: Any, array: Any, offset: Any, word: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            place = _address(context, builder, signature.args[0], arguments[0], arguments[1], ir.IntType(bits))
+            value = arguments[2] if bits == 64 else builder.trunc(arguments[2], ir.IntType(bits))
+            builder.store(value, place).align = 1
+            return context.get_dummy_value()
 
-    return types.void(array, types.int64, types.uint64), generate
+        return types.void(array, types.int64, types.int64), generate
+
+    return cast(Any, store)
+
+
+load_2, load_4, load_word = _loader(16), _loader(32), _loader(64)
+"""The little-endian unsigned integer of two to eight bytes at a byte of an array; the caller checks the bounds."""
+
+store_1, store_2, store_4, store_word = _storer(8), _storer(16), _storer(32), _storer(64)
+"""Write the low one to eight bytes of a word at a byte of an array; the caller checks the bounds."""
 
 
 @intrinsic
@@ -93,11 +110,35 @@ def _leading_zeros(typing_context: Any, word: Any) -> Any:
     return types.int64(types.uint64), generate
 
 
-load_word: Callable[[Array, int], Word] = cast(Any, _load_word)
-"""The little-endian unsigned 64-bit word at byte `offset` of a uint8 array; the caller checks the bounds."""
+@intrinsic
+def _trailing_zeros(typing_context: Any, word: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.cttz(arguments[0], ir.IntType(1)(0))
 
-store_word: Callable[[Array, int, Word], None] = cast(Any, _store_word)
-"""Write eight little-endian bytes at byte `offset` of a uint8 array; the caller checks the bounds."""
+    return types.int64(types.uint64), generate
+
+
+@intrinsic
+def _non_zeros(typing_context: Any, array: Any, offset: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        vector = ir.VectorType(context.get_data_type(signature.args[0].dtype), int(MASKED))
+        data = _structure(signature.args[0])(context, builder, arguments[0]).data
+        elements = builder.load(builder.bitcast(builder.gep(data, [arguments[1]]), vector.as_pointer()))
+        elements.align = 1
+        different = builder.icmp_signed("!=", elements, ir.Constant(vector, None))
+        return builder.bitcast(different, ir.IntType(64))
+
+    return types.uint64(array, types.int64), generate
+
+
+MASKED = int64(64)
+"""Elements of a mask."""
+
+non_zeros: Callable[[Array, int], Word] = cast(Any, _non_zeros)
+"""Which of the 64 elements from `offset` on are not zero, the first in the lowest bit; the caller checks the bounds."""
+
+first_bit: Callable[[Word], int] = cast(Any, _trailing_zeros)
+"""Place of the lowest bit that is set, 64 where none is."""
 
 _count_leading_zeros: Callable[[Word], int] = cast(Any, _leading_zeros)
 
@@ -109,22 +150,42 @@ def bit_length(word: Word) -> int:
 
 
 @inner
+def magnitude_bits(value: int) -> int:
+    """Bits of a signed integer without its sign: 0 for 0 and -1, k for those of -2^k to 2^k - 1 that have no fewer."""
+    return bit_length(uint64(value ^ (value >> 63)))
+
+
+@inner
 def low_bits(word: Word, bits: int) -> Word:
     """The low `bits` (0 to 63) bits of an unsigned word."""
     return word & ((uint64(1) << uint64(bits)) - uint64(1))
 
 
 @inner
-def zigzag(value: int) -> Word:
-    """Unsigned image of a signed integer: 0, -1, 1, -2, 2 ... become 0, 1, 2, 3, 4 ..."""
-    wide = int64(value)
-    return uint64((wide << 1) ^ (wide >> 63))
+def clear(array: Array, count: int) -> None:
+    """Set the first `count` items to 0: what numba makes of a slice takes ten times as long to compile."""
+    for i in range(uint64(count)):
+        array[i] = 0
 
 
 @inner
-def unzigzag(number: Word) -> int:
-    """Signed integer of a zigzag number."""
-    return int64(number >> uint64(1)) ^ -int64(number & uint64(1))
+def copy(source: Array, count: int, target: Array, first: int) -> None:
+    """Copy the first `count` items of an array to another one, where they begin at `first`."""
+    for i in range(uint64(count)):
+        target[uint64(first) + i] = source[i]
+
+
+@spliced
+def store_element(coded: Array, size: int, at: int, value: int) -> None:
+    """Write element `at`, of `size` bytes, of integers of any width that are given as a uint8 array."""
+    if size == 1:
+        store_1(coded, at, value)
+    elif size == 2:
+        store_2(coded, at << 1, value)
+    elif size == 4:
+        store_4(coded, at << 2, value)
+    else:
+        store_word(coded, at << 3, value)
 
 
 @inner

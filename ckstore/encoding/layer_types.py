@@ -1,0 +1,30 @@
+"""Which type of layer a weight belongs to, as its name and shape tell: layers of one type are pruned alike."""
+
+from __future__ import annotations
+
+import re
+
+from ckstore.formats.layout import Path
+
+_EMBEDDING = re.compile(r"embed|emb\b|\bw[tp]e\b")
+_ATTENTION = re.compile(r"attn|attention|qkv")
+
+
+def layer_type(path: Path, axes: int) -> str:
+    """The type of the layer of a weight: `convolution`, `embedding`, `attention` or `linear`.
+
+    Parameters
+    ----------
+    path
+        Of the weight in its checkpoint.
+    axes
+        Number of its axes. Four are a convolution's whatever it is called, such as the one that embeds patches.
+    """
+    name = "/".join(segment for segment in path if isinstance(segment, str)).lower()
+    if axes > 3:
+        return "convolution"
+    if _EMBEDDING.search(name):
+        return "embedding"
+    if _ATTENTION.search(name):
+        return "attention"
+    return "convolution" if axes == 3 else "linear"

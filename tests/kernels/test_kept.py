@@ -1,0 +1,91 @@
+"""Where compiled kernels are kept: beside the sources, for the user, or in a temporary directory; found where it is."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ckstore
+
+USE = """
+import numpy as np
+from ckstore.kernels import lattice
+bits = np.arange(9, dtype=np.uint32)
+bits.flags.writeable = False
+print(lattice.magnitude_top(bits, 0, 5), sum(lattice.magnitude_top.stats.cache_hits.values()))
+"""
+
+#: Root may write everywhere, so that the test says what is read-only.
+READ_ONLY = """
+from ckstore.kernels import kept
+kept._is_writable = lambda path, ask=kept._is_writable: {!r} not in path and ask(path)
+"""
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A directory that holds the package, with nothing compiled."""
+    package = tmp_path / "site" / "ckstore"
+    shutil.copytree(Path(ckstore.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    return package.parent
+
+
+def used(tree: Path, code: str = USE, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a kernel of the tree in a process without a home."""
+    (tree.parent / "tmp").mkdir(exist_ok=True)
+    nowhere = dict.fromkeys(("HOME", "XDG_CACHE_HOME"), os.devnull)
+    kept = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
+    variables = {**kept, **nowhere, "TMPDIR": str(tree.parent / "tmp"), "PYTHONPATH": str(tree), **environment}
+    command = [sys.executable, "-P", "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, env=variables, check=False)
+
+
+def test_a_temporary_directory_serves_where_nothing_else_can_be_written_to(tree: Path) -> None:
+    (tree / "ckstore" / "kernels" / "__pycache__").touch()  # no directory: nothing can be written into it
+    first = used(tree)
+    assert first.stdout == "4 0\n", first.stderr
+    [warning] = first.stderr.splitlines()
+    assert warning.startswith(f"compiling kernels into {tree.parent / 'tmp'}")
+    assert "NUMBA_CACHE_DIR" in warning
+    again = used(tree)
+    assert (again.stdout, again.stderr) == ("4 1\n", "")
+
+
+def test_nothing_is_loaded_from_a_temporary_directory_that_others_write_to(tree: Path) -> None:
+    (tree / "ckstore" / "kernels" / "__pycache__").touch()
+    open_to_all = tree.parent / "tmp" / f"ckstore-{os.getuid()}"
+    open_to_all.mkdir(parents=True)
+    open_to_all.chmod(0o777)
+    assert used(tree).stdout == "4 0\n"
+    assert list(open_to_all.iterdir()) == []
+
+
+@pytest.mark.parametrize("home", [True, False])
+def test_what_an_image_has_compiled_is_found_by_who_cannot_write_to_it(tree: Path, home: bool) -> None:
+    assert used(tree).stderr.startswith("compiling kernels; this happens once")
+    places = {"XDG_CACHE_HOME": str(tree.parent / "home")} if home else {}
+    compiled = {path: path.stat().st_mtime_ns for path in tree.rglob("*.nb?")}
+    for _ in range(2):
+        done = used(tree, READ_ONLY.format(str(tree)) + USE, **places)
+        assert (done.stdout, done.stderr) == ("4 1\n", "")
+    assert {path: path.stat().st_mtime_ns for path in tree.rglob("*.nb?")} == compiled
+    if not home:
+        return
+    # What is compiled later goes where it can, and is found there.
+    words = tree / "ckstore" / "kernels" / "entropy" / "words.py"
+    words.write_text(words.read_text() + "\n# changed\n")
+    found = [used(tree, READ_ONLY.format(str(tree)) + USE, **places).stdout for _ in range(2)]
+    assert found == ["4 0\n", "4 1\n"]
+
+
+def test_where_nothing_can_be_written_to_one_sentence_says_so(tree: Path) -> None:
+    code = READ_ONLY.format("/") + "from ckstore.cli import main\nmain(['warm-up'])"
+    done = used(tree, code)
+    assert done.returncode == 1
+    assert done.stderr.startswith("ckstore: There is no place for compiled kernels: set NUMBA_CACHE_DIR")
+    assert done.stderr.count("\n") == 1

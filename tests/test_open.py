@@ -1,0 +1,49 @@
+"""`ckstore.open(path, create=True)`: a script that may run again."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import ckstore
+
+
+def test_a_store_is_made_where_there_is_none_and_opened_where_there_is_one(tmp_path: Path) -> None:
+    place = tmp_path / "runs" / "store"
+    source = tmp_path / "file"
+    source.write_bytes(b"content")
+    for count in range(2):
+        with ckstore.open(place, create=True) as store:
+            assert len(store.versions()) == count
+            store.ingest(source, step=count)
+    with pytest.raises(ckstore.ConflictError):
+        ckstore.init(place)
+
+
+def test_several_processes_may_begin_at_once(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        for number in range(10):
+            list(pool.map(lambda _, place=tmp_path / str(number): ckstore.open(place, create=True).close(), range(8)))
+
+
+def test_nothing_else_is_taken_for_a_store(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_bytes(b"content")
+    with pytest.raises(ckstore.ConflictError, match="not empty"):
+        ckstore.open(tmp_path, create=True)
+    with pytest.raises(ckstore.ConflictError, match="is a file"):
+        ckstore.open(tmp_path / "mine", create=True)
+    lost = tmp_path / "lost"
+    with ckstore.init(lost) as store:
+        store.ingest(tmp_path / "mine")
+    (lost / "catalog.sqlite").unlink()
+    with pytest.raises(ckstore.ConflictError, match="recover"):
+        ckstore.open(lost, create=True)
+
+
+def test_what_cannot_be_made_is_said(tmp_path: Path) -> None:
+    for call in (lambda: ckstore.open(create=True), lambda: ckstore.open(tmp_path / "a", "r", create=True)):
+        with pytest.raises(ckstore.UsageError, match="give its path"):
+            call()
+    assert not (tmp_path / "a").exists()
