@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ckstore.errors import IntegrityError
+from ckstore.runtime.checksum import crc32c
 from ckstore.runtime.lru import Lru
 from ckstore.storage import root
 from ckstore.storage.pack import PackEntry, PackInfo, digest_file, parse_pack_name
@@ -247,11 +248,9 @@ def read_shard_index(data: bytes, chunks: int, shard_length: int | None = None) 
     IntegrityError
         The checksum does not agree, or a chunk lies outside of the shard.
     """
-    import google_crc32c
-
     length = 16 * chunks + 4
     table = data[len(data) - length : len(data) - 4] if len(data) >= length else b""
-    if not table or int(google_crc32c.value(table)).to_bytes(4, "little") != data[-4:]:
+    if not table or crc32c(table).to_bytes(4, "little") != data[-4:]:
         raise IntegrityError("The index of a shard does not match its checksum; restore the pack from a copy.")
     limit = None if shard_length is None else shard_length - length
     result: list[tuple[int, int] | None] = []

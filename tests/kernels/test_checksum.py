@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckstore.kernels.checksum import BLOCK, fold_blocks, folds, keys
-from ckstore.runtime import checksum
 
 #: Polynomial and function of the library.
 LIBRARIES = {
@@ -32,30 +31,3 @@ def test_blocks_have_the_checksum_of_the_library(polynomial, blocks, rest, start
     fold_blocks(view, start, keys(polynomial), folded)
     library = LIBRARIES[polynomial]
     assert library(folded, 0xFFFFFFFF) == library(view[: BLOCK * blocks], start)
-
-
-@pytest.mark.parametrize(
-    "size",
-    [
-        0,
-        1,
-        511,
-        8192,
-        (1 << 15) - 1,
-        1 << 15,
-        (1 << 15) + 513,
-        (1 << 18) - 1,
-        1 << 18,
-        (1 << 18) + 1,
-        (1 << 18) + 511,
-        (1 << 18) + 512,
-        (1 << 20) + 77,
-    ],
-)
-@pytest.mark.parametrize("start", [0, 1, 2**32 - 1])
-def test_buffers_of_every_size_and_kind_have_the_checksum_of_the_library(size, start):
-    data = np.random.default_rng(size).integers(0, 256, size).astype(np.uint8).tobytes()
-    buffers = data, bytearray(data), memoryview(b"x" + data)[1:], np.frombuffer(data, np.uint8)
-    assert {checksum.crc32c(buffer, start) for buffer in buffers} == {google_crc32c.extend(start, data)}
-    assert {checksum.crc32(buffer, start) for buffer in buffers} == {zlib.crc32(data, start)}
-    assert checksum.crc32(np.empty((1 << 16, 0)), start) == start

@@ -23,9 +23,8 @@ from ckstore.operations.recover import recover
 from ckstore.policy import Policy
 from ckstore.storage.root import CATALOG
 from ckstore.version import Version
-
-from .checkpoints import scratch, sha256
-from .coarse_checks import check_deviations, loaded, same_bits, values_of
+from tests.checkpoints import scratch, sha256
+from tests.coarse_checks import check_deviations, loaded, same_bits, values_of
 
 PUBLISHED = ["lc", "dynaquant"]
 

@@ -31,7 +31,7 @@ from ckstore.storage.catalog import Catalog
 from tests.checkpoints import draw, pack_files, scratch, sha256
 from tests.format_reader import Reader
 
-REPOSITORY = Path(__file__).resolve().parents[1]
+REPOSITORY = Path(__file__).resolve().parents[2]
 KILLED = -signal.SIGKILL
 STEPS = 9
 

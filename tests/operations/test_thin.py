@@ -28,12 +28,11 @@ from ckstore.storage import durable, log
 from ckstore.storage.catalog import Catalog
 from ckstore.storage.pack import PackWriter
 from ckstore.storage.root import CATALOG
+from tests.checkpoints import described, draw, pack_files, scratch, sha256, write_safetensors
+from tests.coarse_checks import check_deviations, loaded, same_bits
+from tests.format_reader import Reader
 
-from .checkpoints import described, draw, pack_files, scratch, sha256, write_safetensors
-from .coarse_checks import check_deviations, loaded, same_bits
-from .format_reader import Reader
-
-REPOSITORY = Path(__file__).resolve().parents[1]
+REPOSITORY = Path(__file__).resolve().parents[2]
 KILLED = -signal.SIGKILL
 STEPS = 7
 

@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ckstore
-
-from .checkpoints import draw, scratch
-from .coarse_checks import check_deviations, same_bits, stored, values_of, wide
+from tests.checkpoints import draw, scratch
+from tests.coarse_checks import check_deviations, same_bits, stored, values_of, wide
 
 SHAPE = (300, 256)
 

@@ -16,9 +16,8 @@ from ckstore.lineage.search import MOST_EVALUATIONS
 from ckstore.operations.tuning import LC_QUALITIES, QUALITIES, Tuning, search_space
 from ckstore.policy import Policy
 from ckstore.storage.catalog import Catalog
-
-from .checkpoints import described, pack_files, scratch, sha256, write_safetensors
-from .coarse_checks import check_deviations, loaded
+from tests.checkpoints import described, pack_files, scratch, sha256, write_safetensors
+from tests.coarse_checks import check_deviations, loaded
 
 Evaluate = Callable[[Path], float]
 

@@ -14,8 +14,7 @@ import ckstore
 from ckstore.encoding.reanchor import Anew, reanchored
 from ckstore.encoding.writer import ObjectWriter
 from ckstore.storage.pack import PackWriter
-
-from .checkpoints import scratch
+from tests.checkpoints import scratch
 
 KINDS: dict[str, Any] = {
     "float32": lambda values: values,
