@@ -123,7 +123,7 @@ def resolve_views(bits: npt.NDArray[Any], dtype: str, lazy: Collection[str]) -> 
     --------
     >>> import numpy as np
     >>> values = np.array([1 + 2j, -3 + 0j], "complex64")
-    >>> resolve(values.view("u8"), "complex64", ["conj"])
+    >>> resolve_views(values.view("u8"), "complex64", ["conj"])
     >>> values.tolist()
     [(1-2j), (-3-0j)]
     """

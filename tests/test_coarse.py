@@ -445,8 +445,8 @@ ROUNDED: dict[str, Any] = {
 def test_a_rounded_record_comes_back() -> None:
     record = record_from_json(ROUNDED, "p")
     assert record.to_json() == ROUNDED
-    assert (record.shift, record.level) == (23, 400)  # type: ignore[union-attr]
-    assert record.rows.tolist() == [0, 0, 0, 0, -1, 0, 1, 0, 0, 0]  # type: ignore[union-attr]
+    assert (record.lattice.shift, record.lattice.level) == (23, 400)  # type: ignore[union-attr]
+    assert record.lattice.rows.tolist() == [0, 0, 0, 0, -1, 0, 1, 0, 0, 0]  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("reach", [0, 1, 12, 11, 45, 46, 32767])
@@ -455,7 +455,7 @@ def test_exponents_come_back_as_text_or_as_numbers(reach: int) -> None:
     record = record_from_json(ROUNDED | {"rows": rows}, "p")
     text = record.to_json()["rows"]
     assert isinstance(text, str) == (reach <= 45)
-    assert record_from_json(ROUNDED | {"rows": text}, "p").rows.tolist() == rows  # type: ignore[union-attr]
+    assert record_from_json(ROUNDED | {"rows": text}, "p").lattice.rows.tolist() == rows  # type: ignore[union-attr]
     json.dumps(record.to_json())
 
 

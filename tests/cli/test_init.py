@@ -30,7 +30,7 @@ def test_a_named_place(ckstore, tmp_path: Path) -> None:
 def test_nothing_is_overwritten(ckstore, tmp_path: Path) -> None:
     ckstore("init", "store")
     before = (tmp_path / "store" / "catalog.sqlite").read_bytes()
-    assert "is a store already" in ckstore("init", "store", code=12).sentence
+    assert "is already a store" in ckstore("init", "store", code=12).sentence
     assert (tmp_path / "store" / "catalog.sqlite").read_bytes() == before
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").touch()

@@ -119,7 +119,7 @@ def test_nothing_to_do(ckstore, filled: Path) -> None:
         (["--run", "nobody"], 13, "nobody"),
         (["gpt@0", "gpt@99"], 13, "gpt@99"),
         (["gpt@20..gpt@0"], 2, "backwards"),
-        (["gpt@0", "--quality", "0"], 2, "quality"),
+        (["gpt@0", "--quality", "0"], 2, "Quality must be between 0.125 and 64, not 0.0"),
         (["gpt@0", "--keep-every", "0"], 2, "--keep-every"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
