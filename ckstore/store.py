@@ -311,11 +311,12 @@ class Store:
         scheme, quality, max_abs_error, max_rel_error
             Of coarse versions, which they ask for: see `ckstore.policy.Policy`.
         max_degradation, evaluate, maximise
-            Search the scheme's most aggressive setting under which the model stays good enough, in place of a quality:
-            see `ckstore.operations.tuning.Tuning`. Where none is, the version is stored exactly.
+            Search the setting of the scheme that takes the fewest bytes while the model stays good enough, in place of
+            a quality: see `ckstore.operations.tuning.Tuning`. Where none is, the version is stored exactly. Without
+            `max_degradation`, 0.05 is tolerated.
         gradients
-            Of tensors by path: what the scheme `dynaquant` ranks elements by, |g w|. Without them it takes Adam's
-            second moments, or the elements' magnitude.
+            Of tensors by path: what the scheme `dynaquant` ranks elements by beside their magnitude, |g w|. Without
+            them it takes Adam's second moments, where there are any.
         progress
             Called with numbers of bytes that were read, coded or, with `verify`, decoded; they add up to at most twice
             the size, three times with `verify`. By several threads, one after the other.

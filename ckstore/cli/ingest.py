@@ -119,7 +119,7 @@ def _part(ctx: click.Context, parameter: click.Parameter, value: str | None) -> 
     "--max-degradation",
     metavar="X",
     callback=_part,
-    help="Coarse: the smallest versions of which --eval says no more than X worse than of the original, as in 0.5%.",
+    help="Coarse: the smallest versions of which --eval says at most X worse than of the original.  [default: 5%]",
 )
 @click.option(
     "--eval",

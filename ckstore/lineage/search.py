@@ -1,23 +1,29 @@
-"""Which settings a quantiser takes: the most aggressive ones whose loss of quality is tolerated, in few evaluations.
+"""Which settings a quantiser takes: the smallest ones whose loss of quality is tolerated, in few evaluations.
 
-After Inshrinkerator's search (Agrawal et al., SoCC 2024). It rests on one assumption, that quality never rises as a
-setting becomes more aggressive along an axis of the search space: what is beyond a failure has failed as well. Pure
-logic; evaluating, which is what costs, is the caller's.
+After Inshrinkerator's search (Agrawal et al., SoCC 2024), on one assumption: neither quality nor size rises as a
+setting becomes more aggressive along an axis of the search space, so what is beyond a failure has failed as well. Pure
+logic; evaluating, which is what costs, and writing, which tells the size, are the caller's.
+
+first   bisect a diagonal of the cube; what is neither beyond its first failure nor within its last success is left
+        in smaller cubes; take that of the smallest corner, until no corner is smaller than the best found
+later   the last choice by the other metric and by its own; if neither will do, what is a few steps gentler, the
+        smallest first, until one does; else as if for the first time
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from ckstore.codecs.schemes.dynaquant import LEVELS, METRICS, PROTECT, PRUNE, DynaQuantSettings
+from ckstore.codecs.schemes.dynaquant import EMBEDDING_LEVELS, LEVELS, METRICS, PROTECT, PRUNE, DynaQuantSettings
 from ckstore.errors import UsageError
 
-#: Evaluations that one search after the first may take.
-MOST_EVALUATIONS = 12
+#: A later search looks at what is at most so many steps gentler than the last choice, along all axes together.
+STEPS = 2
 
 Settings = TypeVar("Settings")
 Position = tuple[int, ...]
@@ -30,6 +36,34 @@ class Axis(NamedTuple):
     ordered: bool = True
 
 
+class Box(NamedTuple):
+    """A part of a cube: all positions from its gentlest corner to its most aggressive one."""
+
+    gentle: Position
+    aggressive: Position
+
+    def diagonal(self) -> list[Position]:
+        """Positions from the one corner to the other, a step at a time along the longest axis."""
+        longest = max(map(int.__sub__, self.aggressive, self.gentle))
+        return [
+            tuple(
+                low + round(step * (high - low) / max(longest, 1))
+                for low, high in zip(self.gentle, self.aggressive, strict=True)
+            )
+            for step in range(longest + 1)
+        ]
+
+    def without(self, failed: Position) -> list[Box]:
+        """What is left without the positions from `failed` on, as boxes that share none."""
+        left = []
+        gentle = self.gentle
+        for axis, (low, place) in enumerate(zip(self.gentle, failed, strict=True)):
+            if place > low:
+                left.append(Box(gentle, _with(self.aggressive, axis, place - 1)))
+                gentle = _with(gentle, axis, place)
+        return left
+
+
 @dataclass(frozen=True)
 class Cube(Generic[Settings]):
     """A search space.
@@ -40,13 +74,10 @@ class Cube(Generic[Settings]):
         At least one.
     build
         Makes settings of a value from each axis; settings that differ compare unequal.
-    size
-        Stored size of settings, in any unit; it falls along each ordered axis.
     """
 
     axes: tuple[Axis, ...]
     build: Callable[..., Settings]
-    size: Callable[[Settings], float]
 
     @cached_property
     def settings(self) -> dict[Position, Settings]:
@@ -56,11 +87,6 @@ class Cube(Generic[Settings]):
             position: self.build(*(axis.values[index] for axis, index in zip(self.axes, position, strict=True)))
             for position in product(*spans)
         }
-
-    @cached_property
-    def sizes(self) -> dict[Position, float]:
-        """The stored size at each position."""
-        return {position: self.size(settings) for position, settings in self.settings.items()}
 
     def find(self, settings: Settings) -> Position:
         """Position of settings; raises `UsageError` where they are none of the cube's."""
@@ -76,36 +102,31 @@ class Cube(Generic[Settings]):
             for axis, one, other in zip(self.axes, gentle, aggressive, strict=True)
         )
 
-    def diagonals(self) -> list[list[Position]]:
-        """For each choice along the axes without order, the positions from the gentlest corner to the opposite one."""
-        longest = max((len(axis.values) for axis in self.axes if axis.ordered), default=1)
-        loose = [[0] if axis.ordered else range(len(axis.values)) for axis in self.axes]
+    def boxes(self) -> list[Box]:
+        """The whole cube: a box for each choice along the axes without order."""
         return [
-            [
-                tuple(
-                    round(step * (len(axis.values) - 1) / max(longest - 1, 1)) if axis.ordered else index
-                    for axis, index in zip(self.axes, choice, strict=True)
-                )
-                for step in range(longest)
-            ]
-            for choice in product(*loose)
+            Box(
+                gentle,
+                tuple(max(i, len(a.values) - 1) if a.ordered else i for a, i in zip(self.axes, gentle, strict=True)),
+            )
+            for gentle in product(*([0] if axis.ordered else range(len(axis.values)) for axis in self.axes))
         ]
 
-    def neighbours(self, position: Position) -> list[Position]:
-        """Positions at most one step gentler along each axis, whatever they are where there is no order."""
-        near = [
-            range(max(index - 1, 0), index + 1) if axis.ordered else range(len(axis.values))
+    def others(self, position: Position) -> list[Position]:
+        """The positions that differ along the axes without order alone."""
+        spans = [
+            [index] if axis.ordered else range(len(axis.values))
             for axis, index in zip(self.axes, position, strict=True)
         ]
-        return list(product(*near))
+        return [other for other in product(*spans) if other != position]
 
-    def retreat(self, position: Position) -> list[Position]:
-        """The way from the gentlest corner to the position, all ordered axes at once, a step at a time."""
-        way = [position]
-        while any(index for axis, index in zip(self.axes, way[-1], strict=True) if axis.ordered):
-            pairs = zip(self.axes, way[-1], strict=True)
-            way.append(tuple(max(index - 1, 0) if axis.ordered else index for axis, index in pairs))
-        return way[::-1]
+    def gentler(self, position: Position, steps: int) -> list[Position]:
+        """The positions that are gentler by at most so many steps, along all ordered axes together."""
+        spans = [
+            range(max(index - steps, 0), index + 1) if axis.ordered else [index]
+            for axis, index in zip(self.axes, position, strict=True)
+        ]
+        return [other for other in product(*spans) if 0 < sum(position) - sum(other) <= steps]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,87 +152,122 @@ class Found(Generic[Settings]):
 
 
 def dynaquant_cube() -> Cube[DynaQuantSettings]:
-    """The paper's cube: levels, share pruned, share protected, and by which metric."""
-    return Cube(
-        (Axis(LEVELS), Axis(PRUNE), Axis(PROTECT), Axis(METRICS, ordered=False)),
-        DynaQuantSettings,
-        lambda settings: settings.nominal_bits,
-    )
+    """The paper's cube: levels, share pruned, share protected, pruned by which metric, and levels of embeddings."""
+    axes = Axis(LEVELS), Axis(PRUNE), Axis(PROTECT), Axis(METRICS, ordered=False), Axis(EMBEDDING_LEVELS)
+    return Cube(axes, DynaQuantSettings)
 
 
 def ladder(qualities: Sequence[Settings]) -> Cube[Settings]:
     """A search space of one dimension, from the gentlest quality to the most aggressive one, each of them once."""
-    steps = tuple(qualities)
-    return Cube((Axis(steps),), lambda quality: quality, lambda quality: -steps.index(quality))
+    return Cube((Axis(tuple(qualities)),), lambda quality: quality)
 
 
 def search(
-    evaluate: Callable[[Settings], float], epsilon: float, cube: Cube[Settings], last: Settings | None = None
+    evaluate: Callable[[Settings], float],
+    size: Callable[[Settings], float],
+    epsilon: float,
+    cube: Cube[Settings],
+    last: Settings | None = None,
 ) -> Found[Settings]:
     """Find the smallest settings whose degradation is at most `epsilon`.
-
-    The first search of a run is exhaustive, but guided: the cube's diagonals are bisected, then whatever is smaller
-    than the best settings so far and not beyond a failure is tried, the middle one first. A later search keeps the
-    last choice where it still does; else it looks at the neighbours that are nowhere more aggressive, and where none
-    of them does either, bisects the way to the gentlest corner: at most 12 evaluations, for axes of up to 2,000 values.
 
     Parameters
     ----------
     evaluate
         The degradation of quality under settings; NaN fails.
+    size
+        Bytes under settings, as they are really written; asked once of each, and of few.
     epsilon
         What is tolerated.
     cube
         The search space.
     last
-        The settings chosen last time.
+        The settings chosen last time: nothing more aggressive is chosen, but where nothing near them will do.
 
     Raises
     ------
     UsageError
         If `last` is no point of the cube.
     """
-    probe = _Probe(evaluate, epsilon, cube)
-    if last is None:
-        for diagonal in cube.diagonals():
-            probe.bisect(diagonal)
-        probe.exhaust(cube.settings, len(cube.settings))
-        gentlest = cube.diagonals()[0][0]
-    else:
-        position = cube.find(last)
-        way = cube.retreat(position)
-        gentlest = way[0]
-        if not probe.passes(position):
-            # The neighbour one step gentler along all axes begins the retreat.
-            probe.exhaust(cube.neighbours(position), MOST_EVALUATIONS - 1 - (len(way) - 1).bit_length())
-            if probe.best is None:
-                probe.bisect(way[:-1])
-    chosen = gentlest if probe.best is None else probe.best
+    probe = _Probe(evaluate, size, epsilon, cube)
+    if last is not None:
+        probe.follow(cube.find(last))
+    if probe.best is None:
+        probe.conquer()
+    chosen = cube.boxes()[0].gentle if probe.best is None else probe.best
     return Found(cube.settings[chosen], probe.degradations[chosen], probe.best is not None, len(probe.degradations))
 
 
 class _Probe(Generic[Settings]):
     """The evaluations of one search, and what follows from them."""
 
-    def __init__(self, evaluate: Callable[[Settings], float], epsilon: float, cube: Cube[Settings]) -> None:
+    def __init__(
+        self,
+        evaluate: Callable[[Settings], float],
+        size: Callable[[Settings], float],
+        epsilon: float,
+        cube: Cube[Settings],
+    ) -> None:
         self.degradations: dict[Position, float] = {}
         self.best: Position | None = None
         self._evaluate = evaluate
+        self._size = size
+        self._sizes: dict[Position, float] = {}
         self._epsilon = epsilon
         self._cube = cube
 
-    def passes(self, position: Position) -> bool:
-        """Whether the settings there are within the tolerance; evaluated once."""
-        if position not in self.degradations:
-            self.degradations[position] = self._evaluate(self._cube.settings[position])
-        passed = self.degradations[position] <= self._epsilon
-        sizes = self._cube.sizes
-        if passed and (self.best is None or sizes[position] < sizes[self.best]):
-            self.best = position
-        return passed
+    def follow(self, last: Position) -> None:
+        """Try the last choice, by the other metric first, and then what is a few steps gentler."""
+        choices = [*self._cube.others(last), last]
+        for choice in choices:
+            self.passes(choice)
+        if self.best is not None:
+            return
+        # Of choices that are equally bad the last one stays.
+        nearest = min(reversed(choices), key=self._badness)
+        for choice in sorted(self._cube.gentler(nearest, STEPS), key=self.size):
+            if self.passes(choice):
+                return
 
-    def bisect(self, way: Sequence[Position]) -> None:
-        """Find the last position of a way that passes, where all before it do."""
+    def conquer(self) -> None:
+        """Find the smallest position of all that passes."""
+        boxes = self._cube.boxes()
+        while boxes:
+            if len(boxes) > 1 or self.best is not None:
+                boxes.sort(key=lambda box: self.size(box.aggressive))
+            box = boxes.pop(0)
+            if self.best is not None and self.size(box.aggressive) >= self.size(self.best):
+                return
+            diagonal = box.diagonal()
+            passed = self._bisect(diagonal)
+            if passed < len(diagonal):
+                boxes += [
+                    part
+                    for part in box.without(diagonal[passed])
+                    if not (passed and self._cube.reaches(part.aggressive, diagonal[passed - 1]))
+                ]
+
+    def passes(self, position: Position) -> bool:
+        """Whether the settings there are within the tolerance; evaluated once, where no other position tells."""
+        if position not in self.degradations:
+            for other, degradation in self.degradations.items():
+                passed = degradation <= self._epsilon
+                if self._cube.reaches(*((position, other) if passed else (other, position))):
+                    return passed
+            self.degradations[position] = self._evaluate(self._cube.settings[position])
+            passed = self.degradations[position] <= self._epsilon
+            if passed and (self.best is None or self.size(position) < self.size(self.best)):
+                self.best = position
+        return self.degradations[position] <= self._epsilon
+
+    def size(self, position: Position) -> float:
+        """The size under the settings there."""
+        if position not in self._sizes:
+            self._sizes[position] = self._size(self._cube.settings[position])
+        return self._sizes[position]
+
+    def _bisect(self, way: Sequence[Position]) -> int:
+        """How many positions of a way pass, where all before one that passes do."""
         low, high = 0, len(way)
         while low < high:
             middle = (low + high) // 2
@@ -219,22 +275,12 @@ class _Probe(Generic[Settings]):
                 low = middle + 1
             else:
                 high = middle
+        return low
 
-    def exhaust(self, positions: Iterable[Position], most: int) -> None:
-        """Find the smallest position that passes, in at most so many evaluations."""
-        open_positions = sorted(positions, key=lambda position: self._cube.sizes[position])
-        for _ in range(most):
-            open_positions = [position for position in open_positions if self._is_open(position)]
-            if not open_positions:
-                return
-            self.passes(open_positions[len(open_positions) // 2])
+    def _badness(self, position: Position) -> tuple[bool, float]:
+        degradation = self.degradations.get(position, math.nan)
+        return math.isnan(degradation), degradation
 
-    def _is_open(self, position: Position) -> bool:
-        """Whether the position would be smaller than the best, is untried and not beyond a failure."""
-        sizes = self._cube.sizes
-        if position in self.degradations or (self.best is not None and sizes[position] >= sizes[self.best]):
-            return False
-        return not any(
-            degradation > self._epsilon and self._cube.reaches(failed, position)
-            for failed, degradation in self.degradations.items()
-        )
+
+def _with(position: Position, axis: int, index: int) -> Position:
+    return (*position[:axis], index, *position[axis + 1 :])

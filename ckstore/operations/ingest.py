@@ -13,7 +13,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -158,19 +157,33 @@ class _Ingestion:
         reference = tuning.reference(self._scanned)
         cube = search_space(request.policy)
         parent = None if request.parent is None else self._repository.resolver.document(request.parent)
-        degradation = partial(self._degradation, request, tuning, reference)
-        found = search(degradation, tuning.tolerance, cube, last_choice(parent, request.policy, cube))
+        sizes: dict[Policy, int] = {}
+
+        def size(policy: Policy) -> int:
+            """Bytes of the version under a policy; it is written, and goes."""
+            if policy not in sizes:
+                with self._trial(request, policy) as change:
+                    sizes[policy] = _stored_bytes(change)
+            return sizes[policy]
+
+        def degradation(policy: Policy) -> float:
+            """By how much the version is worse under a policy; it is written, evaluated, and goes."""
+            with self._trial(request, policy) as change, change.version() as version:
+                sizes[policy] = _stored_bytes(change)
+                return tuning.degradation(version, reference)
+
+        found = search(degradation, size, tuning.tolerance, cube, last_choice(parent, request.policy, cube))
         if found.accepted:
             facts = {"degradation": found.degradation, "evaluations": found.evaluations}
             self.store(replace(request, policy=found.settings), facts)
         else:
             self.store(replace(request, policy=Policy()))
 
-    def _degradation(self, request: Request, tuning: Tuning, reference: float, policy: Policy) -> float:
-        """By how much the version is worse under a policy; it is written, evaluated, and goes."""
-        written = self._written(replace(request, policy=policy), None, trial=True)
-        with written as (change, _, _), change.version() as version:
-            return tuning.degradation(version, reference)
+    @contextmanager
+    def _trial(self, request: Request, policy: Policy) -> Iterator[Change]:
+        """The version under a policy, which will not be committed."""
+        with self._written(replace(request, policy=policy), None, trial=True) as (change, _, _):
+            yield change
 
     @contextmanager
     def _written(
@@ -201,3 +214,8 @@ class _Ingestion:
         contents = {content for content in exact if self._repository.resolver.content(content) is not None}
         contents |= {record.parent for record in writer.contents if record.parent is not None}
         return lattices, contents
+
+
+def _stored_bytes(change: Change) -> int:
+    assert change.row is not None
+    return change.row.stored_bytes

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from ckstore.encoding.budget import BUDGET
 from ckstore.errors import UsageError
 from ckstore.operations.naming import DEFAULT_RUN, check_run, policy_of
-from ckstore.operations.tuning import Tuning
+from ckstore.operations.tuning import TOLERANCE, Tuning
 from ckstore.policy import Fidelity, Policy, Scheme
 from ckstore.storage.catalog import Catalog, VersionRow
 
@@ -150,10 +150,11 @@ def _plain(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tuning(policy: Policy, options: IngestOptions) -> Tuning | None:
-    if options.max_degradation is None and options.evaluate is None:
-        return None
-    if options.max_degradation is None or options.evaluate is None:
-        raise UsageError("A search needs both an evaluation and the degradation that is tolerated; give both or none.")
+    if options.evaluate is None:
+        if options.max_degradation is None:
+            return None
+        raise UsageError("A tolerated degradation needs an evaluation that measures it; give one, as with --eval.")
     if policy.is_bounded:
         raise UsageError("Give an error bound or a tolerated degradation, not both.")
-    return Tuning(options.evaluate, options.max_degradation, options.maximise)
+    tolerance = TOLERANCE if options.max_degradation is None else options.max_degradation
+    return Tuning(options.evaluate, tolerance, options.maximise)

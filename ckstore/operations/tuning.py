@@ -25,6 +25,9 @@ QUALITIES = (0.25, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0, 5.6, 8.0, 11.2, 16.0
 #: The qualities that stand for 4 bits to 1 bit of LC-Checkpoint.
 LC_QUALITIES = (0.5, 1.5, 2.5, 3.5)
 
+#: The part of what the evaluation says that is tolerated by default: Inshrinkerator's of a checkpoint.
+TOLERANCE = 0.05
+
 #: Bytes that are copied at once.
 _BLOCK = 4 << 20
 
@@ -91,14 +94,9 @@ def search_space(policy: Policy) -> Cube[Policy]:
     """The settings of a policy's scheme, from the gentlest to the most aggressive one."""
     if policy.scheme == "dynaquant":
         cube = dynaquant_cube()
-        return Cube(cube.axes, lambda *values: replace(policy, settings=cube.build(*values)), _nominal_bits)
+        return Cube(cube.axes, lambda *values: replace(policy, settings=cube.build(*values)))
     qualities = LC_QUALITIES if policy.scheme == "lc" else QUALITIES
     return ladder([replace(policy, quality=quality) for quality in qualities])
-
-
-def _nominal_bits(policy: Policy) -> float:
-    assert policy.settings is not None
-    return policy.settings.nominal_bits
 
 
 def last_choice(document: VersionDocument | None, policy: Policy, cube: Cube[Policy]) -> Policy | None:

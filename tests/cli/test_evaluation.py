@@ -126,11 +126,18 @@ def test_ingest(ckstore, place: Path) -> None:
     assert ckstore("verify").code == 0
 
 
+def test_without_a_bound_five_percent_are_tolerated(ckstore, place: Path) -> None:
+    for run, bound in (("said", ["--max-degradation", "5%"]), ("default", [])):
+        ckstore("ingest", "in/step0.pt", "--run", run, *bound, "--eval", python(LOSS))
+    said, default = (ckstore("show", run, "--json").json["coarse"] for run in ("said", "default"))
+    assert said["degradation"] == default["degradation"]
+    assert 0 < default["degradation"] <= 0.05
+
+
 @pytest.mark.parametrize(
     ("options", "code", "hint"),
     [
-        (["--max-degradation", "1%"], 2, "give both"),
-        (["--eval", "true {}"], 2, "give both"),
+        (["--max-degradation", "1%"], 2, "give one"),
         (["--max-degradation", "x", "--eval", "true {}"], 2, "not a number such as"),
         (["--max-degradation", "-1%", "--eval", "true {}"], 2, "0 or more"),
         (["--max-degradation", "1%", "--eval", "true"], 2, "no {}"),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ckstore.codecs.schemes.dynaquant import LEVELS, PROTECT, PRUNE, DynaQuantSettings
 from ckstore.errors import UsageError
-from ckstore.lineage.search import MOST_EVALUATIONS, Axis, Cube, dynaquant_cube, ladder, search
+from ckstore.lineage.search import STEPS, Axis, Box, Cube, dynaquant_cube, ladder, search
 
 CUBE = dynaquant_cube()
 
@@ -26,115 +26,179 @@ def monotone(seed: int, cube: Cube[Any] = CUBE) -> Callable[[Any], float]:
         if axis.ordered:
             table = np.cumsum(table, axis=number)
     table /= max(table.max(), 1e-9)
-    return lambda settings: float(table[cube.find(settings)])
+    places = {settings: position for position, settings in cube.settings.items()}
+    return lambda settings: float(table[places[settings]])
 
 
-def smallest(evaluate: Callable[[Any], float], epsilon: float, cube: Cube[Any] = CUBE) -> float | None:
-    sizes = [cube.size(settings) for settings in cube.settings.values() if evaluate(settings) <= epsilon]
-    return min(sizes, default=None)
+def sizes_of(seed: int, cube: Cube[Any] = CUBE) -> Callable[[Any], float]:
+    """Sizes that never rise along an ordered axis, and that no formula tells."""
+    rises = monotone(seed + 1, cube)
+    return lambda settings: 1000 - 900 * rises(settings)
 
 
-def counted(evaluate: Callable[[Any], float]) -> tuple[Callable[[Any], float], list[Any]]:
+def smallest(evaluate: Callable[[Any], float], size: Callable[[Any], float], epsilon: float) -> float | None:
+    return min((size(settings) for settings in CUBE.settings.values() if evaluate(settings) <= epsilon), default=None)
+
+
+def counted(function: Callable[[Any], float]) -> tuple[Callable[[Any], float], list[Any]]:
     calls: list[Any] = []
 
     def call(settings: Any) -> float:
         calls.append(settings)
-        return evaluate(settings)
+        return function(settings)
 
     return call, calls
 
 
-def test_the_papers_cube_has_216_points():
-    assert len(CUBE.settings) == 216
-    assert CUBE.settings[0, 0, 0, 0] == DynaQuantSettings(32, 0.0, 0.01, "magnitude")
-    assert CUBE.settings[5, 5, 2, 1] == DynaQuantSettings(4, 0.5, 0.0005, "sensitivity")
-    first, second = CUBE.diagonals()
-    assert first[0] == (0, 0, 0, 0)
-    assert first[-1] == (5, 5, 2, 0)
-    assert second[-1] == (5, 5, 2, 1)
+def test_the_papers_cube_has_432_points():
+    assert len(CUBE.settings) == 432
+    assert CUBE.settings[0, 0, 0, 0, 0] == DynaQuantSettings(32, 0.0, 0.01, "magnitude", 32)
+    assert CUBE.settings[5, 5, 2, 1, 1] == DynaQuantSettings(4, 0.5, 0.0005, "sensitivity", 16)
+    assert CUBE.boxes() == [Box((0, 0, 0, metric, 0), (5, 5, 2, metric, 1)) for metric in range(2)]
+    diagonal = CUBE.boxes()[1].diagonal()
+    assert (diagonal[0], diagonal[-1], len(diagonal)) == ((0, 0, 0, 1, 0), (5, 5, 2, 1, 1), 6)
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_what_is_left_of_a_box_is_what_does_not_reach_beyond_a_position(seed):
+    rng = np.random.default_rng(seed)
+    box = CUBE.boxes()[0]
+    failed = tuple(int(rng.integers(high + 1)) for high in box.aggressive)
+
+    def inside(part: Box) -> list[tuple[int, ...]]:
+        return [
+            place
+            for place in CUBE.settings
+            if CUBE.reaches(part.gentle, place)
+            and all(index <= high for index, high in zip(place, part.aggressive, strict=True))
+            and place[3] == 0
+        ]
+
+    left = [place for part in box.without(failed) for place in inside(part)]
+    assert sorted(left) == sorted(place for place in inside(box) if not CUBE.reaches(failed, place))
 
 
 @given(st.integers(0, 2**32 - 1), st.floats(-0.1, 1.1))
 def test_the_first_search_finds_the_smallest_that_is_tolerated(seed, epsilon):
     evaluate, calls = counted(monotone(seed))
-    found = search(evaluate, epsilon, CUBE)
-    best = smallest(monotone(seed), epsilon)
+    size, written = counted(sizes_of(seed))
+    found = search(evaluate, size, epsilon, CUBE)
+    best = smallest(monotone(seed), sizes_of(seed), epsilon)
     assert found.accepted == (best is not None)
     assert found.evaluations == len(calls) == len(set(calls)), "nothing is evaluated twice"
+    assert len(written) == len(set(written)), "nothing is written twice for its size"
     assert found.degradation == monotone(seed)(found.settings)
     if best is None:
-        assert found.settings == CUBE.settings[0, 0, 0, 0]
+        assert found.settings == CUBE.settings[0, 0, 0, 0, 0]
     else:
-        assert CUBE.size(found.settings) == best
-    assert found.evaluations <= 60
+        assert sizes_of(seed)(found.settings) == best
+    assert found.evaluations <= len(CUBE.settings) // 4
 
 
-@given(st.integers(0, 2**32 - 1), st.floats(-0.1, 1.1), st.integers(0, 215))
-def test_later_searches_are_short_and_never_more_aggressive(seed, epsilon, place):
+@given(st.integers(0, 2**32 - 1), st.floats(-0.1, 1.1), st.integers(0, 431))
+def test_later_searches_go_on_from_the_last_choice(seed, epsilon, place):
     position, last = list(CUBE.settings.items())[place]
     evaluate, calls = counted(monotone(seed))
-    found = search(evaluate, epsilon, CUBE, last)
-    assert found.evaluations == len(calls) <= MOST_EVALUATIONS
-    assert all(one <= other for one, other in zip(CUBE.find(found.settings)[:3], position[:3], strict=True))
+    found = search(evaluate, sizes_of(seed), epsilon, CUBE, last)
+    assert found.evaluations == len(calls) == len(set(calls))
     assert found.accepted == (found.degradation <= epsilon)
-    if monotone(seed)(last) <= epsilon:
-        assert found.settings == last
-        assert found.evaluations == 1
-    elif not found.accepted:
-        assert monotone(seed)(CUBE.settings[0, 0, 0, position[3]]) > epsilon
+    other = CUBE.settings[CUBE.others(position)[0]]
+    assert calls[:2] == [other, last], "the other metric comes first"
+    kept = [settings for settings in (last, other) if monotone(seed)(settings) <= epsilon]
+    if kept:
+        assert found.evaluations == 2
+        assert sizes_of(seed)(found.settings) == min(map(sizes_of(seed), kept))
+        return
+    better = min((last, other), key=monotone(seed))
+    near = [CUBE.settings[one] for one in CUBE.gentler(CUBE.find(better), STEPS)]
+    tolerated = [settings for settings in near if monotone(seed)(settings) <= epsilon]
+    if tolerated:
+        assert sizes_of(seed)(found.settings) == min(map(sizes_of(seed), tolerated))
+        assert set(calls[2:]) <= set(near)
+        passed = [settings for settings in calls if monotone(seed)(settings) <= epsilon]
+        assert passed == calls[-1:], "the first that is tolerated ends it: it is the smallest"
+    else:
+        best = smallest(monotone(seed), sizes_of(seed), epsilon)
+        assert found.accepted == (best is not None), "nothing is given up before all has been searched"
+        assert best is None or sizes_of(seed)(found.settings) == best
+
+
+def test_neighbours_are_gentler_by_a_few_steps():
+    near = CUBE.gentler((3, 2, 0, 1, 1), 2)
+    assert len(near) == 3 + 5
+    assert (3, 2, 0, 1, 1) not in near
+    assert all(CUBE.reaches(one, (3, 2, 0, 1, 1)) and 1 <= 7 - sum(one) <= 2 for one in near)
+    assert CUBE.gentler((0, 0, 0, 1, 0), 2) == []
+
+
+def test_bytes_decide_and_not_the_bits_of_the_levels():
+    """Of two settings that are tolerated the one that is written in fewer bytes, though it has more levels."""
+    cube: Cube[Any] = Cube((Axis((16, 8)), Axis((0.0, 0.3))), lambda levels, prune: (levels, prune))
+    degradations = {(16, 0.0): 0.0, (8, 0.0): 0.01, (16, 0.3): 0.01, (8, 0.3): 1.0}
+    for sizes in ({(8, 0.0): 70, (16, 0.3): 60}, {(8, 0.0): 60, (16, 0.3): 70}):
+        written = {(16, 0.0): 100, (8, 0.3): 50} | sizes
+        for last in (None, (8, 0.3)):
+            found = search(degradations.__getitem__, written.__getitem__, 0.05, cube, last)
+            assert written[found.settings] == 60
 
 
 @given(st.integers(0, 2**32 - 1))
 def test_a_run_that_becomes_sensitive_is_followed(seed):
     """The tolerance shrinks from version to version; every search begins at the last choice."""
-    evaluate = monotone(seed)
-    found = search(evaluate, 1.0, CUBE)
-    assert CUBE.find(found.settings)[:3] == (5, 5, 2), "everything is tolerated at first"
+    evaluate, size = monotone(seed), sizes_of(seed)
+    found = search(evaluate, size, 1.0, CUBE)
+    assert size(found.settings) == smallest(evaluate, size, 1.0), "everything is tolerated at first"
     for epsilon in (0.8, 0.5, 0.2, 0.1, 0.05):
-        found = search(evaluate, epsilon, CUBE, found.settings)
-        assert found.evaluations <= MOST_EVALUATIONS
+        found = search(evaluate, size, epsilon, CUBE, found.settings)
         assert found.accepted == (found.degradation <= epsilon)
+        assert found.accepted == (smallest(evaluate, size, epsilon) is not None)
 
 
 def test_degradation_that_is_not_a_number_fails():
-    found = search(lambda settings: float("nan"), 1.0, CUBE, CUBE.settings[3, 3, 1, 0])
+    found = search(lambda settings: float("nan"), sizes_of(0), 1.0, CUBE, CUBE.settings[3, 3, 1, 0, 1])
     assert not found.accepted
-    assert found.settings == CUBE.settings[0, 0, 0, 0]
-    assert found.evaluations <= MOST_EVALUATIONS
+    assert found.settings == CUBE.settings[0, 0, 0, 0, 0]
+    assert found.evaluations <= 2 + 3 * STEPS**2 + 8
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 130, 2000])
 def test_a_ladder_is_bisected(size):
     steps = ladder([f"q{number}" for number in range(size)])
     for limit in sorted({-1, 0, min(1, size - 1), size // 3, max(size - 2, 0), size - 1}):
-        found = search(lambda name, limit=limit: float(int(name[1:]) > limit), 0.0, steps)
+
+        def evaluate(name: str, limit: int = limit) -> float:
+            return float(int(name[1:]) > limit)
+
+        def bytes_of(name: str) -> float:
+            return size - float(name[1:])
+
+        found = search(evaluate, bytes_of, 0.0, steps)
         assert found.accepted == (limit >= 0)
         assert found.settings == f"q{max(limit, 0)}"
         assert found.evaluations <= size.bit_length() + 1
-        later = search(lambda name, limit=limit: float(int(name[1:]) > limit), 0.0, steps, f"q{size - 1}")
+        later = search(evaluate, bytes_of, 0.0, steps, f"q{size - 1}")
         assert later.accepted == found.accepted
         assert later.settings == found.settings
-        assert later.evaluations <= MOST_EVALUATIONS
+        assert later.evaluations <= size.bit_length() + 1 + STEPS + 1
 
 
 def test_evaluations_that_contradict_themselves_end_all_the_same():
     rng = np.random.default_rng(1)
-    for last in (None, DynaQuantSettings(LEVELS[4], PRUNE[4], PROTECT[2])):
+    for last in (None, DynaQuantSettings(LEVELS[4], PRUNE[4], PROTECT[2], embedding_levels=16)):
         for _ in range(50):
             evaluate, calls = counted(lambda settings: float(rng.random()))
-            found = search(evaluate, 0.3, CUBE, last)
+            found = search(evaluate, lambda settings: float(rng.random()), 0.3, CUBE, last)
             assert len(calls) == len(set(calls)) == found.evaluations
             assert found.accepted == (found.degradation <= 0.3)
-            if last is not None:
-                assert found.evaluations <= MOST_EVALUATIONS
 
 
 def test_settings_that_are_no_point_of_the_cube_are_refused():
     with pytest.raises(UsageError, match="search space"):
-        search(lambda settings: 0.0, 1.0, CUBE, DynaQuantSettings(5))
+        search(lambda settings: 0.0, lambda settings: 1.0, 1.0, CUBE, DynaQuantSettings(5))
 
 
 def test_axes_without_order_alone_are_tried_one_by_one():
-    cube = Cube((Axis(("a", "b", "c"), ordered=False),), str, lambda name: {"a": 3.0, "b": 1.0, "c": 2.0}[name])
-    assert search(lambda name: float(name == "b"), 0.0, cube).settings == "c"
-    assert search(lambda name: float(name != "a"), 0.0, cube, "b").settings == "a"
+    sizes = {"a": 3.0, "b": 1.0, "c": 2.0}
+    cube = Cube((Axis(("a", "b", "c"), ordered=False),), str)
+    assert search(lambda name: float(name == "b"), sizes.__getitem__, 0.0, cube).settings == "c"
+    assert search(lambda name: float(name != "a"), sizes.__getitem__, 0.0, cube, "b").settings == "a"

@@ -82,11 +82,6 @@ class DynaQuantSettings:
         if self.metric not in METRICS:
             raise UsageError(f"DynaQuant prunes by {' or '.join(METRICS)}, not by {self.metric}.")
 
-    @property
-    def nominal_bits(self) -> float:
-        """Bits an element before any entropy coding: falls along each axis of the search space but the embeddings'."""
-        return (1 - self.prune - self.protect) * float(np.log2(self.levels)) + 16 * self.protect
-
 
 class Split(NamedTuple):
     """The bins of ranks below which elements are pruned, and from which on they are protected whatever else holds."""
