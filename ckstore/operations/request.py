@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from ckstore.encoding.budget import BUDGET
 from ckstore.errors import UsageError
-from ckstore.operations.naming import DEFAULT_RUN, check_run, policy_of
+from ckstore.operations.naming import DEFAULT_RUN, check_run, check_run_is_no_tag, policy_of
 from ckstore.operations.tuning import Tuning
 from ckstore.policy import Fidelity, Policy, Scheme
 from ckstore.storage.catalog import Catalog, VersionRow
@@ -93,6 +93,7 @@ def request_of(catalog: Catalog, options: IngestOptions) -> Request:
     ) or policy_of(catalog, run)
     tuning = _tuning(policy, options)
     check_run(run)
+    check_run_is_no_tag(catalog, run)
     return Request(
         run=run,
         step=_step(options.step),

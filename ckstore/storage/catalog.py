@@ -140,6 +140,12 @@ class Catalog:
         found = self._select(tail) if run is None else self._select(f"WHERE r.name = ? {tail}", run)
         return found[0] if found else None
 
+    def highest(self, run: str) -> VersionRow | None:
+        """The version of a run with the highest step; where none has a step, the one that was ingested last."""
+        # SQLite takes NULL for the least of all values.
+        found = self._select("WHERE r.name = ? ORDER BY v.step DESC, v.number DESC LIMIT 1", run)
+        return found[0] if found else None
+
     def at_step(self, run: str, step: int) -> VersionRow | None:
         """The version of a run at a step; None where there is none."""
         found = self._select("WHERE r.name = ? AND v.step = ?", run, step)
