@@ -294,7 +294,8 @@ class Store:
             The version that this one is stored after; by default the one that the run ingested last. `auto` finds the
             nearest stored version of any run: same names and shapes, least different values.
         metrics
-            Numbers to keep with the version, under names: whatever JSON has.
+            Numbers to keep with the version, under names: whatever JSON has; NaN and infinities as text that `float`
+            reads. A version that is there already gets them in addition.
         replace
             Replace the version at the same run and step.
         verify

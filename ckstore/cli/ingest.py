@@ -62,7 +62,7 @@ def _number(text: str) -> int | float | str:
         return int(text)
     with suppress(ValueError):
         number = float(text)
-        # JSON has no infinities and no NaN.
+        # JSON has no infinities and no NaN: they stay text.
         if abs(number) < float("inf"):
             return number
     return text
@@ -103,7 +103,14 @@ def _part(ctx: click.Context, parameter: click.Parameter, value: str | None) -> 
     help="What the first version is stored after, or `auto` for the nearest stored one.  [default: the run's last]",
 )
 @click.option("--tag", metavar="NAME", type=TagName(), help="Tag the version (of several, the last).")
-@click.option("--metric", "metrics", metavar="NAME=VALUE", multiple=True, callback=_metrics, help="Keep a metric.")
+@click.option(
+    "--metric",
+    "metrics",
+    metavar="NAME=VALUE",
+    multiple=True,
+    callback=_metrics,
+    help="Keep a metric; for a single PATH.",
+)
 @click.option("--replace", is_flag=True, help="Replace the version at the same run and step.")
 @click.option("--verify", is_flag=True, help="Decode and compare everything before a version becomes visible.")
 @click.option("--delete-source", is_flag=True, help="Remove what is stored and verified; needs --verify.")
@@ -164,6 +171,8 @@ def command(
 
     if step is not None and len(paths) > 1:
         raise UsageError("--step is for a single PATH; let the files or their names tell their steps.")
+    if metrics and len(paths) > 1:
+        raise UsageError("--metric is for a single PATH; ingest each input with metrics of its own.")
     if delete_source and not verify:
         raise UsageError("--delete-source needs --verify, which proves first that everything comes back.")
     quantised = (scheme, quality, max_abs_error, max_rel_error, max_degradation, evaluation)

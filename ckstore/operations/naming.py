@@ -1,6 +1,9 @@
-"""Tags and policies: what names mean, and how faithful the versions of a run are to be."""
+"""Tags, metrics and policies: what names mean, what is noted of versions, how faithful those of a run are to be."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 from ckstore.errors import UsageError
 from ckstore.policy import Policy
@@ -55,6 +58,18 @@ def untag(repository: Repository, name: str) -> None:
     with repository.catalog.transaction():
         repository.catalog.delete_tag(name)
         log.append(repository.path, {"change": "untag", "tag": name})
+
+
+def add_metrics(repository: Repository, row: VersionRow, metrics: Mapping[str, Any]) -> VersionRow:
+    """Note metrics with a version that is there, in place of those of the same names; returns its row then."""
+    if {**row.metrics, **metrics} == row.metrics:
+        return row
+    catalog = repository.catalog
+    with catalog.transaction():
+        merged = {**catalog.version(row.number).metrics, **metrics}
+        catalog.update_version(row.number, metrics=merged)
+        log.append(repository.path, {"change": "metrics", "version": row.number, "metrics": merged})
+    return catalog.version(row.number)
 
 
 def set_policy(repository: Repository, policy: Policy | None, run: str | None) -> None:

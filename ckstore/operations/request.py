@@ -134,7 +134,7 @@ def _step(step: Any) -> int | None:
 
 
 def _plain(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Metrics as they will be read back: what JSON has, NumPy's scalars as plain ones."""
+    """Metrics as they will be read back: what JSON has; NumPy's scalars as plain ones, NaN and infinities as text."""
 
     def item(value: Any) -> Any:
         if isinstance(value, np.generic):
@@ -142,7 +142,7 @@ def _plain(metrics: Mapping[str, Any]) -> dict[str, Any]:
         raise TypeError(f"{type(value).__name__} is no plain value")
 
     try:
-        kept: dict[str, Any] = json.loads(json.dumps(dict(metrics), default=item))
+        kept: dict[str, Any] = json.loads(json.dumps(dict(metrics), default=item), parse_constant=str)
     except (TypeError, ValueError) as error:
         raise UsageError(f"The metrics cannot be kept ({error}); give plain numbers and strings.") from error
     return kept
