@@ -57,10 +57,12 @@ class Run:
 
     @property
     def latest(self) -> Version:
-        """The last version."""
+        """The version with the highest step; where none has a step, the one that was ingested last."""
         if not self.versions:
             raise NotFoundError(f"No version of run {self.name} was chosen; take more of them.")
-        return self.versions[-1]
+        return max(
+            self.versions, key=lambda version: (version.row.step is not None, version.row.step or 0, version.row.number)
+        )
 
     @cached_property
     def arrays(self) -> zarr.Group:

@@ -181,7 +181,7 @@ class Store:
         return [self._stored(row) for row in rows]
 
     def tag(self, spec: str | int, name: str) -> None:
-        """Let a tag mean a version."""
+        """Let a tag mean a version; `UsageError` where a run has that name."""
         from ckstore.operations.naming import tag
 
         tag(self.repository, self.catalog.resolve(spec), name)
@@ -291,10 +291,11 @@ class Store:
         step
             Step of the run; by default the one that the file or its name tells, if any.
         parent
-            The version that this one is stored after; by default the run's latest. `auto` finds the nearest stored
-            version of any run: same names and shapes, least different values.
+            The version that this one is stored after; by default the one that the run ingested last. `auto` finds the
+            nearest stored version of any run: same names and shapes, least different values.
         metrics
-            Numbers to keep with the version, under names: whatever JSON has.
+            Numbers to keep with the version, under names: whatever JSON has; NaN and infinities as text that `float`
+            reads. A version that is there already gets them in addition.
         replace
             Replace the version at the same run and step.
         verify

@@ -35,6 +35,7 @@ def test_a_run_is_its_versions_in_order(run: Run) -> None:
     assert len(run) == 4
     assert [version.row.step for version in run] == run.steps == [0, 10, 20, 30]
     assert run.latest.row.number == run[-1].row.number == 4
+    assert Run("gpt", [run[2], run[1]]).latest.row.step == 20
     assert repr(run[1:]) == "<ckstore.Run gpt, 3 versions>"
     with pytest.raises(NotFoundError, match="no run gpt2"):
         store.run("gpt2")

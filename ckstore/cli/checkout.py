@@ -12,7 +12,7 @@ import click
 
 from ckstore.cli.output import counted, name_of, percent_text, size_text
 from ckstore.cli.progress import progress_bar
-from ckstore.cli.verb import VersionName, open_store, verb
+from ckstore.cli.verb import VersionName, open_store, verb, version_of
 from ckstore.errors import IntegrityError, UsageError
 from ckstore.formats.directory import is_relative
 from ckstore.policy import FIDELITIES, Fidelity
@@ -93,7 +93,7 @@ def command(
     if to_stdout and sys.stdout.isatty():
         raise UsageError("A checkpoint does not go to a terminal; redirect stdout, or name a file with -o.")
     with open_store(ctx) as store:
-        found = store[version]
+        found = version_of(store, version) if to_stdout else store[version]
         if found.row.fidelity != "exact" and (require_exact or fidelity == "exact"):
             raise IntegrityError(
                 f"Version {found.row.number} is coarse: it has no exact values; choose another version, or leave "

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from ckstore.cli.output import json_option, print_json, print_table
-from ckstore.cli.verb import VersionName, open_store, verb
+from ckstore.cli.verb import VersionName, open_store, verb, version_of
 from ckstore.errors import NotFoundError
 
 
@@ -34,7 +34,7 @@ def command(ctx: click.Context, before: str, after: str, glob: str | None, value
 
     globs = () if glob is None else (glob,)
     with open_store(ctx) as store:
-        comparison = VersionDiff(Side(store[before], globs), Side(store[after], globs))
+        comparison = VersionDiff(Side(version_of(store, before), globs), Side(version_of(store, after), globs))
         if glob is not None and not comparison.before.tensors and not comparison.after.tensors:
             raise NotFoundError(f"Neither version has a tensor that matches {glob}; see `ckstore ls {before}`.")
         changes = list(comparison.changes(values=values))

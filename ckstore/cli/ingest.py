@@ -13,7 +13,7 @@ import click
 from ckstore.cli.options import policy_options
 from ckstore.cli.output import json_option, name_of, print_json, ratio_text, size_text, version_object
 from ckstore.cli.progress import progress_bar
-from ckstore.cli.verb import RunName, TagName, VersionName, open_store, verb
+from ckstore.cli.verb import RunName, TagName, VersionName, open_store, verb, version_of
 from ckstore.errors import CkstoreError, ConflictError, InputError, PartialError, UsageError
 from ckstore.policy import Fidelity, Scheme
 
@@ -62,7 +62,7 @@ def _number(text: str) -> int | float | str:
         return int(text)
     with suppress(ValueError):
         number = float(text)
-        # JSON has no infinities and no NaN.
+        # JSON has no infinities and no NaN: they stay text.
         if abs(number) < float("inf"):
             return number
     return text
@@ -100,10 +100,17 @@ def _part(ctx: click.Context, parameter: click.Parameter, value: str | None) -> 
     "--parent",
     metavar="VERSION",
     type=VersionName(),
-    help="What the first version is stored after, or `auto` for the nearest stored one.  [default: the run's latest]",
+    help="What the first version is stored after, or `auto` for the nearest stored one.  [default: the run's last]",
 )
 @click.option("--tag", metavar="NAME", type=TagName(), help="Tag the version (of several, the last).")
-@click.option("--metric", "metrics", metavar="NAME=VALUE", multiple=True, callback=_metrics, help="Keep a metric.")
+@click.option(
+    "--metric",
+    "metrics",
+    metavar="NAME=VALUE",
+    multiple=True,
+    callback=_metrics,
+    help="Keep a metric; for a single PATH.",
+)
 @click.option("--replace", is_flag=True, help="Replace the version at the same run and step.")
 @click.option("--verify", is_flag=True, help="Decode and compare everything before a version becomes visible.")
 @click.option("--delete-source", is_flag=True, help="Remove what is stored and verified; needs --verify.")
@@ -164,6 +171,8 @@ def command(
 
     if step is not None and len(paths) > 1:
         raise UsageError("--step is for a single PATH; let the files or their names tell their steps.")
+    if metrics and len(paths) > 1:
+        raise UsageError("--metric is for a single PATH; ingest each input with metrics of its own.")
     if delete_source and not verify:
         raise UsageError("--delete-source needs --verify, which proves first that everything comes back.")
     quantised = (scheme, quality, max_abs_error, max_rel_error, max_degradation, evaluation)
@@ -196,9 +205,9 @@ def command(
         if delete_source and fidelity is None and store.policy(run).is_coarse:
             raise UsageError(f"{_NOT_REMOVED} Add --fidelity exact: the policy is coarse.")
         if parent not in (None, _AUTO):
-            store.catalog.resolve(parent)
+            version_of(store, parent)
         if tag is not None:
-            _check_tag(tag)
+            _check_tag(store, tag, run)
         try:
             for path in in_step_order(paths, force=force):
                 after = parent if parent == _AUTO or not done else None
@@ -221,10 +230,10 @@ def command(
         _finish(ctx, len(paths), failed)
 
 
-def _check_tag(tag: str) -> None:
-    from ckstore.storage.names import check_tag
+def _check_tag(store: Store, tag: str, run: str | None) -> None:
+    from ckstore.operations.naming import DEFAULT_RUN, check_tag_is_no_run
 
-    check_tag(tag)
+    check_tag_is_no_run(store.catalog, tag, run or DEFAULT_RUN)
 
 
 def _ingest(store: Store, path: Path, options: dict[str, Any], delete: bool, *, shown: bool) -> _Done | _Failed:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ckstore.cli.output import json_option, print_json, print_table
-from ckstore.cli.verb import VersionName, open_store, verb
+from ckstore.cli.verb import VersionName, open_store, verb, version_of
 from ckstore.errors import NotFoundError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def command(ctx: click.Context, version: str, globs: tuple[str, ...], is_long: b
     from ckstore.cli.storage_facts import StorageFacts, tensor_object, tensor_storage
 
     with open_store(ctx) as store:
-        found = store[version]
+        found = version_of(store, version)
         chosen = matching(found, globs)
         stored = StorageFacts(found) if is_long else None
         tensors = []

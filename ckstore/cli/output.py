@@ -102,8 +102,8 @@ def version_object(row: VersionRow, tags: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def print_json(value: Any) -> None:
-    """Print JSON, indented."""
-    click.echo(json.dumps(value, indent=2))
+    """Print JSON, indented; NaN and infinities, which JSON lacks, as text."""
+    click.echo(json.dumps(json.loads(json.dumps(value), parse_constant=str), indent=2))
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]], right: Iterable[int] = ()) -> None:

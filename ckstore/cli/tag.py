@@ -26,8 +26,8 @@ def command(
 ) -> None:
     """Name a version, remove a tag, or list tags.
 
-    NAME means VERSION from then on. A tag that is there already is moved. A tag is not a number, not `latest`, and
-    has no @ in it.
+    NAME means VERSION from then on. A tag that is there already is moved. A tag is not a number, not `latest`, not
+    the name of a run, and has no @ in it.
     """
     if delete is not None or listing or version is None:
         if version is not None or (delete is not None and listing):

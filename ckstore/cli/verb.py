@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ckstore.repository import Mode
     from ckstore.storage.catalog import Catalog
     from ckstore.store import Store
+    from ckstore.version import Version
 
 #: What every exit code means.
 EXIT_CODES = {
@@ -37,8 +38,8 @@ _OF_ANY = (0, 1, 2, 130)
 _OF_ANY_STORE = (*_OF_ANY, 4, 10, 11, 14)
 
 VERSION_HELP = (
-    "A version is named by its number, a tag, `latest` (ingested last), `run@step`, `run@latest`, "
-    "the name of a run (its latest version), or the beginning of its id, at least four characters."
+    "A version is named by its number, a tag, `latest` (ingested last), `run@step`, `run@latest` or the name of a run "
+    "(the highest step), or the beginning of its id, at least four characters."
 )
 
 
@@ -125,6 +126,18 @@ def open_store(ctx: click.Context, mode: Mode = "r") -> Store:
     return Store(store_path(ctx), mode)
 
 
+def version_of(store: Store, name: str) -> Version:
+    """The version that a name means; of a name that moves with every ingest, stderr says which it is now."""
+    from ckstore.cli.output import name_of
+    from ckstore.storage.names import LATEST
+
+    version = store[name]
+    run, _, step = name.strip().rpartition("@")
+    if step == LATEST or (not run and step == version.row.run):
+        click.echo(f"ckstore: {name} is {name_of(version.row)}, version {version.row.number}.", err=True)
+    return version
+
+
 class VersionName(StringParamType):
     """The name of a version; the shell completes tags, runs and steps."""
 
@@ -158,7 +171,7 @@ class TagName(StringParamType):
 def _version_names(catalog: Catalog) -> dict[str, str]:
     names = {"latest": "ingested last"}
     names |= {tag: f"tag of version {number}" for tag, number in catalog.tags().items()}
-    names |= {row.name: "latest of the run" for row in catalog.runs()}
+    names |= {row.name: "highest step of the run" for row in catalog.runs()}
     names |= {f"{row.run}@{row.step}": f"version {row.number}" for row in catalog.versions() if row.step is not None}
     return names
 

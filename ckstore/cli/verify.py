@@ -8,7 +8,7 @@ import click
 
 from ckstore.cli.output import counted, json_option, print_json, size_text
 from ckstore.cli.progress import progress_bar
-from ckstore.cli.verb import VersionName, open_store, verb
+from ckstore.cli.verb import VersionName, open_store, verb, version_of
 from ckstore.errors import IntegrityError
 
 
@@ -36,7 +36,7 @@ def command(ctx: click.Context, versions: tuple[str, ...], sample: float | None,
     """
     start = time.perf_counter()
     with open_store(ctx) as store:
-        rows = [store.catalog.resolve(version) for version in versions] if versions else store.versions()
+        rows = [version_of(store, version).row for version in versions] if versions else store.versions()
         total = sum(row.original_bytes for row in rows)
         with progress_bar("verify", total, shown=not as_json) as progress:
             report = store.verify([row.number for row in rows], sample=sample, progress=progress)

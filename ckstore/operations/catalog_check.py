@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ckstore.encoding.writer import version_row
 from ckstore.errors import CkstoreError
@@ -25,12 +25,18 @@ _FIELDS = (
 
 def catalog_problems(repository: Repository, versions: Sequence[StoredVersion]) -> Iterator[str]:
     """A sentence for everything in the catalog that contradicts the log or the manifests of `versions`."""
-    yield from _tags(repository)
+    try:
+        records = log.read_all(repository.path)
+    except CkstoreError as error:
+        records = []
+        yield str(error)
+    else:
+        yield from _tags(repository, records)
     exact = _exact_packs(repository)
     present = {row.number for row in repository.catalog.versions()}
     for version in versions:
         try:
-            wrong = _wrong_fields(repository, version, exact, present)
+            wrong = _wrong_fields(repository, version, exact, present, records)
         except CkstoreError:
             continue  # The manifest cannot be read; that is said where the version itself is checked.
         if wrong:
@@ -41,10 +47,15 @@ def catalog_problems(repository: Repository, versions: Sequence[StoredVersion]) 
 
 
 def _wrong_fields(
-    repository: Repository, version: StoredVersion, exact: dict[tuple[int, str], PackInfo], present: set[int]
+    repository: Repository,
+    version: StoredVersion,
+    exact: dict[tuple[int, str], PackInfo],
+    present: set[int],
+    records: Sequence[Mapping[str, Any]],
 ) -> list[str]:
     row, document = version.row, version.document
-    packs = [exact[found] for found in [(_written_as(repository, row), document.created)] if found in exact]
+    written_as = _written_as(repository, row)
+    packs = [exact[found] for found in [(written_as, document.created)] if found in exact]
     packs.append(PackInfo(row.pack, repository.packs.size(row.pack), "coarse"))
     expected = version_row(document, packs, repository.packs.find_entry(row.pack, manifest.MEMBER))
     taken = expected.step is not None and repository.catalog.at_step(row.run, expected.step) is not None
@@ -52,6 +63,11 @@ def _wrong_fields(
         expected = replace(expected, step=None)  # Two versions claim that step; see `ckstore.operations.recover`.
     if row.parent is not None and expected.parent == _written_as(repository, repository.catalog.version(row.parent)):
         expected = replace(expected, parent=row.parent)
+    # Metrics that came later, or would have: the log may be one change ahead.
+    added = [item["metrics"] for item in records if item.get("change") == "metrics"
+             and item["version"] in (row.number, written_as)]  # fmt: skip
+    if row.metrics in added:
+        expected = replace(expected, metrics=row.metrics)
     wrong = [name for name in _FIELDS if getattr(row, name) != getattr(expected, name)]
     # A version that was forgotten handed its children to its own parent, which is older.
     allowed = row.parent is None or row.parent < (expected.parent or 0)
@@ -81,12 +97,7 @@ def _exact_packs(repository: Repository) -> dict[tuple[int, str], PackInfo]:
     return found
 
 
-def _tags(repository: Repository) -> Iterator[str]:
-    try:
-        records = log.read_all(repository.path)
-    except CkstoreError as error:
-        yield str(error)
-        return
+def _tags(repository: Repository, records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     # An interrupted change may stand in the log without having taken place; never the other way round.
     logged = {(record["tag"], record["version"]) for record in records if record.get("change") == "tag"}
     for tag, number in repository.catalog.tags().items():

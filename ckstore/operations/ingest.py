@@ -21,6 +21,7 @@ from ckstore.lineage.search import search
 from ckstore.objects.reader import ObjectReader
 from ckstore.operations.commit import Change
 from ckstore.operations.describe import describe
+from ckstore.operations.naming import add_metrics
 from ckstore.operations.nearest import nearest_version
 from ckstore.operations.rebase import rebase
 from ckstore.operations.request import IngestOptions, Request, request_of
@@ -55,7 +56,7 @@ class IngestReport:
     version
         The row of the version.
     is_new
-        False where the same content stood at the same run and step already.
+        False where the same content stood at the same run and step already; metrics that were given are added to it.
     """
 
     version: VersionRow
@@ -114,7 +115,7 @@ def _ingest(
         hash_version(scanned, force=request.force, progress=progress)
     if standing is not None:
         if is_there(repository, standing, scanned, request):
-            return IngestReport(standing, is_new=False)
+            return IngestReport(add_metrics(repository, standing, request.metrics), is_new=False)
         request = in_place_of(repository, standing, scanned, request)
     number = catalog.reserve_number()
     try:

@@ -1,12 +1,16 @@
-"""Tags and policies: what names mean, and how faithful the versions of a run are to be."""
+"""Tags, metrics and policies: what names mean, what is noted of versions, how faithful those of a run are to be."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 from ckstore.errors import UsageError
 from ckstore.policy import Policy
 from ckstore.repository import Repository
 from ckstore.storage import log
 from ckstore.storage.catalog import Catalog, VersionRow
+from ckstore.storage.names import LATEST, check_tag
 
 #: The run of versions that were given none.
 DEFAULT_RUN = "main"
@@ -21,15 +25,30 @@ def policy_of(catalog: Catalog, run: str | None) -> Policy:
 
 def check_run(run: str) -> None:
     """Raise `UsageError` for a name that cannot be told from that of a version."""
-    if not run.isprintable() or run != run.strip() or "@" in run:
+    if not run.isprintable() or run != run.strip() or "@" in run or run == LATEST:
         raise UsageError(
-            f"{run!r} cannot name a run: it has an @, blanks at its ends or what cannot be printed; choose another."
+            f"{run!r} cannot name a run: it is {LATEST}, has an @, blanks at its ends or what cannot be printed; "
+            "choose another."
         )
+
+
+def check_run_is_no_tag(catalog: Catalog, run: str) -> None:
+    """Raise `UsageError` where a tag has the name of a run: it would hide the run."""
+    if run in catalog.tags():
+        raise UsageError(f"{run} is a tag; choose another run, or remove the tag: `ckstore tag --delete {run}`.")
+
+
+def check_tag_is_no_run(catalog: Catalog, name: str, run: str | None = None) -> None:
+    """Raise `UsageError` where a run, present or about to be, has the name of a tag, or it cannot be one at all."""
+    check_tag(name)
+    if name == run or any(known.name == name for known in catalog.runs()):
+        raise UsageError(f"{name} is a run, which a tag of that name would hide; choose another tag.")
 
 
 def tag(repository: Repository, row: VersionRow, name: str) -> None:
     """Let a tag mean a version; see `Store.tag`."""
     with repository.catalog.transaction():
+        check_tag_is_no_run(repository.catalog, name)
         repository.catalog.set_tag(name, row.number)
         log.append(repository.path, {"change": "tag", "tag": name, "version": row.number})
 
@@ -39,6 +58,18 @@ def untag(repository: Repository, name: str) -> None:
     with repository.catalog.transaction():
         repository.catalog.delete_tag(name)
         log.append(repository.path, {"change": "untag", "tag": name})
+
+
+def add_metrics(repository: Repository, row: VersionRow, metrics: Mapping[str, Any]) -> VersionRow:
+    """Note metrics with a version that is there, in place of those of the same names; returns its row then."""
+    if {**row.metrics, **metrics} == row.metrics:
+        return row
+    catalog = repository.catalog
+    with catalog.transaction():
+        merged = {**catalog.version(row.number).metrics, **metrics}
+        catalog.update_version(row.number, metrics=merged)
+        log.append(repository.path, {"change": "metrics", "version": row.number, "metrics": merged})
+    return catalog.version(row.number)
 
 
 def set_policy(repository: Repository, policy: Policy | None, run: str | None) -> None:

@@ -136,6 +136,11 @@ class _Builder:
             self.catalog.take_over_claims(self.present)
         self._tag(records, versions)
         for record in records:
+            if record.get("change") == "metrics":
+                number = versions.meant(record["version"], record["created"])
+                if number in versions.versions:
+                    self.catalog.update_version(number, metrics=record["metrics"])
+        for record in records:
             if record.get("change") == "policy":
                 self.catalog.set_policy(record["run"], record["policy"])
         collected = [record["created"] for record in records if record.get("change") == "gc"]

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from ckstore.encoding.budget import BUDGET
 from ckstore.errors import UsageError
-from ckstore.operations.naming import DEFAULT_RUN, check_run, policy_of
+from ckstore.operations.naming import DEFAULT_RUN, check_run, check_run_is_no_tag, policy_of
 from ckstore.operations.tuning import TOLERANCE, Tuning
 from ckstore.policy import Fidelity, Policy, Scheme
 from ckstore.storage.catalog import Catalog, VersionRow
@@ -93,6 +93,7 @@ def request_of(catalog: Catalog, options: IngestOptions) -> Request:
     ) or policy_of(catalog, run)
     tuning = _tuning(policy, options)
     check_run(run)
+    check_run_is_no_tag(catalog, run)
     return Request(
         run=run,
         step=_step(options.step),
@@ -135,7 +136,7 @@ def _step(step: Any) -> int | None:
 
 
 def _plain(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Metrics as they will be read back: what JSON has, NumPy's scalars as plain ones."""
+    """Metrics as they will be read back: what JSON has; NumPy's scalars as plain ones, NaN and infinities as text."""
 
     def item(value: Any) -> Any:
         if isinstance(value, np.generic):
@@ -143,7 +144,7 @@ def _plain(metrics: Mapping[str, Any]) -> dict[str, Any]:
         raise TypeError(f"{type(value).__name__} is not a plain value")
 
     try:
-        kept: dict[str, Any] = json.loads(json.dumps(dict(metrics), default=item))
+        kept: dict[str, Any] = json.loads(json.dumps(dict(metrics), default=item), parse_constant=str)
     except (TypeError, ValueError) as error:
         raise UsageError(f"Metrics must be plain numbers and strings ({error}).") from error
     return kept

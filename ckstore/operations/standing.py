@@ -25,7 +25,8 @@ def is_there(repository: Repository, standing: VersionRow, scanned: ScannedVersi
 def in_place_of(repository: Repository, standing: VersionRow, scanned: ScannedVersion, request: Request) -> Request:
     """The request that puts a version in the place of the one that is there.
 
-    A damaged version, or one that is less faithful, of the same content is stored again after the same parent.
+    A damaged version, or one that is less faithful, of the same content is stored again after the same parent, with
+    the same metrics.
 
     Raises
     ------
@@ -36,7 +37,8 @@ def in_place_of(repository: Repository, standing: VersionRow, scanned: ScannedVe
         parent = request.parent
         if parent is not None and parent.number >= standing.number:  # The run's latest, where none was named.
             parent = None if standing.parent is None else repository.catalog.version(standing.parent)
-        return replace(request, parent=parent, replace=True, heals=True)
+        metrics = {**standing.metrics, **request.metrics}
+        return replace(request, parent=parent, metrics=metrics, replace=True, heals=True)
     if not request.replace:
         raise ConflictError(
             f"{request.run}@{request.step} holds other content as version {standing.number}; "

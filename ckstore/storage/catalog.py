@@ -140,6 +140,12 @@ class Catalog:
         found = self._select(tail) if run is None else self._select(f"WHERE r.name = ? {tail}", run)
         return found[0] if found else None
 
+    def highest(self, run: str) -> VersionRow | None:
+        """The version of a run with the highest step; where none has a step, the one that was ingested last."""
+        # SQLite takes NULL for the least of all values.
+        found = self._select("WHERE r.name = ? ORDER BY v.step DESC, v.number DESC LIMIT 1", run)
+        return found[0] if found else None
+
     def at_step(self, run: str, step: int) -> VersionRow | None:
         """The version of a run at a step; None where there is none."""
         found = self._select("WHERE r.name = ? AND v.step = ?", run, step)
@@ -496,9 +502,13 @@ class Catalog:
         cost: float | None = None,
         base: bool | None = None,
         stored_bytes: int | None = None,
+        metrics: Mapping[str, Any] | None = None,
     ) -> None:
-        """Change what thinning or rebasing changes in a version; raises `NotFoundError`."""
-        values = {"fidelity": fidelity, "depth": depth, "cost": cost, "base": base, "stored_bytes": stored_bytes}
+        """Change what thinning, rebasing or metrics that come later change in a version; raises `NotFoundError`."""
+        values = {
+            "fidelity": fidelity, "depth": depth, "cost": cost, "base": base, "stored_bytes": stored_bytes,
+            "metrics": None if metrics is None else _metrics_text(metrics),
+        }  # fmt: skip
         with self.transaction():
             self.version(number)
             for column, value in values.items():
@@ -642,7 +652,7 @@ class Catalog:
                 *(row.number, row.uid, row.run, row.pack, row.step, parent, row.created),
                 *(row.manifest_offset, row.manifest_length, row.original_bytes, row.stored_bytes, row.elements),
                 *(row.tensors, row.files, row.depth, row.cost, row.base, row.fidelity),
-                *(json.dumps(dict(row.metrics), separators=(",", ":")), row.source),
+                *(_metrics_text(row.metrics), row.source),
             ],
         )
 
@@ -695,6 +705,10 @@ def _writers_kept_out(store: Path) -> Iterator[Catalog | None]:
         except (IntegrityError, NoStoreError):
             present = None
         yield present
+
+
+def _metrics_text(metrics: Mapping[str, Any]) -> str:
+    return json.dumps(dict(metrics), separators=(",", ":"))
 
 
 def _version(row: Sequence[Any]) -> VersionRow:

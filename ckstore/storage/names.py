@@ -32,8 +32,11 @@ class Versions(Protocol):
     def tags(self) -> dict[str, int]:
         """The number that each tag means."""
 
-    def latest(self, run: str | None = None) -> VersionRow | None:
-        """The version that was ingested last, of one run or of all."""
+    def latest(self) -> VersionRow | None:
+        """The version that was ingested last."""
+
+    def highest(self, run: str) -> VersionRow | None:
+        """The version of a run with the highest step; where none has a step, the one that was ingested last."""
 
     def at_step(self, run: str, step: int) -> VersionRow | None:
         """The version at a step of a run."""
@@ -58,9 +61,9 @@ def resolve(catalog: Versions, spec: str | int) -> VersionRow:
     ----------
     catalog : Versions
     spec : str or int
-        In this order: the number of a version, a tag, `latest` (ingested last), `run@step` or `run@latest`,
-        the name of a run (its version that was ingested last), or the beginning of a version's id, at least four
-        hexadecimal characters, that no other version shares.
+        In this order: the number of a version, a tag, `latest` (ingested last), `run@step`, `run@latest` or the name
+        of a run (its version with the highest step; where none has a step, the one ingested last), or the beginning
+        of a version's id, at least four hexadecimal characters, that no other version shares.
 
     Raises
     ------
@@ -90,12 +93,12 @@ def _of_run(catalog: Versions, text: str) -> VersionRow | None:
     run, separator, step = text.rpartition("@")
     if separator:
         if step == LATEST:
-            return catalog.latest(run)
+            return catalog.highest(run)
         if re.fullmatch(r"-?[0-9]{1,18}", step):
             found = catalog.at_step(run, int(step))
             if found is not None:
                 return found
-    return catalog.latest(text)
+    return catalog.highest(text)
 
 
 def _by_uid(catalog: Versions, prefix: str) -> VersionRow | None:

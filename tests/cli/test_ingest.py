@@ -138,6 +138,7 @@ def test_all_of_several_fail(ckstore, filled: Path) -> None:
         ["in/step0.pt", "--delete-source"],
         ["in/step0.pt", "--metric", "loss"],
         ["in/step0.pt", "--metric", "=3"],
+        ["in/step0.pt", "in/step10.pt", "--metric", "loss=3"],
         [],
     ],
 )

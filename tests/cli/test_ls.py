@@ -56,3 +56,14 @@ def test_table(ckstore, filled: Path) -> None:
     heading, *lines = ckstore("ls", "best", "-l").out.splitlines()
     assert heading.split()[3:] == ["LATTICE", "LAYERS", "DEPTH", "BYTES/EL", "PATH"]
     assert any("(bundle)" in line for line in lines)
+
+
+def test_a_name_that_moves_says_what_it_is(ckstore, filled: Path) -> None:
+    ckstore("ingest", "in/step10.pt", "--run", "gpt", "--step", 5)
+    for name in ("latest", "gpt@latest", "gpt"):
+        number, step = (4, 5) if name == "latest" else (3, 20)
+        assert ckstore("ls", name).sentence == f"{name} is gpt@{step}, version {number}."
+        assert ckstore("diff", "1", name).sentence == f"{name} is gpt@{step}, version {number}."
+        assert ckstore("verify", name).sentence == f"{name} is gpt@{step}, version {number}."
+    for name in ("1", "best", "gpt@10"):
+        assert ckstore("ls", name).err == ""

@@ -30,6 +30,7 @@ def test_none(ckstore, place: Path) -> None:
         (["best"], 2),
         (["best", "7"], 2),
         (["best", "latest"], 2),
+        (["best", "gpt"], 2),
         (["best", "a@b"], 2),
         (["best", "x", "--delete", "best"], 2),
         (["--delete", "best", "--list"], 2),
@@ -41,3 +42,15 @@ def test_refused(ckstore, filled: Path, arguments: list[str], code: int) -> None
     before = ckstore("tag", "--json").json
     assert ckstore("tag", *arguments, code=code).sentence
     assert ckstore("tag", "--json").json == before
+
+
+def test_a_run_and_a_tag_do_not_hide_each_other(ckstore, filled: Path) -> None:
+    source = "in/step0.pt"
+    assert "choose another tag" in ckstore("ingest", source, "--run", "lora", "--tag", "lora", code=2).sentence
+    assert "choose another tag" in ckstore("ingest", source, "--run", "lora", "--tag", "gpt", code=2).sentence
+    sentence = ckstore("ingest", source, "--run", "best", code=2).sentence
+    assert "ckstore tag --delete best" in sentence
+    assert ckstore("ingest", source, "--run", "latest", code=2).sentence
+    assert len(ckstore("log", "--json").json) == 3
+    ckstore("tag", "--delete", "best")
+    ckstore("ingest", source, "--run", "best")

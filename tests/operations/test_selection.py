@@ -42,7 +42,7 @@ def numbers(catalog: Catalog, *specs: str | int, **options: object) -> list[int]
     [
         (["gpt@100"], [1]),
         ([2, "2", "bert@0"], [2]),
-        (["best", "gpt@latest", "latest"], [3, 13]),
+        (["best", "gpt@latest", "latest"], [3, 7, 13]),
         (["gpt@100..gpt@300"], [1, 3, 4]),
         (["gpt@200..gpt@200"], [4]),
         (["gpt@-50..gpt@100"], [1, 13]),

@@ -21,6 +21,17 @@ def test_every_way_to_name_a_version(filled):
             assert filled.resolve(name).number == number, name
 
 
+def test_the_latest_of_a_run_is_its_highest_step(filled, store):
+    write_version(filled, store, "gpt", 150)  # filled in later
+    assert filled.resolve("gpt@latest").step == filled.resolve("gpt").step == 200
+    write_version(filled, store, "gpt", None)
+    assert filled.resolve("gpt@latest").step == 200
+    for _ in range(2):
+        write_version(filled, store, "stepless", None)
+    last = filled.latest().number
+    assert filled.resolve("stepless@latest").number == filled.resolve("stepless").number == last
+
+
 def test_names_that_look_alike(filled, store):
     """Numbers go before ids, tags before runs, and a run may have an @ in its name."""
     write_version(filled, store, "a@b", 7)

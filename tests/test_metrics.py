@@ -1,0 +1,93 @@
+"""Metrics: added to a version that is there, kept by whatever happens to it, and printed as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ckstore
+from ckstore.operations.recover import recover
+from tests.checkpoints import write_safetensors
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    weights = np.random.default_rng(0).normal(size=(300, 256)).astype(np.float32)
+    write_safetensors(tmp_path / "step5.safetensors", {"w": ("float32", weights.shape, weights)})
+    return tmp_path / "step5.safetensors"
+
+
+def kept(store: Path) -> list[dict[str, Any]]:
+    with ckstore.open(store, "r") as opened:
+        assert opened.verify().problems == []
+        return [dict(row.metrics) for row in opened.versions()]
+
+
+def test_metrics_of_a_version_that_is_there_are_added(source: Path, tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    with ckstore.init(path) as store:
+        store.ingest(source, metrics={"loss": 2.5, "seen": 10})
+        report = store.ingest(source, metrics={"loss": 2.25, "accuracy": 0.5})
+        merged = {"loss": 2.25, "seen": 10, "accuracy": 0.5}
+        assert not report.is_new
+        assert report.version.metrics == store[report.version.number].row.metrics == merged
+        records = list((path / "log").iterdir())
+        store.ingest(source, metrics={"seen": 10})  # nothing to be noted
+        store.ingest(source)
+        assert list((path / "log").iterdir()) == records
+    assert kept(path) == [merged]
+    for _ in range(2):
+        assert recover(path).problems == []
+        assert kept(path) == [merged]
+
+
+def test_a_version_keeps_them_when_it_is_thinned_collected_and_healed(source: Path, tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    with ckstore.init(path) as store:
+        store.ingest(source, metrics={"loss": 2.5})
+        store.ingest(source, metrics={"accuracy": 0.5})
+        merged = {"loss": 2.5, "accuracy": 0.5}
+        store.thin([1])
+        store.gc(grace=0)
+    assert kept(path) == [merged]
+    recover(path)
+    assert kept(path) == [merged]
+    with ckstore.open(path) as store:
+        assert store.ingest(source, metrics={"late": 1}).is_new  # exact again
+    merged["late"] = 1
+    assert kept(path) == [merged]
+    recover(path)
+    assert kept(path) == [merged]
+
+
+def test_a_catalog_with_other_metrics_than_manifest_and_log_is_found(source: Path, tmp_path: Path) -> None:
+    with ckstore.init(tmp_path / "store") as store:
+        number = store.ingest(source, metrics={"loss": 2.5}).version.number
+        store.ingest(source, metrics={"loss": 2.25})
+        store.catalog.update_version(number, metrics={"loss": 1.0})
+        assert "metrics" in store.verify().problems[0]
+
+
+def test_what_json_lacks_is_kept_as_text(source: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    from ckstore.cli.program import run
+
+    def refused(constant: str) -> float:
+        raise AssertionError(f"{constant} is not JSON")
+
+    given = {"nan": math.nan, "high": math.inf, "low": np.float32(-math.inf), "list": [math.nan, 1]}
+    with ckstore.init(tmp_path / "store") as store:
+        metrics = store.ingest(source, metrics=given).version.metrics
+        store.ingest(source, metrics={"again": math.nan})
+        store.ingest(source, metrics={"again": math.nan})
+        assert len(list((tmp_path / "store" / "log").iterdir())) == 1
+    assert math.isnan(float(metrics["nan"]))
+    assert [float(metrics[name]) for name in ("high", "low")] == [math.inf, -math.inf]
+    assert math.isnan(float(metrics["list"][0]))
+    assert run(["--store", str(tmp_path / "store"), "log", "--json"]) == 0
+    [shown] = json.loads(capfd.readouterr().out, parse_constant=refused)
+    assert shown["metrics"] == {**metrics, "again": "NaN"}
