@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ckstore.codecs.varint import read_varint
 from ckstore.errors import IntegrityError
 
 FORMAT = 1
@@ -30,8 +31,7 @@ GROUPED = 16
 STREAMED = 32
 PADDING = 8
 
-#: Bytes of the longest varint, and more than any header has.
-_VARINT = 9
+#: More bytes than any header has.
 _LONGEST = 96
 
 DAMAGED = "The payload of integers is damaged: restore it from another copy."
@@ -87,7 +87,10 @@ def _read_sizes(head: bytes, at: int) -> tuple[list[int], int]:
     """Bytes of the directory and of streams 0 to 2, and where these varints end."""
     sizes = []
     for _ in range(4):
-        size, at = _read_varint(head, at)
+        try:
+            size, at = read_varint(head, at)
+        except ValueError as error:
+            raise IntegrityError(DAMAGED) from error
         sizes.append(size)
     return sizes, at
 
@@ -114,26 +117,6 @@ def read_count(head: bytes, at: int) -> tuple[int, int]:
     if first >= 128:
         return 1 << first - 128, at + 1
     return int.from_bytes(_part(head, at + 1, first), "little"), at + 1 + first
-
-
-def varint(number: int) -> bytes:
-    """Write a number, seven bits a byte, lowest first."""
-    result = bytearray()
-    while number >= 128:
-        result.append(number & 127 | 128)
-        number >>= 7
-    result.append(number)
-    return bytes(result)
-
-
-def _read_varint(head: bytes, at: int) -> tuple[int, int]:
-    number = shift = 0
-    for end, byte in enumerate(head[at : at + _VARINT], at + 1):
-        if byte < 128:
-            return number | byte << shift, end
-        number |= (byte & 127) << shift
-        shift += 7
-    raise IntegrityError(DAMAGED)
 
 
 def overhead_bytes(head: bytes, length: int) -> int:

@@ -17,9 +17,9 @@ from ckstore.codecs.integer_header import (
     Header,
     count_bytes,
     read_header,
-    varint,
 )
 from ckstore.codecs.integer_plan import Plan, check_arrays, make_plan
+from ckstore.codecs.varint import varint
 from ckstore.errors import IntegrityError, UsageError
 from ckstore.runtime.blocks import fixed, joined
 from ckstore.runtime.checksum import crc32

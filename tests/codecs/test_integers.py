@@ -22,6 +22,7 @@ from ckstore.codecs.integers import (
     entropy_bits,
     payload_bits,
 )
+from ckstore.codecs.varint import varint
 from ckstore.errors import CkstoreError, IntegrityError, UsageError
 from ckstore.kernels.entropy import directory as entropy_directory
 from ckstore.kernels.entropy import lengths as entropy_lengths
@@ -695,7 +696,7 @@ def crafted_directory(rng, items, tops, plane=0):
 
 def crafted_payload(directory, streams, count, width, narrow, elements):
     """A payload of one group with the right checksum of its elements."""
-    sizes = b"".join(map(integer_header.varint, map(len, (directory, *streams[:3]))))
+    sizes = b"".join(map(varint, map(len, (directory, *streams[:3]))))
     flags = width.bit_length() - 1 | narrow.bit_length() - 1 << 2 | integer_header.STREAMED
     start = bytes((1, flags)) + bytes(4) + integer_header.count_bytes(count)
     return with_check(b"".join((start, sizes, directory, *streams, bytes(8))), elements)
