@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tools import models, runs
-from tools.fidelity import ablation, bench, coding, excp, failures, partial, report, states, verdicts
+from tools.fidelity import ablation, bench, coding, excp, failures, partial, ranking, report, states, verdicts
 from tools.fidelity.archives import DEFAULT, EXACT, Clock, Setting, Stored
 from tools.fidelity.evaluation import Language, evenly, held_out_prose, held_out_sources, mean_loss
 from tools.fidelity.failures import Failure, Interrupted
@@ -469,6 +469,22 @@ def test_ablation_counts_every_weight(gpt_run: list[Path], tmp_path: Path) -> No
     found = ablation.measure(bench.Bench("tiny", tmp_path, (), (), lambda line: None))
     assert 0.05 < found.run_lengths < found.huffman < 4
     assert 0.05 < found.rearranged < found.huffman
+
+
+def test_ranking_tells_what_both_metrics_are_worth(gpt_run: list[Path], tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "tiny").symlink_to(gpt_run[0].parents[1])
+    found = ranking.measure(bench.Bench("tiny", tmp_path, (), (), lambda line: None))
+    ways = [way for way in found if way.step == found[-1].step]
+    assert len(ways) == len({way.way for way in ways}) == 8
+    rises = {way.way: way.rise for way in ways}
+    for pruned in ("magnitude", "sensitivity"):
+        fine, *others = (
+            rises[f"protected by {protected}, pruned by {pruned}, embeddings {levels}"]
+            for protected, levels in (("either", 32), ("either", 8), ("magnitude", 8), ("sensitivity", 8))
+        )
+        assert fine < max(others)
+    assert all(-0.01 < rise < 1 for rise in rises.values())
 
 
 def test_failures_do_nothing_to_exact_versions(trained_runs: Path, tmp_path: Path, gpt_run: list[Path]) -> None:
