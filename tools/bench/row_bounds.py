@@ -19,10 +19,9 @@ from ckstore.codecs import integers
 from ckstore.codecs.integer_header import read_header
 from ckstore.codecs.integer_plan import make_plan
 from ckstore.codecs.integers import decode_integers, encode_integers, payload_bits, write_streams
-from ckstore.kernels.entropy import coder as entropy_coder
 from ckstore.kernels.entropy import directory as entropy_directory
 from ckstore.kernels.entropy import read as entropy_read
-from ckstore.kernels.entropy.layout import ROW, SYMBOLS
+from ckstore.kernels.entropy.bins import SYMBOLS
 from ckstore.kernels.entropy.plan import measure
 from ckstore.reading.checkout import checkout
 from ckstore.runtime.checksum import crc32c
@@ -105,24 +104,13 @@ def _directory_reader(payload: bytes) -> Callable[[], Any]:
     directory = np.frombuffer(bytearray(payload), np.uint8)[header.directory : header.planes]
     coder, odds = np.empty(5, np.int64), np.empty((entropy_directory.CONTEXTS, 2), np.int32)
     groups = np.zeros((1, entropy_directory.COLUMNS), np.int64)
-    rows, lengths = np.empty((1, 2, ROW), np.uint8), np.empty((1, SYMBOLS), np.uint8)
-    runs, values = np.empty((2, entropy_directory.MOST_ADAPTIVE), np.uint64)
+    lowers, raws = np.empty((1, entropy_directory.TABLE), np.int64), np.empty((1, entropy_directory.TABLE), np.uint8)
+    lengths = np.empty((1, SYMBOLS), np.uint8)
+    runs, values = np.empty((2, entropy_directory.MOST_RARE), np.int64)
 
     def read() -> None:
-        entropy_coder.start_coder(coder, directory, odds, 0)
-        number = entropy_directory.code_directory(
-            coder,
-            directory,
-            odds,
-            False,
-            header.planed,
-            header.outward,
-            header.count,
-            groups,
-            rows,
-            lengths,
-            runs,
-            values,
+        number, _ = entropy_directory.code_directory(
+            coder, directory, odds, False, False, header.count, groups, lowers, raws, lengths, runs, values
         )
         if number != 1:
             raise AssertionError("the directory does not come back")
