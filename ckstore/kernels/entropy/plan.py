@@ -48,6 +48,8 @@ CHOOSE_PLANES, PLAN_DENSE, PLAN_PAIRS = range(3)
 CELLS = 1 << 16
 """Most cells of a histogram."""
 
+_TABLE_BITS, _BIN_BITS, _PAIR_BITS = 64.0, 3.5, 2.0
+"""Bits that a group takes in the directory, and a symbol of it, as measured."""
 _PLANE_SHARE = 0.0003
 """By how much larger a group may become by its plane."""
 _SYMBOL_BITS = 8.0
@@ -160,7 +162,7 @@ def _set_codes(group: Array, counts: Array, is_pair: bool, raws: Array, lengths:
     scale = (group[PAIRS] if is_pair else group[COUNT]) / total
     group[BITS] = int64(bits * scale)
     group[WIDEST] = widest
-    costs[0] = bits * scale + 2.0 * used
+    costs[0] = bits * scale + _TABLE_BITS + (_PAIR_BITS if is_pair else _BIN_BITS) * used
     costs[1] = (entropy + times_log(total)) * scale
 
 
