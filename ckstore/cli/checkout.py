@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
-from ckstore.cli.output import counted, name_of, percent_text, size_text
+from ckstore.cli.output import counted, error_text, name_of, size_text
 from ckstore.cli.progress import progress_bar
 from ckstore.cli.verb import VersionName, open_store, verb, version_of
 from ckstore.errors import IntegrityError, UsageError
@@ -123,13 +123,16 @@ def command(
 
 
 def _warning(version: Version) -> str:
+    from ckstore.objects.units import role_of
+
     number = version.row.number
     if version.row.fidelity == "exact":
         return f"These are the coarse values of version {number}, which also has exact ones."
-    relative = max((item.relative for item in version.deviations().values()), default=0.0)
+    off = {path: item.relative for path, item in version.deviations().items()}
+    weights = max((part for path, part in off.items() if not role_of(version.paths[path][1].path)), default=0.0)
     return (
-        f"Version {number} is coarse: its tensors differ from the original ones by up to {percent_text(relative)} "
-        f"of their root mean square; see `ckstore show {number}`."
+        f"Version {number} is coarse, and differs from the original: "
+        f"{error_text(weights, max(off.values(), default=0.0))}; see `ckstore show {number}`."
     )
 
 

@@ -18,25 +18,25 @@ from ckstore.errors import NotFoundError
 )
 @click.argument("before", type=VersionName())
 @click.argument("after", type=VersionName())
-@click.argument("glob", required=False)
+@click.argument("globs", metavar="[GLOB]...", nargs=-1)
 @click.option("--values", is_flag=True, help="Decode what changed: largest and root mean square difference of floats.")
 @json_option
 @click.pass_context
-def command(ctx: click.Context, before: str, after: str, glob: str | None, values: bool, as_json: bool) -> None:
+def command(ctx: click.Context, before: str, after: str, globs: tuple[str, ...], values: bool, as_json: bool) -> None:
     """List the tensors that differ between two versions.
 
-    All, or those whose path matches GLOB: tensors that were added or removed from version BEFORE to version AFTER,
-    or have another dtype, shape or other values. Values are compared by the ids of what is stored; only what shares
-    an object with others, as small tensors do, is decoded. Tensors are compared bit for bit: 0.0 and -0.0 differ,
-    and a NaN equals itself.
+    All, or those whose path a GLOB matches, as for `ckstore ls`: tensors that were added or removed from version
+    BEFORE to version AFTER, or have another dtype, shape or other values. Values are compared by the ids of what is
+    stored; only what shares an object with others, as small tensors do, is decoded. Tensors are compared bit for bit:
+    0.0 and -0.0 differ, and a NaN equals itself.
     """
     from ckstore.cli.comparison import Side, VersionDiff
 
-    globs = () if glob is None else (glob,)
     with open_store(ctx) as store:
         comparison = VersionDiff(Side(version_of(store, before), globs), Side(version_of(store, after), globs))
-        if glob is not None and not comparison.before.tensors and not comparison.after.tensors:
-            raise NotFoundError(f"Neither version has a tensor that matches {glob}; see `ckstore ls {before}`.")
+        if globs and not comparison.before.tensors and not comparison.after.tensors:
+            named = " or ".join(globs)
+            raise NotFoundError(f"Neither version has a tensor that matches {named}; see `ckstore ls {before}`.")
         changes = list(comparison.changes(values=values))
         compared = len(comparison.before.tensors.keys() | comparison.after.tensors.keys())
     if as_json:

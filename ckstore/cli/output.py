@@ -101,6 +101,20 @@ def version_object(row: VersionRow, tags: Sequence[str] = ()) -> dict[str, Any]:
     }
 
 
+def error_text(weights: float, largest: float) -> str:
+    """How far coarse values are off, as parts of their root mean squares; weights lead, as moments take far more.
+
+    Examples
+    --------
+    >>> error_text(0.02, 0.02)
+    'weights by up to 2 % of their root mean square'
+    >>> error_text(0.031, 1.44)
+    'weights by up to 3.1 % of their root mean square, moments by up to 144 %'
+    """
+    text = f"weights by up to {percent_text(weights)} of their root mean square"
+    return text if largest <= weights else f"{text}, moments by up to {percent_text(largest)}"
+
+
 def print_json(value: Any) -> None:
     """Print JSON, indented; NaN and infinities, which JSON lacks, as text."""
     click.echo(json.dumps(json.loads(json.dumps(value), parse_constant=str), indent=2))

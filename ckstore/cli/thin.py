@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from ckstore.cli.options import selection_options
-from ckstore.cli.output import counted, json_option, name_of, percent_text, print_json, size_text
+from ckstore.cli.output import counted, error_text, json_option, name_of, print_json, size_text
 from ckstore.cli.progress import progress_bar
 from ckstore.cli.verb import open_store, verb
 from ckstore.policy import QUALITY
@@ -70,6 +70,7 @@ def command(
                 "step": item.version.step,
                 "max_abs_error": item.max_abs,
                 "relative_error": item.relative,
+                "relative_error_of_weights": item.weights,
             }
             for item in report.versions
         ]
@@ -85,8 +86,10 @@ def command(
         ])  # fmt: skip
         return
     for item in report.versions:
-        error = f"errors up to {item.max_abs:.3g}, {percent_text(item.relative)} of a tensor's root mean square"
-        click.echo(f"{name_of(item.version)} (version {item.version.number})  {error}")
+        error = error_text(item.weights, item.relative)
+        click.echo(
+            f"{name_of(item.version)} (version {item.version.number})  {error}; none by more than {item.max_abs:.3g}"
+        )
     if report.skipped:
         click.echo(f"{counted(len(report.skipped), 'version')} had no exact layer to give up.")
     if not report.versions:

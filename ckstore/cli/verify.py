@@ -34,12 +34,18 @@ def command(ctx: click.Context, versions: tuple[str, ...], sample: float | None,
     VERSION, and compares them with their ids. Nothing is changed. Every problem is a line on stderr, and the exit
     code is 4 where there is one.
     """
+    from ckstore.operations.verify import bytes_to_check
+
     start = time.perf_counter()
     with open_store(ctx) as store:
-        rows = [version_of(store, version).row for version in versions] if versions else store.versions()
-        total = sum(row.original_bytes for row in rows)
+        chosen = (
+            [version_of(store, name) for name in versions]
+            if versions
+            else [store[row.number] for row in store.versions()]
+        )
+        total = bytes_to_check(store.repository, [version.stored for version in chosen], sample)
         with progress_bar("verify", total, shown=not as_json) as progress:
-            report = store.verify([row.number for row in rows], sample=sample, progress=progress)
+            report = store.verify([version.row.number for version in chosen], sample=sample, progress=progress)
     seconds = time.perf_counter() - start
     if as_json:
         counts = {name: getattr(report, name) for name in ("versions", "packs", "objects", "chunks", "bytes")}

@@ -128,7 +128,7 @@ def plan_units(files: Sequence[tuple[str, FileLayout]]) -> list[Unit]:
             if extent.count >= SMALL:
                 units.extend(_parts(prefix, number, index, extent))
                 continue
-            role = _role(extent.path)
+            role = role_of(extent.path)
             if not role and len(extent.shape) > 1 and extent.count >= _SMALL_WEIGHT:
                 role = "weight"
             group = (f"{prefix}{_subtree(extent.path)}", extent.dtype, role)
@@ -141,7 +141,7 @@ def _parts(prefix: str, number: int, index: int, extent: Extent) -> Iterable[Uni
     dtype = part_dtype(extent.dtype)
     scale = 2 if extent.dtype in PARTS else 1
     name = f"{prefix}{_text(extent.path)}"
-    role = _role(extent.path) or "weight"
+    role = role_of(extent.path) or "weight"
     if extent.count <= PART:
         shape = (*extent.shape[:-1], extent.shape[-1] * scale)
         members = (Member(number, index, 0, extent.count),)
@@ -184,7 +184,8 @@ def _subtree(path: Path) -> str:
     return _text(path[:1]) if len(path) > 1 else ""
 
 
-def _role(path: Path) -> str:
+def role_of(path: Path) -> str:
+    """The role in `ROLES` of what stands at a path; empty for what is no optimiser state."""
     for segment in reversed(path):
         if isinstance(segment, str):
             return ROLES.get(segment, "")

@@ -50,11 +50,14 @@ class Thinned:
         The largest error of any element.
     relative
         The largest root mean square of a tensor's errors, as a part of the tensor's own.
+    weights
+        The same of tensors that are no moments; 0 where all of these stay exact.
     """
 
     version: VersionRow
     max_abs: float
     relative: float
+    weights: float
 
 
 @dataclass(slots=True)
@@ -306,8 +309,20 @@ class _Thinning:
         report = self.batch.report
         if facts:
             deviations: list[Deviation] = [item for off in facts.values() for item in off.deviations]
-            relative = max(item.relative for item in deviations)
-            report.versions.append(Thinned(self.row, max(item.max_abs for item in deviations), relative))
+            weights = [
+                item.relative
+                for number, off in facts.items()
+                if self.version.layout.units[number].role in ("weight", "other")
+                for item in off.deviations
+            ]
+            report.versions.append(
+                Thinned(
+                    self.row,
+                    max(item.max_abs for item in deviations),
+                    max(item.relative for item in deviations),
+                    max(weights, default=0.0),
+                )
+            )
         else:
             report.skipped.append(self.row.number)
         report.reanchored += anew

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -51,7 +52,7 @@ def verify(
     sample
         Check this part of packs and objects, drawn at random; all by default.
     progress
-        Called with numbers of decoded bytes.
+        Called with numbers of bytes that were read of packs or decoded; of all together see `bytes_to_check`.
     """
     report = VerifyReport()
     draw = random.Random()
@@ -63,7 +64,7 @@ def verify(
     if report.problems:
         return report  # What a damaged catalog says of packs and versions would only add confusion.
     report.problems += catalog_problems(repository, versions)
-    _check_packs(repository, report, chosen)
+    _check_packs(repository, report, chosen, progress)
     objects: dict[_Ids, tuple[StoredVersion, Unit]] = {}
     for version in versions:
         try:
@@ -131,7 +132,22 @@ def check_restores(version: StoredVersion, progress: Callable[[int], None] | Non
             progress(nbytes)
 
 
-def _check_packs(repository: Repository, report: VerifyReport, chosen: Callable[[], bool]) -> None:
+def bytes_to_check(repository: Repository, versions: Sequence[StoredVersion], sample: float | None = None) -> int:
+    """Bytes that `verify` reads of packs and decodes, each object once; about as many where it takes a sample."""
+    total = sum(pack.bytes for pack in repository.catalog.packs())
+    objects: dict[_Ids, int] = {}
+    for version in versions:
+        with suppress(CkstoreError):  # `verify` says what is wrong with it.
+            objects |= {_ids(version, number): unit.nbytes for number, unit in enumerate(version.layout.units)}
+    return round((total + sum(objects.values())) * (1.0 if sample is None else sample))
+
+
+def _check_packs(
+    repository: Repository,
+    report: VerifyReport,
+    chosen: Callable[[], bool],
+    progress: Callable[[int], None] | None,
+) -> None:
     for pack in repository.catalog.packs():
         if not chosen():
             continue
@@ -142,6 +158,8 @@ def _check_packs(repository: Repository, report: VerifyReport, chosen: Callable[
                 report.problems.append(f"Pack {pack.name} is not what its name says; restore it from a copy.")
         except CkstoreError as error:
             report.problems.append(str(error))
+        if progress is not None:
+            progress(pack.bytes)
 
 
 class _Ids(NamedTuple):

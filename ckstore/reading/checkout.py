@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, BinaryIO
 
 from ckstore.dtypes import ITEM_SIZES
-from ckstore.errors import ConflictError, IntegrityError, UsageError
+from ckstore.errors import CkstoreError, ConflictError, IntegrityError, UsageError
 from ckstore.formats.directory import leads_out
 from ckstore.formats.layout import FileLayout
 from ckstore.formats.skeleton import Checks, pieces
@@ -52,7 +52,7 @@ def checkout(version: StoredVersion, target: Path, *, force: bool = False, progr
         with beside(target, force=force, directory=True) as made:
             _write_tree(version, made, progress)
         return
-    if target.is_dir():
+    if os.path.isdir(target):  # which raises nothing, whatever the path
         target = target / version.document.files[0].path
     with beside(target, force=force) as made:
         _write_file(version, 0, made, progress)
@@ -61,13 +61,16 @@ def checkout(version: StoredVersion, target: Path, *, force: bool = False, progr
 @contextmanager
 def beside(target: Path, *, force: bool, directory: bool = False) -> Iterator[Path]:
     """A path next to `target` to write to, which takes its place when the block ends well and vanishes when not."""
-    if (target.exists() or target.is_symlink()) and not force:
-        raise ConflictError(f"{target} exists; choose another path, or overwrite it with --force.")
-    if not directory and target.is_dir() and not target.is_symlink():
-        raise ConflictError(f"{target} is a directory; name a file, or a directory that does not exist yet.")
-    if not target.parent.is_dir():
-        raise UsageError(f"{target.parent} is not a directory; make it first.")
-    made = durable.temporary_path(target.parent)
+    try:
+        _check_place(target, force=force, directory=directory)
+        made = durable.temporary_path(target.parent)
+        made.touch(exist_ok=False)
+        made.unlink()
+    except CkstoreError:
+        raise
+    except OSError as error:
+        why = error.strerror or os.strerror(error.errno or 0)
+        raise UsageError(f"Nothing can be written at {target} ({why}); choose another path.") from error
     try:
         if directory:
             made.mkdir()
@@ -93,6 +96,15 @@ def beside(target: Path, *, force: bool, directory: bool = False) -> Iterator[Pa
         else:
             with suppress(FileNotFoundError):
                 made.unlink()
+
+
+def _check_place(target: Path, *, force: bool, directory: bool) -> None:
+    if (target.exists() or target.is_symlink()) and not force:
+        raise ConflictError(f"{target} exists; choose another path, or overwrite it with --force.")
+    if not directory and target.is_dir() and not target.is_symlink():
+        raise ConflictError(f"{target} is a directory; name a file, or a directory that does not exist yet.")
+    if not target.parent.is_dir():
+        raise UsageError(f"{target.parent} is no directory; make it first.")
 
 
 def _write_tree(version: StoredVersion, root: Path, progress: Progress | None) -> None:

@@ -138,3 +138,10 @@ def test_a_damaged_pack(ckstore, filled: Path) -> None:
     ckstore("checkout", "best", "-o", "out.pt", code=4)
     assert not (filled / "out.pt").exists()
     assert [path for path in filled.iterdir() if path.name.startswith(".tmp")] == []
+
+
+@pytest.mark.parametrize("target", ["/proc/out.pt", "x" * 300, "/dev/null/out.pt", "in/step0.pt/out.pt"])
+@pytest.mark.parametrize("options", [[], ["--format", "npz"]], ids=["original", "npz"])
+def test_an_impossible_place_is_one_sentence(ckstore, filled: Path, target: str, options: list[str]) -> None:
+    sentence = ckstore("checkout", "best", "-o", target, *options, code=2).sentence
+    assert "choose another path" in sentence or "make it first" in sentence

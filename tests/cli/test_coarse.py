@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from ckstore.cli.output import percent_text
 from tests.checkpoints import without_compiling
 
 from .conftest import checkpoint, listing
@@ -102,6 +103,24 @@ def test_checkout_says_on_stderr_that_values_are_coarse(ckstore, coarse: Path) -
     assert (coarse / "out.pt").stat().st_size == original.stat().st_size
     off = (weight_of(coarse / "out.pt") - weight_of(original)).abs().max().item()
     assert 0 < off < 0.2
+
+
+def test_the_weights_lead(ckstore, place: Path) -> None:
+    """Second moments are off by more than they are large; that says nothing of the model."""
+    weight = torch.randn(300, 256, generator=torch.Generator().manual_seed(0))
+    state = {"model": {"weight": weight}, "optimizer": {"state": {0: {"exp_avg_sq": weight.square() * 1e-6}}}}
+    torch.save(state, place / "step1.pt")
+    ckstore("ingest", "step1.pt", "--run", "gpt", "--fidelity", "coarse")
+    errors = {item["path"]: item["error"] for item in ckstore("show", "gpt@1", "--json").json["tensors"]}
+    weights, moments = errors.pop("model/weight")["relative"], errors.popitem()[1]["relative"]
+    assert weights < moments
+    sentence = ckstore("checkout", "gpt@1", "-o", "out.pt").sentence
+    assert f"weights by up to {percent_text(weights)} of their root mean square, moments" in sentence
+    assert f"moments by up to {percent_text(moments)};" in sentence
+    ckstore("ingest", "step1.pt", "--run", "exact", "--step", 2)
+    thinned = ckstore("thin", "exact").out
+    assert "weights by up to" in thinned
+    assert thinned.index("weights by up to") < thinned.index("moments by up to")
 
 
 @pytest.mark.parametrize("options", [["--require-exact"], ["--fidelity", "exact"]], ids=" ".join)

@@ -76,3 +76,9 @@ def test_table_and_glob(ckstore, filled: Path) -> None:
     assert lines[-1] == "1 added, 2 values; 2 of 5 tensors are the same."
     assert ckstore("diff", "1", "3", "*/frozen").out == "no difference; 1 of 1 tensors are the same.\n"
     assert "nowhere" in ckstore("diff", "1", "3", "nowhere", code=13).sentence
+
+
+def test_several_globs(ckstore, filled: Path) -> None:
+    changes = ckstore("diff", "gpt@0", "gpt@20", "model/late", "*bias", "--json").json
+    assert {item["path"] for item in changes} == {"model/bias", "model/late"}
+    assert "nothing or none" in ckstore("diff", "gpt@0", "gpt@20", "nothing", "none", code=13).sentence

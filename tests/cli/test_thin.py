@@ -20,8 +20,8 @@ def test_thin(ckstore, filled: Path) -> None:
     result = ckstore("thin", "gpt@10")
     assert result.err == ""
     first, last = result.out.splitlines()
-    assert first.startswith("gpt@10 (version 2)  errors up to ")
-    assert "% of a tensor's root mean square" in first
+    assert first.startswith("gpt@10 (version 2)  weights by up to ")
+    assert "% of their root mean square; none by more than" in first
     assert last.startswith("Thinned 1 version: ")
     assert "for `ckstore gc` to free" in last
     assert [restores(ckstore, filled, step) for step in (0, 10, 20)] == [True, False, True]

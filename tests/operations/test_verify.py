@@ -5,8 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
+import torch
 
 import ckstore
+from ckstore.operations.verify import bytes_to_check
 
 
 def test_what_is_verified_comes_from_the_packs_and_not_from_the_cache(tmp_path: Path) -> None:
@@ -19,3 +22,20 @@ def test_what_is_verified_comes_from_the_packs_and_not_from_the_cache(tmp_path: 
             for identity in {lattice, content or lattice}:
                 store.reader.cache.put((identity, 0), np.zeros(3, np.uint32))
         assert store.verify().problems == []
+
+
+def test_progress_adds_up_to_what_was_foretold(tmp_path: Path) -> None:
+    """Packs are part of it, and an object of many versions counts once."""
+    weights = torch.randn(300, 256)
+    with ckstore.init(tmp_path / "store") as store:
+        for step in range(5):
+            store.ingest({"frozen": weights, "moves": weights + step + 1}, step=step)
+    with ckstore.open(tmp_path / "store", "r") as store:
+        done: list[int] = []
+        store.verify(progress=done.append)
+        versions = [store[row.number].stored for row in store.versions()]
+        assert sum(done) == bytes_to_check(store.repository, versions)
+        assert done[0] == store.catalog.packs()[0].bytes
+        assert bytes_to_check(store.repository, versions, 0.5) == round(0.5 * sum(done))
+        packs = sum(pack.bytes for pack in store.catalog.packs())
+        assert sum(done) - packs == pytest.approx(6 * weights.nbytes, rel=0.01)
