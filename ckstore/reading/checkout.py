@@ -104,7 +104,7 @@ def _check_place(target: Path, *, force: bool, directory: bool) -> None:
     if not directory and target.is_dir() and not target.is_symlink():
         raise ConflictError(f"{target} is a directory; name a file, or a directory that does not exist yet.")
     if not target.parent.is_dir():
-        raise UsageError(f"{target.parent} is no directory; make it first.")
+        raise UsageError(f"{target.parent} is not a directory; make it first.")
 
 
 def _write_tree(version: StoredVersion, root: Path, progress: Progress | None) -> None:
