@@ -65,19 +65,6 @@ def test_settings_out_of_range_are_refused(wrong):
         DynaQuantSettings(**wrong)
 
 
-def test_nominal_bits_fall_along_every_axis_of_the_papers_space():
-    for metric in METRICS:
-        bits = np.array(
-            [
-                [[DynaQuantSettings(levels, prune, protect, metric).nominal_bits for protect in PROTECT]
-                 for prune in PRUNE]
-                for levels in LEVELS
-            ]
-        )  # fmt: skip
-        for axis in range(3):
-            assert np.all(np.diff(bits, axis=axis) < 0)
-
-
 def test_a_bins_middle_is_within_the_relative_accuracy():
     values = np.exp(np.random.default_rng(1).uniform(-80, 80, 5000)).astype(np.float32)
     assert ACCURACY <= 0.01
