@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from gc import freeze, set_threshold  # `gc` is a verb here: its module takes that name.
 from typing import NoReturn
@@ -18,12 +17,13 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """
     from ckstore.cli.program import run
     from ckstore.runtime.collector import SELDOM
+    from ckstore.runtime.numba_hooks import without_linear_algebra
 
     if arguments is not None:
         raise SystemExit(run(arguments))
-    # The process is ours alone. numba asks SciPy for linear algebra that no kernel needs: a tenth of a second. Python
-    # looks for garbage among what is imported, and once more among all there is when it ends: a third of a second.
-    sys.modules.setdefault("scipy.linalg.cython_blas", None)  # type: ignore[arg-type]
+    # The process is ours alone. Python looks for garbage among what is imported, and once more among all there is when
+    # it ends: a third of a second.
+    without_linear_algebra()
     set_threshold(SELDOM)
     try:
         raise SystemExit(run())

@@ -6,9 +6,11 @@ from collections.abc import Callable
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar
 
 from numba import njit
+
+from ckstore.runtime.numba_hooks import keep_for
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -32,9 +34,7 @@ def kernel(function: Function) -> Function:
     made for the new one. So what is kept counts for the sources of all kernels.
     """
     compiled = _compile(function)
-    kept = getattr(getattr(compiled, "_cache", None), "_cache_file", None)
-    if hasattr(kept, "_source_stamp"):
-        cast(Any, kept)._source_stamp = _sources()
+    keep_for(compiled, _sources())
     return compiled
 
 

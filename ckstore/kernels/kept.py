@@ -19,6 +19,7 @@ from numba.core import caching, config
 
 from ckstore.errors import CkstoreError
 from ckstore.runtime.compiling import kept_in_passing
+from ckstore.runtime.numba_hooks import ask_first
 
 _KERNELS = Path(__file__).parent
 
@@ -100,4 +101,4 @@ def _temporary() -> str:
 
 def keep() -> None:
     """Have numba ask us first."""
-    caching.CacheImpl._locator_classes.insert(0, Kept)
+    ask_first(Kept)

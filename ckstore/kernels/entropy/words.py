@@ -10,10 +10,10 @@ import numpy.typing as npt
 from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
-from numba.core.cpu import CPUTargetOptions
 from numba.extending import intrinsic
 
 from ckstore.kernels.compiled import Decorator
+from ckstore.runtime.numba_hooks import reference_counting
 
 Array = npt.NDArray[Any]
 """Any array; the docstrings say of what."""
@@ -37,22 +37,17 @@ _OPTIONS: dict[str, Any] = {
 }
 
 
-def _references(counted: bool) -> dict[str, Any]:
-    """The option to count references or not. Numba has a name for it only among its own; without it, all count."""
-    return {"_nrt": counted} if hasattr(CPUTargetOptions, "_nrt") else {}
-
-
-inner: Decorator = njit(**_OPTIONS, **_references(False))
+inner: Decorator = njit(**_OPTIONS, **reference_counting(False))
 """Decorator of what only kernels call: without the wrappers for Python, compiling takes a third less.
 
 References to the arrays given are not counted: those atomic additions take as long as a short function does. So it
 makes and returns no arrays, and calls nothing that is `counted`.
 """
 
-inlined: Decorator = njit(forceinline=True, **_OPTIONS, **_references(False))
+inlined: Decorator = njit(forceinline=True, **_OPTIONS, **reference_counting(False))
 """The same, for what must be part of its caller's loop."""
 
-counted: Decorator = njit(**_OPTIONS, **_references(True))
+counted: Decorator = njit(**_OPTIONS, **reference_counting(True))
 """The same as `inner`, for what makes arrays of its own or calls what does, and so has to count references."""
 
 spliced: Decorator = njit(inline="always", **_OPTIONS)

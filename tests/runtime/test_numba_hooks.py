@@ -1,0 +1,38 @@
+"""What ckstore uses of numba that is not public is there; a release of numba that lacks something fails here."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from numba.core import caching
+from numba.core.cpu import CPUTargetOptions
+
+from ckstore.kernels import kept, lattice
+from ckstore.runtime import numba_hooks
+
+
+def test_functions_may_leave_references_uncounted() -> None:
+    assert hasattr(CPUTargetOptions, "_nrt")
+    assert numba_hooks.reference_counting(False) == {"_nrt": False}
+
+
+def test_what_is_kept_has_the_stamp_of_all_kernels() -> None:
+    file = lattice.magnitude_top._cache._cache_file  # type: ignore[attr-defined]
+    assert len(file._source_stamp) == 64
+
+
+def test_places_of_compiled_code_are_asked_of_us_first() -> None:
+    assert caching.CacheImpl._locator_classes[0] is kept.Kept
+
+
+def test_numba_does_not_load_scipy_for_the_command_line() -> None:
+    code = (
+        "import sys; from ckstore.runtime.numba_hooks import without_linear_algebra; {}; import numba; "
+        "print(bool(sys.modules.get('scipy.linalg.cython_blas')))"
+    )
+    found = [
+        subprocess.run([sys.executable, "-c", code.format(call)], capture_output=True, text=True, check=True).stdout
+        for call in ("without_linear_algebra()", "import scipy.linalg.cython_blas")
+    ]
+    assert [text.strip() for text in found] == ["False", "True"]
