@@ -1,7 +1,7 @@
 """Ingest: a checkpoint becomes the next version of a run.
 
-scanned  = open_source(source)                 # scanning: files or a state dict, parsed
 request  = request_of(options)                 # what is asked for, checked
+scanned  = open_source(source)                 # scanning: files or a state dict, parsed
 stored   = store_objects(writer, ...)          # read once; looked up, estimated, planned, encoded, written
 document = describe(stored, ...)               # what is said of the version
 Change.finish(document); Change.commit()       # or, of a trial, an evaluation of what was written
