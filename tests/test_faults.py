@@ -262,6 +262,24 @@ def test_a_commit_that_is_refused_leaves_no_packs(
     assert recover(store.path).versions == 1
 
 
+def test_an_ingest_after_one_whose_packs_could_not_be_removed(
+    store: ckstore.Store, paths: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of it is known any more, whatever went wrong when it was taken back."""
+
+    def interrupted(*arguments: Any, **options: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Change, "commit", interrupted)
+    monkeypatch.setattr("ckstore.operations.commit.remove_uncommitted", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        store.ingest(paths[1], run="a")
+    monkeypatch.undo()
+    store.gc(grace=0)
+    assert store.ingest(paths[1], run="a").is_new
+    check(store, paths[:2])
+
+
 def test_what_a_killed_ingest_left_is_removed_by_the_next(store: ckstore.Store, paths: list[Path]) -> None:
     assert killed(INGEST, store, paths[1], "pack-written") == KILLED
     left = list((store.path / "packs").glob(".tmp-*"))

@@ -61,6 +61,7 @@ class CatalogResolver:
         self._contents: dict[str, ContentRecord | None] = {}
         self._under_way: dict[object, list[Record]] = {}
         self._generation = 0
+        self._forgotten = 0
         self._collected = catalog.collected()
         self._manifests: Lru[str, Manifest] = Lru(_MANIFESTS)
 
@@ -119,12 +120,12 @@ class CatalogResolver:
     def add(self, records: Iterable[Record]) -> None:
         """Make records known that the catalog does not have yet."""
         with self._lock:
-            self._generation += 1
             for record in records:
                 if isinstance(record, LatticeRecord):
                     self._lattices[record.id] = record
                 else:
                     self._contents[record.id] = record
+            self._generation += 1  # Last: what others have resolved meanwhile, of old and new records, is not kept.
 
     @contextmanager
     def under_way(self) -> Iterator[Callable[[Iterable[Record]], None]]:
@@ -148,6 +149,7 @@ class CatalogResolver:
             self._lattices.clear()
             self._contents.clear()
             self._generation += 1
+            self._forgotten += 1
             for records in self._under_way.values():
                 self.add(records)
 
@@ -198,7 +200,7 @@ class CatalogResolver:
         The catalog is asked without holding the lock: a thread that holds the catalog may be waiting for that.
         """
         with self._lock:
-            generation = self._generation
+            forgotten = self._forgotten
             coarse = {identity: self._lattices.get(identity) for identity in lattices}
             exact: dict[str, ContentRecord | None] = {}
             wanted = {}
@@ -214,7 +216,7 @@ class CatalogResolver:
         exact |= {identity: found if isinstance(found, ContentRecord) else None for identity, found in placed.items()}
         known = {identity: record for identity, record in coarse.items() if record is not None}
         with self._lock:
-            if generation == self._generation:
+            if forgotten == self._forgotten:
                 # What an ingest has added meanwhile is the later news.
                 for identity, lattice in known.items():
                     self._lattices.setdefault(identity, lattice)

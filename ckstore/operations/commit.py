@@ -56,11 +56,12 @@ class Change:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        if not self._committed:
-            remove_uncommitted(self.repository, self._writer.finished)
+        # Records first: nobody may look for them in packs that go, not even where removing these fails.
         self._left.close()
         if not self._committed or self._is_move:
-            self.repository.resolver.forget()  # Objects stand elsewhere now, or nowhere.
+            self.repository.resolver.forget()  # Objects are elsewhere now, or nowhere.
+        if not self._committed:
+            remove_uncommitted(self.repository, self._writer.finished)
 
     @property
     def _is_move(self) -> bool:
@@ -68,8 +69,19 @@ class Change:
         return self.row is None or self._again
 
     def foresee(self) -> None:
-        """Let the resolver know records before their packs have names: what restoring costs can be asked, no values."""
-        self._hold(self._writer.records)
+        """Let the resolver know new records before their packs have names: what restoring costs is known, no values.
+
+        Objects that are stored again keep the records that others read them by.
+        """
+        resolver = self.repository.resolver
+        lattices = resolver.known_lattices(record.id for record in self._writer.lattices)
+        contents = resolver.known(record.id for record in self._writer.contents)
+        self._hold(
+            [
+                *(record for record in self._writer.lattices if record.id not in lattices),
+                *(record for record in self._writer.contents if record.id not in contents),
+            ]
+        )
 
     def finish(
         self,

@@ -334,7 +334,8 @@ class _Thinning:
 
     def _commit(self, writer: ObjectWriter, objects: list[Object], facts: dict[int, CoarseUnit]) -> None:
         with Change(self.repository, writer) as change:
-            change.foresee()
+            if facts:
+                change.foresee()
             change.finish(self._document(writer, objects, facts) if facts else None, again=True)
             change.commit({"change": "thin", "version": self.row.number})
 

@@ -39,7 +39,8 @@ class OpenFiles:
         if found is not None:
             return found, False
         opened = _OpenFile(path)
-        return opened, self._files.put(path, opened) is opened
+        kept = self._files.put(path, opened)
+        return kept, kept is opened
 
     def drop(self, path: str) -> None:
         """Close a file, or let the last thread that reads it do so."""

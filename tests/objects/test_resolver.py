@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from threading import Thread
 from types import FrameType
@@ -13,6 +14,7 @@ import pytest
 
 import ckstore
 from ckstore.objects import resolver as module
+from ckstore.objects.records import Record
 
 #: What finds records by id.
 LOOKUPS = ("known", "lattice", "known_lattice", "content")
@@ -79,3 +81,21 @@ def test_what_was_looked_up_before_forgetting_is_not_remembered(
         assert asked, "what was found before the catalog changed may be wrong after it"
         assert resolver.content(content) is None
         assert len(asked) == 1
+
+
+def test_a_generation_ends_when_all_records_are_changed(tmp_path: Path) -> None:
+    """What is resolved in the middle, of old and new records, carries the old number and is not kept."""
+    with ckstore.init(tmp_path / "store") as store:
+        version = store[store.ingest({"w": np.zeros((300, 300), "f4")}).version.number]
+        resolver = store.resolver
+        record = resolver.lattice(version.document.objects[0][0])
+        before, seen = resolver.generation, []
+
+        def records() -> Iterator[Record]:
+            seen.append(resolver.generation)
+            yield record
+            seen.append(resolver.generation)
+
+        resolver.add(records())
+        assert seen == [before, before]
+        assert resolver.generation > before
