@@ -8,9 +8,9 @@ bytes                  content
 1                      format: 1
 1                      flags: bits 0-1 log2 of the element's bytes; bits 2-3 log2 of the bytes that hold every value;
                        bit 4 elements have classes; bit 5 streams follow
-4                      CRC-32C of the decoded integers and then all other bytes
+4                      CRC-32 of the decoded integers and then all other bytes
 1 to 7                 count: 128 + k for 2^k; or the number of bytes that follow, and those
-4, with classes        CRC-32C of the classes, one byte each
+4, with classes        CRC-32 of the classes, one byte each
 varints, with streams  bytes of the directory, and of streams 0, 1 and 2
 rest                   directory; with streams, planes, four streams and eight zero bytes
 =====================  ==============================================================================================
