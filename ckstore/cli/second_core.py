@@ -41,19 +41,9 @@ class SecondCore:
                 self._helper = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=silent, stderr=silent)
 
     def finish(self) -> None:
-        """Help with what is left to do: nothing goes on when the program has ended."""
+        """End the other process: nothing goes on when the program has ended."""
         compiling.on_first(None)
         helper, self._helper = self._helper, None
-        if helper is None:
-            return
-        if self._reads:
-            helper.wait()
-        else:
-            from ckstore.codecs.warm_up import steps
-
-            for step in reversed(steps()):
-                if helper.poll() is not None:
-                    break
-                step()
-        # All of it is compiled now. This closes the other one's input, so that it does not load what was compiled here.
-        helper.communicate()
+        if helper is not None:
+            helper.kill()
+            helper.communicate()

@@ -82,7 +82,7 @@ def _parts(values: Array, classes: Array | None, before: bytes) -> list[bytes | 
     head = count_bytes(values.size)
     if classes is not None:
         head += crc32(fixed(classes)).to_bytes(4, "little")
-    directory = _write_directory(plan, directory_room, grouped=classes is not None)
+    directory = write_directory(plan, directory_room, grouped=classes is not None)
     parts: list[bytes | Array] = []
     if streamed:
         parts = [plan.planes, *write_streams(plan, stream_room)]
@@ -306,7 +306,8 @@ def write_streams(plan: Plan, room: int) -> list[Array]:
     return streams
 
 
-def _write_directory(plan: Plan, room: int, *, grouped: bool) -> bytes:
+def write_directory(plan: Plan, room: int, *, grouped: bool) -> bytes:
+    """The directory of a plan's groups, in at most `room` bytes."""
     held = plan.room
     buffer = scratch("entropy-directory", room, np.uint8)
     _, size = held.directory.code_directory(

@@ -1,9 +1,7 @@
 """Compiles kernels in a process of its own, while another one needs them: together they take half the time.
 
-Both keep what they have compiled where the other one looks first. A command that stores begins with what estimates and
-codes, so this process begins with what decodes. Once the command is done, its process takes the same steps from the
-last one on, until both meet and it closes this one's standard input: what comes next finds everything that it takes.
-For a command that only reads, this process compiles what comes after decoding.
+Both keep what they have compiled where the other one looks first. This process begins with what the other one comes to
+last, goes on with what later programs will need, and ends when the other one does.
 """
 
 from __future__ import annotations
@@ -21,6 +19,7 @@ from ckstore.runtime.blocks import fixed
 from ckstore.runtime.compiling import READS
 
 if TYPE_CHECKING:
+    from ckstore.codecs.integer_plan import Plan
     from ckstore.codecs.lattice import LinearLattice
 
 #: Seven integers, as `encode_integers` writes them.
@@ -31,14 +30,12 @@ _BITS = fixed(np.zeros(7, np.uint32))
 _CLASSES = fixed(np.array([0, 1, 0, 1, 0, 1, 0], np.uint8))
 
 
-def steps() -> list[Callable[[], object]]:
-    """What exact versions of float32 weights with Adam's moments take: what decodes, then lattices, then what codes."""
-    return [_decode, *_after_decoding(), _statistics, _differences, _quantise, _write, _sort, _encode]
-
-
-def _after_decoding() -> list[Callable[[], object]]:
-    reorder = [partial(_reorder, width) for width in (2, 4)]
-    return [*reorder, _correct, _chained, _project, _classes, _own]
+def _steps(helped: str) -> list[Callable[[], object]]:
+    """What exact versions of float32 weights with Adam's moments take, what a verb comes to last before all else."""
+    decoding = [*(partial(_reorder, width) for width in (2, 4)), _correct, _chained, _project, _classes, _own]
+    if helped == READS:
+        return [_coarse, *decoding]
+    return [_write, _directory, _sort, _differences, _own, _chained, _decode, *decoding, _statistics, _quantise]
 
 
 def _decode() -> None:
@@ -115,28 +112,37 @@ def _quantise() -> None:
 
 
 def _write() -> None:
-    from ckstore.codecs.integer_plan import Plan, Workspace
     from ckstore.codecs.integers import write_streams
 
-    write_streams(Plan(_INTEGERS, 4, 0, _CLASSES, Workspace(7)), 32)
+    plan = _nothing()
+    plan.room.plan.measure(plan.room.groups, 0)
+    write_streams(plan, 32)
+
+
+def _directory() -> None:
+    from ckstore.codecs.integers import write_directory
+
+    write_directory(_nothing(), 32, grouped=False)
 
 
 def _sort() -> None:
-    from ckstore.codecs.integer_plan import Workspace, sort_elements
+    from ckstore.codecs.integer_plan import sort_elements
 
-    sort_elements(_INTEGERS, _CLASSES, Workspace(7))
+    room = _nothing().room
+    coded, _ = sort_elements(_INTEGERS, _CLASSES, room)
+    room.survey.take_numbers(coded, room.groups, 0, room.symbols, room.numbers, np.empty(0, np.uint8))
 
 
-def _encode() -> None:
-    from ckstore.codecs.integers import encode_integers
+def _nothing() -> Plan:
+    from ckstore.codecs.integer_plan import Plan, Workspace
 
-    encode_integers(_INTEGERS // 6)  # most are zero, and so come in pairs
+    return Plan(_INTEGERS[:0], 4, 0, _CLASSES[:0], Workspace(7))
 
 
 def main() -> None:
-    """Take all steps, or those that a command which only reads comes to last; no other one once nobody waits for it."""
-    for step in [_coarse, *_after_decoding()] if sys.argv[1:] == [READS] else steps():
-        if sys.argv[1:] and _is_alone():
+    """Take the steps, but no other one once nobody waits for them."""
+    for step in _steps(sys.argv[1]):
+        if _is_alone():
             break
         step()
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 #: What the process that compiles on a second core is told: whom it helps.
 READS, STORES = "reads", "stores"
 
-MESSAGE = "compiling kernels; this happens once and takes some seconds."
+MESSAGE = "compiling kernels for their first use, which takes some seconds."
 
 
 def _warn(message: str) -> None:

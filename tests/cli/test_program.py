@@ -19,7 +19,6 @@ from ckstore.cli.program import VERBS, program
 from ckstore.cli.verb import EXIT_CODES, Verb
 from ckstore.errors import CkstoreError, LockedError
 from ckstore.runtime.compiling import MESSAGE, STORES
-from ckstore.runtime.threads import worker_count
 from ckstore.storage.catalog import Catalog
 from tests.checkpoints import write_safetensors
 
@@ -230,20 +229,17 @@ def test_the_first_use_says_that_it_compiles(tmp_path: Path) -> None:
         return process("--store", store, "ingest", str(path), "--run", run, **cache).stderr
 
     assert process("--store", store, "init").stderr == ""
-    assert ingested("one", 1).count("ckstore: compiling kernels; this happens once") == 1
+    assert ingested("one", 1).count("ckstore: compiling kernels") == 1
     assert ingested("two", 2) == ""
-    if worker_count() == 1:
-        return  # what other things need is compiled on a second core
     rng = np.random.default_rng(0)
     weights = rng.normal(size=(256, 256))
-    for number in range(2):
+    for number in range(3, 7):
         weights += 0.01 * rng.normal(size=weights.shape)
         moments = {"exp_avg": 1e-4 * rng.normal(size=weights.shape), "exp_avg_sq": 1e-8 * rng.random(weights.shape)}
         arrays = {"model.weight": weights, **{f"optimizer.state.0.{name}": moments[name] for name in moments}}
         write_safetensors(path, {name: ("float32", a.shape, a.astype(np.float32)) for name, a in arrays.items()})
-        done = process("--store", store, "ingest", str(path), "--step", str(number + 10), **cache)
-        assert done.returncode == 0
-        assert MESSAGE not in done.stderr
-        done = process("--store", store, "checkout", str(number + 3), "-o", str(tmp_path / "out"), "--force", **cache)
-        assert done.returncode == 0
-        assert MESSAGE not in done.stderr
+        said = process("--store", store, "ingest", str(path), "--step", str(number), **cache)
+        read = process("--store", store, "checkout", str(number), "-o", str(tmp_path / "out"), "--force", **cache)
+        assert (said.returncode, read.returncode) == (0, 0)
+        if number > 4:  # what these verbs take of versions and deltas was compiled for those before
+            assert MESSAGE not in said.stderr + read.stderr

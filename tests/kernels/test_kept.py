@@ -67,7 +67,7 @@ def test_nothing_is_loaded_from_a_temporary_directory_that_others_write_to(tree:
 
 @pytest.mark.parametrize("home", [True, False])
 def test_what_an_image_has_compiled_is_found_by_who_cannot_write_to_it(tree: Path, home: bool) -> None:
-    assert used(tree).stderr.startswith("compiling kernels; this happens once")
+    assert used(tree).stderr.startswith("compiling kernels for their first use")
     places = {"XDG_CACHE_HOME": str(tree.parent / "home")} if home else {}
     compiled = {path: path.stat().st_mtime_ns for path in tree.rglob("*.nb?")}
     for _ in range(2):

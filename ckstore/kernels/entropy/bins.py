@@ -167,7 +167,7 @@ def choose_bins(
 
 @spliced
 def list_bins(
-    cells: Array, geometry: Array, top: int, deepest: int, all_occur: bool, splits: Array, floors: Array, lowers: Array,
+    cells: Array, geometry: Array, top: int, deepest: int, all_occur: int, splits: Array, floors: Array, lowers: Array,
     raws: Array, counts: Array, most: int,
 ) -> int:  # fmt: skip
     """List the bins that `choose_bins` found and that occur: least number (int64), raw bits (uint8), count (int64).
@@ -197,7 +197,7 @@ def list_bins(
             end = cell + (1 << (level - depth))
             if is_floor:
                 end = geometry[FIRST, 0] if sign else geometry[FIRST, octave] + (1 << level)
-            count = int64(all_occur)
+            count = all_occur
             for i in range(uint64(cell), uint64(end)):
                 count += cells[i]
             if count:

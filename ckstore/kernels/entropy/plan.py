@@ -71,7 +71,7 @@ _FEW = 2048
 _NONE, _FINE, _FINEST, _ALL = int64(0), int64(7), int64(11), int64(SYMBOLS)
 _EXACT, _EXACT_IF_FEW, _FINE_IF_FEW = int64(12), int64(6), int64(5)
 _MOST_EXACT = int64(15)
-_2, _6, _8, _ROW, _TABLE = int64(2), int64(6), int64(8), int64(ROW), int64(TABLE)
+_1, _2, _6, _8, _ROW, _TABLE = int64(1), int64(2), int64(6), int64(8), int64(ROW), int64(TABLE)
 
 
 @inner
@@ -126,7 +126,7 @@ def _count_exact(symbols: Array, first: int, count: int, size: int, share: int, 
 
 @counted
 def _best_bins(
-    cells: Array, geometry: Array, top: int, deepest: int, price: float, all_occur: bool, most: int, splits: Array,
+    cells: Array, geometry: Array, top: int, deepest: int, price: float, all_occur: int, most: int, splits: Array,
     lowers: Array, raws: Array, counts: Array,
 ) -> int:  # fmt: skip
     """List the best bins, at most `most`; see `list_bins`. Returns their number."""
@@ -140,7 +140,7 @@ def _best_bins(
 
 
 @counted
-def _set_codes(group: Array, counts: Array, is_pair: bool, raws: Array, lengths: Array, costs: Array) -> None:
+def _set_codes(group: Array, counts: Array, is_pair: int, raws: Array, lengths: Array, costs: Array) -> None:
     """Find a group's code lengths, and fill `costs`: bits with its table, and entropy."""
     bins, stride = group[BINS], group[RUN_BINS]
     group[SINGLE], bits = code_lengths(counts, bins * stride, lengths)
@@ -205,10 +205,10 @@ def _plan_dense(
         clear(cells, size)
         _count_cells(numbers, start, count, top, exact, geometry, cells, symbols)
     group[BINS] = _best_bins(
-        cells, geometry, top, deepest, _price(count), share > 1, _ALL, splits, lowers, raws, counts
+        cells, geometry, top, deepest, _price(count), int64(share > 1), _ALL, splits, lowers, raws, counts
     )
     group[RUN_BINS] = 1
-    _set_codes(group, counts, False, raws, lengths, costs)
+    _set_codes(group, counts, _NONE, raws, lengths, costs)
     if count - group[PAIRS] > DENSE_BELOW * count and costs[0] > _WELL_CODED * costs[1]:
         group[PAIRED] = 1
     if not group[EXACT]:
@@ -262,12 +262,12 @@ def _plan_pairs(
     for turn in range(3):
         if turn == 1:
             stride = _best_bins(
-                cells_of_runs, run_geometry, run_top, _FINEST, price * min(bins, 16), False, _ALL // bins, splits,
+                cells_of_runs, run_geometry, run_top, _FINEST, price * min(bins, 16), _NONE, _ALL // bins, splits,
                 run_lowers, run_raws, counts,
             )  # fmt: skip
         elif turn == 0 or stride * bins > SYMBOLS:
             bins = _best_bins(
-                value_cells, geometry, top, _FINEST, price * 4, False, _ALL // stride, splits, pair_lowers, pair_raws,
+                value_cells, geometry, top, _FINEST, price * 4, _NONE, _ALL // stride, splits, pair_lowers, pair_raws,
                 counts,
             )  # fmt: skip
     copy(run_lowers, stride, pair_lowers, bins)
@@ -286,7 +286,7 @@ def _plan_pairs(
     group[BINS], group[RUN_BINS] = bins, stride
     pair_lengths = np.empty(symbols, np.uint8)
     pair_costs = np.empty(_2, np.float64)
-    _set_codes(group, counts, True, pair_raws, pair_lengths, pair_costs)
+    _set_codes(group, counts, _1, pair_raws, pair_lengths, pair_costs)
     if group[KIND] == DENSE and costs[0] <= pair_costs[0]:
         group[BINS], group[RUN_BINS], group[SINGLE], group[BITS], group[WIDEST] = before
         return
