@@ -42,7 +42,7 @@ class Workspace:
         most = directory.CLASSES
         self.capacity = capacity
         self.cursors = np.empty((order.QUARTERS, 256), np.int64)
-        self.groups = np.empty((most, directory.COLUMNS), np.int64)
+        self.groups = np.zeros(most, directory.GROUP)
         self.costs = np.empty((most, 2))
         self.lowers = np.empty((most, directory.TABLE), np.int64)
         self.raws = scratch("entropy-raws", most * directory.TABLE, np.uint8).reshape(most, directory.TABLE)
@@ -105,10 +105,10 @@ def make_plan(values: Array, classes: Array | None) -> Plan:
     room = _workspace(values.size)
     survey, plan, groups = room.survey, room.plan, room.groups
     signed = fixed(values.view(f"i{values.itemsize}"))
+    groups.view(np.uint8).fill(0)
     if classes is None:
         coded, number = signed, int(signed.size > 0)
-        groups[0] = 0
-        groups[0, room.directory.COUNT] = signed.size
+        groups["count"][0] = signed.size
     else:
         coded, number = sort_elements(signed, classes, room)
     bits = survey.survey_groups(coded, groups, number, room.numbers)

@@ -73,7 +73,7 @@ def has_changes(values: Array) -> bool:
 def _parts(values: Array, classes: Array | None, before: bytes) -> list[bytes | Array]:
     """What a payload consists of, behind `before`; arrays are valid until this thread encodes again."""
     plan = make_plan(values, classes)
-    kinds = plan.room.groups[: plan.number, plan.room.directory.KIND]
+    kinds = plan.room.groups["kind"][: plan.number]
     streamed = bool((kinds < plan.room.directory.EQUAL).any())
     stream_room, _, directory_room = plan.room.plan.measure(plan.room.groups, plan.number)
     flags = _SIZE_CODES[values.itemsize] | _SIZE_CODES[plan.narrow] << 2
@@ -207,7 +207,7 @@ class _Room:
         most = directory.CLASSES
         self.coder = np.empty(5, np.int64)
         self.odds = np.empty((directory.CONTEXTS, 2), np.int32)
-        self.groups = np.zeros((most, directory.COLUMNS), np.int64)
+        self.groups = np.zeros(most, directory.GROUP)
         self.lowers = np.empty((most, directory.TABLE), np.int64)
         self.raws = np.empty((most, directory.TABLE), np.uint8)
         self.lengths = np.empty((most, SYMBOLS), np.uint8)
@@ -265,7 +265,7 @@ def payload_bits(values: Array, classes: Array | None = None, *, times: float = 
     plan = make_plan(values, classes)
     costs = plan.room.costs[: plan.number]
     _, stream_bits, _ = plan.room.plan.measure(plan.room.groups, plan.number)
-    rare = plan.room.groups[: plan.number, plan.room.directory.KIND] == plan.room.directory.RARE
+    rare = plan.room.groups["kind"][: plan.number] == plan.room.directory.RARE
     growing = stream_bits + 8.0 * plan.planes.size
     header = 8.0 * (24 if growing else 12)
     growing += costs[rare, 1].sum()

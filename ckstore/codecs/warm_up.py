@@ -32,7 +32,14 @@ _CLASSES = fixed(np.array([0, 1, 0, 1, 0, 1, 0], np.uint8))
 
 def _steps(helped: str) -> list[Callable[[], object]]:
     """What exact versions of float32 weights with Adam's moments take, what a verb comes to last before all else."""
-    decoding = [*(partial(_reorder, width) for width in (2, 4)), _correct, _chained, _project, _classes, _own]
+    decoding: list[Callable[[], object]] = [
+        *(partial(_reorder, width) for width in (2, 4)),
+        _correct,
+        _chained,
+        _project,
+        _classes,
+        _own,
+    ]
     if helped == READS:
         return [_coarse, *decoding]
     return [_write, _directory, _sort, _differences, _own, _chained, _decode, *decoding, _statistics, _quantise]
@@ -46,11 +53,11 @@ def _decode() -> None:
 
 def _reorder(width: int) -> None:
     """Payloads of integers of so many bytes that have classes, and are decoded to wider ones."""
-    from ckstore.kernels.entropy.directory import COLUMNS
+    from ckstore.kernels.entropy.directory import GROUP
     from ckstore.kernels.entropy.order import to_natural_order
     from ckstore.kernels.entropy.read import accumulate
 
-    groups, narrow, wide = np.empty((1, COLUMNS), np.int64), np.zeros(1, f"i{width}"), np.zeros(1, np.int32)
+    groups, narrow, wide = np.zeros(1, GROUP), np.zeros(1, f"i{width}"), np.zeros(1, np.int32)
     to_natural_order(narrow, 0, _CLASSES[:0], groups, 0, narrow)
     if narrow.dtype != wide.dtype:
         accumulate(narrow, wide, 0)

@@ -656,7 +656,7 @@ def draw_bins(rng, top, alphabet):
 
 def crafted_directory(rng, items, tops, plane=0):
     """A directory of one group of so many elements or pairs, whose bins and codes no encoder would choose."""
-    groups = np.zeros((1, entropy_directory.COLUMNS), np.int64)
+    groups = np.zeros(1, entropy_directory.GROUP)
     lowers = np.zeros((1, entropy_directory.TABLE), np.int64)
     raws = np.zeros((1, entropy_directory.TABLE), np.uint8)
     lengths = np.zeros((1, SYMBOLS), np.uint8)
@@ -674,15 +674,15 @@ def crafted_directory(rng, items, tops, plane=0):
         possible = possible[lowers[0, len(values) + possible % len(runs)] >= 0]
     occurring = rng.choice(possible, min(possible.size, int(rng.choice([1, 2, 20, 4096]))), replace=False)
     counts[occurring] = (1.0 + rng.random() * 3) ** rng.integers(0, 12, occurring.size) + 1
-    groups[0, entropy_directory.SINGLE], _ = code_lengths(counts, symbols, lengths[0])
-    groups[0, entropy_directory.COUNT] = 1 << 40
-    groups[0, entropy_directory.KIND] = entropy_directory.SPARSE if paired else entropy_directory.DENSE
-    groups[0, entropy_directory.PAIRS] = items
-    groups[0, entropy_directory.PLANE] = plane
-    groups[0, entropy_directory.TOP] = tops[0]
-    groups[0, entropy_directory.RUN_TOP] = tops[-1]
-    groups[0, entropy_directory.BINS] = len(values)
-    groups[0, entropy_directory.RUN_BINS] = len(runs)
+    groups["single"][0], _ = code_lengths(counts, symbols, lengths[0])
+    groups["count"][0] = 1 << 40
+    groups["kind"][0] = entropy_directory.SPARSE if paired else entropy_directory.DENSE
+    groups["pairs"][0] = items
+    groups["plane"][0] = plane
+    groups["top"][0] = tops[0]
+    groups["run_top"][0] = tops[-1]
+    groups["bins"][0] = len(values)
+    groups["run_bins"][0] = len(runs)
     buffer = np.empty(1 << 20, np.uint8)
     coder = np.zeros(5, np.int64)
     odds = np.empty((entropy_directory.CONTEXTS, 2), np.int32)

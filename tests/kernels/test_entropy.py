@@ -314,10 +314,10 @@ def test_a_table_of_countless_bins_is_refused():
 def natural_order(coded, kinds, counts, back):
     """Elements from coded into natural order, for a table of groups of so many elements of each class."""
     present = np.flatnonzero(counts)
-    groups = np.zeros((64, entropy_directory.COLUMNS), np.int64)
-    groups[: present.size, entropy_directory.CLASS] = present
-    groups[: present.size, entropy_directory.COUNT] = counts[present]
-    groups[: present.size, entropy_directory.START] = np.cumsum(counts[present]) - counts[present]
+    groups = np.zeros(64, entropy_directory.GROUP)
+    groups["label"][: present.size] = present
+    groups["count"][: present.size] = counts[present]
+    groups["start"][: present.size] = np.cumsum(counts[present]) - counts[present]
     margin = kinds.size // 2 + 1
     padded = np.full(coded.size + 2 * margin, 77, coded.dtype)
     padded[margin : margin + coded.size] = coded
@@ -340,12 +340,12 @@ def test_coded_order_is_a_stable_sort(size, classes, common, dtype, seed):
     chosen = rng.random(size) < common
     kinds[chosen] = few[(np.arange(size) // rng.choice([1, 50, 500]))[chosen] % few.size]
     cursors = np.empty((4, 256), np.int64)
-    groups = np.full((64, entropy_directory.COLUMNS), 77, np.int64)
+    groups = np.zeros(64, entropy_directory.GROUP)
     number = entropy_order.group_classes(kinds, cursors, groups)
     counts = np.bincount(kinds, minlength=64)
-    assert groups[:number, entropy_directory.CLASS].tolist() == np.flatnonzero(counts).tolist()
-    assert groups[:number, entropy_directory.COUNT].tolist() == counts[counts > 0].tolist()
-    assert not groups[number:].any()
+    assert groups["label"][:number].tolist() == np.flatnonzero(counts).tolist()
+    assert groups["count"][:number].tolist() == counts[counts > 0].tolist()
+    assert not groups[number:].view(np.int64).any()
     around = np.full(size + 200, 77, dtype)
     coded = around[100 : 100 + size]
     entropy_order.to_coded_order(values, kinds, cursors, coded)
@@ -375,7 +375,7 @@ def test_classes_that_do_not_fit_the_groups_are_told(size, seed, few):
 def test_a_class_out_of_range_is_told(position):
     kinds = np.zeros(7, np.uint8)
     kinds[position] = 64
-    groups = np.empty((64, entropy_directory.COLUMNS), np.int64)
+    groups = np.empty(64, entropy_directory.GROUP)
     assert entropy_order.group_classes(kinds, np.empty((4, 256), np.int64), groups) == -1
 
 
@@ -399,20 +399,20 @@ def symbol_tables(draw):
         assert canonical_codes(lengths, counts.size, codes) == 0
     occurs = (lengths > 0) | (np.arange(counts.size) == single)
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    symbols = np.zeros((counts.size, entropy_tables.COLUMNS), np.int64)
-    symbols[:, entropy_tables.CODE] = codes & 65535
-    symbols[:, entropy_tables.LENGTH] = np.where(occurs, lengths.astype(np.int64), -1)
-    for number, raw in ((entropy_tables.NUMBER, entropy_tables.RAW), (entropy_tables.RUN, entropy_tables.RUN_RAW)):
-        symbols[:, raw] = rng.integers(0, draw(st.integers(1, 20)), counts.size)
-        reach = 1 << draw(st.integers(0, 30)) >> symbols[:, raw]
-        symbols[:, number] = rng.integers(-reach, reach, endpoint=True) << symbols[:, raw]
+    symbols = np.zeros(counts.size, entropy_tables.SYMBOLS)
+    symbols["code"] = codes & 65535
+    symbols["length"] = np.where(occurs, lengths.astype(np.int64), -1)
+    for number, raw in (("number", "raw"), ("run", "run_raw")):
+        symbols[raw] = rng.integers(0, draw(st.integers(1, 20)), counts.size)
+        reach = 1 << draw(st.integers(0, 30)) >> symbols[raw]
+        symbols[number] = rng.integers(-reach, reach, endpoint=True) << symbols[raw]
     return symbols
 
 
 def symbol_at(symbols, bits, known):
     """The symbol whose code is the lowest of `known` bits, or None where these are too few to tell."""
-    for symbol in np.flatnonzero(symbols[:, entropy_tables.LENGTH] >= 0).tolist():
-        code, length = symbols[symbol, :2].tolist()
+    for symbol in np.flatnonzero(symbols["length"] >= 0).tolist():
+        code, length = symbols[symbol].tolist()[:2]
         if length <= known and bits & ((1 << length) - 1) == code:
             return symbol
     return None
@@ -423,8 +423,8 @@ SLOTS = st.lists(st.integers(0, (1 << 13) - 1), min_size=1, max_size=30)
 
 @given(symbol_tables(), SLOTS)
 def test_tables_of_codes(symbols, slots):
-    symbols[:, entropy_tables.RUN :] = 0
-    longest = int(symbols[:, entropy_tables.LENGTH].max())
+    symbols["run"] = symbols["run_raw"] = 0
+    longest = int(symbols["length"].max())
     by_symbol, by_code = np.full((2, 1 << longest), 77, np.uint64)
     fill_table(by_symbol, longest, entropy_tables.SYMBOL, symbols)
     fill_table(by_code, longest, entropy_tables.BY_CODE, symbols)
@@ -456,10 +456,10 @@ def test_tables_of_pairs(symbols, bits, slots):
 
 @given(symbol_tables(), st.integers(1, 12), SLOTS)
 def test_tables_of_strings_hold_as_many_numbers_as_fit(symbols, bits, slots):
-    symbols[:, entropy_tables.RUN :] = 0
-    symbols[:, entropy_tables.RAW] %= 9
-    symbols[:, entropy_tables.NUMBER] %= 4000
-    _, lengths, numbers, raws, _, _ = symbols.T
+    symbols["run"] = symbols["run_raw"] = 0
+    symbols["raw"] %= 9
+    symbols["number"] %= 4000
+    lengths, numbers, raws = symbols["length"], symbols["number"], symbols["raw"]
     # A lone symbol without raw bits takes none.
     if (lengths + raws == 0)[lengths >= 0].any():
         return

@@ -26,20 +26,22 @@ from ckstore.kernels.entropy.words import Array, Word, bit_length, counted, inne
 CLASSES = 64
 """Number of classes, and so of groups at most."""
 
-CLASS, START, COUNT, KIND, CONSTANT, PLANE, PAIRS, TOP, RUN_TOP, BINS, RUN_BINS, SINGLE = range(12)
-"""Columns of the table of groups (int64): what the directory tells.
-
-PLANE: bytes of each element that lie in a plane (0, 1, 2 or 4). TOP, BINS: bits of the numbers without their sign, and
-how many bins these have; the same of zero runs, where RUN_BINS is 1 for dense groups. SINGLE: the only symbol that
-occurs, or -1.
-"""
-BITS, WIDEST, FIRST_PAIR, EXACT, PAIRED = range(12, 17)
-"""Columns of the encoder's plan.
-
-Bits of the group in the streams; most bits of an item; where its pairs are; whether symbols are numbers; whether pairs
-are extracted. Before the plan, PAIRS is the number of non-zeros and TOP is that of whole elements.
-"""
-COLUMNS = 17
+GROUP = np.dtype(
+    [
+        # What the directory tells. Its class, its first element, and how many it has.
+        ("label", np.int64), ("start", np.int64), ("count", np.int64),
+        # Its kind, below; the value of all elements; bytes of each element that lie in a plane (0, 1, 2 or 4).
+        ("kind", np.int64), ("constant", np.int64), ("plane", np.int64),
+        # How many pairs it has; bits of the numbers without their sign, and of the zero runs.
+        ("pairs", np.int64), ("top", np.int64), ("run_top", np.int64),
+        # How many bins both have, 1 for the runs of a dense group; the only symbol that occurs, or -1.
+        ("bins", np.int64), ("run_bins", np.int64), ("single", np.int64),
+        # The encoder's plan: bits in the streams, most bits of an item, where the pairs are; whether symbols are
+        # numbers, and whether pairs are extracted. Before it `pairs` are the non-zeros, and `top` is of whole elements.
+        ("bits", np.int64), ("widest", np.int64), ("first_pair", np.int64), ("exact", np.int64), ("paired", np.int64),
+    ]
+)  # fmt: skip
+"""A group."""
 
 DENSE, SPARSE, EQUAL, RARE = range(4)
 """Kinds of groups: a symbol for each element; one for each zero run and the value behind it; one value throughout; few
@@ -235,7 +237,7 @@ def code_directory(
         Whether to write into `buffer`, or to read from it.
     grouped : bool
         Whether elements have classes; if not, there is one group of `count` elements.
-    groups : int64, (CLASSES, COLUMNS)
+    groups : GROUP, (CLASSES,)
         The groups in the order of their classes. Reading fills the columns that the directory tells.
     lowers, raws : int64, uint8, (CLASSES, TABLE)
         Least numbers and raw bits of the bins of values, and behind them of those of runs.
@@ -253,61 +255,61 @@ def code_directory(
     pairs_end = 0
     for group_class in range(CLASSES if grouped else min(count, 1)):
         if grouped:
-            here = int64(groups[number, CLASS] == group_class and groups[number, COUNT] > 0) if writes else 0
+            here = int64(groups[number].label == group_class and groups[number].count > 0) if writes else 0
             before = code_bit(coder, buffer, odds, _PRESENT + before, here)
             if not before:
                 continue
         group = groups[number]
-        size = int64(code_number(coder, buffer, odds, _0, uint64(group[COUNT]))) if grouped else count
+        size = int64(code_number(coder, buffer, odds, _0, uint64(group.count))) if grouped else count
         if size < 0 or size > count - start:
             return -1, 0
-        group[CLASS] = group_class
-        group[START] = start
-        group[COUNT] = size
+        group.label = group_class
+        group.start = start
+        group.count = size
         start += size
-        kind = code_tree(coder, buffer, odds, _KIND, _2, group[KIND])
-        group[KIND] = kind
+        kind = code_tree(coder, buffer, odds, _KIND, _2, group.kind)
+        group.kind = kind
         if not writes:
-            group[PLANE] = 0
+            group.plane = 0
         if kind == EQUAL:
-            zigzag = uint64((group[CONSTANT] << 1) ^ (group[CONSTANT] >> 63))
+            zigzag = uint64((group.constant << 1) ^ (group.constant >> 63))
             zigzag = code_number(coder, buffer, odds, _2, zigzag)
-            group[CONSTANT] = int64(zigzag >> uint64(1)) ^ -int64(zigzag & uint64(1))
+            group.constant = int64(zigzag >> uint64(1)) ^ -int64(zigzag & uint64(1))
             number += 1
             continue
         if kind != DENSE:
-            group[PAIRS] = int64(code_number(coder, buffer, odds, _1, uint64(group[PAIRS])))
-            if group[PAIRS] < 0 or group[PAIRS] > size:
+            group.pairs = int64(code_number(coder, buffer, odds, _1, uint64(group.pairs)))
+            if group.pairs < 0 or group.pairs > size:
                 return -1, 0
         if kind == RARE:
-            first = group[FIRST_PAIR] if writes else pairs_end
-            pairs_end = first + group[PAIRS]
+            first = group.first_pair if writes else pairs_end
+            pairs_end = first + group.pairs
             if (
-                group[PAIRS] > MOST_RARE
+                group.pairs > MOST_RARE
                 or size == 0
-                or _code_rare(coder, buffer, odds, size, group[PAIRS], runs[first:pairs_end], values[first:pairs_end])
+                or _code_rare(coder, buffer, odds, size, group.pairs, runs[first:pairs_end], values[first:pairs_end])
             ):
                 return -1, 0
-            group[FIRST_PAIR] = first
+            group.first_pair = first
         else:
             if kind == DENSE:
-                group[PLANE] = (1 << code_tree(coder, buffer, odds, _PLANE, _2, bit_length(uint64(group[PLANE])))) >> 1
-            group[TOP], bins = code_bins(coder, buffer, odds, _0, group[TOP], group[BINS], lowers[number], raws[number])
+                group.plane = (1 << code_tree(coder, buffer, odds, _PLANE, _2, bit_length(uint64(group.plane)))) >> 1
+            group.top, bins = code_bins(coder, buffer, odds, _0, group.top, group.bins, lowers[number], raws[number])
             stride = int64(1)
             if bins > 0 and kind == SPARSE:
-                group[RUN_TOP], stride = code_bins(
-                    coder, buffer, odds, _1, group[RUN_TOP], group[RUN_BINS], lowers[number, bins:], raws[number, bins:]
+                group.run_top, stride = code_bins(
+                    coder, buffer, odds, _1, group.run_top, group.run_bins, lowers[number, bins:], raws[number, bins:]
                 )
             if bins < 1 or stride < 1 or bins * stride > SYMBOLS:
                 return -1, 0
-            group[BINS] = bins
-            group[RUN_BINS] = stride
-            if code_bit(coder, buffer, odds, _SINGLE, int64(group[SINGLE] >= 0)):
-                group[SINGLE] = int64(code_raw(coder, buffer, int64(12), uint64(group[SINGLE])))
-                if group[SINGLE] >= bins * stride:
+            group.bins = bins
+            group.run_bins = stride
+            if code_bit(coder, buffer, odds, _SINGLE, int64(group.single >= 0)):
+                group.single = int64(code_raw(coder, buffer, int64(12), uint64(group.single)))
+                if group.single >= bins * stride:
                     return -1, 0
             else:
-                group[SINGLE] = -1
+                group.single = -1
                 if code_lengths(coder, buffer, odds, lengths[number], bins * stride, stride):
                     return -1, 0
         number += 1

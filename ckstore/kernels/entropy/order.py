@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from ckstore.kernels.compiled import kernel
-from ckstore.kernels.entropy.directory import CLASS, CLASSES, COUNT, START
+from ckstore.kernels.entropy.directory import CLASSES
 from ckstore.kernels.entropy.words import Array, clear, int64, spliced, uint64
 
 QUARTERS = 4
@@ -28,15 +28,14 @@ def group_classes(classes: Array, cursors: Array, groups: Array) -> int:
     classes : (n,) uint8
     cursors : (4, 256) int64
         Filled with the place in coded order of each quarter's first element of a class.
-    groups : (CLASSES, COLUMNS) int64
-        CLASS, START and COUNT are filled in, all else is 0.
+    groups : (CLASSES,) GROUP
+        `label`, `start` and `count` are filled in.
 
     Returns
     -------
     int
         The number of groups, or -1 where a class is out of range.
     """
-    clear(groups.reshape(-1), groups.size)
     clear(cursors.reshape(-1), cursors.size)
     quarter = classes.size // QUARTERS
     c0, c1, c2, c3 = cursors[0], cursors[1], cursors[2], cursors[3]
@@ -59,9 +58,9 @@ def group_classes(classes: Array, cursors: Array, groups: Array) -> int:
         if place != first:
             if group_class >= CLASSES:
                 return -1
-            groups[number, CLASS] = group_class
-            groups[number, START] = first
-            groups[number, COUNT] = place - first
+            groups[number].label = group_class
+            groups[number].start = first
+            groups[number].count = place - first
             number += 1
     return number
 
@@ -114,8 +113,8 @@ def to_natural_order(padded: Array, margin: int, classes: Array, groups: Array, 
         fronts[kind] = margin
         backs[kind] = margin
     for index in range(number):
-        fronts[groups[index, CLASS]] = margin + groups[index, START]
-        backs[groups[index, CLASS]] = margin + groups[index, START] + groups[index, COUNT]
+        fronts[groups[index].label] = margin + groups[index].start
+        backs[groups[index].label] = margin + groups[index].start + groups[index].count
     # Each class is read from both ends: two cursors do not wait for each other, and they meet where the counts are
     # right. Where not, they run into the margins at worst.
     size = uint64(classes.size)

@@ -16,31 +16,21 @@ from ckstore.kernels.entropy.bins import (
     symbols_of_cells,
     times_log,
 )
-from ckstore.kernels.entropy.directory import (
-    BINS,
-    BITS,
-    COUNT,
-    DENSE,
-    EXACT,
-    FIRST_PAIR,
-    KIND,
-    MOST_RARE,
-    PAIRED,
-    PAIRS,
-    PLANE,
-    RARE,
-    RUN_BINS,
-    RUN_TOP,
-    SINGLE,
-    SPARSE,
-    START,
-    TABLE,
-    TOP,
-    WIDEST,
-)
+from ckstore.kernels.entropy.directory import DENSE, MOST_RARE, RARE, SPARSE, TABLE
 from ckstore.kernels.entropy.lengths import code_lengths
 from ckstore.kernels.entropy.survey import DENSE_BELOW, sample_size
-from ckstore.kernels.entropy.words import Array, clear, copy, counted, inner, int64, magnitude_bits, spliced, uint64
+from ckstore.kernels.entropy.words import (
+    Array,
+    Group,
+    clear,
+    copy,
+    counted,
+    inner,
+    int64,
+    magnitude_bits,
+    spliced,
+    uint64,
+)
 
 CHOOSE_PLANES, PLAN_DENSE, PLAN_PAIRS = range(3)
 """Steps of the plan."""
@@ -140,10 +130,10 @@ def _best_bins(
 
 
 @counted
-def _set_codes(group: Array, counts: Array, is_pair: int, raws: Array, lengths: Array, costs: Array) -> None:
+def _set_codes(group: Group, counts: Array, is_pair: int, raws: Array, lengths: Array, costs: Array) -> None:
     """Find a group's code lengths, and fill `costs`: bits with its table, and entropy."""
-    bins, stride = group[BINS], group[RUN_BINS]
-    group[SINGLE], bits = code_lengths(counts, bins * stride, lengths)
+    bins, stride = group.bins, group.run_bins
+    group.single, bits = code_lengths(counts, bins * stride, lengths)
     widest = total = used = int64(0)
     entropy = 0.0
     symbol = uint64(0)
@@ -159,23 +149,23 @@ def _set_codes(group: Array, counts: Array, is_pair: int, raws: Array, lengths: 
                 widest = max(widest, int64(lengths[symbol]) + raw)
             symbol += uint64(1)
     # Counts of a sample are not quite as many as there are items.
-    scale = (group[PAIRS] if is_pair else group[COUNT]) / total
-    group[BITS] = int64(bits * scale)
-    group[WIDEST] = widest
+    scale = (group.pairs if is_pair else group.count) / total
+    group.bits = int64(bits * scale)
+    group.widest = widest
     costs[0] = bits * scale + _TABLE_BITS + (_PAIR_BITS if is_pair else _BIN_BITS) * used
     costs[1] = (entropy + times_log(total)) * scale
 
 
 @spliced
-def _choose_plane(group: Array, numbers: Array, symbols: Array, geometry: Array, cells: Array, splits: Array) -> int:
+def _choose_plane(group: Group, numbers: Array, symbols: Array, geometry: Array, cells: Array, splits: Array) -> int:
     """The widest plane that costs next to nothing, by the group's sample."""
     taken = sample_size(group)
-    top, count = group[TOP], group[COUNT]
+    top, count = group.top, group.count
     floors, losses = np.empty(_2, np.int64), np.empty(_8, np.float64)
     fine = _FINE_IF_FEW if count < _FEW or top > _MOST_EXACT else _FINE
     size = set_geometry(top, fine + 1, fine, geometry)
     clear(cells, size)
-    _count_cells(numbers, group[START], taken, top, fine + 1, geometry, cells, symbols)
+    _count_cells(numbers, group.start, taken, top, fine + 1, geometry, cells, symbols)
     share = taken / count
     split_bits = _CHANCE_BITS * (1.0 - share) + SPLIT_BITS * share
     bits = choose_bins(cells, geometry, top, fine, _price(count) * share, split_bits, splits, floors, losses)
@@ -187,14 +177,14 @@ def _choose_plane(group: Array, numbers: Array, symbols: Array, geometry: Array,
 
 @spliced
 def _plan_dense(
-    group: Array, symbols: Array, numbers: Array, geometry: Array, cells: Array, splits: Array, lowers: Array,
+    group: Group, symbols: Array, numbers: Array, geometry: Array, cells: Array, splits: Array, lowers: Array,
     raws: Array, lengths: Array, counts: Array, costs: Array,
 ) -> None:  # fmt: skip
-    """Choose bins and code lengths of a dense group; mark it as PAIRED where pairs might do better."""
-    start, count, top = group[START], group[COUNT], group[TOP]
+    """Choose bins and code lengths of a dense group; mark it as `paired` where pairs might do better."""
+    start, count, top = group.start, group.count, group.top
     share = int64(1)
-    deepest = _FINE if group[PLANE] or count < _FEW else _FINEST
-    if group[EXACT]:
+    deepest = _FINE if group.plane or count < _FEW else _FINEST
+    if group.exact:
         size = set_geometry(top, _MOST_EXACT, _NONE, geometry)
         if top <= _SHARED_BITS and count > _MANY:
             share = _SHARE
@@ -204,20 +194,20 @@ def _plan_dense(
         size = set_geometry(top, exact, fine, geometry)
         clear(cells, size)
         _count_cells(numbers, start, count, top, exact, geometry, cells, symbols)
-    group[BINS] = _best_bins(
+    group.bins = _best_bins(
         cells, geometry, top, deepest, _price(count), int64(share > 1), _ALL, splits, lowers, raws, counts
     )
-    group[RUN_BINS] = 1
+    group.run_bins = 1
     _set_codes(group, counts, _NONE, raws, lengths, costs)
-    if count - group[PAIRS] > DENSE_BELOW * count and costs[0] > _WELL_CODED * costs[1]:
-        group[PAIRED] = 1
-    if not group[EXACT]:
+    if count - group.pairs > DENSE_BELOW * count and costs[0] > _WELL_CODED * costs[1]:
+        group.paired = 1
+    if not group.exact:
         table = splits.view(np.uint16)
-        symbols_of_cells(geometry, lowers, raws, group[BINS], table)
+        symbols_of_cells(geometry, lowers, raws, group.bins, table)
         for i in range(uint64(start), uint64(start + count)):
             symbols[i] = table[symbols[i]]
-    costs[0] += 8.0 * group[PLANE] * count
-    costs[1] += 8.0 * group[PLANE] * count
+    costs[0] += 8.0 * group.plane * count
+    costs[1] += 8.0 * group.plane * count
 
 
 @inner
@@ -238,11 +228,11 @@ def _rare_bits(count: int, pairs: int, values: Array, first: int) -> float:
 
 @spliced
 def _plan_pairs(
-    group: Array, runs: Array, values: Array, joints: Array, run_cells: Array, geometry: Array, run_geometry: Array,
+    group: Group, runs: Array, values: Array, joints: Array, run_cells: Array, geometry: Array, run_geometry: Array,
     cells: Array, splits: Array, lowers: Array, raws: Array, lengths: Array, counts: Array, costs: Array,
 ) -> None:  # fmt: skip
     """Plan a group whose pairs are extracted: a dense one that does better so becomes sparse."""
-    first, pairs = group[FIRST_PAIR], group[PAIRS]
+    first, pairs = group.first_pair, group.pairs
     longest = largest = int64(0)
     for i in range(uint64(first), uint64(first + pairs)):
         longest |= runs[i]
@@ -282,23 +272,23 @@ def _plan_pairs(
         joint = uint64(table[joints[i]]) * uint64(stride) + uint64(run_table[run_cells[i]])
         joints[i] = joint
         counts[joint] += 1
-    before = group[BINS], group[RUN_BINS], group[SINGLE], group[BITS], group[WIDEST]
-    group[BINS], group[RUN_BINS] = bins, stride
+    before = group.bins, group.run_bins, group.single, group.bits, group.widest
+    group.bins, group.run_bins = bins, stride
     pair_lengths = np.empty(symbols, np.uint8)
     pair_costs = np.empty(_2, np.float64)
     _set_codes(group, counts, _1, pair_raws, pair_lengths, pair_costs)
-    if group[KIND] == DENSE and costs[0] <= pair_costs[0]:
-        group[BINS], group[RUN_BINS], group[SINGLE], group[BITS], group[WIDEST] = before
+    if group.kind == DENSE and costs[0] <= pair_costs[0]:
+        group.bins, group.run_bins, group.single, group.bits, group.widest = before
         return
     if pairs <= MOST_RARE:
-        bits = _rare_bits(group[COUNT], pairs, values, first)
+        bits = _rare_bits(group.count, pairs, values, first)
         if bits < pair_costs[0]:
-            group[KIND] = RARE
+            group.kind = RARE
             costs[0], costs[1] = bits + 24.0, bits
             return
-    group[KIND] = SPARSE
-    group[TOP], group[RUN_TOP] = top, run_top
-    group[EXACT] = 0
+    group.kind = SPARSE
+    group.top, group.run_top = top, run_top
+    group.exact = 0
     costs[0], costs[1] = pair_costs[0], pair_costs[1]
     copy(pair_lowers, bins + stride, lowers, _NONE)
     copy(pair_raws, bins + stride, raws, _NONE)
@@ -312,18 +302,18 @@ def plan_groups(
 ) -> int:  # fmt: skip
     """Carry out one step of the plan of the first `number` groups; what the steps share is compiled once.
 
-    `CHOOSE_PLANES` follows `survey_groups` and fills PLANE, EXACT, and TOP of what a plane leaves; it returns the bytes
-    of all planes. `PLAN_DENSE` follows `take_numbers`, and returns how many groups are PAIRED: those that have pairs
-    anyway, and those that might do better so. If there are any, `PLAN_PAIRS` follows `extract_pairs`.
+    `CHOOSE_PLANES` follows `survey_groups` and fills `plane`, `exact`, and `top` of what a plane leaves; it returns the
+    bytes of all planes. `PLAN_DENSE` follows `take_numbers`, and returns how many groups are `paired`: those that have
+    pairs anyway, and those that might do better so. If there are any, `PLAN_PAIRS` follows `extract_pairs`.
 
     Parameters
     ----------
     groups, lowers, raws, lengths
         As for `code_directory`.
     symbols : uint16
-        Symbols of dense groups, where their elements are; filled where EXACT is not set.
+        Symbols of dense groups, where their elements are; filled where `exact` is not set.
     numbers : int64
-        Samples of groups that may have planes; then numbers whose symbols are not EXACT.
+        Samples of groups that may have planes; then numbers whose symbols are not `exact`.
     runs, values : int64
         Pairs.
     joints, run_cells : uint16
@@ -339,16 +329,16 @@ def plan_groups(
     result = int64(0)
     for index in range(number):
         group = groups[index]
-        if step == CHOOSE_PLANES and group[KIND] == DENSE:
+        if step == CHOOSE_PLANES and group.kind == DENSE:
             if sample_size(group):
-                group[PLANE] = _choose_plane(group, numbers, symbols, geometry, cells, splits)
-            group[TOP] = max(group[TOP] - 8 * group[PLANE], 0)
-            group[EXACT] = group[TOP] <= _MOST_EXACT and (group[COUNT] >> group[TOP] > 0 or group[TOP] <= 6)
-            result += group[PLANE] * group[COUNT]
+                group.plane = _choose_plane(group, numbers, symbols, geometry, cells, splits)
+            group.top = max(group.top - 8 * group.plane, 0)
+            group.exact = group.top <= _MOST_EXACT and (group.count >> group.top > 0 or group.top <= 6)
+            result += group.plane * group.count
         elif step == PLAN_DENSE:
-            costs[index, 0] = 16.0 + group[TOP]
+            costs[index, 0] = 16.0 + group.top
             costs[index, 1] = 0.0
-            if group[KIND] == DENSE:
+            if group.kind == DENSE:
                 _plan_dense(
                     group,
                     symbols,
@@ -362,8 +352,8 @@ def plan_groups(
                     counts,
                     costs[index],
                 )
-            result += group[PAIRED]
-        elif step == PLAN_PAIRS and group[PAIRED]:
+            result += group.paired
+        elif step == PLAN_PAIRS and group.paired:
             _plan_pairs(
                 group, runs, values, joints, run_cells, geometry, run_geometry, cells, splits, lowers[index],
                 raws[index], lengths[index], counts, costs[index],
@@ -380,11 +370,11 @@ def measure(groups: Array, number: int) -> tuple[int, int, int]:
     directory = 1024 * int64(number) + 16
     for index in range(number):
         group = groups[index]
-        if group[KIND] in (DENSE, SPARSE):
-            items = group[COUNT] if group[KIND] == DENSE else group[PAIRS]
-            room += (items // 4 + 1) * group[WIDEST]
-            bits += group[BITS]
-            directory += 24 * group[BINS] * group[RUN_BINS] + 200
-        elif group[KIND] == RARE:
-            directory += 224 * group[PAIRS]
+        if group.kind in (DENSE, SPARSE):
+            items = group.count if group.kind == DENSE else group.pairs
+            room += (items // 4 + 1) * group.widest
+            bits += group.bits
+            directory += 24 * group.bins * group.run_bins + 200
+        elif group.kind == RARE:
+            directory += 224 * group.pairs
     return room // 8 + 32, bits, directory

@@ -10,27 +10,11 @@ from __future__ import annotations
 import numpy as np
 
 from ckstore.kernels.compiled import kernel
-from ckstore.kernels.entropy.directory import (
-    BINS,
-    CONSTANT,
-    COUNT,
-    DENSE,
-    EQUAL,
-    FIRST_PAIR,
-    KIND,
-    LONGEST_RUN,
-    PAIRS,
-    PLANE,
-    RARE,
-    RUN_BINS,
-    RUN_TOP,
-    START,
-    TOP,
-)
+from ckstore.kernels.entropy.directory import DENSE, EQUAL, LONGEST_RUN, RARE
 from ckstore.kernels.entropy.lengths import LONGEST
 from ckstore.kernels.entropy.read_dense import PLACED, STRIDE, read_dense
 from ckstore.kernels.entropy.read_pairs import read_any, read_pairs
-from ckstore.kernels.entropy.tables import COLUMNS, LOOK, SYMBOL, fill_symbols, fill_table
+from ckstore.kernels.entropy.tables import LOOK, SYMBOL, SYMBOLS, fill_symbols, fill_table
 from ckstore.kernels.entropy.words import Array, clear, int64, store_element
 
 _SIZES = (1 << LONGEST, 1 << LOOK, STRIDE + 8, PLACED)
@@ -72,9 +56,9 @@ def read_streams(
     positions = np.empty(4, np.int64)
     place = plane
     for index in range(number):
-        if groups[index, PLANE] > size:
+        if groups[index].plane > size:
             return 1
-        place += groups[index, COUNT] * groups[index, PLANE]
+        place += groups[index].count * groups[index].plane
     for stream in range(4):
         if place > ends[3]:
             return 1
@@ -88,38 +72,38 @@ def read_streams(
     numbers = work[_ENDS[2] :].view(np.int64)
     for index in range(number):
         group = groups[index]
-        start = group[START]
-        count = group[COUNT]
-        kind = group[KIND]
+        start = group.start
+        count = group.count
+        kind = group.kind
         if kind != DENSE:
             clear(coded[size * start :], size * count)
         if kind == EQUAL:
-            if group[CONSTANT]:
+            if group.constant:
                 for i in range(start, start + count):
-                    store_element(coded, size, i, group[CONSTANT])
+                    store_element(coded, size, i, group.constant)
             continue
         if kind == RARE:
             at = start
-            for pair in range(group[FIRST_PAIR], group[FIRST_PAIR] + group[PAIRS]):
+            for pair in range(group.first_pair, group.first_pair + group.pairs):
                 at += runs[pair]
                 store_element(coded, size, at, values[pair])
                 at += 1
             continue
         if limit < 0:
             return 1
-        symbols = np.empty((group[BINS] * group[RUN_BINS], COLUMNS), np.int64)
+        symbols = np.empty(group.bins * group.run_bins, SYMBOLS)
         longest = fill_symbols(group, lowers[index], raws[index], lengths[index], symbols)
-        if longest < 0 or (kind != DENSE and group[RUN_TOP] > LONGEST_RUN):
+        if longest < 0 or (kind != DENSE and group.run_top > LONGEST_RUN):
             return 1
         codes = work[: 1 << longest]
-        if kind == DENSE and group[TOP] <= _ANY:
+        if kind == DENSE and group.top <= _ANY:
             bad = read_dense(
-                buffer, positions, limit, group[TOP], symbols, longest, codes, table, scratch, numbers, plane,
-                group[PLANE], coded, size, start, count,
+                buffer, positions, limit, group.top, symbols, longest, codes, table, scratch, numbers, plane,
+                group.plane, coded, size, start, count,
             )  # fmt: skip
         else:
             fill_table(codes, longest, SYMBOL, symbols)
-            items = group[PAIRS] if kind != DENSE else count
+            items = group.pairs if kind != DENSE else count
             done = int64(0)
             at = start
             if kind != DENSE:
@@ -127,12 +111,12 @@ def read_streams(
                     buffer, positions, limit, symbols, codes, table, coded, size, at, start + count, items
                 )
             bad = done < 0 or read_any(
-                buffer, positions, limit, codes, symbols, plane, group[PLANE], coded, size, done, items, at,
+                buffer, positions, limit, codes, symbols, plane, group.plane, coded, size, done, items, at,
                 start + count,
             )  # fmt: skip
         if bad:
             return 1
-        plane += group[PLANE] * count
+        plane += group.plane * count
     for stream in range(4):
         if (positions[stream] + 7) >> 3 != ends[stream]:
             return 1

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from ckstore.kernels.entropy.lengths import LONGEST
-from ckstore.kernels.entropy.tables import BY_CODE, LENGTH, LOOK, fill_strings, fill_table, total_bits
+from ckstore.kernels.entropy.tables import BY_CODE, LOOK, fill_strings, fill_table, total_bits
 from ckstore.kernels.entropy.words import (
     Array,
     Word,
@@ -266,9 +266,9 @@ def read_dense(
     mean = int64(0)
     least, widest = int64(64), int64(0)
     for symbol in range(symbols.shape[0]):
-        if symbols[symbol, LENGTH] >= 0:
+        if symbols[symbol].length >= 0:
             total = total_bits(symbols, symbol)
-            mean += total << (LONGEST - symbols[symbol, LENGTH])
+            mean += total << (LONGEST - symbols[symbol].length)
             least = min(least, total)
             widest = max(widest, total)
     done = int64(0)

@@ -4,19 +4,7 @@ from __future__ import annotations
 
 from ckstore.kernels.entropy.lengths import LONGEST
 from ckstore.kernels.entropy.read_dense import bits_taken, next_bits
-from ckstore.kernels.entropy.tables import (
-    LENGTH,
-    LOOK,
-    NUMBER,
-    PAIR,
-    RAW,
-    RUN,
-    RUN_RAW,
-    UNRESOLVED,
-    fill_table,
-    resolves,
-    total_bits,
-)
+from ckstore.kernels.entropy.tables import LOOK, PAIR, UNRESOLVED, fill_table, resolves, total_bits
 from ckstore.kernels.entropy.words import (
     Array,
     Word,
@@ -50,11 +38,11 @@ def _take_pair(buffer: Array, position: Word, table: Array, symbols: Array) -> t
     word = load_word(buffer, position >> _3) >> (position & _7)
     entry = table[word & uint64(table.size - 1)]
     symbol = entry >> _8
-    run_raw = uint64(symbols[symbol, RUN_RAW])
-    raw = uint64(symbols[symbol, RAW])
+    run_raw = uint64(symbols[symbol].run_raw)
+    raw = uint64(symbols[symbol].raw)
     word >>= entry & _63
-    run = symbols[symbol, RUN] + int64(low_bits(word, int64(run_raw)))
-    number = symbols[symbol, NUMBER] + int64(low_bits(word >> run_raw, int64(raw)))
+    run = symbols[symbol].run + int64(low_bits(word, int64(run_raw)))
+    number = symbols[symbol].number + int64(low_bits(word >> run_raw, int64(raw)))
     return run + 1, number, position + (entry & _63) + run_raw + raw
 
 
@@ -154,10 +142,10 @@ def read_pairs(
     widest = int64(0)
     unresolved = int64(0)
     for i in range(symbols.shape[0]):
-        if symbols[i, LENGTH] >= 0:
+        if symbols[i].length >= 0:
             widest = max(widest, total_bits(symbols, i))
             if not resolves(symbols, i, _LOOK):
-                unresolved += (1 << LONGEST) >> symbols[i, LENGTH]
+                unresolved += (1 << LONGEST) >> symbols[i].length
     done = int64(0)
     if widest <= _LOADABLE:
         short = pairs >= _FEW and unresolved <= _UNRESOLVED
@@ -185,10 +173,10 @@ def read_any(
         entry = table[(load_word(buffer, position >> 3) >> uint64(position & 7)) & uint64(table.size - 1)]
         symbol = entry >> _8
         position += int64(entry & _255)
-        run = symbols[symbol, RUN] + int64(read_bits(buffer, position, limit, symbols[symbol, RUN_RAW]))
-        position += symbols[symbol, RUN_RAW]
-        number = symbols[symbol, NUMBER] + int64(read_bits(buffer, position, limit, symbols[symbol, RAW]))
-        positions[i & 3] = position + symbols[symbol, RAW]
+        run = symbols[symbol].run + int64(read_bits(buffer, position, limit, symbols[symbol].run_raw))
+        position += symbols[symbol].run_raw
+        number = symbols[symbol].number + int64(read_bits(buffer, position, limit, symbols[symbol].raw))
+        positions[i & 3] = position + symbols[symbol].raw
         if run < 0 or run >= end - at:
             return 1
         at += run

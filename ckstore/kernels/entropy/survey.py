@@ -9,24 +9,11 @@ from __future__ import annotations
 import numpy as np
 
 from ckstore.kernels.compiled import kernel
-from ckstore.kernels.entropy.directory import (
-    CONSTANT,
-    COUNT,
-    DENSE,
-    EQUAL,
-    EXACT,
-    FIRST_PAIR,
-    KIND,
-    PAIRED,
-    PAIRS,
-    PLANE,
-    SPARSE,
-    START,
-    TOP,
-)
+from ckstore.kernels.entropy.directory import DENSE, EQUAL, SPARSE
 from ckstore.kernels.entropy.words import (
     MASKED,
     Array,
+    Group,
     bit_length,
     first_bit,
     inner,
@@ -72,10 +59,10 @@ def _survey(coded: Array, start: int, count: int) -> tuple[int, int, bool]:
 
 
 @inner
-def sample_size(group: Array) -> int:
+def sample_size(group: Group) -> int:
     """Elements of a group that `survey_groups` samples, a multiple of `SAMPLE_BLOCK`; 0 where it can have no plane."""
-    count = group[COUNT]
-    if group[KIND] != DENSE or group[TOP] < 7 or count < PLANED_FROM or count - group[PAIRS] > DENSE_BELOW * count:
+    count = group.count
+    if group.kind != DENSE or group.top < 7 or count < PLANED_FROM or count - group.pairs > DENSE_BELOW * count:
         return 0
     taken = min(max(count // _SAMPLE_SHARE, _SAMPLE_LEAST), _SAMPLE_MOST)
     return int64(taken // SAMPLE_BLOCK * SAMPLE_BLOCK)
@@ -83,9 +70,9 @@ def sample_size(group: Array) -> int:
 
 @kernel
 def survey_groups(coded: Array, groups: Array, number: int, numbers: Array) -> int:
-    """Fill PAIRS (the non-zeros), TOP, KIND and PAIRED of the first `number` groups, whose START and COUNT are set.
+    """Fill `pairs` (the non-zeros), `top`, `kind` and `paired` of the first `number` groups, which have place and size.
 
-    A dense group may yet turn out sparse. `coded` is of int8 to int64; CONSTANT is filled where all are equal. Of
+    A dense group may yet turn out sparse. `coded` is of int8 to int64; `constant` is filled where all are equal. Of
     groups that may have planes, evenly spaced blocks are written into `numbers` (int64), where the group begins.
 
     Returns the bits of the largest element without its sign.
@@ -93,22 +80,22 @@ def survey_groups(coded: Array, groups: Array, number: int, numbers: Array) -> i
     largest = int64(0)
     for index in range(number):
         group = groups[index]
-        start = group[START]
-        count = group[COUNT]
+        start = group.start
+        count = group.count
         present, top, equal = _survey(coded, start, count)
         largest = max(largest, top)
-        group[PAIRS] = present
-        group[TOP] = top
-        group[PAIRED] = 0
-        group[PLANE] = 0
+        group.pairs = present
+        group.top = top
+        group.paired = 0
+        group.plane = 0
         if equal:
-            group[KIND] = EQUAL
-            group[CONSTANT] = coded[start]
+            group.kind = EQUAL
+            group.constant = coded[start]
         elif count - present >= SPARSE_ABOVE * count:
-            group[KIND] = SPARSE
-            group[PAIRED] = 1
+            group.kind = SPARSE
+            group.paired = 1
         else:
-            group[KIND] = DENSE
+            group.kind = DENSE
             blocks = sample_size(group) // SAMPLE_BLOCK
             for block in range(blocks):
                 first = uint64(start + block * (count - SAMPLE_BLOCK) // blocks)
@@ -122,17 +109,17 @@ def survey_groups(coded: Array, groups: Array, number: int, numbers: Array) -> i
 def take_numbers(coded: Array, groups: Array, number: int, symbols: Array, numbers: Array, planes: Array) -> None:
     """Take the dense groups apart: planes one after the other into `planes` (uint8), the bits above elsewhere.
 
-    Where EXACT is set these are made symbols (uint16), counted from the least number on; else they go into `numbers`
+    Where `exact` is set these are made symbols (uint16), counted from the least number on; else they go into `numbers`
     (int64). Both lie where the elements do.
     """
     at = int64(0)
     for index in range(number):
         group = groups[index]
-        if group[KIND] != DENSE:
+        if group.kind != DENSE:
             continue
-        first = uint64(group[START])
-        count = uint64(group[COUNT])
-        width = group[PLANE]
+        first = uint64(group.start)
+        count = uint64(group.count)
+        width = group.plane
         low = at
         if width == 1:
             for i in range(count):
@@ -143,10 +130,10 @@ def take_numbers(coded: Array, groups: Array, number: int, symbols: Array, numbe
         elif width == 4:
             for i in range(count):
                 store_4(planes, uint64(at) + uint64(4) * i, int64(coded[first + i]))
-        at = low + width * group[COUNT]
+        at = low + width * group.count
         shift = 8 * width
-        if group[EXACT]:
-            least = int64(1) << group[TOP]
+        if group.exact:
+            least = int64(1) << group.top
             if coded.itemsize <= 4 and shift < 32:
                 for i in range(first, first + count):
                     symbols[i] = np.uint16(int32(int32(coded[i]) >> int32(shift)) + int32(least))
@@ -160,18 +147,18 @@ def take_numbers(coded: Array, groups: Array, number: int, symbols: Array, numbe
 
 @kernel
 def extract_pairs(coded: Array, groups: Array, number: int, runs: Array, values: Array) -> None:
-    """Write the zero run before every non-zero, and its value (int64 both), of the groups that are PAIRED.
+    """Write the zero run before every non-zero, and its value (int64 both), of the groups that are `paired`.
 
-    Fills FIRST_PAIR.
+    Fills `first_pair`.
     """
     pair = uint64(0)
     for index in range(number):
         group = groups[index]
-        if not group[PAIRED]:
+        if not group.paired:
             continue
-        group[FIRST_PAIR] = pair
-        since = group[START]
-        end = group[START] + group[COUNT]
+        group.first_pair = pair
+        since = group.start
+        end = group.start + group.count
         for at in range(since, end, MASKED):
             if at + MASKED <= end:
                 mask = non_zeros(coded, at)

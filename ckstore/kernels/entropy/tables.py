@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from ckstore.kernels.entropy.directory import BINS, KIND, RUN_BINS, SINGLE, SPARSE
+from ckstore.kernels.entropy.directory import SPARSE
 from ckstore.kernels.entropy.lengths import canonical_codes
-from ckstore.kernels.entropy.words import Array, clear, counted, inlined, inner, int64, uint64
+from ckstore.kernels.entropy.words import Array, Group, clear, counted, inlined, inner, int64, uint64
 
-CODE, LENGTH, NUMBER, RAW, RUN, RUN_RAW = range(6)
-"""Columns of the table of symbols (int64).
-
-Bit-reversed code and its length, -1 where the symbol does not occur; the least number of its bin and the bin's raw
-bits; the same of a pair's zero run, whose raw bits come first.
+SYMBOLS = np.dtype([(field, np.int64) for field in ("code", "length", "number", "raw", "run", "run_raw")])
+"""A symbol: its bit-reversed code and that one's length, -1 where the symbol does not occur; the least number of its
+bin and the bin's raw bits; the same of a pair's zero run, whose raw bits come first.
 """
-COLUMNS = 6
 
 SYMBOL, BY_CODE, PAIR = int64(0), int64(1), int64(2)
 """What the entries of a table (uint64) tell.
@@ -39,29 +36,29 @@ _1, _8, _16, _32 = uint64(1), uint64(8), uint64(16), uint64(32)
 
 
 @counted
-def fill_symbols(group: Array, lowers: Array, raws: Array, lengths: Array, symbols: Array) -> int:
-    """Fill the table of symbols (int64, symbols x COLUMNS) of a group, as `code_directory` read it.
+def fill_symbols(group: Group, lowers: Array, raws: Array, lengths: Array, symbols: Array) -> int:
+    """Fill the table of symbols (SYMBOLS) of a group, as `code_directory` read it.
 
     Returns the bits of the longest code, or -1 where the lengths are no complete prefix code of at most 12 bits.
     """
-    bins, stride = group[BINS], group[RUN_BINS]
+    bins, stride = group.bins, group.run_bins
     codes = np.empty(bins * stride, np.uint32)
     clear(codes, codes.size)
-    if group[SINGLE] < 0 and canonical_codes(lengths, bins * stride, codes):
+    if group.single < 0 and canonical_codes(lengths, bins * stride, codes):
         return -1
     longest = int64(0)
-    is_pair = group[KIND] == SPARSE
+    is_pair = group.kind == SPARSE
     symbol = int64(0)
     for value in range(bins):
         for place in range(bins, bins + stride):
             length = int64(codes[symbol] >> 16)
             longest = max(longest, length)
-            symbols[symbol, CODE] = codes[symbol] & 65535
-            symbols[symbol, LENGTH] = length if length or symbol == group[SINGLE] else -1
-            symbols[symbol, NUMBER] = lowers[value]
-            symbols[symbol, RAW] = raws[value]
-            symbols[symbol, RUN] = lowers[place] if is_pair else int64(0)
-            symbols[symbol, RUN_RAW] = int64(raws[place]) if is_pair else int64(0)
+            symbols[symbol].code = codes[symbol] & 65535
+            symbols[symbol].length = length if length or symbol == group.single else -1
+            symbols[symbol].number = lowers[value]
+            symbols[symbol].raw = raws[value]
+            symbols[symbol].run = lowers[place] if is_pair else int64(0)
+            symbols[symbol].run_raw = int64(raws[place]) if is_pair else int64(0)
             symbol += 1
     return longest
 
@@ -69,16 +66,16 @@ def fill_symbols(group: Array, lowers: Array, raws: Array, lengths: Array, symbo
 @inlined
 def total_bits(symbols: Array, symbol: int) -> int:
     """Bits of a symbol's code and of all raw bits."""
-    return symbols[symbol, LENGTH] + symbols[symbol, RUN_RAW] + symbols[symbol, RAW]
+    return symbols[symbol].length + symbols[symbol].run_raw + symbols[symbol].raw
 
 
 @inner
 def resolves(symbols: Array, symbol: int, bits: int) -> bool:
     """Whether `bits` bits hold all of a pair, its value has at most 31 bits, and its run is below 2^16 - 1."""
-    number, run = symbols[symbol, NUMBER], symbols[symbol, RUN]
+    number, run = symbols[symbol].number, symbols[symbol].run
     if total_bits(symbols, symbol) > bits or number < -(1 << 31) or number >= 1 << 31 or run < 0:
         return False
-    return run + (1 << symbols[symbol, RUN_RAW]) <= _MOST_RUN
+    return run + (1 << symbols[symbol].run_raw) <= _MOST_RUN
 
 
 @inner
@@ -86,23 +83,23 @@ def fill_table(table: Array, bits: int, tells: int, symbols: Array) -> None:
     """Fill the first 2^bits entries of a table; see `BY_CODE` and the others for what it is to tell."""
     size = _1 << uint64(bits)
     for i in range(symbols.shape[0]):
-        length = symbols[i, LENGTH]
+        length = symbols[i].length
         if length < 0:
             continue
         total = total_bits(symbols, i)
-        place = uint64(symbols[i, CODE]) & (size - _1)
+        place = uint64(symbols[i].code) & (size - _1)
         step = _1 << uint64(min(length, bits))
         entry = uint64(length) | (uint64(i) << _8)
         if tells == BY_CODE:
-            entry = uint64(total) | (uint64(length) << _8) | (uint64(symbols[i, NUMBER]) << _32)
+            entry = uint64(total) | (uint64(length) << _8) | (uint64(symbols[i].number) << _32)
         elif tells == PAIR:
             entry = uint64(UNRESOLVED)
             if resolves(symbols, i, bits):
                 step = _1 << uint64(total)
-                for raw in range(_1 << uint64(symbols[i, RAW])):
-                    value = uint64(symbols[i, NUMBER]) + raw
-                    entry = uint64(total) | (uint64(symbols[i, RUN] + 1) << _8) | (value << _32)
-                    for _ in range(1 << symbols[i, RUN_RAW]):
+                for raw in range(_1 << uint64(symbols[i].raw)):
+                    value = uint64(symbols[i].number) + raw
+                    entry = uint64(total) | (uint64(symbols[i].run + 1) << _8) | (value << _32)
+                    for _ in range(1 << symbols[i].run_raw):
                         for slot in range(place, size, step):
                             table[slot] = entry
                         place += _1 << uint64(length)

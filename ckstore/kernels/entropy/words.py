@@ -18,6 +18,9 @@ from ckstore.runtime.numba_hooks import reference_counting
 Array = npt.NDArray[Any]
 """Any array; the docstrings say of what."""
 
+Group = Any
+"""An element of an array of `ckstore.kernels.entropy.directory.GROUP`."""
+
 Word = Any
 """An unsigned 64-bit word. NumPy makes a float of one and an `int`: both sides of an operator must be words."""
 

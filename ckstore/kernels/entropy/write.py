@@ -10,24 +10,20 @@ import numpy as np
 
 from ckstore.kernels.compiled import kernel
 from ckstore.kernels.entropy.bins import SYMBOLS
-from ckstore.kernels.entropy.directory import (
-    BINS,
-    BITS,
-    COUNT,
-    EQUAL,
-    EXACT,
-    FIRST_PAIR,
-    KIND,
-    PAIRS,
-    RUN_BINS,
-    SINGLE,
-    SPARSE,
-    START,
-    TOP,
-    WIDEST,
-)
+from ckstore.kernels.entropy.directory import EQUAL, SPARSE
 from ckstore.kernels.entropy.lengths import canonical_codes
-from ckstore.kernels.entropy.words import Array, Word, clear, inlined, int64, low_bits, spliced, store_word, uint64
+from ckstore.kernels.entropy.words import (
+    Array,
+    Group,
+    Word,
+    clear,
+    inlined,
+    int64,
+    low_bits,
+    spliced,
+    store_word,
+    uint64,
+)
 
 STREAMS = 4
 _LOADABLE = int64(56)
@@ -50,13 +46,13 @@ def _append(buffer: Array, place: Word, kept: Word, entry: Word) -> tuple[Word, 
 
 
 @spliced
-def _fill_heads(group: Array, raws: Array, codes: Array, heads: Array) -> None:
+def _fill_heads(group: Group, raws: Array, codes: Array, heads: Array) -> None:
     """Fill by symbol: code | its bits << 16 | raw bits of the run << 24 | those of the value << 32 | all bits << 56."""
-    bins, stride = group[BINS], group[RUN_BINS]
+    bins, stride = group.bins, group.run_bins
     symbol = uint64(0)
     for value in range(bins):
         for run in range(stride):
-            run_raw = uint64(raws[bins + run]) if group[KIND] == SPARSE else uint64(0)
+            run_raw = uint64(raws[bins + run]) if group.kind == SPARSE else uint64(0)
             code, raw = uint64(codes[symbol]), uint64(raws[value])
             bits = (code >> _16) + run_raw + raw
             heads[symbol] = code | (run_raw << _24) | (raw << _32) | (bits << _HIGH)
@@ -64,10 +60,10 @@ def _fill_heads(group: Array, raws: Array, codes: Array, heads: Array) -> None:
 
 
 @spliced
-def _fill_words(group: Array, lowers: Array, raws: Array, codes: Array, words: Array) -> None:
+def _fill_words(group: Group, lowers: Array, raws: Array, codes: Array, words: Array) -> None:
     """Fill a table of entries by number, from the least one on."""
-    for symbol in range(uint64(group[BINS])):
-        at = uint64(lowers[symbol] + (int64(1) << group[TOP]))
+    for symbol in range(uint64(group.bins)):
+        at = uint64(lowers[symbol] + (int64(1) << group.top))
         code, length = uint64(codes[symbol]) & _CODE, uint64(codes[symbol]) >> _16
         raw = uint64(raws[symbol])
         code |= (length + raw) << _HIGH
@@ -189,23 +185,23 @@ def write_streams(
         kept[stream] = 0
     for index in range(number):
         group = groups[index]
-        if group[KIND] >= EQUAL or group[WIDEST] == 0:
+        if group.kind >= EQUAL or group.widest == 0:
             continue
-        clear(codes, group[BINS] * group[RUN_BINS])
-        if group[SINGLE] < 0:
-            canonical_codes(lengths[index], group[BINS] * group[RUN_BINS], codes)
+        clear(codes, group.bins * group.run_bins)
+        if group.single < 0:
+            canonical_codes(lengths[index], group.bins * group.run_bins, codes)
         _fill_heads(group, raws[index], codes, heads)
-        if group[KIND] == SPARSE:
-            first, count = group[FIRST_PAIR], group[PAIRS]
+        if group.kind == SPARSE:
+            first, count = group.first_pair, group.pairs
             items, low, high = joints, runs, values
         else:
-            first, count = group[START], group[COUNT]
+            first, count = group.start, group.count
             items, low, high = symbols, numbers, numbers
-        exact = group[EXACT] > 0
+        exact = group.exact > 0
         if exact:
             _fill_words(group, lowers[index], raws[index], codes, words)
-        safe = min(_LOADABLE // group[WIDEST], _MOST_APPENDED)
-        likely = max(_likely_items(group[WIDEST], group[BITS] / count), safe)
+        safe = min(_LOADABLE // group.widest, _MOST_APPENDED)
+        likely = max(_likely_items(group.widest, group.bits / count), safe)
         per = likely
         at = first
         items_end = first + count // 4 * 4
