@@ -13,7 +13,8 @@ from ckstore.operations.costs import update_costs
 from ckstore.operations.found_versions import FoundVersion, FoundVersions, found_version, last_targets
 from ckstore.repository import Repository
 from ckstore.storage import log
-from ckstore.storage.catalog import Catalog, Placement, VersionRow, key, replace_catalog
+from ckstore.storage.catalog import Catalog, Placement, VersionRow, key
+from ckstore.storage.catalog_replacement import replace_catalog
 from ckstore.storage.pack import PackInfo
 from ckstore.storage.scan_packs import DamagedPack, ScannedPack, scan_packs
 

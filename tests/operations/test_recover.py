@@ -21,7 +21,8 @@ from ckstore.errors import CkstoreError, ConflictError, LockedError
 from ckstore.operations.commit import Change
 from ckstore.operations.recover import recover
 from ckstore.storage import durable, log
-from ckstore.storage.catalog import Catalog, replace_catalog
+from ckstore.storage.catalog import Catalog
+from ckstore.storage.catalog_replacement import replace_catalog
 from tests.checkpoints import moving, scratch, sha256
 from tests.coarse_checks import same_bits, values_of
 

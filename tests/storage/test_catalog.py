@@ -25,7 +25,8 @@ from ckstore.errors import (
     UsageError,
 )
 from ckstore.storage import connection, placements, root
-from ckstore.storage.catalog import Catalog, VersionRow, key, replace_catalog
+from ckstore.storage.catalog import Catalog, VersionRow, key
+from ckstore.storage.catalog_replacement import replace_catalog
 from ckstore.storage.pack import PackEntry, PackInfo
 from tests.storage.version_writer import identifier, write_version
 

@@ -72,7 +72,7 @@ def main() -> None:
     armed = False
     durable.checkpoint = stop
     if action == "recover":
-        from ckstore.storage.catalog import replace_catalog
+        from ckstore.storage.catalog_replacement import replace_catalog
 
         armed = True
         replace_catalog(store, lambda catalog, present: None)

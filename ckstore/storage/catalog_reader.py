@@ -1,0 +1,256 @@
+"""The reading half of the catalog: runs, versions, tags, packs, and where the object of an id is."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from ckstore.errors import IntegrityError, NoStoreError, NotFoundError
+from ckstore.storage import durable, root
+from ckstore.storage.connection import BUSY_TIMEOUT, Connection, Mode
+from ckstore.storage.names import resolve
+from ckstore.storage.placements import Placements
+from ckstore.storage.rows import Claim, PackRow, RunRow, Totals, VersionRow
+
+_COLUMNS = (
+    "v.number, v.uid, r.name, v.step, v.parent, v.created, p.name, v.manifest_offset, v.manifest_length,"
+    " v.original_bytes, v.stored_bytes, v.elements, v.tensors, v.files, v.depth, v.cost, v.base, v.fidelity,"
+    " v.metrics, v.source"
+)
+#: The row of `meta` that says when `gc` last changed something.
+COLLECTED = "collected"
+#: Rows of `meta` that say how faithful versions are to be begin so, and end with the run's name, if any.
+POLICY = "policy:"
+
+_SELECT = f"SELECT {_COLUMNS} FROM versions v JOIN runs r ON r.id = v.run JOIN packs p ON p.id = v.pack"
+
+
+class CatalogReader:
+    """What a catalog says; `ckstore.storage.catalog.Catalog` has the parameters."""
+
+    def __init__(self, store: Path, mode: Mode = "r", timeout: float = BUSY_TIMEOUT) -> None:
+        self._path = store / root.CATALOG
+        self._connection = Connection(self._path, mode, timeout)
+        self._lattices = Placements(self._connection, "lattices")
+        self._contents = Placements(self._connection, "contents")
+
+    @classmethod
+    def open(cls, store: Path, mode: Mode = "r", timeout: float = BUSY_TIMEOUT) -> Self:
+        """Open the catalog of a store.
+
+        Raises
+        ------
+        NoStoreError
+            The directory is not a store.
+        LockedError, IntegrityError, FormatVersionError
+        """
+        if not root.is_store(store):
+            raise NoStoreError(f"{store} is not a store; run `ckstore init`, or name another one with --store.")
+        return cls(store, mode, timeout)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def versions(self, run: str | None = None) -> list[VersionRow]:
+        """All versions by number, or those of one run; raises `NotFoundError` for an unknown run."""
+        if run is None:
+            return self._select("ORDER BY v.number")
+        found = self._select("WHERE r.name = ? ORDER BY v.number", run)
+        if not found and not self._connection.rows("SELECT 1 FROM runs WHERE name = ?", [run]):
+            raise NotFoundError(f"There is no run {run}; see `ckstore log` for those there are.")
+        return found
+
+    def version(self, number: int) -> VersionRow:
+        """The version of a number; raises `NotFoundError`."""
+        found = self._select("WHERE v.number = ?", number)
+        if not found:
+            raise NotFoundError(f"There is no version {number}; see `ckstore log` for those there are.")
+        return found[0]
+
+    def children(self, number: int) -> list[VersionRow]:
+        """The versions whose parent this is, by number."""
+        return self._select("WHERE v.parent = ? ORDER BY v.number", number)
+
+    def latest(self, run: str | None = None) -> VersionRow | None:
+        """The version that was ingested last, of all or of one run; None where there is none."""
+        tail = "ORDER BY v.number DESC LIMIT 1"
+        found = self._select(tail) if run is None else self._select(f"WHERE r.name = ? {tail}", run)
+        return found[0] if found else None
+
+    def highest(self, run: str) -> VersionRow | None:
+        """The version of a run with the highest step; where none has a step, the one that was ingested last."""
+        # SQLite takes NULL for the least of all values.
+        found = self._select("WHERE r.name = ? ORDER BY v.step DESC, v.number DESC LIMIT 1", run)
+        return found[0] if found else None
+
+    def at_step(self, run: str, step: int) -> VersionRow | None:
+        """The version of a run at a step; None where there is none."""
+        found = self._select("WHERE r.name = ? AND v.step = ?", run, step)
+        return found[0] if found else None
+
+    def with_uid(self, prefix: str) -> list[VersionRow]:
+        """The versions whose id begins with these hexadecimal characters, by number."""
+        return self._select("WHERE v.uid >= ? AND v.uid < ? ORDER BY v.number", prefix, prefix + "g")
+
+    def resolve(self, spec: str | int) -> VersionRow:
+        """The version that a name means; see `names.resolve`."""
+        return resolve(self, spec)
+
+    def runs(self) -> list[RunRow]:
+        """All runs in the order in which they began."""
+        rows = self._connection.rows(
+            "SELECT r.name, r.created, COUNT(v.number), MAX(v.number) FROM runs r"
+            " LEFT JOIN versions v ON v.run = r.id GROUP BY r.id ORDER BY r.id"
+        )
+        steps = dict(self._connection.rows("SELECT number, step FROM versions"))
+        return [RunRow(name, created, count, latest, steps.get(latest)) for name, created, count, latest in rows]
+
+    def tags(self) -> dict[str, int]:
+        """Version numbers by tag, sorted by tag."""
+        return dict(self._connection.rows("SELECT name, version FROM tags ORDER BY name"))
+
+    def packs(self) -> list[PackRow]:
+        """All packs in the order in which they were committed."""
+        rows = self._connection.rows("SELECT name, kind, bytes, created FROM packs ORDER BY id")
+        return [PackRow(*row) for row in rows]
+
+    def has_packs(self, names: Iterable[str]) -> bool:
+        """Whether all of these packs are there."""
+        wanted = sorted(set(names))
+        marks = ", ".join("?" * len(wanted))
+        found = self._connection.rows(f"SELECT COUNT(*) FROM packs WHERE name IN ({marks})", wanted)
+        return bool(found[0][0] == len(wanted))
+
+    def find_lattices(self, keys: Iterable[int]) -> dict[int, tuple[str, int]]:
+        """Pack name and slot of the present encoding, for those keys of lattice ids that are there."""
+        return self._lattices.find(keys)
+
+    def find_contents(self, keys: Iterable[int]) -> dict[int, tuple[str, int]]:
+        """Pack name and slot of the exact layer or record, for those keys of content ids that are there."""
+        return self._contents.find(keys)
+
+    def lattices_in(self, pack: str) -> list[tuple[int, int]]:
+        """(key, slot) of every lattice whose present encoding is in a pack. Reads the whole table."""
+        return self._lattices.within(pack)
+
+    def contents_in(self, pack: str) -> list[tuple[int, int]]:
+        """(key, slot) of every content that is in a pack. Reads the whole table."""
+        return self._contents.within(pack)
+
+    def placed_lattices(self) -> dict[str, dict[int, int]]:
+        """The keys of all lattices by slot, for each pack by name. Reads the whole table."""
+        return self._lattices.by_pack()
+
+    def placed_contents(self) -> dict[str, dict[int, int]]:
+        """The keys of all contents by slot, for each pack by name. Reads the whole table."""
+        return self._contents.by_pack()
+
+    def moved_packs(self, names: Iterable[str]) -> dict[str, str]:
+        """The present names of those packs that `gc` has put others in the place of."""
+        wanted = sorted(set(names))
+        marks = ", ".join("?" * len(wanted))
+        return dict(self._connection.rows(f"SELECT key, value FROM meta WHERE key IN ({marks})", wanted))
+
+    def collected(self) -> str:
+        """When `gc` last moved or removed something; empty where it never did."""
+        return self.moved_packs([COLLECTED]).get(COLLECTED, "")
+
+    def policies(self) -> dict[str, str]:
+        """How faithful versions are to be, as the text that was set, by run; of the store under the empty name."""
+        rows = self._connection.rows("SELECT key, value FROM meta WHERE substr(key, 1, ?) = ?", [len(POLICY), POLICY])
+        return {key.removeprefix(POLICY): value for key, value in rows}
+
+    def unreferenced_packs(self) -> list[PackRow]:
+        """Packs with nothing that a version needs: no manifest, no blob, no lattice and no content."""
+        rows = self._connection.rows(
+            "SELECT name, kind, bytes, created FROM packs WHERE id NOT IN"
+            " (SELECT pack FROM versions UNION SELECT pack FROM version_packs"
+            " UNION SELECT pack FROM lattices UNION SELECT pack FROM contents) ORDER BY id"
+        )
+        return [PackRow(*row) for row in rows]
+
+    def last_number(self) -> int:
+        """The highest version number that was ever handed out, as far as this catalog knows."""
+        [[versions, handed_out]] = self._connection.rows(
+            "SELECT COALESCE((SELECT MAX(number) FROM versions), 0),"
+            " COALESCE((SELECT seq FROM sqlite_sequence WHERE name = 'reservations'), 0)"
+        )
+        return int(max(versions, handed_out))
+
+    def totals(self) -> Totals:
+        """Sums for `stats`."""
+        [versions] = self._connection.rows(
+            "SELECT COUNT(*), TOTAL(original_bytes), TOTAL(stored_bytes), TOTAL(elements) FROM versions"
+        )
+        [counts] = self._connection.rows("SELECT (SELECT COUNT(*) FROM runs), (SELECT COUNT(*) FROM tags)")
+        kinds = {
+            kind: (count, size)
+            for kind, count, size in self._connection.rows("SELECT kind, COUNT(*), SUM(bytes) FROM packs GROUP BY kind")
+        }
+        coarse, exact = kinds.get("coarse", (0, 0)), kinds.get("exact", (0, 0))
+        return Totals(
+            versions=versions[0],
+            runs=counts[0],
+            tags=counts[1],
+            original_bytes=int(versions[1]),
+            stored_bytes=int(versions[2]),
+            elements=int(versions[3]),
+            coarse_packs=coarse[0],
+            coarse_bytes=coarse[1],
+            exact_packs=exact[0],
+            exact_bytes=exact[1],
+            lattices=self._lattices.count(),
+            contents=self._contents.count(),
+            catalog_bytes=self._path.stat().st_size,
+        )
+
+    def check(self) -> list[str]:
+        """A sentence for each thing that SQLite itself finds wrong with the file. Reads all of it."""
+        found = [row[0] for row in self._connection.rows("PRAGMA integrity_check(10)") if row[0] != "ok"]
+        found += [f"a row of {row[0]} refers to nothing" for row in self._connection.rows("PRAGMA foreign_key_check")]
+        return [f"{self._path} is damaged ({problem}); run `ckstore recover` to rebuild it." for problem in found]
+
+    def reservations(self) -> list[Claim]:
+        """The numbers that are reserved and not committed: ingests under way, or killed ones."""
+        rows = self._connection.rows("SELECT number, pid, host, created FROM reservations ORDER BY number")
+        return [Claim(*row) for row in rows]
+
+    def leases(self) -> list[Claim]:
+        """The leases that are held: by processes of this host that run, and on other hosts until they expire."""
+        host, now = socket.gethostname(), durable.timestamp()
+        return [
+            claim
+            for claim in self._claims()
+            if (durable.is_running(claim.pid) if claim.host == host else claim.expires > now)
+        ]
+
+    def _claims(self) -> list[Claim]:
+        rows = self._connection.rows("SELECT id, pid, host, created, purpose, expires FROM leases ORDER BY created, id")
+        return [Claim(*row) for row in rows]
+
+    def _select(self, tail: str, *parameters: Any) -> list[VersionRow]:
+        rows = self._connection.rows(f"{_SELECT} {tail}", parameters)
+        try:
+            return [_version(row) for row in rows]
+        except (ValueError, TypeError) as error:
+            raise IntegrityError(f"{self._path} is damaged ({error}); run `ckstore recover` to rebuild it.") from error
+
+
+def _version(row: Sequence[Any]) -> VersionRow:
+    values = list(row)
+    values[16] = bool(values[16])
+    values[18] = json.loads(values[18])
+    return VersionRow(*values)
