@@ -12,6 +12,7 @@ from ckstore.errors import (
     PartialError,
     UsageError,
 )
+from ckstore.integrations.torch import GradientAccumulator
 from ckstore.operations.warm_up import warm_up
 from ckstore.store import Store, init, open
 
@@ -21,6 +22,7 @@ __all__ = [
     "CkstoreError",
     "ConflictError",
     "FormatVersionError",
+    "GradientAccumulator",
     "InputError",
     "IntegrityError",
     "LockedError",

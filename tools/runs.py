@@ -124,7 +124,7 @@ def settings(name: str, tier: str) -> TextSettings | ImageSettings:
     from tools.training import ImageSettings, TextSettings
 
     if name == "cnn":
-        return ImageSettings((32, 64, 128), 1) if tier == "tiny" else ImageSettings((64, 128, 256), 2)
+        return ImageSettings((32, 64, 128), 1) if tier == "tiny" else ImageSettings((64, 128, 256), 2, epochs=60)
     if name == "finetune":
         return replace(settings("gpt", tier), **_FINETUNE[tier])
     if tier == "tiny":

@@ -129,6 +129,10 @@ class Estimator:
                 raise UsageError(
                     f"The gradient of {path} has {gradient.size} elements, the tensor {sizes[path]}; give one for each."
                 )
+        if sizes and gradients and not sizes.keys() & gradients.keys():
+            raise UsageError(
+                f"No gradient has the path of a large tensor, such as {next(iter(sizes))}; give the state's paths."
+            )
         self._gradients = gradients
         self._values = values
         self._policy = policy
@@ -303,25 +307,32 @@ class Estimator:
     @cached_property
     def _moments(self) -> dict[str, Unit]:
         """A moment of each weight by the weight's key: the second one, or where there are none the first."""
-        return self._of_weights("second") or self._of_weights("first")
+        return _of_weights(self._values.units, "second") or _of_weights(self._values.units, "first")
 
-    def _of_weights(self, role: str) -> dict[str, Unit]:
-        """The moments of weights by the weights' keys: optimisers keep them in the order of the parameters.
 
-        Weights and moments of one shape belong together in their order, where there are as many of the one as of the
-        other; otherwise nobody knows which is whose.
-        """
-        weights: dict[tuple[int, ...], list[Unit]] = {}
-        moments: dict[tuple[int, ...], list[Unit]] = {}
-        for unit in self._values.units:
-            if not unit.is_bundle and unit.role in ("weight", role):
-                (weights if unit.role == "weight" else moments).setdefault(unit.shape, []).append(unit)
-        return {
-            weight.key: moment
-            for shape, units in weights.items()
-            if len(units) == len(moments.get(shape, [])) and moments[shape][0].dtype in STEP_RANGE
-            for weight, moment in zip(units, moments[shape], strict=True)
-        }
+def knows_sensitivity(units: Sequence[Unit], gradients: Mapping[str, Floats]) -> bool:
+    """Whether Inshrinkerator can rank any weight by sensitivity: by a gradient, or by second moments."""
+    ranked = {unit.key: _tensor(unit) for unit in units if not unit.is_bundle and unit.dtype in CODEBOOK_DTYPES}
+    return not (gradients.keys().isdisjoint(ranked.values()) and ranked.keys().isdisjoint(_of_weights(units, "second")))
+
+
+def _of_weights(units: Sequence[Unit], role: str) -> dict[str, Unit]:
+    """The moments of weights by the weights' keys: optimisers keep them in the order of the parameters.
+
+    Weights and moments of one shape belong together in their order, where there are as many of the one as of the other;
+    otherwise nobody knows which is whose.
+    """
+    weights: dict[tuple[int, ...], list[Unit]] = {}
+    moments: dict[tuple[int, ...], list[Unit]] = {}
+    for unit in units:
+        if not unit.is_bundle and unit.role in ("weight", role):
+            (weights if unit.role == "weight" else moments).setdefault(unit.shape, []).append(unit)
+    return {
+        weight.key: moment
+        for shape, alike in weights.items()
+        if len(alike) == len(moments.get(shape, [])) and moments[shape][0].dtype in STEP_RANGE
+        for weight, moment in zip(alike, moments[shape], strict=True)
+    }
 
 
 def _tensor(unit: Unit) -> str:

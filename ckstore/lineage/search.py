@@ -151,9 +151,9 @@ class Found(Generic[Settings]):
     evaluations: int
 
 
-def dynaquant_cube() -> Cube[DynaQuantSettings]:
+def dynaquant_cube(metrics: tuple[str, ...] = METRICS) -> Cube[DynaQuantSettings]:
     """The paper's cube: levels, share pruned, share protected, pruned by which metric, and levels of embeddings."""
-    axes = Axis(LEVELS), Axis(PRUNE), Axis(PROTECT), Axis(METRICS, ordered=False), Axis(EMBEDDING_LEVELS)
+    axes = Axis(LEVELS), Axis(PRUNE), Axis(PROTECT), Axis(metrics, ordered=False), Axis(EMBEDDING_LEVELS)
     return Cube(axes, DynaQuantSettings)
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
+from ckstore.encoding.estimator import knows_sensitivity
 from ckstore.encoding.writer import ObjectWriter
 from ckstore.lineage.search import search
 from ckstore.objects.reader import ObjectReader
@@ -156,7 +157,7 @@ class _Ingestion:
     def store_best(self, request: Request, tuning: Tuning) -> None:
         """Store under the most aggressive setting that is tolerated, exactly where none is; trials leave nothing."""
         reference = tuning.reference(self._scanned)
-        cube = search_space(request.policy)
+        cube = search_space(request.policy, known=knows_sensitivity(self._scanned.units, request.gradients))
         parent = None if request.parent is None else self._repository.resolver.document(request.parent)
         sizes: dict[Policy, int] = {}
 

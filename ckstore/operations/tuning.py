@@ -90,10 +90,13 @@ class Tuning:
         return worse / (abs(reference) or 1.0) if math.isfinite(value) else math.inf
 
 
-def search_space(policy: Policy) -> Cube[Policy]:
-    """The settings of a policy's scheme, from the gentlest to the most aggressive one."""
+def search_space(policy: Policy, *, known: bool = True) -> Cube[Policy]:
+    """The settings of a policy's scheme, from the gentlest to the most aggressive one.
+
+    `known` says that there are sensitivities to prune by.
+    """
     if policy.scheme == "dynaquant":
-        cube = dynaquant_cube()
+        cube = dynaquant_cube() if known else dynaquant_cube(("magnitude",))
         return Cube(cube.axes, lambda *values: replace(policy, settings=cube.build(*values)))
     qualities = LC_QUALITIES if policy.scheme == "lc" else QUALITIES
     return ladder([replace(policy, quality=quality) for quality in qualities])

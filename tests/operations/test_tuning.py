@@ -318,5 +318,8 @@ def test_search_spaces() -> None:
     cube = search_space(Policy("coarse", "dynaquant"))
     assert len(cube.settings) == 432
     assert all(policy.settings is not None for policy in cube.settings.values())
+    cube = search_space(Policy("coarse", "dynaquant"), known=False)
+    assert len(cube.settings) == 216
+    assert {policy.settings.metric for policy in cube.settings.values() if policy.settings} == {"magnitude"}
     with pytest.raises(UsageError):
         Tuning(lambda path: 1.0, -1.0)

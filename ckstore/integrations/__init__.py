@@ -1,0 +1,1 @@
+"""What connects ckstore with other libraries, each of which is imported when it is used."""

@@ -1,0 +1,226 @@
+"""Gradients that are gathered while a model is trained, and what a version gains by them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import ckstore
+from ckstore import GradientAccumulator
+from ckstore.errors import UsageError
+
+Batches = list[torch.Tensor]
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+
+
+def batches(count: int) -> Batches:
+    return list(torch.randn(count, 8, 4, generator=torch.Generator().manual_seed(1)))
+
+
+def train(model: nn.Module, accumulator: GradientAccumulator, inputs: Batches, first: int = 1) -> list[dict[str, Any]]:
+    """SGD as a user writes it; returns the gradients of each step."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    seen = []
+    for step, batch in enumerate(inputs, first):
+        model(batch).square().mean().backward()
+        accumulator.after_backward(step)
+        optimizer.step()
+        accumulator.before_clearing()
+        seen.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
+        optimizer.zero_grad()
+    return seen
+
+
+def mean_of(gradients: list[torch.Tensor]) -> torch.Tensor:
+    """The plain loop, in float64."""
+    mean = torch.zeros_like(gradients[0], dtype=torch.float64)
+    for gradient in gradients:
+        mean = 0.9 * gradient.double() + 0.1 * mean
+    return mean.float()
+
+
+def test_the_mean_is_that_of_a_plain_loop() -> None:
+    model = network()
+    accumulator = GradientAccumulator({"model": model}, every=20, window=5)
+    seen = train(model, accumulator, batches(20))
+    found = accumulator.gradients()
+    assert list(found) == [f"model/{name}" for name, _ in model.named_parameters()]
+    for name in seen[0]:
+        torch.testing.assert_close(
+            found[f"model/{name}"], mean_of([step[name] for step in seen[-5:]]), rtol=1e-6, atol=0
+        )
+
+
+def test_eight_steps_give_what_fifty_do() -> None:
+    means = []
+    for window in (8, 50):
+        model = network()
+        accumulator = GradientAccumulator(model, every=60, window=window)
+        train(model, accumulator, batches(60))
+        means.append(accumulator.gradients())
+    for name, mean in means[0].items():
+        torch.testing.assert_close(mean, means[1][name], rtol=1e-5, atol=1e-8)
+
+
+def test_gradients_are_gathered_before_saves_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three steps before each save, of a run that goes on at step 18; a second window begins from nothing."""
+    model = network()
+    accumulator = GradientAccumulator(model, every=10, window=3)
+    taken: list[int] = []
+    add = GradientAccumulator._add
+    steps = iter(range(18, 31))
+
+    def noted(self: GradientAccumulator, parameter: Any, gradient: Any) -> None:
+        taken.append(parameter is model[0].weight)  # type: ignore[index]
+        add(self, parameter, gradient)
+
+    monkeypatch.setattr(GradientAccumulator, "_add", noted)
+    counts = []
+    for step, batch in zip(steps, batches(13), strict=True):
+        before = sum(taken)
+        last = train(model, accumulator, [batch], first=step)
+        counts.append((step, sum(taken) - before))
+        if step == 28:
+            only = {name: 0.9 * gradient for name, gradient in last[0].items()}
+            torch.testing.assert_close(accumulator.gradients(), only)
+    assert [step for step, count in counts if count] == [18, 19, 20, 28, 29, 30]
+
+
+def test_what_is_frozen_has_none_and_what_has_none_once_counts_as_zero() -> None:
+    model = network()
+    model[0].requires_grad_(False)  # type: ignore[index]
+    accumulator = GradientAccumulator(model, every=1)
+    train(model, accumulator, batches(2))
+    assert list(accumulator.gradients()) == ["2.weight", "2.bias"]
+    before = accumulator.gradients()["2.bias"].clone()
+    model.zero_grad()
+    accumulator.after_backward(3)
+    torch.testing.assert_close(accumulator.gradients()["2.bias"], before * 0.1)
+
+
+def test_tied_parameters_have_all_their_names() -> None:
+    model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5, bias=False))
+    model[1].weight = model[0].weight
+    accumulator = GradientAccumulator({"nets": {"a/b": model}}, every=1)
+    model(torch.tensor([1, 2])).sum().backward()
+    accumulator.after_backward(1)
+    found = accumulator.gradients()
+    assert list(found) == ["nets/a%2Fb/0.weight", "nets/a%2Fb/1.weight"]
+    assert model[0].weight.grad is not None
+    for mean in found.values():
+        torch.testing.assert_close(mean, 0.9 * model[0].weight.grad)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_other_floats_become_float32(dtype: torch.dtype) -> None:
+    model = nn.Linear(3, 2, bias=False).to(dtype)
+    accumulator = GradientAccumulator(model, every=1)
+    model(torch.randn(2, 3, dtype=dtype)).sum().backward()
+    accumulator.after_backward(1)
+    assert model.weight.grad is not None
+    torch.testing.assert_close(accumulator.gradients(), {"weight": 0.9 * model.weight.grad.float()})
+
+
+def test_a_step_that_a_scaler_skips_does_not_last() -> None:
+    """Its gradients are infinite."""
+    model = nn.Linear(1, 2, bias=False)
+    accumulator = GradientAccumulator(model, every=1)
+    for step, gradient in enumerate(([1.0, 1.0], [float("inf"), float("nan")], [2.0, 3.0]), 1):
+        model.weight.grad = torch.tensor(gradient)[:, None]
+        accumulator.after_backward(step)
+    assert accumulator.gradients()["weight"].flatten().tolist() == pytest.approx([1.8, 2.7])
+
+
+@pytest.mark.parametrize(
+    ("modules", "options", "hint"),
+    [
+        (nn.Linear(1, 1), {"every": 0}, "`every` must be 1 or more"),
+        (nn.Linear(1, 1), {"every": 5, "window": 0}, "`window` must be 1 or more"),
+        ({"model": [nn.Linear(1, 1)]}, {"every": 5}, "list is no module"),
+    ],
+)
+def test_what_cannot_be_gathered_is_refused(modules: Any, options: dict[str, int], hint: str) -> None:
+    with pytest.raises(UsageError, match=hint):
+        GradientAccumulator(modules, **options)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_gradients_on_a_gpu_are_those_on_the_cpu() -> None:
+    found = []
+    for device in ("cpu", "cuda"):
+        model = network().to(device)
+        accumulator = GradientAccumulator(model, every=10, window=6)
+        train(model, accumulator, [batch.to(device) for batch in batches(20)])
+        found.append(accumulator.gradients())
+    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-6)
+
+
+def test_importing_ckstore_does_not_import_torch() -> None:
+    code = "import sys, ckstore; ckstore.GradientAccumulator; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# What a version gains
+
+
+class Skewed(nn.Module):
+    """A layer of which only the last rows ever have a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.weight = nn.Parameter(torch.randn(300, 256))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.weight[100:].T + 1e-6 * (x @ self.weight[:100].T).sum()
+
+
+def trained() -> tuple[dict[str, Any], GradientAccumulator]:
+    model = Skewed()
+    accumulator = GradientAccumulator({"model": model}, every=4, window=3)
+    train(model, accumulator, list(torch.randn(4, 8, 256, generator=torch.Generator().manual_seed(1))))
+    return {"model": model.state_dict(), "step": 4}, accumulator
+
+
+def test_a_training_loop_tells_which_weights_matter(tmp_path: Path) -> None:
+    """With SGD nothing else does."""
+    state, accumulator = trained()
+    with ckstore.init(tmp_path / "store") as store:
+        store.ingest(state, run="sgd", scheme="dynaquant", quality=3, gradients=accumulator.gradients())
+        pruned = np.asarray(store["sgd@4"]["model/weight"][:]) == 0
+    assert pruned[:100].mean() > pruned[100:].mean() + 0.4
+
+
+def test_the_search_has_no_metric_where_nothing_tells_sensitivity(tmp_path: Path) -> None:
+    """It took every setting for two, and what it recorded as `sensitivity` was magnitude."""
+    state, accumulator = trained()
+    later = {"model": {"weight": state["model"]["weight"] * 1.01}, "step": 8}
+    evaluations = {}
+    for name, gradients in (("with", accumulator.gradients()), ("without", None)):
+        with ckstore.init(tmp_path / name) as store:
+            for checkpoint in (state, later):
+                store.ingest(checkpoint, run="sgd", scheme="dynaquant", evaluate=lambda path: 1.0, gradients=gradients)
+            coarse = store["sgd@8"].document.coarse
+            assert coarse is not None
+            evaluations[name] = coarse.parameters["evaluations"]
+            assert name == "with" or coarse.parameters["metric"] == "magnitude"
+    # The last choice is tried by each metric that there is.
+    assert evaluations == {"with": 2, "without": 1}
+
+
+def test_gradients_by_other_paths_than_the_states_are_refused(tmp_path: Path) -> None:
+    state, accumulator = trained()
+    wrong = {path.removeprefix("model/"): gradient for path, gradient in accumulator.gradients().items()}
+    with ckstore.init(tmp_path / "store") as store, pytest.raises(UsageError, match="such as model/weight"):
+        store.ingest(state, run="sgd", scheme="dynaquant", gradients=wrong)
