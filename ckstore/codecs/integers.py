@@ -211,8 +211,6 @@ class _Room:
         self.lowers = np.empty((most, directory.TABLE), np.int64)
         self.raws = np.empty((most, directory.TABLE), np.uint8)
         self.lengths = np.empty((most, SYMBOLS), np.uint8)
-        self.runs = np.empty(most * directory.MOST_RARE, np.int64)
-        self.values = np.empty_like(self.runs)
         self.ends = np.empty(4, np.int64)
         self.work = np.empty(read.WORK, np.uint64)
 
@@ -230,7 +228,7 @@ def _read_elements(header: Header, view: memoryview, room: _Room, coded: Array) 
     directory[:] = view[header.directory : header.planes]
     number, _ = room.code_directory(
         room.coder, directory, room.odds, False, header.grouped, header.count, room.groups, room.lowers, room.raws,
-        room.lengths, room.runs, room.values,
+        room.lengths,
     )  # fmt: skip
     buffer = np.frombuffer(view, np.uint8)
     buffer.flags.writeable = False
@@ -238,8 +236,8 @@ def _read_elements(header: Header, view: memoryview, room: _Room, coded: Array) 
     room.ends[3] = len(view) - PADDING if header.streamed else 0
     planes = header.planes if header.streamed else 0
     if number < 0 or room.read_streams(
-        buffer, planes, room.ends, room.groups, number, room.lowers, room.raws, room.lengths, room.runs,
-        room.values, room.work, coded.view(np.uint8), coded.itemsize,
+        buffer, planes, room.ends, room.groups, number, room.lowers, room.raws, room.lengths,
+        room.work, coded.view(np.uint8), coded.itemsize,
     ):  # fmt: skip
         raise IntegrityError(DAMAGED)
     return number
@@ -265,10 +263,8 @@ def payload_bits(values: Array, classes: Array | None = None, *, times: float = 
     plan = make_plan(values, classes)
     costs = plan.room.costs[: plan.number]
     _, stream_bits, _ = plan.room.plan.measure(plan.room.groups, plan.number)
-    rare = plan.room.groups["kind"][: plan.number] == plan.room.directory.RARE
     growing = stream_bits + 8.0 * plan.planes.size
     header = 8.0 * (24 if growing else 12)
-    growing += costs[rare, 1].sum()
     tables = costs[:, 0].sum() - growing
     return float(times * growing + (times * payloads) ** 0.5 * tables + payloads * header)
 
@@ -312,7 +308,7 @@ def write_directory(plan: Plan, room: int, *, grouped: bool) -> bytes:
     buffer = scratch("entropy-directory", room, np.uint8)
     _, size = held.directory.code_directory(
         held.coder, buffer, held.odds, True, grouped, plan.coded.size, held.groups, held.lowers, held.raws,
-        held.lengths, held.runs, held.values,
+        held.lengths,
     )  # fmt: skip
     assert size <= room, "`measure` makes room for all"
     return buffer[:size].tobytes()

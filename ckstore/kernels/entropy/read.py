@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from ckstore.kernels.compiled import kernel
-from ckstore.kernels.entropy.directory import DENSE, EQUAL, LONGEST_RUN, RARE
+from ckstore.kernels.entropy.directory import DENSE, EQUAL, LONGEST_RUN
 from ckstore.kernels.entropy.lengths import LONGEST
 from ckstore.kernels.entropy.read_dense import PLACED, STRIDE, read_dense
 from ckstore.kernels.entropy.read_pairs import read_any, read_pairs
@@ -28,7 +28,7 @@ _ANY = int64(31)
 @kernel
 def read_streams(
     buffer: Array, plane: int, ends: Array, groups: Array, number: int, lowers: Array, raws: Array, lengths: Array,
-    runs: Array, values: Array, work: Array, coded: Array, size: int,
+    work: Array, coded: Array, size: int,
 ) -> int:  # fmt: skip
     """Decode all groups of a directory into `coded`.
 
@@ -40,7 +40,7 @@ def read_streams(
         First byte of the planes; behind them begins stream 0.
     ends : int64, (4,)
         Bytes of streams 0 to 2, and the last byte (exclusive) of the last one, 0 without streams. Overwritten.
-    groups, number, lowers, raws, lengths, runs, values
+    groups, number, lowers, raws, lengths
         As `code_directory` read them.
     work : uint64, (WORK,)
         Scratch.
@@ -81,13 +81,6 @@ def read_streams(
             if group.constant:
                 for i in range(start, start + count):
                     store_element(coded, size, i, group.constant)
-            continue
-        if kind == RARE:
-            at = start
-            for pair in range(group.first_pair, group.first_pair + group.pairs):
-                at += runs[pair]
-                store_element(coded, size, at, values[pair])
-                at += 1
             continue
         if limit < 0:
             return 1

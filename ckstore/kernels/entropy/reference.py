@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 LONGEST = 12
 FEWEST_ODDS = 48
-DENSE, SPARSE, EQUAL, RARE = range(4)
+DENSE, SPARSE, EQUAL = range(3)
 
 #: A bin: its least number, and how many raw bits its numbers have.
 Bin = tuple[int, int]
@@ -84,7 +84,6 @@ class Group:
     plane: int = 0
     constant: int = 0
     pairs: int = 0
-    items: list[tuple[int, int]] = field(default_factory=list)
     values: list[Bin] = field(default_factory=list)
     runs: list[Bin] = field(default_factory=list)
     codes: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -162,28 +161,6 @@ def canonical_codes(lengths: list[int]) -> dict[tuple[int, int], int]:
     return codes
 
 
-def read_rare(decoder: BinaryDecoder, count: int, pairs: int) -> list[tuple[int, int]]:
-    """Read the pairs of a rare group: each bit of a zero run has a chance of its own."""
-    shift = max(count.bit_length() - 31, 0)
-    power = min(((count >> shift) - (pairs >> shift) << 32) // (count >> shift), (1 << 32) - 1)
-    chances = []
-    for _ in range(count.bit_length()):
-        chances.append(min(max((power << 16) // (power + (1 << 32)), FEWEST_ODDS), 32768))
-        power = power * power >> 32
-    items = []
-    for _ in range(pairs):
-        run = 0
-        for chance in reversed(chances):
-            run = 2 * run + decoder.decide(chance)
-        negative = decoder.decide()
-        octave = 0
-        while octave < 63 and decoder.bit("larger", octave):
-            octave += 1
-        size = 1 + (1 << octave - 1 | decoder.raw(octave - 1) if octave > 1 else octave)
-        items.append((run, -size if negative else size))
-    return items
-
-
 def read_group(decoder: BinaryDecoder, group_class: int, count: int) -> Group:
     """Read one group."""
     group = Group(group_class, count, decoder.tree(2, "kind"))
@@ -192,9 +169,6 @@ def read_group(decoder: BinaryDecoder, group_class: int, count: int) -> Group:
         return group
     if group.kind != DENSE:
         group.pairs = decoder.number("pairs")
-    if group.kind == RARE:
-        group.items = read_rare(decoder, count, group.pairs)
-        return group
     if group.kind == DENSE:
         group.plane = (0, 1, 2, 4)[decoder.tree(2, "plane")]
     group.values = read_bins(decoder, "values")
@@ -275,7 +249,7 @@ def decode(directory: bytes, rest: bytes, sizes: tuple[int, ...], count: int, gr
             continue
         end = len(result) + group.count
         for i in range(group.count if group.kind == DENSE else group.pairs):
-            run, number = group.items[i] if group.items else streams[i % 4].item(group)
+            run, number = streams[i % 4].item(group)
             low = int.from_bytes(planes[at : at + group.plane], "little")
             at += group.plane
             result += [0] * run + [number << 8 * group.plane | low]
