@@ -278,6 +278,8 @@ class Reader:
         start, length = record["at"]
         shard = pack.data[start : start + length]
         chunks = -(-record["count"] // record["chunk"])
+        if chunks == 1:
+            return Payload(shard) if length else None
         table = shard[-16 * chunks - 4 : -4]
         assert google_crc32c.value(table) == int.from_bytes(shard[-4:], "little")
         offset, size = struct.unpack_from("<QQ", table, 16 * chunk)

@@ -363,18 +363,18 @@ def test_a_file_that_changes_while_it_is_read(
         source.mkdir()
         path = path.rename(source / "model.pt")
     same = unchanged(store)
-    begin, hash_version, add = scan.Reading.__init__, scan.hash_version, PackWriter.add_sharded
+    begin, hash_version, add = scan.Reading.__init__, scan.hash_version, PackWriter.add_array
     changed: list[Path] = []
 
     def begun(*arguments: Any) -> None:
         begin(*arguments)
         change(path)
 
-    def added(self: Any, *arguments: Any) -> Any:
+    def added(self: Any, *arguments: Any, **options: Any) -> Any:
         if path not in changed:
             changed.append(path)
             change(path)
-        return add(self, *arguments)
+        return add(self, *arguments, **options)
 
     def hashed(version: Any, **options: Any) -> None:
         hash_version(version, **options)
@@ -385,7 +385,7 @@ def test_a_file_that_changes_while_it_is_read(
     if moment == "parsed":
         monkeypatch.setattr(scan.Reading, "__init__", begun)
     elif moment == "read":
-        monkeypatch.setattr(PackWriter, "add_sharded", added)
+        monkeypatch.setattr(PackWriter, "add_array", added)
     else:
         fidelity = "coarse"
         monkeypatch.setattr(ingest, "hash_version", hashed)

@@ -3,36 +3,113 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Self
 
 import numpy as np
+import numpy.typing as npt
 from numcodecs.abc import Codec
 from numcodecs.compat import ensure_bytes, ensure_ndarray, ndarray_copy
 
-from ckstore.codecs.lattice import STEP_RANGE, LinearLattice
+from ckstore.codecs.exponents import exponents_from_text, exponents_to_text
+from ckstore.codecs.lattice import NO_EXPONENTS, STEP_RANGE, LinearLattice
+from ckstore.codecs.short_floats import SHORT, widened
 from ckstore.errors import UsageError
 
+#: Exponents as they are given: text as in a pack's records, or numbers.
+Exponents = str | Sequence[int]
 
-def linear_lattice(dtype: str, step: int, exponents: Sequence[int], width: int) -> LinearLattice:
-    """The lattice that both codecs of this name quantise on; raises `UsageError` where there is none such."""
-    if dtype not in STEP_RANGE:
-        raise UsageError(f"The codec ckstore.quantized_residual takes float32 or float64, not {dtype}.")
-    lowest, highest = STEP_RANGE[dtype]
-    smallest = step + min(exponents, default=0)
-    largest = step + max(exponents, default=0)
-    if smallest < lowest or largest > highest:
-        raise UsageError(f"Steps of {dtype} lie between 2**{lowest} and 2**{highest}; choose other exponents.")
-    if exponents and len(exponents) != width:
-        raise UsageError(f"There are {len(exponents)} exponents for rows of {width} elements; give one for each.")
-    return LinearLattice(dtype, step, max(width, 1), cols=np.array(exponents, np.int16))
+
+@dataclass(frozen=True)
+class Steps:
+    """The settings that both codecs of this name share; see `QuantizedResidual`."""
+
+    step: int
+    rows: Exponents = ()
+    cols: Exponents = ()
+    width: int | None = None
+    precision: str | None = None
+
+    @classmethod
+    def parsed(cls, step: Any, rows: Any, cols: Any, width: Any, precision: Any) -> Self:
+        """Settings as they are compared and written down; raises `UsageError` for what never are any."""
+        try:
+            rows, cols = (axis if isinstance(axis, str) else tuple(int(e) for e in axis) for axis in (rows, cols))
+            steps = cls(int(step), rows, cols, None if width is None else int(width), precision)
+            steps._axes  # noqa: B018
+            return steps
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"The settings of ckstore.quantized_residual are wrong: {error}") from error
+
+    def settings(self) -> dict[str, Any]:
+        """The settings that are not defaults, fit for JSON."""
+        found: dict[str, Any] = {"step": self.step}
+        for name in ("rows", "cols"):
+            axis = self._axes[name]
+            if axis.size:
+                found[name] = exponents_to_text(axis)
+        return found | {name: value for name in ("width", "precision") if (value := getattr(self, name)) is not None}
+
+    def check(self, dtype: str) -> None:
+        """Raise `UsageError` unless there is such a lattice of floats of this dtype."""
+        if dtype not in ("float32", "float64"):
+            raise UsageError(f"The codec ckstore.quantized_residual takes float32 or float64, not {dtype}.")
+        if self.precision is not None and (self.precision not in SHORT or dtype != "float32"):
+            raise UsageError("A precision is bfloat16 or float16, of arrays of float32; leave it out otherwise.")
+        lowest, highest = STEP_RANGE[self.precision or dtype]
+        axes = [axis.astype(np.int64) for axis in self._axes.values() if axis.size]
+        if (
+            self.step + sum(int(axis.min()) for axis in axes) < lowest
+            or self.step + sum(int(axis.max()) for axis in axes) > highest
+        ):
+            raise UsageError(
+                f"Steps of {self.precision or dtype} lie between 2**{lowest} and 2**{highest}; choose other exponents."
+            )
+
+    def quantise(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Integers (int32) of an array of floats, of its shape."""
+        flat = np.ascontiguousarray(values).reshape(-1)
+        lattice, count = self._lattice(flat.dtype.name, values.shape)
+        integers = np.zeros(flat.size, np.int32)
+        integers[:count] = lattice.quantise(flat[:count].view(f"u{flat.itemsize}"), 0)
+        return integers.reshape(values.shape)
+
+    def dequantise(self, integers: npt.NDArray[Any], dtype: str) -> npt.NDArray[Any]:
+        """Lattice values of an array of int32, of its shape."""
+        flat = np.ascontiguousarray(integers, np.int32).reshape(-1)
+        lattice, count = self._lattice(self.precision or dtype, integers.shape)
+        values = np.zeros(flat.size, dtype)
+        bits = lattice.values(flat[:count], 0)
+        values[:count] = (widened(bits, lattice.dtype) if lattice.dtype in SHORT else bits).view(dtype)
+        return values.reshape(integers.shape)
+
+    @cached_property
+    def _axes(self) -> dict[str, npt.NDArray[np.int16]]:
+        given = {"rows": self.rows, "cols": self.cols}
+        return {
+            name: exponents_from_text(axis if isinstance(axis, str) else list(axis)) if axis else NO_EXPONENTS
+            for name, axis in given.items()
+        }
+
+    def _lattice(self, dtype: str, shape: tuple[int, ...]) -> tuple[LinearLattice, int]:
+        """The lattice of an array of this shape, and how many of its elements have a step; the others are padding."""
+        rows, cols = self._axes["rows"], self._axes["cols"]
+        width = self.width or (shape[-1] if shape else 1) or 1
+        count = int(np.prod(shape, dtype=np.int64))
+        if cols.size not in (0, width):
+            raise UsageError(f"There are {cols.size} exponents for rows of {width} elements; give one for each.")
+        if rows.size > -(-count // width):
+            raise UsageError(f"There are {rows.size} exponents for {-(-count // width)} rows; give one for each.")
+        return LinearLattice(dtype, self.step, width, rows, cols), min(count, rows.size * width) if rows.size else count
 
 
 class QuantizedResidual(Codec):  # type: ignore[misc]
-    """Quantisation of floats on a lattice whose step is a power of two.
+    """Quantisation of floats on a lattice whose steps are powers of two.
 
-    A value x becomes ``n = rint(x / 2**(step + exponents[j]))``, j its position in its row (the last axis), as int32
-    clamped to ±2^24; decoding gives ``n * 2**(step + exponents[j])``. To quantise what changed since a base, give the
-    difference to it: the codec never sees a base.
+    A value x in row i and column j becomes ``n = rint(x / 2**(step + rows[i] + cols[j]))``, as int32 clamped to ±2^24;
+    decoding gives ``n * 2**(step + rows[i] + cols[j])``. To quantise what changed since a base, give the difference to
+    it: the codec never sees a base.
 
     Parameters
     ----------
@@ -40,8 +117,13 @@ class QuantizedResidual(Codec):  # type: ignore[misc]
         `float32` or `float64`.
     step : int
         Binary exponent of the step.
-    exponents : sequence of int, optional
-        One for each element of a row, added to `step`.
+    rows, cols : str or sequence of int, optional
+        Exponents that rows and columns of a chunk add to `step`, as numbers or as text (`docs/format.md`, Exponents).
+        Elements behind the last of the `rows` are padding and decode to 0.
+    width : int, optional
+        Elements of a row; by default the last axis of a chunk.
+    precision : str, optional
+        `bfloat16` or `float16`: the dtype that decoded values, float32, are rounded to.
 
     Notes
     -----
@@ -61,11 +143,22 @@ class QuantizedResidual(Codec):  # type: ignore[misc]
 
     codec_id = "ckstore.quantized_residual"
 
-    def __init__(self, dtype: str, step: int, exponents: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        dtype: str,
+        step: int,
+        rows: Exponents = (),
+        cols: Exponents = (),
+        width: int | None = None,
+        precision: str | None = None,
+    ) -> None:
         self.dtype = np.dtype(dtype).name
-        self.step = int(step)
-        self.exponents = [int(exponent) for exponent in exponents]
-        linear_lattice(self.dtype, self.step, self.exponents, len(self.exponents))
+        self._steps = Steps.parsed(step, rows, cols, width, precision)
+        self._steps.check(self.dtype)
+
+    def get_config(self) -> dict[str, Any]:
+        """The codec as JSON has it."""
+        return {"id": self.codec_id, "dtype": self.dtype, **self._steps.settings()}
 
     def encode(self, buf: Any) -> Any:
         """Integers (int32) of the shape of `buf`, floats of the codec's dtype; bytes are taken as such floats."""
@@ -76,29 +169,15 @@ class QuantizedResidual(Codec):  # type: ignore[misc]
                     f"The codec ckstore.quantized_residual was made for {self.dtype}, not for {values.dtype.name}."
                 )
             values = np.ascontiguousarray(values).reshape(-1).view(self.dtype)
-        return quantise(values, self._lattice(values))
+        return self._steps.quantise(values)
 
     def decode(self, buf: Any, out: Any = None) -> Any:
         """Lattice values of the shape of `buf`, int32 integers or their bytes, or into `out`."""
         integers = ensure_ndarray(buf)
         if integers.dtype != np.int32:
             integers = np.frombuffer(ensure_bytes(buf), np.int32)
-        return ndarray_copy(dequantise(integers, self._lattice(integers)), out)
-
-    def _lattice(self, array: Any) -> LinearLattice:
-        return linear_lattice(self.dtype, self.step, self.exponents, array.shape[-1] if array.ndim else 1)
+        return ndarray_copy(self._steps.dequantise(integers, self.dtype), out)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(dtype={self.dtype!r}, step={self.step}, exponents={self.exponents})"
-
-
-def quantise(values: Any, lattice: LinearLattice) -> Any:
-    """Integers (int32) of an array of floats, of its shape."""
-    flat = np.ascontiguousarray(values).reshape(-1)
-    return lattice.quantise(flat.view(f"u{flat.itemsize}"), 0).reshape(values.shape)
-
-
-def dequantise(integers: Any, lattice: LinearLattice) -> Any:
-    """Lattice values of an array of int32, of its shape."""
-    bits, _ = lattice.own(np.ascontiguousarray(integers).reshape(-1), 0)
-    return bits.view(lattice.dtype).reshape(integers.shape)
+        settings = self._steps.settings() | {"dtype": self.dtype}
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in settings.items())})"

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from zarr.abc.codec import ArrayArrayCodec
 from zarr.core.common import parse_named_configuration
 from zarr.core.dtype import Int32
 
-from ckstore.codecs.quantized_residual import dequantise, linear_lattice, quantise
+from ckstore.codecs.quantized_residual import Steps
+from ckstore.errors import UsageError
 
 if TYPE_CHECKING:
     from typing import Self
@@ -25,20 +26,24 @@ NAME = "ckstore.quantized_residual"
 
 
 @dataclass(frozen=True)
-class QuantizedResidualCodec(ArrayArrayCodec):
-    """Quantisation of chunks on a lattice whose step is a power of two; see `QuantizedResidual`, its numcodecs twin.
+class QuantizedResidualCodec(Steps, ArrayArrayCodec):
+    """Quantisation of chunks on a lattice whose steps are powers of two; see `QuantizedResidual`, its numcodecs twin.
 
     Parameters
     ----------
     step : int
         Binary exponent of the step.
-    exponents : tuple of int
-        One for each element of a chunk's last axis, added to `step`; none by default.
+    rows, cols : str or sequence of int, optional
+        Exponents that rows and columns of a chunk add to `step`, none by default.
+    width : int, optional
+        Elements of a row; by default the last axis of a chunk.
+    precision : str, optional
+        `bfloat16` or `float16`: the dtype that decoded values, float32, are rounded to.
 
     Notes
     -----
     Lossy: it gives back values of the lattice. A chunk with a fill value that is no lattice value is filled with the
-    nearest one.
+    nearest one. A codec does not know which chunk it is given: exponents of rows are those of every chunk.
 
     Examples
     --------
@@ -52,49 +57,41 @@ class QuantizedResidualCodec(ArrayArrayCodec):
     [0.25, -1.0, 2.0, 0.0]
     """
 
-    step: int
-    exponents: tuple[int, ...] = ()
-
     is_fixed_size = True
 
     @classmethod
     def from_dict(cls, data: dict[str, JSON]) -> Self:
         """Make the codec from an array's metadata."""
-        _, configuration = parse_named_configuration(data, NAME)
-        exponents = cast("list[int]", configuration.get("exponents", []))
-        return cls(step=int(cast("int", configuration["step"])), exponents=tuple(int(value) for value in exponents))
+        _, given = parse_named_configuration(data, NAME)
+        names = ("step", "rows", "cols", "width", "precision")
+        if unknown := given.keys() - set(names):
+            raise UsageError(f"The codec {NAME} has no {min(unknown)}; its settings are {', '.join(names)}.")
+        step, width, precision = (given.get(name) for name in ("step", "width", "precision"))
+        return cls.parsed(step, given.get("rows", ""), given.get("cols", ""), width, precision)
 
     def to_dict(self) -> dict[str, JSON]:
         """The codec as it is in an array's metadata."""
-        configuration: dict[str, JSON] = {"step": self.step}
-        if self.exponents:
-            configuration["exponents"] = list(self.exponents)
-        return {"name": NAME, "configuration": configuration}
+        return {"name": NAME, "configuration": self.settings()}
 
     def validate(self, *, shape: tuple[int, ...], dtype: ZDType[Any, Any], chunk_grid: Any) -> None:
         """Refuse arrays of anything but float32 and float64, and exponents that do not fit the dtype."""
-        linear_lattice(dtype.to_native_dtype().name, self.step, self.exponents, len(self.exponents))
+        self.check(dtype.to_native_dtype().name)
 
     def resolve_metadata(self, chunk_spec: ArraySpec) -> ArraySpec:
         """Chunks are int32 from here on; the fill value becomes its integer."""
-        dtype = chunk_spec.dtype.to_native_dtype()
-        lattice = linear_lattice(dtype.name, self.step, (), 1)
-        fill = quantise(np.array([chunk_spec.fill_value], dtype.newbyteorder("=")), lattice)
+        dtype = chunk_spec.dtype.to_native_dtype().newbyteorder("=")
+        fill = Steps(self.step, precision=self.precision).quantise(np.array([chunk_spec.fill_value], dtype))
         return replace(chunk_spec, dtype=Int32(), fill_value=fill[0])
 
-    def _lattice(self, spec: ArraySpec) -> Any:
-        width = spec.shape[-1] if spec.shape else 1
-        return linear_lattice(spec.dtype.to_native_dtype().name, self.step, self.exponents, width)
-
     def _decode(self, chunk: NDBuffer, spec: ArraySpec) -> NDBuffer:
-        integers = np.ascontiguousarray(chunk.as_numpy_array(), np.int32).reshape(spec.shape)
-        values = dequantise(integers, self._lattice(spec))
+        integers = chunk.as_numpy_array().reshape(spec.shape)
+        values = self.dequantise(integers, spec.dtype.to_native_dtype().newbyteorder("=").name)
         return spec.prototype.nd_buffer.from_numpy_array(values)
 
     def _encode(self, chunk: NDBuffer, spec: ArraySpec) -> NDBuffer:
         dtype = spec.dtype.to_native_dtype().newbyteorder("=")
         values = np.ascontiguousarray(chunk.as_numpy_array(), dtype)
-        return spec.prototype.nd_buffer.from_numpy_array(quantise(values, self._lattice(spec)))
+        return spec.prototype.nd_buffer.from_numpy_array(self.quantise(values))
 
     async def _decode_single(self, chunk_data: NDBuffer, chunk_spec: ArraySpec) -> NDBuffer:
         return await asyncio.to_thread(self._decode, chunk_data, chunk_spec)

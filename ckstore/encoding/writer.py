@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ckstore.codecs.lattice import OrdinalLattice
+from ckstore.codecs.exponents import exponents_to_text
+from ckstore.codecs.lattice import LinearLattice, OrdinalLattice
+from ckstore.codecs.short_floats import SHORT
 from ckstore.dtypes import ITEM_SIZES
 from ckstore.encoding.estimate import Encoded, Estimate
 from ckstore.lineage.planner import Choice
@@ -16,6 +18,9 @@ from ckstore.objects.records import ContentRecord, LatticeRecord, Mode, Record
 from ckstore.storage import durable, manifest
 from ckstore.storage.catalog import Placement, VersionRow, key
 from ckstore.storage.pack import PackEntry, PackInfo, PackWriter
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 _HUFFMAN = {"name": "ckstore.huffman"}
 
@@ -72,21 +77,7 @@ class ObjectWriter:
         """
         if record.id not in self._ids and layers.coarse:
             self._ids.add(record.id)
-            attributes: dict[str, Any] = {"kind": record.kind}
-            if record.base is not None:
-                attributes["delta"] = True
-            if record.context:
-                attributes["order"] = "context"
-            dtype = f"int{8 * ITEM_SIZES[record.dtype]}" if record.is_exact else "int32"
-            entry = self.coarse.add_sharded(
-                array_name(record.id),
-                record.count,
-                record.chunk,
-                dtype,
-                [_HUFFMAN],
-                {"ckstore": attributes},
-                layers.coarse,
-            )
+            entry = self._add_integers(record, layers.coarse)
             record = replace(record, offset=entry.offset, length=entry.length)
             if layers.aside:
                 entry = self.coarse.add_bytes(f"{array_name(record.id)}.aside", layers.aside, None)
@@ -99,6 +90,27 @@ class ObjectWriter:
             self.contents.append(
                 ContentRecord(content, record.id, mode, parent, entry.offset, lengths, "", factor, record.debt)
             )
+
+    def _add_integers(self, record: LatticeRecord, payloads: Sequence[Buffer | None]) -> PackEntry:
+        """Write the integers of a record as the array that plain Zarr shows."""
+        attributes: dict[str, Any] = {"kind": record.kind}
+        if record.base is not None:
+            attributes["delta"] = True
+        if record.context:
+            attributes["order"] = "context"
+        codecs: list[Mapping[str, Any]] = [_HUFFMAN]
+        filters: list[Mapping[str, Any]] = []
+        if isinstance(record.lattice, LinearLattice):
+            dtype = "float64" if record.dtype == "float64" else "float32"
+            steps = _filter(record)
+            # A codec does not know where its chunk lies: rows have exponents of their own only of all chunks together.
+            (filters if "width" in steps["configuration"] else codecs).insert(0, steps)
+        else:
+            dtype = f"int{8 * ITEM_SIZES[record.dtype]}" if record.is_exact else "int32"
+        return self.coarse.add_array(
+            array_name(record.id), record.count, record.chunk, dtype, codecs, {"ckstore": attributes}, payloads,
+            filters=filters,
+        )  # fmt: skip
 
     def begin_sync(self) -> None:
         """Say that all objects were written: the disk can begin with what it has not yet."""
@@ -140,6 +152,8 @@ class ObjectWriter:
         what is said of an older version from now on. A `trial` will not be committed: `recover` leaves it alone.
         """
         anew = anew or document is None
+        # Exponents of one kind compress best beside each other.
+        self.lattices.sort(key=lambda record: (record.kind, record.base is None))
         head: dict[str, Any] = {"format": 1, "number": number, "created": durable.timestamp()}
         if document is not None:
             head |= {"number": document.number}
@@ -162,6 +176,21 @@ class ObjectWriter:
         entry = self.coarse.add_bytes(manifest.NAME, manifest.encode_manifest(body, blobs), None)
         self.finished.append(self.coarse.finish())
         return self.finished, entry
+
+
+def _filter(record: LatticeRecord) -> Mapping[str, Any]:
+    """The Zarr codec that makes lattice values of a linear base's integers, and of a delta's numbers of steps."""
+    lattice = record.linear
+    settings: dict[str, Any] = {"step": 0}
+    if record.base is None:
+        settings["step"] = lattice.step
+        axes = {"rows": lattice.rows, "cols": lattice.cols}
+        exponents = {name: exponents_to_text(axis) for name, axis in axes.items() if axis.size}
+        if exponents:
+            settings |= {**exponents, "width": lattice.width}
+        if record.dtype in SHORT:
+            settings["precision"] = record.dtype
+    return {"name": "ckstore.quantized_residual", "configuration": settings}
 
 
 def version_row(document: VersionDocument, packs: Sequence[PackInfo], entry: PackEntry) -> VersionRow:

@@ -482,6 +482,8 @@ class ObjectReader:
 
     def index(self, record: LatticeRecord) -> list[tuple[int, int] | None]:
         """For each chunk (offset, length) in the record's shard, or None where all integers are zero."""
+        if record.chunks == 1:
+            return [(0, record.length) if record.length else None]
         key = (record.pack, record.offset)
         index = self._indexes.get(key)
         if index is None:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from base64 import b64decode, b64encode
 from dataclasses import dataclass
-from functools import lru_cache
 from math import isfinite
 from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
-import numpy.typing as npt
 
 from ckstore.codecs.codebook import CODEBOOK_DTYPES, CodebookLattice
+from ckstore.codecs.exponents import exponents_from_text, exponents_to_text
 from ckstore.codecs.lattice import (
     CHUNK,
-    NO_EXPONENTS,
     PARTS,
     SCALED,
     STEP_RANGE,
@@ -344,13 +342,6 @@ _DTYPES = {
     "codebook": set(CODEBOOK_DTYPES),
 }
 
-#: One character for each exponent from -45 to 45: what a manifest's compression codes best.
-_LETTERS = "".join(chr(code) for code in range(35, 127) if chr(code) != "\\")
-_MIDDLE = len(_LETTERS) // 2
-
-#: The exponent by the code of its character; for codes that mean none something out of reach.
-_EXPONENTS = np.array([_LETTERS.find(chr(code)) - _MIDDLE for code in range(256)], np.int16)
-
 
 def _require(identity: object, *conditions: bool) -> None:
     if not all(conditions):
@@ -384,7 +375,7 @@ def _lattice_to_json(lattice: Lattice) -> dict[str, Any]:
         else {"step": lattice.step}
     )
     axes = {"rows": lattice.rows, "cols": lattice.cols}
-    exponents = {name: _exponents_to_text(axis) for name, axis in axes.items() if axis.size}
+    exponents = {name: exponents_to_text(axis) for name, axis in axes.items() if axis.size}
     return {**own, "width": lattice.width, **exponents}
 
 
@@ -399,35 +390,8 @@ def _lattice_from_json(document: dict[str, Any]) -> Lattice:
             return CodebookLattice(dtype, centroids, document.get("protected", False))
         except UsageError as error:
             raise IntegrityError(f"The codebook of object {document['id']} is damaged: {error}") from error
-    rows, cols = (_exponents_from_text(document.get(name)) for name in ("rows", "cols"))
+    rows, cols = (exponents_from_text(document.get(name)) for name in ("rows", "cols"))
     if kind == "rounded":
         return RoundedLattice(dtype, document["shift"], document["level"], document["width"], rows, cols)
     _require(document["id"], kind == "linear")
     return LinearLattice(dtype, document["step"], document["width"], rows, cols)
-
-
-def _exponents_to_text(exponents: npt.NDArray[np.int16]) -> str | list[int]:
-    if np.abs(exponents.astype(np.int32)).max() > _MIDDLE:
-        return [int(exponent) for exponent in exponents]
-    return "".join(_LETTERS[exponent + _MIDDLE] for exponent in exponents.tolist())
-
-
-def _exponents_from_text(text: str | list[int] | None) -> npt.NDArray[np.int16]:
-    if text is None:
-        return NO_EXPONENTS
-    if isinstance(text, str):
-        return _exponents_of(text)
-    if not all(_is_within(exponent, -(1 << 15), 1 << 15) for exponent in text):
-        raise ValueError("Exponents are integers of 16 bits.")
-    return np.array(text, np.int16)
-
-
-@lru_cache(256)
-def _exponents_of(text: str) -> npt.NDArray[np.int16]:
-    """Exponents that are written as letters, read-only: versions of one tensor mostly have the same ones."""
-    codes = np.frombuffer(text.encode("ascii"), np.uint8)
-    exponents = _EXPONENTS[codes]
-    if codes.size and exponents.min() < -_MIDDLE:
-        raise ValueError("No exponent is written like that.")
-    exponents.flags.writeable = False
-    return exponents

@@ -73,7 +73,7 @@ def _record(repository: Repository, pack: str, slot: int, live: bool, causes: di
         length = record.nbytes
         places = [place for place in repository.reader.index(record) if place is not None]
         payloads = [(record.offset + offset, size) for offset, size in places]
-        index = _PLACE * record.chunks + _CHECKSUM
+        index = _PLACE * record.chunks + _CHECKSUM if record.chunks > 1 else 0
         cause = "coarse"
     else:
         length = sum(record.lengths)

@@ -23,7 +23,7 @@ _MAGIC = b"CKM1"
 _ENVELOPE = struct.Struct("<4sQ16s")
 # format version, length of the JSON document, length of its zstd frame
 _HEAD = struct.Struct("<IQQ")
-_LEVEL = 12
+_LEVEL = 15
 # No document of a checkpoint comes near; a crafted one must not allocate what it likes.
 _LARGEST_DOCUMENT = 1 << 30
 

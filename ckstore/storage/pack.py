@@ -119,17 +119,19 @@ class PackWriter:
     ) -> None:
         self.abort()
 
-    def add_sharded(
+    def add_array(
         self,
         name: str,
         count: int,
         chunk: int,
         dtype: str,
-        inner_codecs: Sequence[Mapping[str, Any]],
+        codecs: Sequence[Mapping[str, Any]],
         attributes: Mapping[str, Any] | None,
         payloads: Sequence[Buffer | None],
+        *,
+        filters: Sequence[Mapping[str, Any]] = (),
     ) -> PackEntry:
-        """Add a one-dimensional array whose encoded chunks lie in one shard.
+        """Add a one-dimensional array: the payload of its only chunk, or a shard of those of several.
 
         Parameters
         ----------
@@ -141,22 +143,29 @@ class PackWriter:
             Elements of a chunk, at least 1.
         dtype : str
             Zarr v3 data type of what the codecs decode to, for instance `int32`. The fill value is 0.
-        inner_codecs : sequence of mapping
+        codecs : sequence of mapping
             Zarr v3 codec metadata of the chunks.
         attributes : mapping, optional
             JSON-able attributes of the array.
         payloads : sequence of bytes-like or None
             One encoded chunk for each `chunk` elements; None for a chunk that is all zeros.
+        filters : sequence of mapping, optional
+            Zarr v3 metadata of codecs from arrays to arrays, which see all chunks as one.
 
         Returns
         -------
         Entry
-            Where the shard lies: the payloads one after the other, then the index (`read_shard_index`).
+            Where the only payload lies, no bytes if it is None; or where the shard lies: the payloads one after the
+            other, then the index (`read_shard_index`).
         """
         chunks = -(-count // chunk)
         if count < 1 or len(payloads) != chunks:
             raise UsageError(f"Array {name} of {count} elements has {chunks} chunks, not {len(payloads)}.")
         views = [None if payload is None else memoryview(payload).cast("B") for payload in payloads]
+        stored = [view for view in views if view is not None]
+        if chunks == 1:
+            self._add_metadata(name, _array_metadata(count, count, dtype, [*filters, *codecs], attributes))
+            return self._add_chunk(name, stored)
         index: list[int] = []
         offset = 0
         for view in views:
@@ -166,16 +175,15 @@ class PackWriter:
                 index += (offset, view.nbytes)
                 offset += view.nbytes
         table = struct.pack(f"<{2 * chunks}Q", *index)
-        codec = {
+        shard = {
             "name": "sharding_indexed",
             "configuration": {
                 "chunk_shape": [chunk],
-                "codecs": list(inner_codecs),
+                "codecs": list(codecs),
                 "index_codecs": [_BYTES_CODEC, {"name": "crc32c"}],
             },
         }
-        self._add_metadata(name, _array_metadata(count, chunks * chunk, dtype, codec, attributes))
-        stored = [view for view in views if view is not None]
+        self._add_metadata(name, _array_metadata(count, chunks * chunk, dtype, [*filters, shard], attributes))
         return self._add_chunk(name, [*stored, memoryview(table + crc32c(table).to_bytes(4, "little"))])
 
     def add_bytes(
@@ -186,7 +194,7 @@ class PackWriter:
         Parameters
         ----------
         name : str
-            As for `add_sharded`.
+            As for `add_array`.
         data : bytes-like, or sequence of bytes-like
             What to store, at least one byte; several are stored one after the other.
         attributes : mapping, optional
@@ -202,7 +210,7 @@ class PackWriter:
         size = sum(view.nbytes for view in views)
         if size == 0:
             raise UsageError(f"Array {name} would have no bytes; leave it out.")
-        self._add_metadata(name, _array_metadata(size, size, "uint8", {"name": "bytes"}, attributes))
+        self._add_metadata(name, _array_metadata(size, size, "uint8", [{"name": "bytes"}], attributes))
         return self._add_chunk(name, views)
 
     def add_copy(self, name: str, metadata: Mapping[str, Any], data: Buffer) -> PackEntry:
@@ -211,11 +219,11 @@ class PackWriter:
         Parameters
         ----------
         name : str
-            As for `add_sharded`.
+            As for `add_array`.
         metadata : mapping
             Its Zarr metadata.
         data : bytes-like
-            The bytes of its only chunk: the shard, or what `add_bytes` was given.
+            The bytes of its only chunk or shard, or what `add_bytes` was given; none where it has no bytes.
 
         Returns
         -------
@@ -284,6 +292,8 @@ class PackWriter:
 
     def _add_chunk(self, name: str, views: Sequence[memoryview]) -> PackEntry:
         size = sum(view.nbytes for view in views)
+        if not size:
+            return PackEntry(self._zip.size, 0)  # of an array whose elements are all 0
         with durable.disk_full_explained(self._directory, size):
             entry = PackEntry(*self._zip.add_stored(f"{name}/c/0", views))
             self._writeback.wrote(size)
@@ -291,7 +301,7 @@ class PackWriter:
 
 
 def _array_metadata(
-    count: int, shard: int, dtype: str, codec: Mapping[str, Any], attributes: Mapping[str, Any] | None
+    count: int, shard: int, dtype: str, codecs: list[Mapping[str, Any]], attributes: Mapping[str, Any] | None
 ) -> dict[str, Any]:
     document: dict[str, Any] = {
         "zarr_format": 3,
@@ -300,8 +310,8 @@ def _array_metadata(
         "data_type": dtype,
         "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [shard]}},
         "chunk_key_encoding": {"name": "default"},
-        "fill_value": False if dtype == "bool" else 0,
-        "codecs": [codec],
+        "fill_value": 0,
+        "codecs": codecs,
     }
     if attributes:
         document["attributes"] = dict(attributes)

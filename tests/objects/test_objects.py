@@ -150,8 +150,13 @@ def test_what_is_a_view_of_all_of_something_is_not_copied() -> None:
         assert cache.get((name, 0)) is array
 
 
-def test_shard_indexes_are_dropped_beyond_a_limit(store: ckstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shard_indexes_are_dropped_beyond_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(objects, "_INDEXES", 2)
+    store = ckstore.init(tmp_path / "store")
+    for step in range(2):
+        # Objects of one chunk have no index.
+        values = np.arange(600_000, dtype=np.float32).reshape(2, -1) + step
+        store.ingest({"a": values, "b": -values}, run="a", step=step)
     reader = ObjectReader(store.resolver, store.packs)
     records = [store.resolver.lattice(lattice) for row in (0, 1) for lattice, _ in store[f"a@{row}"].document.objects]
     assert len(records) > 2
