@@ -26,6 +26,7 @@ from ckstore.storage.root import CATALOG
 
 from .checkpoints import draw, scratch, sha256, write_safetensors
 from .coarse_checks import check_deviations, loaded, same_bits, stored, tensors_of, values_of
+from .crafted import read_record
 from .format_reader import Reader
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -505,7 +506,7 @@ def test_exponents_come_back_as_text_or_as_numbers(reach: int) -> None:
 )
 def test_impossible_records_are_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(IntegrityError):
-        record_from_json(ROUNDED | changes, "p")
+        read_record(ROUNDED | changes)
 
 
 def test_integers_of_any_size_decode_to_finite_numbers() -> None:

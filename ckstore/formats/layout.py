@@ -15,6 +15,12 @@ Path = tuple[Segment, ...]
 #: ones, it is a `torch.nn.Parameter`, it wants a gradient. `Tensor.marks` keeps this order.
 MARKS = ("conj", "neg", "parameter", "requires_grad")
 
+#: Kinds of files.
+KINDS = ("torch-zip", "torch-legacy", "safetensors", "opaque")
+
+#: More axes than any tensor has.
+MOST_AXES = 256
+
 
 class Source(Protocol):
     """Random access to the bytes of one file, real or synthetic."""

@@ -62,9 +62,17 @@ def stored_crcs(source: Source, layout: FileLayout) -> list[int]:
 
 
 def fill_crcs(skeleton: bytes, layout: FileLayout, crcs: list[int]) -> bytes:
-    """The skeleton with `crcs[i]` at every place of `layout.checked[i]`: the inverse of the zeroing."""
+    """The skeleton with `crcs[i]` at every place of `layout.checked[i]`: the inverse of the zeroing.
+
+    Raises
+    ------
+    ValueError
+        A place is not in the skeleton.
+    """
     filled = bytearray(skeleton)
     for index, offset in _crc_offsets(layout):
+        if not 0 <= offset <= len(filled) - 4:
+            raise ValueError("a checksum outside of its file")
         filled[offset : offset + 4] = crcs[index].to_bytes(4, "little")
     return bytes(filled)
 

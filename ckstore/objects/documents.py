@@ -5,15 +5,44 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from math import prod
+from operator import mul
 from typing import Any, NamedTuple
 
-from ckstore.errors import IntegrityError
+from ckstore.codecs.lattice import PARTS
+from ckstore.dtypes import ITEM_SIZES
+from ckstore.errors import IntegrityError, UsageError
 from ckstore.formats.directory import is_relative
-from ckstore.formats.layout import MARKS, Checked, Extent, FileLayout, Tensor
+from ckstore.formats.layout import KINDS, MARKS, MOST_AXES, Checked, Extent, FileLayout, Tensor
 from ckstore.formats.paths import path_to_text, text_to_path
 from ckstore.formats.sources import PERMISSIONS
 from ckstore.objects.identity import digest
+from ckstore.objects.records import CONTENT_RECORDS, LATTICE_RECORDS
 from ckstore.objects.units import Unit
+from ckstore.policy import FIDELITIES, SCHEMES
+from ckstore.storage.pack import PACK_NAME
+from ckstore.storage.schema import (
+    HIGHEST,
+    ID,
+    LOWEST,
+    TIME,
+    anything,
+    both,
+    by,
+    fields,
+    flag,
+    hexadecimal,
+    items,
+    number,
+    one_of,
+    optional,
+    plain_object,
+    read_json,
+    real,
+    rows,
+    text,
+    whole,
+)
 
 #: An object of a version: lattice id, and content id or None.
 Object = tuple[str, str | None]
@@ -249,9 +278,14 @@ class VersionDocument:
         Raises
         ------
         IntegrityError
-            A path leads out of the version, or is none.
+            Not of the schema `VERSION`, it contradicts itself, or a path leads out of the version or is none.
         """
+        try:
+            VERSION([document])
+        except ValueError as error:
+            raise IntegrityError(f"A manifest describes no version ({error}); restore its pack from a copy.") from error
         _check_places(document)
+        _check_sums(document)
         return cls(
             number=document["number"], run=document["run"], step=document["step"], parent=document["parent"],
             created=document["created"], fidelity=document["fidelity"], is_directory=document["directory"],
@@ -299,7 +333,14 @@ class LayoutDocument:
     @classmethod
     def decode(cls, data: bytes) -> LayoutDocument:
         """The inverse of `encode`; trees and facts are not in it."""
-        document = json.loads(data)
+        try:
+            document = read_json(data, LAYOUT)
+            return cls._of(document)
+        except (UsageError, ValueError) as error:
+            raise IntegrityError(f"A layout is damaged ({error}); restore its pack from a copy.") from error
+
+    @classmethod
+    def _of(cls, document: dict[str, Any]) -> LayoutDocument:
         files = [
             FileLayout(
                 kind=item["kind"],
@@ -309,7 +350,7 @@ class LayoutDocument:
                     for start, dtype, shape, path in item["extents"]
                 ],
                 tensors=[
-                    Tensor(text_to_path(path), dtype, tuple(shape), tuple(strides), extent, offset, _marks(marks))
+                    Tensor(text_to_path(path), dtype, tuple(shape), tuple(strides), extent, offset, tuple(marks))
                     for path, dtype, shape, strides, extent, offset, *marks in item["tensors"]
                 ],
                 checked=[Checked(name, start, stop, tuple(places)) for name, start, stop, places in item["checked"]],
@@ -325,7 +366,7 @@ def _check_places(document: dict[str, Any]) -> None:
     paths = [*files, *(path for path, _ in document["links"]), *(path for path, _ in document["directories"])]
     targets = [target for _, target in document["links"]]
     wrong = [path for path in paths if not is_relative(path)]
-    wrong += [target for target in targets if not isinstance(target, str) or not target or "\0" in target]
+    wrong += [target for target in targets if not is_target(target)]
     if not document["directory"] and not wrong and (len(files) != 1 or paths != files or "/" in files[0]):
         wrong = [paths]
     if wrong:
@@ -339,9 +380,156 @@ def _permissions(mode: int | None) -> int | None:
     return None if mode is None else mode & PERMISSIONS
 
 
-def _marks(marks: list[Any]) -> tuple[str, ...]:
-    """Marks of a tensor; an unknown one may change its values."""
-    for mark in marks:
-        if mark not in MARKS:
-            raise IntegrityError(f"A manifest gives a tensor the unknown mark {mark!r}; run `ckstore verify`.")
-    return tuple(marks)
+def check_layout(layout: LayoutDocument, document: VersionDocument) -> None:
+    """Raise `IntegrityError` unless a layout is one of a version's files and objects.
+
+    Extents lie in the files, every element of them belongs to one member of one unit, tensors lie in their extents.
+    """
+    wrong = _wrong_part(layout, document)
+    if wrong:
+        raise IntegrityError(
+            f"The layout of version {document.number} contradicts itself in {wrong}; restore its pack from a copy."
+        )
+
+
+def _wrong_part(layout: LayoutDocument, document: VersionDocument) -> str:
+    # Plain loops: they see every tensor.
+    if [file.size for file in layout.files] != [entry.size for entry in document.files]:
+        return "files"
+    sizes = [[prod(extent.shape) for extent in file.extents] for file in layout.files]
+    for file, counts in zip(layout.files, sizes, strict=True):
+        position = 0
+        for extent, count in zip(file.extents, counts, strict=True):
+            if extent.start < position:
+                return "extents"
+            position = extent.start + count * ITEM_SIZES[extent.dtype]
+        if position > file.size:
+            return "extents"
+        for tensor in file.tensors:
+            if len(tensor.shape) != len(tensor.strides):
+                return "tensors"
+            if 0 in tensor.shape:
+                continue
+            last = tensor.offset + sum(map(mul, tensor.shape, tensor.strides)) - sum(tensor.strides)
+            if not 0 <= tensor.extent < len(counts) or last >= counts[tensor.extent]:
+                return "tensors"
+            if ITEM_SIZES[file.extents[tensor.extent].dtype] != ITEM_SIZES[tensor.dtype]:
+                return "tensors"
+        for checked in file.checked:
+            if not checked.start <= checked.stop <= file.size:
+                return "checked"
+    return "units" if len(layout.units) != len(document.objects) or _is_uncovered(layout, sizes) else ""
+
+
+def _is_uncovered(layout: LayoutDocument, sizes: list[list[int]]) -> bool:
+    """Whether some element is in no member of a unit or in several, or is of another dtype than its unit."""
+    stretches: dict[tuple[int, int], list[tuple[int, int]]] = {
+        (file, extent): [] for file, counts in enumerate(sizes) for extent in range(len(counts))
+    }
+    for unit in layout.units:
+        total = 0
+        for member in unit.members:
+            place = member.file, member.extent
+            if place not in stretches:
+                return True
+            dtype = layout.files[member.file].extents[member.extent].dtype
+            if PARTS.get(dtype, dtype) != unit.dtype:
+                return True
+            total += member.count * (2 if dtype in PARTS else 1)
+            stretches[place].append((member.first, member.count))
+        if total != prod(unit.shape):
+            return True
+    for (file, extent), found in stretches.items():
+        position = 0
+        for first, count in sorted(found):
+            if first != position:
+                return True
+            position += count
+        if position != sizes[file][extent]:
+            return True
+    return False
+
+
+def is_target(target: object) -> bool:
+    """Whether something is what a link may say; where it leads is for others to see."""
+    return isinstance(target, str) and bool(target) and "\0" not in target
+
+
+def _check_sums(document: dict[str, Any]) -> None:
+    """Raise `IntegrityError` where a version document contradicts itself in numbers."""
+    number, parent, replaces = document["number"], document["parent"], document["replaces"]
+    units = [unit[0] for unit in document["coarse"]["units"]] if "coarse" in document else []
+    without = [unit for unit, (_, content) in enumerate(document["objects"]) if content is None]
+    wrong = [
+        what
+        for what, is_wrong in (
+            ("parent", parent is not None and parent >= number),
+            ("replaces", replaces is not None and replaces >= number),
+            ("original_bytes", sum(file[1] for file in document["files"]) != document["summary"]["original_bytes"]),
+            ("coarse", units != without or (document["fidelity"] == "coarse") != bool(units)),
+        )
+        if is_wrong
+    ]
+    if wrong:
+        raise IntegrityError(
+            f"The manifest of version {number} contradicts itself in {wrong[0]}; restore its pack from a copy."
+        )
+
+
+_PLAIN_BLOB = fields({"name": text(1, 255)}, {"pack": PACK_NAME})
+_BLOB = both(_PLAIN_BLOB, fields({}, {"against": _PLAIN_BLOB}))
+_MODE = whole(0, (1 << 32) - 1)
+_INTEGER = whole(LOWEST, HIGHEST)
+_ERROR = real(0)
+
+#: What a version document says; paths are looked at apart.
+VERSION = fields(
+    {
+        "number": whole(1), "run": text(1), "step": optional(_INTEGER), "parent": optional(whole(1)), "created": TIME,
+        "fidelity": one_of(*FIDELITIES), "directory": flag,
+        "files": rows(anything, whole(), hexadecimal(64), optional(_MODE), optional(_INTEGER), _BLOB),
+        "links": rows(anything, anything), "directories": rows(anything, _MODE), "layout": _BLOB, "crcs": _BLOB,
+        "objects": rows(ID, optional(ID)), "metrics": plain_object, "source": text(), "facts": plain_object,
+        "summary": fields(
+            {"original_bytes": whole(), "elements": whole(), "tensors": whole(), "depth": whole(), "cost": number(0),
+             "base": flag},
+            {"stored_bytes": whole()},
+        ),
+        "replaces": optional(whole(1)),
+    },
+    {
+        "coarse": fields(
+            {"scheme": one_of(*SCHEMES), "parameters": plain_object,
+             "units": rows(whole(), ID, rows(_ERROR, _ERROR, _ERROR), _ERROR)}
+        ),
+    },
+)  # fmt: skip
+
+_DTYPE = one_of(*ITEM_SIZES)
+_SHAPE = items(whole(), last=MOST_AXES)
+
+#: What a layout document says.
+LAYOUT = fields(
+    {
+        "files": items(
+            fields(
+                {
+                    "kind": one_of(*KINDS), "size": whole(),
+                    "extents": rows(whole(), _DTYPE, _SHAPE, text()),
+                    "tensors": rows(text(), _DTYPE, _SHAPE, _SHAPE, whole(-1), whole(), rest=one_of(*MARKS)),
+                    "checked": rows(text(), whole(), whole(), items(whole())),
+                }
+            )
+        ),
+        "units": rows(
+            text(), hexadecimal(16), one_of(*(ITEM_SIZES.keys() - PARTS.keys())), items(whole(1), last=MOST_AXES),
+            text(), rows(whole(), whole(), whole(), whole(1)),
+        ),
+    }
+)  # fmt: skip
+
+#: What a manifest says besides its version, which is looked at apart: others may be whole where that is not.
+MANIFEST = both(
+    fields({"number": whole(), "created": TIME}, {"rebase": flag, "trial": flag, "stands_for": items(PACK_NAME)}),
+    by("kind", {"coarse": fields({"records": LATTICE_RECORDS}), "exact": fields({"records": CONTENT_RECORDS})}),
+)

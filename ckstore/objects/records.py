@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from base64 import b64decode, b64encode
 from dataclasses import dataclass
-from math import isfinite
 from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
@@ -25,14 +24,25 @@ from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import IntegrityError, UsageError
 from ckstore.lineage.cost import Work, layer
 from ckstore.objects.identity import Lattice
+from ckstore.storage.schema import (
+    ID,
+    LIMIT,
+    anything,
+    both,
+    by,
+    either,
+    fields,
+    flag,
+    items,
+    number,
+    one_of,
+    optional,
+    row,
+    text,
+    whole,
+)
 
 Mode = Literal["own", "chained"]
-
-#: Elements of an object, bytes of a layer and offsets in a pack stay below this: nothing that exists comes near.
-_LIMIT = 1 << 48
-
-#: Length of an id.
-_ID = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,40 +194,30 @@ class LatticeRecord:
         ordinal, codebook = self.is_exact, isinstance(self.lattice, CodebookLattice)
         _require(
             self.id,
-            _is_id(self.id) and all(_is_id(other) for other in (self.base, self.origin) if other is not None),
             self.dtype in _DTYPES[self.kind],
-            _is_within(self.count, 1, _LIMIT) and _is_within(self.chunk, 1, CHUNK + 1),
-            _is_within(self.offset, 0, _LIMIT) and _is_within(self.length, 0, _LIMIT),
-            self.context in (True, False) and not (self.context and (not ordinal or self.base is None)),
-            _is_factor(self.factor) and (self.factor == 1.0 or (ordinal and self.dtype in SCALED)),
-            self.additive in (True, False) and (codebook or not self.additive),
-            all(_is_within(size, 0, _LIMIT) for size in (*self.alone, *self.aside)),
-            _is_within(self.debt, -_LIMIT, _LIMIT),
+            not (self.context and (not ordinal or self.base is None)),
+            self.factor == 1.0 or (ordinal and self.dtype in SCALED),
+            codebook or not self.additive,
         )
         if isinstance(self.lattice, CodebookLattice):
             protected = self.lattice.protected
             _require(
                 self.id,
-                protected in (True, False) and not (protected and self.additive),
+                not (protected and self.additive),
                 len(self.aside) == (1 + self.chunks if protected else 0),
             )
         elif not isinstance(self.lattice, OrdinalLattice):
             self._check_plane(self.lattice)
 
     def _check_plane(self, lattice: LinearLattice | RoundedLattice) -> None:
-        _require(self.id, not self.aside, _is_within(lattice.width, 1, _LIMIT))
         _require(
             self.id,
+            not self.aside,
             lattice.rows.size in (0, -(-self.count // lattice.width)) and lattice.cols.size in (0, lattice.width),
         )
         if isinstance(lattice, RoundedLattice):
-            _require(
-                self.id,
-                _is_within(lattice.shift, 1, 32) and self.base is None,
-                _is_within(lattice.level, -(1 << 15), 1 << 15),
-            )
+            _require(self.id, self.base is None)
             return
-        _require(self.id, _is_within(lattice.step, -_LIMIT, _LIMIT))
         lowest, highest = STEP_RANGE[self.dtype]
         axes = [axis.astype(np.int64) for axis in (lattice.rows, lattice.cols) if axis.size]
         _require(
@@ -286,18 +286,44 @@ class ContentRecord:
             offset=document["at"], lengths=tuple(document["lengths"]), pack=pack,
             factor=document.get("factor", 1.0), debt=document.get("debt", 0),
         )  # fmt: skip
-        _require(
-            record.id,
-            _is_id(record.id) and _is_id(record.lattice),
-            record.mode in get_args(Mode)
-            and (_is_id(record.parent) if record.mode == "chained" else not record.parent),
-            _is_within(record.offset, 0, _LIMIT) and all(_is_within(size, 0, _LIMIT) for size in record.lengths),
-            _is_factor(record.factor) and _is_within(record.debt, -_LIMIT, _LIMIT),
-        )
+        _require(record.id, (record.mode == "chained") == (record.parent is not None))
         return record
 
 
 Record = LatticeRecord | ContentRecord
+
+#: What records of coarse and of exact packs say, before anything is made of them.
+_EXPONENT_LIST = either(text(), items(whole(-(1 << 15), (1 << 15) - 1)))
+_KINDS = {
+    "linear": fields(
+        {"step": whole(-LIMIT, LIMIT), "width": whole(1)}, {"rows": _EXPONENT_LIST, "cols": _EXPONENT_LIST}
+    ),
+    "ordinal": anything,
+    "rounded": fields(
+        {"shift": whole(1, 31), "level": whole(-(1 << 15), (1 << 15) - 1), "width": whole(1)},
+        {"rows": _EXPONENT_LIST, "cols": _EXPONENT_LIST},
+    ),
+    "codebook": fields({"centroids": text()}, {"protected": flag}),
+}
+_DEBT = {"factor": number(), "debt": whole(-LIMIT, LIMIT)}
+LATTICE_RECORDS = items(
+    both(
+        fields(
+            {"layer": one_of("coarse"), "id": ID, "dtype": one_of(*ITEM_SIZES), "count": whole(1),
+             "chunk": whole(1, CHUNK), "base": optional(ID), "at": row(whole(), whole()),
+             "alone": row(whole(), whole())},
+            {"context": flag, "additive": flag, "aside": items(whole(), 1), "origin": ID, **_DEBT},
+        ),
+        by("kind", _KINDS),
+    )
+)  # fmt: skip
+CONTENT_RECORDS = items(
+    fields(
+        {"layer": one_of("exact"), "id": ID, "lattice": ID, "mode": one_of(*get_args(Mode)), "at": whole(),
+         "lengths": items(whole())},
+        {"parent": ID, **_DEBT},
+    )
+)  # fmt: skip
 
 
 class Cut(Protocol):
@@ -323,14 +349,20 @@ def check_cut(record: LatticeRecord, other: Cut) -> None:
 
 
 def record_from_json(document: dict[str, Any], pack: str) -> Record:
-    """The record of either layer that `document` holds; `IntegrityError` where it is none."""
+    """The record of either layer that `document`, one of its schema, holds.
+
+    Raises
+    ------
+    IntegrityError
+        What it says contradicts itself.
+    """
     try:
         if document["layer"] == "coarse":
             return LatticeRecord.from_json(document, pack)
         return ContentRecord.from_json(document, pack)
     except IntegrityError:
         raise
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+    except (ArithmeticError, ValueError, LookupError) as error:
         raise IntegrityError(f"Pack {pack} has a damaged record ({error}); run `ckstore recover`.") from error
 
 
@@ -348,18 +380,6 @@ def _require(identity: object, *conditions: bool) -> None:
         raise IntegrityError(
             f"The record of object {identity} is out of bounds; restore its pack from a copy, or run `ckstore recover`."
         )
-
-
-def _is_id(value: object) -> bool:
-    return isinstance(value, str) and len(value) == _ID and value.isascii() and value.isalnum()
-
-
-def _is_within(value: object, first: int, end: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and first <= value < end
-
-
-def _is_factor(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
 
 
 def _lattice_to_json(lattice: Lattice) -> dict[str, Any]:
@@ -380,7 +400,7 @@ def _lattice_to_json(lattice: Lattice) -> dict[str, Any]:
 
 
 def _lattice_from_json(document: dict[str, Any]) -> Lattice:
-    """The inverse of `_lattice_to_json`; of numbers nothing is checked yet."""
+    """The inverse of `_lattice_to_json`; what the numbers mean together is not checked yet."""
     kind, dtype = document["kind"], document["dtype"]
     if kind == "ordinal":
         return OrdinalLattice(dtype)
@@ -393,5 +413,4 @@ def _lattice_from_json(document: dict[str, Any]) -> Lattice:
     rows, cols = (exponents_from_text(document.get(name)) for name in ("rows", "cols"))
     if kind == "rounded":
         return RoundedLattice(dtype, document["shift"], document["level"], document["width"], rows, cols)
-    _require(document["id"], kind == "linear")
     return LinearLattice(dtype, document["step"], document["width"], rows, cols)

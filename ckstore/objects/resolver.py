@@ -9,7 +9,7 @@ from threading import RLock
 from typing import Any
 
 from ckstore.errors import IntegrityError
-from ckstore.objects.documents import BlobRef, VersionDocument
+from ckstore.objects.documents import MANIFEST, BlobRef, VersionDocument
 from ckstore.objects.records import ContentRecord, LatticeRecord, Record, record_from_json
 from ckstore.runtime.lru import Lru
 from ckstore.storage import manifest
@@ -34,10 +34,10 @@ class Manifest:
         """The record in a slot; raises `IntegrityError` where there is none."""
         record = self._records.get(slot)
         if record is None:
-            try:
-                record = record_from_json(self.document["records"][slot], self.pack)
-            except (KeyError, IndexError, TypeError, ValueError) as error:
-                raise IntegrityError(f"Pack {self.pack} has no record {slot}; run `ckstore recover`.") from error
+            records = self.document["records"]
+            if not 0 <= slot < len(records):
+                raise IntegrityError(f"Pack {self.pack} has no record {slot}; run `ckstore recover`.")
+            record = record_from_json(records[slot], self.pack)
             self._records[slot] = record
         return record
 
@@ -86,7 +86,7 @@ class CatalogResolver:
             if found is None:
                 entry = self.packs.find_entry(pack, manifest.MEMBER)
                 data = self.packs.pread(pack, entry.offset, entry.length)
-                found = self._manifests.put(pack, Manifest(pack, *manifest.decode_manifest(data)))
+                found = self._manifests.put(pack, Manifest(pack, *manifest.decode_manifest(data, MANIFEST)))
             return found
 
     def document(self, row: VersionRow) -> VersionDocument:
@@ -106,8 +106,14 @@ class CatalogResolver:
         moved = self.catalog.moved_packs(names) if names else {}
         return document.with_packs(moved) if moved else document
 
-    def blob(self, ref: BlobRef, pack: str) -> bytes:
-        """The bytes of a blob that a manifest in `pack` names."""
+    def blob(self, ref: BlobRef, pack: str, length: int | None = None) -> bytes:
+        """The bytes of a blob that a manifest in `pack` names.
+
+        Raises
+        ------
+        IntegrityError
+            It is lost or damaged, or has not the `length` that it must have.
+        """
         place = ref.within(pack)
         assert place.pack is not None
         try:
@@ -115,7 +121,7 @@ class CatalogResolver:
         except KeyError as error:
             raise IntegrityError(f"Pack {place.pack} has no {place.name}; run `ckstore recover`.") from error
         against = None if place.against is None else self.blob(place.against, pack)
-        return expand_against(packed, against)
+        return expand_against(packed, against, length)
 
     def add(self, records: Iterable[Record]) -> None:
         """Make records known that the catalog does not have yet."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from ckstore.encoding.writer import version_row
 from ckstore.errors import CkstoreError, IntegrityError
+from ckstore.objects.documents import MANIFEST
 from ckstore.operations.costs import update_costs
 from ckstore.operations.found_versions import FoundVersion, FoundVersions, found_version, last_targets
 from ckstore.repository import Repository
@@ -103,7 +104,7 @@ class _Builder:
         self.rebased = False
 
     def build(self) -> None:
-        for pack in scan_packs(self.path):
+        for pack in scan_packs(self.path, MANIFEST):
             if isinstance(pack, DamagedPack):
                 self.report.problems.append(f"Pack {pack.info.name} is damaged ({pack.reason}); it was left alone.")
                 self.damaged.append(pack.info)

@@ -82,6 +82,7 @@ def fill(
 
 def read(version: StoredVersion, file: int, extent: int, first: int, last: int) -> npt.NDArray[Any]:
     """Elements from `first` to before `last` of an extent, bit for bit, as an array of the caller's own."""
+    version.require(file, extent)
     out = np.empty(last - first, bits_dtype(version.layout.files[file].extents[extent].dtype))
     fill(version, [Destination(file, extent, first, last, out.view(np.uint8))])
     return out

@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.stride_tricks import as_strided
 
+from ckstore.errors import CkstoreError
+
 Array = npt.NDArray[Any]
 
 #: The positions that are wanted along one axis: ascending, or a range of any direction.
@@ -50,7 +52,10 @@ def gather(read: Read, dtype: np.dtype[Any], offset: int, strides: Sequence[int]
     low, high = _span(offset, strides, wanted)
     if high - low == prod(shape) and _is_dense(strides, wanted):
         return read(low, high).reshape(shape)
-    out = np.empty(shape, dtype)
+    try:
+        out = np.empty(shape, dtype)
+    except (MemoryError, ValueError) as error:  # Of strides of 0 a few elements make any number.
+        raise CkstoreError(f"{shape} elements do not fit into memory; read a part of them.") from error
     _gather_into(out, read, offset, strides, list(wanted))
     return out
 

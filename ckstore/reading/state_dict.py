@@ -46,6 +46,8 @@ def build(version: StoredVersion, file: int) -> Any:
     for dtype in {tensor.dtype for tensor in layout.tensors}:
         torch_dtype(dtype)  # What torch lacks is told before anything is decoded.
     source = version.source(file)
+    for extent in range(len(layout.extents)):
+        version.require(file, extent)
     storages = _Storages(layout)
     with ThreadPoolExecutor(1, thread_name_prefix="ckstore") as aside:
         advising = aside.submit(use_large_pages, storages.spans())

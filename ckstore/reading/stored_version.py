@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator
 from functools import cached_property
+from math import prod
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from ckstore.formats import CompositeSource, parse
 from ckstore.formats.layout import FileLayout, Path, Tensor
 from ckstore.formats.paths import path_to_text
 from ckstore.formats.skeleton import fill_crcs
-from ckstore.objects.documents import LayoutDocument, VersionDocument
+from ckstore.objects.documents import LayoutDocument, VersionDocument, check_layout
 from ckstore.objects.records import check_cut
 from ckstore.policy import FIDELITIES, Fidelity
 from ckstore.repository import Repository
@@ -90,10 +91,7 @@ class StoredVersion:
     def layout(self) -> LayoutDocument:
         """How its files are cut."""
         layout = LayoutDocument.decode(self.repository.resolver.blob(self.document.layout, self.row.pack))
-        if len(layout.units) != len(self.document.objects) or len(layout.files) != len(self.document.files):
-            raise IntegrityError(
-                f"The manifest of version {self.row.number} contradicts itself; run `ckstore recover`."
-            )
+        check_layout(layout, self.document)
         contents = [content for _, content in self.document.objects if content is not None]
         self.repository.resolver.prefetch([lattice for lattice, _ in self.document.objects], contents)
         return layout
@@ -192,14 +190,24 @@ class StoredVersion:
         return self._chunk(number, chunk, keep=keep, out=out)
 
     def _chunk(self, number: int, chunk: int, *, keep: bool, out: Bits | None) -> Bits:
+        if number not in self._fitting:
+            self._fit(number)
         lattice, content = self.document.objects[number]
         reader = self.repository.reader
-        if number not in self._fitting:
-            check_cut(reader.resolver.lattice(lattice), self.layout.units[number])
-            self._fitting.add(number)
         if content is None or self._is_lowered:
             return reader.values(reader.resolver.lattice(lattice), chunk, keep=keep, out=out)
         return reader.bits(content, chunk, keep=keep, out=out)
+
+    def _fit(self, number: int) -> None:
+        """Raise `IntegrityError` unless the object of a unit is there and cut as the layout says."""
+        check_cut(self.repository.resolver.lattice(self.document.objects[number][0]), self.layout.units[number])
+        self._fitting.add(number)
+
+    def require(self, file: int, extent: int) -> None:
+        """Raise `IntegrityError` unless the objects of an extent are there, before memory is taken for it."""
+        for _, number, _ in self._places.get((file, extent), ()):
+            if number not in self._fitting:
+                self._fit(number)
 
     def is_changed(self, file: int) -> bool:
         """Whether a file comes back with other values than it went in with, because some are coarse."""
@@ -216,13 +224,20 @@ class StoredVersion:
         """All bytes of a file that are not tensor data."""
         entry = self.document.files[file]
         layout = self.layout.files[file]
-        data = self.repository.resolver.blob(entry.skeleton, self.row.pack)
-        return fill_crcs(data, layout, self._crcs(file))
+        length = layout.size - sum([prod(extent.shape) * ITEM_SIZES[extent.dtype] for extent in layout.extents])
+        data = self.repository.resolver.blob(entry.skeleton, self.row.pack, length)
+        try:
+            return fill_crcs(data, layout, self._crcs(file))
+        except ValueError as error:
+            raise IntegrityError(
+                f"The layout of version {self.row.number} has {error}; restore its pack from a copy."
+            ) from error
 
     def _crcs(self, file: int) -> list[int]:
-        before = sum(len(layout.checked) for layout in self.layout.files[:file])
-        crcs = np.frombuffer(self.repository.resolver.blob(self.document.crcs, self.row.pack), "<u4")
-        return [int(crc) for crc in crcs[before : before + len(self.layout.files[file].checked)]]
+        counts = [len(layout.checked) for layout in self.layout.files]
+        blob = self.repository.resolver.blob(self.document.crcs, self.row.pack, 4 * sum(counts))
+        before = sum(counts[:file])
+        return [int(crc) for crc in np.frombuffer(blob, "<u4")[before : before + counts[file]]]
 
     def source(self, file: int) -> CompositeSource:
         """A file as it was, of its skeleton and of chunks that are decoded when they are read.

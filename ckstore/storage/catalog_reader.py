@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
-import json
 import socket
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from ckstore.errors import IntegrityError, NoStoreError, NotFoundError
+from ckstore.errors import NoStoreError, NotFoundError
 from ckstore.storage import durable, root
-from ckstore.storage.connection import BUSY_TIMEOUT, Connection, Mode
+from ckstore.storage.connection import BUSY_TIMEOUT, Connection, Mode, explained
 from ckstore.storage.names import resolve
 from ckstore.storage.placements import Placements
-from ckstore.storage.rows import Claim, PackRow, RunRow, Totals, VersionRow
+from ckstore.storage.rows import (
+    LEASE_ROWS,
+    META_ROWS,
+    PACK_ROWS,
+    RESERVATION_ROWS,
+    RUN_ROWS,
+    TAG_ROWS,
+    VERSION_ROWS,
+    Claim,
+    PackRow,
+    RunRow,
+    Totals,
+    VersionRow,
+)
+from ckstore.storage.schema import HIGHEST, LOWEST, optional, plain_object, read_json, rows, whole
 
 _COLUMNS = (
     "v.number, v.uid, r.name, v.step, v.parent, v.created, p.name, v.manifest_offset, v.manifest_length,"
@@ -27,6 +40,9 @@ COLLECTED = "collected"
 POLICY = "policy:"
 
 _SELECT = f"SELECT {_COLUMNS} FROM versions v JOIN runs r ON r.id = v.run JOIN packs p ON p.id = v.pack"
+
+_STEP_ROWS = rows(whole(1), optional(whole(LOWEST, HIGHEST)))
+_NUMBER_ROWS = rows(whole(), whole())
 
 
 class CatalogReader:
@@ -111,21 +127,22 @@ class CatalogReader:
 
     def runs(self) -> list[RunRow]:
         """All runs in the order in which they began."""
-        rows = self._connection.rows(
+        found = self._connection.rows(
             "SELECT r.name, r.created, COUNT(v.number), MAX(v.number) FROM runs r"
-            " LEFT JOIN versions v ON v.run = r.id GROUP BY r.id ORDER BY r.id"
+            " LEFT JOIN versions v ON v.run = r.id GROUP BY r.id ORDER BY r.id",
+            schema=RUN_ROWS,
         )
-        steps = dict(self._connection.rows("SELECT number, step FROM versions"))
-        return [RunRow(name, created, count, latest, steps.get(latest)) for name, created, count, latest in rows]
+        steps = dict(self._connection.rows("SELECT number, step FROM versions", schema=_STEP_ROWS))
+        return [RunRow(name, created, count, latest, steps.get(latest)) for name, created, count, latest in found]
 
     def tags(self) -> dict[str, int]:
         """Version numbers by tag, sorted by tag."""
-        return dict(self._connection.rows("SELECT name, version FROM tags ORDER BY name"))
+        return dict(self._connection.rows("SELECT name, version FROM tags ORDER BY name", schema=TAG_ROWS))
 
     def packs(self) -> list[PackRow]:
         """All packs in the order in which they were committed."""
-        rows = self._connection.rows("SELECT name, kind, bytes, created FROM packs ORDER BY id")
-        return [PackRow(*row) for row in rows]
+        found = self._connection.rows("SELECT name, kind, bytes, created FROM packs ORDER BY id", schema=PACK_ROWS)
+        return [PackRow(*row) for row in found]
 
     def has_packs(self, names: Iterable[str]) -> bool:
         """Whether all of these packs are there."""
@@ -162,7 +179,7 @@ class CatalogReader:
         """The present names of those packs that `gc` has put others in the place of."""
         wanted = sorted(set(names))
         marks = ", ".join("?" * len(wanted))
-        return dict(self._connection.rows(f"SELECT key, value FROM meta WHERE key IN ({marks})", wanted))
+        return dict(self._connection.rows(f"SELECT key, value FROM meta WHERE key IN ({marks})", wanted, META_ROWS))
 
     def collected(self) -> str:
         """When `gc` last moved or removed something; empty where it never did."""
@@ -170,48 +187,45 @@ class CatalogReader:
 
     def policies(self) -> dict[str, str]:
         """How faithful versions are to be, as the text that was set, by run; of the store under the empty name."""
-        rows = self._connection.rows("SELECT key, value FROM meta WHERE substr(key, 1, ?) = ?", [len(POLICY), POLICY])
-        return {key.removeprefix(POLICY): value for key, value in rows}
+        found = self._connection.rows(
+            "SELECT key, value FROM meta WHERE substr(key, 1, ?) = ?", [len(POLICY), POLICY], META_ROWS
+        )
+        return {key.removeprefix(POLICY): value for key, value in found}
 
     def unreferenced_packs(self) -> list[PackRow]:
         """Packs with nothing that a version needs: no manifest, no blob, no lattice and no content."""
-        rows = self._connection.rows(
+        found = self._connection.rows(
             "SELECT name, kind, bytes, created FROM packs WHERE id NOT IN"
             " (SELECT pack FROM versions UNION SELECT pack FROM version_packs"
-            " UNION SELECT pack FROM lattices UNION SELECT pack FROM contents) ORDER BY id"
+            " UNION SELECT pack FROM lattices UNION SELECT pack FROM contents) ORDER BY id",
+            schema=PACK_ROWS,
         )
-        return [PackRow(*row) for row in rows]
+        return [PackRow(*row) for row in found]
 
     def last_number(self) -> int:
         """The highest version number that was ever handed out, as far as this catalog knows."""
         [[versions, handed_out]] = self._connection.rows(
             "SELECT COALESCE((SELECT MAX(number) FROM versions), 0),"
-            " COALESCE((SELECT seq FROM sqlite_sequence WHERE name = 'reservations'), 0)"
+            " COALESCE((SELECT seq FROM sqlite_sequence WHERE name = 'reservations'), 0)",
+            schema=_NUMBER_ROWS,
         )
         return int(max(versions, handed_out))
 
     def totals(self) -> Totals:
         """Sums for `stats`."""
-        [versions] = self._connection.rows(
-            "SELECT COUNT(*), TOTAL(original_bytes), TOTAL(stored_bytes), TOTAL(elements) FROM versions"
-        )
-        [counts] = self._connection.rows("SELECT (SELECT COUNT(*) FROM runs), (SELECT COUNT(*) FROM tags)")
-        kinds = {
-            kind: (count, size)
-            for kind, count, size in self._connection.rows("SELECT kind, COUNT(*), SUM(bytes) FROM packs GROUP BY kind")
-        }
-        coarse, exact = kinds.get("coarse", (0, 0)), kinds.get("exact", (0, 0))
+        versions, packs = self.versions(), self.packs()
+        sizes = {kind: [pack.bytes for pack in packs if pack.kind == kind] for kind in ("coarse", "exact")}
         return Totals(
-            versions=versions[0],
-            runs=counts[0],
-            tags=counts[1],
-            original_bytes=int(versions[1]),
-            stored_bytes=int(versions[2]),
-            elements=int(versions[3]),
-            coarse_packs=coarse[0],
-            coarse_bytes=coarse[1],
-            exact_packs=exact[0],
-            exact_bytes=exact[1],
+            versions=len(versions),
+            runs=len(self.runs()),
+            tags=len(self.tags()),
+            original_bytes=sum(row.original_bytes for row in versions),
+            stored_bytes=sum(row.stored_bytes for row in versions),
+            elements=sum(row.elements for row in versions),
+            coarse_packs=len(sizes["coarse"]),
+            coarse_bytes=sum(sizes["coarse"]),
+            exact_packs=len(sizes["exact"]),
+            exact_bytes=sum(sizes["exact"]),
             lattices=self._lattices.count(),
             contents=self._contents.count(),
             catalog_bytes=self._path.stat().st_size,
@@ -225,8 +239,10 @@ class CatalogReader:
 
     def reservations(self) -> list[Claim]:
         """The numbers that are reserved and not committed: ingests under way, or killed ones."""
-        rows = self._connection.rows("SELECT number, pid, host, created FROM reservations ORDER BY number")
-        return [Claim(*row) for row in rows]
+        found = self._connection.rows(
+            "SELECT number, pid, host, created FROM reservations ORDER BY number", schema=RESERVATION_ROWS
+        )
+        return [Claim(*row) for row in found]
 
     def leases(self) -> list[Claim]:
         """The leases that are held: by processes of this host that run, and on other hosts until they expire."""
@@ -238,19 +254,19 @@ class CatalogReader:
         ]
 
     def _claims(self) -> list[Claim]:
-        rows = self._connection.rows("SELECT id, pid, host, created, purpose, expires FROM leases ORDER BY created, id")
-        return [Claim(*row) for row in rows]
+        found = self._connection.rows(
+            "SELECT id, pid, host, created, purpose, expires FROM leases ORDER BY created, id", schema=LEASE_ROWS
+        )
+        return [Claim(*row) for row in found]
 
     def _select(self, tail: str, *parameters: Any) -> list[VersionRow]:
-        rows = self._connection.rows(f"{_SELECT} {tail}", parameters)
-        try:
-            return [_version(row) for row in rows]
-        except (ValueError, TypeError) as error:
-            raise IntegrityError(f"{self._path} is damaged ({error}); run `ckstore recover` to rebuild it.") from error
+        found = self._connection.rows(f"{_SELECT} {tail}", parameters, VERSION_ROWS)
+        with explained(self._path):
+            return [_version(row) for row in found]
 
 
 def _version(row: Sequence[Any]) -> VersionRow:
     values = list(row)
     values[16] = bool(values[16])
-    values[18] = json.loads(values[18])
+    values[18] = read_json(values[18], plain_object)
     return VersionRow(*values)

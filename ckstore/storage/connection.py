@@ -12,7 +12,8 @@ from typing import Any, Literal
 from urllib.parse import quote
 
 from ckstore.errors import CkstoreError, FormatVersionError, IntegrityError, LockedError, NoStoreError, UsageError
-from ckstore.storage import durable
+from ckstore.storage import durable, tables
+from ckstore.storage.schema import Schema
 
 #: The format version of the catalog, in SQLite's `user_version`.
 FORMAT = 1
@@ -65,12 +66,15 @@ class Connection:
         with self._lock:
             self._database.close()
 
-    def rows(self, statement: str, parameters: Sequence[Any] = ()) -> list[Any]:
-        """All rows of a query, as tuples."""
+    def rows(self, statement: str, parameters: Sequence[Any] = (), schema: Schema | None = None) -> list[Any]:
+        """All rows of a query, as tuples of the schema; `IntegrityError` where one is not."""
         with self._lock, explained(self.path):
             if not self._depth and not self._same_file() and self.path.is_file():
                 self._reopen()
-            return self._database.execute(statement, parameters).fetchall()
+            found = self._database.execute(statement, parameters).fetchall()
+            if schema is not None:
+                schema([found])
+            return found
 
     def execute(self, statement: str, parameters: Sequence[Any] = ()) -> sqlite3.Cursor:
         """Run one statement inside the present transaction."""
@@ -197,6 +201,11 @@ class Connection:
             )
         if found < FORMAT:
             self._upgrade()
+        odd = tables.odd_one(self.rows("SELECT type, name, sql FROM sqlite_master"))
+        if odd is not None:
+            raise IntegrityError(
+                f"{self.path} has {odd!r} otherwise than a catalog of ckstore; run `ckstore recover` to rebuild it."
+            )
 
     def _upgrade(self) -> None:
         if self.mode == "r":
@@ -229,7 +238,9 @@ def explained(path: Path) -> Iterator[None]:
     """Turn what SQLite says into one sentence with the remedy."""
     try:
         yield
-    except UnicodeDecodeError as error:  # in SQLite's own message, which quotes the schema
+    except ValueError as error:  # A row says what no row can; or SQLite's own message quotes what is not UTF-8.
+        if isinstance(error, CkstoreError):
+            raise
         raise IntegrityError(f"{path} is damaged ({error}); run `ckstore recover` to rebuild it.") from error
     except sqlite3.DatabaseError as error:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF

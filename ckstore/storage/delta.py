@@ -15,6 +15,7 @@ from blake3 import blake3
 from ckstore.codecs.varint import read_varint, varint
 from ckstore.errors import IntegrityError
 from ckstore.storage import zstd
+from ckstore.storage.schema import expanded_limit
 
 #: A blob begins with a BLAKE3-8 of what follows it and the result. What follows is a byte of these flags, the length of
 #: the result (varint), with copies the length of their code (varint), and the payload: a zstd frame or else a raw
@@ -35,8 +36,6 @@ _FAR_SEARCHES = 4096
 _HOPELESS = 16
 #: Above this size the slowest level of zstd no longer pays.
 _SMALL = 1 << 22
-#: No skeleton of a checkpoint comes near; a crafted blob must not allocate what it likes.
-_LARGEST = 1 << 31
 
 
 def compress_against(data: bytes, reference: bytes | None) -> bytes:
@@ -59,14 +58,28 @@ def compress_against(data: bytes, reference: bytes | None) -> bytes:
         code = _encode(data, reference)
         head = size + varint(len(code))
         candidates += [bytes([method | _COPIES]) + head + payload for method, payload in _compress(code)]
+        candidates = [one for one in candidates if max(len(data) - len(reference), len(code)) <= _most(one, None)]
     if not candidates or _HOPELESS * len(min(candidates, key=len)) > len(data):
-        candidates += [bytes([method]) + size + payload for method, payload in _compress(data)]
-    best = min(candidates, key=len)
+        alone = [bytes([method]) + size + payload for method, payload in _compress(data)]
+        candidates += [one for one in alone if len(data) <= _most(one, None)]
+    best = min(candidates, key=len) if candidates else bytes([0]) + size + _deflated(data, 0)
     return _digest(best, data) + best
 
 
-def expand_against(blob: bytes, reference: bytes | None) -> bytes:
+def _most(blob: bytes, reference: bytes | None) -> int:
+    """The most bytes that a blob may expand to: what a crafted one allocates."""
+    return expanded_limit(len(blob)) + (len(reference) if reference else 0)
+
+
+def expand_against(blob: bytes, reference: bytes | None, expected: int | None = None) -> bytes:
     """Undo `compress_against` with the same reference.
+
+    Parameters
+    ----------
+    blob : bytes
+    reference : bytes or None
+    expected : int, optional
+        The length of the result, where that is known: nothing is allocated for any other.
 
     Raises
     ------
@@ -78,10 +91,14 @@ def expand_against(blob: bytes, reference: bytes | None) -> bytes:
         length, position = read_varint(blob, _DIGEST + 1)
         if method not in (0, _ZSTANDARD, _COPIES, _COPIES | _ZSTANDARD):
             raise ValueError("it was coded in no way that this ckstore knows")
+        if length > _most(blob, reference) or expected not in (None, length):
+            raise ValueError("its length is out of bounds")
         if not method & _COPIES:
             data = _expand(method, blob[position:], length)
         elif reference:
             code_length, position = read_varint(blob, position)
+            if code_length > _most(blob, None):
+                raise ValueError("its length is out of bounds")
             data = _decode(_expand(method, blob[position:], code_length), reference, length)
         else:
             raise ValueError("it needs a reference")
@@ -219,15 +236,16 @@ def _read_varints(code: bytes) -> Iterator[int]:
         yield value
 
 
+def _deflated(data: bytes, level: int) -> bytes:
+    compressor = zlib.compressobj(level, zlib.DEFLATED, -15)
+    return compressor.compress(data) + compressor.flush()
+
+
 def _compress(data: bytes) -> list[tuple[int, bytes]]:
-    compressor = zlib.compressobj(9, zlib.DEFLATED, -15)
-    deflated = compressor.compress(data) + compressor.flush()
-    return [(0, deflated), (_ZSTANDARD, zstd.compress(data, 19 if len(data) <= _SMALL else 9))]
+    return [(0, _deflated(data, 9)), (_ZSTANDARD, zstd.compress(data, 19 if len(data) <= _SMALL else 9))]
 
 
 def _expand(method: int, payload: bytes, length: int) -> bytes:
-    if length > _LARGEST:
-        raise ValueError("its length is out of bounds")
     if method & _ZSTANDARD:
         return zstd.expand(payload, length)
     expander = zlib.decompressobj(-15)

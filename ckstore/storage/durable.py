@@ -7,13 +7,14 @@ import os
 import re
 import secrets
 import shutil
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from ckstore.errors import CkstoreError
+from ckstore.errors import CkstoreError, IntegrityError
 
 _TEMPORARY = re.compile(r"\.tmp-(\d+)-[0-9a-f]+")
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -102,6 +103,30 @@ def write_file(path: Path, data: bytes) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def open_file(path: Path) -> tuple[int, int]:
+    """A descriptor for reading a regular file, and its size in bytes: what is a device or a pipe has no end.
+
+    Raises
+    ------
+    IntegrityError
+        There is something else.
+    CkstoreError
+        It may not be read.
+    """
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+    try:
+        descriptor = os.open(path, flags)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise CkstoreError(f"{path} cannot be read ({error.strerror}); check its permissions and the disk.") from error
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(descriptor)
+        raise IntegrityError(f"{path} is not a file; remove it, and restore the file from a copy.")
+    return descriptor, status.st_size
 
 
 def find_temporaries(directory: Path, grace: float = 3600.0) -> list[Path]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,31 @@ from blake3 import blake3
 
 from ckstore.errors import FormatVersionError, IntegrityError, UsageError
 from ckstore.storage import durable, root
+from ckstore.storage.pack import PACK_NAME
+from ckstore.storage.schema import ID, TIME, by, fields, items, optional, plain_object, read_json, rows, text, whole
 
 FORMAT = 1
+#: Bytes of a record: hundreds of thousands of packs and versions in one collection.
+LARGEST = 1 << 25
+_LAST = 10**12 - 1
+_VERSION = whole(1)
+_PACKS = items(PACK_NAME)
+#: What a record says, by what was changed.
+RECORD = by(
+    "change",
+    {
+        "tag": fields({"tag": text(1), "version": _VERSION}),
+        "untag": fields({"tag": text(1)}),
+        "rebase": fields({"packs": _PACKS, "versions": items(_VERSION)}),
+        "forget": fields({"versions": items(_VERSION)}),
+        "thin": fields({"packs": _PACKS, "version": _VERSION}),
+        "metrics": fields({"version": _VERSION, "metrics": plain_object}),
+        "policy": fields({"run": text(), "policy": optional(text())}),
+        "gc": fields({"written": _PACKS, "removed": _PACKS, "versions": rows(ID, _VERSION, optional(_VERSION), TIME)}),
+        "renumber": fields({"uid": ID, "from": _VERSION, "version": _VERSION}),
+    },
+)
+_OWN = fields({"format": whole(), "sequence": whole(1, _LAST), "created": TIME, "digest": ID})
 _NAME = re.compile(r"(\d{12})-([0-9a-f]{16})\.json")
 _MAYBE = "a tag may be missing or mean an older version, and a version that was forgotten may be back"
 _OWN_FIELDS = ("format", "sequence", "created", "digest")
@@ -43,6 +66,8 @@ def append(store: Path, record: Mapping[str, Any]) -> Path:
     directory = store / root.LOG
     directory.mkdir(exist_ok=True)
     sequence = 1 + max((sequence for sequence, _, _ in _files(directory)), default=0)
+    if sequence > _LAST:
+        raise IntegrityError(f"{directory} has record {_LAST}, which nothing could have written; remove it.")
     content = {"format": FORMAT, "sequence": sequence, "created": durable.timestamp(), **record}
     digest = blake3(_canonical(content)).hexdigest(length=20)
     path = directory / f"{sequence:012d}-{digest[:16]}.json"
@@ -82,27 +107,47 @@ def read_whole(store: Path) -> tuple[list[dict[str, Any]], list[str]]:
             records.append(_read(path, sequence, identifier))
         except (IntegrityError, OSError):
             problems.append(f"Log record {path} is damaged; {_MAYBE}.")
-    there = {sequence for sequence, _, _ in files}
-    missing = [sequence for sequence in range(1, max(there, default=0)) if sequence not in there]
-    problems += [f"Log record {sequence} is missing; {_MAYBE}." for sequence in missing]
+    problems += [f"Log record {named} is missing; {_MAYBE}." for named in gaps(sequence for sequence, _, _ in files)]
     return records, problems
 
 
+def gaps(numbers: Iterable[int]) -> Iterator[str]:
+    """The stretches of numbers from 1 on that are missing below the largest, as text such as `3` or `5 to 9`.
+
+    Examples
+    --------
+    >>> list(gaps([2, 4, 9]))
+    ['1', '3', '5 to 8']
+    """
+    before = 0
+    for number in sorted(numbers):
+        if number > before + 1:
+            yield f"{before + 1}" if number == before + 2 else f"{before + 1} to {number - 1}"
+        before = number
+
+
 def _read(path: Path, sequence: int, identifier: str) -> dict[str, Any]:
-    data = path.read_bytes()
+    descriptor, size = durable.open_file(path)
+    with open(descriptor, "rb") as file:
+        data = file.read(LARGEST) if size <= LARGEST else b""
     try:
-        record = json.loads(data)
+        record = read_json(data, plain_object)
         # Compared as bytes too: what JSON does not care about (blanks, escapes) is no excuse for changed bytes.
         whole = _canonical(record) == data
         digest = record.pop("digest")
         intact = whole and blake3(_canonical(record)).hexdigest(length=20) == digest
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        _OWN([{**record, "digest": digest}])
+    except (ValueError, KeyError):
         intact = False
     if not intact or digest[:16] != identifier or record.get("sequence") != sequence:
         raise IntegrityError(f"Log record {path} is damaged; restore it from a copy.")
     if record["format"] > FORMAT:
         version = record["format"]
         raise FormatVersionError(f"{path} has format {version}, this ckstore reads {FORMAT}; install a later one.")
+    try:
+        RECORD([record])
+    except ValueError as error:
+        raise IntegrityError(f"Log record {path} is damaged ({error}); restore it from a copy.") from error
     return {**record, "digest": digest}
 
 

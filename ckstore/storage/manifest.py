@@ -11,6 +11,7 @@ from blake3 import blake3
 
 from ckstore.errors import FormatVersionError, IntegrityError
 from ckstore.storage import zstd
+from ckstore.storage.schema import Schema, expanded_limit, fields, plain_object, read_json, rows, text, whole
 
 #: Name of the manifest's array in a pack, and of the zip member that holds its bytes.
 NAME = "manifest"
@@ -24,8 +25,7 @@ _ENVELOPE = struct.Struct("<4sQ16s")
 # format version, length of the JSON document, length of its zstd frame
 _HEAD = struct.Struct("<IQQ")
 _LEVEL = 15
-# No document of a checkpoint comes near; a crafted one must not allocate what it likes.
-_LARGEST_DOCUMENT = 1 << 30
+_TABLE = rows(text(last=255), whole())
 
 
 def encode_manifest(document: Mapping[str, Any], blobs: Mapping[str, bytes]) -> bytes:
@@ -43,14 +43,22 @@ def encode_manifest(document: Mapping[str, Any], blobs: Mapping[str, bytes]) -> 
     bytes
     """
     table = [[name, len(blob)] for name, blob in blobs.items()]
-    text = json.dumps({"document": document, "blobs": table}, separators=(",", ":")).encode()
-    frame = zstd.compress(text, _LEVEL)
-    rest = b"".join([_HEAD.pack(FORMAT, len(text), len(frame)), frame, *blobs.values()])
+    content = json.dumps({"document": document, "blobs": table}, separators=(",", ":")).encode()
+    frame = zstd.compress(content, _LEVEL)
+    if not len(frame) < len(content) <= expanded_limit(len(frame)):
+        frame = content
+    rest = b"".join([_HEAD.pack(FORMAT, len(content), len(frame)), frame, *blobs.values()])
     return _ENVELOPE.pack(_MAGIC, len(rest), blake3(rest).digest(length=16)) + rest
 
 
-def decode_manifest(data: bytes) -> tuple[dict[str, Any], dict[str, bytes]]:
+def decode_manifest(data: bytes, schema: Schema = plain_object) -> tuple[dict[str, Any], dict[str, bytes]]:
     """Undo `encode_manifest`.
+
+    Parameters
+    ----------
+    data : bytes
+    schema : Schema
+        What the document may say.
 
     Returns
     -------
@@ -73,24 +81,26 @@ def decode_manifest(data: bytes) -> tuple[dict[str, Any], dict[str, bytes]]:
     version, text_length, frame_length = _HEAD.unpack_from(rest)
     if version > FORMAT:
         raise FormatVersionError(f"A manifest has format {version}, this ckstore reads {FORMAT}; install a later one.")
-    if version != FORMAT or frame_length > len(rest) - _HEAD.size or text_length > _LARGEST_DOCUMENT:
+    if version != FORMAT or frame_length > len(rest) - _HEAD.size or text_length > expanded_limit(frame_length):
         raise _damaged("its header is out of bounds")
     try:
-        content = json.loads(zstd.expand(bytes(rest[_HEAD.size : _HEAD.size + frame_length]), text_length))
-        document, table = content["document"], content["blobs"]
-        blobs = _cut(bytes(rest[_HEAD.size + frame_length :]), table)
-    except (ValueError, TypeError, KeyError, RuntimeError, RecursionError) as error:
+        frame = bytes(rest[_HEAD.size : _HEAD.size + frame_length])
+        # A text that would shrink to less than `expanded_limit` allows stands there as it is.
+        content = read_json(
+            frame if frame_length == text_length else zstd.expand(frame, text_length),
+            fields({"document": schema, "blobs": _TABLE}),
+        )
+        blobs = _cut(bytes(rest[_HEAD.size + frame_length :]), content["blobs"])
+    except (ValueError, RuntimeError) as error:
         raise _damaged(str(error)) from error
-    if not isinstance(document, dict):
-        raise _damaged("its document is not an object")
-    return document, blobs
+    return content["document"], blobs
 
 
 def _cut(data: bytes, table: list[list[Any]]) -> dict[str, bytes]:
     blobs: dict[str, bytes] = {}
     offset = 0
     for name, length in table:
-        if not isinstance(name, str) or name in blobs or not 0 <= length <= len(data) - offset:
+        if name in blobs or length > len(data) - offset:
             raise ValueError("its table of blobs is out of bounds")
         blobs[name] = data[offset : offset + length]
         offset += length

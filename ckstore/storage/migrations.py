@@ -8,7 +8,7 @@ import sqlite3
 from sqlite_utils import Database
 from sqlite_utils.migrations import Migrations
 
-from ckstore.storage import durable
+from ckstore.storage import durable, tables
 
 migrations = Migrations("ckstore")
 
@@ -16,7 +16,7 @@ migrations = Migrations("ckstore")
 @migrations(name="0001_tables")
 def create_tables(db: Database) -> None:
     """Format 1."""
-    for statement in _FORMAT_1.split(";"):
+    for statement in tables.FORMAT_1.split(";"):
         if statement.strip():
             db.execute(statement)
     db.execute("INSERT INTO meta VALUES ('store', ?), ('created', ?)", [secrets.token_hex(16), durable.timestamp()])
@@ -34,78 +34,3 @@ def migrate(connection: sqlite3.Connection, version: int) -> None:
     """
     migrations.apply(Database(connection))
     connection.execute(f"PRAGMA user_version = {version}")
-
-
-# `slot` is the position of the object in its pack's manifest. `key` is the first 63 bits of an id (`catalog.key`).
-# Keys are spread evenly, so that every new row of a large table touches a page of its own. They go into a small table
-# first and are moved on by the tens of thousands; a row of the small table counts instead of one in the large table.
-# `version_packs` holds the packs that a version's manifest and blobs are in.
-# Numbers of versions are handed out by `reservations` and never reused (AUTOINCREMENT remembers the largest).
-_FORMAT_1 = """
-CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE runs (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, created TEXT NOT NULL);
-CREATE TABLE packs (
-    id INTEGER PRIMARY KEY,
-    name TEXT NOT NULL UNIQUE,
-    kind TEXT NOT NULL,
-    bytes INTEGER NOT NULL,
-    created TEXT NOT NULL
-);
-CREATE TABLE versions (
-    number INTEGER PRIMARY KEY,
-    uid TEXT NOT NULL UNIQUE,
-    run INTEGER NOT NULL REFERENCES runs,
-    step INTEGER,
-    parent INTEGER REFERENCES versions,
-    created TEXT NOT NULL,
-    pack INTEGER NOT NULL REFERENCES packs,
-    manifest_offset INTEGER NOT NULL,
-    manifest_length INTEGER NOT NULL,
-    original_bytes INTEGER NOT NULL,
-    stored_bytes INTEGER NOT NULL,
-    elements INTEGER NOT NULL,
-    tensors INTEGER NOT NULL,
-    files INTEGER NOT NULL,
-    depth INTEGER NOT NULL,
-    cost REAL NOT NULL,
-    base INTEGER NOT NULL,
-    fidelity TEXT NOT NULL,
-    metrics TEXT NOT NULL,
-    source TEXT
-);
-CREATE UNIQUE INDEX versions_run_step ON versions (run, step);
-CREATE INDEX versions_parent ON versions (parent);
-CREATE INDEX versions_pack ON versions (pack);
-CREATE TABLE version_packs (
-    version INTEGER NOT NULL REFERENCES versions ON DELETE CASCADE,
-    pack INTEGER NOT NULL REFERENCES packs,
-    PRIMARY KEY (version, pack)
-) WITHOUT ROWID;
-CREATE INDEX version_packs_pack ON version_packs (pack);
-CREATE TABLE tags (name TEXT PRIMARY KEY, version INTEGER NOT NULL REFERENCES versions) WITHOUT ROWID;
-CREATE INDEX tags_version ON tags (version);
-CREATE TABLE settled_lattices (key INTEGER PRIMARY KEY, pack INTEGER NOT NULL, slot INTEGER NOT NULL);
-CREATE TABLE settled_contents (key INTEGER PRIMARY KEY, pack INTEGER NOT NULL, slot INTEGER NOT NULL);
-CREATE TABLE recent_lattices (key INTEGER PRIMARY KEY, pack INTEGER NOT NULL, slot INTEGER NOT NULL);
-CREATE TABLE recent_contents (key INTEGER PRIMARY KEY, pack INTEGER NOT NULL, slot INTEGER NOT NULL);
-CREATE VIEW lattices AS
-    SELECT key, pack, slot FROM recent_lattices UNION ALL
-    SELECT key, pack, slot FROM settled_lattices WHERE key NOT IN (SELECT key FROM recent_lattices);
-CREATE VIEW contents AS
-    SELECT key, pack, slot FROM recent_contents UNION ALL
-    SELECT key, pack, slot FROM settled_contents WHERE key NOT IN (SELECT key FROM recent_contents);
-CREATE TABLE reservations (
-    number INTEGER PRIMARY KEY AUTOINCREMENT,
-    pid INTEGER NOT NULL,
-    host TEXT NOT NULL,
-    created TEXT NOT NULL
-);
-CREATE TABLE leases (
-    id INTEGER PRIMARY KEY AUTOINCREMENT,
-    purpose TEXT NOT NULL,
-    pid INTEGER NOT NULL,
-    host TEXT NOT NULL,
-    created TEXT NOT NULL,
-    expires TEXT NOT NULL
-)
-"""

@@ -18,6 +18,7 @@ from blake3 import blake3
 from ckstore.errors import CkstoreError, UsageError
 from ckstore.runtime.checksum import crc32c
 from ckstore.storage import durable, root
+from ckstore.storage.schema import matching
 from ckstore.storage.writeback import Writeback
 from ckstore.storage.zip_stream import ZipStream
 
@@ -30,6 +31,8 @@ FORMAT = 1
 
 _SUFFIXES: dict[PackKind, str] = {"coarse": ".zip", "exact": ".exact.zip"}
 _PACK_NAME = re.compile(r"([0-9a-f]{40})(\.exact)?\.zip")
+#: A pack's file name.
+PACK_NAME = matching(_PACK_NAME, "the name of a pack")
 _ARRAY_NAME = re.compile(r"(?!__)[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 _ABSENT = 2**64 - 1
 _BLOCK = 1 << 22

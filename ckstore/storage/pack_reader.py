@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import struct
 import zipfile
@@ -15,8 +14,9 @@ from typing import Any
 from ckstore.errors import IntegrityError
 from ckstore.runtime.checksum import crc32c
 from ckstore.runtime.lru import Lru
-from ckstore.storage import root
+from ckstore.storage import durable, root
 from ckstore.storage.pack import PackEntry, PackInfo, digest_file, parse_pack_name
+from ckstore.storage.schema import plain_object, read_json
 from ckstore.storage.zip_records import (
     CENTRAL,
     CENTRAL_MAGIC,
@@ -32,6 +32,10 @@ from ckstore.storage.zip_records import (
 
 _ABSENT = 2**64 - 1
 _TAIL = 1024
+#: Bytes of the metadata of an array.
+_LARGEST_METADATA = 1 << 16
+#: What is wrong with a zip that cannot be read.
+_UNREADABLE = (KeyError, ValueError, NotImplementedError, MemoryError, zipfile.BadZipFile, struct.error)
 # pread(2) returns at most 2^31 - 4096 bytes on Linux.
 _LARGEST_READ = 1 << 30
 
@@ -47,8 +51,7 @@ class _OpenPack:
 
     def __init__(self, path: Path) -> None:
         self.descriptor = -1
-        self.descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0))
-        self.size = os.fstat(self.descriptor).st_size
+        self.descriptor, self.size = durable.open_file(path)
 
     def __del__(self) -> None:
         if self.descriptor >= 0:
@@ -84,7 +87,10 @@ class PackReader:
         parts = []
         remaining = length
         while remaining:
-            part = os.pread(opened.descriptor, min(remaining, _LARGEST_READ), offset + length - remaining)
+            try:
+                part = os.pread(opened.descriptor, min(remaining, _LARGEST_READ), offset + length - remaining)
+            except MemoryError as error:
+                raise IntegrityError(f"Pack {pack} has {length:,} bytes in one piece, more than fit here.") from error
             if not part:
                 raise _short(pack, offset, length)
             parts.append(part)
@@ -119,10 +125,11 @@ class PackReader:
     def digest(self, pack: str) -> str:
         """What a pack's bytes say its name should be: 40 hexadecimal characters. Reads the whole file."""
         try:
-            with self._path(pack).open("rb", buffering=0) as file:
-                return digest_file(file)
+            descriptor, _ = durable.open_file(self._path(pack))
         except FileNotFoundError:
             raise _missing(pack) from None
+        with open(descriptor, "rb", buffering=0) as file:
+            return digest_file(file)
 
     def find_entry(self, pack: str, member: str) -> PackEntry:
         """Where the bytes of a stored zip member lie, from the pack's own directory.
@@ -146,7 +153,7 @@ class PackReader:
                     info = archive.getinfo(member)
             except FileNotFoundError:
                 raise _missing(pack) from None
-            except (KeyError, ValueError, NotImplementedError, zipfile.BadZipFile, struct.error) as error:
+            except _UNREADABLE as error:
                 reason = f"Pack {pack} has no readable {member} ({error}); restore it from a copy."
                 raise IntegrityError(reason) from error
             stored = info.compress_type == zipfile.ZIP_STORED and info.file_size == info.compress_size
@@ -182,13 +189,20 @@ class PackReader:
         IntegrityError
             The pack is missing, no zip, or lacks one of them.
         """
+        self._opened(pack)
         try:
             with zipfile.ZipFile(self._path(pack)) as archive:
-                return {name: json.loads(archive.read(f"{name}/zarr.json")) for name in names}
+                return {name: self._metadata(archive, name) for name in names}
         except FileNotFoundError:
             raise _missing(pack) from None
-        except (KeyError, ValueError, NotImplementedError, zipfile.BadZipFile, zlib.error, struct.error) as error:
+        except (*_UNREADABLE, zlib.error, EOFError) as error:
             raise IntegrityError(f"Pack {pack} has unreadable metadata ({error}); restore it from a copy.") from error
+
+    @staticmethod
+    def _metadata(archive: zipfile.ZipFile, name: str) -> dict[str, Any]:
+        with archive.open(f"{name}/zarr.json") as file:
+            found: dict[str, Any] = read_json(file.read(_LARGEST_METADATA), plain_object)
+            return found
 
     def list_packs(self) -> list[PackInfo]:
         """Every pack that lies in the store, known to the catalog or not, by name."""

@@ -6,12 +6,16 @@ from collections.abc import Iterable, Sequence
 
 from ckstore.errors import ConflictError, UsageError
 from ckstore.storage.connection import Connection
-from ckstore.storage.rows import Placement
+from ckstore.storage.pack import PACK_NAME
+from ckstore.storage.rows import KEY, Placement
+from ckstore.storage.schema import rows, whole
 
 #: Keys looked up with one statement; SQLite's own limit on parameters is 32,766.
 _KEYS_AT_ONCE = 500
 #: Rows of the small table after which they are moved on to the large one (see `migrations`).
 _LARGEST_RECENT = 1 << 15
+_PLACED = rows(KEY, whole(), whole())
+_NAMES = rows(whole(), PACK_NAME)
 
 
 class Placements:
@@ -36,10 +40,11 @@ class Placements:
         for start in range(0, len(wanted), _KEYS_AT_ONCE):
             part = wanted[start : start + _KEYS_AT_ONCE]
             marks = ",".join("?" * len(part))
-            found += self._connection.rows(f"SELECT key, pack, slot FROM {self._name} WHERE key IN ({marks})", part)
+            query = f"SELECT key, pack, slot FROM {self._name} WHERE key IN ({marks})"
+            found += self._connection.rows(query, part, _PLACED)
         names: dict[int, str] = {}
         for pack in {pack for _, pack, _ in found}:
-            names.update(self._connection.rows("SELECT id, name FROM packs WHERE id = ?", [pack]))
+            names.update(self._connection.rows("SELECT id, name FROM packs WHERE id = ?", [pack], _NAMES))
         # Outside of a transaction, a pack may have gone between the two queries.
         return {key: (names[pack], slot) for key, pack, slot in found if pack in names}
 
@@ -53,13 +58,15 @@ class Placements:
         return self._connection.rows(
             f"SELECT key, slot FROM {self._name} WHERE pack = (SELECT id FROM packs WHERE name = ?) ORDER BY slot",
             [pack],
+            rows(KEY, whole()),
         )
 
     def by_pack(self) -> dict[str, dict[int, int]]:
         """Key by slot of everything, by the name of the pack."""
-        names = dict(self._connection.rows("SELECT id, name FROM packs"))
+        names = dict(self._connection.rows("SELECT id, name FROM packs", schema=_NAMES))
         found: dict[str, dict[int, int]] = {}
-        for key, pack, slot in self._connection.rows(f"SELECT key, pack, slot FROM {self._name}"):
+        query = f"SELECT key, pack, slot FROM {self._name}"
+        for key, pack, slot in self._connection.rows(query, schema=_PLACED):
             # Outside of a transaction, a pack may have come between the two queries.
             if pack in names:
                 found.setdefault(names[pack], {})[slot] = key
@@ -89,16 +96,16 @@ class Placements:
             A pack is not in the catalog.
         """
         identifiers: dict[str, int] = {}
-        rows = []
+        placed = []
         for key, pack, slot in placements:
             if pack not in identifiers:
                 found = self._connection.rows("SELECT id FROM packs WHERE name = ?", [pack])
                 if not found:
                     raise UsageError(f"Pack {pack} is not in the catalog; add it in the same transaction.")
                 identifiers[pack] = found[0][0]
-            rows.append((key, identifiers[pack], slot))
+            placed.append((key, identifiers[pack], slot))
         # In key order the tree is walked once instead of searched again for every row.
-        rows.sort()
+        placed.sort()
         if displace:
             statement = f"INSERT OR REPLACE INTO recent_{self._name} VALUES (?, ?, ?)"
         else:
@@ -106,7 +113,7 @@ class Placements:
                 f"INSERT OR IGNORE INTO recent_{self._name} SELECT ?1, ?2, ?3"
                 f" WHERE NOT EXISTS (SELECT 1 FROM settled_{self._name} WHERE key = ?1)"
             )
-        self._connection.execute_many(statement, rows)
+        self._connection.execute_many(statement, placed)
         self._settle()
 
     def remove(self, keys: Iterable[int]) -> int:

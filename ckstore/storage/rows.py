@@ -6,8 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ckstore.storage.pack import PACK_NAME
+from ckstore.storage.schema import HIGHEST, ID, LOWEST, TIME, number, one_of, optional, rows, text, whole
+
 #: (key, pack name, slot): where the object of an id is.
 Placement = tuple[int, str, int]
+
+KEY = whole(0, HIGHEST)
+TAG_ROWS = rows(text(1), whole(1))
+META_ROWS = rows(text(), text())
 
 
 def key(identifier: str) -> int:
@@ -83,6 +90,14 @@ class VersionRow:
     source: str | None = None
 
 
+#: Of the columns that `VersionRow` is made of, in its order.
+VERSION_ROWS = rows(
+    whole(1), ID, text(1), optional(whole(LOWEST, HIGHEST)), optional(whole(1)), TIME, PACK_NAME, whole(), whole(),
+    whole(), whole(), whole(), whole(), whole(), whole(), number(0), whole(0, 1), one_of("exact", "coarse"),
+    text(), optional(text()),
+)  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class RunRow:
     """One run: its name, when it began, how many versions it has, and the number and step of its latest one."""
@@ -92,6 +107,9 @@ class RunRow:
     versions: int
     latest: int | None
     step: int | None
+
+
+RUN_ROWS = rows(text(1), TIME, whole(), optional(whole(1)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +122,9 @@ class PackRow:
     created: str
 
 
+PACK_ROWS = rows(PACK_NAME, one_of("coarse", "exact"), whole(), TIME)
+
+
 @dataclass(frozen=True, slots=True)
 class Claim:
     """A reservation of a version number, or a lease: who holds it, since when and (a lease) until when."""
@@ -114,6 +135,11 @@ class Claim:
     created: str
     purpose: str = ""
     expires: str = ""
+
+
+_PID = whole(0, (1 << 31) - 1)
+RESERVATION_ROWS = rows(whole(1), _PID, text(), TIME)
+LEASE_ROWS = rows(whole(0, HIGHEST), _PID, text(), TIME, text(), TIME)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from ckstore.errors import FormatVersionError, IntegrityError
 from ckstore.storage import manifest
 from ckstore.storage.pack import PackEntry, PackInfo, parse_pack_name
 from ckstore.storage.pack_reader import PackReader
+from ckstore.storage.schema import Schema, plain_object
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class DamagedPack:
     reason: str
 
 
-def scan_packs(store: Path) -> Iterator[ScannedPack | DamagedPack]:
+def scan_packs(store: Path, schema: Schema = plain_object) -> Iterator[ScannedPack | DamagedPack]:
     """Every pack of a store: the whole ones in the order of `created`, `number` and name, then the damaged ones.
 
     Every byte of every pack is read. One manifest is held at a time.
@@ -40,6 +41,8 @@ def scan_packs(store: Path) -> Iterator[ScannedPack | DamagedPack]:
     ----------
     store : Path
         The store's directory.
+    schema : Schema
+        What a manifest may say; a pack whose manifest says anything else is damaged.
 
     Raises
     ------
@@ -50,18 +53,18 @@ def scan_packs(store: Path) -> Iterator[ScannedPack | DamagedPack]:
     order: list[tuple[str, int, str, PackInfo]] = []
     damaged: list[DamagedPack] = []
     for info in reader.list_packs():
-        found = scan_pack(reader, info)
+        found = scan_pack(reader, info, schema)
         if isinstance(found, DamagedPack):
             damaged.append(found)
         else:
             order.append((*_place(found), info))
     for *_, info in sorted(order, key=lambda item: item[:3]):
-        yield _scan(reader, info)
+        yield _scan(reader, info, schema)
     yield from damaged
     reader.close()
 
 
-def scan_pack(reader: PackReader, info: PackInfo) -> ScannedPack | DamagedPack:
+def scan_pack(reader: PackReader, info: PackInfo, schema: Schema = plain_object) -> ScannedPack | DamagedPack:
     """One pack, every byte of which is read.
 
     Raises
@@ -73,7 +76,7 @@ def scan_pack(reader: PackReader, info: PackInfo) -> ScannedPack | DamagedPack:
         parsed = parse_pack_name(info.name)
         if parsed is None or reader.digest(info.name) != parsed[0]:
             raise IntegrityError("its bytes do not have the digest that is its name")
-        found = _scan(reader, info)
+        found = _scan(reader, info, schema)
         _place(found)
     except FormatVersionError:
         raise
@@ -87,7 +90,7 @@ def _place(pack: ScannedPack) -> tuple[str, int, str]:
     return str(pack.document.get("created", "")), int(pack.document.get("number") or 0), pack.info.name
 
 
-def _scan(reader: PackReader, info: PackInfo) -> ScannedPack:
+def _scan(reader: PackReader, info: PackInfo, schema: Schema) -> ScannedPack:
     entry = reader.find_entry(info.name, manifest.MEMBER)
-    document, blobs = manifest.decode_manifest(reader.pread(info.name, entry.offset, entry.length))
+    document, blobs = manifest.decode_manifest(reader.pread(info.name, entry.offset, entry.length), schema)
     return ScannedPack(info, entry, document, blobs)

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from ckstore.errors import IntegrityError
-from ckstore.objects.records import ContentRecord, LatticeRecord, record_from_json
+from ckstore.objects.records import ContentRecord, LatticeRecord
+from tests.crafted import read_record
 
 LINEAR: dict[str, Any] = {
     "layer": "coarse", "id": "a" * 40, "kind": "linear", "dtype": "float32", "count": 1000, "chunk": 300,
@@ -31,7 +32,7 @@ def exponents(*values: int) -> str:
 
 @pytest.mark.parametrize("document", [LINEAR, ORDINAL, EXACT], ids=["linear", "ordinal", "exact"])
 def test_records_come_back(document: dict[str, Any]) -> None:
-    assert record_from_json(document, "p").to_json() == document
+    assert read_record(document).to_json() == document
 
 
 def test_a_record_ends_behind_its_bytes() -> None:
@@ -84,4 +85,4 @@ def test_a_record_ends_behind_its_bytes() -> None:
 )
 def test_what_is_out_of_bounds_is_refused(document: dict[str, Any], changes: dict[str, Any]) -> None:
     with pytest.raises(IntegrityError):
-        record_from_json(document | changes, "p")
+        read_record(document | changes)

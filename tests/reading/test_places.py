@@ -136,7 +136,7 @@ def test_the_command_line_says_so_in_one_sentence(
     assert "names '../victim', which is not a place in it; restore its pack from a copy that you trust." in said
 
 
-@pytest.mark.parametrize("source", ["/home/..", "..", "runs/no\0name"])
+@pytest.mark.parametrize("source", ["/home/..", ".."])
 def test_no_name_is_taken_from_a_source_that_has_none(
     craft: Craft, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
 ) -> None:

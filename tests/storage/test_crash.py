@@ -73,7 +73,7 @@ def test_a_logged_change_that_is_killed(store, step, logged, committed):
     with Catalog.open(store, "a") as catalog:
         write_version(catalog, store)
     kill("tag", store, step)
-    assert [record["action"] for record in log.read_all(store)] == ["tag"] * logged
+    assert [record["change"] for record in log.read_all(store)] == ["tag"] * logged
     with Catalog.open(store, "a") as catalog:
         assert catalog.tags() == ({"best": 1} if committed else {})
         catalog.set_tag("best", 1)

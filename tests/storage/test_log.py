@@ -9,11 +9,13 @@ import pytest
 from blake3 import blake3
 
 from ckstore.errors import FormatVersionError, IntegrityError, UsageError
-from ckstore.storage import log, root
+from ckstore.storage import durable, log, root
+
+UNTAG = {"change": "untag", "tag": "a"}
 
 
 def test_records_come_back_in_order(store):
-    records = [{"action": "tag", "name": "ä", "version": number, "extra": [None, 1.5]} for number in range(12)]
+    records = [{"change": "tag", "tag": "ä", "version": number, "extra": [None, 1.5]} for number in range(1, 13)]
     paths = [log.append(store, record) for record in records]
     assert [path.name.partition("-")[0] for path in paths] == [f"{number:012d}" for number in range(1, 13)]
     read = log.read_all(store)
@@ -22,25 +24,25 @@ def test_records_come_back_in_order(store):
     assert all(record["format"] == 1 for record in read)
     (store / root.LOG / ".tmp-1-00").write_bytes(b"left over")
     assert log.read_all(store) == read
-    assert log.append(store, {}).name.startswith("000000000013-")
+    assert log.append(store, UNTAG).name.startswith("000000000013-")
 
 
 def test_what_is_whole_of_a_damaged_log(store):
-    paths = [log.append(store, {"action": "tag", "version": number}) for number in range(5)]
+    paths = [log.append(store, {"change": "tag", "tag": "a", "version": number}) for number in range(1, 6)]
     assert log.read_whole(store) == (log.read_all(store), [])
     paths[1].write_bytes(paths[1].read_bytes()[:-1])
     paths[3].unlink()
     records, problems = log.read_whole(store)
-    assert [record["version"] for record in records] == [0, 2, 4]
+    assert [record["version"] for record in records] == [1, 3, 5]
     assert [paths[1].name in problems[0], "record 4 is missing" in problems[1]] == [True, True]
-    assert log.append(store, {}).name.startswith("000000000006-")
+    assert log.append(store, UNTAG).name.startswith("000000000006-")
 
 
 def test_a_log_that_is_gone(store):
     (store / root.LOG).rmdir()
     [problem] = log.read_whole(store)[1]
     assert "There is no log" in problem
-    log.append(store, {"action": "tag"})
+    log.append(store, UNTAG)
     assert len(log.read_all(store)) == 1
 
 
@@ -49,7 +51,7 @@ def test_an_empty_log(store):
 
 
 def test_flips_and_truncations_are_found(store):
-    path = log.append(store, {"action": "forget", "note": "\u00e4/"})
+    path = log.append(store, {**UNTAG, "note": "\u00e4/"})
     data = path.read_bytes()
     for place in range(len(data)):
         flipped = bytearray(data)
@@ -64,14 +66,14 @@ def test_flips_and_truncations_are_found(store):
 
 
 def test_a_renamed_record_is_found(store):
-    path = log.append(store, {"action": "tag"})
+    path = log.append(store, UNTAG)
     os.rename(path, path.with_name("000000000002" + path.name[12:]))
     with pytest.raises(IntegrityError):
         log.read_all(store)
 
 
 def test_a_later_format_is_told_from_damage(store):
-    record = {"format": log.FORMAT + 1, "sequence": 1}
+    record = {"format": log.FORMAT + 1, "sequence": 1, "created": durable.timestamp(), "what": "ever"}
     canonical = json.dumps(record, sort_keys=True, separators=(",", ":")).encode()
     digest = blake3(canonical).hexdigest(length=20)
     content = json.dumps({**record, "digest": digest}, sort_keys=True, separators=(",", ":"))

@@ -92,7 +92,7 @@ def main() -> None:
         elif action == "tag":
             armed = True
             with catalog.transaction():
-                log.append(store, {"action": "tag", "name": "best", "version": 1})
+                log.append(store, {"change": "tag", "tag": "best", "version": 1})
                 catalog.set_tag("best", 1)
         elif action == "spill":
             # A cache of one page: the file itself is changed before the commit, and only its journal can undo that.

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ckstore.errors import IntegrityError
-from ckstore.objects.documents import VersionDocument
+from ckstore.objects.documents import MANIFEST, VersionDocument
 from ckstore.operations.gc.reachability import Origin, PackContents, Survey, gone_versions, survey, version_origin
 from ckstore.storage import log, root
 from ckstore.storage.pack import PackInfo
@@ -129,7 +129,7 @@ class GcPlan:
         """The packs that the catalog does not have; raises where that may be the catalog's fault, or damage."""
         last = self._repository.catalog.last_number()
         for info in files:
-            found = scan_pack(self._repository.packs, info)
+            found = scan_pack(self._repository.packs, info, MANIFEST)
             if isinstance(found, DamagedPack):
                 if not (self._repository.path / root.PACKS / info.name).exists():
                     continue  # Whoever wrote it took it back meanwhile.

@@ -1,0 +1,275 @@
+"""What a document may say: types, ranges, lengths, depth. Nothing else sees a document before its schema has.
+
+A store is untrusted input. Each kind of document has its schema beside what it is turned into, such as
+
+    files = rows(text(), whole(), optional(whole()))
+
+A schema checks a column, the values of one field of all rows, at once: a list of a hundred thousand tensors costs no
+more calls than one of three. What it refuses it names, as in ``files: size: -1 is not a whole number from 0 to 9``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
+from math import isfinite
+from reprlib import repr as shown
+from typing import Any
+
+#: Checks a column of values; raises `ValueError` for one that may not be.
+Schema = Callable[[Sequence[Any]], None]
+
+#: Numbers of versions, elements, bytes and offsets stay below this: nothing that exists comes near.
+LIMIT = 1 << 48
+#: Integers of SQLite and of `stat`.
+LOWEST, HIGHEST = -(1 << 63), (1 << 63) - 1
+#: Levels of JSON in what users gave.
+DEPTH = 64
+#: Characters of a string that is no name.
+_LONGEST = 1 << 26
+_HEXADECIMAL = "0123456789abcdef"
+
+
+def read_json(data: str | bytes, schema: Schema) -> Any:
+    """The document of a JSON text; raises `ValueError` where it is none, or not one of the schema."""
+    try:
+        document = json.loads(data)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    schema([document])
+    return document
+
+
+def expanded_limit(stored: int) -> int:
+    """The most bytes that so many stored bytes may expand to: 1 MiB, and 128 times as many.
+
+    What would expand to more is stored as it is.
+    """
+    return (1 << 20) + 128 * stored
+
+
+def anything(_: Sequence[Any]) -> None:
+    """No condition: what is checked elsewhere."""
+
+
+def _one_by_one(is_right: Callable[[Sequence[Any]], bool], what: str) -> Schema:
+    """A schema of a test for a whole column: of one that fails, the first value that does is named."""
+
+    def check(column: Sequence[Any]) -> None:
+        if column and not is_right(column):
+            raise ValueError(f"{shown(next(value for value in column if not is_right([value])))} is not {what}")
+
+    return check
+
+
+def whole(first: int = 0, last: int = LIMIT - 1) -> Schema:
+    """Integers from `first` to `last`."""
+    return _one_by_one(
+        lambda column: set(map(type, column)) == {int} and min(column) >= first and max(column) <= last,
+        f"a whole number from {first} to {last}",
+    )
+
+
+def _is_finite(column: Sequence[Any]) -> bool:
+    try:
+        return set(map(type, column)) <= {int, float} and all(map(isfinite, column))
+    except OverflowError:
+        return False
+
+
+def number(first: float = float("-inf"), last: float = float("inf")) -> Schema:
+    """Finite numbers from `first` to `last`."""
+    return _one_by_one(
+        lambda column: _is_finite(column) and min(column) >= first and max(column) <= last, "a number in its range"
+    )
+
+
+def real(first: float = float("-inf")) -> Schema:
+    """Numbers from `first` on, infinity and what is no number among them."""
+    return _one_by_one(
+        lambda column: set(map(type, column)) <= {int, float} and not any(value < first for value in column),
+        f"a number from {first} on",
+    )
+
+
+def _is_text(column: Sequence[Any]) -> bool:
+    if set(map(type, column)) != {str}:
+        return False
+    joined = "".join(column)
+    if "\0" in joined:
+        return False
+    try:
+        return joined.isascii() or bool(joined.encode())
+    except UnicodeEncodeError:
+        return False
+
+
+def text(first: int = 0, last: int = _LONGEST) -> Schema:
+    """Strings of so many characters, without NUL and lone surrogates."""
+    return _one_by_one(
+        lambda column: _is_text(column) and first <= min(map(len, column)) <= max(map(len, column)) <= last,
+        f"a text of {first} to {last} characters",
+    )
+
+
+def hexadecimal(digits: int) -> Schema:
+    """So many hexadecimal digits in lower case."""
+    return _one_by_one(
+        lambda column: (
+            _is_text(column) and set(map(len, column)) == {digits} and not "".join(column).strip(_HEXADECIMAL)
+        ),
+        f"{digits} hexadecimal digits",
+    )
+
+
+#: An id: BLAKE3-20.
+ID = hexadecimal(40)
+
+flag = _one_by_one(lambda column: set(map(type, column)) == {bool}, "true or false")
+
+
+def matching(pattern: re.Pattern[str], what: str) -> Schema:
+    """Strings that a pattern matches as a whole."""
+    return _one_by_one(lambda column: _is_text(column) and all(map(pattern.fullmatch, column)), what)
+
+
+def both(*schemas: Schema) -> Schema:
+    """Values of all of several schemas."""
+
+    def check(column: Sequence[Any]) -> None:
+        for schema in schemas:
+            schema(column)
+
+    return check
+
+
+def either(strings: Schema, others: Schema) -> Schema:
+    """Strings of one schema, or what is none of another one."""
+
+    def check(column: Sequence[Any]) -> None:
+        strings([value for value in column if type(value) is str])
+        others([value for value in column if type(value) is not str])
+
+    return check
+
+
+def one_of(*choices: str) -> Schema:
+    """One of some strings."""
+    return _one_by_one(
+        lambda column: set(map(type, column)) == {str} and set(column) <= set(choices), f"one of {', '.join(choices)}"
+    )
+
+
+#: As `durable.timestamp` writes it; times are compared as text.
+TIME = matching(re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z"), "a time")
+
+
+def optional(schema: Schema) -> Schema:
+    """Null, or a value of the schema."""
+    return lambda column: schema([value for value in column if value is not None])
+
+
+def _lists(column: Sequence[Any], lengths: Callable[[int], bool], what: str) -> None:
+    for value in column:
+        if type(value) not in (list, tuple) or not lengths(len(value)):
+            raise ValueError(f"{shown(value)} is not {what}")
+
+
+def items(schema: Schema, first: int = 0, last: int = LIMIT) -> Schema:
+    """Lists of so many values of the schema."""
+
+    def check(column: Sequence[Any]) -> None:
+        _lists(column, lambda length: first <= length <= last, f"a list of {first} to {last} values")
+        schema(list(chain.from_iterable(column)))
+
+    return check
+
+
+def row(*schemas: Schema, rest: Schema | None = None) -> Schema:
+    """Lists of one value of each schema, and any number of the schema `rest`, if that is given."""
+    length = len(schemas)
+
+    def check(column: Sequence[Any]) -> None:
+        fits = length.__eq__ if rest is None else length.__le__
+        _lists(column, fits, f"a list of {length} values")
+        for place, schema in enumerate(schemas):
+            _named(f"[{place}]", schema, [value[place] for value in column])
+        if rest is not None:
+            rest([item for value in column for item in value[length:]])
+
+    return check
+
+
+def rows(*schemas: Schema, rest: Schema | None = None) -> Schema:
+    """Lists of any number of rows."""
+    return items(row(*schemas, rest=rest))
+
+
+def _objects(column: Sequence[Any]) -> None:
+    for value in column:
+        if type(value) is not dict:
+            raise ValueError(f"{shown(value)} is not an object")
+
+
+def fields(required: Mapping[str, Schema], optional: Mapping[str, Schema] | None = None) -> Schema:
+    """Objects that have all required fields; of the optional ones, those that are there. Others are ignored."""
+
+    def check(column: Sequence[Any]) -> None:
+        _objects(column)
+        for name, schema in required.items():
+            if not all(name in value for value in column):
+                raise ValueError(f"there is no {name}")
+            _named(name, schema, [value[name] for value in column])
+        for name, schema in (optional or {}).items():
+            _named(name, schema, [value[name] for value in column if name in value])
+
+    return check
+
+
+def by(name: str, schemas: Mapping[str, Schema]) -> Schema:
+    """Objects whose schema the value of a field tells."""
+    known = one_of(*schemas)
+
+    def check(column: Sequence[Any]) -> None:
+        fields({name: known})(column)
+        for value, schema in schemas.items():
+            schema([item for item in column if item[name] == value])
+
+    return check
+
+
+def plain(column: Sequence[Any]) -> None:
+    """What JSON has, nested to `DEPTH` levels."""
+    for _ in range(DEPTH):
+        if not column:
+            return
+        inner: list[Any] = []
+        texts: list[str] = []
+        for value in column:
+            if type(value) is dict:
+                texts += value
+                inner += value.values()
+            elif type(value) is list:
+                inner += value
+            elif type(value) is str:
+                texts.append(value)
+            elif value is not None and type(value) not in (bool, int, float):
+                raise ValueError(f"{shown(value)} is not a plain value")
+        text()(texts)
+        column = inner
+    raise ValueError(f"it is nested more than {DEPTH} levels deep")
+
+
+def plain_object(column: Sequence[Any]) -> None:
+    """Objects of what JSON has."""
+    _objects(column)
+    plain(column)
+
+
+def _named(name: str, schema: Schema, column: Sequence[Any]) -> None:
+    try:
+        schema(column)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
