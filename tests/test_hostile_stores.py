@@ -276,7 +276,7 @@ CASES: dict[str, tuple[Callable[[CraftedStore], Any], str]] = {
         "",
     ),
     "names of packs that are paths": (
-        sql("UPDATE packs SET name = '../../' || name WHERE id = 1"), "log",
+        sql("UPDATE packs SET name = '../../' || name WHERE id = (SELECT pack FROM versions WHERE number = 1)"), "log",
     ),
 }  # fmt: skip
 
