@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ckstore.errors import IntegrityError, UsageError
+from ckstore.storage.schema import fields, number, one_of, read_json, text, whole
 
 if TYPE_CHECKING:
     from ckstore.codecs.schemes.dynaquant import DynaQuantSettings
@@ -22,6 +23,17 @@ QUALITY = 1.5
 
 #: Qualities beyond these say nothing: steps of powers of two do not follow, or a model does not survive.
 _FINEST, _COARSEST = 0.125, 64.0
+
+
+_POLICY = fields(
+    {"fidelity": one_of(*FIDELITIES)},
+    {
+        "scheme": one_of(*SCHEMES), "quality": number(), "max_abs_error": number(), "max_rel_error": number(),
+        "settings": fields(
+            {"levels": whole(), "prune": number(), "protect": number(), "metric": text(), "embedding_levels": whole()}
+        ),
+    },
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +115,7 @@ class Policy:
     def from_text(cls, text: str) -> Policy:
         """The inverse of `to_text`; raises `IntegrityError` for what it could not have written."""
         try:
-            said = json.loads(text)
+            said = read_json(text, _POLICY)
             if "settings" in said:
                 from ckstore.codecs.schemes.dynaquant import DynaQuantSettings
 

@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
+import json
+import resource
+import sqlite3
+import struct
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any
 
+from blake3 import blake3
+
+import ckstore
 from ckstore.objects.documents import MANIFEST
 from ckstore.objects.records import Record, record_from_json
+from ckstore.operations.recover import recover
+from ckstore.storage import zstd
 from ckstore.storage.manifest import decode_manifest, encode_manifest
+from ckstore.storage.pack_reader import PackReader
+from ckstore.storage.zip_records import CENTRAL, CENTRAL_MAGIC, END, read_central
+
+#: What a store may take of whoever reads it, besides what reading a good one of its size takes.
+SECONDS, BYTES = 2.0, 512 << 20
 
 
 def read_record(document: dict[str, Any], pack: str = "p") -> Record:
@@ -15,3 +34,149 @@ def read_record(document: dict[str, Any], pack: str = "p") -> Record:
     said = {"kind": kind, "number": 1, "created": "2026-07-01T12:00:00.000000Z", "records": [document]}
     manifest, _ = decode_manifest(encode_manifest(said, {}), MANIFEST)
     return record_from_json(manifest["records"][0], pack)
+
+
+def sealed(text: bytes, tail: bytes, length: int | None = None) -> bytes:
+    """A manifest of this JSON text and these blobs, with the checksum that it must have."""
+    frame = zstd.compress(text, 3)
+    rest = struct.pack("<IQQ", 1, len(text) if length is None else length, len(frame)) + frame + tail
+    return b"CKM1" + struct.pack("<Q", len(rest)) + blake3(rest).digest(length=16) + rest
+
+
+def with_manifest(pack: bytes, manifest: bytes) -> bytes:
+    """The bytes of a pack with another manifest, which is its last member; all else stays in its place."""
+    *head, size, place, comment = END.unpack(pack[-END.size :])
+    directory = pack[place : place + size]
+    last = directory.rfind(CENTRAL_MAGIC)
+    record = read_central(directory, last)
+    changed = record._replace(crc=zlib.crc32(manifest), packed=len(manifest), size=len(manifest))
+    start = pack.index(b"CKM1", record.offset)
+    body = pack[:start] + manifest + pack[start + record.size : place]
+    directory = directory[:last] + CENTRAL.pack(*changed) + directory[last + CENTRAL.size :]
+    return body + directory + END.pack(*head, len(directory), len(body), comment)
+
+
+class CraftedStore:
+    """A store that anything is changed in, signed again, and the catalog with it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def sql(self, *statements: str, parameters: tuple[Any, ...] = ()) -> list[Any]:
+        """Change the catalog, or ask it."""
+        with closing(sqlite3.connect(self.path / "catalog.sqlite")) as database, database:
+            database.execute("PRAGMA writable_schema = ON")
+            return [row for statement in statements for row in database.execute(statement, parameters).fetchall()]
+
+    def packs(self) -> list[str]:
+        """The catalog's packs, first ones first."""
+        return [name for (name,) in self.sql("SELECT name FROM packs ORDER BY id")]
+
+    def read(self, pack: str) -> tuple[dict[str, Any], dict[str, bytes]]:
+        """The document and the blobs of a pack's manifest."""
+        reader = PackReader(self.path)
+        entry = reader.find_entry(pack, "manifest/c/0")
+        return decode_manifest(reader.pread(pack, entry.offset, entry.length))
+
+    def write(self, pack: str, document: Any, blobs: Mapping[str, bytes]) -> str:
+        """Put another manifest into a pack. Returns the pack's name then."""
+        try:
+            table = [[name, len(blob)] for name, blob in blobs.items()]
+            text = json.dumps({"document": document, "blobs": table}).encode()
+            manifest = sealed(text, b"".join(blobs.values()))
+        except RecursionError:
+            raise AssertionError("give the text to `write_bytes`") from None
+        version = document.get("version") if isinstance(document, dict) else None
+        return self.write_bytes(pack, with_manifest((self.path / "packs" / pack).read_bytes(), manifest), version)
+
+    def write_bytes(self, pack: str, data: bytes, version: Any = None) -> str:
+        """Put other bytes in the place of a pack's; the catalog finds in them what it found in the pack."""
+        name = blake3(data).hexdigest(length=20) + pack[40:]
+        (self.path / "packs" / pack).unlink()
+        (self.path / "packs" / name).write_bytes(data)
+        length = END.unpack(data[-END.size :])
+        directory = data[length[-2] : length[-2] + length[-3]]
+        size = read_central(directory, directory.rfind(CENTRAL_MAGIC)).size
+        number = f"(SELECT id FROM packs WHERE name = '{name}')"
+        self.sql(
+            f"UPDATE packs SET name = '{name}', bytes = {len(data)} WHERE name = '{pack}'",
+            f"UPDATE versions SET manifest_length = {size} WHERE pack = {number}",
+            f"UPDATE meta SET value = '{name}' WHERE value = '{pack}'",
+            f"INSERT OR REPLACE INTO meta VALUES ('{pack}', '{name}')",
+        )
+        try:
+            said = [version["number"], version["run"], version["step"], version["created"],
+                    [[file[0], file[2]] for file in version["files"]]]  # fmt: skip
+            uid = blake3(json.dumps(said, separators=(",", ":")).encode()).hexdigest(length=20)
+            self.sql(f"UPDATE versions SET uid = '{uid}' WHERE pack = {number}")
+        except (TypeError, LookupError):
+            pass  # Then it is no version, whatever its id.
+        return name
+
+    def change(self, pack: str, change: Callable[[dict[str, Any]], Any]) -> str:
+        """Change a pack's document in place."""
+        document, blobs = self.read(pack)
+        change(document)
+        return self.write(pack, document, blobs)
+
+    def change_layout(self, pack: str, change: Callable[[dict[str, Any]], Any]) -> str:
+        """Change the layout document of the version in a pack in place."""
+        from ckstore.storage.delta import compress_against, expand_against
+
+        document, blobs = self.read(pack)
+        layout = json.loads(expand_against(blobs["layout"], None))
+        change(layout)
+        return self.write(pack, document, blobs | {"layout": compress_against(json.dumps(layout).encode(), None)})
+
+    def log(self, change: Mapping[str, Any], sequence: int = 1, text: bytes | None = None) -> Path:
+        """Write a log record with the digest that it must have."""
+        record = {"format": 1, "sequence": sequence, "created": "2026-07-01T12:00:00.000000Z", **change}
+        data = json.dumps(record, sort_keys=True, separators=(",", ":")).encode() if text is None else text
+        digest = blake3(data).hexdigest(length=20)
+        if text is None:
+            data = json.dumps({**record, "digest": digest}, sort_keys=True, separators=(",", ":")).encode()
+        path = self.path / "log" / f"{sequence:012d}-{digest[:16]}.json"
+        path.write_bytes(data)
+        return path
+
+
+@contextmanager
+def limits() -> Iterator[None]:
+    """Within these a store must have said what it has to say; what a process has at the beginning is not counted."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + BYTES, hard))
+    begin = time.perf_counter()
+    try:
+        yield
+        took = time.perf_counter() - begin
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    assert took < SECONDS, f"it took {took:.1f} s"
+
+
+def everything(path: Path, out: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Everything that can be asked of a store, one after the other."""
+
+    def of(ask: Callable[[ckstore.Store], Any], mode: Any = "r") -> Callable[[], Any]:
+        def asked() -> Any:
+            with ckstore.open(path, mode) as store:
+                return ask(store)
+
+        return asked
+
+    yield "log", of(lambda store: [store.versions(), store.catalog.runs(), store.catalog.tags()])
+    yield "checkout", of(lambda store: [store[row.number].checkout(out, force=True) for row in store.versions()])
+    yield "state_dict", of(lambda store: [store[row.number].state_dict() for row in store.versions()])
+    yield (
+        "tensors",
+        of(lambda store: [store[row.number][path].numpy() for row in store.versions() for path in store[row.number]]),
+    )
+    yield "stats", of(lambda store: store.stats())
+    yield "verify", of(lambda store: store.verify())
+    yield "policy", of(lambda store: [store.policy(row.name) for row in store.catalog.runs()])
+    yield "gc", of(lambda store: store.gc(grace=0.0), "a")
+    yield "rebase", of(lambda store: store.rebase(dry_run=True), "a")
+    yield "recover", lambda: recover(path)
+    yield "log again", of(lambda store: [store.versions(), store.catalog.runs(), store.catalog.tags()])
+    yield "checkout again", of(lambda store: [store[row.number].checkout(out, force=True) for row in store.versions()])

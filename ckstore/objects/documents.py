@@ -272,7 +272,7 @@ class VersionDocument:
         }  # fmt: skip
 
     @classmethod
-    def from_json(cls, document: dict[str, Any]) -> VersionDocument:
+    def from_json(cls, document: Mapping[str, Any]) -> VersionDocument:
         """The inverse of `to_json`; all that becomes a place on disk is checked, since anyone may have written it.
 
         Raises
@@ -360,7 +360,7 @@ class LayoutDocument:
         return cls(files, [Unit.from_json(unit) for unit in document["units"]])
 
 
-def _check_places(document: dict[str, Any]) -> None:
+def _check_places(document: Mapping[str, Any]) -> None:
     """Raise `IntegrityError` where a path of a version document is not one that an ingest could have written."""
     files = [entry[0] for entry in document["files"]]
     paths = [*files, *(path for path, _ in document["links"]), *(path for path, _ in document["directories"])]
@@ -455,7 +455,7 @@ def is_target(target: object) -> bool:
     return isinstance(target, str) and bool(target) and "\0" not in target
 
 
-def _check_sums(document: dict[str, Any]) -> None:
+def _check_sums(document: Mapping[str, Any]) -> None:
     """Raise `IntegrityError` where a version document contradicts itself in numbers."""
     number, parent, replaces = document["number"], document["parent"], document["replaces"]
     units = [unit[0] for unit in document["coarse"]["units"]] if "coarse" in document else []

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ckstore.objects.documents import VersionDocument
 from ckstore.storage.catalog import VersionRow
+from ckstore.storage.log import gaps
 from ckstore.storage.scan_packs import ScannedPack
 
 
@@ -113,9 +114,11 @@ class FoundVersions:
         parent = version.document.parent
         if parent is not None:
             parent = self.meant(parent, version.document.created)
-        while parent is not None and parent not in self.versions:
+        passed: set[int] = set()
+        while parent is not None and parent not in self.versions and parent not in passed:
+            passed.add(parent)
             parent = self.gone.get(parent)
-        return parent
+        return None if parent in passed else parent
 
     def _number(self) -> None:
         """Give every version a number of its own."""
@@ -236,10 +239,10 @@ class FoundVersions:
                     " its pack is damaged or missing."
                 )
 
-    def unexplained(self) -> list[int]:
+    def unexplained(self) -> Iterator[str]:
         """Numbers of which nothing tells what became of them: of a lost version, or of an ingest that failed."""
         known = {number for version in self.found for number in (version.number, version.written_as)}
-        return sorted(set(range(1, self.last_number + 1)) - known - self.gone.keys() - self._named)
+        return gaps(known | self.gone.keys() | self._named | {self.last_number + 1})
 
 
 def found_version(pack: ScannedPack) -> FoundVersion:

@@ -123,8 +123,8 @@ class _Builder:
         self.report.problems += versions.problems
         if rows is None and any(pack.kind == "coarse" for pack in self.damaged):
             self.report.problems += [
-                f"No pack tells of version {number}: it is gone with a damaged one, or was never committed."
-                for number in versions.unexplained()
+                f"No pack tells of what was numbered {numbers}: it is gone with a damaged one, or was never committed."
+                for numbers in versions.unexplained()
             ]
         for version in versions.renumbered:
             change = {"change": "renumber", "uid": version.uid, "from": version.written_as, "version": version.number}
@@ -135,7 +135,10 @@ class _Builder:
         # A number that was given once, be it to a version that is gone or was never committed, stays its own.
         self.catalog.skip_numbers(versions.last_number)
         if rows is not None and self.present is not None:
-            self.catalog.take_over_claims(self.present)
+            try:
+                self.catalog.take_over_claims(self.present)
+            except IntegrityError:
+                self.report.problems.append("Whoever ingests or reads at present is not known: leases are damaged.")
         self._tag(records, versions)
         for record in records:
             if record.get("change") == "metrics":

@@ -18,6 +18,7 @@ from ckstore.operations.naming import DEFAULT_RUN, check_run, check_run_is_no_ta
 from ckstore.operations.tuning import TOLERANCE, Tuning
 from ckstore.policy import Fidelity, Policy, Scheme
 from ckstore.storage.catalog import Catalog, VersionRow
+from ckstore.storage.schema import DEPTH, plain_object
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +146,9 @@ def _plain(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
     try:
         kept: dict[str, Any] = json.loads(json.dumps(dict(metrics), default=item), parse_constant=str)
+        plain_object([kept])
+    except RecursionError:
+        raise UsageError(f"Metrics must not be nested more than {DEPTH} levels deep.") from None
     except (TypeError, ValueError) as error:
         raise UsageError(f"Metrics must be plain numbers and strings ({error}).") from error
     return kept

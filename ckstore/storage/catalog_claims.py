@@ -9,8 +9,10 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime, timedelta
 
+from ckstore.errors import IntegrityError
 from ckstore.storage import durable
 from ckstore.storage.catalog_reader import CatalogReader
+from ckstore.storage.schema import LIMIT
 
 #: For how long the lease of a process on another host counts: nobody here can see whether it still runs.
 LEASE_SECONDS = 7 * 24 * 3600.0
@@ -36,7 +38,10 @@ class CatalogClaims(CatalogReader):
                 " COALESCE((SELECT seq FROM sqlite_sequence WHERE name = 'reservations'), 0)), ?, ?, ?",
                 [os.getpid(), host, durable.timestamp()],
             )
-            return int(self._connection.rows("SELECT last_insert_rowid()")[0][0])
+            number = int(self._connection.rows("SELECT last_insert_rowid()")[0][0])
+            if number >= LIMIT:
+                raise IntegrityError(f"The store says that it has had {number - 1} versions; run `ckstore recover`.")
+            return number
 
     def skip_numbers(self, last: int) -> None:
         """Hand out no number up to and with `last` from now on."""

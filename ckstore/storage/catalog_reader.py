@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from ckstore.errors import NoStoreError, NotFoundError
 from ckstore.storage import durable, root
-from ckstore.storage.connection import BUSY_TIMEOUT, Connection, Mode, explained
+from ckstore.storage.connection import BUSY_TIMEOUT, Connection, Mode, believed
 from ckstore.storage.names import resolve
 from ckstore.storage.placements import Placements
 from ckstore.storage.rows import (
@@ -261,12 +261,14 @@ class CatalogReader:
 
     def _select(self, tail: str, *parameters: Any) -> list[VersionRow]:
         found = self._connection.rows(f"{_SELECT} {tail}", parameters, VERSION_ROWS)
-        with explained(self._path):
+        with believed(self._path):
             return [_version(row) for row in found]
 
 
 def _version(row: Sequence[Any]) -> VersionRow:
     values = list(row)
+    if values[0] == values[4]:
+        raise ValueError(f"version {values[0]} is its own parent")
     values[16] = bool(values[16])
     values[18] = read_json(values[18], plain_object)
     return VersionRow(*values)

@@ -72,8 +72,9 @@ class Connection:
             if not self._depth and not self._same_file() and self.path.is_file():
                 self._reopen()
             found = self._database.execute(statement, parameters).fetchall()
-            if schema is not None:
-                schema([found])
+            with believed(self.path):
+                if schema is not None:
+                    schema([found])
             return found
 
     def execute(self, statement: str, parameters: Sequence[Any] = ()) -> sqlite3.Cursor:
@@ -234,13 +235,20 @@ def create_file(path: Path) -> None:
 
 
 @contextmanager
+def believed(path: Path) -> Iterator[None]:
+    """Turn what a schema says of a row into one sentence with the remedy."""
+    try:
+        yield
+    except ValueError as error:
+        raise IntegrityError(f"{path} is damaged ({error}); run `ckstore recover` to rebuild it.") from error
+
+
+@contextmanager
 def explained(path: Path) -> Iterator[None]:
     """Turn what SQLite says into one sentence with the remedy."""
     try:
         yield
-    except ValueError as error:  # A row says what no row can; or SQLite's own message quotes what is not UTF-8.
-        if isinstance(error, CkstoreError):
-            raise
+    except UnicodeDecodeError as error:  # in SQLite's own message, which quotes the schema
         raise IntegrityError(f"{path} is damaged ({error}); run `ckstore recover` to rebuild it.") from error
     except sqlite3.DatabaseError as error:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF

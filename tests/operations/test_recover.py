@@ -432,7 +432,7 @@ def test_a_version_that_is_gone_is_named(small: Path) -> None:
     (small / "catalog.sqlite").unlink()
     (small / "packs" / packs[1]).write_bytes(b"x")
     problems = recover(small).problems
-    assert [f"No pack tells of version {number}" in " ".join(problems) for number in (1, 2)] == [True, True]
+    assert any("No pack tells of what was numbered 1 to 3" in problem for problem in problems)
     (small / "catalog.sqlite").write_bytes(whole)
     assert len([said for said in recover(small).problems if "is gone: its pack" in said]) == 3
 

@@ -9,8 +9,16 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ckstore.errors import IntegrityError
-from ckstore.objects.documents import MANIFEST, VersionDocument
-from ckstore.operations.gc.reachability import Origin, PackContents, Survey, gone_versions, survey, version_origin
+from ckstore.objects.documents import MANIFEST
+from ckstore.operations.gc.reachability import (
+    Origin,
+    PackContents,
+    Survey,
+    described_version,
+    gone_versions,
+    survey,
+    version_origin,
+)
 from ckstore.storage import log, root
 from ckstore.storage.pack import PackInfo
 from ckstore.storage.scan_packs import DamagedPack, ScannedPack, scan_pack
@@ -101,10 +109,12 @@ class GcPlan:
     def _gone(self, files: Sequence[ScannedPack]) -> list[Origin]:
         """Versions that are not present, under the numbers that they had last."""
         found = gone_versions(self.survey.packs.values(), self.survey.present)
-        documents = [
-            VersionDocument.from_json(pack.document["version"]) for pack in files if "version" in pack.document
+        documents = [described_version(pack.document["version"]) for pack in files if "version" in pack.document]
+        found += [
+            version_origin(document)
+            for document in documents
+            if document is not None and document.uid not in self.survey.present
         ]
-        found += [version_origin(document) for document in documents if document.uid not in self.survey.present]
         logged = {origin[0] for record in self._collections for origin in record["versions"]}
         return [
             (uid, self._numbers.get(uid, number), parent, created)

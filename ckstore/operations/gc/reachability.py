@@ -210,11 +210,20 @@ def _contents(name: str, kind: str, size: int, document: Mapping[str, Any], blob
     version = document.get("version")
     is_rebase = bool(document.get("rebase"))
     blob_sizes = {blob: len(data) for blob, data in blobs.items()}
-    origin = None if version is None else version_origin(VersionDocument.from_json(version))
-    stored = None if version is None else version["summary"].get("stored_bytes")
+    described = None if version is None else described_version(version)
+    origin = None if described is None else version_origin(described)
+    stored = None if described is None else described.summary.get("stored_bytes")
     return PackContents(
         name, kind, size, document["number"], document["created"], is_rebase, sizes, blob_sizes, origin, stored
     )
+
+
+def described_version(document: Mapping[str, Any]) -> VersionDocument | None:
+    """The version that a manifest describes; None where it describes none that there could be."""
+    try:
+        return VersionDocument.from_json(document)
+    except IntegrityError:
+        return None
 
 
 def version_origin(document: VersionDocument) -> Origin:
@@ -262,9 +271,9 @@ def _need_uncommitted(
     for record in pack.document["records"]:
         for ask, name in ((needs.lattice, "base"), (needs.lattice, "lattice"), (needs.content, "parent")):
             need(ask, record.get(name))
-    if "version" not in pack.document:
+    document = described_version(pack.document["version"]) if "version" in pack.document else None
+    if document is None:
         return
-    document = VersionDocument.from_json(pack.document["version"])
     for lattice, content in document.objects:
         need(needs.lattice, lattice)
         need(needs.content, content)
