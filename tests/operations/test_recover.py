@@ -550,3 +550,21 @@ def test_a_pack_that_vanishes_meanwhile_was_never_there(
     monkeypatch.setattr(PackReader, "find_entry", found)
     assert recover(small).problems == []
     assert not (small / "packs" / pack.name).exists()
+
+
+def test_the_catalog_of_another_store_says_nothing(small: Path, tmp_path: Path) -> None:
+    """Somebody copied the wrong one: neither are its versions lost, nor does it take the place of ours."""
+    with ckstore.open(small) as opened:
+        opened.tag("a@1", "best")
+    with ckstore.init(tmp_path / "other") as other:
+        for step in (0, 1, 2):
+            other.ingest({"v": weights(step + 7)}, run="a", step=step)
+    before = steps(small)
+    shutil.copy(tmp_path / "other" / "catalog.sqlite", small / "catalog.sqlite")
+    [problem] = recover(small).problems
+    assert "is of another store" in problem
+    assert steps(small) == before
+    with ckstore.open(small) as opened:
+        assert opened.catalog.tags() == {"best": before[1][0]}
+        assert opened.ingest({"w": weights(2)}, run="a", step=2).version.number == 3
+    assert recover(small).problems == []
