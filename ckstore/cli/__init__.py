@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from gc import freeze, set_threshold  # `gc` is a verb here: its module takes that name.
 from typing import NoReturn
+
+#: The exit code of a program that was interrupted, as shells have it.
+_INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -15,6 +19,15 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     arguments
         What follows the program's name; by default those of the process.
     """
+    try:
+        _run(arguments)
+    except KeyboardInterrupt:
+        # Before a verb began, or after it ended: not where the program itself looks for it.
+        sys.stderr.write("ckstore: interrupted; the store is consistent.\n")
+        raise SystemExit(_INTERRUPTED) from None
+
+
+def _run(arguments: Sequence[str] | None) -> NoReturn:
     from ckstore.cli.program import run
     from ckstore.runtime.collector import SELDOM
     from ckstore.runtime.numba_hooks import without_linear_algebra

@@ -10,7 +10,7 @@ from ckstore.policy import Policy
 from ckstore.repository import Repository
 from ckstore.storage import log
 from ckstore.storage.catalog import Catalog, VersionRow
-from ckstore.storage.names import LATEST, check_tag
+from ckstore.storage.names import LATEST, check_length, check_tag
 
 #: The run of versions that were given none.
 DEFAULT_RUN = "main"
@@ -19,16 +19,17 @@ DEFAULT_RUN = "main"
 def policy_of(catalog: Catalog, run: str | None) -> Policy:
     """How faithful the next version of a run is to be: what was set for the run, else for the store, else exact."""
     known = catalog.policies()
-    text = known.get(run or DEFAULT_RUN, known.get(""))
+    text = known.get(DEFAULT_RUN if run is None else run, known.get(""))
     return Policy() if text is None else Policy.from_text(text)
 
 
 def check_run(run: str) -> None:
     """Raise `UsageError` for a name that cannot be told from that of a version."""
-    if not run.isprintable() or run != run.strip() or "@" in run or run == LATEST:
+    check_length(run)
+    if not run or not run.isprintable() or run != run.strip() or "@" in run or run == LATEST:
         raise UsageError(
-            f"{run!r} cannot name a run: it is {LATEST}, has an @, blanks at its ends or what cannot be printed; "
-            "choose another."
+            f"{run!r} cannot name a run: it is empty or {LATEST}, has an @, blanks at its ends or what cannot be"
+            " printed; choose another."
         )
 
 
@@ -75,7 +76,8 @@ def add_metrics(repository: Repository, row: VersionRow, metrics: Mapping[str, A
 def set_policy(repository: Repository, policy: Policy | None, run: str | None) -> None:
     """Let the versions to come of a run, or of the store, be this faithful; see `Store.set_policy`."""
     repository.require_writable()
-    check_run(run or DEFAULT_RUN)
+    if run is not None:
+        check_run(run)
     text = None if policy is None else policy.to_text()
     with repository.catalog.transaction():
         repository.catalog.set_policy(run or "", text)

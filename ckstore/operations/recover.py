@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -100,7 +100,7 @@ class _Builder:
         self.moved: dict[str, str] = {}
         self.damaged: list[PackInfo] = []
         self.objects = _Objects()
-        self.last_number = 0 if present is None else _last_number(present)
+        self.last_number = 0
         self.rebased = False
 
     def build(self) -> None:
@@ -119,6 +119,13 @@ class _Builder:
         records, problems = log.read_whole(self.path)
         self.report.problems += problems
         rows = None if self.present is None else _present_rows(self.present)
+        if rows and self._are_of_another_store(rows, records):
+            self.report.problems.append(
+                "The present catalog is of another store: nothing of what it lists is here; nothing in it counted."
+            )
+            self.present = rows = None
+        if self.present is not None:
+            self.last_number = max(self.last_number, _last_number(self.present))
         versions = FoundVersions(self.found, records, rows, self.last_number)
         self.report.problems += versions.problems
         if rows is None and any(pack.kind == "coarse" for pack in self.damaged):
@@ -172,6 +179,13 @@ class _Builder:
                 self.report.problems.append(f"{error} The version was left out.")
         elif pack.info.kind == "exact" and not pack.document.get("rebase"):
             self.exact[pack.document["number"], pack.document["created"]] = pack.info
+
+    def _are_of_another_store(self, rows: Mapping[str, VersionRow], records: Sequence[dict[str, Any]]) -> bool:
+        """Whether there are packs and log, and none of them tells of any of these versions by their ids."""
+        packs = {*self.packs, *self.moved, *(pack.name for pack in self.damaged)}
+        logged = {origin[0] for record in records if record.get("change") == "gc" for origin in record["versions"]}
+        ours = logged | {version.uid for version in self.found}
+        return bool(self.packs) and not any(uid in ours or row.pack in packs for uid, row in rows.items())
 
     def _insert(self, version: FoundVersion, parent: int | None) -> None:
         pack, document = version.pack, version.document

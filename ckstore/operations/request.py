@@ -88,7 +88,7 @@ def request_of(catalog: Catalog, options: IngestOptions) -> Request:
     budget = BUDGET if options.budget is None else options.budget
     if not budget >= 1:
         raise UsageError(f"The restore budget must be 1 or more, not {budget}.")
-    run = options.run or DEFAULT_RUN
+    run = DEFAULT_RUN if options.run is None else options.run
     policy = Policy.asked(
         options.fidelity, options.scheme, options.quality, options.max_abs_error, options.max_rel_error
     ) or policy_of(catalog, run)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -19,7 +18,7 @@ from ckstore.formats.sources import PERMISSIONS
 from ckstore.runtime.collector import collection_seldom
 from ckstore.runtime.sha256 import StreamSha256
 from ckstore.runtime.threads import in_order, worker_count
-from ckstore.storage import durable
+from ckstore.storage import durable, unfinished
 from ckstore.storage.writeback import Writeback
 
 if TYPE_CHECKING:
@@ -60,42 +59,34 @@ def checkout(version: StoredVersion, target: Path, *, force: bool = False, progr
 
 @contextmanager
 def beside(target: Path, *, force: bool, directory: bool = False) -> Iterator[Path]:
-    """A path next to `target` to write to, which takes its place when the block ends well and vanishes when not."""
+    """A path next to `target` to write to, which takes its place when the block ends well and vanishes when not.
+
+    What a killed process left next to `target` of the same kind is removed.
+    """
     try:
         _check_place(target, force=force, directory=directory)
-        made = durable.temporary_path(target.parent)
-        made.touch(exist_ok=False)
-        made.unlink()
+        unfinished.sweep(target.parent)
+        place = unfinished.begin(target.parent)
     except CkstoreError:
         raise
     except OSError as error:
         why = error.strerror or os.strerror(error.errno or 0)
         raise UsageError(f"Nothing can be written at {target} ({why}); choose another path.") from error
-    try:
+    with place as (made, former):
         if directory:
             made.mkdir()
         yield made
         if directory and target.exists():
-            aside = durable.temporary_path(target.parent)
-            target.rename(aside)
+            target.rename(former)
             try:
                 made.rename(target)
             except BaseException:
-                aside.rename(target)
+                former.rename(target)
                 raise
-            if aside.is_dir() and not aside.is_symlink():
-                shutil.rmtree(aside)
-            else:
-                aside.unlink()
+            durable.remove(former)
         else:
             os.replace(made, target)
         durable.sync_directory(target.parent)
-    finally:
-        if made.is_dir() and not made.is_symlink():
-            shutil.rmtree(made, ignore_errors=True)
-        else:
-            with suppress(FileNotFoundError):
-                made.unlink()
 
 
 def _check_place(target: Path, *, force: bool, directory: bool) -> None:

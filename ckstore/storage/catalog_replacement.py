@@ -10,7 +10,7 @@ from pathlib import Path
 from ckstore.errors import IntegrityError, NoStoreError
 from ckstore.storage import durable, root
 from ckstore.storage.catalog import Catalog
-from ckstore.storage.connection import create_file
+from ckstore.storage.connection import create_file, place_lock
 
 
 def replace_catalog(store: Path, build: Callable[[Catalog, Catalog | None], None]) -> None:
@@ -38,11 +38,12 @@ def replace_catalog(store: Path, build: Callable[[Catalog, Catalog | None], None
             with Catalog(beside, "a") as catalog, catalog.transaction():
                 build(catalog, present)
             durable.checkpoint("catalog-built")
-            if present is None:
-                # It would be taken for the journal of the catalog that comes now.
-                (store / (root.CATALOG + "-journal")).unlink(missing_ok=True)
-            os.replace(beside / root.CATALOG, store / root.CATALOG)
-            durable.sync_directory(store)
+            with place_lock(store, exclusive=True):
+                if present is None:
+                    # It would be taken for the journal of the catalog that comes now.
+                    (store / (root.CATALOG + "-journal")).unlink(missing_ok=True)
+                os.replace(beside / root.CATALOG, store / root.CATALOG)
+                durable.sync_directory(store)
     finally:
         for name in (root.CATALOG, root.CATALOG + "-journal"):
             (beside / name).unlink(missing_ok=True)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
@@ -24,7 +25,13 @@ BUSY_TIMEOUT = 30.0
 
 _CACHE_KIB = 1 << 16
 
+#: Seconds between two looks whether another process's lock is free.
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.1
+
 Mode = Literal["r", "a"]
+
+#: Connections of parent processes: closing one here would take part in what the parent does with it.
+_of_parents: list[sqlite3.Connection] = []
 
 
 class Connection:
@@ -52,6 +59,7 @@ class Connection:
         self._timeout = timeout
         self._lock = threading.RLock()
         self._depth = 0
+        self._process = os.getpid()
         if not path.is_file():
             raise NoStoreError(f"There is no catalog {path}; run `ckstore recover` to rebuild it.")
         self._database = self._connect()
@@ -63,19 +71,36 @@ class Connection:
 
     def close(self) -> None:
         """Close the file; a transaction that is under way is rolled back."""
+        self._own()
         with self._lock:
             self._database.close()
 
+    def _own(self) -> None:
+        """In a process that was forked off, begin again: SQLite's connections and held locks are the parent's."""
+        if self._process != os.getpid():
+            _of_parents.append(self._database)
+            self._process = os.getpid()
+            self._lock = threading.RLock()
+            self._depth = 0
+            self._database = self._connect()
+
     def rows(self, statement: str, parameters: Sequence[Any] = (), schema: Schema | None = None) -> list[Any]:
         """All rows of a query, as tuples of the schema; `IntegrityError` where one is not."""
+        self._own()
         with self._lock, explained(self.path):
-            if not self._depth and not self._same_file() and self.path.is_file():
-                self._reopen()
-            found = self._database.execute(statement, parameters).fetchall()
+            found = self._found(statement, parameters)
             with believed(self.path):
                 if schema is not None:
                     schema([found])
             return found
+
+    def _found(self, statement: str, parameters: Sequence[Any]) -> list[Any]:
+        if self._depth:
+            return self._database.execute(statement, parameters).fetchall()
+        with place_lock(self.path.parent):
+            if not self._same_file() and self.path.is_file():
+                self._reopen()
+            return self._database.execute(statement, parameters).fetchall()
 
     def execute(self, statement: str, parameters: Sequence[Any] = ()) -> sqlite3.Cursor:
         """Run one statement inside the present transaction."""
@@ -100,6 +125,7 @@ class Connection:
         """
         if self.mode != "a":
             raise UsageError(f"{self.path} is open for reading; open the store for writing.")
+        self._own()
         with self._lock:
             if self._depth:
                 yield
@@ -120,20 +146,32 @@ class Connection:
                 self._depth = 0
 
     def _begin(self) -> None:
+        deadline = time.monotonic() + self._timeout
+        pause = _FIRST_PAUSE
         while True:
-            with explained(self.path):
-                self._database.execute("BEGIN IMMEDIATE")
-            if self._same_file():
-                return
-            # `recover` put another catalog in this one's place: what is written here would be written to nowhere.
-            self._database.execute("ROLLBACK")
-            self._reopen()
+            # SQLite would take the journal of another catalog at this path for one that a killed writer of this file
+            # left, and remove it. So it must not wait for the lock of a file that may lose its place meanwhile.
+            with explained(self.path), place_lock(self.path.parent):
+                if not self._same_file():
+                    self._reopen()
+                self._database.execute("PRAGMA busy_timeout = 0")
+                try:
+                    self._database.execute("BEGIN IMMEDIATE")
+                    return
+                except sqlite3.OperationalError as error:
+                    if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() >= deadline:
+                        raise
+                finally:
+                    self._database.execute(f"PRAGMA busy_timeout = {round(1000 * self._timeout)}")
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _reopen(self) -> None:
-        self._database.close()
         if not self.path.is_file():
             raise NoStoreError(f"There is no catalog {self.path} any more; run `ckstore recover` to rebuild it.")
+        before = self._database
         self._database = self._connect()
+        before.close()
         self._check_format()
 
     def _same_file(self) -> bool:
@@ -143,19 +181,23 @@ class Connection:
             return False
 
     def _connect(self) -> sqlite3.Connection:
-        with explained(self.path):
-            self._inode = os.stat(self.path).st_ino
-            if self.mode == "a":
-                database = self._open("mode=rw")
-                database.execute("PRAGMA foreign_keys = ON")
-                # EXTRA is FULL and an fsync of the directory once the journal is gone: with FULL, a power cut can bring
-                # the journal back, and with it the state before a commit that was reported done.
-                database.execute("PRAGMA synchronous = EXTRA")
-                # A commit of many objects touches a page for each. In SQLite's default of 2 MB they would be written
-                # out, and synced, before the commit and again with it.
-                database.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
-                return database
-            return self._connect_read_only()
+        with explained(self.path), place_lock(self.path.parent):
+            # From before it is opened: where another one comes in between, the next look finds that.
+            inode = os.stat(self.path).st_ino
+            database = self._connect_to_write() if self.mode == "a" else self._connect_read_only()
+            self._inode = inode
+            return database
+
+    def _connect_to_write(self) -> sqlite3.Connection:
+        database = self._open("mode=rw")
+        database.execute("PRAGMA foreign_keys = ON")
+        # EXTRA is FULL and an fsync of the directory once the journal is gone: with FULL, a power cut can bring
+        # the journal back, and with it the state before a commit that was reported done.
+        database.execute("PRAGMA synchronous = EXTRA")
+        # A commit of many objects touches a page for each. In SQLite's default of 2 MB they would be written
+        # out, and synced, before the commit and again with it.
+        database.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
+        return database
 
     def _connect_read_only(self) -> sqlite3.Connection:
         try:
@@ -216,6 +258,27 @@ class Connection:
 
         with self.transaction(), explained(self.path):
             migrate(self._database, FORMAT)
+
+
+@contextmanager
+def place_lock(directory: Path, *, exclusive: bool = False) -> Iterator[None]:
+    """Keep the catalog of a store in its place while the block runs; with `exclusive`, keep everybody off that place.
+
+    For moments only. File systems that cannot lock a directory are left as they are.
+    """
+    try:
+        import fcntl
+
+        descriptor = os.open(directory, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+    except (ImportError, OSError):
+        yield
+        return
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def create_file(path: Path) -> None:

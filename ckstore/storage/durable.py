@@ -181,11 +181,16 @@ def size_of(path: Path) -> int:
 
 
 def is_running(process: int) -> bool:
-    """Whether a process of this number runs on this host."""
+    """Whether a process of this number runs on this host; one that ended and was not waited for does not."""
     try:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
+        pass
+    try:
+        # The state comes behind the name, which may hold anything. Threads go on after the first one has ended.
+        state = Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()[0]
+        return state not in (b"Z", b"X") or len(os.listdir(f"/proc/{process}/task")) > 1
+    except (OSError, IndexError):
         return True
-    return True

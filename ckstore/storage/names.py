@@ -11,6 +11,8 @@ from ckstore.storage.rows import RunRow, VersionRow
 
 #: The name of the version that was ingested last.
 LATEST = "latest"
+#: The longest name of a tag or a run, in bytes: as of a file.
+LONGEST_NAME = 255
 _UID_PREFIX = re.compile(r"[0-9a-f]{4,40}")
 # SQLite's integers; a longer row of digits can still begin an id.
 _LARGEST_NUMBER = 2**63 - 1
@@ -45,8 +47,17 @@ class Versions(Protocol):
         """The versions whose ids begin so."""
 
 
+def check_length(name: str) -> None:
+    """Raise `UsageError` for a name of a tag or a run that is longer than the name of a file may be."""
+    if len(name.encode(errors="surrogatepass")) > LONGEST_NAME:
+        raise UsageError(
+            f"A name of {len(name):,} characters ({name[:20]}…) is too long; choose one below {LONGEST_NAME + 1} bytes."
+        )
+
+
 def check_tag(name: str) -> None:
     """Raise `UsageError` unless a tag can be told from a number, from `latest` and from `run@step`."""
+    check_length(name)
     plain = name.isprintable() and name == name.strip() and "@" not in name
     if not name or not plain or name.isdecimal() or name == LATEST:
         raise UsageError(

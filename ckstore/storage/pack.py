@@ -36,6 +36,7 @@ PACK_NAME = matching(_PACK_NAME, "the name of a pack")
 _ARRAY_NAME = re.compile(r"(?!__)[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 _ABSENT = 2**64 - 1
 _BLOCK = 1 << 22
+_PROCESS = os.getpid()
 _BYTES_CODEC = {"name": "bytes", "configuration": {"endian": "little"}}
 
 
@@ -79,7 +80,8 @@ def parse_pack_name(name: str) -> tuple[str, PackKind] | None:
 
 def digest_file(file: BinaryIO) -> str:
     """The first 20 bytes of the BLAKE3 of an open file from its present position on, in hexadecimal."""
-    digest = blake3(max_threads=blake3.AUTO)
+    # A process that was forked off has none of the threads that its parent may have started, and would wait for them.
+    digest = blake3(max_threads=blake3.AUTO if os.getpid() == _PROCESS else 1)
     while block := file.read(_BLOCK):
         digest.update(block)
     return digest.hexdigest(length=20)

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from ckstore.errors import FormatVersionError, IntegrityError
-from ckstore.storage import manifest
+from ckstore.storage import manifest, root
 from ckstore.storage.pack import PackEntry, PackInfo, parse_pack_name
-from ckstore.storage.pack_reader import PackReader
+from ckstore.storage.pack_reader import MissingPackError, PackReader
 from ckstore.storage.schema import Schema, plain_object
 
 
@@ -35,7 +35,8 @@ class DamagedPack:
 def scan_packs(store: Path, schema: Schema = plain_object) -> Iterator[ScannedPack | DamagedPack]:
     """Every pack of a store: the whole ones in the order of `created`, `number` and name, then the damaged ones.
 
-    Every byte of every pack is read. One manifest is held at a time.
+    Every byte of every pack is read. One manifest is held at a time. A pack that vanishes meanwhile was never there:
+    whoever wrote it took it back.
 
     Parameters
     ----------
@@ -55,11 +56,16 @@ def scan_packs(store: Path, schema: Schema = plain_object) -> Iterator[ScannedPa
     for info in reader.list_packs():
         found = scan_pack(reader, info, schema)
         if isinstance(found, DamagedPack):
-            damaged.append(found)
+            if _is_there(store, info):
+                damaged.append(found)
         else:
             order.append((*_place(found), info))
     for *_, info in sorted(order, key=lambda item: item[:3]):
-        yield _scan(reader, info, schema)
+        try:
+            scanned = _scan(reader, info, schema)
+        except MissingPackError:
+            continue
+        yield scanned
     yield from damaged
     reader.close()
 
@@ -83,6 +89,10 @@ def scan_pack(reader: PackReader, info: PackInfo, schema: Schema = plain_object)
     except (IntegrityError, OSError, ValueError, TypeError) as error:
         return DamagedPack(info, str(error))
     return found
+
+
+def _is_there(store: Path, info: PackInfo) -> bool:
+    return (store / root.PACKS / info.name).exists()
 
 
 def _place(pack: ScannedPack) -> tuple[str, int, str]:

@@ -84,13 +84,15 @@ STATEMENTS = {match[1]: match[0] for match in re.finditer(r"CREATE (?:UNIQUE )?[
 _OTHERS = re.compile(r"sqlite_\w+|(?:idx_)?_sqlite_migrations\w*")
 
 
-def odd_one(found: Iterable[tuple[str, str, str]]) -> str | None:
+def odd_one(found: Iterable[tuple[object, object, object]]) -> object:
     """The name of something in a catalog that is not as it was made, given the type, name and SQL of all there is.
 
     A trigger, or a view in place of a table, would have SQLite do what whoever sent the file likes.
     """
     left = dict(STATEMENTS)
     for kind, name, statement in found:
+        if not isinstance(name, str):
+            return name
         other = _OTHERS.fullmatch(name) and kind in ("table", "index")
         if left.pop(name, None) != statement and not other:
             return name

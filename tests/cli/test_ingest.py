@@ -107,6 +107,14 @@ def test_the_last_of_several_is_tagged(ckstore, place: Path) -> None:
     assert listing(place / ".ckstore") == before
 
 
+@pytest.mark.parametrize("run", ["", "x" * 100_000])
+def test_names_that_no_run_has(ckstore, place: Path, run: str) -> None:
+    before = listing(place / ".ckstore")
+    assert len(ckstore("ingest", "in/step10.pt", "--run", run, code=2).sentence) < 200
+    assert len(ckstore("policy", "--fidelity", "coarse", "--run", run, code=2).sentence) < 200
+    assert listing(place / ".ckstore") == before
+
+
 def test_some_of_several_fail(ckstore, place: Path) -> None:
     (place / "empty.pt").touch()
     result = ckstore("ingest", "in/step0.pt", "empty.pt", "gone.pt", "in/step10.pt", code=3)

@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 from pathlib import Path
+from textwrap import dedent
 
 import click
 import numpy as np
@@ -211,6 +212,35 @@ def heavy_imports(arguments: list[str]) -> list[str]:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return done.stdout.splitlines()[-1].split()
+
+
+@pytest.mark.parametrize("module", ["ckstore.cli.program", "click", "ckstore.store", "numba"])
+def test_an_interruption_while_modules_are_imported(place: Path, module: str) -> None:
+    """One sentence, wherever Python is; without a module of ours but the first two, nobody could say it."""
+    code = f"""
+        import importlib.abc, os, signal, sys
+        class Interrupting(importlib.abc.MetaPathFinder):
+            def find_spec(self, name, path, target=None):
+                if name == {module!r}:
+                    os.kill(os.getpid(), signal.SIGINT)
+        import ckstore.cli
+        assert sorted(name for name in sys.modules if name.startswith("ckstore")) == ["ckstore", "ckstore.cli"]
+        sys.meta_path.insert(0, Interrupting())
+        sys.argv = ["ckstore", "ingest", "in/step10.pt"]
+        ckstore.cli.main()
+    """
+    done = subprocess.run([sys.executable, "-c", dedent(code)], capture_output=True, text=True, check=False)
+    assert done.stderr.strip() == "ckstore: interrupted; the store is consistent."  # behind ^C, click begins a line
+    assert done.returncode == 130
+
+
+def test_the_public_names() -> None:
+    import ckstore
+
+    assert set(ckstore.__all__) <= set(dir(ckstore))
+    assert all(getattr(ckstore, name).__name__ == name for name in ckstore.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'opne'"):
+        ckstore.opne  # noqa: B018
 
 
 def test_the_process_that_helps_to_compile_ends_when_nobody_waits_for_it(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ def test_none(ckstore, place: Path) -> None:
         (["best", "latest"], 2),
         (["best", "gpt"], 2),
         (["best", "a@b"], 2),
+        (["best", "x" * 100_000], 2),
         (["best", "x", "--delete", "best"], 2),
         (["--delete", "best", "--list"], 2),
         (["--delete", "bset"], 13),

@@ -142,6 +142,14 @@ def test_what_cannot_be_stored_is_named(value: Any, place: str) -> None:
         describe_state_dict(value)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_nested_tensors_are_named(layout: torch.layout) -> None:
+    nested = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)], layout=layout)
+    with pytest.raises(UsageError, match="The tensor at a is a nested"):
+        describe_state_dict({"a": nested})
+
+
 def test_cycles_end() -> None:
     cycle: dict[str, Any] = {}
     cycle["self"] = cycle

@@ -20,9 +20,11 @@ import ckstore
 from ckstore.errors import CkstoreError, ConflictError, LockedError
 from ckstore.operations.commit import Change
 from ckstore.operations.recover import recover
-from ckstore.storage import durable, log
+from ckstore.storage import durable, log, manifest
 from ckstore.storage.catalog import Catalog
 from ckstore.storage.catalog_replacement import replace_catalog
+from ckstore.storage.pack import PackWriter
+from ckstore.storage.pack_reader import PackReader
 from tests.checkpoints import moving, scratch, sha256
 from tests.coarse_checks import same_bits, values_of
 
@@ -514,3 +516,55 @@ def test_a_search_that_is_killed_leaves_no_version(tmp_path: Path, monkeypatch: 
             assert all(same_bits(moving(0)[name], value) for name, value in values_of(store[1]).items())
             assert store.gc(grace=0).files in (0, len(left))
     assert set((path / "packs").iterdir()) == committed
+
+
+@pytest.mark.parametrize("read", [0, 1], ids=["hashed", "sorted"])
+def test_a_pack_that_vanishes_meanwhile_was_never_there(
+    small: Path, monkeypatch: pytest.MonkeyPatch, read: int
+) -> None:
+    """An ingest that fails takes its packs back without asking anybody."""
+    with PackWriter(small, "coarse") as writer:
+        document = {"format": 1, "number": 0, "created": durable.timestamp(), "kind": "coarse", "records": []}
+        writer.add_bytes(manifest.NAME, manifest.encode_manifest(document, {}))
+        pack = writer.finish()
+    digest, find = PackReader.digest, PackReader.find_entry
+    calls = []
+
+    def vanish(reader: PackReader, name: str) -> None:
+        if name == pack.name:
+            reader.forget(name)
+            (small / "packs" / name).unlink(missing_ok=True)
+
+    def hashed(reader: PackReader, name: str) -> str:
+        if not read:
+            vanish(reader, name)
+        return digest(reader, name)
+
+    def found(reader: PackReader, name: str, member: str) -> Any:
+        calls.append(name)
+        if read and calls.count(name) == 2:
+            vanish(reader, name)
+        return find(reader, name, member)
+
+    monkeypatch.setattr(PackReader, "digest", hashed)
+    monkeypatch.setattr(PackReader, "find_entry", found)
+    assert recover(small).problems == []
+    assert not (small / "packs" / pack.name).exists()
+
+
+def test_the_catalog_of_another_store_says_nothing(small: Path, tmp_path: Path) -> None:
+    """Somebody copied the wrong one: neither are its versions lost, nor does it take the place of ours."""
+    with ckstore.open(small) as opened:
+        opened.tag("a@1", "best")
+    with ckstore.init(tmp_path / "other") as other:
+        for step in (0, 1, 2):
+            other.ingest({"v": weights(step + 7)}, run="a", step=step)
+    before = steps(small)
+    shutil.copy(tmp_path / "other" / "catalog.sqlite", small / "catalog.sqlite")
+    [problem] = recover(small).problems
+    assert "is of another store" in problem
+    assert steps(small) == before
+    with ckstore.open(small) as opened:
+        assert opened.catalog.tags() == {"best": before[1][0]}
+        assert opened.ingest({"w": weights(2)}, run="a", step=2).version.number == 3
+    assert recover(small).problems == []

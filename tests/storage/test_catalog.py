@@ -24,7 +24,7 @@ from ckstore.errors import (
     NotFoundError,
     UsageError,
 )
-from ckstore.storage import connection, placements, root
+from ckstore.storage import connection, durable, placements, root
 from ckstore.storage.catalog import Catalog, VersionRow, key
 from ckstore.storage.catalog_replacement import replace_catalog
 from ckstore.storage.pack import PackEntry, PackInfo
@@ -562,3 +562,58 @@ def test_what_gc_leaves_a_mark_of(filled):
     assert [(run.name, run.versions) for run in filled.runs()] == [("gpt", 2), ("vision", 0)]
     filled.remove_empty_runs()
     assert [run.name for run in filled.runs()] == ["gpt"]
+
+
+@pytest.mark.parametrize("writes", [True, False], ids=["writer", "reader"])
+def test_who_opened_the_catalog_before_leaves_the_journal_of_its_successor(store, writes):
+    """SQLite takes the journal beside a file for that file's, and removes what no running writer of it holds."""
+    with Catalog(store, "a", timeout=0.1) as before:
+        replace_catalog(store, lambda catalog, present: None)
+        with Catalog(store, "a") as after:
+            journal = store / f"{root.CATALOG}-journal"
+            after._connection.rows("PRAGMA cache_size = 1")
+            with after.transaction():
+                # The journal of a large change is on disk, in force, before the commit.
+                for number in range(300):
+                    after.set_policy(f"run{number}", "x" * 500)
+                assert journal.read_bytes()[:1] != b"\0"
+                with pytest.raises(LockedError):
+                    before.set_policy("other", "{}") if writes else before.policies()
+                assert journal.exists()
+            assert len(after.policies()) == 300
+        assert len(before.policies()) == 300
+
+
+def test_nobody_waits_for_a_file_that_loses_its_place(store, monkeypatch):
+    """A writer that waits while `recover` is at work looks again which file is the catalog."""
+    with Catalog(store, "a") as before:
+        found = []
+
+        def write() -> None:
+            with before.transaction():
+                before.set_policy("run", "{}")
+                found.append(before._connection._inode)
+
+        thread = threading.Thread(target=write)
+
+        def build(catalog: Catalog, present: Catalog | None) -> None:
+            thread.start()
+            thread.join(0.3)
+            assert thread.is_alive()
+
+        replace_catalog(store, build)
+        thread.join(30)
+        assert found == [os.stat(store / root.CATALOG).st_ino]
+    with Catalog(store) as after:
+        assert after.policies() == {"run": "{}"}
+
+
+def test_a_process_that_ended_and_was_not_waited_for_holds_nothing(catalog):
+    with subprocess.Popen([sys.executable, "-c", ""]) as child:
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert not durable.is_running(child.pid)
+    assert durable.is_running(os.getpid())
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        assert durable.is_running(child.pid)
+        assert child.stdin is not None
+        child.stdin.close()

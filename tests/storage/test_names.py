@@ -97,4 +97,8 @@ def test_tags(filled):
     for name in ("", " ", "latest", "17", "gpt@100", "a\nb", " a"):
         with pytest.raises(UsageError):
             filled.set_tag(name, 1)
+    with pytest.raises(UsageError, match=r"^A name of 100,000 characters \(xx") as raised:
+        filled.set_tag("x" * 100_000, 1)
+    assert len(str(raised.value)) < 200
     assert filled.tags() == {"a tag": 3}
+    filled.set_tag("x" * 255, 1)

@@ -244,9 +244,11 @@ class _Describer:
         path = path or ROOT
         dtype = str(tensor.dtype).removeprefix("torch.")
         plain = type(tensor) in (torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", torch.Tensor))
-        if not plain or tensor.layout != torch.strided or tensor.is_quantized or dtype not in ITEM_SIZES:
+        nested = tensor.is_nested  # of which not even the size can be asked for
+        if not plain or nested or tensor.layout != torch.strided or tensor.is_quantized or dtype not in ITEM_SIZES:
+            kind = f"{'nested ' * nested}{type(tensor).__qualname__}"
             raise UsageError(
-                f"The tensor at {_shown(path)} is a {type(tensor).__qualname__} of dtype {dtype} and layout "
+                f"The tensor at {_shown(path)} is a {kind} of dtype {dtype} and layout "
                 f"{tensor.layout}, which cannot be stored; make it a plain strided tensor."
             )
         if tensor.is_meta:
