@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from tools.fidelity.archives import Archive, Setting, StoreArchive
 from tools.fidelity.baselines import BASELINES, BaselineArchive
 from tools.fidelity.evaluation import Digits, Language, evenly, held_out_prose
 from tools.fidelity.excp import REVISION, ExcpArchive
+from tools.fidelity.found import Found
 from tools.fidelity.rows import gpt_language
 from tools.fidelity.settings import Bench
 from tools.fidelity.states import State, digest, load, weights_only
@@ -66,38 +68,37 @@ class SearchedArchive(StoreArchive):
         return row.base
 
 
-def measure(bench: Bench, run: str) -> list[dict[str, Any]]:
+def measure(bench: Bench, found: Found, run: str) -> None:
     """A row for every way to keep the weights of a run, and the whole checkpoints of a run."""
     paths = bench.run(run)
     degradation = judge(bench, run, paths)
     points = evenly(len(paths), _POINTS) if run == "finetune" else range(len(paths))
-    weights = weights_only(paths, bench.kept / "weights" / run)
-    gradients = paths[0].parent / "gradients"
-    rows = []
-    with bench.scratch() as scratch:
-        for part, files in (("weights", weights), ("whole", paths)):
-            for archive in _archives(bench, scratch / part, run, part, degradation, gradients, paths):
-                lost: list[float] = []
+    files = {"weights": weights_only(paths, bench.kept / "weights" / run), "whole": paths}
 
-                def seen(_: int, index: int, state: State, files: Any = files, lost: Any = lost) -> None:
-                    if index in points:
-                        lost.append(degradation(files[index], state))
+    def row(part: str, make: Callable[[Path], Archive]) -> dict[str, Any]:
+        lost: list[float] = []
 
-                (stored,) = archives.measure([archive], files, seen)
-                row = {
-                    "run": run, "part": part, "scheme": str(archive.setting), "original": stored.original,
-                    "total": stored.total, "added": stored.added, "bases": stored.bases, "lost": lost,
-                    "processors": stored.ingest.processors,
-                    "settings": getattr(archive, "settings", getattr(archive, "chosen", [])),
-                }  # fmt: skip
-                rows.append(row)
-                bench.report(
-                    f"{run}, {part}: {archive.setting}: {stored.ratio:.1f}x, peak "
-                    f"{stored.original / len(files) / max(1, min(stored.added)):.0f}x, lost {max(lost):+.2%} at most, "
-                    f"{statistics.mean(lost):+.2%} on average"
-                )
-                archive.remove()
-    return rows
+        def seen(_: int, index: int, state: State) -> None:
+            if index in points:
+                lost.append(degradation(files[part][index], state))
+
+        with bench.scratch() as scratch:
+            archive = make(scratch / "store")
+            (stored,) = archives.measure([archive], files[part], seen)
+            archive.remove()
+        bench.report(
+            f"{stored.ratio:.1f}x, peak {stored.original / len(paths) / max(1, min(stored.added)):.0f}x, "
+            f"lost {max(lost):+.2%} at most, {statistics.mean(lost):+.2%} on average"
+        )
+        return {
+            "run": run, "part": part, "scheme": str(archive.setting), "original": stored.original,
+            "total": stored.total, "added": stored.added, "lost": lost, "processors": stored.ingest.processors,
+            "settings": getattr(archive, "settings", getattr(archive, "chosen", [])),
+        }  # fmt: skip
+
+    for part in files:
+        for name, make in _archives(bench, run, part, degradation, paths).items():
+            found.row(run, f"{part}, {name}", partial(row, part, make))
 
 
 def judge(bench: Bench, run: str, paths: list[Path]) -> Degradation:
@@ -128,17 +129,22 @@ def prose_language(bench: Bench, paths: list[Path]) -> Language:
 
 
 def _archives(
-    bench: Bench, scratch: Path, run: str, part: str, degradation: Degradation, gradients: Path, paths: list[Path]
-) -> Iterator[Archive]:
-    """One after the other, so that no more than one takes space."""
-    scratch.mkdir()
-    yield StoreArchive(scratch / "lattice", archives.DEFAULT)
-    yield StoreArchive(scratch / "lc", Setting("lc", archives.DEFAULT_QUALITY))
-    yield StoreArchive(scratch / "dynaquant", Setting("dynaquant", archives.DEFAULT_QUALITY))
-    yield SearchedArchive(scratch / "searched", degradation, gradients if gradients.exists() else None)
+    bench: Bench, run: str, part: str, degradation: Degradation, paths: list[Path]
+) -> dict[str, Callable[[Path], Archive]]:
+    """What makes an archive, given the directory of its store, by name."""
+    gradients = paths[0].parent / "gradients"
+    quality = archives.DEFAULT_QUALITY
+    found: dict[str, Callable[[Path], Archive]] = {
+        str(setting): lambda directory, setting=setting: StoreArchive(directory, setting)  # type: ignore[misc]
+        for setting in (archives.DEFAULT, Setting("lc", quality), Setting("dynaquant", quality))
+    }
+    found[str(SEARCHED)] = lambda directory: SearchedArchive(
+        directory, degradation, gradients if gradients.exists() else None
+    )
     if part == "weights":
         for name in BASELINES:
-            yield BaselineArchive(name, degradation, TOLERANCE)
+            found[name] = lambda directory, name=name: BaselineArchive(name, degradation, TOLERANCE)  # type: ignore[misc]
     elif run != "cnn":  # ExCP prunes by second moments.
         made_of = digest([REVISION, paths[0].with_name("run.json").read_text(), run])[:16]
-        yield ExcpArchive(bench.kept / "excp" / made_of)
+        found["excp"] = lambda directory: ExcpArchive(bench.kept / "excp" / made_of)
+    return found
