@@ -278,6 +278,7 @@ class Store:
         evaluate: Callable[[Path], float] | None = None,
         maximise: bool = False,
         gradients: Mapping[str, Any] | None = None,
+        jobs: int = 1,
         progress: Callable[[int], None] | None = None,
     ) -> IngestReport:
         """Store a checkpoint as the next version of a run.
@@ -318,6 +319,8 @@ class Store:
         gradients
             Of tensors by path: what the scheme `dynaquant` ranks elements by beside their magnitude, |g w|. Without
             them it takes Adam's second moments, where there are any.
+        jobs
+            Evaluations of a search that run at once, each called by a thread of its own.
         progress
             Called with numbers of bytes that were read, coded or, with `verify`, decoded; they add up to at most twice
             the size, three times with `verify`. By several threads, one after the other.
@@ -337,7 +340,7 @@ class Store:
 
         options = IngestOptions(
             run, step, parent, metrics or {}, replace, verify, force, budget, fidelity, scheme, quality,
-            max_abs_error, max_rel_error, max_degradation, evaluate, maximise, gradients or {},
+            max_abs_error, max_rel_error, max_degradation, evaluate, maximise, gradients or {}, jobs,
         )  # fmt: skip
         return ingest(self.repository, source, options, progress)
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tools.training import ImageSettings, TextSettings
 
 #: Part of every stamp: raised when the same settings come to write other files.
-REVISION = 1
+REVISION = 2
 
 #: Every run and the pattern of its checkpoints' names.
 RUNS = {

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ckstore import GradientAccumulator
 from tools import models
 
 Report = Callable[[str], None]
@@ -162,13 +163,18 @@ def bf16(checkpoints: list[Path], out: Path, report: Report) -> None:
 
 
 def cnn(settings: ImageSettings, out: Path, report: Report) -> None:
-    """Train a CNN with SGD momentum; `epoch*.pt` hold `model`, `optimizer`, `epoch` and `accuracy` on 397 digits."""
+    """Train a CNN with SGD momentum; `epoch*.pt` hold `model`, `optimizer`, `epoch` and `accuracy` on 397 digits.
+
+    Files of the same names in `gradients` hold the mean gradients before each, as `GradientAccumulator` gathers them.
+    """
     images, classes = models.digits()
     train = len(images) - models.HELD_OUT_DIGITS
     model = models.CNN(settings.widths, settings.blocks)
     optimizer = torch.optim.SGD(model.parameters(), lr=settings.rate, momentum=0.9, weight_decay=5e-4)
     generator = torch.Generator().manual_seed(3)
     batches = train // settings.batch
+    accumulator = GradientAccumulator({"model": model}, every=batches)
+    (out / "gradients").mkdir()
     for epoch in range(1, settings.epochs + 1):
         model.train()
         order = torch.randperm(train, generator=generator)
@@ -177,11 +183,13 @@ def cnn(settings: ImageSettings, out: Path, report: Report) -> None:
             progress = (epoch - 1 + index / batches) / settings.epochs
             loss = functional.cross_entropy(model(images[chosen]), classes[chosen])
             _step(optimizer, loss, settings.rate * 0.5 * (1 + math.cos(math.pi * progress)))
+            accumulator.after_backward((epoch - 1) * batches + index + 1)
         model.eval()
         with torch.no_grad():
             accuracy = (model(images[train:]).argmax(1) == classes[train:]).double().mean().item()
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch, "accuracy": accuracy}
         torch.save(state, out / f"epoch{epoch:02d}.pt")
+        torch.save(accumulator.gradients(), out / "gradients" / f"epoch{epoch:02d}.pt")
         report(f"epoch {epoch}: accuracy {accuracy:.3f}")
 
 

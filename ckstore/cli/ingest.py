@@ -134,6 +134,14 @@ def _part(ctx: click.Context, parameter: click.Parameter, value: str | None) -> 
     metavar="COMMAND",
     help="Prints a loss as its last word, given a checkpoint's path in place of {}; runs without a shell.",
 )
+@click.option(
+    "--jobs",
+    metavar="N",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Evaluations that run at once.",
+)
 @click.option("--maximise", is_flag=True, help="What --eval prints is the better the higher it is, as an accuracy.")
 @json_option
 @click.pass_context
@@ -158,6 +166,7 @@ def command(
     max_degradation: float | None,
     evaluation: str | None,
     maximise: bool,
+    jobs: int,
     as_json: bool,
 ) -> None:
     """Store checkpoints as versions of a run.
@@ -191,6 +200,7 @@ def command(
         "max_degradation": max_degradation,
         "evaluate": None if evaluation is None else evaluator(evaluation),
         "maximise": maximise,
+        "jobs": jobs,
         "run": run,
         "step": step,
         "metrics": metrics,

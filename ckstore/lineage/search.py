@@ -168,6 +168,7 @@ def search(
     epsilon: float,
     cube: Cube[Settings],
     last: Settings | None = None,
+    foresee: Callable[[Sequence[Settings]], None] = lambda settings: None,
 ) -> Found[Settings]:
     """Find the smallest settings whose degradation is at most `epsilon`.
 
@@ -183,13 +184,16 @@ def search(
         The search space.
     last
         The settings chosen last time: nothing more aggressive is chosen, but where nothing near them will do.
+    foresee
+        Called before `evaluate` with what that will be asked for now, and may be next: what is evaluated ahead changes
+        nothing of what is found.
 
     Raises
     ------
     UsageError
         If `last` is no point of the cube.
     """
-    probe = _Probe(evaluate, size, epsilon, cube)
+    probe = _Probe(evaluate, size, epsilon, cube, foresee)
     if last is not None:
         probe.follow(cube.find(last))
     if probe.best is None:
@@ -207,6 +211,7 @@ class _Probe(Generic[Settings]):
         size: Callable[[Settings], float],
         epsilon: float,
         cube: Cube[Settings],
+        foresee: Callable[[Sequence[Settings]], None],
     ) -> None:
         self.degradations: dict[Position, float] = {}
         self.best: Position | None = None
@@ -215,17 +220,21 @@ class _Probe(Generic[Settings]):
         self._sizes: dict[Position, float] = {}
         self._epsilon = epsilon
         self._cube = cube
+        self._foresee = foresee
 
     def follow(self, last: Position) -> None:
         """Try the last choice, by the other metric first, and then what is a few steps gentler."""
         choices = [*self._cube.others(last), last]
-        for choice in choices:
+        for number, choice in enumerate(choices):
+            self.foresee(choices[number:])
             self.passes(choice)
         if self.best is not None:
             return
         # Of choices that are equally bad the last one stays.
         nearest = min(reversed(choices), key=self._badness)
-        for choice in sorted(self._cube.gentler(nearest, STEPS), key=self.size):
+        gentler = sorted(self._cube.gentler(nearest, STEPS), key=self.size)
+        for number, choice in enumerate(gentler):
+            self.foresee(gentler[number:])
             if self.passes(choice):
                 return
 
@@ -249,16 +258,28 @@ class _Probe(Generic[Settings]):
 
     def passes(self, position: Position) -> bool:
         """Whether the settings there are within the tolerance; evaluated once, where no other position tells."""
-        if position not in self.degradations:
-            for other, degradation in self.degradations.items():
-                passed = degradation <= self._epsilon
-                if self._cube.reaches(*((position, other) if passed else (other, position))):
-                    return passed
-            self.degradations[position] = self._evaluate(self._cube.settings[position])
-            passed = self.degradations[position] <= self._epsilon
-            if passed and (self.best is None or self.size(position) < self.size(self.best)):
-                self.best = position
-        return self.degradations[position] <= self._epsilon
+        told = self._told(position)
+        if told is not None:
+            return told
+        self.degradations[position] = self._evaluate(self._cube.settings[position])
+        passed = self.degradations[position] <= self._epsilon
+        if passed and (self.best is None or self.size(position) < self.size(self.best)):
+            self.best = position
+        return passed
+
+    def foresee(self, positions: Sequence[Position]) -> None:
+        """Say which positions are asked for next, in this order, but for those of which the answer is known."""
+        self._foresee([self._cube.settings[position] for position in positions if self._told(position) is None])
+
+    def _told(self, position: Position) -> bool | None:
+        """What the evaluations so far tell of a position."""
+        if position in self.degradations:
+            return self.degradations[position] <= self._epsilon
+        for other, degradation in self.degradations.items():
+            passed = degradation <= self._epsilon
+            if self._cube.reaches(*((position, other) if passed else (other, position))):
+                return passed
+        return None
 
     def size(self, position: Position) -> float:
         """The size under the settings there."""
@@ -271,6 +292,7 @@ class _Probe(Generic[Settings]):
         low, high = 0, len(way)
         while low < high:
             middle = (low + high) // 2
+            self.foresee([way[place] for place in _middles(low, high)])
             if self.passes(way[middle]):
                 low = middle + 1
             else:
@@ -280,6 +302,16 @@ class _Probe(Generic[Settings]):
     def _badness(self, position: Position) -> tuple[bool, float]:
         degradation = self.degradations.get(position, math.nan)
         return math.isnan(degradation), degradation
+
+
+def _middles(low: int, high: int) -> list[int]:
+    """The places where a bisection may look, the next one first, then those after either answer, and so on."""
+    spans = [(low, high)]
+    for low, high in spans:
+        if low < high:
+            middle = (low + high) // 2
+            spans += [(middle + 1, high), (low, middle)]
+    return [(low + high) // 2 for low, high in spans if low < high]
 
 
 def _with(position: Position, axis: int, index: int) -> Position:

@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -28,7 +29,7 @@ from ckstore.operations.rebase import rebase
 from ckstore.operations.request import IngestOptions, Request, request_of
 from ckstore.operations.standing import in_place_of, is_there
 from ckstore.operations.storing import Stored, store_objects
-from ckstore.operations.tuning import Tuning, last_choice, search_space
+from ckstore.operations.tuning import Trials, Tuning, last_choice, restored, search_space, weight
 from ckstore.operations.verify import check_restores
 from ckstore.policy import Policy
 from ckstore.reading.stored_version import StoredVersion
@@ -161,20 +162,22 @@ class _Ingestion:
         parent = None if request.parent is None else self._repository.resolver.document(request.parent)
         sizes: dict[Policy, int] = {}
 
-        def size(policy: Policy) -> int:
-            """Bytes of the version under a policy; it is written, and goes."""
+        def size(policy: Policy) -> float:
+            """What the version under a policy takes, as settings are compared; it is written, and goes."""
             if policy not in sizes:
                 with self._trial(request, policy) as change:
                     sizes[policy] = _stored_bytes(change)
-            return sizes[policy]
+            return weight(policy, sizes[policy])
 
-        def degradation(policy: Policy) -> float:
-            """By how much the version is worse under a policy; it is written, evaluated, and goes."""
+        def written(policy: Policy, scratch: Path) -> Path:
+            """The version under a policy, as it would be restored; it is written, read, and goes."""
             with self._trial(request, policy) as change, change.version() as version:
                 sizes[policy] = _stored_bytes(change)
-                return tuning.degradation(version, reference)
+                return restored(version, scratch)
 
-        found = search(degradation, size, tuning.tolerance, cube, last_choice(parent, request.policy, cube))
+        last = last_choice(parent, request.policy, cube)
+        with Trials(tuning, reference, written) as trials:
+            found = search(trials.degradation, size, tuning.tolerance, cube, last, trials.foresee)
         if found.accepted:
             facts = {"degradation": found.degradation, "evaluations": found.evaluations}
             self.store(replace(request, policy=found.settings), facts)

@@ -42,6 +42,7 @@ class IngestOptions:
     evaluate: Callable[[Path], float] | None = None
     maximise: bool = False
     gradients: Mapping[str, Any] = field(default_factory=dict)
+    jobs: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,10 +157,14 @@ def _plain(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 def _tuning(policy: Policy, options: IngestOptions) -> Tuning | None:
     if options.evaluate is None:
-        if options.max_degradation is None:
+        if options.max_degradation is None and options.jobs == 1:
             return None
+        if options.max_degradation is None:
+            raise UsageError(
+                "Jobs are evaluations that run at once; give an evaluation, as with --eval, or leave them."
+            )
         raise UsageError("A tolerated degradation needs an evaluation that measures it; give one, as with --eval.")
     if policy.is_bounded:
         raise UsageError("Give an error bound or a tolerated degradation, not both.")
     tolerance = TOLERANCE if options.max_degradation is None else options.max_degradation
-    return Tuning(options.evaluate, tolerance, options.maximise)
+    return Tuning(options.evaluate, tolerance, options.maximise, options.jobs)

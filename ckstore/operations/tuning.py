@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from ckstore.errors import UsageError
 from ckstore.lineage.search import Cube, dynaquant_cube, ladder
@@ -28,6 +31,10 @@ LC_QUALITIES = (0.5, 1.5, 2.5, 3.5)
 #: The part of what the evaluation says that is tolerated by default: Inshrinkerator's of a checkpoint.
 TOLERANCE = 0.05
 
+#: What a version whose elements are pruned by sensitivity counts for. Gradients are noise in part, so that other
+#: elements are pruned in each version; magnitude prunes the same ones, which is worth nothing until the next one comes.
+_NOISE = 1.25
+
 #: Bytes that are copied at once.
 _BLOCK = 4 << 20
 
@@ -47,13 +54,18 @@ class Tuning:
         By how much, as a part of what it says of the original, the result may be worse.
     maximise
         More is better.
+    jobs
+        Evaluations that run at once; more than one are called by threads.
     """
 
     evaluate: Evaluate
     tolerance: float
     maximise: bool = False
+    jobs: int = 1
 
     def __post_init__(self) -> None:
+        if self.jobs < 1:
+            raise UsageError(f"There must be 1 or more jobs, not {self.jobs}.")
         if not 0 <= self.tolerance < math.inf:
             raise UsageError(f"The degradation must be 0 or more, not {self.tolerance}.")
 
@@ -78,16 +90,72 @@ class Tuning:
             raise UsageError(f"The evaluation of the original says {value}; it must be a finite number.")
         return value
 
-    def degradation(self, version: StoredVersion, reference: float) -> float:
-        """By how much a version is worse than the original, as a part of `reference`; infinite for NaN."""
-        with TemporaryDirectory(prefix="ckstore-") as scratch:
-            target = Path(scratch) / (
-                version.document.files[0].path if not version.document.is_directory else "version"
-            )
-            checkout(version, target)
-            value = self._value(target)
+    def degradation(self, path: Path, reference: float) -> float:
+        """By how much a checkpoint is worse than the original, as a part of `reference`; infinite for NaN."""
+        value = self._value(path)
         worse = reference - value if self.maximise else value - reference
         return worse / (abs(reference) or 1.0) if math.isfinite(value) else math.inf
+
+
+class Trials:
+    """Versions under settings that are tried, each written once and evaluated; several of them at once.
+
+    Parameters
+    ----------
+    tuning
+        Evaluates them.
+    reference
+        What it says of the original.
+    written
+        Writes the version under a policy below a directory, and returns its path there. Called by one thread alone.
+    """
+
+    def __init__(self, tuning: Tuning, reference: float, written: Callable[[Policy, Path], Path]) -> None:
+        self._tuning = tuning
+        self._reference = reference
+        self._written = written
+        self._begun: dict[Policy, Future[float]] = {}
+
+    def __enter__(self) -> Self:
+        self._scratch = TemporaryDirectory(prefix="ckstore-")
+        self._pool = ThreadPoolExecutor(self._tuning.jobs, thread_name_prefix="ckstore-trial")
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
+        self._scratch.cleanup()
+
+    def degradation(self, policy: Policy) -> float:
+        """By how much the version is worse under a policy."""
+        if policy in self._begun:
+            return self._begun[policy].result()
+        return self._evaluated(*self._write(policy))
+
+    def foresee(self, policies: Sequence[Policy]) -> None:
+        """Begin with the first ones of what may be asked for, as many as may run; with one job nothing runs ahead."""
+        for policy in policies:
+            running = sum(not trial.done() for trial in self._begun.values())
+            if self._tuning.jobs == 1 or running == self._tuning.jobs:
+                return
+            if policy not in self._begun:
+                self._begun[policy] = self._pool.submit(self._evaluated, *self._write(policy))
+
+    def _write(self, policy: Policy) -> tuple[Path, Path]:
+        place = Path(tempfile.mkdtemp(dir=self._scratch.name))
+        return place, self._written(policy, place)
+
+    def _evaluated(self, place: Path, path: Path) -> float:
+        try:
+            return self._tuning.degradation(path, self._reference)
+        finally:
+            shutil.rmtree(place)
+
+
+def restored(version: StoredVersion, scratch: Path) -> Path:
+    """A version as a checkout writes it, below a directory and under its own name."""
+    target = scratch / (version.document.files[0].path if not version.document.is_directory else "version")
+    checkout(version, target)
+    return target
 
 
 def search_space(policy: Policy, *, known: bool = True) -> Cube[Policy]:
@@ -100,6 +168,12 @@ def search_space(policy: Policy, *, known: bool = True) -> Cube[Policy]:
         return Cube(cube.axes, lambda *values: replace(policy, settings=cube.build(*values)))
     qualities = LC_QUALITIES if policy.scheme == "lc" else QUALITIES
     return ladder([replace(policy, quality=quality) for quality in qualities])
+
+
+def weight(policy: Policy, nbytes: int) -> float:
+    """What a version of so many bytes counts for where settings are compared."""
+    by_sensitivity = policy.settings is not None and policy.settings.metric == "sensitivity"
+    return nbytes * _NOISE if by_sensitivity else nbytes
 
 
 def last_choice(document: VersionDocument | None, policy: Policy, cube: Cube[Policy]) -> Policy | None:

@@ -202,3 +202,22 @@ def test_axes_without_order_alone_are_tried_one_by_one():
     cube = Cube((Axis(("a", "b", "c"), ordered=False),), str)
     assert search(lambda name: float(name == "b"), sizes.__getitem__, 0.0, cube).settings == "c"
     assert search(lambda name: float(name != "a"), sizes.__getitem__, 0.0, cube, "b").settings == "a"
+
+
+@given(st.integers(0, 2**32 - 1), st.floats(0, 1), st.booleans())
+def test_what_is_asked_for_is_foreseen_and_changes_nothing(seed, epsilon, later):
+    """Each evaluation is the first of what was foreseen right before it."""
+    evaluate, size = monotone(seed), sizes_of(seed)
+    last = CUBE.settings[3, 3, 1, 0, 1] if later else None
+    foreseen: list[Any] = []
+
+    def foresee(settings: Any) -> None:
+        foreseen[:] = settings
+
+    def asked(settings: Any) -> float:
+        assert settings == foreseen[0]
+        assert len(set(foreseen)) == len(foreseen)
+        return evaluate(settings)
+
+    found = search(asked, size, epsilon, CUBE, last, foresee)
+    assert found == search(evaluate, size, epsilon, CUBE, last)

@@ -41,9 +41,9 @@ def main(arguments: list[str] | None = None) -> None:
     """Measure what is named on the command line and print tables and verdicts."""
     parser = argparse.ArgumentParser(prog="tools/bench/fidelity", description="Judge coarse versions.")
     parser.add_argument("--tier", choices=TIERS, default="small", help="tiny: a minute; small: minutes; full: hours")
-    parser.add_argument("--only", type=_names(PARTS), default=PARTS, metavar="PART,...", help=f"of {', '.join(PARTS)}")
+    parser.add_argument("--only", type=names(PARTS), default=PARTS, metavar="PART,...", help=f"of {', '.join(PARTS)}")
     parser.add_argument("--qualities", type=_numbers, metavar="NUMBER,...", help="(default: the tier's)")
-    parser.add_argument("--schemes", type=_names(SCHEMES), default=SCHEMES, metavar="SCHEME,...")
+    parser.add_argument("--schemes", type=names(SCHEMES), default=SCHEMES, metavar="SCHEME,...")
     parser.add_argument("--work", type=Path, default=_REPOSITORY / ".cache", help="keeps trained runs and figures")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="write rate-distortion curves there")
@@ -83,7 +83,9 @@ def measure(bench: Bench, parts: tuple[str, ...] = PARTS) -> Findings:
     return findings
 
 
-def _names(known: tuple[str, ...]) -> Any:
+def names(known: tuple[str, ...]) -> Any:
+    """A parser of some of what is known, with commas between."""
+
     def parse(text: str) -> tuple[str, ...]:
         wanted = text.split(",")
         for name in wanted:

@@ -5,13 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from typing import Any
 
-from tools.fidelity.archives import DEFAULT, StoreArchive
+from tools.fidelity.archives import DEFAULT, DEFAULT_QUALITY, Archive, Setting, StoreArchive
+from tools.fidelity.baselines import BASELINES, BaselineArchive
 from tools.fidelity.evaluation import evenly, mean
+from tools.fidelity.excp import ExcpArchive
+from tools.fidelity.found import Found
 from tools.fidelity.partial import RunningCheckpoint, share_of
 from tools.fidelity.rows import gpt_language
 from tools.fidelity.settings import Bench
 from tools.fidelity.states import State, load
+from tools.fidelity.whole import SEARCHED, TOLERANCE, SearchedArchive
+from tools.fidelity.whole import judge as judge_of
+
+#: Partial checkpoints: what writes one, and whether with the places of the elements.
+_PARTIAL: list[tuple[str, Callable[[RunningCheckpoint, State, float], int], bool]] = [
+    ("SCAR", RunningCheckpoint.scar, False),
+    ("TOPN", RunningCheckpoint.topn, True),
+]
+
+#: Of `compare`: the stretch's first version, the versions of it that are restored, seeds, and where counting ends.
+_FIRST, _COMPARED, _SEEDS, _MOST = 4, (5, 10), 3, 20
 
 #: The share of the parameters that partial checkpoints hold in Chen et al.'s evaluation.
 _TENTH = 0.1
@@ -76,16 +92,72 @@ def measure(bench: Bench) -> list[Rework]:
             sizes.append(archive.nbytes() - before)
         later = mean(sizes[1:])
         found = [judge(str(DEFAULT), later, (archive.restore(index) for index in range(len(paths))))]
-    ways: list[tuple[str, Callable[[RunningCheckpoint, State, float], int], bool]] = [
-        ("SCAR", RunningCheckpoint.scar, False),
-        ("TOPN", RunningCheckpoint.topn, True),
-    ]
-    for name, save, places in ways:
+    for name, save, places in _PARTIAL:
         for share in (share_of(later, first, places=places), _TENTH):
             nbytes = save(RunningCheckpoint(load(paths[0])), load(paths[1]), share)
             running = _running(bench, partial(save, share=share))
             found.append(judge(f"{name} {share:.1%}", nbytes, running))
     return found
+
+
+def compare(bench: Bench, found: Found) -> None:
+    """A row for every scheme, SCAR and TOPN, on a stretch of the GPT: steps until its loss is back, one by one."""
+    paths = bench.run("gpt")[_FIRST:]
+    language = gpt_language(bench)
+    degradation = judge_of(bench, "gpt", paths)
+    first = load(paths[0])
+
+    def row(make: Callable[[Path], Iterator[tuple[State, int]]]) -> dict[str, Any]:
+        counts, rises, sizes = [], [], []
+        with bench.scratch() as scratch:
+            for path, (state, nbytes) in zip(paths[: max(_COMPARED) + 1], make(scratch / "store"), strict=False):
+                sizes.append(nbytes)
+                if len(sizes) - 1 in _COMPARED:
+                    exact = load(path)
+                    restored = exact | {"model": state["model"]} | {"optimizer": state["optimizer"]}
+                    counts += [
+                        language.rework(restored, exact["step"], exact["model"], seed=seed, most=_MOST)
+                        for seed in range(_SEEDS)
+                    ]
+                    rises.append(language.loss(state["model"]) / language.loss(exact["model"]) - 1)
+        later = mean(sizes[1:])
+        bench.report(f"{mean(counts):.2f} steps, {later:,.0f} bytes a later version")
+        return {"counts": counts, "rises": rises, "later": later, "most": _MOST, "bytes": paths[0].stat().st_size}
+
+    def kept(make: Callable[[Path], Archive]) -> Callable[[Path], Iterator[tuple[State, int]]]:
+        def versions(directory: Path) -> Iterator[tuple[State, int]]:
+            archive = make(directory)
+            for index, path in enumerate(paths):
+                before = archive.nbytes()
+                archive.add(path)
+                yield archive.restore(index), archive.nbytes() - before
+
+        return versions
+
+    ways = {
+        str(setting): kept(lambda directory, setting=setting: StoreArchive(directory, setting))  # type: ignore[misc]
+        for setting in (DEFAULT, Setting("lc", DEFAULT_QUALITY), Setting("dynaquant", DEFAULT_QUALITY))
+    }
+    ways[str(SEARCHED)] = kept(lambda directory: SearchedArchive(directory, degradation))
+    for name in BASELINES:
+        ways[name] = kept(lambda directory, name=name: BaselineArchive(name, degradation, TOLERANCE))  # type: ignore[misc]
+    ways["excp"] = kept(lambda directory: ExcpArchive(directory))
+    for name, make in ways.items():
+        found.row("rework", name, partial(row, make))
+    lc = next(row["later"] for row in found.rows("rework") if row["name"].startswith("lc"))
+    for name, save, places in _PARTIAL:
+        for what, share in (("LC's bytes", share_of(lc, first, places=places)), ("a tenth", _TENTH)):
+            found.row("rework", f"{name}, {what}", partial(row, partial(_partial, paths, save, share)))
+
+
+def _partial(
+    paths: list[Path], save: Callable[[RunningCheckpoint, State, float], int], share: float, directory: Path
+) -> Iterator[tuple[State, int]]:
+    checkpoint = RunningCheckpoint(load(paths[0]))
+    yield checkpoint.state, paths[0].stat().st_size
+    for path in paths[1:]:
+        nbytes = save(checkpoint, load(path), share)
+        yield checkpoint.state, nbytes
 
 
 def _running(bench: Bench, save: Callable[[RunningCheckpoint, State], int]) -> Iterator[State]:

@@ -383,9 +383,9 @@ def coded_bits(indices: Indices, base: Indices, levels: int) -> CodedBits:
     order = np.argsort(base, kind="stable")
     groups = np.split(changes[order], np.flatnonzero(np.diff(base[order])) + 1)
     return CodedBits(
-        _huffman_bits(changes),
-        _huffman_bits(run_lengths(changes)),
-        sum(_huffman_bits(run_lengths(group)) for group in groups),
+        huffman_bits(changes),
+        huffman_bits(run_lengths(changes)),
+        sum(huffman_bits(run_lengths(group)) for group in groups),
     )
 
 
@@ -407,7 +407,7 @@ def run_lengths(values: Array) -> Counts:
     return written
 
 
-def _huffman_bits(symbols: Array) -> int:
+def huffman_bits(symbols: Array) -> int:
     """Bits of the symbols in a Huffman code of their own, and of its table.
 
     A table's entry is a code length in 5 bits and the distance to the symbol before it in Elias' gamma code.

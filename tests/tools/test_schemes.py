@@ -1,0 +1,161 @@
+"""The figures of the published schemes: baselines against what they promise, and the document that is written."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tools.fidelity import baselines, interrupted, levels, page, rework, schemes, whole
+from tools.fidelity.baselines import LEVELS, BaselineArchive
+from tools.fidelity.found import Found
+from tools.fidelity.settings import Bench
+from tools.fidelity.states import load
+from tools.training import ImageSettings
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def values() -> np.ndarray:
+    return np.random.default_rng(0).standard_normal(30_000).astype(np.float32)
+
+
+class TestBaselines:
+    def test_evenly_spaced_levels(self) -> None:
+        found = baselines.uniform(np.array([-2.0, -0.9, 0.2, 5.0], np.float32), -1, 1, 3)
+        assert found.values.tolist() == [-1, -1, 0, 1]
+        assert found.indices.tolist() == [0, 0, 1, 2]
+
+    def test_layers_of_less_entropy_have_fewer_levels(self, values: np.ndarray) -> None:
+        peaked = np.where(np.arange(values.size) % 100 == 0, 50 * values, values / 50).astype(np.float32)
+        found = baselines.qd({"wide": values, "peaked": peaked}, 64)
+        assert found["wide"].levels == 64
+        assert found["peaked"].levels < 32
+        assert np.abs(found["wide"].values - values).max() <= np.ptp(values) / 126 * 1.001
+
+    def test_the_range_is_that_of_the_least_error(self, values: np.ndarray) -> None:
+        """Of a normal source of four levels half of the range is best; outliers are clipped."""
+        found = baselines.check_n_run({"w": values}, 4)["w"]
+        assert found.values.max() < 0.6 * values.max()
+        assert np.square(found.values - values).mean() < 0.13
+        assert np.square(baselines.uniform(values, values.min(), values.max(), 4).values - values).mean() > 0.25
+
+    def test_outliers_are_kept(self, values: np.ndarray) -> None:
+        values[:3] = 40.0, -50.0, 60.0
+        found = baselines.gobo({"w": values}, 8)["w"]
+        assert found.values[:3].tolist() == [40.0, -50.0, 60.0]
+        assert 3 <= found.outliers < 300
+        rest = np.abs(values) < 2
+        # Lloyd and Max: 0.0345 of the variance.
+        assert np.square(found.values - values)[rest].mean() < 0.04
+        assert len(np.unique(found.values[rest])) <= 8
+
+    def test_plain_kmeans_finds_clusters(self) -> None:
+        wanted = np.repeat(np.arange(6.0), 50)
+        noisy = (wanted + np.random.default_rng(1).uniform(-0.1, 0.1, 300)).astype(np.float32)
+        np.testing.assert_allclose(baselines.plain_kmeans(noisy, 6), np.arange(6), atol=0.05)
+
+    @pytest.mark.parametrize("name", baselines.BASELINES)
+    def test_an_archive_keeps_to_the_tolerance(self, name: str, gpt_run: list[Path]) -> None:
+        """The fewest levels that are tolerated, never fewer than before; where none will do, weights as they are."""
+
+        def degradation(path: Path, state: Any) -> float:
+            exact = load(path)["model"]["h.0.up.weight"]
+            return float((state["model"]["h.0.up.weight"] - exact).square().mean() / exact.square().mean())
+
+        archive = BaselineArchive(name, degradation, 0.01)
+        for path in gpt_run[:3]:
+            archive.add(path)
+        assert set(archive.chosen) <= set(LEVELS)
+        assert archive.chosen == sorted(archive.chosen)
+        originals = sum(value.nbytes for value in load(gpt_run[0])["model"].values())
+        assert 2 * archive.nbytes() < 3 * originals
+        for index, path in enumerate(gpt_run[:3]):
+            state = archive.restore(index)
+            assert 0 < degradation(path, state) <= 0.01
+            assert torch.equal(state["model"]["norm.weight"], load(path)["model"]["norm.weight"])
+        never = BaselineArchive(name, degradation, -1.0)
+        never.add(gpt_run[0])
+        assert never.chosen == [0]
+        assert never.nbytes() == originals
+        assert degradation(gpt_run[0], never.restore(0)) == 0
+
+
+def test_rows_are_measured_once(tmp_path: Path) -> None:
+    calls: list[int] = []
+
+    def measure() -> dict[str, Any]:
+        calls.append(1)
+        return {"figure": len(calls)}
+
+    for again in (False, False, True):
+        found = Found(tmp_path, again=again, report=lambda line: None)
+        found.row("part", "a/b", measure)
+    assert [row["figure"] for row in found.rows("part")] == [2]
+    assert [row["name"] for row in found.rows("part")] == ["a/b"]
+    assert found.rows("other") == []
+
+
+def test_confidence() -> None:
+    assert page._half([1.0, 1.0, 1.0]) == 0
+    assert page._half([0.0, 1.0, 2.0]) == pytest.approx(4.30 / math.sqrt(3))
+    assert page._half([1.0]) == math.inf
+
+
+class Short(Bench):
+    """Of each run the first versions."""
+
+    def run(self, name: str) -> list[Path]:
+        return super().run(name)[:3]
+
+
+@pytest.mark.timeout(600)
+def test_a_pass(
+    trained_runs: Path, gpt_run: list[Path], cnn_run: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every part on a few tiny versions, and the document: what is not measured again stays as it was."""
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "tiny").symlink_to(trained_runs)
+    monkeypatch.setattr(schemes, "Bench", Short)
+    monkeypatch.setattr(schemes, "DOCUMENT", tmp_path / "schemes.md")
+    monkeypatch.setattr(interrupted, "SETTINGS", ImageSettings((8, 32, 64), 1, epochs=3))
+    monkeypatch.setattr(interrupted, "COUNTS", (0, 1))
+    monkeypatch.setattr(interrupted, "SEEDS", 2)
+    monkeypatch.setattr(rework, "_FIRST", 0)
+    monkeypatch.setattr(rework, "_COMPARED", (1, 2))
+    monkeypatch.setattr(rework, "_MOST", 2)
+    monkeypatch.setattr(levels, "_POINTS", {"cnn": 1, "gpt": 1})
+    (tmp_path / "schemes.md").write_text("# Old\n\n## Levels\n\nAs it was.\n\n## Gone\n\nNo part.\n")
+    options = ["--tier", "tiny", "--work", str(tmp_path), "--write"]
+    schemes.main([*options, "--only", "cnn,gpt,interrupted,rework,ablation,transfer"])
+    text = (tmp_path / "schemes.md").read_text()
+    assert text.startswith("# The published schemes, measured\n")
+    headings = [line.removeprefix("## ") for line in text.splitlines() if line.startswith("## ")]
+    assert headings == [
+        "What was to be shown", "Whole runs: residual network", "Whole runs: GPT", "Failures", "Rework",
+        "What each step of the coding saves", "Levels", "Transfer learning",
+    ]  # fmt: skip
+    assert "As it was." in text
+    assert "QD-compressor" in text
+    assert "SCAR, a tenth" in text
+    rows = Found(tmp_path / "fidelity" / "tiny" / "found", again=False, report=lambda line: None)
+    for row in rows.rows("cnn"):
+        if row["scheme"] == str(whole.SEARCHED):
+            assert max(row["lost"]) <= whole.TOLERANCE
+    (exact,) = (row for row in rows.rows("transfer") if row["scheme"] == "exact")
+    assert exact["lost"] == 0
+    schemes.main([*options, "--only", "levels"])
+    assert "As it was." not in (tmp_path / "schemes.md").read_text()
+    assert "## Rework" in (tmp_path / "schemes.md").read_text()

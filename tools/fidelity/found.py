@@ -1,0 +1,42 @@
+"""Figures of `docs/schemes.md` as files: a row each, so that single rows can be measured again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+
+class Found:
+    """Rows that were measured.
+
+    Parameters
+    ----------
+    directory
+        Made where absent; has a directory a part and a file a row.
+    again
+        Measure rows that are there, too.
+    report
+        Called with a line on what is measured.
+    """
+
+    def __init__(self, directory: Path, *, again: bool, report: Callable[[str], None]) -> None:
+        self.directory = directory
+        self.again = again
+        self.report = report
+
+    def row(self, part: str, name: str, measure: Callable[[], dict[str, Any]]) -> None:
+        """Measure a row and keep it, unless it is there."""
+        path = self.directory / part / f"{name.replace('/', '-')}.json"
+        if self.again or not path.exists():
+            self.report(f"{part}: {name}")
+            row = {"name": name, "day": str(datetime.now(UTC).date())} | measure()
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.with_suffix(".part").write_text(json.dumps(row))
+            path.with_suffix(".part").rename(path)
+
+    def rows(self, part: str) -> list[dict[str, Any]]:
+        """The rows of a part, by name."""
+        return [json.loads(path.read_text()) for path in sorted((self.directory / part).glob("*.json"))]

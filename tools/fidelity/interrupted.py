@@ -1,0 +1,106 @@
+"""A run of SGD with evenly spaced failures, each restored from a version as a scheme kept it."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from ckstore import GradientAccumulator
+from tools import models
+from tools.fidelity import archives
+from tools.fidelity.archives import EXACT, Archive, Setting, StoreArchive
+from tools.fidelity.baselines import BASELINES, BaselineArchive
+from tools.fidelity.evaluation import Digits
+from tools.fidelity.found import Found
+from tools.fidelity.settings import Bench
+from tools.fidelity.states import State, load, save
+from tools.fidelity.whole import SEARCHED, TOLERANCE, SearchedArchive
+from tools.training import ImageSettings
+
+#: Evenly spaced failures of a run.
+COUNTS = (0, 10, 20)
+
+#: Runs that differ in their batches.
+SEEDS = 3
+
+#: Small enough for a run with every scheme, number of failures and seed.
+SETTINGS = ImageSettings((32, 64, 128), 1, epochs=40)
+
+
+def measure(bench: Bench, found: Found) -> None:
+    """A row for every scheme and number of failures: accuracy and loss at the end, of each seed."""
+    ways = [EXACT, archives.DEFAULT, Setting("lc", archives.DEFAULT_QUALITY), SEARCHED, *map(Setting, BASELINES)]
+    for setting in ways:
+        for count in COUNTS[:1] if setting == EXACT else COUNTS[1:]:
+            found.row("interrupted", f"{setting}, {count}", partial(_row, bench, setting, count))
+
+
+def _row(bench: Bench, setting: Setting, count: int) -> dict[str, Any]:
+    ends = []
+    for seed in range(SEEDS):
+        with bench.scratch() as scratch:
+            ends.append(_run(bench, setting, count, seed, scratch))
+    accuracy, loss = (statistics.mean(end[part] for end in ends) for part in range(2))
+    bench.report(f"{setting}: {count} failures: accuracy {accuracy:.4f}, loss {loss:.4f}")
+    return {"scheme": str(setting), "count": count, "ends": ends}
+
+
+def _run(bench: Bench, setting: Setting, count: int, seed: int, scratch: Path) -> tuple[float, float]:
+    """Accuracy and loss after all epochs; after some of them training goes on from the version of that epoch."""
+    settings, digits = SETTINGS, Digits(SETTINGS, bench.results)
+    failures = {round(number * settings.epochs / (count + 1)) for number in range(1, count + 1)}
+    images, classes = models.digits()
+    train = len(images) - models.HELD_OUT_DIGITS
+    batches = train // settings.batch
+    (scratch / "gradients").mkdir()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = models.CNN(settings.widths, settings.blocks)
+    optimizer = torch.optim.SGD(model.parameters(), lr=settings.rate, momentum=0.9, weight_decay=5e-4)
+    accumulator = GradientAccumulator({"model": model}, every=batches)
+    generator = torch.Generator().manual_seed(100 + seed)
+
+    def degradation(path: Path, state: State) -> float:
+        reference = digits.judge(load(path)["model"])[0]
+        return (reference - digits.judge(state["model"])[0]) / reference
+
+    archive = None if setting == EXACT else _archive(setting, scratch, degradation)
+    for epoch in range(1, settings.epochs + 1):
+        order = torch.randperm(train, generator=generator)
+        model.train()
+        for index in range(batches):
+            chosen = order[index * settings.batch : (index + 1) * settings.batch]
+            progress = (epoch - 1 + index / batches) / settings.epochs
+            optimizer.param_groups[0]["lr"] = settings.rate * 0.5 * (1 + math.cos(math.pi * progress))
+            functional.cross_entropy(model(images[chosen]), classes[chosen]).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            accumulator.after_backward((epoch - 1) * batches + index + 1)
+            optimizer.step()
+            accumulator.before_clearing()
+            optimizer.zero_grad()
+        if archive is not None:
+            path = scratch / f"epoch{epoch:02d}.pt"
+            save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}, path)
+            torch.save(accumulator.gradients(), scratch / "gradients" / path.name)
+            archive.add(path)
+            if epoch in failures:
+                state = archive.restore(epoch - 1)
+                model.load_state_dict(state["model"])
+                optimizer.load_state_dict(state["optimizer"])
+    if archive is not None:
+        archive.remove()
+    return digits.judge(model.state_dict())
+
+
+def _archive(setting: Setting, scratch: Path, degradation: Any) -> Archive:
+    if setting == SEARCHED:
+        return SearchedArchive(scratch / "store", degradation, scratch / "gradients")
+    if setting.scheme in BASELINES:
+        return BaselineArchive(setting.scheme, degradation, TOLERANCE)
+    return StoreArchive(scratch / "store", setting)

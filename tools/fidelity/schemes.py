@@ -1,0 +1,66 @@
+"""The command line of the published schemes' figures: measures rows that are not there, and writes the document."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from tools.bench import speed_figures
+from tools.fidelity import ablation, costs, interrupted, levels, page, rework, transfer, whole
+from tools.fidelity.bench import names
+from tools.fidelity.found import Found
+from tools.fidelity.settings import TIERS, Bench
+
+_REPOSITORY = Path(__file__).resolve().parents[2]
+
+DOCUMENT = _REPOSITORY / "docs" / "schemes.md"
+
+#: What measures the rows of each part.
+PARTS: dict[str, Callable[[Bench, Found], None]] = {
+    **{run: partial(whole.measure, run=run) for run in ("cnn", "gpt", "finetune")},
+    "interrupted": interrupted.measure,
+    "rework": rework.compare,
+    "ablation": ablation.over_runs,
+    "levels": levels.measure,
+    "costs": costs.measure,
+    "transfer": transfer.measure,
+}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measure what is named on the command line, on one thread of torch."""
+    parser = argparse.ArgumentParser(prog="tools/bench/schemes", description=__doc__)
+    parser.add_argument("--tier", choices=TIERS, default="small", help="of the trained runs")
+    parser.add_argument("--only", type=names(tuple(PARTS)), default=tuple(PARTS), metavar="PART,...")
+    parser.add_argument("--again", action="store_true", help="measure rows that are there, too")
+    parser.add_argument("--work", type=Path, default=_REPOSITORY / ".cache", help="keeps trained runs and rows")
+    parser.add_argument("--write", action="store_true", help="write docs/schemes.md")
+    chosen = parser.parse_args(arguments)
+
+    def say(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    bench = Bench(chosen.tier, chosen.work, (), (), say)
+    found = Found(bench.kept / "found", again=chosen.again, report=say)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for part in chosen.only:
+            PARTS[part](bench, found)
+    finally:
+        torch.set_num_threads(before)
+    rows = {part: found.rows(part) for part in chosen.only}
+    for part, (heading, text) in page.SECTIONS.items():
+        if rows.get(part):
+            print(f"## {heading}\n\n{text(rows[part])}\n")
+    if chosen.write:
+        page.write(rows, chosen.tier, speed_figures.machine(chosen.work), DOCUMENT)
+
+
+if __name__ == "__main__":
+    main()

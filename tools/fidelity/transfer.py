@@ -1,0 +1,69 @@
+"""Transfer learning: a pretrained model is compressed once, and fine-tuned from what comes back."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+from typing import Any
+
+import torch
+
+from tools import models, runs
+from tools.fidelity import archives
+from tools.fidelity.archives import EXACT, Archive, Setting, StoreArchive
+from tools.fidelity.baselines import BASELINES, BaselineArchive
+from tools.fidelity.found import Found
+from tools.fidelity.settings import Bench
+from tools.fidelity.states import State, weights_only
+from tools.fidelity.whole import SEARCHED, TOLERANCE, SearchedArchive, judge, prose_language
+from tools.training import language_step
+
+#: Parts of the fine-tune after which it is judged.
+_PARTS = 4
+
+
+def measure(bench: Bench, found: Found) -> None:
+    """A row for every scheme: what the pretrained GPT's weights take, and the loss on prose while it is fine-tuned."""
+    ways = [EXACT, archives.DEFAULT, Setting("lc", archives.DEFAULT_QUALITY), SEARCHED, *map(Setting, BASELINES)]
+    for setting in ways:
+        found.row("transfer", str(setting), partial(_row, bench, setting))
+
+
+def _row(bench: Bench, setting: Setting) -> dict[str, Any]:
+    paths = bench.run("gpt")
+    (path,) = weights_only(paths[-1:], bench.kept / "weights" / "gpt")
+    degradation = judge(bench, "gpt", paths)
+    with bench.scratch() as scratch:
+        archive: Archive
+        if setting == SEARCHED:
+            archive = SearchedArchive(scratch / "store", degradation)
+        elif setting.scheme in BASELINES:
+            archive = BaselineArchive(setting.scheme, degradation, TOLERANCE)
+        else:
+            archive = StoreArchive(scratch / "store", setting)
+        before = archive.nbytes()
+        archive.add(path)
+        nbytes = archive.nbytes() - before
+        restored = archive.restore(0)
+        archive.remove()
+    lost = degradation(path, restored)
+    losses = _finetuned(bench, restored)
+    bench.report(f"{setting}: {path.stat().st_size / nbytes:.1f}x, lost {lost:+.2%}, prose {losses}")
+    return {"scheme": str(setting), "bytes": path.stat().st_size, "nbytes": nbytes, "lost": lost, "losses": losses}
+
+
+def _finetuned(bench: Bench, state: State) -> list[float]:
+    """Loss on held-out prose before, during and after the fine-tune of `tools/train`, begun with these weights."""
+    settings: Any = runs.settings("finetune", bench.name)
+    language = prose_language(bench, bench.run("finetune"))
+    text = models.prose()
+    model = settings.model()
+    model.load_state_dict(copy.deepcopy(state["model"]))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.rate, betas=(0.9, 0.95), weight_decay=0.01)
+    generator = torch.Generator().manual_seed(4)
+    losses = [language.loss(model.state_dict())]
+    for step in range(1, settings.steps + 1):
+        language_step(model, optimizer, text, settings, generator, settings.rate)
+        if step % (settings.steps // _PARTS) == 0:
+            losses.append(language.loss(model.state_dict()))
+    return losses

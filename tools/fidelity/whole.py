@@ -1,0 +1,150 @@
+"""What a whole run takes by every scheme, and what each of its versions loses: the figures of `docs/schemes.md`."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tools import runs
+from tools.fidelity import archives
+from tools.fidelity.archives import Archive, Setting, StoreArchive
+from tools.fidelity.baselines import BASELINES, BaselineArchive
+from tools.fidelity.evaluation import Digits, Language, evenly, held_out_prose
+from tools.fidelity.excp import REVISION, ExcpArchive
+from tools.fidelity.found import Found
+from tools.fidelity.rows import gpt_language
+from tools.fidelity.settings import Bench
+from tools.fidelity.states import State, digest, load, weights_only
+
+#: What each version may lose where a setting is searched: Inshrinkerator's default.
+TOLERANCE = 0.05
+
+SEARCHED = Setting("dynaquant, searched")
+
+#: Of a fine-tune so many versions are evaluated, evenly spaced; of the other runs all.
+_POINTS = 10
+
+#: By how much weights are worse than the checkpoint's, as a part of what an evaluation says of that.
+Degradation = Callable[[Path, State], float]
+
+
+class SearchedArchive(StoreArchive):
+    """A store whose versions have the setting that a search finds for each.
+
+    Parameters
+    ----------
+    directory
+        Of the store.
+    degradation
+        What is searched by.
+    gradients
+        Directory of files with the gradients of each checkpoint, named like it; where there is one.
+    """
+
+    def __init__(self, directory: Path, degradation: Degradation, gradients: Path | None = None) -> None:
+        super().__init__(directory, Setting("dynaquant"))
+        self.setting = SEARCHED
+        self.settings: list[dict[str, Any]] = []
+        self._degradation = degradation
+        self._gradients = gradients
+
+    def add(self, path: Path) -> bool:
+        """Ingest a file, searching."""
+
+        def evaluate(candidate: Path) -> float:
+            return 1 + self._degradation(path, load(candidate))
+
+        gradients = None if self._gradients is None else torch.load(self._gradients / path.name, weights_only=True)
+        row = self.store.ingest(
+            path, run="run", scheme="dynaquant", max_degradation=TOLERANCE, evaluate=evaluate, gradients=gradients
+        ).version
+        coarse = self.store[row.number].document.coarse
+        self.settings.append({} if coarse is None else dict(coarse.parameters))
+        return row.base
+
+
+def measure(bench: Bench, found: Found, run: str) -> None:
+    """A row for every way to keep the weights of a run, and the whole checkpoints of a run."""
+    paths = bench.run(run)
+    degradation = judge(bench, run, paths)
+    points = evenly(len(paths), _POINTS) if run == "finetune" else range(len(paths))
+    files = {"weights": weights_only(paths, bench.kept / "weights" / run), "whole": paths}
+
+    def row(part: str, make: Callable[[Path], Archive]) -> dict[str, Any]:
+        lost: list[float] = []
+
+        def seen(_: int, index: int, state: State) -> None:
+            if index in points:
+                lost.append(degradation(files[part][index], state))
+
+        with bench.scratch() as scratch:
+            archive = make(scratch / "store")
+            (stored,) = archives.measure([archive], files[part], seen)
+            archive.remove()
+        bench.report(
+            f"{stored.ratio:.1f}x, peak {stored.original / len(paths) / max(1, min(stored.added)):.0f}x, "
+            f"lost {max(lost):+.2%} at most, {statistics.mean(lost):+.2%} on average"
+        )
+        return {
+            "run": run, "part": part, "scheme": str(archive.setting), "original": stored.original,
+            "total": stored.total, "added": stored.added, "lost": lost, "processors": stored.ingest.processors,
+            "settings": getattr(archive, "settings", getattr(archive, "chosen", [])),
+        }  # fmt: skip
+
+    for part in files:
+        for name, make in _archives(bench, run, part, degradation, paths).items():
+            found.row(run, f"{part}, {name}", partial(row, part, make))
+
+
+def judge(bench: Bench, run: str, paths: list[Path]) -> Degradation:
+    """What says how much worse weights are than a checkpoint's: by accuracy of digits, else by the loss of text."""
+    exact = {path.name: path for path in paths}
+    if run == "cnn":
+        settings: Any = runs.settings(run, bench.name)
+        digits = Digits(settings, bench.results)
+
+        def by_accuracy(path: Path, state: State) -> float:
+            reference = digits.judge(load(exact[path.name])["model"])[0]
+            return (reference - digits.judge(state["model"])[0]) / reference
+
+        return by_accuracy
+    language = gpt_language(bench) if run == "gpt" else prose_language(bench, paths)
+
+    def by_loss(path: Path, state: State) -> float:
+        return language.loss(state["model"]) / language.loss(load(exact[path.name])["model"]) - 1
+
+    return by_loss
+
+
+def prose_language(bench: Bench, paths: list[Path]) -> Language:
+    """The judge of the fine-tune's states."""
+    settings: Any = runs.settings("finetune", bench.name)
+    held_out = held_out_prose(settings, load(paths[0])["rng"], bench.tier.windows)
+    return Language(settings, held_out.flatten(), held_out, bench.results)
+
+
+def _archives(
+    bench: Bench, run: str, part: str, degradation: Degradation, paths: list[Path]
+) -> dict[str, Callable[[Path], Archive]]:
+    """What makes an archive, given the directory of its store, by name."""
+    gradients = paths[0].parent / "gradients"
+    quality = archives.DEFAULT_QUALITY
+    found: dict[str, Callable[[Path], Archive]] = {
+        str(setting): lambda directory, setting=setting: StoreArchive(directory, setting)  # type: ignore[misc]
+        for setting in (archives.DEFAULT, Setting("lc", quality), Setting("dynaquant", quality))
+    }
+    found[str(SEARCHED)] = lambda directory: SearchedArchive(
+        directory, degradation, gradients if gradients.exists() else None
+    )
+    if part == "weights":
+        for name in BASELINES:
+            found[name] = lambda directory, name=name: BaselineArchive(name, degradation, TOLERANCE)  # type: ignore[misc]
+    elif run != "cnn":  # ExCP prunes by second moments.
+        made_of = digest([REVISION, paths[0].with_name("run.json").read_text(), run])[:16]
+        found["excp"] = lambda directory: ExcpArchive(bench.kept / "excp" / made_of)
+    return found
