@@ -16,6 +16,7 @@ from ckstore.formats.layout import FileLayout
 from ckstore.formats.skeleton import Checks, pieces
 from ckstore.formats.sources import PERMISSIONS
 from ckstore.runtime.collector import collection_seldom
+from ckstore.runtime.local_path import local_path
 from ckstore.runtime.sha256 import StreamSha256
 from ckstore.runtime.threads import in_order, worker_count
 from ckstore.storage import durable, unfinished
@@ -63,6 +64,7 @@ def beside(target: Path, *, force: bool, directory: bool = False) -> Iterator[Pa
 
     What a killed process left next to `target` of the same kind is removed.
     """
+    local_path(target)
     try:
         _check_place(target, force=force, directory=directory)
         unfinished.sweep(target.parent)

@@ -10,6 +10,7 @@ from typing import Any
 from ckstore.errors import InputError
 from ckstore.formats import parse, parse_opaque, step_of
 from ckstore.formats.layout import FileLayout
+from ckstore.runtime.local_path import local_path
 from ckstore.scanning.files import InputFile, OpenFiles
 from ckstore.scanning.scanned import ScannedFile, ScannedVersion
 
@@ -39,7 +40,7 @@ def open_source(source: str | os.PathLike[str] | Any, store: Path, *, force: boo
         scanned = scan_state_dict(source)
         scanned.step = _told_step(scanned, "")
         return scanned
-    path = Path(source)
+    path = local_path(source)
     if path.is_dir() and store.resolve().is_relative_to(path.resolve()):
         raise InputError(f"{path} holds the store itself; name a directory that does not.")
     if not path.exists():
@@ -55,7 +56,7 @@ def source_step(path: Path, *, force: bool = False) -> int | None:
     InputError
         It is damaged or holds no checkpoint.
     """
-    scanned = _opened(path, force=force)
+    scanned = _opened(local_path(path), force=force)
     scanned.close()
     return scanned.step
 

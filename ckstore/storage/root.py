@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from ckstore.errors import ConflictError, NoStoreError
+from ckstore.runtime.local_path import local_path
 from ckstore.storage import durable
 
 #: Names inside a store.
@@ -19,7 +20,14 @@ VARIABLE = "CKSTORE"
 
 
 def is_store(path: Path) -> bool:
-    """Whether a directory is a store: it has packs, and a catalog or the log to rebuild one."""
+    """Whether a directory is a store: it has packs, and a catalog or the log to rebuild one.
+
+    Raises
+    ------
+    UsageError
+        The path is a URL.
+    """
+    local_path(path)
     return (path / PACKS).is_dir() and ((path / CATALOG).is_file() or (path / LOG).is_dir())
 
 
@@ -31,6 +39,7 @@ def create_layout(root: Path) -> None:
     ConflictError
         The path is a file, a store, the rest of one that lost its catalog, or a directory that holds something else.
     """
+    local_path(root)
     if root.exists():
         if not root.is_dir():
             raise ConflictError(f"{root} is a file; choose another path for the store.")

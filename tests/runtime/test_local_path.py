@@ -1,0 +1,50 @@
+"""Paths that are URLs are refused, and make no directory named `s3:`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import ckstore
+from ckstore.cli.program import run
+from ckstore.errors import UsageError
+from ckstore.runtime.local_path import local_path
+
+URLS = ["s3://bucket/store", "gs://b/s", "file:///tmp/s", "https://example.org/x.pt", "az:/one-slash"]
+
+
+@pytest.mark.parametrize("url", URLS)
+@pytest.mark.parametrize(
+    "verb",
+    [
+        ["init", "{}"], ["--store", "{}", "init"], ["--store", "{}", "log"], ["--store", "{}", "recover"],
+        ["--store", "store", "ingest", "{}"], ["--store", "store", "checkout", "1", "-o", "{}"],
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_a_url_is_refused(
+    verb: list[str], url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with ckstore.init("store") as store:
+        store.ingest({"step": 1})
+    assert run([word.format(url) for word in verb]) == UsageError.exit_code
+    said = capsys.readouterr().err
+    assert "is a URL" in said
+    assert "Traceback" not in said
+    assert [path.name for path in tmp_path.iterdir()] == ["store"]
+
+
+@pytest.mark.parametrize("url", URLS)
+def test_from_python(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for function in (ckstore.init, ckstore.open, lambda path: ckstore.open(path, create=True)):
+        with pytest.raises(UsageError, match="is a URL"):
+            function(url)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("path", ["a:b", "C", "runs/s3:/x", "/s3:/x", "s3", "1x:/y"])
+def test_paths(path: str) -> None:
+    assert local_path(path) == Path(path)
