@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ckstore.cli.options import policy_options
-from ckstore.cli.output import json_option, name_of, print_json, ratio_text, size_text, version_object
+from ckstore.cli.output import json_option, name_of, print_json, print_table, ratio_text, size_text, version_object
 from ckstore.cli.progress import progress_bar
 from ckstore.cli.verb import RunName, TagName, VersionName, open_store, verb, version_of
 from ckstore.errors import CkstoreError, ConflictError, InputError, PartialError, UsageError
 from ckstore.policy import Fidelity, Scheme
 
 if TYPE_CHECKING:
+    from ckstore.scanning.steps import Planned, StepSource
     from ckstore.store import Store
     from ckstore.version import Version
 
@@ -79,6 +80,7 @@ def _part(ctx: click.Context, parameter: click.Parameter, value: str | None) -> 
 
 @verb(
     ("ckstore ingest runs/gpt/step*.pt --run gpt", "a series of files, in the order of their steps"),
+    ("ckstore ingest old/*.pth.tar --run old --step-from name --dry-run", "see first what becomes which step"),
     ("ckstore ingest checkpoint-500 --run lora", "a Hugging Face directory as one version"),
     ("ckstore ingest last.pt --run gpt --step 400 --tag best --metric loss=2.31", "say what the file does not say"),
     ("ckstore ingest fork.pt --run gpt-b --parent gpt@400", "a run that went on from another run's version"),
@@ -96,6 +98,13 @@ def _part(ctx: click.Context, parameter: click.Parameter, value: str | None) -> 
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--run", metavar="NAME", type=RunName(), help="The run that the versions belong to.  [default: main]")
 @click.option("--step", metavar="N", type=int, help="The step, where file and name do not tell it; for a single PATH.")
+@click.option(
+    "--step-from",
+    type=click.Choice(["name", "content", "order"]),
+    help="Where steps come from: numbers in names, what is in the files, or counted on from the run's highest step in "
+    "the order of names.  [default: what differs among them, contents first]",
+)
+@click.option("--dry-run", is_flag=True, help="Print which PATH would become which step, and store nothing.")
 @click.option(
     "--parent",
     metavar="VERSION",
@@ -150,6 +159,8 @@ def command(
     paths: tuple[Path, ...],
     run: str | None,
     step: int | None,
+    step_from: StepSource | None,
+    dry_run: bool,
     parent: str | None,
     tag: str | None,
     metrics: dict[str, Any],
@@ -172,14 +183,16 @@ def command(
     """Store checkpoints as versions of a run.
 
     Each PATH, a file or a directory, becomes one version. Files go in whatever they are: torch, safetensors, or
-    anything else as opaque bytes. Several are stored in the order of the steps that the files or their names tell,
-    those without one by name. Where some of several fail, the others are stored.
+    anything else as opaque bytes. Several are stored in the order of their steps: those that the contents tell if they
+    differ, else the number that differs among the names; those without one come last, by name. Where some of several
+    fail, the others are stored.
     """
     from ckstore.cli.evaluation import evaluator
-    from ckstore.cli.sources import in_step_order
 
     if step is not None and len(paths) > 1:
         raise UsageError("--step is for a single PATH; let the files or their names tell their steps.")
+    if step is not None and step_from is not None:
+        raise UsageError("--step tells the step; leave --step-from out.")
     if metrics and len(paths) > 1:
         raise UsageError("--metric is for a single PATH; ingest each input with metrics of its own.")
     if delete_source and not verify:
@@ -202,7 +215,6 @@ def command(
         "maximise": maximise,
         "jobs": jobs,
         "run": run,
-        "step": step,
         "metrics": metrics,
         "replace": replace,
         "verify": verify,
@@ -211,7 +223,11 @@ def command(
     }
     done: list[_Done] = []
     failed: list[_Failed] = []
-    with open_store(ctx, "a") as store:
+    with open_store(ctx, "r" if dry_run else "a") as store:
+        planned = _planned(store, paths, run, step, step_from, force=force)
+        if dry_run:
+            _print_plan(store, planned, run, as_json=as_json)
+            return
         if delete_source and fidelity is None and store.policy(run).is_coarse:
             raise UsageError(f"{_NOT_REMOVED} Add --fidelity exact: the policy is coarse.")
         if parent not in (None, _AUTO):
@@ -219,9 +235,10 @@ def command(
         if tag is not None:
             _check_tag(store, tag, run)
         try:
-            for path in in_step_order(paths, force=force):
+            for item in planned:
                 after = parent if parent == _AUTO or not done else None
-                outcome = _ingest(store, path, {**options, "parent": after}, delete_source, shown=not as_json)
+                chosen = {**options, "parent": after, "step": item.step}
+                outcome = _ingest(store, item.path, chosen, delete_source, shown=not as_json)
                 if isinstance(outcome, _Failed):
                     failed.append(outcome)
                     click.echo(f"ckstore: {outcome.message}", err=True)
@@ -238,6 +255,49 @@ def command(
                 click.echo(_summary(done))
     if failed:
         _finish(ctx, len(paths), failed)
+
+
+def _planned(
+    store: Store, paths: tuple[Path, ...], run: str | None, step: int | None, source: StepSource | None, *, force: bool
+) -> list[Planned]:
+    """The inputs in the order of their steps; a single one may yet tell its own."""
+    from ckstore.operations.naming import DEFAULT_RUN
+    from ckstore.scanning.steps import Planned, plan_steps
+
+    if step is not None:
+        return [Planned(paths[0], step, None)]
+    steps = _steps_there(store, run or DEFAULT_RUN) if source == "order" else {}
+    return plan_steps(paths, source, first=max(steps, default=-1) + 1, force=force)
+
+
+def _steps_there(store: Store, run: str) -> dict[int, int]:
+    """The numbers of a run's versions by their steps; none of a run that is yet to begin."""
+    if all(row.name != run for row in store.catalog.runs()):
+        return {}
+    return {row.step: row.number for row in store.catalog.versions(run) if row.step is not None}
+
+
+def _print_plan(store: Store, planned: list[Planned], run: str | None, *, as_json: bool) -> None:
+    from ckstore.operations.naming import DEFAULT_RUN
+
+    name = run or DEFAULT_RUN
+    there = _steps_there(store, name)
+    taken: dict[int, Path] = {}
+    rows = []
+    for item in planned:
+        note = ""
+        if item.step is not None and item.step in there:
+            note = f"version {there[item.step]} is there"
+        elif item.step is not None and item.step in taken:
+            note = f"as {taken[item.step].name}"
+        if item.step is not None:
+            taken.setdefault(item.step, item.path)
+        rows.append((str(item.path), name, item.step, item.source, note))
+    if as_json:
+        print_json([dict(zip(("source", "run", "step", "step_from", "note"), row, strict=True)) for row in rows])
+    else:
+        shown = [(path, f"{name}@{'-' if at is None else at}", by or "", note) for path, _, at, by, note in rows]
+        print_table(("INPUT", "VERSION", "STEP FROM", "NOTE"), shown)
 
 
 def _check_tag(store: Store, tag: str, run: str | None) -> None:

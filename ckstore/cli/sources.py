@@ -1,50 +1,12 @@
-"""What `ingest` does around the API: the order of its inputs, and removing what is stored and verified."""
+"""What `ingest` does around the API: proving that what is stored comes back, and removing its source."""
 
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from ckstore.errors import InputError
-
-
-def in_step_order(paths: Sequence[Path], *, force: bool) -> list[Path]:
-    """Paths by the step that each is at; those without one last, by name, with numbers in names as numbers.
-
-    Parameters
-    ----------
-    paths
-        Files or directories. What cannot be read has no step here; its ingest says why.
-    force
-        As for the ingest: damaged files count as opaque bytes.
-    """
-    from ckstore.scanning.source import source_step
-
-    if len(paths) < 2:
-        return list(paths)
-
-    def place(path: Path) -> tuple[bool, int, list[tuple[bool, int, str]]]:
-        step = None
-        with suppress(InputError, OSError):
-            step = source_step(path, force=force)
-        return step is None, step or 0, natural(path.name)
-
-    return sorted(paths, key=place)
-
-
-def natural(name: str) -> list[tuple[bool, int, str]]:
-    """What names are sorted by so that `step9` comes before `step10`.
-
-    Examples
-    --------
-    >>> sorted(["step10", "step9", "a"], key=natural)
-    ['a', 'step9', 'step10']
-    """
-    parts = re.split(r"([0-9]+)", name)
-    return [(False, int(part), "") if index % 2 else (True, 0, part) for index, part in enumerate(parts)]
 
 
 def check_restores(store: Path, number: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,8 +11,10 @@ from typing import Literal
 
 from ckstore.errors import InputError
 from ckstore.formats.detect import holds_tensors, is_pointer
+from ckstore.formats.facts import named_step
 from ckstore.formats.sources import PERMISSIONS, FileSource
 
+_UP_TO_NUMBER = re.compile(r"[^0-9]*")
 #: No system call takes a longer path, in bytes.
 _LONGEST_PATH = 4095
 
@@ -104,6 +107,25 @@ def require_checkpoint(root: str | os.PathLike[str], entries: Iterable[Entry]) -
                         "run `git lfs pull` first."
                     )
     raise InputError(f"{os.fspath(root)} holds no checkpoint: none of its files is a torch or safetensors file.")
+
+
+def refuse_several(root: str | os.PathLike[str], entries: Iterable[Entry]) -> None:
+    """Raise `InputError` where a scanned directory holds checkpoints of several steps, which are versions each."""
+    entries = list(entries)
+    several: dict[int, str] = {}
+    for entry in entries:
+        step = None if "/" in entry.path else named_step(entry.path)
+        if step is not None and step not in several:
+            inside = [other for other in entries if other.path == entry.path or other.path.startswith(f"{entry.path}/")]
+            if has_checkpoint(root, inside):
+                several[step] = entry.path
+    if len(several) > 1:
+        names = [name for _, name in sorted(several.items())]
+        shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+        pattern = os.path.join(os.fspath(root), _UP_TO_NUMBER.findall(names[0])[0])
+        raise InputError(
+            f"{os.fspath(root)} holds {len(names)} checkpoints, not one ({shown}): give each, as {pattern}*."
+        )
 
 
 def _entry(child: os.DirEntry[str], path: str, base: str, real_base: str) -> Entry:

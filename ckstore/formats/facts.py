@@ -59,6 +59,25 @@ def step_of(name: str) -> int | None:
     >>> step_of("epoch=70-step=4331.ckpt"), step_of("checkpoint-1500"), step_of("last.ckpt")
     (4331, 1500, None)
     """
+    named = named_step(name)
+    if named is not None:
+        return named
+    integers = _INTEGER.findall(_stem(name))
+    return _count(integers[-1]) if integers else None
+
+
+def named_step(name: str) -> int | None:
+    """The number behind `step`, `iter`, `checkpoint` or `epoch` in a name."""
+    stem = _stem(name)
+    for pattern in _NAMED:
+        found = pattern.findall(stem)
+        if found:
+            return _count(found[-1])
+    return None
+
+
+def _stem(name: str) -> str:
+    """A name without its endings and its number as a shard."""
     stem = PurePosixPath(name.rstrip("/")).name
     while True:
         cut = stem.rpartition(".")
@@ -66,13 +85,7 @@ def step_of(name: str) -> int | None:
         if not cut[0] or not cut[2][:1].isalpha() or len(cut[2]) > 12:
             break
         stem = cut[0]
-    stem = _SHARD.sub("", stem)
-    for pattern in _NAMED:
-        found = pattern.findall(stem)
-        if found:
-            return _count(found[-1])
-    integers = _INTEGER.findall(stem)
-    return _count(integers[-1]) if integers else None
+    return _SHARD.sub("", stem)
 
 
 def _count(value: Any) -> int | None:

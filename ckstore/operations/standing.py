@@ -42,7 +42,7 @@ def in_place_of(repository: Repository, standing: VersionRow, scanned: ScannedVe
     if not request.replace:
         raise ConflictError(
             f"{request.run}@{request.step} holds other content as version {standing.number}; "
-            "choose another step or run, or use --replace."
+            "choose another step or run, use --replace, or of several inputs tell where steps come from (--step-from)."
         )
     return request
 

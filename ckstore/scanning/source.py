@@ -48,8 +48,8 @@ def open_source(source: str | os.PathLike[str] | Any, store: Path, *, force: boo
     return _opened(path, force=force)
 
 
-def source_step(path: Path, *, force: bool = False) -> int | None:
-    """The step that an ingest would store a file or directory at; None where neither it nor its name tells one.
+def told_step(path: Path, *, force: bool = False) -> int | None:
+    """The step that a file or directory tells by what is in it; None where it tells none.
 
     Raises
     ------
@@ -58,7 +58,7 @@ def source_step(path: Path, *, force: bool = False) -> int | None:
     """
     scanned = _opened(local_path(path), force=force)
     scanned.close()
-    return scanned.step
+    return _step_inside(scanned)
 
 
 def _opened(path: Path, *, force: bool) -> ScannedVersion:
@@ -70,12 +70,17 @@ def _opened(path: Path, *, force: bool) -> ScannedVersion:
 
 def _told_step(scanned: ScannedVersion, name: str) -> int | None:
     """The step that the files, or else a name, tell."""
+    step = _step_inside(scanned)
+    return step_of(name) if step is None else step
+
+
+def _step_inside(scanned: ScannedVersion) -> int | None:
     for fact in ("step", "epoch"):
         for file in scanned.files:
             value = file.layout.facts.get(fact)
             if isinstance(value, int):
                 return value
-    return step_of(name)
+    return None
 
 
 def open_file(path: Path, *, force: bool) -> ScannedFile:
@@ -92,10 +97,11 @@ def open_file(path: Path, *, force: bool) -> ScannedFile:
 
 def open_directory(path: Path, *, force: bool) -> ScannedVersion:
     """Parse all files of a directory tree."""
-    from ckstore.formats.directory import require_checkpoint, scan
+    from ckstore.formats.directory import refuse_several, require_checkpoint, scan
 
     version = ScannedVersion([], is_directory=True)
     entries = scan(path)
+    refuse_several(path, entries)
     opened = OpenFiles()
     for entry in entries:
         if entry.kind == "symlink":

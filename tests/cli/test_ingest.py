@@ -18,8 +18,8 @@ from ckstore import Store
 from ckstore import init as init_store
 from ckstore import open as open_store
 from ckstore.cli.program import run
-from ckstore.cli.sources import natural
 from ckstore.policy import Policy
+from ckstore.scanning.steps import natural
 from tests.checkpoints import moving
 
 from .conftest import checkpoint, listing
@@ -45,6 +45,23 @@ def test_files_without_a_step_go_in_by_name(ckstore, place: Path) -> None:
     result = ckstore("ingest", "b.pt", "a.pt", "in/step0.pt", "--json").json
     assert [item["source"] for item in result] == ["in/step0.pt", "a.pt", "b.pt"]
     assert [item["step"] for item in result] == [0, None, None]
+
+
+def test_where_steps_come_from(ckstore, place: Path) -> None:
+    for number in (1, 2, 10):
+        torch.save({"w": torch.full((3,), float(number)), "step": 0}, place / f"net_50sims_{number}.pth.tar")
+    paths = sorted(place.glob("net_*"))
+    table = ckstore("ingest", *paths, "--run", "net", "--dry-run").out.splitlines()
+    assert table[0].split() == ["INPUT", "VERSION", "STEP", "FROM", "NOTE"]
+    assert [line.split()[1:] for line in table[1:]] == [["net@1", "name"], ["net@2", "name"], ["net@10", "name"]]
+    assert ckstore("log", "--json").json == []
+    assert [item["step"] for item in ckstore("ingest", *paths, "--run", "net", "--json").json] == [1, 2, 10]
+    plan = ckstore("ingest", *paths, "--run", "net", "--step-from", "order", "--dry-run", "--json").json
+    assert [(item["step"], item["step_from"]) for item in plan] == [(11, "order"), (12, "order"), (13, "order")]
+    result = ckstore("ingest", *paths, "--run", "other", "--step-from", "content", code=3)
+    assert "--step-from" in result.err
+    assert "version 1 is there" in ckstore("ingest", *paths, "--run", "net", "--dry-run").out
+    assert ckstore("ingest", paths[0], "--step", "3", "--step-from", "name", code=2).err.startswith("ckstore: --step ")
 
 
 def test_natural_order() -> None:
