@@ -12,7 +12,7 @@ from ckstore.errors import CkstoreError, IntegrityError
 from ckstore.operations.costs import update_costs
 from ckstore.operations.found_versions import FoundVersion, FoundVersions, found_version, last_targets
 from ckstore.repository import Repository
-from ckstore.storage import log
+from ckstore.storage import log, reserve
 from ckstore.storage.catalog import Catalog, Placement, VersionRow, key
 from ckstore.storage.catalog_replacement import replace_catalog
 from ckstore.storage.pack import PackInfo
@@ -59,9 +59,10 @@ def recover(path: Path) -> RecoverReport:
         builder.build()
         rebased = builder.rebased
 
-    replace_catalog(path, build)
-    if rebased:
-        _take_costs_again(path)
+    with reserve.spent(path):
+        replace_catalog(path, build)
+        if rebased:
+            _take_costs_again(path)
     return report
 
 
