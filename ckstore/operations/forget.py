@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ckstore.storage import log
+from ckstore.storage import log, reserve
 
 if TYPE_CHECKING:
     from ckstore.repository import Repository
@@ -47,7 +47,7 @@ def forget(repository: Repository, versions: Sequence[VersionRow], *, dry_run: b
     if dry_run:
         repository.catalog.check_untagged(numbers)
     elif numbers:
-        with repository.catalog.transaction():
+        with reserve.spent(repository.path), repository.catalog.transaction():
             repository.catalog.forget_versions(numbers)
             repository.catalog.remove_empty_runs()
             log.append(repository.path, {"change": "forget", "versions": numbers})

@@ -38,6 +38,7 @@ from ckstore.runtime.collector import collection_seldom
 from ckstore.scanning.scan import hash_version
 from ckstore.scanning.scanned import ScannedVersion
 from ckstore.scanning.source import open_source
+from ckstore.storage import reserve
 from ckstore.storage.catalog import VersionRow
 from ckstore.storage.durable import sweep_temporaries
 from ckstore.storage.pack import PackWriter
@@ -79,6 +80,7 @@ def ingest(
     # An evaluation is the caller's code, and may leave garbage behind.
     with (
         collection_seldom() if request.tuning is None else nullcontext(),
+        reserve.kept(repository.path),
         closing(open_source(source, repository.path, force=request.force)) as scanned,
     ):
         if options.parent == "auto":

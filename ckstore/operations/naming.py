@@ -8,7 +8,7 @@ from typing import Any
 from ckstore.errors import UsageError
 from ckstore.policy import Policy
 from ckstore.repository import Repository
-from ckstore.storage import log
+from ckstore.storage import log, reserve
 from ckstore.storage.catalog import Catalog, VersionRow
 from ckstore.storage.names import LATEST, check_length, check_tag
 
@@ -56,7 +56,7 @@ def tag(repository: Repository, row: VersionRow, name: str) -> None:
 
 def untag(repository: Repository, name: str) -> None:
     """Remove a tag."""
-    with repository.catalog.transaction():
+    with reserve.spent(repository.path), repository.catalog.transaction():
         repository.catalog.delete_tag(name)
         log.append(repository.path, {"change": "untag", "tag": name})
 

@@ -13,7 +13,7 @@ from ckstore.objects.documents import MANIFEST
 from ckstore.operations.costs import update_costs
 from ckstore.operations.found_versions import FoundVersion, FoundVersions, found_version, last_targets
 from ckstore.repository import Repository
-from ckstore.storage import log
+from ckstore.storage import log, reserve
 from ckstore.storage.catalog import Catalog, Placement, VersionRow, key
 from ckstore.storage.catalog_replacement import replace_catalog
 from ckstore.storage.pack import PackInfo
@@ -60,9 +60,10 @@ def recover(path: Path) -> RecoverReport:
         builder.build()
         rebased = builder.rebased
 
-    replace_catalog(path, build)
-    if rebased:
-        _take_costs_again(path)
+    with reserve.spent(path):
+        replace_catalog(path, build)
+        if rebased:
+            _take_costs_again(path)
     return report
 
 

@@ -54,11 +54,15 @@ def replace_catalog(store: Path, build: Callable[[Catalog, Catalog | None], None
 @contextmanager
 def _writers_kept_out(store: Path) -> Iterator[Catalog | None]:
     """Hold the write lock of the present catalog; None where it cannot be written to, by nobody."""
-    with ExitStack() as stack:
-        present: Catalog | None = None
-        try:
-            present = stack.enter_context(Catalog(store, "a"))
-            stack.enter_context(present.transaction())
-        except (IntegrityError, NoStoreError):
-            present = None
+    stack = ExitStack()
+    present: Catalog | None = None
+    try:
+        present = stack.enter_context(Catalog(store, "a"))
+        stack.enter_context(present.transaction())
+    except (IntegrityError, NoStoreError):
+        present = None
+    try:
         yield present
+    finally:
+        with suppress(IntegrityError):  # Nothing was changed in it, damaged as it may be.
+            stack.close()

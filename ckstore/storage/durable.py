@@ -20,6 +20,10 @@ _TEMPORARY = re.compile(r"\.tmp-(\d+)-[0-9a-f]+")
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
+class DiskFullError(CkstoreError):
+    """The file system or the quota is full."""
+
+
 def checkpoint(step: str) -> None:
     """Name a step of the commit protocol. It does nothing: tests replace it to stop the process at that step."""
 
@@ -59,8 +63,7 @@ def disk_full_explained(directory: Path, needed: int) -> Iterator[None]:
 
     Raises
     ------
-    CkstoreError
-        The file system or the quota is full.
+    DiskFullError
     """
     try:
         yield
@@ -70,13 +73,13 @@ def disk_full_explained(directory: Path, needed: int) -> Iterator[None]:
         raise full_error(directory, needed) from error
 
 
-def full_error(directory: Path, needed: int) -> CkstoreError:
+def full_error(directory: Path, needed: int) -> DiskFullError:
     """The error for a full disk: `needed` bytes were about to be written below `directory`."""
     free = "an unknown number of"
     with suppress(OSError):
         status = os.statvfs(directory)
         free = f"{status.f_bavail * status.f_frsize:,}"
-    return CkstoreError(
+    return DiskFullError(
         f"No space for {directory}: at least {needed:,} more bytes are needed and {free} are free;"
         " free some and try again."
     )

@@ -568,3 +568,13 @@ def test_the_catalog_of_another_store_says_nothing(small: Path, tmp_path: Path) 
         assert opened.catalog.tags() == {"best": before[1][0]}
         assert opened.ingest({"w": weights(2)}, run="a", step=2).version.number == 3
     assert recover(small).problems == []
+
+
+def test_a_catalog_of_which_not_even_a_transaction_ends(small: Path) -> None:
+    """SQLite finds the damage when the lock is given up that kept writers out."""
+    before = steps(small)
+    with (small / "catalog.sqlite").open("r+b") as file:
+        file.seek(3000)
+        file.write(b"damage" * 100)
+    assert recover(small).problems == []
+    assert steps(small) == before

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import LockedError
@@ -13,7 +13,7 @@ from ckstore.operations.commit import remove_uncommitted
 from ckstore.operations.gc.plan import GcPlan, State, plan_for
 from ckstore.operations.gc.reachability import PackContents
 from ckstore.operations.gc.repack import Copy, repack
-from ckstore.storage import durable, log, root
+from ckstore.storage import durable, log, reserve, root
 from ckstore.storage.pack import PackInfo
 
 if TYPE_CHECKING:
@@ -54,6 +54,11 @@ class GcReport:
     files: int = 0
     versions: int = 0
 
+    def add(self, other: GcReport) -> None:
+        """Count what another run has freed as well."""
+        for name, value in asdict(other).items():
+            setattr(self, name, getattr(self, name) + value)
+
 
 def gc(repository: Repository, *, grace: float = GRACE, dry_run: bool = False) -> GcReport:
     """Free what no version needs.
@@ -67,6 +72,8 @@ def gc(repository: Repository, *, grace: float = GRACE, dry_run: bool = False) -
     dry_run
         Change nothing, only say what would be freed.
 
+    Where the disk has no room for packs that are to be written again, these are left as they are.
+
     Raises
     ------
     IntegrityError
@@ -76,7 +83,7 @@ def gc(repository: Repository, *, grace: float = GRACE, dry_run: bool = False) -
     """
     if dry_run:
         return _expected(repository, plan_for(repository, grace), grace)
-    with repository.catalog.lease(_PURPOSE) as lease:
+    with reserve.spent(repository.path), repository.catalog.lease(_PURPOSE) as lease:
         return _Collection(repository, grace, lease).run()
 
 
@@ -99,19 +106,32 @@ class _Collection:
     def run(self) -> GcReport:
         """Plan, copy and commit until nothing has changed in between."""
         try:
-            while True:
-                self._wait()
-                plan = plan_for(self._repository, self._grace, [copy.pack for copy, _ in self._copies.values()])
-                self._copy(plan)
-                report = self._commit(plan)
-                if report is not None:
-                    break
-        except BaseException:
-            self._drop(list(self._copies))
-            raise
+            report = self._collect(rewriting=True)
+        except durable.DiskFullError:
+            # What is removed first makes room, and may be enough.
+            report = GcReport()
+            self._sweep(report)
+            report.add(self._collect(rewriting=False))
+            with suppress(durable.DiskFullError):
+                report.add(self._collect(rewriting=True))
         self._repository.resolver.notice_collection()
         self._sweep(report)
         return report
+
+    def _collect(self, *, rewriting: bool) -> GcReport:
+        try:
+            while True:
+                self._wait()
+                plan = plan_for(self._repository, self._grace, [copy.pack for copy, _ in self._copies.values()])
+                if not rewriting:
+                    plan.rewritten = []
+                self._copy(plan)
+                report = self._commit(plan)
+                if report is not None:
+                    return report
+        except BaseException:
+            self._drop(list(self._copies))
+            raise
 
     def _wait(self) -> None:
         while writer := self._writer():
