@@ -25,7 +25,7 @@ or finds; nothing here was written by hand. The runs are small, so that they can
   96.5 % accuracy, a checkpoint an epoch; *lost* is the part of the accuracy on 397 other digits that is gone.
   Gradients are those of `ckstore.GradientAccumulator`.
 * *GPT*: 4.9 million parameters on Python's sources, AdamW, 800 steps, a checkpoint every 40; *lost* is the rise of
-  the loss on 256 other windows, as a part of it.
+  the loss on 128 other windows, as a part of it.
 * *fine-tune*: the GPT on English prose, 200 steps, a checkpoint every 10, the first before any; *lost* is the same
   on prose, of ten versions.
 

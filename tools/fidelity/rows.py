@@ -141,15 +141,15 @@ def excp(bench: Bench) -> Iterable[Row]:
     yield _alone("gpt", ExcpArchive(bench.kept / "excp" / made_of), paths, _resuming(bench, paths))
 
 
-def gpt_language(bench: Bench) -> Language:
-    """The judge of the GPT's states."""
+def gpt_language(bench: Bench, windows: int | None = None) -> Language:
+    """The judge of the GPT's states, by the tier's number of windows unless another is given."""
     import torch
 
     from tools import models
 
     settings: Any = runs.settings("gpt", bench.name)
     return Language(
-        settings, torch.cat(models.sources()), held_out_sources(settings, bench.tier.windows), bench.results
+        settings, torch.cat(models.sources()), held_out_sources(settings, windows or bench.tier.windows), bench.results
     )
 
 

@@ -26,6 +26,9 @@ TOLERANCE = 0.05
 
 SEARCHED = Setting("dynaquant, searched")
 
+#: Windows of text that judge a version, and searches.
+WINDOWS = 128
+
 #: Of a fine-tune so many versions are evaluated, evenly spaced; of the other runs all.
 _POINTS = 10
 
@@ -96,9 +99,11 @@ def measure(bench: Bench, found: Found, run: str) -> None:
             "settings": getattr(archive, "settings", getattr(archive, "chosen", [])),
         }  # fmt: skip
 
-    for part in files:
-        for name, make in _archives(bench, run, part, degradation, paths).items():
-            found.row(run, f"{part}, {name}", partial(row, part, make))
+    ways = {part: _archives(bench, run, part, degradation, paths) for part in files}
+    for name in ways["weights"] | ways["whole"]:
+        for part in files:
+            if name in ways[part]:
+                found.row(run, f"{part}, {name}", partial(row, part, ways[part][name]))
 
 
 def judge(bench: Bench, run: str, paths: list[Path]) -> Degradation:
@@ -113,7 +118,7 @@ def judge(bench: Bench, run: str, paths: list[Path]) -> Degradation:
             return (reference - digits.judge(state["model"])[0]) / reference
 
         return by_accuracy
-    language = gpt_language(bench) if run == "gpt" else prose_language(bench, paths)
+    language = gpt_language(bench, WINDOWS) if run == "gpt" else prose_language(bench, paths)
 
     def by_loss(path: Path, state: State) -> float:
         return language.loss(state["model"]) / language.loss(load(exact[path.name])["model"]) - 1
@@ -124,7 +129,7 @@ def judge(bench: Bench, run: str, paths: list[Path]) -> Degradation:
 def prose_language(bench: Bench, paths: list[Path]) -> Language:
     """The judge of the fine-tune's states."""
     settings: Any = runs.settings("finetune", bench.name)
-    held_out = held_out_prose(settings, load(paths[0])["rng"], bench.tier.windows)
+    held_out = held_out_prose(settings, load(paths[0])["rng"], WINDOWS)
     return Language(settings, held_out.flatten(), held_out, bench.results)
 
 
@@ -135,12 +140,12 @@ def _archives(
     gradients = paths[0].parent / "gradients"
     quality = archives.DEFAULT_QUALITY
     found: dict[str, Callable[[Path], Archive]] = {
-        str(setting): lambda directory, setting=setting: StoreArchive(directory, setting)  # type: ignore[misc]
-        for setting in (archives.DEFAULT, Setting("lc", quality), Setting("dynaquant", quality))
+        str(SEARCHED): lambda directory: SearchedArchive(
+            directory, degradation, gradients if gradients.exists() else None
+        )
     }
-    found[str(SEARCHED)] = lambda directory: SearchedArchive(
-        directory, degradation, gradients if gradients.exists() else None
-    )
+    for setting in (Setting("lc", quality), archives.DEFAULT, Setting("dynaquant", quality)):
+        found[str(setting)] = lambda directory, setting=setting: StoreArchive(directory, setting)  # type: ignore[misc]
     if part == "weights":
         for name in BASELINES:
             found[name] = lambda directory, name=name: BaselineArchive(name, degradation, TOLERANCE)  # type: ignore[misc]
