@@ -165,8 +165,13 @@ def everything(path: Path, out: Path) -> Iterator[tuple[str, Callable[[], Any]]]
 
         return asked
 
+    def check_out(store: ckstore.Store) -> None:
+        out.mkdir(exist_ok=True)
+        for row in store.versions():
+            store[row.number].checkout(out / str(row.number), force=True)
+
     yield "log", of(lambda store: [store.versions(), store.catalog.runs(), store.catalog.tags()])
-    yield "checkout", of(lambda store: [store[row.number].checkout(out, force=True) for row in store.versions()])
+    yield "checkout", of(check_out)
     yield "state_dict", of(lambda store: [store[row.number].state_dict() for row in store.versions()])
     yield (
         "tensors",
@@ -179,4 +184,4 @@ def everything(path: Path, out: Path) -> Iterator[tuple[str, Callable[[], Any]]]
     yield "rebase", of(lambda store: store.rebase(dry_run=True), "a")
     yield "recover", lambda: recover(path)
     yield "log again", of(lambda store: [store.versions(), store.catalog.runs(), store.catalog.tags()])
-    yield "checkout again", of(lambda store: [store[row.number].checkout(out, force=True) for row in store.versions()])
+    yield "checkout again", of(check_out)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import random
 import shutil
 import sqlite3
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -13,10 +16,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from blake3 import blake3
 
 import ckstore
-from ckstore.errors import CkstoreError
+from ckstore.errors import CkstoreError, IntegrityError
 from ckstore.objects import units
+from ckstore.operations.recover import recover
+from ckstore.policy import Policy
+from ckstore.storage import log
 from tests.checkpoints import scratch, sha256
 
 
@@ -50,6 +57,11 @@ def whole() -> Iterator[Whole]:
             slow = slow + 1e-7 * torch.randn(150, generator=generator)
         store.tag(1, "first")
         store.tag(2, "best")
+        store.set_policy(Policy("coarse", quality=2.0), "a")
+        # An old version goes, so that a collection is noted and packs are written again.
+        torch.save({"model": {"w": weight}}, directory / "other.pt")
+        store.forget([store.ingest(directory / "other.pt", run="c").version.number])
+        store.gc(grace=0.0)
         modes = [store.resolver.content(content) for _, content in store[2].document.objects if content]
         assert {"chained", "own"} & {record.mode for record in modes if record is not None}
         assert store.verify().problems == []
@@ -179,6 +191,19 @@ def test_bytes_of_the_catalog(whole: Whole, copy: Path) -> None:
         ("UPDATE versions SET metrics = '{}'", False),
         ("UPDATE versions SET fidelity = 'coarse'", False),
         ("UPDATE runs SET name = 'other'", False),
+        ("UPDATE versions SET cost = cost + 0.5 WHERE number = 2", False),
+        ("UPDATE versions SET depth = depth + 1 WHERE number = 2", False),
+        ("UPDATE versions SET base = 1 - base WHERE number = 2", False),
+        ("UPDATE packs SET kind = 'exact' WHERE kind = 'coarse'", False),
+        ("UPDATE packs SET bytes = bytes + 1 WHERE id = 1", False),
+        ("UPDATE meta SET value = replace(value, '2.0', '3.0') WHERE key = 'policy:a'", False),
+        ("UPDATE meta SET key = 'policy:b' WHERE key = 'policy:a'", False),
+        ("UPDATE meta SET key = 'collectee' WHERE key = 'collected'", False),
+        ("UPDATE meta SET value = '2020-01-01T00:00:00.000000Z' WHERE key = 'collected'", False),
+        ("INSERT INTO runs (name) VALUES ('other')", False),
+        ("INSERT INTO version_packs SELECT 2, id FROM packs WHERE id NOT IN (SELECT pack FROM version_packs)", False),
+        ("UPDATE recent_lattices SET slot = slot + 1 WHERE slot = 0", True),
+        ("UPDATE recent_contents SET key = key + 1", True),
         ("UPDATE tags SET version = 1 WHERE name = 'best'", False),
         ("UPDATE tags SET name = 'other' WHERE name = 'best'", False),
     ],
@@ -189,6 +214,96 @@ def test_a_catalog_that_contradicts_the_manifests(whole: Whole, copy: Path, stat
         assert database.execute(statement).rowcount >= 1
     assert problems(copy)
     assert check_reads(copy, whole) != harmful
+
+
+def rows_of(data: bytes) -> Any:
+    """All that a catalog says; None where SQLite finds it damaged. What processes hold at present is not counted."""
+    try:
+        with closing(sqlite3.connect(":memory:")) as database:
+            database.deserialize(data)
+            [[whole]] = database.execute("PRAGMA integrity_check(1)").fetchall()
+            tables = database.execute("SELECT type, name, tbl_name, sql FROM sqlite_master").fetchall()
+            rows = [
+                database.execute(f"SELECT * FROM {name}").fetchall() for kind, name, *_ in tables if kind == "table"
+            ]
+            return (tables, rows) if whole == "ok" else None
+    except (sqlite3.Error, UnicodeDecodeError):
+        return None
+
+
+def recovered(path: Path) -> Any:
+    """What the catalog says once it was built again."""
+    recover(path)
+    with ckstore.open(path, "r") as store:
+        catalog = store.catalog
+        return (catalog.versions(), catalog.packs(), catalog.runs(), catalog.tags(), catalog.policies(),
+                catalog.placed_lattices(), catalog.placed_contents(), catalog.last_number())  # fmt: skip
+
+
+#: SQLite reads these bytes before it reads any row.
+_HEADER = 100
+
+
+def test_flips_of_the_catalog(whole: Whole, copy: Path) -> None:
+    """Every bit, or some of them: it is found, or no row changes, or all comes back and is recovered the same.
+
+    `CKSTORE_FLIPS=1` tries all, which takes some minutes.
+    """
+    catalog = copy / "catalog.sqlite"
+    data = catalog.read_bytes()
+    said, again = rows_of(data), None
+    counted: Counter[str] = Counter()
+    bits = (
+        range(8 * len(data)) if os.environ.get("CKSTORE_FLIPS") else random.Random(1).sample(range(8 * len(data)), 1500)
+    )
+    for bit in bits:
+        place = bit // 8
+        changed = bytearray(data)
+        changed[place] ^= 1 << bit % 8
+        found = rows_of(bytes(changed))
+        if found == said and place >= _HEADER:
+            counted["the same rows"] += 1
+            continue
+        catalog.write_bytes(changed)
+        if problems(copy):
+            counted["found by SQLite" if found is None else "found by what packs and log say"] += 1
+        else:
+            assert check_reads(copy, whole), f"bit {bit}"
+            again = again or recovered_of(whole)
+            assert recovered(copy) == again, f"bit {bit}"
+            counted["harmless: the same restores and the same catalog after recovery"] += 1
+            for path in copy.iterdir():
+                path.unlink() if path.is_file() else shutil.rmtree(path)
+            shutil.copytree(whole.path, copy, dirs_exist_ok=True)
+        catalog.write_bytes(data)
+    print(f"{sum(counted.values())} flips: {dict(counted)}")
+    assert counted["found by what packs and log say"] > 10
+
+
+def recovered_of(whole: Whole) -> Any:
+    with scratch() as directory:
+        shutil.copytree(whole.path, directory / "store")
+        return recovered(directory / "store")
+
+
+@pytest.mark.skipif(not os.environ.get("CKSTORE_FLIPS"), reason="CKSTORE_FLIPS=1 tries every bit")
+def test_every_bit_of_packs_and_log(copy: Path) -> None:
+    """A pack's name and a record's digest are those of all its bytes: there is no flip that they do not change."""
+    tried = 0
+    for path in [*names(copy / "packs"), *names(copy / "log")]:
+        data = path.read_bytes()
+        for bit in range(8 * len(data)):
+            changed = bytearray(data)
+            changed[bit // 8] ^= 1 << bit % 8
+            if path.suffix == ".zip":
+                assert blake3(changed).hexdigest(length=20) != path.name[:40]
+            else:
+                path.write_bytes(changed)
+                with pytest.raises(IntegrityError):
+                    log.read_all(copy)
+            tried += 1
+        path.write_bytes(data)
+    print(f"{tried} flips")
 
 
 def told(row: Any) -> Any:

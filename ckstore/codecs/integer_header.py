@@ -129,6 +129,8 @@ def overhead_bytes(head: bytes, length: int) -> int:
     length : int
         Bytes of the whole payload.
     """
+    if len(head) < 7:
+        raise IntegrityError(DAMAGED)
     flags = head[1]
     if not flags & STREAMED:
         return length

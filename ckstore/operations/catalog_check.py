@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from ckstore.encoding.writer import version_row
 from ckstore.errors import CkstoreError
+from ckstore.operations.costs import restore_cost
 from ckstore.storage import log, manifest
-from ckstore.storage.catalog import VersionRow
+from ckstore.storage.catalog import VersionRow, key
 from ckstore.storage.pack import PackInfo
 
 if TYPE_CHECKING:
@@ -31,7 +32,9 @@ def catalog_problems(repository: Repository, versions: Sequence[StoredVersion]) 
         records = []
         yield str(error)
     else:
-        yield from _tags(repository, records)
+        yield from _logged(repository, records)
+    yield from _packs(repository)
+    yield from _places(repository)
     exact = _exact_packs(repository)
     present = {row.number for row in repository.catalog.versions()}
     for version in versions:
@@ -64,11 +67,16 @@ def _wrong_fields(
     if row.parent is not None and expected.parent == _written_as(repository, repository.catalog.version(row.parent)):
         expected = replace(expected, parent=row.parent)
     # Metrics that came later, or would have: the log may be one change ahead.
-    added = [item["metrics"] for item in records if item.get("change") == "metrics"
+    added = [item["metrics"] for item in records if item["change"] == "metrics"
              and item["version"] in (row.number, written_as)]  # fmt: skip
     if row.metrics in added:
         expected = replace(expected, metrics=row.metrics)
     wrong = [name for name in _FIELDS if getattr(row, name) != getattr(expected, name)]
+    if repository.catalog.references(row.number) != {row.pack, *document.blob_packs()}:
+        wrong.append("packs")
+    if (row.cost, row.depth, row.base) != (expected.cost, expected.depth, expected.base):
+        cost, depth = restore_cost(version)  # Objects were stored again since.
+        wrong += [] if (row.cost, row.depth, row.base) == (cost, depth, depth == 0) else ["cost"]
     # A version that was forgotten handed its children to its own parent, which is older.
     allowed = row.parent is None or row.parent < (expected.parent or 0)
     if row.parent != expected.parent and (expected.parent is None or expected.parent in present or not allowed):
@@ -97,9 +105,66 @@ def _exact_packs(repository: Repository) -> dict[tuple[int, str], PackInfo]:
     return found
 
 
-def _tags(repository: Repository, records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _logged(repository: Repository, records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """What only the log tells: tags, policies, and when packs were collected."""
     # An interrupted change may stand in the log without having taken place; never the other way round.
-    logged = {(record["tag"], record["version"]) for record in records if record.get("change") == "tag"}
-    for tag, number in repository.catalog.tags().items():
-        if (tag, number) not in logged:
+    catalog = repository.catalog
+    tags = {(record["tag"], record["version"]) for record in records if record["change"] == "tag"}
+    for tag, number in catalog.tags().items():
+        if (tag, number) not in tags:
             yield f"Tag {tag} means version {number}, which the log does not say; run `ckstore recover`."
+    policies = {(record["run"], record["policy"]) for record in records if record["change"] == "policy"}
+    for run, policy in catalog.policies().items():
+        if (run, policy) not in policies:
+            yield f"The policy of {run or 'the store'} is {policy}, which the log does not say; run `ckstore recover`."
+    collections = [record["created"] for record in records if record["change"] == "gc"]
+    collected = catalog.collected()
+    if collected and (not collections or collected < collections[0]):
+        yield f"The catalog says that packs were removed at {collected}, the log does not; run `ckstore recover`."
+    highest = max((number for record in records for number in _numbers(record)), default=0)
+    if catalog.last_number() < highest:
+        yield f"The catalog does not know of version {highest}, of which the log tells; run `ckstore recover`."
+
+
+def _numbers(record: Mapping[str, Any]) -> list[int]:
+    """The numbers of versions in a log record."""
+    said = record.get("versions", [record["version"]] if "version" in record else [])
+    return [item if isinstance(item, int) else item[1] for item in said]
+
+
+def _packs(repository: Repository) -> Iterator[str]:
+    """What the catalog says of packs, and of those whose place others took."""
+    known = {pack.name: pack for pack in repository.catalog.packs()}
+    former: dict[str, str] = {}
+    for name, pack in known.items():
+        try:
+            document = repository.resolver.manifest(name).document
+            size = repository.packs.size(name)
+        except CkstoreError:
+            continue  # Every pack is checked by itself.
+        former |= dict.fromkeys(document.get("stands_for", ()), name)
+        if (pack.kind, pack.bytes) != (document["kind"], size):
+            yield f"The catalog takes pack {name} for another ({pack.kind}, {pack.bytes}); run `ckstore recover`."
+    for name, present in repository.catalog.moved_packs(None).items():
+        if present not in known or former.get(name, present) != present:
+            yield f"The catalog says that pack {present} took the place of {name}; run `ckstore recover`."
+    for run in repository.catalog.runs():
+        if not run.versions:
+            yield f"The catalog has run {run.name} without a version; run `ckstore recover`."
+
+
+def _places(repository: Repository) -> Iterator[str]:
+    """Where the catalog says that objects are."""
+    for places in (repository.catalog.placed_lattices(), repository.catalog.placed_contents()):
+        for pack, slots in places.items():
+            try:
+                records = repository.resolver.manifest(pack).document["records"]
+            except CkstoreError:
+                continue
+            wrong = [slot for slot, number in slots.items() if not _is_at(records, slot, number)]
+            if wrong:
+                yield f"The catalog takes {len(wrong)} objects of pack {pack} for others; run `ckstore recover`."
+
+
+def _is_at(records: Sequence[Mapping[str, Any]], slot: int, number: int) -> bool:
+    return slot < len(records) and key(records[slot]["id"]) == number

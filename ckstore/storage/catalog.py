@@ -128,7 +128,7 @@ class Catalog(CatalogClaims):
             self._lattices.require(requires_lattices)
             self._contents.require(requires_contents)
             self.add_packs(packs)
-            self._connection.execute("INSERT OR IGNORE INTO runs (name, created) VALUES (?, ?)", [row.run, row.created])
+            self._connection.execute("INSERT OR IGNORE INTO runs (name) VALUES (?)", [row.run])
             self._insert_version(row, parent)
             self._refer(row.number, {row.pack, *references})
             self._lattices.place(lattices, displace=False)
@@ -158,11 +158,10 @@ class Catalog(CatalogClaims):
 
     def add_packs(self, packs: Sequence[Any]) -> None:
         """Make packs (`PackInfo`) known; those that are known already stay as they are."""
-        created = durable.timestamp()
         with self.transaction():
             self._connection.execute_many(
-                "INSERT OR IGNORE INTO packs (name, kind, bytes, created) VALUES (?, ?, ?, ?)",
-                [(pack.name, pack.kind, pack.bytes, created) for pack in packs],
+                "INSERT OR IGNORE INTO packs (name, kind, bytes) VALUES (?, ?, ?)",
+                [(pack.name, pack.kind, pack.bytes) for pack in packs],
             )
 
     def move_lattices(self, placements: Iterable[Placement]) -> None:

@@ -12,6 +12,7 @@ from ckstore.errors import NoStoreError, NotFoundError
 from ckstore.storage import durable, root
 from ckstore.storage.connection import BUSY_TIMEOUT, Connection, Mode, believed
 from ckstore.storage.names import resolve
+from ckstore.storage.pack import PACK_NAME
 from ckstore.storage.placements import Placements
 from ckstore.storage.rows import (
     LEASE_ROWS,
@@ -42,6 +43,7 @@ POLICY = "policy:"
 _SELECT = f"SELECT {_COLUMNS} FROM versions v JOIN runs r ON r.id = v.run JOIN packs p ON p.id = v.pack"
 
 _STEP_ROWS = rows(whole(1), optional(whole(LOWEST, HIGHEST)))
+_NAMES = rows(PACK_NAME)
 _NUMBER_ROWS = rows(whole(), whole())
 
 
@@ -128,12 +130,12 @@ class CatalogReader:
     def runs(self) -> list[RunRow]:
         """All runs in the order in which they began."""
         found = self._connection.rows(
-            "SELECT r.name, r.created, COUNT(v.number), MAX(v.number) FROM runs r"
+            "SELECT r.name, COUNT(v.number), MAX(v.number) FROM runs r"
             " LEFT JOIN versions v ON v.run = r.id GROUP BY r.id ORDER BY r.id",
             schema=RUN_ROWS,
         )
         steps = dict(self._connection.rows("SELECT number, step FROM versions", schema=_STEP_ROWS))
-        return [RunRow(name, created, count, latest, steps.get(latest)) for name, created, count, latest in found]
+        return [RunRow(name, count, latest, steps.get(latest)) for name, count, latest in found]
 
     def tags(self) -> dict[str, int]:
         """Version numbers by tag, sorted by tag."""
@@ -141,7 +143,7 @@ class CatalogReader:
 
     def packs(self) -> list[PackRow]:
         """All packs in the order in which they were committed."""
-        found = self._connection.rows("SELECT name, kind, bytes, created FROM packs ORDER BY id", schema=PACK_ROWS)
+        found = self._connection.rows("SELECT name, kind, bytes FROM packs ORDER BY id", schema=PACK_ROWS)
         return [PackRow(*row) for row in found]
 
     def has_packs(self, names: Iterable[str]) -> bool:
@@ -175,11 +177,19 @@ class CatalogReader:
         """The keys of all contents by slot, for each pack by name. Reads the whole table."""
         return self._contents.by_pack()
 
-    def moved_packs(self, names: Iterable[str]) -> dict[str, str]:
-        """The present names of those packs that `gc` has put others in the place of."""
+    def moved_packs(self, names: Iterable[str] | None) -> dict[str, str]:
+        """The present names of those packs that `gc` has put others in the place of; of all with None."""
+        if names is None:
+            query = "SELECT key, value FROM meta WHERE key NOT IN ('store', ?) AND substr(key, 1, ?) <> ?"
+            return dict(self._connection.rows(query, [COLLECTED, len(POLICY), POLICY], META_ROWS))
         wanted = sorted(set(names))
         marks = ", ".join("?" * len(wanted))
         return dict(self._connection.rows(f"SELECT key, value FROM meta WHERE key IN ({marks})", wanted, META_ROWS))
+
+    def references(self, number: int) -> set[str]:
+        """Names of the packs that a version's manifest and blobs are in."""
+        query = "SELECT p.name FROM version_packs r JOIN packs p ON p.id = r.pack WHERE r.version = ?"
+        return {name for (name,) in self._connection.rows(query, [number], _NAMES)}
 
     def collected(self) -> str:
         """When `gc` last moved or removed something; empty where it never did."""
@@ -195,7 +205,7 @@ class CatalogReader:
     def unreferenced_packs(self) -> list[PackRow]:
         """Packs with nothing that a version needs: no manifest, no blob, no lattice and no content."""
         found = self._connection.rows(
-            "SELECT name, kind, bytes, created FROM packs WHERE id NOT IN"
+            "SELECT name, kind, bytes FROM packs WHERE id NOT IN"
             " (SELECT pack FROM versions UNION SELECT pack FROM version_packs"
             " UNION SELECT pack FROM lattices UNION SELECT pack FROM contents) ORDER BY id",
             schema=PACK_ROWS,

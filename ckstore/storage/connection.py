@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from ckstore.errors import CkstoreError, FormatVersionError, IntegrityError, LockedError, NoStoreError, UsageError
 from ckstore.storage import durable, tables
-from ckstore.storage.schema import Schema
+from ckstore.storage.schema import Schema, optional, rows, text
 
 #: The format version of the catalog, in SQLite's `user_version`.
 FORMAT = 1
@@ -24,6 +24,8 @@ APPLICATION = 0x434B5354
 BUSY_TIMEOUT = 30.0
 
 _CACHE_KIB = 1 << 16
+#: What SQLite says of the type, name and SQL of all that is there.
+_MASTER = rows(text(), text(), optional(text()))
 
 #: Seconds between two looks whether another process's lock is free.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.1
@@ -244,7 +246,7 @@ class Connection:
             )
         if found < FORMAT:
             self._upgrade()
-        odd = tables.odd_one(self.rows("SELECT type, name, sql FROM sqlite_master"))
+        odd = tables.odd_one(self.rows("SELECT type, name, sql FROM sqlite_master", schema=_MASTER))
         if odd is not None:
             raise IntegrityError(
                 f"{self.path} has {odd!r} otherwise than a catalog of ckstore; run `ckstore recover` to rebuild it."

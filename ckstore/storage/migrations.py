@@ -8,7 +8,7 @@ import sqlite3
 from sqlite_utils import Database
 from sqlite_utils.migrations import Migrations
 
-from ckstore.storage import durable, tables
+from ckstore.storage import tables
 
 migrations = Migrations("ckstore")
 
@@ -19,7 +19,7 @@ def create_tables(db: Database) -> None:
     for statement in tables.FORMAT_1.split(";"):
         if statement.strip():
             db.execute(statement)
-    db.execute("INSERT INTO meta VALUES ('store', ?), ('created', ?)", [secrets.token_hex(16), durable.timestamp()])
+    db.execute("INSERT INTO meta VALUES ('store', ?)", [secrets.token_hex(16)])
 
 
 def migrate(connection: sqlite3.Connection, version: int) -> None:

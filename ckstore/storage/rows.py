@@ -100,16 +100,15 @@ VERSION_ROWS = rows(
 
 @dataclass(frozen=True, slots=True)
 class RunRow:
-    """One run: its name, when it began, how many versions it has, and the number and step of its latest one."""
+    """One run: its name, how many versions it has, and the number and step of its latest one."""
 
     name: str
-    created: str
     versions: int
     latest: int | None
     step: int | None
 
 
-RUN_ROWS = rows(text(1), TIME, whole(), optional(whole(1)))
+RUN_ROWS = rows(text(1), whole(), optional(whole(1)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +118,9 @@ class PackRow:
     name: str
     kind: str
     bytes: int
-    created: str
 
 
-PACK_ROWS = rows(PACK_NAME, one_of("coarse", "exact"), whole(), TIME)
+PACK_ROWS = rows(PACK_NAME, one_of("coarse", "exact"), whole())
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,13 +12,12 @@ from collections.abc import Iterable
 # Numbers of versions are handed out by `reservations` and never reused (AUTOINCREMENT remembers the largest).
 FORMAT_1 = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE runs (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, created TEXT NOT NULL);
+CREATE TABLE runs (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
 CREATE TABLE packs (
     id INTEGER PRIMARY KEY,
     name TEXT NOT NULL UNIQUE,
     kind TEXT NOT NULL,
-    bytes INTEGER NOT NULL,
-    created TEXT NOT NULL
+    bytes INTEGER NOT NULL
 );
 CREATE TABLE versions (
     number INTEGER PRIMARY KEY,
