@@ -23,6 +23,9 @@ APPLICATION = 0x434B5354
 BUSY_TIMEOUT = 30.0
 
 _CACHE_KIB = 1 << 16
+#: What a query may take in steps of SQLite's machine, some millions a second: pages of a damaged catalog may name one
+#: another in circles, and have more rows than can be counted.
+_STEPS, _STEPS_A_BYTE, _STEPS_AT_ONCE = 5_000_000, 20, 100_000
 #: What SQLite says of the type, name and SQL of all that is there.
 _MASTER = rows(text(), text(), optional(text()))
 
@@ -54,6 +57,8 @@ class Connection:
         self._timeout = timeout
         self._lock = threading.RLock()
         self._depth = 0
+        self._size = 0
+        self._steps = -1
         if not path.is_file():
             raise NoStoreError(f"There is no catalog {path}; run `ckstore recover` to rebuild it.")
         self._database = self._connect()
@@ -73,7 +78,11 @@ class Connection:
         with self._lock, explained(self.path):
             if not self._depth and not self._same_file() and self.path.is_file():
                 self._reopen()
-            found = self._database.execute(statement, parameters).fetchall()
+            self._steps = (_STEPS + _STEPS_A_BYTE * self._size) // _STEPS_AT_ONCE
+            try:
+                found = self._database.execute(statement, parameters).fetchall()
+            finally:
+                self._steps = -1
             with believed(self.path):
                 if schema is not None:
                     schema([found])
@@ -140,7 +149,9 @@ class Connection:
 
     def _same_file(self) -> bool:
         try:
-            return os.stat(self.path).st_ino == self._inode
+            status = os.stat(self.path)
+            self._size = status.st_size
+            return status.st_ino == self._inode
         except FileNotFoundError:
             return False
 
@@ -185,6 +196,7 @@ class Connection:
             isolation_level=None,
             check_same_thread=False,
         )
+        database.set_progress_handler(self._step, _STEPS_AT_ONCE)
         try:
             # SQLite opens the file with the first statement that needs it.
             database.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
@@ -192,6 +204,13 @@ class Connection:
             database.close()
             raise
         return database
+
+    def _step(self) -> bool:
+        """Whether SQLite is to stop: a query has taken more steps than there are rows for."""
+        if self._steps < 0:
+            return False
+        self._steps -= 1
+        return self._steps < 0
 
     def _check_format(self) -> None:
         found = self.rows("PRAGMA user_version")[0][0]
@@ -259,7 +278,7 @@ def explained(path: Path) -> Iterator[None]:
         # Our statements are right: where a table is not found, or a name is not UTF-8 (0: Python's own finding), the
         # file is not.
         odd = isinstance(error, sqlite3.OperationalError) and code in (0, sqlite3.SQLITE_ERROR)
-        if odd or code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        if odd or code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_INTERRUPT):
             raise IntegrityError(f"{path} is damaged ({error}); run `ckstore recover` to rebuild it.") from error
         if code == sqlite3.SQLITE_FULL:
             raise durable.full_error(path.parent, 1 << 20) from error
