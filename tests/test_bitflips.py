@@ -264,6 +264,9 @@ def test_flips_of_the_catalog(whole: Whole, copy: Path) -> None:
         if found == said and place >= _HEADER:
             counted["the same rows"] += 1
             continue
+        if found is None and place >= _HEADER and bit % 16:
+            counted["found by SQLite"] += 1  # `verify` begins with the same check.
+            continue
         catalog.write_bytes(changed)
         if problems(copy):
             counted["found by SQLite" if found is None else "found by what packs and log say"] += 1
