@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from ckstore.errors import NotFoundError, UsageError
+from ckstore.errors import NotFoundError
 from ckstore.objects.documents import Deviation, LayoutDocument, VersionDocument
 from ckstore.policy import Fidelity
 from ckstore.reading.stored_version import StoredVersion
@@ -144,12 +144,13 @@ class Version:
         self,
         target: str | os.PathLike[str],
         *,
-        format: Literal["original", "safetensors", "pt", "npz"] = "original",
+        format: Literal["original", "safetensors", "pt", "npz"] | None = None,
         include: Sequence[str] = (),
         exclude: Sequence[str] = (),
+        strip: bool = False,
         force: bool = False,
         progress: Callable[[int], None] | None = None,
-    ) -> None:
+    ) -> list[str]:
         """Write the version's files as they went in, or its tensors in another format.
 
         Parameters
@@ -158,27 +159,39 @@ class Version:
             The file or directory to be; it is written beside and renamed.
         format
             `original` is byte for byte what was ingested, or where values are coarse the same file with these and
-            with checksums that fit them; the others see `ckstore.reading.export.export`.
+            with checksums that fit them; the others see `ckstore.reading.export.export`. By default it is `original`,
+            or what the target's name ends with where tensors are chosen.
         include, exclude
-            Globs over the paths of tensors, for the other formats.
+            Globs over the paths of tensors; where the version is a directory and no format is named, of its files.
+        strip
+            Write one subtree of tensors alone, under the names that they have in it: what ``load_state_dict`` takes.
         force
             Overwrite what is there; a directory is replaced whole, with all that was in it.
         progress
             Called with numbers of bytes that were decoded.
 
+        Returns
+        -------
+        list of str
+            Paths of the tensors, or of the files of a directory, that were left out.
+
         Raises
         ------
         ConflictError
             The target exists, and `force` is not set.
+        NotFoundError
+            No tensor or file is chosen.
+        UsageError
+            Tensors are chosen, and no format; with `strip`, they lie in several subtrees, or two have one name.
         """
+        from ckstore.reading.subtree import format_for
+
         place = pathlib.Path(target)
-        if format != "original":
-            from ckstore.reading.export import export
+        form = format_for(self.stored, place, format, globs=bool(include or exclude), strip=strip)
+        if form == "original":
+            from ckstore.reading.checkout import checkout
 
-            export(self.stored, place, format, include, exclude, force=force, progress=progress)
-            return
-        if include or exclude:
-            raise UsageError("include and exclude choose tensors; choose a format for them, such as safetensors.")
-        from ckstore.reading.checkout import checkout
+            return checkout(self.stored, place, include, exclude, force=force, progress=progress)
+        from ckstore.reading.export import export
 
-        checkout(self.stored, place, force=force, progress=progress)
+        return export(self.stored, place, form, include, exclude, strip=strip, force=force, progress=progress)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, Literal
 
 import click
 
@@ -18,19 +19,21 @@ from ckstore.formats.directory import is_relative
 from ckstore.policy import FIDELITIES, Fidelity
 
 if TYPE_CHECKING:
-    from ckstore.reading.export import Format
+    from ckstore.objects.documents import FileEntry
+    from ckstore.reading.subtree import Format
     from ckstore.version import Version
 
 #: File name endings of the formats.
 _SUFFIXES = {"safetensors": ".safetensors", "pt": ".pt", "npz": ".npz"}
-_ORIGINAL = "original"
+_ORIGINAL: Final = "original"
 _STDOUT = "-"
 
 
 @verb(
     ("ckstore checkout best -o restored.pt", "the file that went in, byte for byte"),
     ("ckstore checkout gpt@400", "under its own name, in the working directory"),
-    ("ckstore checkout best -o w.safetensors --format safetensors --include 'model/*'", "the weights alone"),
+    ("ckstore checkout best -o w.safetensors --include 'model/*' --strip", "the weights alone, by their own names"),
+    ("ckstore checkout hf@500 -o model/ --include '*.safetensors'", "some files of a directory"),
     ("ckstore checkout best -o - | sha256sum", "to another program"),
     ("ckstore checkout gpt@300 --fidelity coarse -o approx.pt", "the coarse values of an exact version"),
     exit_codes=[4, 12, 13],
@@ -47,12 +50,12 @@ _STDOUT = "-"
     "--format",
     "form",
     type=click.Choice([_ORIGINAL, *_SUFFIXES]),
-    default=_ORIGINAL,
-    show_default=True,
-    help="What to write: the files that went in, or their tensors.",
+    help="What to write: the files that went in, or their tensors.  "
+    "[default: original; what TARGET ends with where tensors are chosen]",
 )
-@click.option("--include", metavar="GLOB", multiple=True, help="Only tensors whose path matches; for other formats.")
-@click.option("--exclude", metavar="GLOB", multiple=True, help="No tensors whose path matches; for other formats.")
+@click.option("--include", metavar="GLOB", multiple=True, help="Only tensors, or files of a directory, that match.")
+@click.option("--exclude", metavar="GLOB", multiple=True, help="No tensors, or files of a directory, that match.")
+@click.option("--strip", is_flag=True, help="One subtree of tensors alone, under the names that they have in it.")
 @click.option("--force", is_flag=True, help="Overwrite what is at TARGET; a directory is replaced whole.")
 @click.option(
     "--fidelity",
@@ -65,9 +68,10 @@ def command(
     ctx: click.Context,
     version: str,
     output: Path | None,
-    form: str,
+    form: Literal["original"] | Format | None,
     include: tuple[str, ...],
     exclude: tuple[str, ...],
+    strip: bool,
     force: bool,
     fidelity: Fidelity | None,
     require_exact: bool,
@@ -78,22 +82,29 @@ def command(
     beside TARGET, compared with the SHA-256 of what went in, and renamed when it is whole. Modes and modification
     times are the original ones.
 
+    --include and --exclude, globs as in `ckstore ls`, choose tensors of a file: TARGET ends with .safetensors, .pt
+    or .npz, or --format names one of these. Of a directory they choose files, or tensors with --format. stderr says
+    what was left out.
+
+    With --strip and --include 'model/*', the tensor `model/wte.weight` is called `wte.weight`, and a .pt holds the
+    subtree itself: what `load_state_dict` takes. Shards in a directory become one file.
+
     A coarse version comes back with coarse values, and stderr says so; `ckstore show` says how far they are off.
     """
     from ckstore.reading.checkout import checkout
     from ckstore.reading.export import export
+    from ckstore.reading.subtree import format_for, left_out_text
 
-    if form == _ORIGINAL and (include or exclude):
-        raise UsageError("--include and --exclude choose tensors; add --format safetensors, pt or npz.")
     if require_exact and fidelity == "coarse":
         raise UsageError("--require-exact and --fidelity coarse contradict each other; leave one of them out.")
     to_stdout = str(output) == _STDOUT
-    if to_stdout and form != _ORIGINAL:
-        raise UsageError(f"--format {form} needs a file to write to; name one with -o.")
+    if to_stdout and (strip or form not in (None, _ORIGINAL)):
+        raise UsageError("Tensors need a file to write to; name one with -o.")
     if to_stdout and sys.stdout.isatty():
         raise UsageError("A checkpoint does not go to a terminal; redirect stdout, or name a file with -o.")
     with open_store(ctx) as store:
         found = version_of(store, version) if to_stdout else store[version]
+        form = format_for(found.stored, output, form, globs=bool(include or exclude), strip=strip)
         if found.row.fidelity != "exact" and (require_exact or fidelity == "exact"):
             raise IntegrityError(
                 f"Version {found.row.number} is coarse: it has no exact values; choose another version, or leave "
@@ -104,22 +115,28 @@ def command(
         if found.fidelity != "exact":
             click.echo(f"ckstore: {_warning(found)}", err=True)
         if to_stdout:
-            _to_stdout(found)
+            _to_stdout(found, include, exclude)
             return
         target = output or Path(_default_name(found, form))
         name = f"{name_of(found.row)} (version {found.row.number})"
         start = time.perf_counter()
-        with progress_bar(name, found.row.original_bytes) as progress:
-            if form == _ORIGINAL:
-                checkout(found.stored, target, force=force, progress=progress)
-                result = _proof(found) if found.fidelity == "exact" else size_text(found.row.original_bytes)
-            else:
-                written = export(
-                    found.stored, target, cast("Format", form), include, exclude, force=force, progress=progress
-                )
-                result = f"{size_text(target.stat().st_size)}  {counted(written, 'tensor')}"
-        rate = found.row.original_bytes / (time.perf_counter() - start) / 1e9
-        click.echo(f"{name} -> {target}  {result}" + (f"  {rate:.2g} GB/s" if form == _ORIGINAL else ""))
+        if form == _ORIGINAL:
+            entries = _chosen_files(found, include, exclude)
+            size = sum(entry.size for entry in entries)
+            with progress_bar(name, size) as progress:
+                left_out = checkout(found.stored, target, include, exclude, force=force, progress=progress)
+            rate = size / (time.perf_counter() - start) / 1e9
+            result = f"{_proof(found, entries)}  {rate:.2g} GB/s"
+            total, noun = len(found.document.files) + len(found.document.links), "file"
+        else:
+            globs = (include, exclude)
+            with progress_bar(name, found.row.original_bytes) as progress:
+                left_out = export(found.stored, target, form, *globs, strip=strip, force=force, progress=progress)
+            total, noun = len(found), "tensor"
+            result = f"{size_text(target.stat().st_size)}  {counted(total - len(left_out), noun)}"
+        click.echo(f"{name} -> {target}  {result}")
+        if left_out:
+            click.echo(f"ckstore: {left_out_text(left_out, total, noun)}", err=True)
 
 
 def _warning(version: Version) -> str:
@@ -136,12 +153,21 @@ def _warning(version: Version) -> str:
     )
 
 
-def _proof(version: Version) -> str:
+def _chosen_files(version: Version, include: Sequence[str], exclude: Sequence[str]) -> list[FileEntry]:
+    from ckstore.reading.checkout import chosen_entries
+
     files = version.document.files
-    size = size_text(version.row.original_bytes)
+    if not version.document.is_directory:
+        return list(files)
+    chosen = chosen_entries(version.stored, include, exclude)
+    return [entry for entry in files if entry.path in chosen]
+
+
+def _proof(version: Version, files: Sequence[FileEntry]) -> str:
+    size = size_text(sum(entry.size for entry in files))
     if version.document.is_directory:
         return f"{size}  {counted(len(files), 'file')}"
-    return f"{size}  sha256 {files[0].sha256}"
+    return f"{size}  sha256 {files[0].sha256}" if version.fidelity == "exact" else size
 
 
 def _default_name(version: Version, form: str) -> str:
@@ -151,25 +177,30 @@ def _default_name(version: Version, form: str) -> str:
     return name if form == _ORIGINAL else Path(name).stem + _SUFFIXES[form]
 
 
-def _to_stdout(version: Version) -> None:
-    """Write the bytes of a version of one file to stdout; what was written before an error is found stays written."""
+def _to_stdout(version: Version, include: Sequence[str], exclude: Sequence[str]) -> None:
+    """Write the bytes of one file to stdout; what was written before an error is found stays written."""
     from ckstore.reading.checkout import file_blocks
 
-    if version.document.is_directory:
-        raise UsageError(f"Version {version.row.number} is a directory; name one to write with -o.")
-    if version.stored.is_changed(0):
-        _spooled_to_stdout(version)
+    chosen = _chosen_files(version, include, exclude)
+    if len(chosen) != 1:
+        raise UsageError(
+            f"Version {version.row.number} is a directory; name one to write with -o, "
+            f"or choose one of its files with --include: these are {len(chosen)}."
+        )
+    number = version.document.files.index(chosen[0])
+    if version.stored.is_changed(number):
+        _spooled_to_stdout(version, number)
         return
     sha = hashlib.sha256()
-    for block in file_blocks(version.stored, 0):
+    for block in file_blocks(version.stored, number):
         sha.update(block)
         sys.stdout.buffer.write(block)
     sys.stdout.buffer.flush()
-    if sha.hexdigest() != version.document.files[0].sha256:
+    if sha.hexdigest() != chosen[0].sha256:
         raise IntegrityError(f"Version {version.row.number} does not come back as it went in; run `ckstore verify`.")
 
 
-def _spooled_to_stdout(version: Version) -> None:
+def _spooled_to_stdout(version: Version, number: int) -> None:
     """Write a file with coarse values to stdout: its checksums are known only when all of it was decoded."""
     import shutil
     import tempfile
@@ -177,7 +208,7 @@ def _spooled_to_stdout(version: Version) -> None:
     from ckstore.reading.checkout import coarse_blocks, write_all
 
     with tempfile.TemporaryFile(buffering=0) as spool:
-        for block in coarse_blocks(version.stored, 0, spool):
+        for block in coarse_blocks(version.stored, number, spool):
             write_all(spool, block)
         spool.seek(0)
         shutil.copyfileobj(spool, sys.stdout.buffer, 1 << 20)

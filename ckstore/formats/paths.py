@@ -52,19 +52,39 @@ def text_to_path(text: str) -> Path:
 def match_paths(paths: Iterable[Path], include: Sequence[str] = (), exclude: Sequence[str] = ()) -> list[int]:
     """Numbers of the paths whose text an include glob matches (every one where there is none) and no exclude glob.
 
+    See `match_texts`.
+    """
+    return match_texts(map(path_to_text, paths), include, exclude)
+
+
+def match_texts(texts: Iterable[str], include: Sequence[str] = (), exclude: Sequence[str] = ()) -> list[int]:
+    """Numbers of the texts of paths that an include glob matches (every one where there is none) and no exclude glob.
+
     In globs `*` stands for any characters, `/` among them, and `?` for one; all others stand for themselves, `[` too. A
     glob that matches a path also matches everything below it.
     """
     included = [_glob(pattern) for pattern in include]
     excluded = [_glob(pattern) for pattern in exclude]
     numbers = []
-    for number, path in enumerate(paths):
-        text = path_to_text(path)
+    for number, text in enumerate(texts):
         if included and not any(pattern.fullmatch(text) for pattern in included):
             continue
         if not any(pattern.fullmatch(text) for pattern in excluded):
             numbers.append(number)
     return numbers
+
+
+def literal_segments(pattern: str) -> list[str]:
+    """The first segments of a glob that hold no wildcard: everything that it matches lies below them, or is them.
+
+    Examples
+    --------
+    >>> literal_segments("model/h.*/weight"), literal_segments("model/"), literal_segments("*/weight")
+    (['model'], ['model'], [])
+    """
+    segments = pattern.rstrip("/").split("/")
+    wild = [number for number, segment in enumerate(segments) if "*" in segment or "?" in segment]
+    return segments[: wild[0]] if wild else segments
 
 
 def _glob(pattern: str) -> re.Pattern[str]:

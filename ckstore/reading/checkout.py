@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+import posixpath
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, BinaryIO
 
 from ckstore.dtypes import ITEM_SIZES
-from ckstore.errors import CkstoreError, ConflictError, IntegrityError, UsageError
+from ckstore.errors import CkstoreError, ConflictError, IntegrityError, NotFoundError, UsageError
 from ckstore.formats.directory import leads_out
 from ckstore.formats.layout import FileLayout
+from ckstore.formats.paths import match_texts
 from ckstore.formats.skeleton import Checks, pieces
 from ckstore.formats.sources import PERMISSIONS
 from ckstore.runtime.collector import collection_seldom
@@ -35,11 +37,37 @@ Block = bytes | memoryview
 
 
 @collection_seldom()
-def checkout(version: StoredVersion, target: Path, *, force: bool = False, progress: Progress | None = None) -> None:
+def checkout(
+    version: StoredVersion,
+    target: Path,
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    *,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> list[str]:
     """Write a version's file or directory tree to `target`.
 
     Everything is written beside the target and renamed when it is whole and its SHA-256 is the original's; files with
     coarse values get checksums that fit these. With `force`, a directory takes the place of all that was at `target`.
+
+    Parameters
+    ----------
+    version
+        The version.
+    target
+        The file or directory to be.
+    include, exclude
+        Globs over the paths of a directory's files; see `chosen_entries`.
+    force
+        Overwrite the target.
+    progress
+        Called with numbers of bytes that were written.
+
+    Returns
+    -------
+    list of str
+        Paths of the files and links that were left out.
 
     Raises
     ------
@@ -47,15 +75,59 @@ def checkout(version: StoredVersion, target: Path, *, force: bool = False, progr
         The target exists, and `force` is not set.
     IntegrityError
         The store does not give back what went in.
+    NotFoundError
+        No file is left.
     """
-    if version.document.is_directory:
+    document = version.document
+    if document.is_directory:
+        chosen = chosen_entries(version, include, exclude)
         with beside(target, force=force, directory=True) as made:
-            _write_tree(version, made, progress)
-        return
+            _write_tree(version, chosen, made, progress)
+        entries = [entry.path for entry in document.files] + [path for path, _ in document.links]
+        return [path for path in entries if path not in chosen]
     if os.path.isdir(target):  # which raises nothing, whatever the path
         target = target / version.document.files[0].path
     with beside(target, force=force) as made:
         _write_file(version, 0, made, progress)
+    return []
+
+
+def chosen_entries(version: StoredVersion, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> set[str]:
+    """Paths of the files, links and directories of a directory version that globs choose.
+
+    What is chosen comes with the directories that it lies in, and a link with what it leads to.
+
+    Parameters
+    ----------
+    version
+        A version that is a directory.
+    include, exclude
+        Globs over the paths; see `ckstore.formats.paths.match_texts`.
+
+    Raises
+    ------
+    NotFoundError
+        No file or link is chosen.
+    """
+    document = version.document
+    links = dict(document.links)
+    leaves = [*(entry.path for entry in document.files), *links]
+    paths = [*leaves, *(path for path, _ in document.directories)]
+    chosen = {paths[number] for number in match_texts(paths, include, exclude)}
+    if (include or exclude) and chosen.isdisjoint(leaves):
+        shown = ", ".join(leaves[:3]) + (", …" if len(leaves) > 3 else "")
+        raise NotFoundError(
+            f"No file of version {version.row.number} is chosen; it holds {shown}; to choose tensors, name a format."
+        )
+    left = [path for path in chosen if path in links]
+    while left:
+        path = left.pop()
+        aim = posixpath.normpath(posixpath.join(posixpath.dirname(path), links[path]))
+        found = {other for other in paths if other == aim or other.startswith(f"{aim}/")} - chosen
+        left += [other for other in found if other in links]
+        chosen |= found
+    above = {str(parent) for path in chosen for parent in PurePosixPath(path).parents}
+    return chosen | above.intersection(paths)
 
 
 @contextmanager
@@ -100,9 +172,9 @@ def _check_place(target: Path, *, force: bool, directory: bool) -> None:
         raise UsageError(f"{target.parent} is not a directory; make it first.")
 
 
-def _write_tree(version: StoredVersion, root: Path, progress: Progress | None) -> None:
+def _write_tree(version: StoredVersion, chosen: set[str], root: Path, progress: Progress | None) -> None:
     try:
-        _write_entries(version, root, progress)
+        _write_entries(version, chosen, root, progress)
     except (FileExistsError, NotADirectoryError) as error:
         raise IntegrityError(
             f"The version has two entries at {error.filename}, or two that this file system takes for one; "
@@ -110,25 +182,29 @@ def _write_tree(version: StoredVersion, root: Path, progress: Progress | None) -
         ) from error
 
 
-def _write_entries(version: StoredVersion, root: Path, progress: Progress | None) -> None:
+def _write_entries(version: StoredVersion, chosen: set[str], root: Path, progress: Progress | None) -> None:
     document = version.document
-    for path, _ in document.directories:
+    directories = [(path, mode) for path, mode in document.directories if path in chosen]
+    links = [(path, link) for path, link in document.links if path in chosen]
+    for path, _ in directories:
         _inside(root, path).mkdir(parents=True, exist_ok=True)
     for number, entry in enumerate(document.files):
+        if entry.path not in chosen:
+            continue
         place = _inside(root, entry.path)
         place.parent.mkdir(parents=True, exist_ok=True)
         _write_file(version, number, place, progress)
-    for path, link in document.links:
+    for path, link in links:
         place = _inside(root, path)
         place.parent.mkdir(parents=True, exist_ok=True)
         place.symlink_to(link)
     real_root = os.path.realpath(root)
-    for path, link in document.links:
+    for path, link in links:
         if leads_out(path, link, os.fspath(root), real_root):
             raise IntegrityError(
                 f"The manifest's link {path!r} leads out of the version (to {link!r}); nothing is left."
             )
-    for path, mode in reversed(document.directories):
+    for path, mode in reversed(directories):
         _inside(root, path).chmod(mode & PERMISSIONS)
 
 

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from math import prod
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal, get_args
+from typing import IO, TYPE_CHECKING, Any, get_args
 
-from ckstore.errors import NotFoundError, UsageError
+from ckstore.errors import UsageError
 from ckstore.formats.flat_writers import write_npz, write_safetensors
 from ckstore.formats.layout import Extent, Tensor, TensorRef
-from ckstore.formats.paths import match_paths, text_to_path
+from ckstore.formats.layout import Path as TensorPath
 from ckstore.formats.torch.writer import write_torch
-from ckstore.formats.trees import replace_tensors, select_tensors
+from ckstore.formats.trees import replace_tensors, select_tensors, tensor_numbers
 from ckstore.reading.buffers import read_tensor
 from ckstore.reading.checkout import Block, beside
+from ckstore.reading.subtree import Format, chosen_tensors, stripped_names, subtree_of
 from ckstore.runtime.threads import in_order, worker_count
 
 if TYPE_CHECKING:
     from ckstore.reading.stored_version import StoredVersion
 
-Format = Literal["safetensors", "pt", "npz"]
 Progress = Callable[[int], None]
 
 #: Formats that tensors can be exported in.
@@ -40,9 +40,10 @@ def export(
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
     *,
+    strip: bool = False,
     force: bool = False,
     progress: Progress | None = None,
-) -> int:
+) -> list[str]:
     """Write tensors of a version to one file, in memory of a few chunks.
 
     In safetensors and npz a tensor that is not contiguous, or a conj or neg view, is held in memory whole.
@@ -58,7 +59,10 @@ def export(
         file and holds them in one flat dictionary. `pt` keeps the nesting, plain values, ties, and conj and neg views,
         and loads with ``weights_only=True``: objects of unknown classes become plain dictionaries, parameters tensors.
     include, exclude
-        Globs over the paths of tensors; see `ckstore.formats.paths.match_paths`.
+        Globs over the paths of tensors; see `ckstore.formats.paths.match_texts`.
+    strip
+        Write one subtree alone: tensors have the names that they have in it, joined by dots as in torch, and `pt` holds
+        the subtree itself. Files of a directory, such as the shards of a model, are put together.
     force
         Overwrite the target.
     progress
@@ -66,34 +70,35 @@ def export(
 
     Returns
     -------
-    int
-        Number of tensors written.
+    list of str
+        Paths of the tensors that were left out.
 
     Raises
     ------
     NotFoundError
         No tensor is left.
     UsageError
-        The format lacks a tensor's dtype, or there is no such format.
+        The format lacks a tensor's dtype, or there is no such format; with `strip`, tensors lie in several subtrees, or
+        two have one name.
     ConflictError
         The target exists, and `force` is not set.
     """
     if format not in FORMATS:
         raise UsageError(f"There is no format {format}; choose one of {', '.join(FORMATS)}.")
-    paths = list(version.paths)
-    chosen = [paths[number] for number in match_paths(map(text_to_path, paths), include, exclude)]
-    if not chosen:
-        raise NotFoundError(f"No tensor of version {version.row.number} is chosen; see `ckstore ls` for their paths.")
+    chosen = chosen_tensors(version, include, exclude)
+    subtree = subtree_of(version, chosen, include) if strip else None
+    names = _names(version, chosen) if subtree is None else stripped_names(version, chosen, subtree)
     with beside(target, force=force) as made, _created(made) as out:
         with ThreadPoolExecutor(worker_count(), thread_name_prefix="ckstore") as pool:
             reader = _TensorReader(version, pool, progress)
             if format == "pt":
-                _write_pt(version, chosen, reader, out)
+                _write_pt(version, dict(zip(chosen, names, strict=True)), subtree, reader, out)
             else:
-                _write_flat(version, chosen, reader, out, format)
+                _write_flat(version, dict(zip(chosen, names, strict=True)), reader, out, format)
         out.flush()
         os.fsync(out.fileno())
-    return len(chosen)
+    written = set(chosen)
+    return [path for path in version.paths if path not in written]
 
 
 def _created(path: Path) -> IO[bytes]:
@@ -147,27 +152,39 @@ def _is_contiguous(tensor: Tensor) -> bool:
     return True
 
 
-def _write_flat(
-    version: StoredVersion, chosen: Sequence[str], reader: _TensorReader, out: IO[bytes], format: Format
-) -> None:
-    tensors = [version.paths[path][1] for path in chosen]
+def _names(version: StoredVersion, chosen: Sequence[str]) -> list[str]:
+    """Names of whole paths, or plain ones in a flat dictionary."""
     flat = not version.document.is_directory and all(
         len(tensor.path) == 1 and isinstance(tensor.path[0], str) for _, tensor in version.paths.values()
     )
-    names = [str(tensor.path[0]) if flat else path for path, tensor in zip(chosen, tensors, strict=True)]
-    items = [(name, tensor.dtype, tensor.shape) for name, tensor in zip(names, tensors, strict=True)]
+    return [str(version.paths[path][1].path[0]) if flat else path for path in chosen]
+
+
+def _write_flat(
+    version: StoredVersion, names: dict[str, str], reader: _TensorReader, out: IO[bytes], format: Format
+) -> None:
+    chosen = list(names)
+    tensors = [version.paths[path][1] for path in chosen]
+    items = [(name, tensor.dtype, tensor.shape) for name, tensor in zip(names.values(), tensors, strict=True)]
     if format == "npz":
         write_npz(out, items, lambda index: reader.tensor(chosen[index]))
     else:
         write_safetensors(out, items, lambda index: reader.tensor(chosen[index]), _METADATA)
 
 
-def _write_pt(version: StoredVersion, chosen: Sequence[str], reader: _TensorReader, out: IO[bytes]) -> None:
+def _write_pt(
+    version: StoredVersion,
+    names: dict[str, str],
+    subtree: TensorPath | None,
+    reader: _TensorReader,
+    out: IO[bytes],
+) -> None:
     trees: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     tensors: list[Tensor] = []
     extents: list[Extent] = []
     places: list[tuple[int, int]] = []
-    wanted = {(file, tensor.path) for file, tensor in map(version.paths.__getitem__, chosen)}
+    wanted = {(file, tensor.path): names[path] for path in names for file, tensor in [version.paths[path]]}
     for number, entry in enumerate(version.document.files):
         if not version.layout.files[number].tensors:
             continue
@@ -176,13 +193,31 @@ def _write_pt(version: StoredVersion, chosen: Sequence[str], reader: _TensorRead
         if not kept:
             continue
         tensors_before, extents_before = len(tensors), len(extents)
-        tree = select_tensors(layout.tree, kept)
         refs = [TensorRef(tensors_before + index) for index in range(len(layout.tensors))]
+        flat |= {wanted[number, layout.tensors[index].path]: refs[index] for index in sorted(kept)}
+        tree = select_tensors(layout.tree if subtree is None else _descend(layout.tree, subtree, kept), kept)
         trees[entry.path] = replace_tensors(tree, refs.__getitem__)
         for tensor in layout.tensors:
             extent = tensor.extent + extents_before if tensor.extent >= 0 else -1
             tensors.append(replace(tensor, extent=extent))
         extents += layout.extents
         places += [(number, index) for index in range(len(layout.extents))]
-    top = trees if version.document.is_directory else next(iter(trees.values()))
+    top: Any
+    if subtree is not None:
+        only = next(iter(trees.values()))
+        top = only if len(trees) == 1 and only is not None else flat
+    else:
+        top = trees if version.document.is_directory else next(iter(trees.values()))
     write_torch(out, top, tensors, extents, lambda index: reader.extent(*places[index]))
+
+
+def _descend(tree: Any, subtree: TensorPath, kept: Collection[int]) -> Any:
+    """The node of a tree at a path; None where no plain container of it holds all tensors that are kept."""
+    for segment in subtree:
+        if isinstance(tree, dict):
+            tree = tree.get(segment)
+        elif isinstance(tree, list | tuple) and isinstance(segment, int) and segment < len(tree):
+            tree = tree[segment]
+        else:
+            return None
+    return tree if set(kept) <= set(tensor_numbers(tree)) else None

@@ -95,6 +95,109 @@ def test_other_formats(ckstore, filled: Path, form: str) -> None:
     assert all(torch.equal(found[name], expected[short]) for short, name in names.items())
 
 
+def test_the_ending_is_the_format_and_stderr_says_what_is_left_out(ckstore, filled: Path) -> None:
+    result = ckstore("checkout", "best", "-o", "model.safetensors", "--include", "model/*", "--strip")
+    assert result.sentence == "Left out 1 of 6 tensors: order/[0]"
+    from safetensors.torch import load_file
+
+    found, expected = load_file(filled / "model.safetensors"), checkpoint(20)["model"]
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    result = ckstore("checkout", "best", "-o", "order.pth", "--include", "order", "--strip")
+    assert result.sentence == "Left out 5 of 6 tensors: model/weight, model/frozen, model/bias, …"
+    assert torch.equal(torch.load(filled / "order.pth", weights_only=True)[0], torch.arange(5))
+    assert ckstore("checkout", "best", "-o", "all.npz", "--format", "npz").err == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["-o", "w.pt", "--strip"], 2, "2 subtrees (model, order), and --strip wants one"),
+        (["-o", "w.tar", "--include", "model/*"], 2, "or let the target's name end with one of these"),
+        (["-o", "w", "--strip"], 2, "--strip changes the names of tensors"),
+        (["-o", "w.pt", "--strip", "--format", "original"], 2, "--strip changes the names of tensors"),
+        (["-o", "w.pt", "--format", "original", "--include", "model/*"], 2, "choose tensors of a file"),
+        (["-o", "w.pt", "--include", "nothing"], 13, "No tensor of version 3 is chosen"),
+        (["-o", "-", "--strip"], 2, "name one with -o"),
+    ],
+)
+def test_what_cannot_be_stripped_is_one_sentence(ckstore, filled: Path, arguments: list[str], code: int, words) -> None:
+    before = sorted(filled.iterdir())
+    assert words in ckstore("checkout", "best", *arguments, code=code).sentence
+    assert sorted(filled.iterdir()) == before
+
+
+@pytest.fixture
+def folder(ckstore, place: Path) -> Path:
+    """A stored directory of five files and two links, as it was."""
+    tree = place / "checkpoint-5"
+    (tree / "sub" / "empty").mkdir(parents=True)
+    shutil.copy(place / "in" / "step0.pt", tree / "sub" / "model.pt")
+    shutil.copy(place / "in" / "step10.pt", tree / "ema [1].pt")
+    for name in ("config.json", "a.txt", "sub/b.txt"):
+        (tree / name).write_text(name)
+    (tree / "latest.pt").symlink_to("sub/model.pt")
+    (tree / "aside").symlink_to("a.txt")
+    (tree / "sub").chmod(0o750)
+    ckstore("ingest", "checkpoint-5", "--run", "hf", "--step", 5)
+    return tree
+
+
+def files_of(tree: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(tree)): path.read_bytes() for path in tree.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("globs", "names"),
+    [
+        (["--include", "*.pt"], {"sub/model.pt", "ema [1].pt", "latest.pt"}),
+        (["--include", "ema [1].pt"], {"ema [1].pt"}),
+        (["--include", "sub"], {"sub/model.pt", "sub/b.txt"}),
+        (["--include", "*.txt", "--exclude", "sub/*"], {"a.txt"}),
+        (["--include", "latest.pt"], {"latest.pt", "sub/model.pt"}),
+        (["--exclude", "*.pt", "--exclude", "a*"], {"config.json", "sub/b.txt"}),
+    ],
+    ids=" ".join,
+)
+def test_some_files_of_a_directory(ckstore, folder: Path, globs: list[str], names: set[str]) -> None:
+    result = ckstore("checkout", "hf", "-o", "some", *globs)
+    some = folder.parent / "some"
+    found, whole = files_of(some), files_of(folder)
+    assert found == {name: whole[name] for name in names}
+    for name in names:
+        assert (some / name).lstat().st_mtime_ns == (folder / name).lstat().st_mtime_ns or (folder / name).is_symlink()
+        assert (some / name).is_symlink() == (folder / name).is_symlink()
+    assert (some / "sub").exists() == any(name.startswith("sub/") for name in names)
+    if (some / "sub").exists():
+        assert (some / "sub").stat().st_mode == (folder / "sub").stat().st_mode
+    missing = sorted(set(whole) - names)
+    assert result.sentence.startswith(f"Left out {len(missing)} of 7 files: ")
+    assert missing[0] in result.sentence or len(missing) > 3
+
+
+def test_files_that_are_not_there(ckstore, folder: Path) -> None:
+    sentence = ckstore("checkout", "hf", "-o", "some", "--include", "*.bin", code=13).sentence
+    assert sentence.startswith("No file of version 1 is chosen; it holds a.txt, ")
+    assert not (folder.parent / "some").exists()
+    assert "these are 2" in ckstore("checkout", "hf@5", "-o", "-", "--include", "*.txt", code=2).sentence
+    assert "Left out" not in ckstore("checkout", "hf", "-o", "whole").err
+    assert files_of(folder.parent / "whole") == files_of(folder)
+
+
+def test_one_file_of_a_directory_goes_to_stdout(folder: Path) -> None:
+    command = [sys.executable, "-m", "ckstore", "checkout", "hf@5", "-o", "-", "--include", "ema*"]
+    done = subprocess.run(command, capture_output=True, check=True, cwd=folder.parent)
+    assert done.stdout == (folder / "ema [1].pt").read_bytes()
+
+
+def test_tensors_of_a_directory(ckstore, folder: Path) -> None:
+    result = ckstore("checkout", "hf@5", "-o", "w.safetensors", "--include", "ema*/model/*", "--strip")
+    assert "Left out 6 of 10 tensors" in result.sentence
+    from safetensors.torch import load_file
+
+    assert load_file(folder.parent / "w.safetensors").keys() == checkpoint(10)["model"].keys()
+
+
 def test_another_format_is_not_overwritten(ckstore, filled: Path) -> None:
     (filled / "w.pt").write_text("mine")
     ckstore("checkout", "best", "--format", "pt", "-o", "w.pt", code=12)

@@ -1,0 +1,161 @@
+"""What an export takes of a version, in which format, and the names that the tensors of one subtree have in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeVar
+
+from ckstore.errors import NotFoundError, UsageError
+from ckstore.formats.layout import Path as TensorPath
+from ckstore.formats.paths import literal_segments, match_texts, path_to_text
+
+if TYPE_CHECKING:
+    from ckstore.reading.stored_version import StoredVersion
+
+Format = Literal["safetensors", "pt", "npz"]
+
+#: The format that the ending of a target's name says.
+_ENDINGS: dict[str, Format] = {
+    ".safetensors": "safetensors",
+    ".pt": "pt",
+    ".pth": "pt",
+    ".ckpt": "pt",
+    ".bin": "pt",
+    ".npz": "npz",
+}
+_S = TypeVar("_S")
+#: Most names that a sentence shows.
+_SHOWN = 3
+
+
+def format_for(
+    version: StoredVersion,
+    target: Path | None,
+    format: Literal["original"] | Format | None = None,
+    *,
+    globs: bool = False,
+    strip: bool = False,
+) -> Literal["original"] | Format:
+    """The format that a checkout writes.
+
+    Parameters
+    ----------
+    version
+        The version. Globs choose files of a directory, and tensors of a file.
+    target
+        Where to; its ending decides where tensors are chosen and no format is named.
+    format
+        The format that was asked for.
+    globs, strip
+        Whether globs, or names without their subtree, were asked for.
+
+    Raises
+    ------
+    UsageError
+        Tensors are chosen, and neither `format` nor `target` says how to write them.
+    """
+    choose = "add --format safetensors, pt or npz, or let the target's name end with one of these"
+    if strip and format == "original":
+        raise UsageError(f"--strip changes the names of tensors; {choose}.")
+    if format is not None and format != "original":
+        return format
+    if not strip and (version.document.is_directory or not globs):
+        return "original"
+    if format is None and target is not None and target.suffix in _ENDINGS:
+        return _ENDINGS[target.suffix]
+    what = "--strip changes the names of tensors" if strip else "--include and --exclude choose tensors of a file"
+    raise UsageError(f"{what}; {choose}.")
+
+
+def chosen_tensors(version: StoredVersion, include: Sequence[str], exclude: Sequence[str]) -> list[str]:
+    """Paths of the tensors that globs choose; see `ckstore.formats.paths.match_texts`.
+
+    Raises
+    ------
+    NotFoundError
+        There are none.
+    """
+    paths = list(version.paths)
+    chosen = [paths[number] for number in match_texts(paths, include, exclude)]
+    if not chosen:
+        raise NotFoundError(f"No tensor of version {version.row.number} is chosen; see `ckstore ls` for their paths.")
+    return chosen
+
+
+def subtree_of(version: StoredVersion, chosen: Sequence[str], include: Sequence[str]) -> TensorPath:
+    """The path, within its file, of the subtree that chosen tensors are asked for by.
+
+    That is what all globs begin with, as `model` in `model/h.*`, or else what the paths of all tensors begin with. The
+    files of a directory are no subtrees: shards may have one in common.
+
+    Raises
+    ------
+    UsageError
+        The tensors lie in several subtrees.
+    """
+    inside = {version.paths[path][1].path for path in chosen}
+    common = _common([path[:-1] for path in inside])
+    files = {version.paths[path][0] for path in chosen}
+    if include and len(files) == 1:
+        named = _common([literal_segments(pattern) for pattern in include])
+        path = version.document.files[files.pop()].path.split("/") if version.document.is_directory else []
+        before = [path_to_text((segment,)) for segment in path]
+        if list(named[: len(before)]) == before and len(named) > len(before):
+            return common[: len(named) - len(before)]
+    if not common and any(len(path) > 1 for path in inside):
+        tops = sorted({path_to_text(path[:1]) for path in inside})
+        file, tensor = version.paths[next(path for path in chosen if len(version.paths[path][1].path) > 1)]
+        prefix = tuple(version.document.files[file].path.split("/")) if version.document.is_directory else ()
+        example = path_to_text((*prefix, tensor.path[0]))
+        raise UsageError(
+            f"The chosen tensors lie in {len(tops)} subtrees ({_listed(tops)}), and --strip wants one: "
+            f"choose it, as with --include '{example}/*'."
+        )
+    return common
+
+
+def _common(paths: Iterable[Sequence[_S]]) -> tuple[_S, ...]:
+    """The segments that all paths begin with."""
+    common = []
+    for segments in zip(*paths, strict=False):
+        if any(segment != segments[0] for segment in segments):
+            break
+        common.append(segments[0])
+    return tuple(common)
+
+
+def stripped_names(version: StoredVersion, chosen: Sequence[str], subtree: TensorPath) -> list[str]:
+    """The names of chosen tensors below a subtree: what is left of their paths, joined by dots as torch does.
+
+    Raises
+    ------
+    UsageError
+        Two tensors have one name.
+    """
+    found: dict[str, str] = {}
+    for path in chosen:
+        name = ".".join(map(str, version.paths[path][1].path[len(subtree) :]))
+        other = found.setdefault(name, path)
+        if other != path:
+            raise UsageError(
+                f"{other} and {path} would both be called {name}: choose one of them with --exclude, "
+                "or leave --strip out."
+            )
+    return list(found)
+
+
+def left_out_text(left_out: Sequence[str], total: int, noun: str) -> str:
+    """A sentence on what was left out.
+
+    Examples
+    --------
+    >>> left_out_text(["a", "b", "c", "d"], 9, "tensor")
+    'Left out 4 of 9 tensors: a, b, c, …'
+    """
+    return f"Left out {len(left_out)} of {total} {noun}{'s' if total > 1 else ''}: {_listed(left_out)}"
+
+
+def _listed(names: Iterable[str]) -> str:
+    names = list(names)
+    return ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
