@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import ckstore
-from ckstore.errors import InputError, IntegrityError, UsageError
+from ckstore.errors import IntegrityError, UsageError
 from ckstore.formats import Unknown
 from tests.equality import assert_same, storage_of
 
@@ -172,17 +172,9 @@ def test_flushing_subnormals_in_the_process_changes_nothing(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("changes", "error"),
-    [
-        ({"shape": (1 << 45,)}, InputError),
-        ({"shape": (-5,)}, InputError),
-        ({"start": 1 << 40}, InputError),
-        ({"dtype": "int32"}, IntegrityError),
-    ],
+    "changes", [{"shape": (1 << 45,)}, {"shape": (-5,)}, {"start": 1 << 40}, {"dtype": "int32"}], ids=str
 )
-def test_a_layout_that_contradicts_its_bytes_is_refused(
-    tmp_path: Path, changes: dict[str, Any], error: type[Exception]
-) -> None:
+def test_a_layout_that_contradicts_its_bytes_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
     torch.save({"v": torch.randn(100), "w": torch.randn(1000, 100)}, tmp_path / "x.pt")
     with ckstore.init(tmp_path / "store") as store:
         store.ingest(tmp_path / "x.pt")
@@ -190,5 +182,5 @@ def test_a_layout_that_contradicts_its_bytes_is_refused(
         layout = version.layout.files[0]
         extents = [*layout.extents[:-1], replace(layout.extents[-1], **changes)]
         version.layout.files[0] = replace(layout, extents=extents)
-        with pytest.raises(error):
+        with pytest.raises(IntegrityError):
             version.state_dict()
