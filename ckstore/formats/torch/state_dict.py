@@ -254,7 +254,7 @@ class _Describer:
         if tensor.is_meta:
             raise UsageError(f"The tensor at {_shown(path)} is on the meta device and has no values.")
         said = (tensor.is_conj(), tensor.is_neg(), isinstance(tensor, torch.nn.Parameter), tensor.requires_grad)
-        marks = tuple(mark for mark, holds in zip(MARKS, said, strict=True) if holds)
+        marks = tuple(mark for mark, holds in zip(MARKS, (*said, False), strict=True) if holds)
         value = tensor.detach()
         # The values as they lie in memory, which the marks then apply to.
         value = value.conj() if value.is_conj() else value

@@ -14,6 +14,7 @@ from ckstore.formats.torch.pickle_reader import read_pickle
 from ckstore.formats.torch.storages import StorageData, View, cut
 from ckstore.formats.torch.tree import TreeReader
 from ckstore.formats.torch.zip_directory import NoDirectoryError, ZipEntry, read_directory
+from ckstore.formats.trees import replace_tensors
 from ckstore.runtime.checksum import crc32
 from ckstore.storage.zip_records import LOCAL_MAGIC
 
@@ -147,28 +148,10 @@ def _without_lost(tree: Any, placed: list[Tensor | None]) -> Any:
         numbers.append(-1 if tensor is None else following)
         following += tensor is not None
 
-    done: dict[int, Any] = {}
+    def renumbered(index: int) -> TensorRef | Unknown:
+        return Unknown("torch.Tensor.view") if numbers[index] < 0 else TensorRef(numbers[index])
 
-    def renumber(node: Any) -> Any:
-        if isinstance(node, TensorRef):
-            number = numbers[node.index]
-            return Unknown("torch.Tensor.view") if number < 0 else TensorRef(number)
-        if not isinstance(node, dict | list | tuple | Unknown):
-            return node
-        if id(node) not in done:
-            done[id(node)] = rebuild(node)
-        return done[id(node)]
-
-    def rebuild(node: Any) -> Any:
-        if isinstance(node, dict):
-            return {key: renumber(value) for key, value in node.items()}
-        if isinstance(node, list):
-            return [renumber(item) for item in node]
-        if isinstance(node, tuple):
-            return tuple(renumber(item) for item in node)
-        return Unknown(node.name, renumber(node.args), renumber(node.state), renumber(node.items))
-
-    return renumber(tree)
+    return replace_tensors(tree, renumbered)
 
 
 def _torch_prefix(entries: list[ZipEntry]) -> str | None:
