@@ -26,6 +26,11 @@ import torch
 from ckstore.errors import InputError, UsageError
 from ckstore.formats.layout import Unknown
 from ckstore.formats.scalars import NUMPY_CORES
+from ckstore.formats.torch.objects import CLASSES, reduce
+from ckstore.formats.torch.pickle_reader import read_pickle
+from ckstore.formats.torch.pickle_writer import OPAQUE
+from ckstore.formats.torch.tree import TreeReader
+from ckstore.formats.trees import replace_tensors
 
 #: Bytes that objects may take besides what is in proportion to the pickle.
 _FREE_BYTES = 1 << 28
@@ -184,16 +189,9 @@ def _scalar(args: tuple[Any, ...], state: Any, items: tuple[Any, ...]) -> Any:
     return _array((1,), dtype, data, "C")[0]
 
 
-#: Classes that a pickle may name without calling them.
-CLASSES: dict[str, Any] = {
-    **{
-        f"builtins.{one.__name__}": one
-        for one in (bool, bytearray, bytes, complex, dict, float, frozenset, int, list, object, range, set, str, tuple)
-    },
-    "collections.Counter": collections.Counter,
-    "collections.OrderedDict": collections.OrderedDict,
-    "collections.defaultdict": collections.defaultdict,
-    "collections.deque": collections.deque,
+#: Classes, and constants of torch, that a pickle may name without calling them.
+NAMED: dict[str, Any] = {
+    **CLASSES,
     "numpy.ndarray": np.ndarray,
     **{f"numpy.{one.__name__}": one for one in set(np.sctypeDict.values()) if one is not np.object_},
     **{
@@ -234,7 +232,7 @@ MAKERS: dict[str, _Make] = {
     },
     "torch.Size": _called(torch.Size, tuple),
     "torch.device": _called(torch.device, str, int),
-    "torch.serialization._get_layout": lambda args, state, items: CLASSES[args[0]],
+    "torch.serialization._get_layout": lambda args, state, items: NAMED[args[0]],
     "torch.torch_version.TorchVersion": _text_version,
     "types.SimpleNamespace": _with_state(types.SimpleNamespace),
     "uuid.UUID": _uuid,
@@ -284,6 +282,7 @@ class ObjectBuilder:
             if not isinstance(one, type):
                 raise UsageError(f"`allow` takes classes; {one!r} is not one.")
         self._allowed = {f"{one.__module__}.{one.__qualname__}": one for one in allow}
+        self._is_inside = False
         self._left = _FREE_BYTES + _TIMES_THE_PICKLE * pickle_bytes
 
     def __call__(self, node: Unknown) -> Any:
@@ -297,11 +296,13 @@ class ObjectBuilder:
             An object of an allowed class cannot be made.
         """
         if node.args is None:
-            return self._allowed.get(node.name, CLASSES.get(node.name, node))
+            return self._allowed.get(node.name, NAMED.get(node.name, node))
         self._spend((node.args, node.state, node.items), 3)
         allowed = self._allowed.get(node.name)
         if allowed is not None:
             return _of_class(allowed, node)
+        if node.name == OPAQUE and self._allowed:
+            return self._opened(node)
         try:
             if node.name == "builtins.getattr":
                 return self._member(*node.args) or node
@@ -321,6 +322,20 @@ class ObjectBuilder:
                     self._spend(inner, depth - 1)
         if self._left < 0:
             raise InputError("The objects of the pickle take far more memory than it has bytes; it is not sound.")
+
+    def _opened(self, node: Unknown) -> Any:
+        """What a live state dict held and was kept as the bytes of its pickle, where the allowed classes make it."""
+        data = node.args[0] if node.args else None
+        # Pickles within pickles stay closed: they could go on without end.
+        if self._is_inside or not isinstance(data, bytes):
+            return node
+        self._is_inside = True
+        try:
+            reader = TreeReader()
+            made = replace_tensors(reader.read(read_pickle(data, reduce=reduce)[0]), reader.views.__getitem__, self)
+        finally:
+            self._is_inside = False
+        return node if isinstance(made, Unknown) else made
 
     def _member(self, enumeration: Any, name: Any) -> Any:
         """A member of an allowed enumeration, as some versions of Python write it."""

@@ -10,6 +10,7 @@ import decimal
 import enum
 import fractions
 import pathlib
+import pickle
 import random
 import types
 import uuid
@@ -121,6 +122,27 @@ def test_files(tmp_path: Path, name: str, protocol: int) -> None:
     assert_alike(state_dict_of(tmp_path / "a.pt", tmp_path / "store"), loaded)
 
 
+@pytest.mark.parametrize("name", KNOWN)
+def test_state_dicts_in_memory(tmp_path: Path, name: str) -> None:
+    value = {"x": KNOWN[name], "w": torch.ones(3)}
+    torch.save(value, tmp_path / "a.pt")
+    loaded = torch.load(tmp_path / "a.pt", weights_only=False)
+    found = state_dict_of(value, tmp_path / "store")
+    assert_alike(found, loaded)
+    with ckstore.open(tmp_path / "store") as store:
+        store[1].checkout(tmp_path / "b.pt")
+        store.ingest(tmp_path / "b.pt", run="again")
+        assert_alike(store["again"].state_dict(), loaded)
+    unmarked = torch.load(tmp_path / "b.pt", weights_only=False)
+    if name not in (
+        "numpy.ndarray",
+        "numpy.ndarray of other dtypes",
+        "numpy.random.get_state()",
+        "types.SimpleNamespace",
+    ):
+        assert_alike(unmarked, loaded)
+
+
 def test_a_directory_lacks_no_file_that_loads_alone(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoint-5"
     folder.mkdir()
@@ -225,3 +247,32 @@ def test_the_attributes_of_an_ordered_dict_are_kept(tmp_path: Path) -> None:
     found = state_dict_of(tmp_path / "a.pt", tmp_path / "store")
     assert type(found) is collections.OrderedDict
     assert_alike(found._metadata, state._metadata)
+
+
+def test_other_objects_are_kept_as_the_bytes_of_their_pickles(tmp_path: Path) -> None:
+    value = {"config": Config(0.1, pathlib.Path("a")), "w": torch.ones(3), "sparse": torch.eye(2).to_sparse()}
+    with ckstore.init(tmp_path / "store") as store:
+        with pytest.raises(UsageError, match=r"Config at config, .* on_unknown='pickle'"):
+            store.ingest(value)
+        assert not list(store.versions())
+        with pytest.raises(UsageError, match="`on_unknown` is `raise` or `pickle`"):
+            store.ingest(value, on_unknown="drop")  # type: ignore[arg-type]
+        store.ingest(value, on_unknown="pickle")
+        closed = store[1].state_dict()
+        found = store[1].state_dict(allow=[Config])
+        store[1].checkout(tmp_path / "a.pt")
+    assert closed["config"].name == "pickle.loads"
+    assert pickle.loads(closed["config"].args[0]) == value["config"]
+    assert found["config"] == value["config"]
+    assert found["sparse"].name == "pickle.loads"
+    loaded = torch.load(tmp_path / "a.pt", weights_only=False)
+    assert loaded["config"] == value["config"]
+    assert torch.equal(loaded["sparse"].to_dense(), torch.eye(2))
+
+
+def test_what_cannot_be_pickled_is_named(tmp_path: Path) -> None:
+    with (
+        ckstore.init(tmp_path / "store") as store,
+        pytest.raises(UsageError, match=r"function at f.* cannot be pickled"),
+    ):
+        store.ingest({"f": lambda: 1}, on_unknown="pickle")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -40,12 +40,14 @@ _LAZY = ("conj", "neg")
 _ARRAY_DTYPES = frozenset(
     name for name in ITEM_SIZES if name == "bool" or name.rstrip("0123456789") in ("int", "uint", "float", "complex")
 ) - {"complex32"}
-#: Classes that a `collections.defaultdict` calls for what it lacks, by name.
-FACTORIES: dict[str, Callable[[], Any]] = {
-    **{f"builtins.{one.__name__}": one for one in (bool, bytes, dict, float, int, list, set, str, tuple)},
-    "collections.OrderedDict": OrderedDict,
-    "collections.defaultdict": defaultdict,
-}
+#: Classes that a pickle may name without calling them, such as for what a `collections.defaultdict` lacks.
+CLASSES: dict[str, type] = {
+    f"{one.__module__}.{one.__name__}": one
+    for one in (
+        bool, bytearray, bytes, complex, dict, float, frozenset, int, list, set, str, tuple,
+        Counter, OrderedDict, defaultdict, deque,
+    )
+}  # fmt: skip
 #: dtypes that torch cannot negate, and that have no negatives or several forms of them.
 _WITHOUT_NEGATIVES = frozenset(name for name in ITEM_SIZES if name == "bool" or name.startswith(("float8", "float4")))
 #: Names of dtypes in torch that have another name here.
@@ -261,8 +263,8 @@ def _ordered_dict(args: tuple[Any, ...]) -> OrderedDict[Any, Any] | None:
 def _default_dict(args: tuple[Any, ...]) -> defaultdict[Any, Any] | None:
     if not args or (len(args) == 1 and args[0] is None):
         return defaultdict(None)
-    if len(args) == 1 and type(args[0]) is Global and args[0].name in FACTORIES:
-        return defaultdict(FACTORIES[args[0].name])
+    if len(args) == 1 and type(args[0]) is Global and args[0].name in CLASSES:
+        return defaultdict(CLASSES[args[0].name])
     return None
 
 

@@ -17,6 +17,8 @@ from ckstore.errors import InputError
 
 #: Most opcodes of one stream: bounds time and memory (a stream of one-byte opcodes grows some sixty-fold in memory).
 MAX_OPCODES = 20_000_000
+#: Largest pickle that is read.
+MAX_PICKLE_BYTES = 1 << 30
 #: Longest integer in bytes that is read as one: its decimal form stays within CPython's limit of 4300 digits.
 _MAX_INTEGER_BYTES = 1024
 #: Integers from here on have crafted hash collisions; as keys they are compared by identity.
