@@ -34,6 +34,8 @@ def command(ctx: click.Context, version: str, globs: tuple[str, ...], is_long: b
     With -l: the lattice, whether integers are a base or a delta and the mode of the exact layer, the number of
     deltas back to a base, and the stored bytes an element. Small tensors are bundled, and have their bundle's
     figures.
+
+    stderr says which parts of npz and npy files are bytes and no tensors, and why.
     """
     from ckstore.cli.storage_facts import StorageFacts, tensor_object, tensor_storage
 
@@ -41,6 +43,7 @@ def command(ctx: click.Context, version: str, globs: tuple[str, ...], is_long: b
         found = version_of(store, version)
         chosen = matching(found, globs)
         stored = StorageFacts(found) if is_long else None
+        left = [] if globs or as_json else _bytes_of(found)
         tensors = []
         for path, (file, tensor) in chosen.items():
             tensors.append(tensor_object(path, tensor))
@@ -55,6 +58,8 @@ def command(ctx: click.Context, version: str, globs: tuple[str, ...], is_long: b
         right += [5, 6]
     # Paths last: they are long, and of very different lengths.
     print_table([*headings, "path"], [(*_cells(item, is_long), item["path"]) for item in tensors], right)
+    for line in left:
+        click.echo(f"ckstore: {line}", err=True)
 
 
 def matching(version: Version, globs: tuple[str, ...]) -> dict[str, tuple[int, Tensor]]:
@@ -76,6 +81,19 @@ def matching(version: Version, globs: tuple[str, ...]) -> dict[str, tuple[int, T
         hint = f"near: {', '.join(near)}" if near else f"see `ckstore ls {version.row.number}`"
         raise NotFoundError(f"Version {version.row.number} has no tensor that matches {' or '.join(globs)}; {hint}.")
     return {texts[number]: version.paths[texts[number]] for number in numbers}
+
+
+def _bytes_of(version: Version) -> list[str]:
+    """A sentence for each file that has parts which could be tensors and are not."""
+    lines = []
+    for number, layout in enumerate(version.layout.files):
+        if layout.kind in ("npy", "npz"):
+            parts = version.stored.parsed(number).bytes_for
+            said = [f"{name} ({why})" if name else why for name, why in parts.items()]
+            if said:
+                shown = ", ".join(said[:3]) + (", …" if len(said) > 3 else "")
+                lines.append(f"{version.document.files[number].path} has bytes that are not tensors: {shown}.")
+    return lines
 
 
 def _cells(item: dict[str, Any], is_long: bool) -> list[object]:

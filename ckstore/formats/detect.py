@@ -5,9 +5,11 @@ from __future__ import annotations
 from ckstore.errors import InputError
 from ckstore.formats.facts import facts_of_trainer_state
 from ckstore.formats.layout import Extent, FileLayout, Source
+from ckstore.formats.npy import parse_npy, parse_npz, starts_like_npy, starts_like_npz
 from ckstore.formats.safetensors import parse_safetensors, starts_like_safetensors
 from ckstore.formats.torch.legacy import parse_torch_legacy, starts_like_legacy
-from ckstore.formats.torch.zip import archive_holds_tensors, parse_torch_zip, starts_like_zip
+from ckstore.formats.torch.zip import archive_holds_tensors, parse_torch_zip
+from ckstore.formats.zip_directory import FIRST_RECORD, starts_like_zip
 
 #: Opaque files below this size in bytes are skeleton altogether.
 OPAQUE_SKELETON_BYTES = 1 << 16
@@ -15,6 +17,8 @@ _MAX_MESSAGE = 240
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 _PARSERS = (
+    ("npy", starts_like_npy, parse_npy),
+    ("npz", starts_like_npz, parse_npz),
     ("torch zip", starts_like_zip, parse_torch_zip),
     ("legacy torch", starts_like_legacy, parse_torch_legacy),
     ("safetensors", starts_like_safetensors, parse_safetensors),
@@ -44,7 +48,7 @@ def parse(source: Source, name: str = "", *, lone: bool = False) -> FileLayout:
         Where the content is of a known kind, but cut off or damaged.
     """
     called = _printable(name) or "The file"
-    head = source.pread(0, min(source.size, 64))
+    head = source.pread(0, min(source.size, FIRST_RECORD))
     if lone and not head:
         raise InputError(f"{called} is empty.")
     if lone and is_pointer(source):
@@ -90,7 +94,9 @@ def is_pointer(source: Source) -> bool:
 
 def holds_tensors(source: Source) -> bool:
     """Whether a file is of a kind that holds tensors, told from its head and, for archives, its directory."""
-    head = source.pread(0, min(source.size, 64))
+    head = source.pread(0, min(source.size, FIRST_RECORD))
+    if starts_like_npy(head) or starts_like_npz(head):
+        return True
     if starts_like_zip(head):
         return archive_holds_tensors(source)
     return starts_like_legacy(head) or starts_like_safetensors(head)

@@ -18,7 +18,7 @@ Path = tuple[Segment, ...]
 MARKS = ("conj", "neg", "parameter", "requires_grad", "array")
 
 #: Kinds of files.
-KINDS = ("torch-zip", "torch-legacy", "safetensors", "opaque")
+KINDS = ("torch-zip", "torch-legacy", "safetensors", "npy", "npz", "opaque")
 
 #: More axes than any tensor has.
 MOST_AXES = 256
@@ -164,7 +164,7 @@ class FileLayout:
     Attributes
     ----------
     kind
-        `torch-zip`, `torch-legacy`, `safetensors` or `opaque`.
+        `torch-zip`, `torch-legacy`, `safetensors`, `npy`, `npz` or `opaque`.
     size
         Size of the file in bytes.
     extents, tensors, checked
@@ -172,9 +172,11 @@ class FileLayout:
     tree
         The nested structure with `TensorRef` leaves, `Unknown` nodes, plain containers (dict, list, tuple, set,
         frozenset, `collections.OrderedDict`, `collections.defaultdict` of a built-in class) and plain values; for
-        safetensors a flat dict; None for opaque files.
+        safetensors and npz a flat dict, for npy its one tensor; None without tensors.
     facts
         What the file says of itself: `step`, `epoch` (integers) where its top level or its metadata holds them.
+    bytes_for
+        Why parts of the file, by name, are bytes and no tensors.
     """
 
     kind: str
@@ -184,3 +186,4 @@ class FileLayout:
     checked: list[Checked] = field(default_factory=list)
     tree: Any = None
     facts: dict[str, Any] = field(default_factory=dict)
+    bytes_for: dict[str, str] = field(default_factory=dict)

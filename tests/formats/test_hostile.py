@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -62,12 +63,22 @@ def small_files() -> dict[str, bytes]:
         for name in old.namelist():
             copy.writestr(name, old.read(name))
     header = b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"__metadata__":{"step":"3"}}'
+    array, text = io.BytesIO(), io.BytesIO()
+    np.save(array, np.arange(3.0).reshape(3, 1))
+    np.save(text, np.array(["a", "b"]))
+    arrays = {"a.npy": array.getvalue(), "b.npy": text.getvalue()}
+    npz = io.BytesIO()
+    with zipfile.ZipFile(npz, "w") as archive:
+        for name, data in arrays.items():
+            archive.writestr(name, data)
     return {
         "zip": saved(value),
         "own-zip": source.pread(0, source.size),
         "zipfile": copied.getvalue(),
         "legacy": saved(value, _use_new_zipfile_serialization=False),
         "safetensors": struct.pack("<Q", len(header)) + header + bytes(8),
+        "npy": arrays["a.npy"],
+        "npz": npz.getvalue(),
     }
 
 

@@ -11,7 +11,14 @@ from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import InputError
 from ckstore.formats.layout import Extent, FileLayout, Source
 from ckstore.formats.torch.objects import TorchPersistent, reduce
-from ckstore.formats.torch.pickle_reader import Persistent, Reduce, TruncatedError, no_persistent, read_pickle
+from ckstore.formats.torch.pickle_reader import (
+    MAX_PICKLE_BYTES,
+    Persistent,
+    Reduce,
+    TruncatedError,
+    no_persistent,
+    read_pickle,
+)
 from ckstore.formats.torch.storages import StorageData
 from ckstore.formats.torch.tree import TreeReader
 from ckstore.formats.torch.zip import assemble
@@ -19,7 +26,7 @@ from ckstore.formats.torch.zip import assemble
 _MAGIC = 0x1950A86A20F9469CFC6C
 _MAGIC_BYTES = _MAGIC.to_bytes(10, "little")
 _PROTOCOL = 1001
-_MAX_PICKLE_BYTES = 1 << 30
+
 _FIRST_WINDOW = 1 << 18
 _LARGE_TRAILER_BYTES = 1 << 16
 
@@ -95,7 +102,7 @@ class _Stream:
                     value, self.position = read_pickle(self._data, self.position, reduce=reduce, persistent=identities)
                 return value
             except TruncatedError:
-                if self._window >= min(self._source.size, _MAX_PICKLE_BYTES):
+                if self._window >= min(self._source.size, MAX_PICKLE_BYTES):
                     raise
-                self._window = min(4 * self._window, self._source.size, _MAX_PICKLE_BYTES)
+                self._window = min(4 * self._window, self._source.size, MAX_PICKLE_BYTES)
                 self._data = self._source.pread(0, self._window)

@@ -13,23 +13,20 @@ from ckstore.formats.torch.objects import TorchPersistent, reduce
 from ckstore.formats.torch.pickle_reader import MAX_PICKLE_BYTES, read_pickle
 from ckstore.formats.torch.storages import StorageData, View, cut
 from ckstore.formats.torch.tree import TreeReader
-from ckstore.formats.torch.zip_directory import NoDirectoryError, ZipEntry, read_directory
 from ckstore.formats.trees import replace_tensors
-from ckstore.runtime.checksum import crc32
-from ckstore.storage.zip_records import LOCAL_MAGIC
-
-#: Entries beside pickle and storages from this size on become extents, so that they do not go into the skeleton.
-_LARGE_ENTRY_BYTES = 1 << 16
-_READ_BYTES = 1 << 20
-
-
-def starts_like_zip(head: bytes) -> bool:
-    """Whether the first bytes of a file are those of a zip archive."""
-    return head[:4] == LOCAL_MAGIC
+from ckstore.formats.zip_directory import (
+    FIRST_RECORD,
+    LARGE_ENTRY_BYTES,
+    NoDirectoryError,
+    ZipEntry,
+    check_crc,
+    first_name,
+    read_directory,
+)
 
 
 def parse_torch_zip(source: Source) -> FileLayout | None:
-    """The layout of a torch zip; None for any other archive (TorchScript, zip of zips, npz, big-endian).
+    """The layout of a torch zip; None for any other archive (TorchScript, zip of zips, big-endian).
 
     The CRCs of all entries but the large ones are compared here; those of storages are in `checked`, for whoever reads
     them.
@@ -42,7 +39,7 @@ def parse_torch_zip(source: Source) -> FileLayout | None:
     try:
         entries = read_directory(source)
     except NoDirectoryError:
-        if _first_name(source).endswith("/data.pkl"):
+        if first_name(source.pread(0, min(source.size, FIRST_RECORD))).endswith("/data.pkl"):
             raise
         return None
     prefix = _torch_prefix(entries)
@@ -57,10 +54,10 @@ def parse_torch_zip(source: Source) -> FileLayout | None:
     for name, entry in by_name.items():
         if name.startswith("data/") and name != "data/":
             storages[name.removeprefix("data/")] = entry
-        elif entry is not pickle_entry and entry.size >= _LARGE_ENTRY_BYTES:
+        elif entry is not pickle_entry and entry.size >= LARGE_ENTRY_BYTES:
             others.append(entry)
         else:
-            _check_crc(source, entry)
+            check_crc(source, entry)
     byte_order = by_name.get("byteorder")
     if byte_order is not None and source.pread(byte_order.start, min(byte_order.size, 8)) != b"little":
         return None
@@ -96,7 +93,7 @@ def archive_holds_tensors(source: Source) -> bool:
     try:
         entries = read_directory(source)
     except InputError:
-        return _first_name(source).endswith("/data.pkl")
+        return first_name(source.pread(0, min(source.size, FIRST_RECORD))).endswith("/data.pkl")
     prefix = _torch_prefix(entries)
     return prefix is not None and any(entry.name.startswith(prefix + "data/") for entry in entries)
 
@@ -163,18 +160,3 @@ def _torch_prefix(entries: list[ZipEntry]) -> str | None:
         if not entry.plain or not entry.name.startswith(prefix) or name == "constants.pkl" or name.startswith("code/"):
             return None
     return prefix
-
-
-def _first_name(source: Source) -> str:
-    """Name of the first entry of an archive that has no directory."""
-    head = source.pread(0, min(source.size, 1024))
-    length = int.from_bytes(head[26:28], "little")
-    return head[30 : 30 + length].decode("utf-8", "replace")
-
-
-def _check_crc(source: Source, entry: ZipEntry) -> None:
-    crc = 0
-    for start in range(entry.start, entry.stop, _READ_BYTES):
-        crc = crc32(source.pread(start, min(_READ_BYTES, entry.stop - start)), crc)
-    if crc != entry.crc:
-        raise InputError(f"the CRC of {entry.name} is wrong")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from ckstore.errors import InputError
 from ckstore.formats.layout import Source
+from ckstore.runtime.checksum import crc32
 from ckstore.storage.zip_records import (
     CENTRAL,
     CENTRAL_CRC,
@@ -31,6 +32,11 @@ from ckstore.storage.zip_records import (
     read_local,
 )
 
+#: Entries that hold no tensors become extents from this size in bytes on, so that they do not go into the skeleton.
+LARGE_ENTRY_BYTES = 1 << 16
+#: Bytes that the record of an archive's first entry takes at most, where its name is of any use.
+FIRST_RECORD = 512
+_READ_BYTES = 1 << 20
 _MAX_COMMENT = 65535
 _MAX_DIRECTORY_BYTES = 1 << 29
 _ENCRYPTED = 0x1
@@ -69,6 +75,26 @@ class ZipEntry:
     def stop(self) -> int:
         """Offset behind the last byte of the data."""
         return self.start + self.size
+
+
+def starts_like_zip(head: bytes) -> bool:
+    """Whether the first bytes of a file are those of a zip archive."""
+    return head[:4] == LOCAL_MAGIC
+
+
+def first_name(head: bytes) -> str:
+    """Name of the first entry of an archive that begins with `head`, without its directory."""
+    length = int.from_bytes(head[26:28], "little")
+    return head[30 : 30 + length].decode("utf-8", "replace")
+
+
+def check_crc(source: Source, entry: ZipEntry) -> None:
+    """Raise `InputError` unless the data of a plain entry has the CRC that the archive says."""
+    crc = 0
+    for start in range(entry.start, entry.stop, _READ_BYTES):
+        crc = crc32(source.pread(start, min(_READ_BYTES, entry.stop - start)), crc)
+    if crc != entry.crc:
+        raise InputError(f"the CRC of {entry.name} is wrong")
 
 
 def read_directory(source: Source) -> list[ZipEntry]:
