@@ -26,7 +26,12 @@ def store() -> Iterator[ckstore.Store]:
     """An open store that was verified, by several threads."""
     with scratch() as directory, ckstore.init(directory / "store") as opened:
         opened.ingest({"w": torch.randn(1000, 1500)}, run="a", step=0)
-        opened["a@0"].state_dict()  # what is compiled for it is not compiled by a child
+        # What is compiled for this is not compiled by a child, which takes minutes on a busy machine.
+        opened["a@0"].checkout(directory / "out.pt")
+        opened["a@0"].state_dict()
+        with ckstore.init(directory / "other") as other:
+            other.ingest({"w": torch.ones(300, 300)}, run="b", step=1)
+            other.gc()
         assert opened.verify().problems == []
         yield opened
 
