@@ -104,7 +104,7 @@ def mutated(value: Any, random: random.Random) -> Any:
             other, there = random.choice(places)
             try:
                 node[key] = copy.deepcopy(other[there])
-            except (KeyError, IndexError):
+            except (KeyError, IndexError, RecursionError):
                 del node[key]
         case 2 if isinstance(node[key], int):
             node[key] += random.choice([-1, 1, 1 << random.randrange(70), -(1 << random.randrange(70))])
@@ -115,7 +115,7 @@ def mutated(value: Any, random: random.Random) -> Any:
             node[key:key] = [copy.deepcopy(node[key])] * random.choice([1, 2, 1000])
         case 5:
             deep: Any = 0
-            for _ in range(random.choice([1, 10, 100, 800])):
+            for _ in range(random.choice([1, 10, 100])):
                 deep = [deep]
             node[key] = deep
         case _:

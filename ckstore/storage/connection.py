@@ -24,6 +24,8 @@ APPLICATION = 0x434B5354
 BUSY_TIMEOUT = 30.0
 
 _CACHE_KIB = 1 << 16
+#: What SQLite says of a catalog that is not as we wrote it: what it refers to is not there, or there is no end to it.
+_DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_INTERRUPT)
 #: What a query may take in steps of SQLite's machine, some millions a second: pages of a damaged catalog may name one
 #: another in circles, and have more rows than can be counted.
 _STEPS, _STEPS_A_BYTE, _STEPS_AT_ONCE = 5_000_000, 20, 100_000
@@ -345,7 +347,7 @@ def explained(path: Path) -> Iterator[None]:
         # Our statements are right: where a table is not found, or a name is not UTF-8 (0: Python's own finding), the
         # file is not.
         odd = isinstance(error, sqlite3.OperationalError) and code in (0, sqlite3.SQLITE_ERROR)
-        if odd or code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_INTERRUPT):
+        if odd or code in _DAMAGED:
             raise IntegrityError(f"{path} is damaged ({error}); run `ckstore recover` to rebuild it.") from error
         if code == sqlite3.SQLITE_FULL:
             raise durable.full_error(path.parent, 1 << 20) from error
