@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from tools.fidelity import baselines, interrupted, levels, page, rework, schemes, whole
+from tools.fidelity import baselines, interrupted, levels, page, rework, schemes, transfer, whole
 from tools.fidelity.baselines import LEVELS, BaselineArchive
 from tools.fidelity.found import Found
 from tools.fidelity.settings import Bench
@@ -130,48 +130,67 @@ def test_what_was_to_be_shown() -> None:
     assert "+6.00%, 69.0x, best version 111x" in text
 
 
+def test_what_is_not_measured_again_stays(tmp_path: Path) -> None:
+    target = tmp_path / "schemes.md"
+    target.write_text("# Old\n\n## Levels\n\nAs it was.\n\n## Gone\n\nNo part.\n")
+    bits = {"run": "gpt", "bits": [[64, 32, 16]], "elements": 4, "day": "2026-11-22", "machine": "a machine"}
+    page.write({"ablation": [bits]}, "tiny", target)
+    text = target.read_text()
+    assert text.startswith("# The published schemes, measured\n")
+    headings = [line for line in text.splitlines() if line.startswith("## ")]
+    assert headings == ["## What each step of the coding saves", "## Levels"]
+    assert "As it was." in text
+    assert "| GPT | whole run | 2.0x | 4.0x | 8.0x |" in text
+    assert "with `tools/bench/schemes --tier tiny --only ablation` on a machine." in text
+
+
 class Short(Bench):
     """Of each run the first versions."""
 
     def run(self, name: str) -> list[Path]:
-        return super().run(name)[:3]
+        return super().run(name)[:2]
 
 
-@pytest.mark.timeout(600)
-def test_a_pass(
-    trained_runs: Path, gpt_run: list[Path], cnn_run: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Every part on a few tiny versions, and the document: what is not measured again stays as it was."""
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        ("cnn", "| QD-compressor | weights |"),
+        ("interrupted", "| DynaQuant, searched | 1 |"),
+        ("rework", "| SCAR, a tenth |"),
+        ("ablation", "| residual network | last third |"),
+        ("levels", "| GPT | k-means on the sketch |"),
+        ("transfer", "| DynaQuant, searched |"),
+    ],
+)
+def test_a_part(
+    part: str, said: str, trained_runs: Path, gpt_run: list[Path], cnn_run: list[Path], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Of a few tiny versions."""
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "tiny").symlink_to(trained_runs)
-    monkeypatch.setattr(schemes, "Bench", Short)
-    monkeypatch.setattr(schemes, "DOCUMENT", tmp_path / "schemes.md")
-    monkeypatch.setattr(interrupted, "SETTINGS", ImageSettings((8, 32, 64), 1, epochs=3))
-    monkeypatch.setattr(interrupted, "COUNTS", (0, 1))
-    monkeypatch.setattr(interrupted, "SEEDS", 2)
-    monkeypatch.setattr(rework, "_FIRST", 0)
-    monkeypatch.setattr(rework, "_COMPARED", (1, 2))
-    monkeypatch.setattr(rework, "_MOST", 2)
-    monkeypatch.setattr(levels, "_POINTS", {"cnn": 1, "gpt": 1})
-    (tmp_path / "schemes.md").write_text("# Old\n\n## Levels\n\nAs it was.\n\n## Gone\n\nNo part.\n")
-    options = ["--tier", "tiny", "--work", str(tmp_path), "--write"]
-    schemes.main([*options, "--only", "cnn,interrupted,rework,ablation,transfer"])
-    text = (tmp_path / "schemes.md").read_text()
-    assert text.startswith("# The published schemes, measured\n")
-    headings = [line.removeprefix("## ") for line in text.splitlines() if line.startswith("## ")]
-    assert headings == [
-        "Whole runs: residual network", "Failures", "Rework",
-        "What each step of the coding saves", "Levels", "Transfer learning",
-    ]  # fmt: skip
-    assert "As it was." in text
-    assert "QD-compressor" in text
-    assert "SCAR, a tenth" in text
-    rows = Found(tmp_path / "fidelity" / "tiny" / "found", machine="", again=False, report=lambda line: None)
-    for row in rows.rows("cnn"):
-        if row["scheme"] == str(whole.SEARCHED):
+    for module, name, value in (
+        (schemes, "Bench", Short),
+        (schemes, "DOCUMENT", tmp_path / "schemes.md"),
+        (interrupted, "SETTINGS", ImageSettings((8, 32, 64), 1, epochs=2)),
+        (interrupted, "COUNTS", (0, 1)),
+        (interrupted, "SEEDS", 1),
+        (rework, "_FIRST", 0),
+        (rework, "_COMPARED", (1,)),
+        (rework, "_SEEDS", 1),
+        (rework, "_MOST", 2),
+        (levels, "_POINTS", {"gpt": 1}),
+        (levels, "_LEVELS", (8, 192)),
+        (transfer, "STEPS", 2),
+        (transfer, "EVERY", 1),
+        (whole, "WINDOWS", 8),
+    ):
+        monkeypatch.setattr(module, name, value)
+    schemes.main(["--tier", "tiny", "--work", str(tmp_path), "--write", "--only", part])
+    assert said in (tmp_path / "schemes.md").read_text()
+    rows = Found(tmp_path / "fidelity" / "tiny" / "found", machine="", again=False, report=lambda line: None).rows(part)
+    for row in rows:
+        if row.get("scheme") == str(whole.SEARCHED) and "settings" in row:
             assert max(row["lost"]) <= whole.TOLERANCE
-    (exact,) = (row for row in rows.rows("transfer") if row["scheme"] == "exact")
-    assert exact["lost"] == 0
-    schemes.main([*options, "--only", "levels"])
-    assert "As it was." not in (tmp_path / "schemes.md").read_text()
-    assert "## Rework" in (tmp_path / "schemes.md").read_text()
+        if row.get("scheme") == "exact" and part == "transfer":
+            assert row["lost"] == 0
