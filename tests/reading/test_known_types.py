@@ -13,6 +13,7 @@ import fractions
 import pathlib
 import pickle
 import random
+import re
 import types
 import uuid
 from pathlib import Path
@@ -367,3 +368,9 @@ def test_an_array_mark_that_cannot_hold_is_ignored(tmp_path: Path) -> None:
         [Extent(0, "complex64", (2,), ("a",))],
     )
     assert plan.layout.tensors[0].marks == ("conj",)
+
+
+def test_the_documentation_lists_the_types() -> None:
+    page = (Path(__file__).parents[2] / "docs/reference/types.md").read_text()
+    listed = re.findall(r"^\| `([^`]+)` \| the same", page, re.MULTILINE)
+    assert sorted(listed) == sorted(KNOWN)
