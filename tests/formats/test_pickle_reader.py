@@ -214,6 +214,27 @@ def test_damaged_streams(stream: bytes) -> None:
         read_pickle(stream)
 
 
+@pytest.mark.parametrize("called", ["__builtin__\nset", "__builtin__\nfrozenset", "collections\nOrderedDict", "codecs"])
+def test_a_shared_value_is_not_copied_without_end(called: str) -> None:
+    many = 20_000
+    shared, call = pickle.dumps(list(range(many)), 2)[2:-1], f"c{called}\n".encode()
+    if called == "codecs":
+        shared, call = pickle.dumps("a" * many, 2)[2:-1], b"c_codecs\nencode\n"
+    elif called.endswith("OrderedDict"):
+        shared = pickle.dumps([(i, i) for i in range(many)], 2)[2:-1]
+    args = b"h\xf0X\x06\0\0\0latin1\x86R" if called == "codecs" else b"h\xf0\x85R"
+    stream = b"\x80\x02" + shared + b"q\xf00" + call + b"q\xf10](" + 100_000 * (b"h\xf1" + args) + b"e."
+    with pytest.raises(InputError, match="again and again"):
+        read_pickle(stream, reduce=reduce)
+
+
+def test_a_shared_state_is_not_copied_without_end() -> None:
+    state = pickle.dumps({f"k{i}": i for i in range(20_000)}, 2)[2:-1]
+    stream = b"\x80\x02" + state + b"q\xf00](" + 10_000 * b"ccollections\nOrderedDict\n)Rh\xf0b" + b"e."
+    with pytest.raises(InputError, match="again and again"):
+        read_pickle(stream, reduce=reduce)
+
+
 def test_too_many_opcodes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "MAX_OPCODES", 1000)
     with pytest.raises(InputError, match="more than 1,000 opcodes"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import copyreg
 import dataclasses
 import datetime as dt
 import decimal
@@ -12,6 +13,7 @@ import fractions
 import pathlib
 import pickle
 import random
+import re
 import types
 import uuid
 from pathlib import Path
@@ -22,8 +24,9 @@ import pytest
 import torch
 
 import ckstore
-from ckstore.errors import UsageError
-from ckstore.formats import Unknown
+from ckstore.errors import InputError, UsageError
+from ckstore.formats import Extent, Tensor, TensorRef, Unknown
+from ckstore.formats.torch.writer import plan_torch
 
 _OPTIONS = collections.OrderedDict(b=1, a=2)
 _RECORDS = np.array([(1.5, 2)], [("x", "<f4"), ("y", ">i2", (1,))])
@@ -276,3 +279,98 @@ def test_what_cannot_be_pickled_is_named(tmp_path: Path) -> None:
         pytest.raises(UsageError, match=r"function at f.* cannot be pickled"),
     ):
         store.ingest({"f": lambda: 1}, on_unknown="pickle")
+
+
+class Call:
+    """Pickles as a call of anything with any arguments, state and items."""
+
+    def __init__(self, *made: Any) -> None:
+        self.made = made
+
+    def __reduce__(self) -> Any:
+        return self.made
+
+
+_RECONSTRUCT = np.arange(1).__reduce__()[0]
+_EMPTY = (np.ndarray, (0,), b"b")
+_MADE = copyreg._reconstructor  # type: ignore[attr-defined]
+
+
+def dtype(code: str, *state: Any) -> Call:
+    return Call(np.dtype, (code, False, True), *([state] if state else []))
+
+
+#: What no type writes: it stays as it is, and takes neither time nor memory.
+HOSTILE: dict[str, Any] = {
+    "bytearray of a size": Call(bytearray, (10**12,)),
+    "bytes of a size": Call(bytes, (10**12,)),
+    "list of a range": Call(list, (range(10**12),)),
+    "deque of a range": Call(collections.deque, (range(10**12),)),
+    "counter of a range": Call(collections.Counter, (range(10**12),)),
+    "fraction of an exponent": Call(fractions.Fraction, ("1e1000000000",)),
+    "decimal of nonsense": Call(decimal.Decimal, ("x" * 100,)),
+    "set of a range": Call(set, (range(10**12),)),
+    "date of many": Call(dt.date, (10**30, 1, 1)),
+    "device of nonsense": Call(torch.device, ("nowhere", 10**20)),
+    "size of text": Call(torch.Size, (("a", None),)),
+    "uuid of text": Call(_MADE, (uuid.UUID, object, None), {"int": "a"}),
+    "namespace of numbers": Call(_MADE, (argparse.Namespace, object, None), {1: 2}),
+    "a call of a class": Call(argparse.Namespace, (1, 2)),
+    "an object dtype": dtype("O8", 3, "|", None, None, None, -1, -1, 63),
+    "an array of objects": Call(_RECONSTRUCT, _EMPTY, (1, (1,), dtype("O8"), False, b"12345678")),
+    "a huge shape": Call(_RECONSTRUCT, _EMPTY, (1, (10**12,), np.dtype("f4"), False, b"1234")),
+    "a huge empty shape": Call(_RECONSTRUCT, _EMPTY, (1, (2**62, 0, 2**62), np.dtype("f4"), False, b"")),
+    "items without bytes": Call(_RECONSTRUCT, _EMPTY, (1, (10**12,), dtype("V0"), False, b"")),
+    "many axes": Call(_RECONSTRUCT, _EMPTY, (1, (1,) * 200, np.dtype("i1"), False, b"1")),
+    "a negative shape": Call(_RECONSTRUCT, _EMPTY, (1, (-1, -4), np.dtype("i1"), False, b"1234")),
+    "a huge subarray": dtype("V4", 3, "|", (np.dtype("f4"), (2**31, 2**31)), None, None, 4, 4, 0),
+    "fields that are not there": dtype("V4", 3, "|", None, ("a",), {}, 4, 1, 16),
+    "fields beyond the item": dtype("V4", 3, "|", None, ("a",), {"a": (np.dtype("f8"), 10**9)}, 4, 1, 16),
+    "a unit of time": dtype("M8", 4, "<", None, None, None, -1, -1, 0, (None, (b"0" * 9, 1, 1, 1))),
+    "an array of a subclass": Call(_RECONSTRUCT, (np.matrix, (0,), b"b"), (1, (1, 1), np.dtype("i1"), False, b"1")),
+    "a scalar of too few bytes": Call(np.float32(1).__reduce__()[0], (np.dtype("f4"), b"1")),
+    "keys that collide": {2**61 - 1 + k * (2**61 - 1): k for k in range(20_000)},
+    "a member of a class": Call(getattr, (Config, "__init__")),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_what_no_type_writes_stays_unknown(tmp_path: Path, name: str) -> None:
+    with open(tmp_path / "a.pt", "wb") as file:
+        torch.save({"x": HOSTILE[name], "w": torch.ones(1)}, file)
+    found = state_dict_of(tmp_path / "a.pt", tmp_path / "store", allow=[Config])
+    assert isinstance(found["x"], Unknown)
+
+
+def test_shared_parts_are_not_copied_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ckstore.reading.known_types._FREE_BYTES", 1 << 20)
+    for number, part in enumerate(("a" * 100_000, [0] * 10_000)):
+        kind: Any = pathlib.PurePosixPath if isinstance(part, str) else collections.deque
+        torch.save({"x": [Call(kind, (part,)) for _ in range(100)], "w": torch.ones(1)}, tmp_path / "a.pt")
+        with pytest.raises(InputError, match="more memory than it has bytes"):
+            state_dict_of(tmp_path / "a.pt", tmp_path / f"store{number}")
+
+
+def test_pickles_within_pickles_stay_closed(tmp_path: Path) -> None:
+    inner = pickle.dumps([Call(pickle.loads, (pickle.dumps(Config(0.1, pathlib.Path("a")), 2),))], 2)
+    torch.save({"x": Call(pickle.loads, (inner,)), "w": torch.ones(1)}, tmp_path / "a.pt")
+    found = state_dict_of(tmp_path / "a.pt", tmp_path / "store", allow=[Config])
+    assert found["x"][0].name == "pickle.loads"
+
+
+def test_an_array_mark_that_cannot_hold_is_ignored(tmp_path: Path) -> None:
+    extents, metadata = [Extent(0, "bfloat16", (2,), ("a",))], ("array",)
+    plan = plan_torch({"a": TensorRef(0)}, [Tensor(("a",), "bfloat16", (2,), (1,), 0, 0, metadata)], extents)
+    assert plan.layout.tensors[0].marks == ()
+    plan = plan_torch(
+        {"a": TensorRef(0)},
+        [Tensor(("a",), "complex64", (2,), (1,), 0, 0, ("conj", "array"))],
+        [Extent(0, "complex64", (2,), ("a",))],
+    )
+    assert plan.layout.tensors[0].marks == ("conj",)
+
+
+def test_the_documentation_lists_the_types() -> None:
+    page = (Path(__file__).parents[2] / "docs/reference/types.md").read_text()
+    listed = re.findall(r"^\| `([^`]+)` \| the same", page, re.MULTILINE)
+    assert sorted(listed) == sorted(KNOWN)

@@ -30,6 +30,10 @@ _UNSIGNED_8 = struct.Struct("<Q").unpack_from
 _SIGNED_4 = struct.Struct("<i").unpack_from
 _FLOAT_8 = struct.Struct(">d").unpack_from
 
+#: What is called with a text or container and copies it.
+_COPYING = ("_codecs.encode", "builtins.frozenset", "builtins.set", "collections.OrderedDict")
+#: Elements that may be copied besides some for each byte: a shared container could be copied any number of times.
+_FREE_COPIES = 1 << 20
 _DICTIONARIES = (dict, OrderedDict, defaultdict)
 _PYTHON_2_MODULES = {"__builtin__": "builtins", "copy_reg": "copyreg", "UserDict": "collections"}
 _PYTHON_2_NAMES = {
@@ -168,6 +172,7 @@ class _Machine:
         self.stack: list[Any] = []
         self.outer: list[list[Any]] = []
         self.memo: dict[int, Any] = {}
+        self.copied = 0
 
     def run(self) -> Any:
         data, table, end = self.data, _TABLE, len(self.data)
@@ -491,9 +496,16 @@ class _Machine:
         if type(args) is not tuple:
             raise InputError("the pickle is damaged: call arguments that are not a tuple")
         if type(function) is Global:
+            if function.name in _COPYING and args and isinstance(args[0], str | list | tuple | dict):
+                self.copy(args[0])
             return self.reduce(function.name, args)
         # What is called is itself the result of a call, such as a functools.partial.
         return Object("object.__call__", (function, *args))
+
+    def copy(self, container: str | list[Any] | tuple[Any, ...] | dict[Any, Any]) -> None:
+        self.copied += len(container)
+        if self.copied > _FREE_COPIES + 4 * self.position:
+            raise InputError("the pickle copies a value again and again")
 
     def reduce_call(self) -> None:
         args = self.stack.pop()
@@ -522,6 +534,7 @@ class _Machine:
             target.state = state
         elif type(target) is OrderedDict and type(state) is dict:
             # Such as the `_metadata` of a module's state dict; nothing may hide a method.
+            self.copy(state)
             kept = {key: value for key, value in state.items() if type(key) is str and not hasattr(OrderedDict, key)}
             vars(target).update(kept)
 
