@@ -16,6 +16,7 @@ from ckstore.storage.pack_reader import PackReader
 from ckstore.storage.root import CATALOG, find_store
 
 if TYPE_CHECKING:
+    from ckstore.formats.torch.state_dict import OnUnknown
     from ckstore.objects.reader import ObjectReader
     from ckstore.objects.resolver import CatalogResolver
     from ckstore.operations.forget import ForgetReport
@@ -279,6 +280,7 @@ class Store:
         maximise: bool = False,
         gradients: Mapping[str, Any] | None = None,
         jobs: int = 1,
+        on_unknown: OnUnknown = "raise",
         progress: Callable[[int], None] | None = None,
     ) -> IngestReport:
         """Store a checkpoint as the next version of a run.
@@ -286,7 +288,8 @@ class Store:
         Parameters
         ----------
         source
-            Path of a file or directory, or a state dict: nested containers of tensors and plain values.
+            Path of a file or directory, or a state dict: nested containers of tensors, plain values and objects of
+            the types that `Version.state_dict` makes again.
         run
             Name of the run; `main` by default.
         step
@@ -321,6 +324,10 @@ class Store:
             them it takes Adam's second moments, where there are any.
         jobs
             Evaluations of a search that run at once, each called by a thread of its own.
+        on_unknown
+            What becomes of other objects in a state dict: `raise` names the first one's place, before anything is
+            stored; `pickle` keeps the bytes of their pickles, which `torch.load` opens in a program that has their
+            classes, and `Version.state_dict` for the classes that it is allowed.
         progress
             Called with numbers of bytes that were read, coded or, with `verify`, decoded; they add up to at most twice
             the size, three times with `verify`. By several threads, one after the other.
@@ -333,14 +340,15 @@ class Store:
             Run and step are taken by other content.
         UsageError
             The run cannot be called so, the step is no integer of 64 bits, the metrics are not JSON-able, the budget
-            is below 1, or the fidelity's parameters are not what a `Policy` can hold.
+            is below 1, the fidelity's parameters are not what a `Policy` can hold, or the state dict holds what
+            cannot be stored.
         """
         from ckstore.operations.ingest import ingest
         from ckstore.operations.request import IngestOptions
 
         options = IngestOptions(
             run, step, parent, metrics or {}, replace, verify, force, budget, fidelity, scheme, quality,
-            max_abs_error, max_rel_error, max_degradation, evaluate, maximise, gradients or {}, jobs,
+            max_abs_error, max_rel_error, max_degradation, evaluate, maximise, gradients or {}, jobs, on_unknown,
         )  # fmt: skip
         return ingest(self.repository, source, options, progress)
 

@@ -123,21 +123,33 @@ class Version:
         return version_group(self.stored)
 
     @collection_seldom()
-    def state_dict(self) -> Any:
+    def state_dict(self, allow: Sequence[type] = ()) -> Any:
         """The version as nested containers of torch tensors; needs torch.
 
         A version of one file gives what `torch.load` would: parameters, conj and neg views and `requires_grad` with it.
-        Objects of unknown classes come as `ckstore.formats.Unknown`, tensors of other subclasses as plain ones, without
-        attributes of their own. A directory gives a dict by file, for the files that hold tensors.
+        Objects of well-known types of the standard library, NumPy and torch are made again, others come as
+        `ckstore.formats.Unknown`; tensors of other subclasses come as plain ones, without attributes of their own. A
+        directory gives a dict by file, for the files of kinds that hold tensors.
+
+        Parameters
+        ----------
+        allow
+            More classes whose objects are made: dataclasses, enumerations, named tuples and whatever pickles by its
+            attributes. Their `__new__` and `__setstate__` are called with what the file holds; nothing is imported.
+
+        Raises
+        ------
+        UsageError
+            No file is of a kind that holds tensors, or an object of an allowed class cannot be made.
         """
         from ckstore.reading.state_dict import build
 
         if not self.document.is_directory:
-            return build(self.stored, 0)
+            return build(self.stored, 0, allow)
         return {
-            entry.path: build(self.stored, number)
+            entry.path: build(self.stored, number, allow)
             for number, entry in enumerate(self.document.files)
-            if self.layout.files[number].tensors
+            if self.layout.files[number].kind != "opaque"
         }
 
     def checkout(

@@ -146,10 +146,11 @@ def limits() -> Iterator[None]:
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + BYTES, hard))
-    begin = time.perf_counter()
+    # Of the processor: who shares the machine is not counted, and what waits for ever is for the test to end.
+    begin = time.process_time()
     try:
         yield
-        took = time.perf_counter() - begin
+        took = time.process_time() - begin
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
     assert took < SECONDS, f"it took {took:.1f} s"

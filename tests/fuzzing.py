@@ -2,6 +2,10 @@
 
     python -m tests.fuzzing --seconds 600 [--first SEED] [--kind KIND]...
 
+or, to be told what came of it and to go on behind a case that ends the process or has no end:
+
+    tools/fuzz [SECONDS] [FIRST SEED] [KIND...]
+
 Each case follows from its kind and seed alone. A line of JSON tells it before it begins, and another one what came of
 it: `refused`, `served`, or what must not be. Whoever reads the lines ends the process where one takes too long.
 """
@@ -14,13 +18,16 @@ import json
 import random
 import shutil
 import sqlite3
+import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import count
 from pathlib import Path
+from threading import Timer
 from typing import Any
 from unittest import mock
 
@@ -389,6 +396,70 @@ def run_file_warm(path: Path, store: Path) -> None:
 
 
 KINDS = [*STORES, "files"]
+
+
+class Watched:
+    """What came of cases that another process runs, which is begun again where it ends or takes too long.
+
+    Attributes
+    ----------
+    outcomes
+        Numbers of cases, by (kind, outcome).
+    faults
+        Kind, seed and trace of each case that must not be.
+    """
+
+    #: Seconds without a word after which a process hangs; others may share the machine.
+    PATIENCE = 60.0
+
+    def __init__(self, seconds: float, first: int = 0, kinds: Sequence[str] = ()) -> None:
+        self.outcomes: Counter[tuple[str, str]] = Counter()
+        self.faults: list[dict[str, Any]] = []
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            first = self._watch(left, first, kinds)
+
+    def _watch(self, seconds: float, first: int, kinds: Sequence[str]) -> int:
+        """Watch one process; returns the seed to go on with."""
+        command = [sys.executable, "-m", "tests.fuzzing", "--seconds", str(seconds), "--first", str(first)]
+        command += [word for kind in kinds for word in ("--kind", kind)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+            return self._read(process, first)
+
+    def _read(self, process: subprocess.Popen[str], first: int) -> int:
+        assert process.stdout is not None
+        timer = Timer(self.PATIENCE, process.kill)
+        timer.start()
+        under_way: dict[str, Any] | None = None
+        said: list[str] = []
+        for line in process.stdout:
+            timer.cancel()
+            timer = Timer(self.PATIENCE, process.kill)
+            timer.start()
+            try:
+                found = json.loads(line)
+            except ValueError:
+                said.append(line)
+                continue
+            if "outcome" not in found:
+                under_way = found
+                continue
+            under_way = None
+            self.outcomes[found["kind"], found["outcome"]] += 1
+            first = found["seed"]
+            if found["outcome"] == "fault":
+                self.faults.append(found)
+        timer.cancel()
+        if process.wait() or under_way is not None:
+            what = under_way or {"kind": "", "seed": first}
+            self.outcomes[what["kind"], "the process ended"] += 1
+            self.faults.append({**what, "outcome": f"ended with {process.returncode}", "trace": "".join(said[-20:])})
+        return first + 1
+
+    def __str__(self) -> str:
+        lines = [f"{kind:<10} {outcome:<18} {number:>8}" for (kind, outcome), number in sorted(self.outcomes.items())]
+        lines += [f"\n{found['kind']} {found['seed']}: {found['outcome']}\n{found['trace']}" for found in self.faults]
+        return "\n".join(lines)
 
 
 def main() -> None:

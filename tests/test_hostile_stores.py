@@ -168,6 +168,28 @@ def sparse(path: Path) -> None:
         file.truncate(1 << 30)
 
 
+def tangled(table: str) -> Callable[[CraftedStore], Any]:
+    """A table whose pages name the same page hundreds of times, on several levels: more rows than can be counted."""
+
+    def craft(crafted: CraftedStore) -> None:
+        [[root]] = crafted.sql(f"SELECT rootpage FROM sqlite_master WHERE name = '{table}'")
+        file = crafted.path / "catalog.sqlite"
+        data = file.read_bytes()
+        pages = [data[place : place + 1024] for place in range(0, len(data), 1024)]
+        pages.append(pages[root - 1])
+        for _ in range(5):
+            child = len(pages).to_bytes(4, "big")
+            pages.append(
+                (b"\5\0\0" + (160).to_bytes(2, "big") + (1016).to_bytes(2, "big") + b"\0" + child
+                 + (1016).to_bytes(2, "big") * 160).ljust(1016, b"\0") + child + b"\1\0\0\0"
+            )  # fmt: skip
+        pages[root - 1] = pages.pop()
+        pages[0] = pages[0][:28] + len(pages).to_bytes(4, "big") + pages[0][32:]
+        file.write_bytes(b"".join(pages))
+
+    return craft
+
+
 DEEP = 100_000
 NAME = "'" + "0" * 40 + ".zip'"
 
@@ -227,6 +249,9 @@ CASES: dict[str, tuple[Callable[[CraftedStore], Any], str]] = {
         sql("DROP TABLE runs", "CREATE TABLE runs (id INTEGER PRIMARY KEY, name TEXT, created TEXT"
             " GENERATED ALWAYS AS (hex(zeroblob(100000000))))"), "log",
     ),
+    "packs in a tangle of pages": (tangled("packs"), "gc"),
+    "versions in a tangle of pages": (tangled("versions"), "log"),
+    "objects in a tangle of pages": (tangled("recent_lattices"), "stats verify"),
     "a trigger": (
         sql("CREATE TRIGGER t AFTER INSERT ON leases BEGIN DELETE FROM versions; END"), "log",
     ),

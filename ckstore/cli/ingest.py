@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from ckstore.errors import CkstoreError, ConflictError, InputError, PartialError
 from ckstore.policy import Fidelity, Scheme
 
 if TYPE_CHECKING:
+    from ckstore.scanning.folder import Proposed
     from ckstore.scanning.steps import Planned, StepSource
     from ckstore.store import Store
     from ckstore.version import Version
@@ -81,6 +83,8 @@ def _part(ctx: click.Context, parameter: click.Parameter, value: str | None) -> 
 @verb(
     ("ckstore ingest runs/gpt/step*.pt --run gpt", "a series of files, in the order of their steps"),
     ("ckstore ingest old/*.pth.tar --run old --step-from name --dry-run", "see first what becomes which step"),
+    ("ckstore ingest OLD --recursive --dry-run --plan plan.csv", "a folder of many runs: what would become of it"),
+    ("ckstore ingest --plan plan.csv", "and store that, as the file says by now"),
     ("ckstore ingest checkpoint-500 --run lora", "a Hugging Face directory as one version"),
     ("ckstore ingest last.pt --run gpt --step 400 --tag best --metric loss=2.31", "say what the file does not say"),
     ("ckstore ingest fork.pt --run gpt-b --parent gpt@400", "a run that went on from another run's version"),
@@ -95,7 +99,7 @@ def _part(ctx: click.Context, parameter: click.Parameter, value: str | None) -> 
     ),
     exit_codes=[3, 12, 13],
 )
-@click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("paths", metavar="PATH...", nargs=-1, type=click.Path(path_type=Path))
 @click.option("--run", metavar="NAME", type=RunName(), help="The run that the versions belong to.  [default: main]")
 @click.option("--step", metavar="N", type=int, help="The step, where file and name do not tell it; for a single PATH.")
 @click.option(
@@ -103,6 +107,18 @@ def _part(ctx: click.Context, parameter: click.Parameter, value: str | None) -> 
     type=click.Choice(["name", "content", "order"]),
     help="Where steps come from: numbers in names, what is in the files, or counted on from the run's highest step in "
     "the order of names.  [default: what differs among them, contents first]",
+)
+@click.option(
+    "--recursive",
+    is_flag=True,
+    help="Take a folder of checkpoints of all kinds apart: find its runs and their steps, and leave out what is none.",
+)
+@click.option(
+    "--plan",
+    "plan_file",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="With --recursive --dry-run, write what is proposed as CSV; without, store what such a file says.",
 )
 @click.option("--dry-run", is_flag=True, help="Print which PATH would become which step, and store nothing.")
 @click.option(
@@ -160,6 +176,8 @@ def command(
     run: str | None,
     step: int | None,
     step_from: StepSource | None,
+    recursive: bool,
+    plan_file: Path | None,
     dry_run: bool,
     parent: str | None,
     tag: str | None,
@@ -189,6 +207,15 @@ def command(
     """
     from ckstore.cli.evaluation import evaluator
 
+    folder = recursive or plan_file is not None
+    if not paths and (recursive or not folder):
+        raise UsageError("Name the checkpoints to store, files or directories.")
+    if folder and any(given for given in (run, step, step_from, parent, tag, metrics)):
+        raise UsageError(
+            "A folder has runs and steps of its own: leave --run, --step, --parent, --tag and --metric out."
+        )
+    if plan_file is not None and bool(paths) != (recursive and dry_run):
+        raise UsageError("--plan FILE stores what the file says; with a folder, --recursive --dry-run writes it.")
     if step is not None and len(paths) > 1:
         raise UsageError("--step is for a single PATH; let the files or their names tell their steps.")
     if step is not None and step_from is not None:
@@ -224,6 +251,13 @@ def command(
     done: list[_Done] = []
     failed: list[_Failed] = []
     with open_store(ctx, "r" if dry_run else "a") as store:
+        if folder:
+            proposed = _proposed(paths, plan_file, recursive=recursive, force=force)
+            if dry_run:
+                _show_proposed(proposed, plan_file, as_json=as_json)
+                return
+            _store_folder(ctx, store, proposed, options, delete_source, as_json=as_json)
+            return
         planned = _planned(store, paths, run, step, step_from, force=force)
         if dry_run:
             _print_plan(store, planned, run, as_json=as_json)
@@ -306,7 +340,74 @@ def _check_tag(store: Store, tag: str, run: str | None) -> None:
     check_tag_is_no_run(store.catalog, tag, run or DEFAULT_RUN)
 
 
-def _ingest(store: Store, path: Path, options: dict[str, Any], delete: bool, *, shown: bool) -> _Done | _Failed:
+def _proposed(paths: tuple[Path, ...], plan_file: Path | None, *, recursive: bool, force: bool) -> list[Proposed]:
+    from ckstore.cli.folder_plan import read_plan
+    from ckstore.scanning.folder import propose
+
+    if not recursive:
+        assert plan_file is not None, "one of both is given"
+        return read_plan(plan_file)
+    return [item for path in paths for item in propose(path, force=force)]
+
+
+def _show_proposed(proposed: list[Proposed], plan_file: Path | None, *, as_json: bool) -> None:
+    from ckstore.cli.folder_plan import print_plan, write_plan
+
+    if plan_file is not None:
+        write_plan(plan_file, proposed)
+    if as_json:
+        print_json(
+            [{"path": str(item.path), "run": item.run, "step": item.step, "note": item.note} for item in proposed]
+        )
+    else:
+        print_plan(proposed)
+
+
+def _store_folder(
+    ctx: click.Context, store: Store, proposed: list[Proposed], options: dict[str, Any], delete: bool, *, as_json: bool
+) -> None:
+    """Store what a plan says, with one progress bar, and say of each file what became of it."""
+    from ckstore.scanning.source import tree_size
+
+    chosen = [item for item in proposed if item.run]
+    sizes = sum(tree_size(item.path) for item in chosen if item.path.exists())
+    done: list[_Done] = []
+    failed: list[_Failed] = []
+    begun: set[str] = {row.name for row in store.catalog.runs()}
+    with progress_bar("folder", (3 if options["verify"] else 2) * sizes, shown=not as_json) as bar:
+        for item in chosen:
+            parent = None if item.run in begun else _AUTO
+            said = {**options, "run": item.run, "step": item.step, "parent": parent}
+            outcome = _ingest(store, item.path, said, delete, shown=False, bar=bar)
+            if isinstance(outcome, _Failed):
+                failed.append(outcome)
+            else:
+                begun.add(item.run)
+                done.append(outcome)
+            if not as_json:
+                click.echo(_line(outcome) if isinstance(outcome, _Done) else f"{item.path} -> {outcome.message}")
+    if as_json:
+        print_json([*(_object(store, item) for item in done), *(_failure(item) for item in failed)])
+        left = []
+    else:
+        left = [item for item in proposed if not item.run]
+    for item in left:
+        click.echo(f"{item.path} left out: {item.note}")
+    if done and not as_json:
+        click.echo(_summary(done))
+    if failed:
+        _finish(ctx, len(chosen), failed)
+
+
+def _ingest(
+    store: Store,
+    path: Path,
+    options: dict[str, Any],
+    delete: bool,
+    *,
+    shown: bool,
+    bar: Callable[[int], None] | None = None,
+) -> _Done | _Failed:
     """Store one input; what is wrong with the input is returned, what is wrong with the store raised."""
     from ckstore.cli.sources import Removable, check_restores
     from ckstore.scanning.source import tree_size
@@ -317,7 +418,7 @@ def _ingest(store: Store, path: Path, options: dict[str, Any], delete: bool, *, 
         size = tree_size(path) if path.exists() else 0
         removable = Removable(path) if delete else None
         with progress_bar(path.name, (3 if options["verify"] else 2) * size, shown=shown) as progress:
-            report = store.ingest(path, **options, progress=progress)
+            report = store.ingest(path, **options, progress=bar or progress)
         seconds = time.perf_counter() - start
         version = store[report.version.number]
         if delete or (options["verify"] and not report.is_new):

@@ -15,6 +15,7 @@ import click
 from ckstore.cli.second_core import SecondCore
 from ckstore.cli.verb import VERSION_HELP, write_exit_codes
 from ckstore.errors import CkstoreError
+from ckstore.runtime.address_space import check, limit, too_little
 
 #: Every verb, in the order of the help; `ckstore.cli.<name>`, with _ for -, holds its `command` and is imported when it
 #: is used.
@@ -25,6 +26,9 @@ VERBS = (
 
 #: Verbs that code versions; the others read, if anything.
 _STORING = ("ingest", "thin", "rebase", "warm-up")
+
+#: Verbs that compute nothing.
+_LIGHT = ("init", "log", "tag", "policy", "forget", "completion")
 
 #: Exit codes that the command line gives without an error of the library.
 _USAGE = 2
@@ -96,6 +100,8 @@ def program(ctx: click.Context, store: str | None) -> None:
     """
     if "NO_COLOR" in os.environ:
         ctx.color = False
+    if ctx.invoked_subcommand not in _LIGHT:
+        check()
     stores = ctx.invoked_subcommand in _STORING
     if ctx.obj is not None:
         ctx.obj.watch(reads=not stores)
@@ -139,6 +145,11 @@ def _guarded(arguments: Sequence[str] | None, second_core: SecondCore) -> int:
         return _failed(str(error), error.exit_code)
     except click.Abort:
         return _failed("interrupted; the store is consistent.", _INTERRUPTED)
+    except (MemoryError, ImportError, RuntimeError) as error:
+        if not _lacks_memory(error):
+            raise
+        allowed = limit()
+        return _failed("memory is used up; free some and try again." if allowed is None else too_little(allowed), 1)
     except OSError as error:
         if error.errno is None:
             raise
@@ -150,6 +161,12 @@ def _guarded(arguments: Sequence[str] | None, second_core: SecondCore) -> int:
         # click ends the process itself when it has answered a shell that completes.
         return error.code if isinstance(error.code, int) else int(error.code is not None)
     return result if isinstance(result, int) else 0
+
+
+def _lacks_memory(error: Exception) -> bool:
+    """Whether there was too little memory: which error says so depends on who asked for more."""
+    said = ("can't start new thread", "failed to map segment", "cannot allocate memory")
+    return isinstance(error, MemoryError) or any(text in str(error).lower() for text in said)
 
 
 def _usage(error: click.UsageError) -> str:

@@ -8,6 +8,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from ckstore.formats.layout import Source
+from ckstore.formats.scalars import numpy_number
 
 _STEP_KEYS = ("global_step", "step", "iteration", "iter")
 _MAX_STEP = 2**63 - 1
@@ -89,6 +90,8 @@ def _stem(name: str) -> str:
 
 
 def _count(value: Any) -> int | None:
+    number = numpy_number(value)
+    value = value if number is None else number
     if type(value) is str and value.isascii() and value.isdigit() and len(value) < 20:
         value = int(value)
     return value if type(value) is int and 0 <= value <= _MAX_STEP else None

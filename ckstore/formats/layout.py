@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Protocol
@@ -11,9 +13,9 @@ from ckstore.dtypes import ITEM_SIZES
 Segment = str | int
 Path = tuple[Segment, ...]
 
-#: What torch notes of a tensor besides its place: its values are the complex conjugates or the negatives of the stored
-#: ones, it is a `torch.nn.Parameter`, it wants a gradient. `Tensor.marks` keeps this order.
-MARKS = ("conj", "neg", "parameter", "requires_grad")
+#: What is noted of a tensor besides its place: its values are the complex conjugates or the negatives of the stored
+#: ones, it is a `torch.nn.Parameter`, it wants a gradient, it was a NumPy array. `Tensor.marks` keeps this order.
+MARKS = ("conj", "neg", "parameter", "requires_grad", "array")
 
 #: Kinds of files.
 KINDS = ("torch-zip", "torch-legacy", "safetensors", "npy", "npz", "opaque")
@@ -49,7 +51,7 @@ class Unknown:
     name
         `module.qualname` of the class or callable as the stream names it.
     args
-        Constructor arguments, as trees.
+        Constructor arguments, as trees; None for a class or function that is named and not called.
     state
         What the stream hands to `__setstate__` or puts into `__dict__`, as a tree; None where it has none.
     items
@@ -57,9 +59,16 @@ class Unknown:
     """
 
     name: str
-    args: tuple[Any, ...] = ()
+    args: tuple[Any, ...] | None = ()
     state: Any = None
     items: tuple[Any, ...] = ()
+
+
+def like(mapping: dict[Any, Any], pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
+    """A dictionary of the kind of another one (`dict`, `OrderedDict`, `defaultdict`), without its attributes."""
+    if isinstance(mapping, defaultdict):
+        return defaultdict(mapping.default_factory, pairs)
+    return OrderedDict(pairs) if isinstance(mapping, OrderedDict) else dict(pairs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +171,8 @@ class FileLayout:
         See there. Bytes outside of extents are the skeleton.
     tree
         The nested structure with `TensorRef` leaves, `Unknown` nodes, plain containers (dict, list, tuple, set,
-        `collections.OrderedDict` as dict) and plain values; for safetensors and npz a flat dict,
-        for npy its one tensor; None without tensors.
+        frozenset, `collections.OrderedDict`, `collections.defaultdict` of a built-in class) and plain values; for
+        safetensors and npz a flat dict, for npy its one tensor; None without tensors.
     facts
         What the file says of itself: `step`, `epoch` (integers) where its top level or its metadata holds them.
     bytes_for

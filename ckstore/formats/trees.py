@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
-from ckstore.formats.layout import TensorRef, Unknown
+from ckstore.formats.layout import TensorRef, Unknown, like
+from ckstore.formats.scalars import numpy_number
 from ckstore.formats.torch.tree import MODULE_GROUPS
 
 _GONE = object()
@@ -69,15 +71,19 @@ class _Selection:
             return _GONE, False
         if isinstance(node, dict):
             left = zip(node, selected, strict=True)
-            return {key: part for key, (part, _) in left if part is not _GONE}, kept
+            return like(node, ((key, part) for key, (part, _) in left if part is not _GONE)), kept
         items = [None if part is _GONE else part for part, _ in selected]
         if isinstance(node, Unknown):
-            return Unknown(node.name, items[0] or (), items[1], items[2] or ()), kept
+            args = None if node.args is None else items[0] or ()
+            return Unknown(node.name, args, items[1], items[2] or ()), kept
         return (tuple(items) if isinstance(node, tuple) else items), kept
 
 
-def replace_tensors(tree: Any, replacement: Callable[[int], Any]) -> Any:
-    """The tree with ``replacement(n)`` in place of tensor n; a container that is at several places stays one."""
+def replace_tensors(tree: Any, replacement: Callable[[int], Any], build: Callable[[Unknown], Any] | None = None) -> Any:
+    """The tree with ``replacement(n)`` in place of tensor n; a container that is at several places stays one.
+
+    `build` makes something else of an unknown object, the parts of which are done.
+    """
     done: dict[int, Any] = {}
 
     def visit(node: Any) -> Any:
@@ -91,12 +97,16 @@ def replace_tensors(tree: Any, replacement: Callable[[int], Any]) -> Any:
 
     def convert(node: dict[Any, Any] | list[Any] | tuple[Any, ...] | Unknown) -> Any:
         if isinstance(node, dict):
-            return {key: visit(value) for key, value in node.items()}
+            made = like(node, ((key, visit(value)) for key, value in node.items()))
+            if isinstance(node, OrderedDict):
+                vars(made).update(visit(vars(node)))
+            return made
         if isinstance(node, list):
             return [visit(item) for item in node]
         if isinstance(node, tuple):
             return tuple(visit(item) for item in node)
-        return Unknown(node.name, visit(node.args), visit(node.state), visit(node.items))
+        changed = Unknown(node.name, visit(node.args), visit(node.state), visit(node.items))
+        return changed if build is None else build(changed)
 
     return visit(tree)
 
@@ -104,12 +114,15 @@ def replace_tensors(tree: Any, replacement: Callable[[int], Any]) -> Any:
 def plain_tree(tree: Any) -> Any:
     """The tree without `Unknown` nodes, such as can be written without naming any class.
 
-    A `torch.nn.Module` becomes its state dict: a flat dictionary with dotted names. Any other object becomes a
+    A `torch.nn.Module` becomes its state dict: a flat dictionary with dotted names. NumPy's numbers become Python's,
+    `torch.Size` a tuple, every kind of dictionary `dict`, every kind of set `set`. Any other object becomes a
     dictionary with `__class__` and, where there are any, `args`, `state` and `items`.
     """
     done: dict[int, Any] = {}
 
     def plain(node: Any) -> Any:
+        if isinstance(node, frozenset):
+            return set(node)
         if not isinstance(node, dict | list | tuple | Unknown):
             return node
         if id(node) not in done:
@@ -117,6 +130,14 @@ def plain_tree(tree: Any) -> Any:
         return done[id(node)]
 
     def convert(node: Any) -> Any:
+        number = numpy_number(node)
+        if number is not None:
+            return number
+        if isinstance(node, Unknown) and node.args:
+            if node.name == "torch.Size" and isinstance(node.args[0], tuple):
+                return node.args[0]
+            if node.name == "collections.Counter" and isinstance(node.args[0], dict):
+                return plain(node.args[0])
         if isinstance(node, dict):
             return {key: plain(value) for key, value in node.items()}
         if isinstance(node, tuple):

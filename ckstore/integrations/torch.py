@@ -90,7 +90,7 @@ class GradientAccumulator:
             elif parameter.grad.is_cuda:
                 self._copy(parameter, parameter.grad.detach())
             else:
-                self._add(parameter, parameter.grad.detach())
+                self._add(parameter, parameter.grad.detach().cpu())
 
     def before_clearing(self) -> None:
         """Let what follows on a GPU, such as clearing the gradients or the next step's, wait for the copies."""

@@ -81,7 +81,7 @@ def ingest(
     with (
         collection_seldom() if request.tuning is None else nullcontext(),
         reserve.kept(repository.path),
-        closing(open_source(source, repository.path, force=request.force)) as scanned,
+        closing(open_source(source, repository.path, force=request.force, on_unknown=options.on_unknown)) as scanned,
     ):
         if options.parent == "auto":
             hash_version(scanned, force=request.force, progress=progress)

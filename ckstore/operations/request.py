@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from ckstore.encoding.budget import BUDGET
 from ckstore.errors import UsageError
+from ckstore.formats.torch.state_dict import OnUnknown
 from ckstore.operations.naming import DEFAULT_RUN, check_run, check_run_is_no_tag, policy_of
 from ckstore.operations.tuning import TOLERANCE, Tuning
 from ckstore.policy import Fidelity, Policy, Scheme
@@ -43,6 +44,7 @@ class IngestOptions:
     maximise: bool = False
     gradients: Mapping[str, Any] = field(default_factory=dict)
     jobs: int = 1
+    on_unknown: OnUnknown = "raise"
 
 
 @dataclass(frozen=True, slots=True)

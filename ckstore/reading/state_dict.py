@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -14,17 +14,19 @@ from ckstore.formats import parse
 from ckstore.formats.layout import FileLayout, Tensor
 from ckstore.formats.trees import replace_tensors
 from ckstore.reading.buffers import Destination, fill
+from ckstore.reading.known_types import ObjectBuilder
 from ckstore.runtime.large_pages import use_large_pages
 
 if TYPE_CHECKING:
     from ckstore.reading.stored_version import StoredVersion
 
 
-def build(version: StoredVersion, file: int) -> Any:
+def build(version: StoredVersion, file: int, allow: Sequence[type] = ()) -> Any:
     """What `torch.load` would give for a file of a version, on the CPU.
 
     Tensors that shared a storage share one again. Parameters are parameters, other subclasses plain tensors, objects of
-    unknown classes `ckstore.formats.Unknown`, safetensors files flat dictionaries.
+    classes that `ckstore.reading.known_types` does not list `ckstore.formats.Unknown`, safetensors files flat
+    dictionaries.
 
     Parameters
     ----------
@@ -32,11 +34,14 @@ def build(version: StoredVersion, file: int) -> Any:
         The version.
     file
         Number of the file in it.
+    allow
+        More classes whose objects are made.
 
     Raises
     ------
     UsageError
-        The file holds no tensors, or a dtype that the installed torch lacks.
+        The file is of no kind that holds tensors, or has a dtype that the installed torch lacks; or `allow` holds
+        something else than classes, or one of which no object can be made.
     """
     layout = version.layout.files[file]
     path = version.document.files[file].path
@@ -60,7 +65,8 @@ def build(version: StoredVersion, file: int) -> Any:
     if _cut(parsed) != _cut(layout):
         raise IntegrityError(f"The layout of {path} is not that of its bytes; run `ckstore verify`.")
     tensors = [storages.tensor(tensor) for tensor in parsed.tensors]
-    return replace_tensors(parsed.tree, tensors.__getitem__)
+    skeleton_bytes = layout.size - sum(extent.nbytes for extent in layout.extents)
+    return replace_tensors(parsed.tree, tensors.__getitem__, ObjectBuilder(skeleton_bytes, allow))
 
 
 def _no_tensors(path: str) -> UsageError:
@@ -71,8 +77,10 @@ def _cut(layout: FileLayout) -> list[tuple[int, int, str]]:
     return [(extent.start, extent.count, extent.dtype) for extent in layout.extents]
 
 
-def _marked(made: torch.Tensor, tensor: Tensor) -> torch.Tensor:
-    """The tensor with its marks, as torch sets them."""
+def _marked(made: torch.Tensor, tensor: Tensor) -> Any:
+    """The tensor with its marks, as torch sets them; an array where it was one."""
+    if "array" in tensor.marks:
+        return made.numpy()
     if tensor.lazy:
         torch._utils.set_tensor_metadata(made, dict.fromkeys(tensor.lazy, True))  # type: ignore[no-untyped-call]
     grad = "requires_grad" in tensor.marks and (made.is_floating_point() or made.is_complex())
@@ -103,8 +111,8 @@ class _Storages:
         """Address and bytes of each."""
         return [(made.data_ptr(), made.numel()) for made in self._made.values()]
 
-    def tensor(self, tensor: Tensor) -> torch.Tensor:
-        """A tensor in its storage."""
+    def tensor(self, tensor: Tensor) -> Any:
+        """A tensor in its storage, or an array."""
         empty = torch.empty(0, dtype=torch_dtype(tensor.dtype))
         if tensor.extent < 0:
             return _marked(empty.as_strided(tensor.shape, tensor.strides), tensor)

@@ -226,8 +226,9 @@ class StoredVersion:
         layout = self.layout.files[file]
         length = layout.size - sum([prod(extent.shape) * ITEM_SIZES[extent.dtype] for extent in layout.extents])
         data = self.repository.resolver.blob(entry.skeleton, self.row.pack, length)
+        crcs = self._crcs(file)
         try:
-            return fill_crcs(data, layout, self._crcs(file))
+            return fill_crcs(data, layout, crcs)
         except ValueError as error:
             raise IntegrityError(
                 f"The layout of version {self.row.number} has {error}; restore its pack from a copy."

@@ -8,6 +8,8 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 
+from ckstore.runtime.address_space import check_before_compiling
+
 #: What the process that compiles on a second core is told: whom it helps.
 READS, STORES = "reads", "stores"
 
@@ -61,6 +63,7 @@ def listen() -> None:
                 begin(_message)
             self._collected.append(gc.isenabled())
             gc.disable()
+            check_before_compiling()
 
         def on_end(self, event: event.Event) -> None:
             if self._collected.pop():

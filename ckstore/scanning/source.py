@@ -10,12 +10,15 @@ from typing import Any
 from ckstore.errors import InputError
 from ckstore.formats import parse, parse_opaque, step_of
 from ckstore.formats.layout import FileLayout
+from ckstore.formats.torch.state_dict import OnUnknown
 from ckstore.runtime.local_path import local_path
 from ckstore.scanning.files import InputFile, OpenFiles
 from ckstore.scanning.scanned import ScannedFile, ScannedVersion
 
 
-def open_source(source: str | os.PathLike[str] | Any, store: Path, *, force: bool) -> ScannedVersion:
+def open_source(
+    source: str | os.PathLike[str] | Any, store: Path, *, force: bool, on_unknown: OnUnknown = "raise"
+) -> ScannedVersion:
     """Parse a checkpoint; nothing of its tensors is read yet.
 
     Parameters
@@ -26,6 +29,8 @@ def open_source(source: str | os.PathLike[str] | Any, store: Path, *, force: boo
         The store's directory, which no source may hold.
     force
         Take damaged files as opaque bytes.
+    on_unknown
+        `pickle` keeps objects of unknown types in a state dict as the bytes of their pickles.
 
     Raises
     ------
@@ -37,7 +42,7 @@ def open_source(source: str | os.PathLike[str] | Any, store: Path, *, force: boo
     if not isinstance(source, str | os.PathLike):
         from ckstore.scanning.state_dicts import scan_state_dict
 
-        scanned = scan_state_dict(source)
+        scanned = scan_state_dict(source, on_unknown)
         scanned.step = _told_step(scanned, "")
         return scanned
     path = local_path(source)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ckstore.formats.torch.state_dict import StateDictSource
+from ckstore.formats.torch.state_dict import OnUnknown, StateDictSource
 from ckstore.scanning.scanned import ScannedFile, ScannedVersion
 
 #: Name of the file that a state dict becomes.
@@ -18,19 +18,21 @@ class LiveSource(StateDictSource):
         """Nothing is open: the tensors are the caller's."""
 
 
-def scan_state_dict(state_dict: Any) -> ScannedVersion:
+def scan_state_dict(state_dict: Any, on_unknown: OnUnknown = "raise") -> ScannedVersion:
     """Describe a state dict as a version of one torch file.
 
     Parameters
     ----------
     state_dict
-        Nested dictionaries, lists, tuples and sets of torch tensors (on any device), NumPy arrays and plain values.
-        Keys keep their types; tensors that share memory stay tied.
+        Nested dictionaries, lists, tuples and sets of torch tensors (on any device), NumPy arrays, plain values and
+        objects of well-known types. Keys keep their types; tensors that share memory stay tied.
+    on_unknown
+        `pickle` keeps any other object as the bytes of its pickle.
 
     Raises
     ------
     UsageError
         It holds anything else; names the place.
     """
-    source = LiveSource(state_dict)
+    source = LiveSource(state_dict, on_unknown)
     return ScannedVersion([ScannedFile(FILE_NAME, source, source.layout)])

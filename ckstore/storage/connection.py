@@ -24,6 +24,9 @@ APPLICATION = 0x434B5354
 BUSY_TIMEOUT = 30.0
 
 _CACHE_KIB = 1 << 16
+#: What a query may take in steps of SQLite's machine, some millions a second: pages of a damaged catalog may name one
+#: another in circles, and have more rows than can be counted.
+_STEPS, _STEPS_A_BYTE, _STEPS_AT_ONCE = 5_000_000, 20, 100_000
 #: What SQLite says of the type, name and SQL of all that is there.
 _MASTER = rows(text(), text(), optional(text()))
 
@@ -62,6 +65,8 @@ class Connection:
         self._lock = threading.RLock()
         self._depth = 0
         self._process = os.getpid()
+        self._size = 0
+        self._steps = -1
         if not path.is_file():
             raise NoStoreError(f"There is no catalog {path}; run `ckstore recover` to rebuild it.")
         self._database = self._connect()
@@ -98,11 +103,19 @@ class Connection:
 
     def _found(self, statement: str, parameters: Sequence[Any]) -> list[Any]:
         if self._depth:
-            return self._database.execute(statement, parameters).fetchall()
+            return self._fetched(statement, parameters)
         with place_lock(self.path.parent):
             if not self._same_file() and self.path.is_file():
                 self._reopen()
+            return self._fetched(statement, parameters)
+
+    def _fetched(self, statement: str, parameters: Sequence[Any]) -> list[Any]:
+        """All rows of a query, within so many steps as its size may take."""
+        self._steps = (_STEPS + _STEPS_A_BYTE * self._size) // _STEPS_AT_ONCE
+        try:
             return self._database.execute(statement, parameters).fetchall()
+        finally:
+            self._steps = -1
 
     def execute(self, statement: str, parameters: Sequence[Any] = ()) -> sqlite3.Cursor:
         """Run one statement inside the present transaction."""
@@ -178,7 +191,9 @@ class Connection:
 
     def _same_file(self) -> bool:
         try:
-            return os.stat(self.path).st_ino == self._inode
+            status = os.stat(self.path)
+            self._size = status.st_size
+            return status.st_ino == self._inode
         except FileNotFoundError:
             return False
 
@@ -227,6 +242,7 @@ class Connection:
             isolation_level=None,
             check_same_thread=False,
         )
+        database.set_progress_handler(self._step, _STEPS_AT_ONCE)
         try:
             # SQLite opens the file with the first statement that needs it.
             database.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
@@ -234,6 +250,13 @@ class Connection:
             database.close()
             raise
         return database
+
+    def _step(self) -> bool:
+        """Whether SQLite is to stop: a query has taken more steps than there are rows for."""
+        if self._steps < 0:
+            return False
+        self._steps -= 1
+        return self._steps < 0
 
     def _check_format(self) -> None:
         found = self.rows("PRAGMA user_version")[0][0]
@@ -322,7 +345,7 @@ def explained(path: Path) -> Iterator[None]:
         # Our statements are right: where a table is not found, or a name is not UTF-8 (0: Python's own finding), the
         # file is not.
         odd = isinstance(error, sqlite3.OperationalError) and code in (0, sqlite3.SQLITE_ERROR)
-        if odd or code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        if odd or code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_INTERRUPT):
             raise IntegrityError(f"{path} is damaged ({error}); run `ckstore recover` to rebuild it.") from error
         if code == sqlite3.SQLITE_FULL:
             raise durable.full_error(path.parent, 1 << 20) from error

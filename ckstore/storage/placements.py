@@ -76,7 +76,7 @@ class Placements:
         """How many keys there are."""
         # The view would look up every row of the large table in the small one.
         [[count]] = self._connection.rows(
-            f"SELECT (SELECT COUNT(*) FROM settled_{self._name}) + (SELECT COUNT(*) FROM recent_{self._name}"
+            f"SELECT (SELECT COUNT(slot) FROM settled_{self._name}) + (SELECT COUNT(slot) FROM recent_{self._name}"
             f" WHERE key NOT IN (SELECT key FROM settled_{self._name}))"
         )
         return int(count)
@@ -124,7 +124,7 @@ class Placements:
         return len(known)
 
     def _settle(self) -> None:
-        [[recent]] = self._connection.rows(f"SELECT COUNT(*) FROM recent_{self._name}")
+        [[recent]] = self._connection.rows(f"SELECT COUNT(slot) FROM recent_{self._name}")
         if recent > _LARGEST_RECENT:
             self._connection.execute(
                 f"INSERT OR REPLACE INTO settled_{self._name}"

@@ -234,6 +234,24 @@ def test_an_interruption_while_modules_are_imported(place: Path, module: str) ->
     assert done.returncode == 130
 
 
+@pytest.mark.parametrize(("mebibytes", "compiled"), [(100, True), (300, True), (500, True), (600, True), (500, False)])
+def test_a_limit_on_address_space(place: Path, tmp_path: Path, mebibytes: int, compiled: bool) -> None:
+    """Where it is too little, the process would end in the middle of the compiler, or wherever memory is asked for."""
+    script = f'ulimit -c 0; ulimit -v {mebibytes << 10}; exec "$@"'
+    command = ["bash", "-c", script, "bash", sys.executable, "-m", "ckstore"]
+    assert subprocess.run([*command, "log"], capture_output=True, check=False).returncode == 0
+    command += ["ingest", "in/step10.pt", "--run", "new"]
+    cache = {} if compiled else {"NUMBA_CACHE_DIR": str(tmp_path / "compiled")}
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **cache}, check=False)
+    if done.returncode == 0:
+        assert mebibytes > 300
+        return
+    assert done.returncode == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("ckstore: ")
+    assert "ulimit -v" in done.stderr.splitlines()[-1]
+
+
 def test_the_public_names() -> None:
     import ckstore
 

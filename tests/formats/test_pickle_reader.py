@@ -108,7 +108,7 @@ def test_objects_are_noted() -> None:
     tree = tree_of(pickle.dumps({"d": decimal.Decimal("1.5"), "o": OrderedDict(a=1), "c": dict, "p": Path("/x")}, 4))
     assert tree["d"] == Unknown("decimal.Decimal", ("1.5",))
     assert tree["o"] == {"a": 1}
-    assert tree["c"] == Unknown("builtins.dict")
+    assert tree["c"] == Unknown("builtins.dict", None)
     assert tree["p"].name == "pathlib.PosixPath" or tree["p"].name.startswith("pathlib.")
 
 

@@ -255,7 +255,7 @@ def test_unknown_classes(options: dict[str, Any]) -> None:
     assert tree["args"].state == {"lr": 0.1, "mean": TensorRef(0)}
     assert tree["numpy"].state[4] == np.arange(5).tobytes()
     assert tree["device"] == Unknown("torch.device", ("cpu",))
-    assert tree["dtype"] == Unknown("torch.float16")
+    assert tree["dtype"] == Unknown("torch.float16", None)
     assert tree["defaults"] == {"a": TensorRef(1)}
 
 

@@ -139,7 +139,7 @@ def test_a_directory_is_a_dictionary_by_file(shared_data: Path, tmp_path: Path) 
 
     source = shared_data / "opt_lora" / "checkpoint-1500"
     found = ingested(source, tmp_path / "store")
-    assert set(found) >= {"adapter_model.safetensors", "optimizer.pt", "rng_state.pth"}
+    assert set(found) >= {"adapter_model.safetensors", "optimizer.pt", "rng_state.pth", "scheduler.pt"}
     assert "README.md" not in found
     weights = load_file(source / "adapter_model.safetensors")
     assert sorted(found["adapter_model.safetensors"]) == sorted(weights)

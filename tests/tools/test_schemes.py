@@ -101,7 +101,7 @@ def test_rows_are_measured_once(tmp_path: Path) -> None:
         return {"figure": len(calls)}
 
     for again in (False, False, True):
-        found = Found(tmp_path, again=again, report=lambda line: None)
+        found = Found(tmp_path, machine="a machine", again=again, report=lambda line: None)
         found.row("part", "a/b", measure)
     assert [row["figure"] for row in found.rows("part")] == [2]
     assert [row["name"] for row in found.rows("part")] == ["a/b"]
@@ -166,7 +166,7 @@ def test_a_pass(
     assert "As it was." in text
     assert "QD-compressor" in text
     assert "SCAR, a tenth" in text
-    rows = Found(tmp_path / "fidelity" / "tiny" / "found", again=False, report=lambda line: None)
+    rows = Found(tmp_path / "fidelity" / "tiny" / "found", machine="", again=False, report=lambda line: None)
     for row in rows.rows("cnn"):
         if row["scheme"] == str(whole.SEARCHED):
             assert max(row["lost"]) <= whole.TOLERANCE

@@ -20,7 +20,7 @@ from tools.fidelity.rows import gpt_language
 from tools.fidelity.settings import Bench
 from tools.fidelity.states import load
 
-#: Levels of the clustering, as in Agrawal et al., table 6.
+#: Levels of the clustering, as in Agrawal et al..
 _LEVELS = 32
 
 #: Elements that scikit-learn clusters: all would take minutes.

@@ -16,14 +16,17 @@ class Found:
     ----------
     directory
         Made where absent; has a directory a part and a file a row.
+    machine
+        What it is, as each row will say.
     again
         Measure rows that are there, too.
     report
         Called with a line on what is measured.
     """
 
-    def __init__(self, directory: Path, *, again: bool, report: Callable[[str], None]) -> None:
+    def __init__(self, directory: Path, *, machine: str, again: bool, report: Callable[[str], None]) -> None:
         self.directory = directory
+        self.machine = machine
         self.again = again
         self.report = report
 
@@ -32,7 +35,7 @@ class Found:
         path = self.directory / part / f"{name.replace('/', '-')}.json"
         if self.again or not path.exists():
             self.report(f"{part}: {name}")
-            row = {"name": name, "day": str(datetime.now(UTC).date())} | measure()
+            row = {"name": name, "day": str(datetime.now(UTC).date()), "machine": self.machine} | measure()
             path.parent.mkdir(parents=True, exist_ok=True)
             path.with_suffix(".part").write_text(json.dumps(row))
             path.with_suffix(".part").rename(path)

@@ -18,7 +18,7 @@ from tools.fidelity.settings import Bench
 from tools.fidelity.states import load
 from tools.fidelity.whole import judge
 
-#: What is tolerated of a checkpoint, as in Agrawal et al., table 5.
+#: What is tolerated of a checkpoint, as in Agrawal et al..
 TOLERANCES = (0.001, 0.01, 0.05)
 
 _LEVELS = (4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 64, 96, 128, 192)

@@ -138,16 +138,17 @@ def compare(bench: Bench, found: Found) -> None:
         str(setting): kept(lambda directory, setting=setting: StoreArchive(directory, setting))  # type: ignore[misc]
         for setting in (DEFAULT, Setting("lc", DEFAULT_QUALITY), Setting("dynaquant", DEFAULT_QUALITY))
     }
-    ways[str(SEARCHED)] = kept(lambda directory: SearchedArchive(directory, degradation))
-    for name in BASELINES:
-        ways[name] = kept(lambda directory, name=name: BaselineArchive(name, degradation, TOLERANCE))  # type: ignore[misc]
-    ways["excp"] = kept(lambda directory: ExcpArchive(directory))
     for name, make in ways.items():
         found.row("rework", name, partial(row, make))
     lc = next(row["later"] for row in found.rows("rework") if row["name"].startswith("lc"))
     for name, save, places in _PARTIAL:
-        for what, share in (("LC's bytes", share_of(lc, first, places=places)), ("a tenth", _TENTH)):
+        for what, share in (("a tenth", _TENTH), ("LC's bytes", share_of(lc, first, places=places))):
             found.row("rework", f"{name}, {what}", partial(row, partial(_partial, paths, save, share)))
+    for name in BASELINES:
+        make = kept(lambda directory, name=name: BaselineArchive(name, degradation, TOLERANCE))  # type: ignore[misc]
+        found.row("rework", name, partial(row, make))
+    found.row("rework", str(SEARCHED), partial(row, kept(lambda directory: SearchedArchive(directory, degradation))))
+    found.row("rework", "excp", partial(row, kept(ExcpArchive)))
 
 
 def _partial(

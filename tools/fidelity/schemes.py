@@ -46,7 +46,7 @@ def main(arguments: list[str] | None = None) -> None:
         print(line, file=sys.stderr, flush=True)
 
     bench = Bench(chosen.tier, chosen.work, (), (), say)
-    found = Found(bench.kept / "found", again=chosen.again, report=say)
+    found = Found(bench.kept / "found", machine=speed_figures.machine(chosen.work), again=chosen.again, report=say)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -54,12 +54,12 @@ def main(arguments: list[str] | None = None) -> None:
             PARTS[part](bench, found)
     finally:
         torch.set_num_threads(before)
-    rows = {part: found.rows(part) for part in chosen.only}
-    for part, (heading, text) in page.SECTIONS.items():
-        if rows.get(part):
-            print(f"## {heading}\n\n{text(rows[part])}\n")
+    rows = {part: found.rows(part) for part in PARTS}
+    for part in chosen.only:
+        heading, text = page.SECTIONS[part]
+        print(f"## {heading}\n\n{text(rows[part])}\n")
     if chosen.write:
-        page.write(rows, chosen.tier, speed_figures.machine(chosen.work), DOCUMENT)
+        page.write(rows, chosen.tier, DOCUMENT)
 
 
 if __name__ == "__main__":

@@ -18,13 +18,13 @@ from tools.fidelity.states import State, weights_only
 from tools.fidelity.whole import SEARCHED, TOLERANCE, SearchedArchive, judge, prose_language
 from tools.training import language_step
 
-#: Parts of the fine-tune after which it is judged.
-_PARTS = 4
+#: Steps of the fine-tune, and those between two looks at it.
+STEPS, EVERY = 100, 25
 
 
 def measure(bench: Bench, found: Found) -> None:
     """A row for every scheme: what the pretrained GPT's weights take, and the loss on prose while it is fine-tuned."""
-    ways = [EXACT, archives.DEFAULT, Setting("lc", archives.DEFAULT_QUALITY), SEARCHED, *map(Setting, BASELINES)]
+    ways = [EXACT, SEARCHED, archives.DEFAULT, Setting("lc", archives.DEFAULT_QUALITY), *map(Setting, BASELINES)]
     for setting in ways:
         found.row("transfer", str(setting), partial(_row, bench, setting))
 
@@ -62,8 +62,8 @@ def _finetuned(bench: Bench, state: State) -> list[float]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.rate, betas=(0.9, 0.95), weight_decay=0.01)
     generator = torch.Generator().manual_seed(4)
     losses = [language.loss(model.state_dict())]
-    for step in range(1, settings.steps + 1):
+    for step in range(1, STEPS + 1):
         language_step(model, optimizer, text, settings, generator, settings.rate)
-        if step % (settings.steps // _PARTS) == 0:
+        if step % EVERY == 0:
             losses.append(language.loss(model.state_dict()))
     return losses

@@ -147,6 +147,8 @@ def _archives(
     for setting in (Setting("lc", quality), archives.DEFAULT, Setting("dynaquant", quality)):
         found[str(setting)] = lambda directory, setting=setting: StoreArchive(directory, setting)  # type: ignore[misc]
     if part == "weights":
+        coarser = Setting("lc", 2.5)  # 2 bits
+        found[str(coarser)] = lambda directory: StoreArchive(directory, coarser)
         for name in BASELINES:
             found[name] = lambda directory, name=name: BaselineArchive(name, degradation, TOLERANCE)  # type: ignore[misc]
     elif run != "cnn":  # ExCP prunes by second moments.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -35,6 +36,18 @@ STORAGE_DTYPES: dict[str, str] = {
 _PACKED = ("QUInt2x4Storage", "QUInt4x2Storage")
 #: Marks that change values.
 _LAZY = ("conj", "neg")
+#: dtypes that NumPy has, too.
+_ARRAY_DTYPES = frozenset(
+    name for name in ITEM_SIZES if name == "bool" or name.rstrip("0123456789") in ("int", "uint", "float", "complex")
+) - {"complex32"}
+#: Classes that a pickle may name without calling them, such as for what a `collections.defaultdict` lacks.
+CLASSES: dict[str, type] = {
+    f"{one.__module__}.{one.__name__}": one
+    for one in (
+        bool, bytearray, bytes, complex, dict, float, frozenset, int, list, set, str, tuple,
+        Counter, OrderedDict, defaultdict, deque,
+    )
+}  # fmt: skip
 #: dtypes that torch cannot negate, and that have no negatives or several forms of them.
 _WITHOUT_NEGATIVES = frozenset(name for name in ITEM_SIZES if name == "bool" or name.startswith(("float8", "float4")))
 #: Names of dtypes in torch that have another name here.
@@ -149,6 +162,8 @@ def reduce(name: str, args: tuple[Any, ...]) -> Any:
 
 def _sizes(value: Any) -> tuple[int, ...] | None:
     """A shape or strides; None where it is not one."""
+    if type(value) is Object and value.name == "torch.Size" and len(value.args) == 1:
+        value = value.args[0]
     if type(value) is list:
         value = tuple(value)
     if type(value) is not tuple or not all(type(size) is int for size in value):
@@ -173,8 +188,11 @@ def _view(args: tuple[Any, ...], metadata: tuple[Any, ...], dtype: str | None = 
     lazy = _lazy_marks(metadata[0] if metadata else None, dtype)
     if lazy is None:
         return None
-    grad = ("requires_grad",) if len(args) > 4 and args[4] is True else ()
-    return StoredTensor(storage, args[1], shape, strides, dtype, lazy + grad)
+    if len(args) > 4 and args[4] is True:
+        lazy += ("requires_grad",)
+    elif not lazy and dtype in _ARRAY_DTYPES and metadata and metadata[0] and metadata[0].get("array") is True:
+        lazy = ("array",)
+    return StoredTensor(storage, args[1], shape, strides, dtype, lazy)
 
 
 def _lazy_marks(metadata: Any, dtype: str) -> tuple[str, ...] | None:
@@ -184,7 +202,7 @@ def _lazy_marks(metadata: Any, dtype: str) -> tuple[str, ...] | None:
     """
     if metadata is None:
         return ()
-    if type(metadata) is not dict or any(type(metadata.get(mark, False)) not in (bool, int) for mark in _LAZY):
+    if not isinstance(metadata, dict) or any(type(metadata.get(mark, False)) not in (bool, int) for mark in _LAZY):
         return None
     lazy = tuple(mark for mark in _LAZY if metadata.get(mark, False))
     possible = dtype.startswith("complex") or "conj" not in lazy
@@ -230,24 +248,24 @@ def _from_type(args: tuple[Any, ...]) -> Any:
     return None
 
 
-def _dict(args: tuple[Any, ...]) -> dict[Any, Any] | None:
+def _ordered_dict(args: tuple[Any, ...]) -> OrderedDict[Any, Any] | None:
     if not args or (len(args) == 1 and args[0] is None):
-        return {}
+        return OrderedDict()
     if len(args) == 1 and type(args[0]) is list:
         pairs = args[0]
         if all(type(pair) in (list, tuple) and len(pair) == 2 for pair in pairs):
-            return {key_of(key): value for key, value in pairs}
-    if len(args) == 1 and type(args[0]) is dict:
-        return dict(args[0])
+            return OrderedDict((key_of(key), value) for key, value in pairs)
+    if len(args) == 1 and isinstance(args[0], dict):
+        return OrderedDict(args[0])
     return None
 
 
-def _default_dict(args: tuple[Any, ...]) -> dict[Any, Any] | None:
-    return _dict(args[1:])
-
-
-def _size(args: tuple[Any, ...]) -> tuple[int, ...] | None:
-    return _sizes(args[0]) if len(args) == 1 else ()
+def _default_dict(args: tuple[Any, ...]) -> defaultdict[Any, Any] | None:
+    if not args or (len(args) == 1 and args[0] is None):
+        return defaultdict(None)
+    if len(args) == 1 and type(args[0]) is Global and args[0].name in CLASSES:
+        return defaultdict(CLASSES[args[0].name])
+    return None
 
 
 def _elements(args: tuple[Any, ...]) -> list[Any] | None:
@@ -299,11 +317,10 @@ CONSTRUCTORS: dict[str, Callable[[tuple[Any, ...]], Any]] = {
     "builtins.complex": _complex,
     "builtins.frozenset": _frozenset,
     "builtins.set": _set,
-    "collections.OrderedDict": _dict,
+    "collections.OrderedDict": _ordered_dict,
     "collections.defaultdict": _default_dict,
     "copyreg.__newobj__": _new_object,
     "copyreg._reconstructor": _reconstructor,
-    "torch.Size": _size,
     "torch._tensor._rebuild_from_type_v2": _from_type,
     "torch._utils._rebuild_device_tensor_from_cpu_tensor": _first_tensor,
     "torch._utils._rebuild_parameter": _parameter,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import codecs
 import struct
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -16,6 +17,8 @@ from ckstore.errors import InputError
 
 #: Most opcodes of one stream: bounds time and memory (a stream of one-byte opcodes grows some sixty-fold in memory).
 MAX_OPCODES = 20_000_000
+#: Largest pickle that is read.
+MAX_PICKLE_BYTES = 1 << 30
 #: Longest integer in bytes that is read as one: its decimal form stays within CPython's limit of 4300 digits.
 _MAX_INTEGER_BYTES = 1024
 #: Integers from here on have crafted hash collisions; as keys they are compared by identity.
@@ -27,7 +30,13 @@ _UNSIGNED_8 = struct.Struct("<Q").unpack_from
 _SIGNED_4 = struct.Struct("<i").unpack_from
 _FLOAT_8 = struct.Struct(">d").unpack_from
 
+_DICTIONARIES = (dict, OrderedDict, defaultdict)
 _PYTHON_2_MODULES = {"__builtin__": "builtins", "copy_reg": "copyreg", "UserDict": "collections"}
+_PYTHON_2_NAMES = {
+    "builtins.long": "builtins.int",
+    "builtins.unicode": "builtins.str",
+    "builtins.xrange": "builtins.range",
+}
 
 
 class TruncatedError(InputError):
@@ -431,7 +440,7 @@ class _Machine:
         if len(items) % 2:
             raise InputError("the pickle is damaged: a key without a value")
         target = self.stack[-1]
-        if type(target) is dict:
+        if type(target) in _DICTIONARIES:
             for index in range(0, len(items), 2):
                 key = items[index]
                 target[key if type(key) is str else key_of(key)] = items[index + 1]
@@ -453,7 +462,8 @@ class _Machine:
     # Classes and objects
 
     def name(self, module: str, qualname: str) -> Global:
-        return Global(f"{_PYTHON_2_MODULES.get(module, module)}.{qualname}")
+        name = f"{_PYTHON_2_MODULES.get(module, module)}.{qualname}"
+        return Global(_PYTHON_2_NAMES.get(name, name))
 
     def global_lines(self) -> None:
         module = self.line().decode("utf-8")
@@ -510,6 +520,10 @@ class _Machine:
         target = self.stack[-1]
         if type(target) is Object:
             target.state = state
+        elif type(target) is OrderedDict and type(state) is dict:
+            # Such as the `_metadata` of a module's state dict; nothing may hide a method.
+            kept = {key: value for key, value in state.items() if type(key) is str and not hasattr(OrderedDict, key)}
+            vars(target).update(kept)
 
     def persistent_line(self) -> None:
         self.stack.append(self.persistent(self.line().decode("ascii")))

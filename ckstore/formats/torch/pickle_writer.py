@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import struct
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
 from ckstore.errors import UsageError
-from ckstore.formats.layout import TensorRef
+from ckstore.formats.layout import TensorRef, Unknown
+from ckstore.formats.torch.pickle_reader import MAX_PICKLE_BYTES, Identity
 
 _BATCH = 1000
 _MAX_DEPTH = 300
@@ -41,7 +43,11 @@ class PersistentId:
 ENCODE = Reference(("_codecs", "encode"))
 SET = Reference(("__builtin__", "set"))
 COMPLEX = Reference(("__builtin__", "complex"))
+FROZENSET = Reference(("__builtin__", "frozenset"))
 ORDERED_DICT = Reference(("collections", "OrderedDict"))
+DEFAULT_DICT = Reference(("collections", "defaultdict"))
+#: What a pickle calls to open another one, which is kept as bytes.
+OPAQUE = "pickle.loads"
 
 
 def write_pickle(tree: Any, tensor: Callable[[int], Any]) -> bytes:
@@ -50,7 +56,8 @@ def write_pickle(tree: Any, tensor: Callable[[int], Any]) -> bytes:
     Parameters
     ----------
     tree
-        Plain containers, plain values, `TensorRef`, `Reference`, `Call` and `PersistentId`.
+        Plain containers, plain values, `TensorRef`, `Unknown`, `Identity` (of dictionary keys and elements of sets),
+        `Reference`, `Call` and `PersistentId`.
     tensor
         What to write for the tensor of that number.
 
@@ -62,6 +69,16 @@ def write_pickle(tree: Any, tensor: Callable[[int], Any]) -> bytes:
     writer = _Writer(tensor)
     writer.value(tree, 0)
     return b"".join((b"\x80\x02", *writer.parts, b"."))
+
+
+def _reference(name: str) -> Reference:
+    module, _, qualname = name.rpartition(".")
+    return Reference((module, qualname))
+
+
+def _rank(item: Any) -> tuple[str, str]:
+    """Sorts elements of sets."""
+    return type(item).__name__, repr(item.value if isinstance(item, Identity) else item)
 
 
 class _Writer:
@@ -101,6 +118,10 @@ class _Writer:
             self._call(COMPLEX, (node.real, node.imag), depth)
         elif kind is tuple and not node:
             emit(b")")
+        elif kind is Identity:
+            self.value(node.value, depth)
+        elif kind is Unknown and node.args is None:
+            self.value(_reference(node.name), depth)
         else:
             self._container(node, kind, depth)
 
@@ -120,13 +141,16 @@ class _Writer:
         elif kind is list:
             emit(b"]")
             self._remember(key)
-            for start in range(0, len(node), _BATCH):
-                emit(b"(")
-                for item in node[start : start + _BATCH]:
-                    self.value(item, depth + 1)
-                emit(b"e")
-        elif kind is dict:
-            emit(b"}")
+            self._items(node, depth)
+        elif isinstance(node, dict):
+            if kind is dict:
+                emit(b"}")
+            elif kind is OrderedDict:
+                self._call(ORDERED_DICT, (), depth)
+            else:
+                factory = getattr(node, "default_factory", None)
+                named = () if factory is None else (Reference((factory.__module__, factory.__qualname__)),)
+                self._call(DEFAULT_DICT, named, depth)
             self._remember(key)
             entries = list(node.items())
             for start in range(0, len(entries), _BATCH):
@@ -135,16 +159,34 @@ class _Writer:
                     self.value(name, depth + 1)
                     self.value(item, depth + 1)
                 emit(b"u")
+            if kind is OrderedDict and vars(node):
+                self._state(vars(node), depth)
         elif kind is set or kind is frozenset:
-            # weights_only knows no frozenset. The order of a set is that of no hash, so that equal trees give equal
-            # bytes.
-            self._call(SET, (sorted(node, key=lambda item: (type(item).__name__, repr(item))),), depth)
+            # The order of a set is that of no hash, so that equal trees give equal bytes.
+            self._call(SET if kind is set else FROZENSET, (sorted(node, key=_rank),), depth)
             self._remember(key)
+        elif kind is Unknown:
+            self._call(_reference(node.name), node.args, depth)
+            self._remember(key)
+            self._items(node.items, depth)
+            if node.state is not None:
+                self._state(node.state, depth)
         elif kind is Call:
             self._call(node.function, node.args, depth)
             self._remember(key)
         else:
             raise UsageError(f"A value of type {kind.__name__} cannot be written to a torch file.")
+
+    def _items(self, items: list[Any] | tuple[Any, ...], depth: int) -> None:
+        for start in range(0, len(items), _BATCH):
+            self.parts.append(b"(")
+            for item in items[start : start + _BATCH]:
+                self.value(item, depth + 1)
+            self.parts.append(b"e")
+
+    def _state(self, state: Any, depth: int) -> None:
+        self.value(state, depth + 1)
+        self.parts.append(b"b")
 
     def _call(self, function: Reference, args: tuple[Any, ...], depth: int) -> None:
         self.value(function, depth + 1)
@@ -156,6 +198,10 @@ class _Writer:
     def _text(self, text: str) -> None:
         if not self._known(text):
             data = text.encode("utf-8", "surrogatepass")
+            if len(data) > MAX_PICKLE_BYTES:
+                raise UsageError(
+                    "A single value of more than 1 GiB cannot be written to a torch file; make it a tensor."
+                )
             self.parts.append(b"X" + struct.pack("<I", len(data)) + data)
             self._remember(text)
 

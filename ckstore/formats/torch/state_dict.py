@@ -5,19 +5,23 @@ torch is never imported here: an object can be a torch tensor only where someone
 
 from __future__ import annotations
 
+import pickle
 import sys
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import UsageError
-from ckstore.formats.layout import MARKS, Extent, FileLayout, Path, Tensor, TensorRef
+from ckstore.formats.layout import MARKS, Extent, FileLayout, Path, Tensor, TensorRef, Unknown, like
 from ckstore.formats.paths import path_to_text
 from ckstore.formats.skeleton import Checks
 from ckstore.formats.sources import CompositeSource
+from ckstore.formats.torch.objects import CLASSES
+from ckstore.formats.torch.pickle_reader import Identity
+from ckstore.formats.torch.pickle_writer import OPAQUE
 from ckstore.formats.torch.storages import memory_shape
 from ckstore.formats.torch.tree import ROOT, free, segment_of
 from ckstore.formats.torch.writer import plan_torch
@@ -28,6 +32,24 @@ _MAX_DEPTH = 100
 _MAX_KEY = (1 << 61) - 1
 _READ_BYTES = 1 << 22
 
+#: Types whose objects are written as they pickle themselves; `ckstore.reading.known_types` makes them again.
+_REDUCED = frozenset(
+    {
+        "argparse.Namespace", "builtins.bytearray", "builtins.range", "builtins.slice", "collections.Counter",
+        "collections.deque", "datetime.date", "datetime.datetime", "datetime.time", "datetime.timedelta",
+        "datetime.timezone", "decimal.Decimal", "fractions.Fraction", "pathlib.PosixPath", "pathlib.PurePosixPath",
+        "pathlib.PureWindowsPath", "pathlib.WindowsPath", "pathlib._local.PosixPath", "pathlib._local.PurePosixPath",
+        "pathlib._local.PureWindowsPath", "pathlib._local.WindowsPath", "torch.Size", "torch.device", "torch.dtype",
+        "torch.torch_version.TorchVersion", "types.SimpleNamespace", "uuid.UUID",
+    }
+)  # fmt: skip
+#: What begins the names of those among them that a dictionary may have as keys.
+_KEYS = ("datetime.", "pathlib.", "torch.d")
+#: Most parts of a tuple that is a key.
+_KEY_PARTS = 64
+
+#: What is done with an object that is of no known type.
+OnUnknown = Literal["raise", "pickle"]
 #: Gives `nbytes` bytes from a byte offset of an extent; they are in the caller's memory and may change.
 _Read = Callable[[int, int], memoryview]
 
@@ -66,7 +88,7 @@ class StateDictSource:
 
     Parameters
     ----------
-    state_dict
+    state_dict, on_unknown
         See `describe_state_dict`.
 
     Attributes
@@ -77,8 +99,8 @@ class StateDictSource:
         What `split_skeleton` says of it.
     """
 
-    def __init__(self, state_dict: Any) -> None:
-        self._state = describe_state_dict(state_dict)
+    def __init__(self, state_dict: Any, on_unknown: OnUnknown = "raise") -> None:
+        self._state = describe_state_dict(state_dict, on_unknown)
         plan = plan_torch(self._state.tree, self._state.tensors, self._state.extents)
         self.layout: FileLayout = plan.layout
         self.skeleton = plan.skeleton
@@ -146,7 +168,7 @@ class StateDictSource:
         return self._crcs[number]
 
 
-def describe_state_dict(state_dict: Any) -> LiveState:
+def describe_state_dict(state_dict: Any, on_unknown: OnUnknown = "raise") -> LiveState:
     """The tree, tensors and extents of an object in memory.
 
     Tensors that share a storage stay tied: all that they span of it becomes one extent. Any other tensor becomes an
@@ -155,15 +177,19 @@ def describe_state_dict(state_dict: Any) -> LiveState:
     Parameters
     ----------
     state_dict
-        Dictionaries (`dict`, `OrderedDict`, `defaultdict`), lists, tuples and sets of tensors, arrays and plain values,
-        nested in any way. Integer keys stay integers. NumPy scalars become Python's.
+        Dictionaries (`dict`, `OrderedDict`, `defaultdict`), lists, tuples and sets of tensors, arrays, plain values and
+        objects of the types that `Version.state_dict` makes again, nested in any way.
+    on_unknown
+        `pickle` keeps any other object as the bytes of its pickle.
 
     Raises
     ------
     UsageError
         Where it holds anything else; names the place.
     """
-    reader = _Describer()
+    if on_unknown not in ("raise", "pickle"):
+        raise UsageError(f"`on_unknown` is `raise` or `pickle`, not {on_unknown!r}.")
+    reader = _Describer(is_pickling=on_unknown == "pickle")
     tree = reader.visit(state_dict, (), 0)
     return reader.finish(tree)
 
@@ -183,7 +209,8 @@ class _Found:
 
 
 class _Describer:
-    def __init__(self) -> None:
+    def __init__(self, *, is_pickling: bool) -> None:
+        self._is_pickling = is_pickling
         self._found: list[_Found] = []
         self._open: set[int] = set()
         self._torch: Any = sys.modules.get("torch")
@@ -192,16 +219,17 @@ class _Describer:
     def visit(self, node: Any, path: Path, depth: int) -> Any:
         if node is None or type(node) in (bool, float, bytes, complex):
             return node
-        if isinstance(node, str):
-            return str(node)
+        if type(node) is str:
+            return node
         if type(node) is int:
             return _integer(node, path)
         if self._torch is not None and isinstance(node, self._torch.Tensor):
+            problem = self._problem_of(node)
+            if problem:
+                return self._unknown(node, f"The tensor at {_shown(path)} {problem}")
             return self._keep(self._torch_tensor(node, path))
-        if self._numpy is not None and isinstance(node, self._numpy.generic | self._numpy.ndarray):
-            if isinstance(node, self._numpy.generic) and type(node.item()) in (bool, int, float, complex, str, bytes):
-                return node.item()
-            return self._keep(self._array(node, path))
+        if isinstance(node, type):
+            return self._class(node, path)
         if id(node) in self._open or depth > _MAX_DEPTH:
             raise UsageError(f"The state dict holds itself or nests too deeply at {_shown(path)}.")
         self._open.add(id(node))
@@ -210,51 +238,119 @@ class _Describer:
         return tree
 
     def _container(self, node: Any, path: Path, depth: int) -> Any:
-        if type(node) in (dict, OrderedDict, defaultdict):
-            taken: dict[str | int, int] = {}
-            tree = {}
-            for key, value in node.items():
-                self._check_key(key, path)
-                tree[key] = self.visit(value, (*path, free(segment_of(key), taken)), depth + 1)
-            return tree
-        if type(node) is list:
+        kind = type(node)
+        if kind in (dict, OrderedDict, defaultdict):
+            return self._mapping(node, path, depth)
+        if kind is list:
             return [self.visit(item, (*path, index), depth + 1) for index, item in enumerate(node)]
-        if type(node) is tuple or (self._torch is not None and type(node) is self._torch.Size):
+        if kind is tuple:
             return tuple(self.visit(item, (*path, index), depth + 1) for index, item in enumerate(node))
-        if type(node) in (set, frozenset) and all(_is_plain_key(item) for item in node):
-            return set(node)
-        raise UsageError(
-            f"The state dict holds a {type(node).__module__}.{type(node).__qualname__} at {_shown(path)}; "
-            "only tensors, arrays, plain containers and plain values can be stored."
-        )
+        if kind is set or kind is frozenset:
+            return kind(self._key(item, path) for item in node)
+        if self._numpy is not None and isinstance(node, self._numpy.ndarray):
+            return self._array_or_object(node, path, depth)
+        dtype = None
+        if self._numpy is not None and isinstance(node, self._numpy.dtype | self._numpy.generic):
+            dtype = node if isinstance(node, self._numpy.dtype) else node.dtype
+        if _name(kind) in _REDUCED or (dtype is not None and _is_own(dtype)):
+            return self._reduced(node, path, depth)
+        return self._unknown(node, f"The state dict holds a {_name(kind)} at {_shown(path)}, which cannot be stored")
 
-    def _check_key(self, key: Any, path: Path) -> None:
-        if not _is_plain_key(key):
+    def _mapping(self, node: Any, path: Path, depth: int) -> Any:
+        if isinstance(node, defaultdict) and node.default_factory not in (None, *CLASSES.values()):
+            return self._unknown(
+                node, f"The defaultdict at {_shown(path)} calls {node.default_factory}, which cannot be stored"
+            )
+        taken: dict[str | int, int] = {}
+        pairs = []
+        for key, value in node.items():
+            kept = self._key(key, path)
+            pairs.append((kept, self.visit(value, (*path, free(segment_of(kept), taken)), depth + 1)))
+        tree = like(node, pairs)
+        if isinstance(node, OrderedDict) and vars(node):
+            before = len(self._found)
+            vars(tree).update(self.visit(dict(vars(node)), (*path, "__dict__"), depth + 1))
+            if len(self._found) > before:
+                raise UsageError(
+                    f"The attributes of the dictionary at {_shown(path)} hold tensors; make them its items."
+                )
+        return tree
+
+    def _key(self, key: Any, path: Path) -> Any:
+        """A key or element: plain ones as they are, others such that they equal nothing but themselves."""
+        if _is_plain_key(key):
+            return key
+        if not self._is_known_key(key):
             raise UsageError(
                 f"The state dict has a key of type {type(key).__qualname__} at {_shown(path)} that cannot be stored; "
                 "use text or a small integer."
             )
+        return Identity(self.visit(key, (*path, "key"), 0))
+
+    def _is_known_key(self, key: Any, depth: int = 0) -> bool:
+        if type(key) is tuple:
+            fits = depth < 2 and len(key) <= _KEY_PARTS
+            return fits and all(self._is_known_key(part, depth + 1) or _is_plain_key(part) for part in key)
+        if self._numpy is not None and isinstance(key, self._numpy.generic):
+            return _is_own(key.dtype) and key.dtype.kind != "V"
+        return _name(type(key)) in _REDUCED and _name(type(key)).startswith(_KEYS)
+
+    def _class(self, node: type, path: Path) -> Any:
+        name = _name(node)
+        if CLASSES.get(name) is node or (self._numpy is not None and issubclass(node, self._numpy.generic)):
+            return Unknown(name, None)
+        return self._unknown(node, f"The state dict holds the class {name} at {_shown(path)}, which cannot be stored")
+
+    def _reduced(self, node: Any, path: Path, depth: int) -> Unknown:
+        """An object as it says itself that it is made again."""
+        made = node.__reduce_ex__(2)
+        if isinstance(made, str):
+            return Unknown(f"{type(node).__module__}.{made}", None)
+        function, args, state, items = (*made, None, None)[:4]
+        parts = [
+            Unknown(_name(part), None) if isinstance(part, type) else self.visit(part, path, depth) for part in args
+        ]
+        state = self.visit(state, path, depth + 1)
+        return Unknown(
+            _name(function),
+            tuple(parts),
+            state,
+            tuple(self.visit(item, (*path, index), depth + 1) for index, item in enumerate(items or ())),
+        )
+
+    def _unknown(self, node: Any, problem: str) -> Any:
+        """The bytes of its pickle, where these are wanted; they are opened by none but who asks for it."""
+        if not self._is_pickling:
+            raise UsageError(
+                f"{problem}; give what it holds as plain values, or ingest with on_unknown='pickle', which keeps it "
+                "for programs that have its class."
+            )
+        try:
+            return Unknown(OPAQUE, (pickle.dumps(node, 4),))
+        except Exception as error:
+            raise UsageError(f"{problem}, and cannot be pickled ({error}); leave it out.") from error
 
     def _keep(self, found: _Found) -> TensorRef:
         self._found.append(found)
         return TensorRef(len(self._found) - 1)
 
-    def _torch_tensor(self, tensor: Any, path: Path) -> _Found:
+    def _problem_of(self, tensor: Any) -> str:
+        """Why a tensor cannot be stored; empty where it can."""
         torch = self._torch
-        path = path or ROOT
         dtype = str(tensor.dtype).removeprefix("torch.")
         plain = type(tensor) in (torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", torch.Tensor))
         nested = tensor.is_nested  # of which not even the size can be asked for
         if not plain or nested or tensor.layout != torch.strided or tensor.is_quantized or dtype not in ITEM_SIZES:
             kind = f"{'nested ' * nested}{type(tensor).__qualname__}"
-            raise UsageError(
-                f"The tensor at {_shown(path)} is a {kind} of dtype {dtype} and layout "
-                f"{tensor.layout}, which cannot be stored; make it a plain strided tensor."
-            )
-        if tensor.is_meta:
-            raise UsageError(f"The tensor at {_shown(path)} is on the meta device and has no values.")
+            return f"is a {kind} of dtype {dtype} and layout {tensor.layout}, which cannot be stored"
+        return "is on the meta device and has no values" if tensor.is_meta else ""
+
+    def _torch_tensor(self, tensor: Any, path: Path) -> _Found:
+        torch = self._torch
+        path = path or ROOT
+        dtype = str(tensor.dtype).removeprefix("torch.")
         said = (tensor.is_conj(), tensor.is_neg(), isinstance(tensor, torch.nn.Parameter), tensor.requires_grad)
-        marks = tuple(mark for mark, holds in zip(MARKS, said, strict=True) if holds)
+        marks = tuple(mark for mark, holds in zip(MARKS, (*said, False), strict=True) if holds)
         value = tensor.detach()
         # The values as they lie in memory, which the marks then apply to.
         value = value.conj() if value.is_conj() else value
@@ -264,22 +360,29 @@ class _Describer:
         shape, strides = tuple(value.shape), tuple(value.stride())
         return _Found(path, dtype, shape, strides, value.storage_offset(), memory, value, marks)
 
+    def _array_or_object(self, array: Any, path: Path, depth: int) -> Any:
+        """An array as a tensor with a mark; as it pickles itself where torch has not its dtype."""
+        numpy, dtype = self._numpy, array.dtype
+        if type(array) not in (numpy.ndarray, numpy.memmap) or dtype.hasobject:
+            return self._unknown(
+                array, f"The array at {_shown(path)} is a {_name(type(array))} of {dtype}, which cannot be stored"
+            )
+        if dtype.name in ITEM_SIZES and dtype.fields is None:
+            return self._keep(self._array(array, path or ROOT))
+        if _is_own(dtype):
+            return self._reduced(numpy.asarray(array), path, depth)
+        return self._unknown(array, f"The array at {_shown(path)} has dtype {dtype}, which cannot be stored")
+
     def _array(self, array: Any, path: Path) -> _Found:
-        numpy = self._numpy
-        path = path or ROOT
-        array = numpy.asarray(array)
-        dtype = array.dtype.name
-        if dtype not in ITEM_SIZES or array.dtype.fields is not None:
-            raise UsageError(f"The array at {_shown(path)} has dtype {array.dtype}, which cannot be stored.")
-        memory = (
-            "numpy",
-            array.__array_interface__["data"][0],
-            dtype,
-            array.shape,
-            array.strides,
-            array.dtype.byteorder,
-        )
-        return _Found(path, dtype, array.shape, _c_strides(array.shape), 0, memory, array)
+        base = self._numpy.asarray(array)
+        strides = _c_strides(base.shape)
+        if base.flags.f_contiguous and not base.flags.c_contiguous:
+            # Columns lie one after another: the elements are those of the transposed array in its own order.
+            base = base.T
+            strides = tuple(reversed(_c_strides(base.shape)))
+        memory = ("numpy", base.__array_interface__["data"][0], base.dtype.str, base.shape, base.strides)
+        marks = ("array",) if _is_own(base.dtype) else ()
+        return _Found(path, base.dtype.name, array.shape, strides, 0, memory, base, marks)
 
     def finish(self, tree: Any) -> LiveState:
         state = LiveState(tree)
@@ -301,9 +404,10 @@ class _Describer:
         first = group[0]
         number = len(state.extents)
         if self._numpy is not None and isinstance(first.value, self._numpy.ndarray):
-            _add(state, Extent(0, first.dtype, first.shape, first.path), _array_reader(first.value, self._numpy))
+            shape = first.value.shape
+            _add(state, Extent(0, first.dtype, shape, first.path), _array_reader(first.value, self._numpy))
             for found in group:
-                yield found, Tensor(found.path, found.dtype, found.shape, found.strides, number, 0)
+                yield found, Tensor(found.path, found.dtype, found.shape, found.strides, number, 0, found.marks)
             return
         same = all(
             (one.dtype, one.shape, one.strides, one.offset) == (first.dtype, first.shape, first.strides, first.offset)
@@ -391,6 +495,16 @@ def _array_reader(array: Any, numpy: Any) -> _Read:
         return view
 
     return read
+
+
+def _name(one: Any) -> str:
+    """Name of a class or function, as a pickle has it."""
+    return f"{one.__module__}.{one.__qualname__}"
+
+
+def _is_own(dtype: Any) -> bool:
+    """Whether a dtype is one of NumPy's, and of values that lie in the array itself."""
+    return dtype.isbuiltin != 2 and not dtype.hasobject and dtype.kind in "biufcSUVmM"
 
 
 def _is_plain_key(key: Any) -> bool:

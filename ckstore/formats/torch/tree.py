@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict, defaultdict
 from typing import Any
 
 from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import InputError
-from ckstore.formats.layout import Path, Segment, TensorRef, Unknown
+from ckstore.formats.layout import Path, Segment, TensorRef, Unknown, like
 from ckstore.formats.torch.objects import Storage, StoredTensor
 from ckstore.formats.torch.pickle_reader import Global, Identity, Object
 from ckstore.formats.torch.storages import View
@@ -22,6 +23,11 @@ MAX_NODES = 20_000_000
 CYCLE = Unknown("ckstore.cycle")
 #: Attributes of `torch.nn.Module` whose entries are reached as attributes of the module.
 MODULE_GROUPS = ("_parameters", "_buffers", "_modules")
+_NAMES: dict[type, str] = {
+    dict: "builtins.dict",
+    OrderedDict: "collections.OrderedDict",
+    defaultdict: "collections.defaultdict",
+}
 _PLAIN = frozenset({str, int, float, bool, type(None), bytes, complex})
 #: Path of the tensor of a file that is nothing but a tensor.
 ROOT: Path = ("tensor",)
@@ -59,7 +65,7 @@ class TreeReader:
         if kind is Identity:
             return self._visit(node.value, path, depth, taken)
         if kind is Global:
-            return Unknown(node.name)
+            return Unknown(node.name, None)
         if kind is Storage:
             return Unknown("torch.storage", (node.key, node.dtype, node.count))
         identity = id(node)
@@ -72,7 +78,7 @@ class TreeReader:
             raise InputError(f"the pickle nests deeper than {MAX_DEPTH} levels")
         self._open.add(identity)
         tensors, cycles = len(self.views), self._cycles
-        if kind is dict:
+        if isinstance(node, dict):
             tree = self._dict(node, path, depth, taken)
         elif kind is Object:
             tree = self._object(node, path, depth, taken)
@@ -127,8 +133,20 @@ class TreeReader:
     def _dict(self, node: dict[Any, Any], path: Path, depth: int, taken: dict[Segment, int]) -> Any:
         pairs = self._entries(node.items(), path, depth, taken)
         if any(type(key) is Identity for key in node):
-            return Unknown("builtins.dict", items=tuple(pairs))
-        return dict(zip(node, (value for _, value in pairs), strict=True))
+            args: tuple[Any, ...] = ()
+            if isinstance(node, defaultdict) and node.default_factory is not None:
+                args = (Unknown(f"{node.default_factory.__module__}.{node.default_factory.__name__}", None),)
+            return Unknown(_NAMES[type(node)], args, items=tuple(pairs))
+        made = like(node, zip(node, (value for _, value in pairs), strict=True))
+        if isinstance(node, OrderedDict) and vars(node):
+            tensors = len(self.views)
+            attributes = self._visit(vars(node), (*path, "__dict__"), depth + 1, {})
+            if len(self.views) > tensors:
+                # No place of the tree leads to attributes.
+                del self.views[tensors:]
+            else:
+                vars(made).update(attributes)
+        return made
 
     def _set(self, node: Any, path: Path, depth: int, taken: dict[Segment, int]) -> Any:
         if any(type(item) is Identity for item in node):
@@ -141,9 +159,9 @@ class TreeReader:
             return self._tensor(wrapped, path or ROOT)
         # Groups first: a parameter keeps its plain name where another attribute has the same.
         state = node.state
-        if type(state) is dict and type(state.get("_parameters")) is dict and type(state.get("_modules")) is dict:
+        if isinstance(state, dict) and all(isinstance(state.get(group), dict) for group in ("_parameters", "_modules")):
             state = self._module_state(state, path, depth, taken)
-        elif type(state) in (dict, tuple, list):
+        elif isinstance(state, dict | tuple | list):
             state = self._visit(state, path, depth + 1, taken)
         elif state is not None and type(state) not in _PLAIN:
             state = self._visit(state, (*path, free("state", taken)), depth + 1, {})
@@ -158,7 +176,7 @@ class TreeReader:
     def _module_state(self, state: dict[Any, Any], path: Path, depth: int, taken: dict[Segment, int]) -> dict[Any, Any]:
         trees: dict[Any, Any] = {}
         for group in MODULE_GROUPS:
-            if type(state.get(group)) is dict:
+            if isinstance(state.get(group), dict):
                 # The group's dictionary takes no segment of its own.
                 trees[group] = self._visit(state[group], path, depth + 1, taken)
         others = {key: value for key, value in state.items() if key not in trees}

@@ -15,6 +15,7 @@ from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import InputError, UsageError
 from ckstore.formats.layout import Extent, FileLayout, Tensor
 from ckstore.formats.sources import CompositeSource
+from ckstore.formats.torch.pickle_reader import MAX_PICKLE_BYTES
 from ckstore.formats.torch.pickle_writer import ORDERED_DICT, Call, PersistentId, Reference, write_pickle
 from ckstore.formats.torch.zip import parse_torch_zip
 from ckstore.formats.trees import plain_tree, tensor_numbers
@@ -118,8 +119,7 @@ def plan_torch(tree: Any, tensors: Sequence[Tensor], extents: Sequence[Extent], 
     Parameters
     ----------
     tree
-        As in `FileLayout`; `Unknown` nodes are written as `plain_tree` has them. Tensors that it does not refer to are
-        left out.
+        As in `FileLayout`. Tensors that it does not refer to are left out.
     tensors
         What `TensorRef` counts.
     extents
@@ -128,7 +128,6 @@ def plan_torch(tree: Any, tensors: Sequence[Tensor], extents: Sequence[Extent], 
     name
         Folder inside the archive.
     """
-    tree = plain_tree(tree)
     used = [tensors[index] for index in sorted(set(tensor_numbers(tree)))]
     numbers = sorted({tensor.extent for tensor in used if tensor.extent >= 0})
     # torch takes a storage's dtype from the first reference to it: tensors without elements share one for each dtype.
@@ -145,7 +144,10 @@ def plan_torch(tree: Any, tensors: Sequence[Tensor], extents: Sequence[Extent], 
         return calls[index]
 
     archive = _Archive(name)
-    archive.add("data.pkl", write_pickle(tree, rebuild))
+    data = write_pickle(tree, rebuild)
+    if len(data) > MAX_PICKLE_BYTES:
+        raise UsageError("What a torch file holds besides tensors must stay below 1 GiB; make tensors of it.")
+    archive.add("data.pkl", data)
     archive.add(".format_version", b"1")
     archive.add(".storage_alignment", str(ALIGNMENT).encode())
     archive.add("byteorder", b"little")
@@ -173,14 +175,14 @@ def write_torch(
 ) -> int:
     """Write the torch zip of a tree in one pass, holding no more than the skeleton and one piece of data.
 
-    Parameters become tensors and none wants a gradient, as in the state dict of a module.
+    Parameters and arrays become tensors and none wants a gradient, as in the state dict of a module.
 
     Parameters
     ----------
     out
         Where to.
     tree, tensors, extents, name
-        See `plan_torch`.
+        See `plan_torch`; `Unknown` nodes are written as `plain_tree` has them.
     read
         Called once for each extent that is written, in ascending order of its number.
 
@@ -189,7 +191,7 @@ def write_torch(
     int
         Number of bytes written.
     """
-    plan = plan_torch(tree, [replace(tensor, marks=tensor.lazy) for tensor in tensors], extents, name=name)
+    plan = plan_torch(plain_tree(tree), [replace(tensor, marks=tensor.lazy) for tensor in tensors], extents, name=name)
     skeleton = bytearray(plan.skeleton)
     position = written = 0
     for storage in plan.storages:
@@ -229,7 +231,8 @@ def _rebuild_call(
     wants = grad and not is_parameter
     args = (identity, tensor.offset, tensor.shape, tensor.strides, wants, Call(ORDERED_DICT, ()))
     of_dtype = (Reference(("torch", tensor.dtype)),) if by_dtype else ()
-    metadata = (dict.fromkeys(tensor.lazy, True),) if tensor.lazy else ()
+    said = dict.fromkeys((mark for mark in tensor.marks if mark in ("conj", "neg", "array")), True)
+    metadata = (said,) if said else ()
     call = Call(_REBUILD_UNTYPED if by_dtype else _REBUILD, (*args, *of_dtype, *metadata))
     return Call(_REBUILD_PARAMETER, (call, grad, Call(ORDERED_DICT, ()))) if is_parameter else call
 

@@ -10,9 +10,10 @@ from ckstore.errors import InputError
 from ckstore.formats.facts import facts_of_mapping
 from ckstore.formats.layout import Checked, Extent, FileLayout, Path, Source, Tensor, TensorRef, Unknown
 from ckstore.formats.torch.objects import TorchPersistent, reduce
-from ckstore.formats.torch.pickle_reader import read_pickle
+from ckstore.formats.torch.pickle_reader import MAX_PICKLE_BYTES, read_pickle
 from ckstore.formats.torch.storages import StorageData, View, cut
 from ckstore.formats.torch.tree import TreeReader
+from ckstore.formats.trees import replace_tensors
 from ckstore.formats.zip_directory import (
     FIRST_RECORD,
     LARGE_ENTRY_BYTES,
@@ -22,9 +23,6 @@ from ckstore.formats.zip_directory import (
     first_name,
     read_directory,
 )
-
-#: Largest pickle that is read; a larger archive is kept as opaque bytes.
-_MAX_PICKLE_BYTES = 1 << 30
 
 
 def parse_torch_zip(source: Source) -> FileLayout | None:
@@ -49,7 +47,7 @@ def parse_torch_zip(source: Source) -> FileLayout | None:
         return None
     by_name = {entry.name.removeprefix(prefix): entry for entry in entries}
     pickle_entry = by_name["data.pkl"]
-    if pickle_entry.size > _MAX_PICKLE_BYTES:
+    if pickle_entry.size > MAX_PICKLE_BYTES:
         return None
     storages: dict[str, ZipEntry] = {}
     others: list[ZipEntry] = []
@@ -145,28 +143,10 @@ def _without_lost(tree: Any, placed: list[Tensor | None]) -> Any:
         numbers.append(-1 if tensor is None else following)
         following += tensor is not None
 
-    done: dict[int, Any] = {}
+    def renumbered(index: int) -> TensorRef | Unknown:
+        return Unknown("torch.Tensor.view") if numbers[index] < 0 else TensorRef(numbers[index])
 
-    def renumber(node: Any) -> Any:
-        if isinstance(node, TensorRef):
-            number = numbers[node.index]
-            return Unknown("torch.Tensor.view") if number < 0 else TensorRef(number)
-        if not isinstance(node, dict | list | tuple | Unknown):
-            return node
-        if id(node) not in done:
-            done[id(node)] = rebuild(node)
-        return done[id(node)]
-
-    def rebuild(node: Any) -> Any:
-        if isinstance(node, dict):
-            return {key: renumber(value) for key, value in node.items()}
-        if isinstance(node, list):
-            return [renumber(item) for item in node]
-        if isinstance(node, tuple):
-            return tuple(renumber(item) for item in node)
-        return Unknown(node.name, renumber(node.args), renumber(node.state), renumber(node.items))
-
-    return renumber(tree)
+    return replace_tensors(tree, renumbered)
 
 
 def _torch_prefix(entries: list[ZipEntry]) -> str | None:

@@ -1,0 +1,75 @@
+"""`ckstore ingest --recursive` and `--plan`: the table of what becomes which version, as a file and on the screen."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from ckstore.cli.output import counted, print_table
+from ckstore.errors import UsageError
+from ckstore.scanning.folder import Proposed
+
+_COLUMNS = ("path", "run", "step", "note")
+
+
+def write_plan(file: Path, proposed: Sequence[Proposed]) -> None:
+    """Write a plan as CSV, which is there as a whole or not at all."""
+    unfinished = file.with_name(f"{file.name}.{os.getpid()}.tmp")
+    try:
+        with unfinished.open("w", newline="", encoding="utf-8", errors="surrogateescape") as out:
+            table = csv.writer(out)
+            table.writerow(_COLUMNS)
+            table.writerows(
+                (item.path, item.run, "" if item.step is None else item.step, item.note) for item in proposed
+            )
+        unfinished.replace(file)
+    except OSError as error:
+        unfinished.unlink(missing_ok=True)
+        raise UsageError(f"The plan cannot be written to {file} ({error.strerror}); choose another file.") from error
+
+
+def read_plan(file: Path) -> list[Proposed]:
+    """Read a plan that may have been edited.
+
+    Raises
+    ------
+    UsageError
+        It cannot be read, lacks a column, or a step is none.
+    """
+    try:
+        with file.open(newline="", encoding="utf-8", errors="surrogateescape") as source:
+            table = csv.DictReader(source)
+            if not {"path", "run", "step"} <= set(table.fieldnames or ()):
+                raise UsageError(f"{file} is no plan: its first line must name the columns {', '.join(_COLUMNS)}.")
+            rows = [(table.line_num, row) for row in table]
+    except (OSError, csv.Error, UnicodeError) as error:
+        raise UsageError(f"The plan {file} cannot be read ({error}); name a file that --plan wrote.") from error
+    return [_row(file, line, row) for line, row in rows]
+
+
+def _row(file: Path, line: int, row: dict[str, str | None]) -> Proposed:
+    step, path = (row["step"] or "").strip(), row["path"]
+    if step and not (step.isascii() and step.isdigit() and len(step) < 19):
+        raise UsageError(f"{file}, line {line}: {step!r} is no step; write an integer from 0 on, or nothing.")
+    if not path:
+        raise UsageError(f"{file}, line {line}: the path is missing; write it, or delete the line.")
+    return Proposed(Path(path), (row["run"] or "").strip(), int(step) if step else None, row.get("note") or "")
+
+
+def print_plan(proposed: Sequence[Proposed]) -> None:
+    """Print a plan as a table, and what it comes to."""
+    rows = [
+        (item.path, item.run and f"{item.run}@{'-' if item.step is None else item.step}", item.note)
+        for item in proposed
+    ]
+    print_table(("INPUT", "VERSION", "NOTE"), rows)
+    stored = [item for item in proposed if item.run]
+    runs = {item.run for item in stored}
+    click.echo(
+        f"{counted(len(stored), 'version')} of {counted(len(runs), 'run')}, "
+        f"{counted(len(proposed) - len(stored), 'file')} left out"
+    )

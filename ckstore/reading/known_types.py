@@ -1,0 +1,379 @@
+"""Builds objects of well-known types from what a pickle says of them.
+
+A name in a pickle is looked up in the tables here; it is never imported, and no class is called that is neither in them
+nor given by the caller.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import datetime as dt
+import decimal
+import fractions
+import pathlib
+import re
+import types
+import uuid
+from collections.abc import Callable, Sequence
+from enum import Enum
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+
+from ckstore.errors import InputError, UsageError
+from ckstore.formats.layout import Unknown
+from ckstore.formats.scalars import NUMPY_CORES
+from ckstore.formats.torch.objects import CLASSES, reduce
+from ckstore.formats.torch.pickle_reader import read_pickle
+from ckstore.formats.torch.pickle_writer import OPAQUE
+from ckstore.formats.torch.tree import TreeReader
+from ckstore.formats.trees import replace_tensors
+
+#: Bytes that objects may take besides what is in proportion to the pickle.
+_FREE_BYTES = 1 << 28
+_TIMES_THE_PICKLE = 16
+
+#: Makes an object of arguments, state and items; raises one of `_UNFIT` where they are not what the type writes.
+_Make = Callable[[tuple[Any, ...], Any, tuple[Any, ...]], Any]
+_UNFIT = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+
+_DTYPE = re.compile(r"b1|[iu][1248]|f2|f4|f8|f16|c8|c16|c32|[SUV]\d{1,9}|[Mm]8")
+_TIME_UNITS = (b"generic", b"Y", b"M", b"W", b"D", b"h", b"m", b"s", b"ms", b"us", b"ns", b"ps", b"fs", b"as")
+_FRACTION = re.compile(r"[-+]?\d{1,4000}(/\d{1,4000})?")
+
+
+def _require(holds: bool) -> None:
+    if not holds:
+        raise ValueError("the type does not write this")
+
+
+def _called(cls: Callable[..., Any], *kinds: type) -> _Make:
+    """Calls `cls` with its arguments, all of them of these kinds; of any where none are given."""
+
+    def make(args: tuple[Any, ...], state: Any, items: tuple[Any, ...]) -> Any:
+        _require(state is None and not items)
+        _require(not kinds or all(isinstance(argument, kinds) for argument in args))
+        return cls(*args)
+
+    return make
+
+
+def _with_state(cls: Callable[[], Any]) -> _Make:
+    """An object that is nothing but its attributes."""
+
+    def make(args: tuple[Any, ...], state: Any, items: tuple[Any, ...]) -> Any:
+        _require(not args and not items and (state is None or all(isinstance(name, str) for name in state)))
+        made = cls()
+        vars(made).update(state or {})
+        return made
+
+    return make
+
+
+def _mapping(cls: Callable[..., Any]) -> _Make:
+    def make(args: tuple[Any, ...], state: Any, items: tuple[Any, ...]) -> Any:
+        _require(state is None and not args)
+        return cls((_fair(key), value) for key, value in items)
+
+    return make
+
+
+def _elements(cls: Callable[..., Any]) -> _Make:
+    def make(args: tuple[Any, ...], state: Any, items: tuple[Any, ...]) -> Any:
+        _require(state is None and not args)
+        return cls(map(_fair, items))
+
+    return make
+
+
+def _default_dict(args: tuple[Any, ...], state: Any, items: tuple[Any, ...]) -> Any:
+    _require(state is None and len(args) <= 1 and isinstance(args[0] if args else None, type | None))
+    return collections.defaultdict(args[0] if args else None, ((_fair(key), value) for key, value in items))
+
+
+def _counter(args: tuple[Any, ...], state: Any, items: tuple[Any, ...]) -> Any:
+    _require(state is None and not items and len(args) <= 1 and all(isinstance(counts, dict) for counts in args))
+    return collections.Counter(*args)
+
+
+def _deque(args: tuple[Any, ...], state: Any, items: tuple[Any, ...]) -> Any:
+    _require(state is None and len(args) <= 2)
+    first, longest = (*args, (), None)[:2] if args else ((), None)
+    _require(isinstance(first, list | tuple) and isinstance(longest, int | None))
+    return collections.deque((*first, *items), longest)
+
+
+def _uuid(args: tuple[Any, ...], state: Any, items: tuple[Any, ...]) -> Any:
+    _require(not args and not items and type(state["int"]) is int)
+    return uuid.UUID(int=state["int"])
+
+
+def _fraction(args: tuple[Any, ...], state: Any, items: tuple[Any, ...]) -> Any:
+    text = len(args) == 1 and isinstance(args[0], str) and _FRACTION.fullmatch(args[0])
+    _require(state is None and not items and bool(text or all(isinstance(part, int) for part in args)))
+    return fractions.Fraction(*args)
+
+
+def _bytearray(args: tuple[Any, ...], state: Any, items: tuple[Any, ...]) -> Any:
+    _require(state is None and not items)
+    if len(args) == 2:
+        _require(isinstance(args[0], str) and args[1] in ("latin-1", "latin1"))
+        return bytearray(args[0], "latin-1")
+    _require(all(isinstance(data, bytes) for data in args))
+    return bytearray(*args)
+
+
+def _text_version(args: tuple[Any, ...], state: Any, items: tuple[Any, ...]) -> Any:
+    _require(state is None and not items and len(args) == 1 and type(args[0]) is str)
+    return torch.torch_version.TorchVersion(args[0])
+
+
+def _dtype(args: tuple[Any, ...], state: Any, items: tuple[Any, ...]) -> Any:
+    """`numpy.dtype(code, align, copy)` with (version, order, subarray, names, fields, size, alignment, flags, …)."""
+    code = args[0]
+    _require(isinstance(code, str) and _DTYPE.fullmatch(code) is not None and not items)
+    if state is None:
+        return np.dtype(code)
+    order, subarray, names, fields, size = state[1:6]
+    _require(order in ("<", ">", "|", "="))
+    if subarray is not None:
+        base, shape = subarray
+        _require(isinstance(base, np.dtype) and base.fields is None)
+        return np.dtype((base, shape))
+    if names is not None:
+        parts = [fields[name] for name in names]
+        # Fields of fields could double at every level.
+        _require(all(isinstance(part[0], np.dtype) and part[0].base.fields is None for part in parts))
+        offsets = [part[1] for part in parts]
+        aligned = len(state) > 7 and bool(state[7] & 0x80)
+        wanted = {"names": list(names), "formats": [part[0] for part in parts], "offsets": offsets, "itemsize": size}
+        return np.dtype(wanted, align=aligned)  # type: ignore[call-overload]
+    if code in ("M8", "m8"):
+        unit, number = state[8][1][:2]
+        _require(unit in _TIME_UNITS and type(number) is int)
+        code += "" if unit == b"generic" else f"[{number}{unit.decode()}]"
+    return np.dtype(f"{order}{code}")
+
+
+def _array(shape: Any, dtype: Any, data: Any, order: Any) -> Any:
+    _require(isinstance(dtype, np.dtype) and dtype.itemsize > 0 and not dtype.hasobject)
+    _require(all(type(size) is int and size >= 0 for size in shape) and isinstance(data, bytes | bytearray))
+    _require(len(data) == prod(shape) * dtype.itemsize and order in ("C", "F"))
+    if not data:
+        return np.empty(shape, dtype, order)
+    return np.frombuffer(data, dtype).reshape(shape, order=order).copy("K")
+
+
+def _reconstruct(args: tuple[Any, ...], state: Any, items: tuple[Any, ...]) -> Any:
+    """`_reconstruct(numpy.ndarray, (0,), b'b')` with (version, shape, dtype, is Fortran, bytes)."""
+    _require(args[0] is np.ndarray and not items)
+    _, shape, dtype, fortran, data = state
+    array = _array(shape, dtype, data, "F" if fortran else "C")
+    # As NumPy's own `__setstate__` does, but for fields.
+    return array if dtype.isnative or dtype.fields else array.astype(dtype.newbyteorder("="), order="K")
+
+
+def _from_buffer(args: tuple[Any, ...], state: Any, items: tuple[Any, ...]) -> Any:
+    """`_frombuffer(data, dtype, shape, order)`, as protocol 5 writes arrays."""
+    data, dtype, shape, order = args
+    _require(state is None and not items)
+    return _array(shape, dtype, data, order)
+
+
+def _scalar(args: tuple[Any, ...], state: Any, items: tuple[Any, ...]) -> Any:
+    dtype, data = args
+    _require(state is None and not items)
+    return _array((1,), dtype, data, "C")[0]
+
+
+#: Classes, and constants of torch, that a pickle may name without calling them.
+NAMED: dict[str, Any] = {
+    **CLASSES,
+    "numpy.ndarray": np.ndarray,
+    **{f"numpy.{one.__name__}": one for one in set(np.sctypeDict.values()) if one is not np.object_},
+    **{
+        f"torch.{name}": value
+        for name, value in vars(torch).items()
+        if isinstance(value, torch.dtype | torch.layout | torch.memory_format)
+    },
+}
+
+#: Makers of objects by the name of what the pickle calls.
+MAKERS: dict[str, _Make] = {
+    "argparse.Namespace": _with_state(argparse.Namespace),
+    "builtins.bytearray": _bytearray,
+    "builtins.dict": _mapping(dict),
+    "builtins.frozenset": _elements(frozenset),
+    "builtins.range": _called(range, int),
+    "builtins.set": _elements(set),
+    "builtins.slice": _called(slice),
+    "collections.Counter": _counter,
+    "collections.OrderedDict": _mapping(collections.OrderedDict),
+    "collections.defaultdict": _default_dict,
+    "collections.deque": _deque,
+    "datetime.date": _called(dt.date, int, bytes),
+    "datetime.datetime": _called(dt.datetime, int, bytes, dt.timezone),
+    "datetime.time": _called(dt.time, int, bytes, dt.timezone),
+    "datetime.timedelta": _called(dt.timedelta, int),
+    "datetime.timezone": _called(dt.timezone, dt.timedelta, str),
+    "decimal.Decimal": _called(decimal.Decimal, str),
+    "fractions.Fraction": _fraction,
+    "numpy.dtype": _dtype,
+    **{f"{core}._reconstruct": _reconstruct for core in NUMPY_CORES},
+    **{f"{core}.scalar": _scalar for core in NUMPY_CORES},
+    **{f"{core.removesuffix('multiarray')}numeric._frombuffer": _from_buffer for core in NUMPY_CORES},
+    **{
+        f"{module}.{kind.__name__}": _called(kind, str)
+        for module in ("pathlib", "pathlib._local")
+        for kind in (type(pathlib.Path()), pathlib.PurePosixPath, pathlib.PureWindowsPath)
+    },
+    "torch.Size": _called(torch.Size, tuple),
+    "torch.device": _called(torch.device, str, int),
+    "torch.serialization._get_layout": lambda args, state, items: NAMED[args[0]],
+    "torch.torch_version.TorchVersion": _text_version,
+    "types.SimpleNamespace": _with_state(types.SimpleNamespace),
+    "uuid.UUID": _uuid,
+}
+
+#: Keys whose hashes nobody can make collide, besides plain ones.
+_FAIR = (
+    np.number, np.bool_, np.character, np.datetime64, pathlib.PurePath, torch.dtype, torch.device, dt.date,
+    dt.time, dt.timedelta, dt.timezone, Enum, str, float, bool, bytes, complex, type(None),
+)  # fmt: skip
+_LARGEST_INTEGER = 2**61 - 1
+_LONGEST_KEY = 64
+
+
+def _fair(key: Any, depth: int = 0) -> Any:
+    """The key, where hashing it takes little time and collides with no more than a few."""
+    if isinstance(key, tuple):
+        _require(len(key) <= _LONGEST_KEY and depth < 2)
+        for part in key:
+            _fair(part, depth + 1)
+    elif type(key) is int:
+        _require(abs(key) < _LARGEST_INTEGER)
+    else:
+        _require(isinstance(key, _FAIR))
+    return key
+
+
+class ObjectBuilder:
+    """Makes objects of the `Unknown` nodes of one tree; those of other types stay as they are.
+
+    Parameters
+    ----------
+    pickle_bytes
+        Size of the pickle, in proportion to which objects may take memory.
+    allow
+        More classes, by whose name in the pickle their objects are made: dataclasses, enumerations, named tuples and
+        whatever else pickles by its attributes.
+
+    Raises
+    ------
+    UsageError
+        Something in `allow` is not a class.
+    """
+
+    def __init__(self, pickle_bytes: int, allow: Sequence[type] = ()) -> None:
+        for one in allow:
+            if not isinstance(one, type):
+                raise UsageError(f"`allow` takes classes; {one!r} is not one.")
+        self._allowed = {f"{one.__module__}.{one.__qualname__}": one for one in allow}
+        self._is_inside = False
+        self._left = _FREE_BYTES + _TIMES_THE_PICKLE * pickle_bytes
+
+    def __call__(self, node: Unknown) -> Any:
+        """The object of a node whose parts are made; the node itself where its type is not known.
+
+        Raises
+        ------
+        InputError
+            The pickle's objects would take far more memory than it has bytes.
+        UsageError
+            An object of an allowed class cannot be made.
+        """
+        if node.args is None:
+            return self._allowed.get(node.name, NAMED.get(node.name, node))
+        self._spend((node.args, node.state, node.items), 3)
+        allowed = self._allowed.get(node.name)
+        if allowed is not None:
+            return _of_class(allowed, node)
+        if node.name == OPAQUE and self._allowed:
+            return self._opened(node)
+        try:
+            if node.name == "builtins.getattr":
+                return self._member(*node.args) or node
+            make = MAKERS.get(node.name)
+            return node if make is None else make(node.args, node.state, node.items)
+        except _UNFIT:
+            return node
+
+    def _spend(self, part: Any, depth: int) -> None:
+        """Count what copying a part takes: a few shared parts could be copied any number of times."""
+        if isinstance(part, str | bytes | bytearray):
+            self._left -= len(part)
+        elif isinstance(part, tuple | list | dict):
+            self._left -= 64 + 8 * len(part)
+            if depth:
+                for inner in part.values() if isinstance(part, dict) else part:
+                    self._spend(inner, depth - 1)
+        if self._left < 0:
+            raise InputError("The objects of the pickle take far more memory than it has bytes; it is not sound.")
+
+    def _opened(self, node: Unknown) -> Any:
+        """What a live state dict held and was kept as the bytes of its pickle, where the allowed classes make it."""
+        data = node.args[0] if node.args else None
+        # Pickles within pickles stay closed: they could go on without end.
+        if self._is_inside or not isinstance(data, bytes):
+            return node
+        self._is_inside = True
+        try:
+            reader = TreeReader()
+            made = replace_tensors(reader.read(read_pickle(data, reduce=reduce)[0]), reader.views.__getitem__, self)
+        finally:
+            self._is_inside = False
+        return node if isinstance(made, Unknown) else made
+
+    def _member(self, enumeration: Any, name: Any) -> Any:
+        """A member of an allowed enumeration, as some versions of Python write it."""
+        if enumeration in self._allowed.values() and issubclass(enumeration, Enum):
+            return enumeration.__members__[name]
+        return None
+
+
+def _of_class(cls: type, node: Unknown) -> Any:
+    """An object of a class that the caller allowed, from arguments of its `__new__`, items and state."""
+    args = node.args or ()
+    try:
+        if issubclass(cls, Enum):
+            return cls(*args)
+        # Such a class takes its arguments in `__init__`, or nothing is known of what is called with them.
+        if args and (cls.__new__ is object.__new__ or issubclass(cls, _FILLED)):
+            raise TypeError("its pickle calls it with arguments")
+        made: Any = cls.__new__(cls, *args)
+        if isinstance(made, dict):
+            for key, value in node.items:
+                made[_fair(key)] = value
+        elif node.items:
+            made.extend(node.items)
+        if node.state is None:
+            return made
+        if hasattr(made, "__setstate__"):
+            made.__setstate__(node.state)
+            return made
+        attributes, slots = node.state if isinstance(node.state, tuple) else (node.state, None)
+        vars(made).update(attributes or {})
+        for name, value in (slots or {}).items():
+            object.__setattr__(made, name, value)
+    except Exception as error:
+        raise UsageError(
+            f"No {node.name} can be made of what the version holds ({error}); leave it out of `allow`."
+        ) from error
+    return made
+
+
+#: Built-in containers that fill themselves in `__init__`.
+_FILLED = (dict, list, set, collections.deque, bytearray, BaseException)

@@ -1,0 +1,170 @@
+"""An old folder of many runs: what is proposed, an edited plan, an interruption, and every file accounted for."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from ckstore import open as open_store
+from tests.checkpoints import write_safetensors
+
+from .conftest import Ckstore
+
+
+def model(names: list[str], seed: float) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return {name: torch.randn(40, 30, generator=generator) + 0.001 * seed for name in names}
+
+
+GPT, NET = [f"h.{layer}.w" for layer in range(4)], [f"conv{layer}.weight" for layer in range(3)]
+
+
+def old_folder(root: Path) -> dict[str, tuple[str, int | None]]:
+    """Make the folder; returns what each checkpoint should become, by path: run and step."""
+    expected: dict[str, tuple[str, int | None]] = {}
+
+    def save(path: str, content: object, run: str, step: int | None) -> None:
+        place = root / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(content, place)
+        expected[path] = (run, step)
+
+    for step in (100, 200, 1000):
+        save(f"gpt/step{step}.pt", {"model": model(GPT, step), "step": step}, "gpt", step)
+    for number in (1, 2, 10):
+        content = {"state": model(NET, number), "epoch": 0}
+        save(f"sims/checkpoint_50sims_{number}.pth.tar", content, "sims/sims", number)
+        save(f"gan/netG_epoch_4_{number}.pth", model(NET, number), "gan/netG", number)
+        save(f"gan/netD_epoch_4_{number}.pth", model(GPT, number), "gan/netD", number)
+    # Two models whose names look alike, in one directory.
+    save("mixed/model_1.pt", model(GPT, 1), "mixed/model", 1)
+    save("mixed/model_2.pt", model(NET, 2), "mixed/model-2", 2)
+    save("sims/best.pth.tar", {"state": model(NET, 10), "epoch": 9}, "sims/best", 9)
+    for step in (500, 1500):
+        place = root / f"hf/output/checkpoint-{step}"
+        place.mkdir(parents=True)
+        write_safetensors(place / "model.safetensors", {"w": ("float32", (300,), np.full(300, step, np.float32))})
+        (place / "trainer_state.json").write_text(json.dumps({"global_step": step}))
+        torch.save({"a": torch.ones(3)}, place / "optimizer.pt")
+        expected[f"hf/output/checkpoint-{step}"] = ("hf/output", step)
+    # What is no checkpoint, and what is damaged.
+    (root / "notes.txt").write_text("learning rate 3e-4\n")
+    (root / "gpt/log.csv").write_text("step,loss\n100,2.3\n")
+    (root / "gpt/step300.pt").write_bytes((root / "gpt/step200.pt").read_bytes()[:2000])
+    (root / "empty.pt").touch()
+    shutil.copy(root / "gpt/step100.pt", root / "gpt/step0100.pt")
+    return expected
+
+
+LEFT = {"notes.txt", "gpt/log.csv", "gpt/step300.pt", "empty.pt", "gpt/step100.pt"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[str, int | None]]:
+    monkeypatch.chdir(tmp_path)
+    expected = old_folder(tmp_path / "old")
+    # Of two files of one step the first by name stays.
+    expected["gpt/step0100.pt"] = expected.pop("gpt/step100.pt")
+    return expected
+
+
+def digests(root: Path) -> dict[str, str]:
+    files = [path for path in root.rglob("*") if path.is_file()] if root.is_dir() else [root]
+    return {path.relative_to(root).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def test_every_file_is_accounted_for(ckstore: Ckstore, folder: dict[str, tuple[str, int | None]]) -> None:
+    ckstore("init")
+    proposed = ckstore("ingest", "old", "--recursive", "--dry-run", "--plan", "plan.csv", "--json").json
+    found = {item["path"].removeprefix("old/"): (item["run"], item["step"]) for item in proposed}
+    assert {path: at for path, at in found.items() if at[0]} == folder
+    assert {path for path, at in found.items() if not at[0]} == LEFT
+    assert all(item["note"] for item in proposed if not item["run"])
+    assert ckstore("log", "--json").json == []
+
+    result = ckstore("ingest", "--plan", "plan.csv")
+    assert result.out.count("left out: ") == len(LEFT)
+    assert result.out.splitlines()[-1].startswith(f"{len(folder)} versions")
+    with open_store(".ckstore", "r") as store:
+        stored = {f"{row.run}@{row.step}": store[row.number] for row in store.versions()}
+        assert sorted(stored) == sorted(f"{run}@{step}" for run, step in folder.values())
+        for path, (run, step) in folder.items():
+            stored[f"{run}@{step}"].checkout(Path("out"))
+            assert digests(Path("out")) == digests(Path("old") / path)
+            shutil.rmtree("out") if Path("out").is_dir() else Path("out").unlink()
+    assert "unchanged" in ckstore("ingest", "old", "--recursive").out.splitlines()[-1]
+
+
+def test_an_edited_plan_after_an_interruption(ckstore: Ckstore, folder: dict[str, tuple[str, int | None]]) -> None:
+    ckstore("init")
+    ckstore("ingest", "old/gan", "--recursive", "--dry-run", "--plan", "plan.csv")
+    with open("plan.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    for row in rows:
+        row["run"] = row["run"].replace("gan/", "") if "netG" in row["path"] else ""
+    with open("plan.csv", "w", newline="") as file:
+        table = csv.DictWriter(file, rows[0])
+        table.writeheader()
+        table.writerows(rows)
+    ckstore("ingest", "old/gan/netG_epoch_4_1.pth", "--run", "netG", "--step", 1)  # as far as it came
+    result = ckstore("ingest", "--plan", "plan.csv")
+    assert "3 versions (1 unchanged)" in result.out
+    assert sorted(item["step"] for item in ckstore("log", "netG", "--json").json) == [1, 2, 10]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a,b\n1,2\n", "must name the columns"),
+        ("path,run,step\nx.pt,a,first\n", "line 2: 'first' is no step"),
+        ("path,run,step\n,a,1\n", "line 2: the path is missing"),
+        ("path,run,step\nx.pt,a,-1\n", "is no step"),
+    ],
+)
+def test_plans_that_are_none(
+    ckstore: Ckstore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ckstore("init")
+    Path("plan.csv").write_text(text)
+    assert message in ckstore("ingest", "--plan", "plan.csv", code=2).sentence
+    assert ckstore("ingest", "--plan", "absent.csv", code=2).sentence
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [], ["--recursive"], ["old", "--recursive", "--run", "x"], ["old", "--plan", "p.csv"],
+        ["old", "--recursive", "--plan", "p.csv"], ["--recursive", "--dry-run", "--plan", "p.csv"],
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_what_contradicts_itself(
+    ckstore: Ckstore, folder: dict[str, tuple[str, int | None]], arguments: list[str]
+) -> None:
+    ckstore("init")
+    assert ckstore("ingest", *arguments, code=2).sentence
+
+
+def test_real_files_of_others(
+    ckstore: Ckstore, tmp_path: Path, shared_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seven runs by others in one folder, and files that are damaged."""
+    monkeypatch.chdir(tmp_path)
+    ckstore("init")
+    proposed = ckstore("ingest", shared_data, "--recursive", "--dry-run", "--json").json
+    runs: dict[str, list[int | None]] = {}
+    for item in proposed:
+        if item["run"]:
+            runs.setdefault(item["run"], []).append(item["step"])
+    print(json.dumps(runs, indent=1))
+    assert runs["espcn"] == sorted(set(runs["espcn"]), key=lambda step: step or 0)
+    assert len(runs["espcn"]) == 29
+    assert len(runs["opt_lora"]) == 6

@@ -1,0 +1,278 @@
+"""Types besides tensors: a version gives what `torch.load` gives, of a file and of a state dict in memory."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import dataclasses
+import datetime as dt
+import decimal
+import enum
+import fractions
+import pathlib
+import pickle
+import random
+import types
+import uuid
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+import ckstore
+from ckstore.errors import UsageError
+from ckstore.formats import Unknown
+
+_OPTIONS = collections.OrderedDict(b=1, a=2)
+_RECORDS = np.array([(1.5, 2)], [("x", "<f4"), ("y", ">i2", (1,))])
+
+#: Values by the name of their type in the documentation.
+KNOWN: dict[str, Any] = {
+    "argparse.Namespace": argparse.Namespace(lr=0.1, layers=[1, 2]),
+    "bytearray": bytearray(b"\x00\xff"),
+    "collections.Counter": collections.Counter("abca"),
+    "collections.OrderedDict": _OPTIONS,
+    "collections.defaultdict": collections.defaultdict(list, {"a": [1], 3: []}),
+    "collections.deque": collections.deque([1.5, "x"], maxlen=4),
+    "complex": 1 + 2j,
+    "datetime.date": dt.date(2024, 2, 29),
+    "datetime.datetime": dt.datetime(2024, 2, 29, 1, 2, 3, 4, dt.timezone(dt.timedelta(hours=2), "here")),
+    "datetime.time": dt.time(1, 2, 3),
+    "datetime.timedelta": dt.timedelta(days=-1, microseconds=5),
+    "datetime.timezone": dt.UTC,
+    "decimal.Decimal": decimal.Decimal("-1.50"),
+    "fractions.Fraction": fractions.Fraction(-3, 4),
+    "frozenset": frozenset({1, "a"}),
+    "numpy.dtype": [np.dtype(">f4"), np.dtype("M8[3ns]"), np.dtype("U5"), _RECORDS.dtype],
+    "numpy.ndarray": [
+        np.arange(6, dtype=np.float32).reshape(2, 3), np.asfortranarray(np.arange(6).reshape(2, 3)),
+        np.array([True, False]), np.array(3, np.int16), np.zeros((0, 2), np.uint8), np.arange(6)[::-2],
+        np.array([1 + 2j], np.complex64), np.arange(3, dtype=np.uint64), np.array([np.nan, -0.0], np.float16),
+    ],
+    "numpy.ndarray of other dtypes": [
+        np.array([1.5], ">f8"), np.array(["ab", "c"]), np.array([b"ab"]), _RECORDS,
+        np.array(["2024-02-29"], "M8[D]"), np.array([3], "m8[us]"), np.array([1], np.longdouble),
+    ],
+    "numpy numbers": [
+        np.float64(1.5), np.float32(0.1), np.int64(-3), np.uint8(7), np.bool_(True), np.complex128(1j),
+        np.str_("ab"), np.bytes_(b"ab"), np.datetime64("2024-02-29"), np.timedelta64(3, "s"),
+    ],
+    "numpy.random.get_state()": np.random.RandomState(7).get_state(),
+    "pathlib.Path": [pathlib.Path("/a/b"), pathlib.PurePosixPath("c"), pathlib.PureWindowsPath("c:/d")],
+    "random.getstate()": random.Random(7).getstate(),
+    "range": range(1, 10, 3),
+    "set": {1, 2.5, "a"},
+    "slice": slice(1, None, 2),
+    "torch.Size": torch.Size([2, 3]),
+    "torch.__version__": torch.__version__,
+    "torch.device": [torch.device("cpu"), torch.device("cuda", 1)],
+    "torch.dtype": [torch.float16, torch.bool, torch.quint8],
+    "types.SimpleNamespace": types.SimpleNamespace(a=1, b=np.arange(2)),
+    "uuid.UUID": uuid.UUID(int=2**100 + 1),
+    "a class": [int, dict, np.float32, collections.OrderedDict],
+    "dictionaries with such keys": {pathlib.Path("a"): 1, np.int64(3): 2, torch.float16: 3, (1, np.float32(2)): 4},
+    "sets of such elements": [{pathlib.Path("a")}, frozenset({np.int64(3)})],
+}  # fmt: skip
+
+
+def assert_alike(found: Any, expected: Any) -> None:
+    """Fail where types, values, dtypes or orders differ."""
+    assert type(found) is type(expected)
+    if isinstance(expected, np.ndarray | np.generic):
+        assert found.dtype == expected.dtype
+        assert found.dtype.byteorder == expected.dtype.byteorder
+        assert found.shape == expected.shape
+        assert found.tobytes() == expected.tobytes()
+        if isinstance(expected, np.ndarray):
+            assert (found.flags.c_contiguous, found.flags.f_contiguous) == (
+                expected.flags.c_contiguous, expected.flags.f_contiguous,
+            )  # fmt: skip
+            assert found.flags.writeable
+    elif isinstance(expected, dict):
+        assert [(type(key), key) for key in found] == [(type(key), key) for key in expected]
+        assert getattr(found, "default_factory", None) is getattr(expected, "default_factory", None)
+        for key, value in expected.items():
+            assert_alike(found[key], value)
+    elif type(expected) in (list, tuple, collections.deque):
+        assert len(found) == len(expected)
+        assert getattr(found, "maxlen", None) == getattr(expected, "maxlen", None)
+        for one, other in zip(found, expected, strict=True):
+            assert_alike(one, other)
+    elif isinstance(expected, argparse.Namespace | types.SimpleNamespace):
+        assert_alike(vars(found), vars(expected))
+    elif isinstance(expected, torch.Tensor):
+        assert torch.equal(found, expected)
+    else:
+        assert found == expected
+
+
+def state_dict_of(source: Any, store: Path, **options: Any) -> Any:
+    with ckstore.init(store) as opened:
+        opened.ingest(source)
+        return opened[1].state_dict(**options)
+
+
+@pytest.mark.parametrize("protocol", [2, 4, 5])
+@pytest.mark.parametrize("name", KNOWN)
+def test_files(tmp_path: Path, name: str, protocol: int) -> None:
+    torch.save({"x": KNOWN[name], "w": torch.ones(3)}, tmp_path / "a.pt", pickle_protocol=protocol)
+    loaded = torch.load(tmp_path / "a.pt", weights_only=False)
+    assert_alike(state_dict_of(tmp_path / "a.pt", tmp_path / "store"), loaded)
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_state_dicts_in_memory(tmp_path: Path, name: str) -> None:
+    value = {"x": KNOWN[name], "w": torch.ones(3)}
+    torch.save(value, tmp_path / "a.pt")
+    loaded = torch.load(tmp_path / "a.pt", weights_only=False)
+    found = state_dict_of(value, tmp_path / "store")
+    assert_alike(found, loaded)
+    with ckstore.open(tmp_path / "store") as store:
+        store[1].checkout(tmp_path / "b.pt")
+        store.ingest(tmp_path / "b.pt", run="again")
+        assert_alike(store["again"].state_dict(), loaded)
+    unmarked = torch.load(tmp_path / "b.pt", weights_only=False)
+    if name not in (
+        "numpy.ndarray",
+        "numpy.ndarray of other dtypes",
+        "numpy.random.get_state()",
+        "types.SimpleNamespace",
+    ):
+        assert_alike(unmarked, loaded)
+
+
+def test_a_directory_lacks_no_file_that_loads_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint-5"
+    folder.mkdir()
+    torch.save({"w": torch.ones(3)}, folder / "model.pt")
+    torch.save({"last_epoch": 3, "lr": [0.1]}, folder / "scheduler.pt")
+    torch.save({"python": random.Random(1).getstate()}, folder / "rng_state.pth", _use_new_zipfile_serialization=False)
+    (folder / "notes.txt").write_text("nothing")
+    found = state_dict_of(folder, tmp_path / "store")
+    assert sorted(found) == ["model.pt", "rng_state.pth", "scheduler.pt"]
+    for name in ("rng_state.pth", "scheduler.pt"):
+        assert_alike(found[name], torch.load(folder / name, weights_only=False))
+
+
+@dataclasses.dataclass
+class Config:
+    lr: float
+    path: pathlib.Path
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Frozen:
+    lr: float
+
+
+class Phase(enum.Enum):
+    WARM = 1
+
+
+class Flags(enum.IntFlag):
+    A = 1
+    B = 2
+
+
+class Point(NamedTuple):
+    x: int
+    y: torch.Tensor
+
+
+class Tree(dict):  # type: ignore[type-arg]
+    pass
+
+
+class Guarded:
+    def __init__(self, value: int) -> None:
+        raise AssertionError("state is set, nothing is called")
+
+
+class Called:
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+    def __reduce__(self) -> Any:
+        return Called, (self.value,)
+
+
+def guarded() -> Guarded:
+    made = Guarded.__new__(Guarded)
+    vars(made).update(value=3)
+    return made
+
+
+ALLOWED = [Config, Frozen, Phase, Flags, Point, Tree]
+
+
+def test_allowed_classes(tmp_path: Path) -> None:
+    value = {
+        "config": Config(0.1, pathlib.Path("a")), "frozen": Frozen(0.2), "phase": Phase.WARM, "flags": Flags.A,
+        "point": Point(1, torch.ones(2)), "tree": Tree(a=Phase.WARM), "class": Config, "keys": {Phase.WARM: 1},
+        "factory": collections.defaultdict(Tree, a=Tree()),
+    }  # fmt: skip
+    torch.save(value, tmp_path / "a.pt")
+    loaded = torch.load(tmp_path / "a.pt", weights_only=False)
+    with ckstore.init(tmp_path / "store") as store:
+        store.ingest(tmp_path / "a.pt")
+        unknown = store[1].state_dict()
+        found = store[1].state_dict(allow=ALLOWED)
+    assert unknown["config"] == Unknown(f"{__name__}.Config", (), {"lr": 0.1, "path": pathlib.Path("a")})
+    assert unknown["class"] == Unknown(f"{__name__}.Config", None)
+    assert type(found.pop("point")) is Point
+    del loaded["point"]
+    assert_alike(found, loaded)
+
+
+def test_an_allowed_class_is_not_initialised(tmp_path: Path) -> None:
+    torch.save({"x": guarded(), "w": torch.ones(1)}, tmp_path / "a.pt")
+    found = state_dict_of(tmp_path / "a.pt", tmp_path / "store", allow=[Guarded])
+    assert type(found["x"]) is Guarded
+    assert found["x"].value == 3
+
+
+def test_what_an_allowed_class_cannot_be_made_of_is_told(tmp_path: Path) -> None:
+    torch.save({"x": Called(3), "w": torch.ones(1)}, tmp_path / "a.pt")
+    with pytest.raises(UsageError, match=r"No \S+\.Called can be made of what the version holds"):
+        state_dict_of(tmp_path / "a.pt", tmp_path / "store", allow=[Called])
+    with ckstore.open(tmp_path / "store") as store, pytest.raises(UsageError, match="`allow` takes classes"):
+        store[1].state_dict(allow=["Called"])  # type: ignore[list-item]
+
+
+def test_the_attributes_of_an_ordered_dict_are_kept(tmp_path: Path) -> None:
+    state = torch.nn.Sequential(torch.nn.BatchNorm1d(2)).state_dict()
+    torch.save(state, tmp_path / "a.pt")
+    found = state_dict_of(tmp_path / "a.pt", tmp_path / "store")
+    assert type(found) is collections.OrderedDict
+    assert_alike(found._metadata, state._metadata)
+
+
+def test_other_objects_are_kept_as_the_bytes_of_their_pickles(tmp_path: Path) -> None:
+    value = {"config": Config(0.1, pathlib.Path("a")), "w": torch.ones(3), "sparse": torch.eye(2).to_sparse()}
+    with ckstore.init(tmp_path / "store") as store:
+        with pytest.raises(UsageError, match=r"Config at config, .* on_unknown='pickle'"):
+            store.ingest(value)
+        assert not list(store.versions())
+        with pytest.raises(UsageError, match="`on_unknown` is `raise` or `pickle`"):
+            store.ingest(value, on_unknown="drop")  # type: ignore[arg-type]
+        store.ingest(value, on_unknown="pickle")
+        closed = store[1].state_dict()
+        found = store[1].state_dict(allow=[Config])
+        store[1].checkout(tmp_path / "a.pt")
+    assert closed["config"].name == "pickle.loads"
+    assert pickle.loads(closed["config"].args[0]) == value["config"]
+    assert found["config"] == value["config"]
+    assert found["sparse"].name == "pickle.loads"
+    loaded = torch.load(tmp_path / "a.pt", weights_only=False)
+    assert loaded["config"] == value["config"]
+    assert torch.equal(loaded["sparse"].to_dense(), torch.eye(2))
+
+
+def test_what_cannot_be_pickled_is_named(tmp_path: Path) -> None:
+    with (
+        ckstore.init(tmp_path / "store") as store,
+        pytest.raises(UsageError, match=r"function at f.* cannot be pickled"),
+    ):
+        store.ingest({"f": lambda: 1}, on_unknown="pickle")

@@ -1,0 +1,85 @@
+"""Mutated stores and files end in what is right or in a sentence, in bounds; `tools/fuzz` goes on for longer."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ckstore
+from ckstore.errors import CkstoreError
+from ckstore.objects.documents import MANIFEST, LayoutDocument, VersionDocument
+from ckstore.objects.records import record_from_json
+from ckstore.storage.manifest import decode_manifest
+from tests.checkpoints import scratch
+from tests.crafted import CraftedStore, sealed
+from tests.fuzzing import KINDS, Fuzzer, Watched, make_store, mutated
+
+#: Cases that once found something.
+FOUND: list[tuple[str, int]] = [("payloads", 4)]
+
+
+def test_mutations_of_everything() -> None:
+    """For some seconds; another process, so that none ends this one."""
+    watched = Watched(
+        float(os.environ.get("CKSTORE_FUZZ_SECONDS", "18")), first=int(os.environ.get("CKSTORE_FUZZ", "0"))
+    )
+    print(watched)
+    assert not watched.faults
+    assert {kind for kind, _ in watched.outcomes} == set(KINDS)
+
+
+@pytest.fixture(scope="module")
+def fuzzer() -> Iterator[Fuzzer]:
+    with scratch() as directory:
+        yield Fuzzer(directory)
+
+
+@pytest.mark.parametrize(("kind", "seed"), FOUND)
+def test_what_was_found_once(fuzzer: Fuzzer, kind: str, seed: int) -> None:
+    fuzzer.run(kind, seed)
+
+
+@pytest.fixture(scope="module")
+def documents() -> Iterator[dict[str, list[Any]]]:
+    """Manifests and layouts of a store."""
+    with scratch() as directory:
+        crafted = CraftedStore(make_store(directory))
+        with ckstore.open(crafted.path, "r") as store:
+            layouts = [json.loads(store[row.number].layout.encode()) for row in store.versions()]
+        yield {"manifests": [crafted.read(pack)[0] for pack in crafted.packs()], "layouts": layouts}
+
+
+@settings(max_examples=400)
+@given(st.randoms(use_true_random=False), st.integers(1, 3))
+def test_manifests_are_read_or_refused(documents: dict[str, list[Any]], drawn: random.Random, changes: int) -> None:
+    document = copy.deepcopy(drawn.choice(documents["manifests"]))
+    for _ in range(changes):
+        document = mutated(document, drawn)
+    try:
+        found, _ = decode_manifest(sealed(json.dumps({"document": document, "blobs": []}).encode(), b""), MANIFEST)
+        for record in found["records"]:
+            record_from_json(record, "p")
+        if "version" in found:
+            VersionDocument.from_json(found["version"])
+    except CkstoreError as error:
+        str(error).encode()  # It can be printed.
+
+
+@settings(max_examples=400)
+@given(st.randoms(use_true_random=False), st.integers(1, 3))
+def test_layouts_are_read_or_refused(documents: dict[str, list[Any]], drawn: random.Random, changes: int) -> None:
+    document = copy.deepcopy(drawn.choice(documents["layouts"]))
+    for _ in range(changes):
+        document = mutated(document, drawn)
+    try:
+        LayoutDocument.decode(json.dumps(document).encode())
+    except CkstoreError as error:
+        str(error).encode()  # It can be printed.

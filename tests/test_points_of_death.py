@@ -1,0 +1,143 @@
+"""Every step of every operation as a point of death or failure: the change is there in full or not at all.
+
+A sample that `CKSTORE_DEATHS_SEED` chooses; all of them with `CKSTORE_DEATHS=all`, which prints how many there are.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ckstore
+from ckstore.operations.recover import recover
+from ckstore.policy import Policy
+from tests.checkpoints import scratch
+from tests.points_of_death import DIED, KILL, MODES, POWER, REFUSED, struck
+
+pytestmark = [
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork"),
+    pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning"),
+]
+
+#: Points of each operation and mode, unless all are asked for.
+SAMPLE = 2
+ALL = os.environ.get("CKSTORE_DEATHS") == "all"
+SEED = int(os.environ.get("CKSTORE_DEATHS_SEED", "0"))
+
+
+def weights(step: int) -> dict[str, Any]:
+    values = np.random.default_rng(0).standard_normal((270, 256), np.float32)
+    return {"w": values + np.float32(step * 1e-3), "n": np.arange(step, step + 5)}
+
+
+def opened(work: Callable[[ckstore.Store], object]) -> Callable[[Path], None]:
+    def operation(path: Path) -> None:
+        with ckstore.open(path) as store:
+            work(store)
+
+    return operation
+
+
+def rebuilt(path: Path) -> None:
+    assert recover(path).problems == []
+
+
+OPERATIONS: dict[str, Callable[[Path], None]] = {
+    "ingest of a file": opened(lambda store: store.ingest(store.path.parent / "in.npy", run="c", step=9)),
+    "live ingest": opened(lambda store: store.ingest(weights(4), run="a", step=4)),
+    "replace": opened(lambda store: store.ingest(weights(7), run="a", step=2, replace=True)),
+    "thin": opened(lambda store: store.thin(["a@1"])),
+    "forget": opened(lambda store: store.forget(["a@2"])),
+    "gc": opened(lambda store: store.gc(grace=0)),
+    "rebase": opened(lambda store: store.rebase(["a@3"])),
+    "recover": rebuilt,
+    "tag": opened(lambda store: store.tag("a@1", "best")),
+    "untag": opened(lambda store: store.untag("last")),
+    "policy": opened(lambda store: store.set_policy(Policy(fidelity="coarse"), "a")),
+}
+
+
+@pytest.fixture(scope="module")
+def pristine() -> Iterator[Path]:
+    """A store with two runs, a tag, and garbage."""
+    with scratch() as directory:
+        path = directory / "store"
+        with ckstore.init(path) as store:
+            for step in range(4):
+                store.ingest(weights(step), run="a", step=step)
+            store.ingest(weights(20), run="b", step=0)
+            store.ingest(weights(21), run="b", step=1)
+            store.tag("a@3", "last")
+            store.forget(["b@0"])
+            assert store.verify().problems == []
+        np.save(directory / "in.npy", np.random.default_rng(1).standard_normal((270, 256), np.float32))
+        yield path
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> dict[str, Any]:
+    """The states before and after each operation, and its number of steps."""
+    return {}
+
+
+def state(path: Path) -> Any:
+    """What users see of a store; everything in it is read and compared with what went in."""
+    with ckstore.open(path) as store:
+        assert store.verify().problems == []
+        rows = [(row.run, row.step, row.uid, row.fidelity) for row in store.versions()]
+        return sorted(rows), store.catalog.tags(), store.catalog.policies()
+
+
+def without_uids(said: Any) -> Any:
+    """A state without the ids of versions, which tell when they were stored."""
+    return [(run, step, fidelity) for run, step, _, fidelity in said[0]], said[1], said[2]
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_an_operation_that_ends_at_any_step(
+    pristine: Path, undisturbed: dict[str, Any], name: str, mode: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    operation = OPERATIONS[name]
+
+    def copied(label: str) -> Path:
+        place = pristine.parent / label
+        if place.exists():
+            shutil.rmtree(place)
+        shutil.copytree(pristine, place)
+        return place
+
+    if name not in undisturbed:
+        done = copied("done")
+        code, steps = struck(operation, done, mode, 0)
+        assert code == 0
+        undisturbed[name] = without_uids(state(pristine)), without_uids(state(done)), steps
+    before, after, steps = undisturbed[name]
+    points = list(range(1, steps + 1))
+    if not ALL:
+        points = sorted(random.Random(f"{SEED} {name} {mode}").sample(points, min(SAMPLE, steps)))
+    for point in points:
+        path = copied("struck")
+        code, _ = struck(operation, path, mode, point)
+        where = f"{name}, {mode}, step {point} of {steps}, exit {code}"
+        # A step that threads make in another order may not be reached; an error may be of no importance.
+        assert code in ((0, DIED) if mode in (KILL, POWER) else (0, REFUSED)), where
+        found = state(path)
+        assert without_uids(found) in (before, after), where
+        assert recover(path).problems == [], where
+        assert without_uids(state(path)) in (before, after), where
+        # Life goes on: what was interrupted can be done again.
+        if without_uids(state(path)) == before != after:
+            operation(path)
+            assert without_uids(state(path)) == after, where
+    if ALL:
+        with capsys.disabled():
+            print(f"\n{name}, {mode}: {len(points)} points")
