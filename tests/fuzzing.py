@@ -180,6 +180,8 @@ def catalogs(crafted: CraftedStore, random: random.Random) -> None:
     for _ in range(random.choice([1, 1, 2])):
         table = random.choice(tables)
         columns = [row[1] for row in crafted.sql(f"PRAGMA table_info({table})")]
+        if not columns:
+            continue  # It was dropped before.
         column, other = random.choice(columns), random.choice(columns)
         value = random.choice([
             "NULL", "-1", "0", "1", "7", "1 << 47", "1 << 62", "1.5", "9e999", "''", "'x'", "char(0)", "x'ff'",
