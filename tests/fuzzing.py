@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import io
 import json
 import random
 import shutil
@@ -22,6 +23,7 @@ import subprocess
 import sys
 import time
 import traceback
+import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -31,6 +33,7 @@ from threading import Timer
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 
 import ckstore
@@ -277,7 +280,10 @@ def make_files(directory: Path) -> dict[str, bytes]:
               "__metadata__": {"step": "7"}}  # fmt: skip
     text = json.dumps(header).encode()
     (directory / "safetensors").write_bytes(len(text).to_bytes(8, "little") + text + bytes(32))
-    return {name: (directory / name).read_bytes() for name in ("zip", "legacy", "safetensors")}
+    with (directory / "npy").open("wb") as array, (directory / "npz").open("wb") as arrays:  # NumPy adds no endings
+        np.save(array, np.arange(12.0).reshape(3, 4).T)
+        np.savez(arrays, w=np.arange(6, dtype="f4"), s=np.int64(3), t=np.array(["a", "b"]))
+    return {name: (directory / name).read_bytes() for name in ("zip", "legacy", "safetensors", "npy", "npz")}
 
 
 def mutated_file(name: str, data: bytes, random: random.Random) -> bytes:
@@ -295,7 +301,14 @@ def mutated_file(name: str, data: bytes, random: random.Random) -> bytes:
         end = data.index(b"PK\3\4", at)
         changed = flipped(data[at:end], random)[: end - at].ljust(end - at, b".")
         return _with_crc(data[:at] + changed + data[end:], at)
-    if name == "zip" and random.random() < 0.5:
+    if name == "npz" and random.random() < 0.5:
+        # Headers of arrays, with checksums that fit.
+        out = io.BytesIO()
+        with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(out, "w") as archive:
+            for member in old.namelist():
+                archive.writestr(member, flipped(old.read(member), random))
+        return out.getvalue()
+    if name in ("zip", "npz") and random.random() < 0.5:
         at = data.index(b"PK\1\2")
         return data[:at] + flipped(data[at:], random)
     return flipped(data, random)
