@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from itertools import pairwise
 
 from ckstore.errors import InputError
 from ckstore.formats.layout import Source
@@ -130,7 +131,7 @@ def read_directory(source: Source) -> list[ZipEntry]:
     if len(entries) != count:
         raise InputError("the directory of the archive is damaged: it holds another number of entries than it claims")
     spans.sort()
-    for (_, stop, name), (start, _, following) in zip(spans, [*spans[1:], (offset, 0, "the directory")], strict=True):
+    for (_, stop, name), (start, _, following) in pairwise([*spans, (offset, 0, "the directory")]):
         if stop > start:
             raise InputError(f"{name} and {following} overlap in the archive")
     return entries

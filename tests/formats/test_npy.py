@@ -232,6 +232,18 @@ def test_a_damaged_archive_is_refused() -> None:
         parse(BytesSource(data[:place] + b"T" + data[place + 1 :]))
 
 
+@pytest.mark.parametrize("name", ["a.npy", "archive/data.pkl"])
+def test_an_empty_directory(name: str) -> None:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        archive.writestr(name, npy(np.ones(3)))
+    data = out.getvalue()
+    place = data.index(b"PK\1\2")
+    empty = data[:place] + b"PK\5\6" + bytes(8) + struct.pack("<2LH", 0, place, 0)
+    layout = assert_comes_back(empty)
+    assert layout.tensors == []
+
+
 def test_a_large_number_of_axes() -> None:
     shape = "(" + "1," * 64 + ")"
     assert len(assert_comes_back(crafted(described(shape=shape), bytes(4))).tensors[0].shape) == 64
