@@ -460,7 +460,8 @@ def test_entropy_coding() -> None:
     assert max(sample.entropy for sample in found) > 15.9
     assert len(found) > len(coding.RATES)
     for sample in found[: len(coding.RATES)]:
-        assert 0 < sample.excess < 0.02
+        # 40 bytes of header, tables and ends of streams besides: much, where all else is next to nothing.
+        assert 0 < sample.excess < 0.02 + 8 * 40 / (1 << 18) / sample.entropy
 
 
 def test_ablation_counts_every_weight(gpt_run: list[Path], tmp_path: Path) -> None:
