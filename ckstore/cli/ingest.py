@@ -206,11 +206,12 @@ def command(
     several fail, the others are stored.
     """
     from ckstore.cli.evaluation import evaluator
+    from ckstore.scanning.steps import Planned
 
     folder = recursive or plan_file is not None
     if not paths and (recursive or not folder):
         raise UsageError("Name the checkpoints to store, files or directories.")
-    if folder and any(given for given in (run, step, step_from, parent, tag, metrics)):
+    if folder and (step is not None or any((run, step_from, parent, tag, metrics))):
         raise UsageError(
             "A folder has runs and steps of its own: leave --run, --step, --parent, --tag and --metric out."
         )
@@ -258,7 +259,10 @@ def command(
                 return
             _store_folder(ctx, store, proposed, options, delete_source, as_json=as_json)
             return
-        planned = _planned(store, paths, run, step, step_from, force=force)
+        if len(paths) == 1 and step_from is None and not dry_run:  # A single one tells its own step as it is stored.
+            planned = [Planned(paths[0], step, None)]
+        else:
+            planned = _planned(store, paths, run, step, step_from, force=force)
         if dry_run:
             _print_plan(store, planned, run, as_json=as_json)
             return
@@ -294,7 +298,7 @@ def command(
 def _planned(
     store: Store, paths: tuple[Path, ...], run: str | None, step: int | None, source: StepSource | None, *, force: bool
 ) -> list[Planned]:
-    """The inputs in the order of their steps; a single one may yet tell its own."""
+    """The inputs in the order of their steps."""
     from ckstore.operations.naming import DEFAULT_RUN
     from ckstore.scanning.steps import Planned, plan_steps
 

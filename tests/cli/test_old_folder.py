@@ -141,8 +141,8 @@ def test_plans_that_are_none(
 @pytest.mark.parametrize(
     "arguments",
     [
-        [], ["--recursive"], ["old", "--recursive", "--run", "x"], ["old", "--plan", "p.csv"],
-        ["old", "--recursive", "--plan", "p.csv"], ["--recursive", "--dry-run", "--plan", "p.csv"],
+        [], ["--recursive"], ["old", "--recursive", "--run", "x"], ["old", "--recursive", "--step", "0"],
+        ["old", "--plan", "p.csv"], ["old", "--recursive", "--plan", "p.csv"], ["--recursive", "--dry-run", "--plan", "p.csv"],
     ],
     ids=" ".join,
 )  # fmt: skip
