@@ -142,7 +142,8 @@ def test_plans_that_are_none(
     "arguments",
     [
         [], ["--recursive"], ["old", "--recursive", "--run", "x"], ["old", "--recursive", "--step", "0"],
-        ["old", "--plan", "p.csv"], ["old", "--recursive", "--plan", "p.csv"], ["--recursive", "--dry-run", "--plan", "p.csv"],
+        ["old", "--plan", "p.csv"], ["old", "--recursive", "--plan", "p.csv"],
+        ["--recursive", "--dry-run", "--plan", "p.csv"],
     ],
     ids=" ".join,
 )  # fmt: skip
