@@ -21,6 +21,9 @@ SCHEMES: tuple[Scheme, ...] = get_args(Scheme)
 #: Training resumed from a version of this quality does not notice: `tools/bench/fidelity` prints by how much.
 QUALITY = 1.5
 
+#: Versions of a run that are left as they were written: the latest is what training resumes from.
+HOT = 0
+
 #: Qualities beyond these say nothing: steps of powers of two do not follow, or a model does not survive.
 _FINEST, _COARSEST = 0.125, 64.0
 
@@ -28,7 +31,8 @@ _FINEST, _COARSEST = 0.125, 64.0
 _POLICY = fields(
     {"fidelity": one_of(*FIDELITIES)},
     {
-        "scheme": one_of(*SCHEMES), "quality": number(), "max_abs_error": number(), "max_rel_error": number(),
+        "hot": whole(), "scheme": one_of(*SCHEMES), "quality": number(), "max_abs_error": number(),
+        "max_rel_error": number(),
         "settings": fields(
             {"levels": whole(), "prune": number(), "protect": number(), "metric": text(), "embedding_levels": whole()}
         ),
@@ -53,6 +57,8 @@ class Policy:
         its tensor's root mean square.
     settings
         Of the scheme `dynaquant`, instead of a quality.
+    hot
+        How many of a run's latest versions stay as they are written, raw; older ones are encoded by `compact`.
     """
 
     fidelity: Fidelity = "exact"
@@ -61,6 +67,7 @@ class Policy:
     max_abs_error: float | None = None
     max_rel_error: float | None = None
     settings: DynaQuantSettings | None = None
+    hot: int = HOT
 
     def __post_init__(self) -> None:
         if self.fidelity not in FIDELITIES:
@@ -69,6 +76,8 @@ class Policy:
             raise UsageError(f"There is no scheme {self.scheme}; choose one of {', '.join(SCHEMES)}.")
         if not _FINEST <= self.quality <= _COARSEST:
             raise UsageError(f"Quality must be between {_FINEST} and {_COARSEST:g}, not {self.quality}.")
+        if self.hot < 0:
+            raise UsageError(f"The number of hot versions must be 0 or more, not {self.hot}.")
         for bound in (self.max_abs_error, self.max_rel_error):
             if bound is not None and not 0 < bound < float("inf"):
                 raise UsageError(f"An error bound must be above 0, not {bound}.")
@@ -109,6 +118,8 @@ class Policy:
         if self.is_coarse:
             own = self.parameters() if self.settings is None else {"settings": self.parameters()}
             said |= {"scheme": self.scheme, **own}
+        if self.hot != HOT:
+            said["hot"] = self.hot
         return json.dumps(said, separators=(",", ":"))
 
     @classmethod

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from ckstore.formats.torch.state_dict import OnUnknown
     from ckstore.objects.reader import ObjectReader
     from ckstore.objects.resolver import CatalogResolver
+    from ckstore.operations.compact import CompactReport
+    from ckstore.operations.compactor import Compactor
     from ckstore.operations.forget import ForgetReport
     from ckstore.operations.gc.collect import GcReport
     from ckstore.operations.ingest import IngestReport
@@ -50,6 +52,7 @@ class Store:
 
     def __init__(self, path: Path, mode: Mode = "a", cache_bytes: int = CACHE_BYTES) -> None:
         self.repository = Repository(path, mode, cache_bytes)
+        self._compactor: Compactor | None = None
 
     def __repr__(self) -> str:
         return f"<ckstore.Store {str(self.path)!r}>"
@@ -63,7 +66,9 @@ class Store:
         self.close()
 
     def close(self) -> None:
-        """Close catalog and packs."""
+        """Close catalog and packs, once a version that is being compacted behind the program is done."""
+        if self._compactor is not None:
+            self._compactor.close()
         self.repository.close()
 
     @property
@@ -258,6 +263,22 @@ class Store:
         rows = select_versions(self.catalog, versions, run, keep_every, keep_last, keep_tagged)
         return thin(self.repository, rows, Policy("coarse", quality=quality), dry_run=dry_run, progress=progress)
 
+    def compact(
+        self,
+        versions: Sequence[str | int] | None = None,
+        *,
+        run: str | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> CompactReport:
+        """Encode hot versions: all, those of a run, or the given ones; see `ckstore.operations.compact.compact`."""
+        from ckstore.operations.compact import compact, due
+
+        self.repository.require_writable()
+        rows = due(self.repository, run, keep=0)
+        if versions is not None:
+            rows = [self.catalog.resolve(spec) for spec in versions]
+        return compact(self.repository, rows, progress=progress)
+
     def ingest(
         self,
         source: str | os.PathLike[str] | Any,
@@ -281,6 +302,7 @@ class Store:
         gradients: Mapping[str, Any] | None = None,
         jobs: int = 1,
         on_unknown: OnUnknown = "raise",
+        hot: int | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> IngestReport:
         """Store a checkpoint as the next version of a run.
@@ -328,6 +350,9 @@ class Store:
             What becomes of other objects in a state dict: `raise` names the first one's place, before anything is
             stored; `pickle` keeps the bytes of their pickles, which `torch.load` opens in a program that has their
             classes, and `Version.state_dict` for the classes that it is allowed.
+        hot
+            With 1 or more the version is stored as it is, at the speed of the medium, and the run's older versions are
+            left to `compact` but for so many; with 0 it is encoded at once. By default what the policy says.
         progress
             Called with numbers of bytes that were read, coded or, with `verify`, decoded; they add up to at most twice
             the size, three times with `verify`. By several threads, one after the other.
@@ -344,13 +369,29 @@ class Store:
             cannot be stored.
         """
         from ckstore.operations.ingest import ingest
+        from ckstore.operations.naming import DEFAULT_RUN
         from ckstore.operations.request import IngestOptions
 
         options = IngestOptions(
             run, step, parent, metrics or {}, replace, verify, force, budget, fidelity, scheme, quality,
             max_abs_error, max_rel_error, max_degradation, evaluate, maximise, gradients or {}, jobs, on_unknown,
+            hot,
         )  # fmt: skip
-        return ingest(self.repository, source, options, progress)
+        name = DEFAULT_RUN if run is None else run
+        keep = self.policy(name).hot if hot is None else hot
+        if keep:
+            self._compactor_of_hot().catch_up(name, keep)
+        report = ingest(self.repository, source, options, progress)
+        if keep:
+            self._compactor_of_hot().begin(name, keep)
+        return report
+
+    def _compactor_of_hot(self) -> Compactor:
+        from ckstore.operations.compactor import Compactor
+
+        if self._compactor is None:
+            self._compactor = Compactor(self.repository)
+        return self._compactor
 
 
 def init(path: str | os.PathLike[str]) -> Store:

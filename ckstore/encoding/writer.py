@@ -7,14 +7,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ckstore.codecs.exponents import exponents_to_text
-from ckstore.codecs.lattice import LinearLattice, OrdinalLattice
+from ckstore.codecs.lattice import Bits, LinearLattice, OrdinalLattice
 from ckstore.codecs.short_floats import SHORT
-from ckstore.dtypes import ITEM_SIZES
+from ckstore.dtypes import ITEM_SIZES, zarr_type
 from ckstore.encoding.estimate import Encoded, Estimate
 from ckstore.lineage.planner import Choice
 from ckstore.objects.documents import VersionDocument
 from ckstore.objects.identity import array_name
 from ckstore.objects.records import ContentRecord, LatticeRecord, Mode, Record
+from ckstore.runtime.checksum import crc32
 from ckstore.storage import durable, manifest
 from ckstore.storage.catalog import Placement, VersionRow, key
 from ckstore.storage.pack import PackEntry, PackInfo, PackWriter
@@ -26,11 +27,20 @@ _HUFFMAN = {"name": "ckstore.huffman"}
 
 
 class ObjectWriter:
-    """Writes objects into the two packs of a commit and keeps their records."""
+    """Writes objects into the packs of a commit and keeps their records.
+
+    Parameters
+    ----------
+    coarse
+        Of integers, and of the manifest.
+    exact
+        Of exact layers, or, with kind `raw`, of objects as they are.
+    """
 
     def __init__(self, coarse: PackWriter, exact: PackWriter) -> None:
         self.coarse = coarse
         self.exact = exact
+        self.raw: list[LatticeRecord] = []
         self.lattices: list[LatticeRecord] = []
         self.contents: list[ContentRecord] = []
         self.finished: list[PackInfo] = []
@@ -91,6 +101,17 @@ class ObjectWriter:
                 ContentRecord(content, record.id, mode, parent, entry.offset, lengths, "", factor, record.debt)
             )
 
+    def put_raw(self, content: str, dtype: str, chunk: int, bits: Bits) -> None:
+        """Write one object as it is: `bits` are those of its elements, `chunk` of them in a chunk."""
+        crcs = tuple(crc32(bits[first : first + chunk]) for first in range(0, bits.size, chunk))
+        entry = self.exact.add_values(array_name(content), bits.size, zarr_type(dtype), bits.data)
+        self.raw.append(
+            LatticeRecord(
+                content, OrdinalLattice(dtype), bits.size, chunk, None, entry.offset, entry.length,
+                alone=(entry.length, 0), crcs=crcs,
+            )
+        )  # fmt: skip
+
     def _add_integers(self, record: LatticeRecord, payloads: Sequence[Buffer | None]) -> PackEntry:
         """Write the integers of a record as the array that plain Zarr shows."""
         attributes: dict[str, Any] = {"kind": record.kind}
@@ -120,7 +141,7 @@ class ObjectWriter:
     @property
     def records(self) -> list[Record]:
         """The records, without the names of packs that are not finished yet."""
-        return [*self.lattices, *self.contents]
+        return [*self.lattices, *self.contents, *self.raw]
 
     def placed(self, packs: Sequence[PackInfo]) -> list[Record]:
         """The records with the names of the finished packs."""
@@ -128,14 +149,16 @@ class ObjectWriter:
         return [
             *(replace(record, pack=names["coarse"]) for record in self.lattices),
             *(replace(record, pack=names["exact"]) for record in self.contents),
+            *(replace(record, pack=names["raw"]) for record in self.raw),
         ]
 
-    def places(self, packs: Sequence[PackInfo]) -> tuple[list[Placement], list[Placement]]:
-        """Where lattices and contents are in the finished packs."""
+    def places(self, packs: Sequence[PackInfo]) -> tuple[list[Placement], list[Placement], list[Placement]]:
+        """Where lattices, contents and raw objects are in the finished packs."""
         names = {pack.kind: pack.name for pack in packs}
         lattices = [(key(record.id), names["coarse"], slot) for slot, record in enumerate(self.lattices)]
         contents = [(key(record.id), names["exact"], slot) for slot, record in enumerate(self.contents)]
-        return lattices, contents
+        raw = [(key(record.id), names["raw"], slot) for slot, record in enumerate(self.raw)]
+        return lattices, contents, raw
 
     def finish(
         self,
@@ -161,9 +184,10 @@ class ObjectWriter:
             head |= {"created": document.created}
         if trial:
             head |= {"trial": True}
-        if self.contents:
-            records = [record.to_json() for record in self.contents]
-            body = head | {"kind": "exact", "records": records, "rebase": anew}
+        beside: list[Record] = [*self.contents, *self.raw]
+        if beside:
+            records = [record.to_json() for record in beside]
+            body = head | {"kind": self.exact.kind, "records": records, "rebase": anew}
             self.exact.add_bytes(manifest.NAME, manifest.encode_manifest(body, {}), None)
             self.finished.append(self.exact.finish())
         else:
@@ -215,6 +239,7 @@ def version_row(document: VersionDocument, packs: Sequence[PackInfo], entry: Pac
         cost=summary["cost"],
         base=summary["base"],
         fidelity=document.fidelity,
+        hot=document.hot is not None,
         metrics=document.metrics,
         source=document.source,
     )

@@ -174,6 +174,21 @@ class CoarseFacts:
         return cls(document["scheme"], document["parameters"], units)
 
 
+class HotFacts(NamedTuple):
+    """How the objects of a version that are stored raw are to be encoded.
+
+    Attributes
+    ----------
+    policy
+        As `Policy.to_text` has it.
+    budget
+        Restoring the version may then cost this many times what it would cost stored exactly and in full.
+    """
+
+    policy: str
+    budget: float
+
+
 @dataclass(frozen=True, slots=True)
 class VersionDocument:
     """Everything that the store keeps of a version besides its objects.
@@ -201,6 +216,8 @@ class VersionDocument:
         `cost`, `base`, `original_bytes`.
     replaces
         Number of the version at the same run and step whose place this one took, or None.
+    hot
+        What becomes of the version when it is compacted; None where its objects are encoded.
     """
 
     number: int
@@ -222,6 +239,7 @@ class VersionDocument:
     summary: dict[str, Any] = field(default_factory=dict)
     replaces: int | None = None
     coarse: CoarseFacts | None = None
+    hot: HotFacts | None = None
 
     @property
     def uid(self) -> str:
@@ -269,6 +287,7 @@ class VersionDocument:
             "crcs": self.crcs.to_json(), "objects": self.objects, "metrics": self.metrics, "source": self.source,
             "facts": self.facts, "summary": self.summary, "replaces": self.replaces,
             **({} if self.coarse is None else {"coarse": self.coarse.to_json()}),
+            **({} if self.hot is None else {"hot": self.hot._asdict()}),
         }  # fmt: skip
 
     @classmethod
@@ -300,6 +319,7 @@ class VersionDocument:
             metrics=document["metrics"], source=document["source"], facts=document["facts"],
             summary=document["summary"], replaces=document["replaces"],
             coarse=CoarseFacts.from_json(document["coarse"]) if "coarse" in document else None,
+            hot=HotFacts(**document["hot"]) if "hot" in document else None,
         )  # fmt: skip
 
 
@@ -503,6 +523,7 @@ VERSION = fields(
             {"scheme": one_of(*SCHEMES), "parameters": plain_object,
              "units": rows(whole(), ID, rows(_ERROR, _ERROR, _ERROR), _ERROR)}
         ),
+        "hot": fields({"policy": text(), "budget": number(1)}),
     },
 )  # fmt: skip
 
@@ -532,5 +553,12 @@ LAYOUT = fields(
 #: What a manifest says besides its version, which is looked at apart: others may be whole where that is not.
 MANIFEST = both(
     fields({"number": whole(), "created": TIME}, {"rebase": flag, "trial": flag, "stands_for": items(PACK_NAME)}),
-    by("kind", {"coarse": fields({"records": LATTICE_RECORDS}), "exact": fields({"records": CONTENT_RECORDS})}),
+    by(
+        "kind",
+        {
+            "coarse": fields({"records": LATTICE_RECORDS}),
+            "exact": fields({"records": CONTENT_RECORDS}),
+            "raw": fields({"records": LATTICE_RECORDS}),
+        },
+    ),
 )

@@ -211,6 +211,8 @@ class ObjectReader:
         """Work of decoding all integers of `record` along its chain."""
         work = Work()
         for level in self.chain(record):
+            if level.is_raw:
+                return Work(records=1)
             work = work.plus(layer(level.chunks, level.count, level.nbytes, grouped=level.context))
         return work
 
@@ -332,6 +334,9 @@ class ObjectReader:
         size = ITEM_SIZES[record.dtype]
         pending, _, bits = self._undecoded(self.chain(record), chunk)
         for level in pending:
+            if level.is_raw:
+                bits = self._raw(level, chunk, out if level is record else None)
+                continue
             if bits is not None:
                 bits = scaled(bits, level.dtype, level.factor)
             classes = ordinal_classes(bits, level.dtype) if level.context and bits is not None else None
@@ -342,6 +347,15 @@ class ObjectReader:
                 bits = ordinal_correct(bits, stored, level.dtype, out if level is record else None)
         assert bits is not None
         return self._decoded((record.id, chunk), bits, keep=keep)
+
+    def _raw(self, record: LatticeRecord, chunk: int, out: Bits | None) -> Bits:
+        """Bits of one chunk of an object that is stored raw."""
+        size = ITEM_SIZES[record.dtype]
+        bits = empty(_chunk_size(record, chunk), f"u{size}") if out is None else out
+        self.blocks.read_into(record.pack, record.offset + chunk * record.chunk * size, bits.data.cast("B"))
+        if crc32(bits) != record.crcs[chunk]:
+            raise IntegrityError(f"Chunk {chunk} of object {record.id} does not restore what was stored.")
+        return bits
 
     def exact(self, record: ContentRecord, chunk: int, *, keep: bool = True, out: Bits | None = None) -> Bits:
         """Bits of one chunk of the original values of an object on a linear lattice; the array is read-only."""
@@ -465,6 +479,8 @@ class ObjectReader:
                 predicted, classes = self._predict(record, lattice, integers, parent, chunk)
                 residuals = ordinal_difference(self.exact(record, chunk), predicted, lattice.dtype)
                 yield entropy_bits(residuals, classes), length - FRAME
+            return
+        if record.is_raw:
             return
         dtype = np.dtype(f"i{ITEM_SIZES[record.dtype]}" if record.is_exact else np.int32)
         for chunk, place in enumerate(self.index(record)):

@@ -76,6 +76,8 @@ class LatticeRecord:
         (estimated where it is not): what restore costs are compared with.
     debt
         Bytes spent beyond the cheapest choice since the last base: what tells that a base is due.
+    crcs
+        Of an object that is stored raw, its bits as they are: the CRC-32 of each chunk. Its lattice is ordinal.
     """
 
     id: str
@@ -93,6 +95,7 @@ class LatticeRecord:
     origin: str | None = None
     alone: tuple[int, int] = (0, 0)
     debt: int = 0
+    crcs: tuple[int, ...] = ()
 
     @property
     def kind(self) -> Kind:
@@ -108,6 +111,11 @@ class LatticeRecord:
     def width(self) -> int:
         """Length of a row of the lattice; 1 where it has none."""
         return self.lattice.width if isinstance(self.lattice, LinearLattice | RoundedLattice) else 1
+
+    @property
+    def is_raw(self) -> bool:
+        """Whether the object's bits are stored as they are."""
+        return bool(self.crcs)
 
     @property
     def protected(self) -> bool:
@@ -173,6 +181,8 @@ class LatticeRecord:
             document["origin"] = self.origin
         if self.debt:
             document["debt"] = self.debt
+        if self.crcs:
+            document["crcs"] = list(self.crcs)
         return document
 
     @classmethod
@@ -185,6 +195,7 @@ class LatticeRecord:
             factor=document.get("factor", 1.0), additive=document.get("additive", False),
             aside=tuple(document.get("aside", ())), origin=document.get("origin"),
             alone=(document["alone"][0], document["alone"][1]), debt=document.get("debt", 0),
+            crcs=tuple(document.get("crcs", ())),
         )  # fmt: skip
         record._check()
         return record
@@ -198,6 +209,7 @@ class LatticeRecord:
             not (self.context and (not ordinal or self.base is None)),
             self.factor == 1.0 or (ordinal and self.dtype in SCALED),
             codebook or not self.additive,
+            not self.crcs or (ordinal and self.base is None and self._fits_raw),
         )
         if isinstance(self.lattice, CodebookLattice):
             protected = self.lattice.protected
@@ -208,6 +220,10 @@ class LatticeRecord:
             )
         elif not isinstance(self.lattice, OrdinalLattice):
             self._check_plane(self.lattice)
+
+    @property
+    def _fits_raw(self) -> bool:
+        return len(self.crcs) == self.chunks and self.length == self.count * ITEM_SIZES[self.dtype]
 
     def _check_plane(self, lattice: LinearLattice | RoundedLattice) -> None:
         _require(
@@ -312,7 +328,8 @@ LATTICE_RECORDS = items(
             {"layer": one_of("coarse"), "id": ID, "dtype": one_of(*ITEM_SIZES), "count": whole(1),
              "chunk": whole(1, CHUNK), "base": optional(ID), "at": row(whole(), whole()),
              "alone": row(whole(), whole())},
-            {"context": flag, "additive": flag, "aside": items(whole(), 1), "origin": ID, **_DEBT},
+            {"context": flag, "additive": flag, "aside": items(whole(), 1), "origin": ID, **_DEBT,
+             "crcs": items(whole(0, (1 << 32) - 1), 1)},
         ),
         by("kind", _KINDS),
     )

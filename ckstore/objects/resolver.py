@@ -170,7 +170,10 @@ class CatalogResolver:
             self.packs.close()
 
     def known(self, contents: Iterable[str]) -> dict[str, str]:
-        """Lattice ids by content id, for those contents that the store can restore exactly."""
+        """Lattice ids by content id, for those contents that the store has encoded exactly.
+
+        What is stored raw belongs to one version, and goes when that is compacted.
+        """
         wanted = list(contents)
         self.notice_collection()
         lattices, exact = self._lookup(wanted, wanted)
@@ -179,7 +182,7 @@ class CatalogResolver:
             record = exact[content]
             if record is not None:
                 found[content] = record.lattice
-            elif content in lattices:
+            elif content in lattices and not lattices[content].is_raw:
                 found[content] = content
         return found
 
@@ -232,15 +235,18 @@ class CatalogResolver:
         return known, exact
 
     def lattice(self, identity: str) -> LatticeRecord:
-        """The record of a lattice id."""
+        """The record of a lattice id; of a content id that was stored raw once, that of the integers it has now."""
         record = self._lattices.get(identity) or self.known_lattice(identity)
+        if record is None:
+            content = self.content(identity)
+            record = None if content is None else self.known_lattice(content.lattice)
         if record is None:
             raise IntegrityError(f"The store has lost object {identity}; run `ckstore recover`, then `ckstore verify`.")
         return record
 
     def known_lattices(self, identities: Iterable[str]) -> set[str]:
-        """Those of many lattice ids that the store has."""
-        return set(self._lookup(identities, [])[0])
+        """Those of many lattice ids that the store has encoded."""
+        return {identity for identity, record in self._lookup(identities, [])[0].items() if not record.is_raw}
 
     def known_lattice(self, identity: str) -> LatticeRecord | None:
         """The record of a lattice id; None where the store has none."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 #: What a manifest says of a version and nothing changes later: `recover` would write the same.
 _FIELDS = (
     "uid", "run", "step", "created", "manifest_offset", "manifest_length", "original_bytes", "stored_bytes",
-    "elements", "tensors", "files", "fidelity", "metrics", "source",
+    "elements", "tensors", "files", "fidelity", "hot", "metrics", "source",
 )  # fmt: skip
 
 
@@ -35,11 +35,11 @@ def catalog_problems(repository: Repository, versions: Sequence[StoredVersion]) 
         yield from _logged(repository, records)
     yield from _packs(repository)
     yield from _places(repository)
-    exact = _exact_packs(repository)
+    beside = _packs_beside(repository)
     present = {row.number for row in repository.catalog.versions()}
     for version in versions:
         try:
-            wrong = _wrong_fields(repository, version, exact, present, records)
+            wrong = _wrong_fields(repository, version, beside, present, records)
         except CkstoreError:
             continue  # The manifest cannot be read; that is said where the version itself is checked.
         if wrong:
@@ -52,13 +52,14 @@ def catalog_problems(repository: Repository, versions: Sequence[StoredVersion]) 
 def _wrong_fields(
     repository: Repository,
     version: StoredVersion,
-    exact: dict[tuple[int, str], PackInfo],
+    beside: dict[tuple[int, str], PackInfo],
     present: set[int],
     records: Sequence[Mapping[str, Any]],
 ) -> list[str]:
     row, document = version.row, version.document
     written_as = _written_as(repository, row)
-    packs = [exact[found] for found in [(written_as, document.created)] if found in exact]
+    commit = written_as, repository.resolver.manifest(row.pack).document["created"]
+    packs = [beside[commit]] if commit in beside else []
     packs.append(PackInfo(row.pack, repository.packs.size(row.pack), "coarse"))
     expected = version_row(document, packs, repository.packs.find_entry(row.pack, manifest.MEMBER))
     taken = expected.step is not None and repository.catalog.at_step(row.run, expected.step) is not None
@@ -90,16 +91,15 @@ def _written_as(repository: Repository, row: VersionRow) -> int:
     return number
 
 
-def _exact_packs(repository: Repository) -> dict[tuple[int, str], PackInfo]:
-    """The pack of exact layers that each version was committed with, by its number and time."""
+def _packs_beside(repository: Repository) -> dict[tuple[int, str], PackInfo]:
+    """The pack of exact layers, or of raw objects, of each commit that has one, by its number and time."""
     found = {}
     for pack in repository.catalog.packs():
-        if pack.kind == "exact":
+        if pack.kind != "coarse":
             try:
                 document = repository.resolver.manifest(pack.name).document
-                if not document.get("rebase"):
-                    info = PackInfo(pack.name, repository.packs.size(pack.name), "exact")
-                    found[document["number"], document["created"]] = info
+                info = PackInfo(pack.name, repository.packs.size(pack.name), "exact")
+                found[document["number"], document["created"]] = info
             except CkstoreError:
                 continue  # Every pack is checked by itself.
     return found

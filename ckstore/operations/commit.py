@@ -7,20 +7,30 @@ change.commit(...)                # one transaction; without it the packs go aga
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any, Self
 
 from ckstore.encoding.writer import ObjectWriter, version_row
-from ckstore.errors import CkstoreError
+from ckstore.errors import CkstoreError, ConflictError
 from ckstore.objects.documents import VersionDocument
 from ckstore.operations.costs import Costs, write_costs
 from ckstore.reading.stored_version import StoredVersion
 from ckstore.repository import Repository
-from ckstore.storage import log
+from ckstore.storage import durable, log
 from ckstore.storage.catalog import Placement, VersionRow, key
 from ckstore.storage.pack import PackInfo
 from ckstore.storage.root import PACKS
+
+
+@dataclass(frozen=True, slots=True)
+class RawPacks:
+    """The packs of a hot version, by name, the keys of its objects, and of those that others need as they are."""
+
+    names: Sequence[str]
+    keys: Collection[int]
+    needed: Collection[int]
 
 
 class Change:
@@ -45,7 +55,7 @@ class Change:
         self.repository = repository
         self.packs: Sequence[PackInfo] = ()
         self.row: VersionRow | None = None
-        self._writer = writer
+        self.writer = writer
         self._document: VersionDocument | None = None
         self._again = False
         self._committed = False
@@ -61,7 +71,7 @@ class Change:
         if not self._committed or self._is_move:
             self.repository.resolver.forget()  # Objects are elsewhere now, or nowhere.
         if not self._committed:
-            remove_uncommitted(self.repository, self._writer.finished)
+            remove_uncommitted(self.repository, self.writer.finished)
 
     @property
     def _is_move(self) -> bool:
@@ -74,12 +84,13 @@ class Change:
         Objects that are stored again keep the records that others read them by.
         """
         resolver = self.repository.resolver
-        lattices = resolver.known_lattices(record.id for record in self._writer.lattices)
-        contents = resolver.known(record.id for record in self._writer.contents)
+        lattices = resolver.known_lattices(record.id for record in self.writer.lattices)
+        contents = resolver.known(record.id for record in self.writer.contents)
         self._hold(
             [
-                *(record for record in self._writer.lattices if record.id not in lattices),
-                *(record for record in self._writer.contents if record.id not in contents),
+                *(record for record in self.writer.lattices if record.id not in lattices),
+                *(record for record in self.writer.contents if record.id not in contents),
+                *self.writer.raw,
             ]
         )
 
@@ -103,9 +114,9 @@ class Change:
             The packs will not be committed: `recover` leaves them alone.
         """
         self._document = document
-        self.packs, entry = self._writer.finish(document, dict(blobs or {}), anew=again, trial=trial)
+        self.packs, entry = self.writer.finish(document, dict(blobs or {}), anew=again, trial=trial)
         self._again = again
-        self._hold(self._writer.placed(self.packs))
+        self._hold(self.writer.placed(self.packs))
         if document is not None:
             self.row = version_row(document, self.packs, entry)
 
@@ -114,7 +125,7 @@ class Change:
         """The version that the finished packs hold, read from these alone."""
         assert self.row is not None
         with Repository(self.repository.path, "r") as uncommitted:  # with caches of its own
-            uncommitted.resolver.add(self._writer.placed(self.packs))
+            uncommitted.resolver.add(self.writer.placed(self.packs))
             yield StoredVersion(uncommitted, self.row)
 
     def commit(
@@ -125,6 +136,7 @@ class Change:
         replace: bool = False,
         heals: bool = False,
         costs: Costs | None = None,
+        frees: RawPacks | None = None,
     ) -> None:
         """Let the catalog take over what was written, and the log what its manifests do not tell.
 
@@ -140,21 +152,25 @@ class Change:
             A new version takes the tags of the one that it replaces, too.
         costs
             Restore costs and depths that follow, by number of the version.
+        frees
+            What the version was stored in while it was hot.
 
         Raises
         ------
         ConflictError
-            Another version is at that run and step by now.
+            Another version is at that run and step by now, or another process has freed what would be freed.
         NotFoundError
             The version that is described again was forgotten meanwhile.
         """
         catalog = self.repository.catalog
-        lattices, contents = self._writer.places(self.packs)
+        lattices, contents, raw = self.writer.places(self.packs)
         row, references = self.row, set() if self._document is None else self._document.blob_packs()
         with catalog.transaction():
             if record is not None:
                 if "version" in record:
-                    catalog.version(record["version"])
+                    version = catalog.version(record["version"])
+                    if frees is not None and not version.hot:
+                        raise ConflictError(f"Version {version.number} was compacted meanwhile.")
                 log.append(self.repository.path, {**record, "packs": [pack.name for pack in self.packs]})
             if row is not None and not self._is_move:
                 tags = self._take_tags() if heals else []
@@ -163,9 +179,10 @@ class Change:
                     self.packs,
                     lattices,
                     contents,
+                    raw=raw,
                     references=references,
                     replace=replace,
-                    requires_lattices=_keys(needs[0], lattices),
+                    requires_lattices=_keys(needs[0], [*lattices, *raw]),
                     requires_contents=_keys(needs[1], contents),
                 )
                 self._set_tags(tags, row.number)
@@ -175,8 +192,10 @@ class Change:
                 catalog.move_contents(contents)
                 if row is not None:
                     catalog.replace_version(row, references=references)
+            freed = [] if frees is None else catalog.free_packs(frees.names, frees.keys, frees.needed)
             write_costs(catalog, costs or {})
         self._committed = True
+        remove_files(self.repository, freed)
 
     def _take_tags(self) -> list[str]:
         """Take the tags off the version that is replaced."""
@@ -191,6 +210,20 @@ class Change:
         for tag in tags:
             self.repository.catalog.set_tag(tag, number)
             log.append(self.repository.path, {"change": "tag", "tag": tag, "version": number})
+
+
+def remove_files(repository: Repository, names: Sequence[str]) -> None:
+    """Remove the files of packs that the catalog does not have any more."""
+    if not names:
+        return
+    # With the lock held: a `recover` that ran since the commit has taken them in again.
+    with repository.catalog.transaction():
+        known = {pack.name for pack in repository.catalog.packs()}
+        for name in names:
+            if name not in known:
+                repository.packs.forget(name)
+                (repository.path / PACKS / name).unlink(missing_ok=True)
+                durable.checkpoint("pack-removed")
 
 
 def remove_uncommitted(repository: Repository, packs: Iterable[PackInfo]) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from ckstore.errors import IntegrityError
-from ckstore.objects.documents import BlobRef, CoarseFacts, FileEntry, LayoutDocument, VersionDocument
+from ckstore.objects.documents import BlobRef, CoarseFacts, FileEntry, HotFacts, LayoutDocument, VersionDocument
 from ckstore.objects.restore_cost import relative_cost, restore_work
 from ckstore.operations.request import Request
 from ckstore.operations.storing import Stored
@@ -16,7 +17,7 @@ from ckstore.repository import Repository
 from ckstore.scanning.scanned import ScannedVersion
 from ckstore.storage import durable
 from ckstore.storage.catalog import VersionRow
-from ckstore.storage.delta import compress_against
+from ckstore.storage.delta import compress_against, compress_quickly
 
 #: A delta of a blob below this size is kept without asking what the blob would take alone.
 _SMALL_BLOB = 1024
@@ -31,7 +32,9 @@ def describe(
     scanned: ScannedVersion,
     request: Request,
     stored: Sequence[Stored],
-    found: Mapping[str, float],
+    found: Mapping[str, float] = MappingProxyType({}),
+    *,
+    hot: bool = False,
 ) -> tuple[VersionDocument, dict[str, bytes]]:
     """The document of a version, and its blobs by name.
 
@@ -43,8 +46,10 @@ def describe(
         Its objects, in the order of its units.
     found
         What a search says of the setting that it came to.
+    hot
+        The objects are stored raw; nothing of the version is stored against another one.
     """
-    blobs = _Blobs(repository, request.parent)
+    blobs = _Blobs(repository, None if hot else request.parent, compress_quickly if hot else _compressed)
     layout = LayoutDocument([file.layout for file in scanned.files], scanned.units).encode()
     crcs = np.array([crc for file in scanned.files for crc in file.crcs], "<u4").tobytes()
     facts: dict[str, Any] = {}
@@ -82,6 +87,7 @@ def describe(
         facts=facts,
         summary=_summary(repository, scanned, objects),
         replaces=None if standing is None else standing.number,
+        hot=HotFacts(request.policy.to_text(), request.budget) if hot else None,
     )  # fmt: skip
     return document, blobs.packed
 
@@ -103,6 +109,10 @@ def _summary(
     }
 
 
+def _compressed(data: bytes) -> bytes:
+    return compress_against(data, None)
+
+
 class _Blobs:
     """The blobs of a version, packed against the parent's where that pays.
 
@@ -112,7 +122,8 @@ class _Blobs:
         Those that are not the parent's own, by name.
     """
 
-    def __init__(self, repository: Repository, parent: VersionRow | None) -> None:
+    def __init__(self, repository: Repository, parent: VersionRow | None, compress: Callable[[bytes], bytes]) -> None:
+        self._compress = compress
         self.packed: dict[str, bytes] = {}
         self._repository = repository
         self._pack = "" if parent is None else parent.pack
@@ -144,7 +155,7 @@ class _Blobs:
             if len(packed) <= _SMALL_BLOB or len(packed) <= _WORTH_A_DELTA * len(compress_against(data, None)):
                 self.packed[name] = packed
                 return BlobRef(name, None, reference)
-        self.packed[name] = compress_against(data, None)
+        self.packed[name] = self._compress(data)
         return BlobRef(name)
 
     def _before(self, blob: BlobRef) -> tuple[BlobRef, bytes, BlobRef, bytes] | None:

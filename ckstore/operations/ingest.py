@@ -22,13 +22,14 @@ from ckstore.encoding.writer import ObjectWriter
 from ckstore.lineage.search import search
 from ckstore.objects.reader import ObjectReader
 from ckstore.operations.commit import Change
+from ckstore.operations.compact import compacted
 from ckstore.operations.describe import describe
 from ckstore.operations.naming import add_metrics
 from ckstore.operations.nearest import nearest_version
 from ckstore.operations.rebase import rebase
 from ckstore.operations.request import IngestOptions, Request, request_of
 from ckstore.operations.standing import in_place_of, is_there
-from ckstore.operations.storing import Stored, store_objects
+from ckstore.operations.storing import Stored, store_objects, store_raw
 from ckstore.operations.tuning import Trials, Tuning, last_choice, restored, search_space, weight
 from ckstore.operations.verify import check_restores
 from ckstore.policy import Policy
@@ -124,11 +125,15 @@ def _ingest(
         if is_there(repository, standing, scanned, request):
             return IngestReport(add_metrics(repository, standing, request.metrics), is_new=False)
         request = in_place_of(repository, standing, scanned, request)
+    if request.parent is not None and not request.is_hot:
+        request = replace(request, parent=compacted(repository, request.parent))
     number = catalog.reserve_number()
     try:
         with catalog.lease(f"ingest {number}"):
             ingestion = _Ingestion(repository, number, scanned, progress)
-            if request.tuning is None:
+            if request.is_hot:
+                ingestion.store_hot(request)
+            elif request.tuning is None:
                 ingestion.store(request)
             else:
                 ingestion.store_best(request, request.tuning)
@@ -154,11 +159,21 @@ class _Ingestion:
 
     def store(self, request: Request, found: Mapping[str, float] = MappingProxyType({})) -> None:
         """Write the version and commit it; `found` is what a search says of its setting."""
-        with self._written(request, self._progress, found) as (change, stored, writer):
-            if request.verify:
-                with change.version() as version:
-                    check_restores(version, self._progress)
-            change.commit(needs=self._needs(stored, writer), replace=request.replace, heals=request.heals)
+        with self._written(request, self._progress, found) as (change, stored, _):
+            self._commit(change, request, stored)
+
+    def store_hot(self, request: Request) -> None:
+        """Write the version as it is and commit it; `compact` encodes it later."""
+        repository, scanned = self._repository, self._scanned
+        with PackWriter(repository.path, "coarse") as coarse, PackWriter(repository.path, "raw") as raw:
+            writer = ObjectWriter(coarse, raw)
+            stored = store_raw(writer, repository.resolver, scanned, self._progress)
+            with Change(repository, writer) as change:
+                change.foresee()
+                objects = [stored[content] for content in scanned.contents]
+                document, blobs = describe(repository, self._number, scanned, request, objects, hot=True)
+                change.finish(document, blobs)
+                self._commit(change, request, stored)
 
     def store_best(self, request: Request, tuning: Tuning) -> None:
         """Store under the most aggressive setting that is tolerated, exactly where none is; trials leave nothing."""
@@ -215,6 +230,13 @@ class _Ingestion:
                 document, blobs = describe(repository, self._number, scanned, request, objects, found)
                 change.finish(document, blobs, trial=trial)
                 yield change, stored, writer
+
+    def _commit(self, change: Change, request: Request, stored: Mapping[str, Stored]) -> None:
+        """Make the version visible, once it was found to restore where that is wanted."""
+        if request.verify:
+            with change.version() as version:
+                check_restores(version, self._progress)
+        change.commit(needs=self._needs(stored, change.writer), replace=request.replace, heals=request.heals)
 
     def _needs(self, stored: Mapping[str, Stored], writer: ObjectWriter) -> tuple[set[str], set[str]]:
         """Ids of the lattices and of the exact layers that a version's objects are, and are stored against."""

@@ -23,8 +23,8 @@ _PLACE, _CHECKSUM = 16, 4
 _FRAME = 4
 
 CAUSES = (
-    "coarse", "exact", "tables", "indexes", "records", "layouts", "skeletons", "zip and Zarr metadata", "superseded",
-    "unreferenced packs", "log", "catalog", "other files",
+    "coarse", "exact", "raw", "tables", "indexes", "records", "layouts", "skeletons", "zip and Zarr metadata",
+    "superseded", "unreferenced packs", "log", "catalog", "other files",
 )  # fmt: skip
 
 
@@ -69,6 +69,9 @@ def _manifest(repository: Repository, pack: str, causes: dict[str, int]) -> int:
 
 def _record(repository: Repository, pack: str, slot: int, live: bool, causes: dict[str, int]) -> int:
     record = repository.resolver.manifest(pack).record(slot)
+    if isinstance(record, LatticeRecord) and record.is_raw:
+        causes["raw" if live else "superseded"] += record.length
+        return record.length
     if isinstance(record, LatticeRecord):
         length = record.nbytes
         places = [place for place in repository.reader.index(record) if place is not None]

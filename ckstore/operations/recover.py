@@ -96,7 +96,7 @@ class _Builder:
         self.present = present
         self.report = report
         self.found: list[FoundVersion] = []
-        self.exact: dict[tuple[int, str], PackInfo] = {}
+        self.beside: dict[tuple[int, str], PackInfo] = {}
         self.packs: set[str] = set()
         self.moved: dict[str, str] = {}
         self.damaged: list[PackInfo] = []
@@ -178,8 +178,8 @@ class _Builder:
                 self.found.append(found_version(pack))
             except IntegrityError as error:
                 self.report.problems.append(f"{error} The version was left out.")
-        elif pack.info.kind == "exact" and not pack.document.get("rebase"):
-            self.exact[pack.document["number"], pack.document["created"]] = pack.info
+        elif pack.info.kind != "coarse":
+            self.beside[pack.document["number"], pack.document["created"]] = pack.info
 
     def _are_of_another_store(self, rows: Mapping[str, VersionRow], records: Sequence[dict[str, Any]]) -> bool:
         """Whether there are packs and log, and none of them tells of any of these versions by their ids."""
@@ -190,8 +190,8 @@ class _Builder:
 
     def _insert(self, version: FoundVersion, parent: int | None) -> None:
         pack, document = version.pack, version.document
-        exact = self.exact.get((version.written_as, document.created))
-        row = version_row(document, [pack.info] if exact is None else [exact, pack.info], pack.entry)
+        beside = self.beside.get((pack.document["number"], pack.document["created"]))
+        row = version_row(document, [pack.info] if beside is None else [beside, pack.info], pack.entry)
         missing = sum(not self.objects.restores(lattice, content) for lattice, content in document.objects)
         if missing:
             self.report.problems.append(
@@ -239,13 +239,16 @@ class _Objects:
         # For each key its places, and the keys of what must be there: the base, or the lattice and the parent.
         self._lattices: dict[int, list[tuple[Placement, int | None]]] = {}
         self._contents: dict[int, list[tuple[Placement, int, int | None]]] = {}
+        self._raw: dict[int, Placement] = {}
 
     def add(self, pack: ScannedPack) -> None:
         """Take in the records of a pack; packs come in the order in which they were written."""
         for slot, record in enumerate(pack.document["records"]):
             number = key(record["id"])
             place = number, pack.info.name, slot
-            if pack.info.kind == "coarse":
+            if pack.info.kind == "raw":
+                self._raw.setdefault(number, place)
+            elif pack.info.kind == "coarse":
                 lattices = self._lattices.setdefault(number, [])
                 at = 0 if pack.document.get("rebase") else len(lattices)
                 lattices.insert(at, (place, _key(record["base"])))
@@ -272,12 +275,15 @@ class _Objects:
                     if lattice in self.lattices and (parent is None or parent in self.contents):
                         self.contents[number] = place
                         break
+        # What is encoded somewhere is not read raw any more.
+        raw = {number: place for number, place in self._raw.items() if number not in self.contents}
+        self.lattices = raw | self.lattices
 
     def restores(self, lattice: str, content: str | None) -> bool:
         """Whether an object of a version can be decoded."""
-        return key(lattice) in self.lattices and (
-            content is None or content == lattice or key(content) in self.contents
-        )
+        if content in (None, lattice):
+            return key(lattice) in self.lattices or key(lattice) in self.contents
+        return key(lattice) in self.lattices and key(content) in self.contents
 
 
 def _key(identity: str | None) -> int | None:

@@ -45,6 +45,7 @@ class IngestOptions:
     gradients: Mapping[str, Any] = field(default_factory=dict)
     jobs: int = 1
     on_unknown: OnUnknown = "raise"
+    hot: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,11 @@ class Request:
     force: bool = False
     heals: bool = False
 
+    @property
+    def is_hot(self) -> bool:
+        """Whether the version is stored raw at first: not where evaluations or gradients decide how it is encoded."""
+        return self.policy.hot > 0 and self.tuning is None and not self.gradients
+
 
 def request_of(catalog: Catalog, options: IngestOptions) -> Request:
     """What follows from options, but for what only the source tells: its name, and the step where none was given.
@@ -92,9 +98,11 @@ def request_of(catalog: Catalog, options: IngestOptions) -> Request:
     if not budget >= 1:
         raise UsageError(f"The restore budget must be 1 or more, not {budget}.")
     run = DEFAULT_RUN if options.run is None else options.run
-    policy = Policy.asked(
+    said = policy_of(catalog, run)
+    asked = Policy.asked(
         options.fidelity, options.scheme, options.quality, options.max_abs_error, options.max_rel_error
-    ) or policy_of(catalog, run)
+    )
+    policy = replace(asked or said, hot=said.hot if options.hot is None else options.hot)
     tuning = _tuning(policy, options)
     check_run(run)
     check_run_is_no_tag(catalog, run)

@@ -101,6 +101,45 @@ def store_objects(
     return objects.known
 
 
+def store_raw(
+    writer: ObjectWriter, resolver: CatalogResolver, scanned: ScannedVersion, progress: Callable[[int], None] | None
+) -> dict[str, Stored]:
+    """Write the objects that the store has not encoded yet as they are; returns all of the version's, by content id.
+
+    A version that is not hashed is read meanwhile, once.
+
+    Raises
+    ------
+    InputError
+        A file changed since it was scanned.
+    """
+    progress = in_turn(progress)
+    windows = (
+        (list(window) for window in (range(len(scanned.units)),))
+        if scanned.is_hashed
+        else one_ahead(held_windows(scanned, progress))
+    )
+    known: dict[str, Stored] = {}
+    with closing(windows):
+        for numbers in windows:
+            fresh = {scanned.contents[number]: scanned.units[number] for number in numbers}
+            fresh = {content: unit for content, unit in fresh.items() if content not in known}
+            known |= {content: Stored(lattice, content) for content, lattice in resolver.known(fresh).items()}
+            for content, unit in fresh.items():
+                if content not in known:
+                    bits = scanned.read(unit, 0, unit.count)
+                    scanned.check(unit, bits)
+                    writer.put_raw(content, unit.dtype, unit.chunk, bits)
+                    known[content] = Stored(content, content)
+                if progress is not None:
+                    progress(unit.nbytes)
+    writer.begin_sync()
+    for file in scanned.files:
+        file.source.check_unchanged()
+    scanned.held.clear()
+    return known
+
+
 def _parents(resolver: CatalogResolver, parent: VersionRow | None) -> dict[tuple[str, str], ParentObject]:
     """The objects of the parent version by key and signature of their units."""
     if parent is None:

@@ -26,10 +26,12 @@ from ckstore.objects.restore_cost import relative_cost, restore_work
 from ckstore.objects.units import Unit
 from ckstore.operations.claims import Claims
 from ckstore.operations.commit import Change
+from ckstore.operations.compact import compacted
 from ckstore.operations.costs import present_costs, write_costs
 from ckstore.operations.dry_run import ScratchPacks, scratch_packs
 from ckstore.policy import Policy
 from ckstore.reading.stored_version import StoredVersion
+from ckstore.reading.values import StoredValues
 from ckstore.runtime.threads import in_order, worker_count
 from ckstore.storage.catalog import VersionRow
 from ckstore.storage.pack import PackWriter
@@ -85,29 +87,6 @@ class ThinReport:
     added: int = 0
 
 
-class _Values:
-    """The exact values of a stored version, as an `Estimator` reads them."""
-
-    def __init__(self, version: StoredVersion) -> None:
-        self._version = version
-        self._numbers = {unit: number for number, unit in enumerate(version.layout.units)}
-        self.units = version.layout.units
-        self.layouts = version.layout.files
-        self.size = version.row.original_bytes
-
-    def read(self, unit: Unit, first: int, last: int) -> Bits:
-        """Bits of the elements from `first` to before `last` of a unit."""
-        parts = []
-        for chunk in range(first // unit.chunk, -(-last // unit.chunk)):
-            start = chunk * unit.chunk
-            bits = self._version.chunk(self._numbers[unit], chunk)
-            parts.append(bits[max(first - start, 0) : last - start])
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-    def check(self, unit: Unit, bits: Bits) -> None:
-        """Nothing: what is decoded was compared with its checksums."""
-
-
 def thin(
     repository: Repository,
     rows: Sequence[VersionRow],
@@ -148,6 +127,8 @@ def thin(
         for number in sorted({row.number for row in rows}):
             # As it is by now: others may have changed or moved it before the lease.
             row = repository.catalog.version(number)
+            if not dry_run:
+                row = compacted(repository, row)
             if row.fidelity == "exact":
                 _check_present(repository, row)
                 chosen.append(row)
@@ -225,7 +206,7 @@ class _Thinning:
 
     def run(self) -> None:
         """Write what there is to write and commit it."""
-        estimator = Estimator(self.batch.reader, _Values(self.version), self.batch.policy, self._parents())
+        estimator = Estimator(self.batch.reader, StoredValues(self.version), self.batch.policy, self._parents())
         place = self.repository.path if self.batch.blocks is None else self.batch.blocks.path
         with PackWriter(place, "coarse") as coarse, PackWriter(place, "exact") as exact:
             writer = ObjectWriter(coarse, exact)
@@ -302,6 +283,8 @@ class _Thinning:
         parent = StoredVersion(self.repository, self.repository.catalog.version(self.row.parent))
         before = {} if parent.document.coarse is None else parent.document.coarse.units
         objects, facts = self.batch.objects.get(self.row.parent, (parent.document.objects, before))
+        if parent.row.hot:
+            return {}  # Its objects are raw, and go.
         return parent_objects(parent.layout.units, objects, facts)
 
     def _note(self, facts: dict[int, CoarseUnit], superseded: set[Object], anew: int, writer: ObjectWriter) -> None:
@@ -346,6 +329,7 @@ class _Thinning:
             _elsewhere(self.version.document, self.row.pack),
             fidelity="coarse",
             objects=tuple(objects),
+            hot=None,
             coarse=CoarseFacts(policy.scheme, {"thinned": True, **policy.parameters()}, facts),
         )
         return replace(document, summary=self._summary(document, writer))

@@ -186,7 +186,7 @@ def _check_object(reader: ObjectReader, ids: _Ids, place: tuple[StoredVersion, U
         record = reader.resolver.lattice(ids.lattice)
         if (record.count, record.chunk, record.dtype) != (unit.count, unit.chunk, unit.dtype):
             return 0, 0, f"Object {ids.lattice} of version {number} is cut otherwise than its layout says."
-        if not record.is_exact and _lattice_id(reader, record) != ids.lattice:
+        if not record.is_exact and _lattice_id(reader, record) != record.id:
             return chunks, 0, f"The integers of {unit.key} in version {number} are not the stored ones."
         content = ids.content
         if content is not None:

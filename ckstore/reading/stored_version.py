@@ -226,7 +226,7 @@ class StoredVersion:
         layout = self.layout.files[file]
         length = layout.size - sum([prod(extent.shape) * ITEM_SIZES[extent.dtype] for extent in layout.extents])
         data = self.repository.resolver.blob(entry.skeleton, self.row.pack, length)
-        crcs = self._crcs(file)
+        crcs = self.crcs(file)
         try:
             return fill_crcs(data, layout, crcs)
         except ValueError as error:
@@ -234,7 +234,8 @@ class StoredVersion:
                 f"The layout of version {self.row.number} has {error}; restore its pack from a copy."
             ) from error
 
-    def _crcs(self, file: int) -> list[int]:
+    def crcs(self, file: int) -> list[int]:
+        """The CRC-32 of each checked stretch of a file."""
         counts = [len(layout.checked) for layout in self.layout.files]
         blob = self.repository.resolver.blob(self.document.crcs, self.row.pack, 4 * sum(counts))
         before = sum(counts[:file])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,6 +14,7 @@ from ckstore.storage.catalog_claims import CatalogClaims
 from ckstore.storage.catalog_reader import COLLECTED, POLICY
 from ckstore.storage.connection import create_file
 from ckstore.storage.names import check_tag
+from ckstore.storage.pack import RAW
 from ckstore.storage.rows import Claim, PackRow, Placement, RunRow, Totals, VersionRow, key
 
 __all__ = ["Catalog", "Claim", "PackRow", "Placement", "RunRow", "Totals", "VersionRow", "key"]
@@ -72,6 +73,7 @@ class Catalog(CatalogClaims):
         lattices: Iterable[Placement],
         contents: Iterable[Placement],
         *,
+        raw: Iterable[Placement] = (),
         references: Iterable[str] = (),
         replace: bool = False,
         requires_lattices: Sequence[int] = (),
@@ -87,6 +89,8 @@ class Catalog(CatalogClaims):
             Packs that are not in the catalog yet; they lie in the store already.
         lattices, contents : iterable of (key, pack name, slot)
             Where the objects of this version are. A key that is there already keeps its place.
+        raw : iterable of (key, pack name, slot)
+            Where objects are that are stored as they are: from now on, unless they are encoded somewhere.
         references : iterable of str
             Names of the packs of other versions in which blobs of this one are: they must be in the catalog.
         replace : bool
@@ -133,6 +137,7 @@ class Catalog(CatalogClaims):
             self._refer(row.number, {row.pack, *references})
             self._lattices.place(lattices, displace=False)
             self._contents.place(contents, displace=False)
+            self._place_raw(list(raw))
             self._connection.execute("DELETE FROM reservations WHERE number = ?", [row.number])
 
     def replace_version(self, row: VersionRow, references: Iterable[str]) -> None:
@@ -149,9 +154,9 @@ class Catalog(CatalogClaims):
             [[pack]] = self._connection.rows("SELECT id FROM packs WHERE name = ?", [row.pack])
             self._connection.execute(
                 "UPDATE versions SET pack = ?, manifest_offset = ?, manifest_length = ?, stored_bytes = ?, depth = ?,"
-                " cost = ?, base = ?, fidelity = ? WHERE number = ?",
+                " cost = ?, base = ?, fidelity = ?, hot = ? WHERE number = ?",
                 [pack, row.manifest_offset, row.manifest_length, row.stored_bytes, row.depth, row.cost, row.base,
-                 row.fidelity, row.number],
+                 row.fidelity, row.hot, row.number],
             )  # fmt: skip
             self._connection.execute("DELETE FROM version_packs WHERE version = ?", [row.number])
             self._refer(row.number, {row.pack, *references})
@@ -199,6 +204,24 @@ class Catalog(CatalogClaims):
                     raise ConflictError(f"Pack {name} is still referred to; look which are free again.")
                 self._connection.execute("DELETE FROM packs WHERE name = ?", [name])
                 self._connection.execute("DELETE FROM meta WHERE value = ?", [name])
+
+    def free_packs(self, names: Sequence[str], lattices: Iterable[int], needed: Collection[int] = ()) -> list[str]:
+        """Forget packs that hold nothing but these lattices, and manifests; returns those that were forgotten.
+
+        A pack that another version needs stays: one that has a blob of it, or one of the lattices that are `needed`.
+        """
+        with self.transaction():
+            inside = {number for number, (pack, _) in self.find_lattices(lattices).items() if pack in names}
+            if not inside.isdisjoint(needed):
+                return []
+            self.remove_lattices(inside)
+            freed = []
+            for name in names:
+                used = "SELECT 1 FROM version_packs r JOIN packs p ON p.id = r.pack WHERE p.name = ? LIMIT 1"
+                if not self._connection.rows(used, [name]):
+                    self._connection.execute("DELETE FROM packs WHERE name = ?", [name])
+                    freed.append(name)
+            return freed
 
     def replace_pack(self, former: str, pack: Any, manifest: Any) -> None:
         """Put a pack in the place of another one: the manifests and blobs of that are in this from now on.
@@ -305,6 +328,12 @@ class Catalog(CatalogClaims):
             if not self._connection.execute("DELETE FROM tags WHERE name = ?", [name]).rowcount:
                 raise NotFoundError(f"There is no tag {name}; see `ckstore tag` for those there are.")
 
+    def _place_raw(self, placements: Sequence[Placement]) -> None:
+        """Several hot versions may hold an object: the last one's is what counts, since it is encoded last."""
+        present = self.find_lattices(number for number, _, _ in placements)
+        encoded = {number for number, (pack, _) in present.items() if not pack.endswith(RAW)}
+        self._lattices.place([place for place in placements if place[0] not in encoded], displace=True)
+
     def _refer(self, number: int, packs: set[str]) -> None:
         for pack in sorted(packs):
             found = self._connection.rows("SELECT id FROM packs WHERE name = ?", [pack])
@@ -315,16 +344,16 @@ class Catalog(CatalogClaims):
             self._connection.execute("INSERT INTO version_packs VALUES (?, ?)", [number, found[0][0]])
 
     def _insert_version(self, row: VersionRow, parent: int | None) -> None:
-        marks = ", ".join("?" * 15)
+        marks = ", ".join("?" * 16)
         self._connection.execute(
             "INSERT INTO versions (number, uid, run, pack, step, parent, created, manifest_offset, manifest_length,"
-            " original_bytes, stored_bytes, elements, tensors, files, depth, cost, base, fidelity, metrics, source)"
-            " VALUES (?, ?, (SELECT id FROM runs WHERE name = ?), (SELECT id FROM packs WHERE name = ?),"
+            " original_bytes, stored_bytes, elements, tensors, files, depth, cost, base, fidelity, hot, metrics,"
+            " source) VALUES (?, ?, (SELECT id FROM runs WHERE name = ?), (SELECT id FROM packs WHERE name = ?),"
             f" {marks}, ?)",
             [
                 *(row.number, row.uid, row.run, row.pack, row.step, parent, row.created),
                 *(row.manifest_offset, row.manifest_length, row.original_bytes, row.stored_bytes, row.elements),
-                *(row.tensors, row.files, row.depth, row.cost, row.base, row.fidelity),
+                *(row.tensors, row.files, row.depth, row.cost, row.base, row.fidelity, row.hot),
                 *(_metrics_text(row.metrics), row.source),
             ],
         )

@@ -33,7 +33,7 @@ from ckstore.storage.schema import HIGHEST, LOWEST, optional, plain_object, read
 _COLUMNS = (
     "v.number, v.uid, r.name, v.step, v.parent, v.created, p.name, v.manifest_offset, v.manifest_length,"
     " v.original_bytes, v.stored_bytes, v.elements, v.tensors, v.files, v.depth, v.cost, v.base, v.fidelity,"
-    " v.metrics, v.source"
+    " v.hot, v.metrics, v.source"
 )
 #: The row of `meta` that says when `gc` last changed something.
 COLLECTED = "collected"
@@ -119,6 +119,11 @@ class CatalogReader:
         found = self._select("WHERE r.name = ? AND v.step = ?", run, step)
         return found[0] if found else None
 
+    def hot_versions(self, run: str, keep: int = 0) -> list[VersionRow]:
+        """The hot versions of a run, by number, but for its `keep` latest versions."""
+        latest = "SELECT number FROM versions WHERE run = v.run ORDER BY number DESC LIMIT ?"
+        return self._select(f"WHERE r.name = ? AND v.hot AND v.number NOT IN ({latest}) ORDER BY v.number", run, keep)
+
     def with_uid(self, prefix: str) -> list[VersionRow]:
         """The versions whose id begins with these hexadecimal characters, by number."""
         return self._select("WHERE v.uid >= ? AND v.uid < ? ORDER BY v.number", prefix, prefix + "g")
@@ -145,6 +150,10 @@ class CatalogReader:
         """All packs in the order in which they were committed."""
         found = self._connection.rows("SELECT name, kind, bytes FROM packs ORDER BY id", schema=PACK_ROWS)
         return [PackRow(*row) for row in found]
+
+    def raw_packs(self) -> list[str]:
+        """Names of the packs of hot versions' objects."""
+        return [name for (name,) in self._connection.rows("SELECT name FROM packs WHERE kind = 'raw'", schema=_NAMES)]
 
     def has_packs(self, names: Iterable[str]) -> bool:
         """Whether all of these packs are there."""
@@ -279,6 +288,6 @@ def _version(row: Sequence[Any]) -> VersionRow:
     values = list(row)
     if values[0] == values[4]:
         raise ValueError(f"version {values[0]} is its own parent")
-    values[16] = bool(values[16])
-    values[18] = read_json(values[18], plain_object)
+    values[16], values[18] = bool(values[16]), bool(values[18])
+    values[19] = read_json(values[19], plain_object)
     return VersionRow(*values)

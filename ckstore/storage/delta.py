@@ -8,7 +8,7 @@ every header of a zip) become repeated numbers, which cost next to nothing.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from blake3 import blake3
 
@@ -34,8 +34,15 @@ _GRID = 16
 _FAR_SEARCHES = 4096
 #: What is coded against the reference in less than such a part of its size is not tried by itself.
 _HOPELESS = 16
+#: The level of zstd for what is coded anew soon.
+_QUICKLY = 1
 #: Above this size the slowest level of zstd no longer pays.
 _SMALL = 1 << 22
+
+
+def compress_quickly(data: bytes) -> bytes:
+    """Code a byte string by itself, at a tenth of the time and twice the size."""
+    return _smallest([bytes([_ZSTANDARD]) + varint(len(data)) + zstd.compress(data, _QUICKLY)], data)
 
 
 def compress_against(data: bytes, reference: bytes | None) -> bytes:
@@ -61,8 +68,14 @@ def compress_against(data: bytes, reference: bytes | None) -> bytes:
         candidates = [one for one in candidates if max(len(data) - len(reference), len(code)) <= _most(one, None)]
     if not candidates or _HOPELESS * len(min(candidates, key=len)) > len(data):
         alone = [bytes([method]) + size + payload for method, payload in _compress(data)]
-        candidates += [one for one in alone if len(data) <= _most(one, None)]
-    best = min(candidates, key=len) if candidates else bytes([0]) + size + _deflated(data, 0)
+        return _smallest(alone, data, candidates)
+    return _smallest([], data, candidates)
+
+
+def _smallest(alone: Sequence[bytes], data: bytes, candidates: Sequence[bytes] = ()) -> bytes:
+    """The smallest of some ways to code a byte string; one that expands too much is none that would be read back."""
+    fitting = [*candidates, *(one for one in alone if len(data) <= _most(one, None))]
+    best = min(fitting, key=len) if fitting else bytes([0]) + varint(len(data)) + _deflated(data, 0)
     return _digest(best, data) + best
 
 

@@ -25,17 +25,23 @@ from ckstore.storage.zip_stream import ZipStream
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-PackKind = Literal["coarse", "exact"]
+PackKind = Literal["coarse", "exact", "raw"]
 #: The format version in the attributes of a pack's root group.
 FORMAT = 1
 
-_SUFFIXES: dict[PackKind, str] = {"coarse": ".zip", "exact": ".exact.zip"}
-_PACK_NAME = re.compile(r"([0-9a-f]{40})(\.exact)?\.zip")
+#: What names of packs of kind `raw` end with.
+RAW = ".raw.zip"
+
+_SUFFIXES: dict[PackKind, str] = {"coarse": ".zip", "exact": ".exact.zip", "raw": RAW}
+_KINDS = {suffix: kind for kind, suffix in _SUFFIXES.items()}
+_PACK_NAME = re.compile(r"([0-9a-f]{40})((?:\.exact|\.raw)?\.zip)")
 #: A pack's file name.
 PACK_NAME = matching(_PACK_NAME, "the name of a pack")
 _ARRAY_NAME = re.compile(r"(?!__)[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 _ABSENT = 2**64 - 1
 _BLOCK = 1 << 22
+#: Values that may be mapped begin at multiples of a cache line.
+_ALIGNMENT = 64
 _PROCESS = os.getpid()
 _BYTES_CODEC = {"name": "bytes", "configuration": {"endian": "little"}}
 
@@ -61,10 +67,10 @@ class PackInfo:
     Attributes
     ----------
     name : str
-        File name below `packs/`: 40 hexadecimal characters and `.zip` or `.exact.zip`.
+        File name below `packs/`: 40 hexadecimal characters and `.zip`, `.exact.zip` or `.raw.zip`.
     bytes : int
         Size of the file.
-    kind : "coarse" or "exact"
+    kind : "coarse", "exact" or "raw"
     """
 
     name: str
@@ -75,7 +81,7 @@ class PackInfo:
 def parse_pack_name(name: str) -> tuple[str, PackKind] | None:
     """The digest (40 hexadecimal characters) and kind in a pack's file name; None if it is not such a name."""
     match = _PACK_NAME.fullmatch(name)
-    return None if match is None else (match[1], "exact" if match[2] else "coarse")
+    return None if match is None else (match[1], _KINDS[match[2]])
 
 
 def digest_file(file: BinaryIO) -> str:
@@ -94,7 +100,7 @@ class PackWriter:
     ----------
     store : Path
         The store's directory.
-    kind : "coarse" or "exact"
+    kind : "coarse", "exact" or "raw"
     """
 
     def __init__(self, store: Path, kind: PackKind) -> None:
@@ -218,6 +224,26 @@ class PackWriter:
         self._add_metadata(name, _array_metadata(size, size, "uint8", [{"name": "bytes"}], attributes))
         return self._add_chunk(name, views)
 
+    def add_values(self, name: str, count: int, dtype: str, data: Buffer) -> PackEntry:
+        """Add values as they are, as an array in one chunk that may be mapped into memory.
+
+        Parameters
+        ----------
+        name, count
+            As for `add_array`.
+        dtype : str
+            Zarr v3 data type of the values.
+        data : bytes-like
+            Their bytes, little-endian.
+
+        Returns
+        -------
+        Entry
+            Where exactly these bytes lie; in a pack of kind `raw`, from a multiple of 64 on.
+        """
+        self._add_metadata(name, _array_metadata(count, count, dtype, [_BYTES_CODEC], None))
+        return self._add_chunk(name, [memoryview(data).cast("B")])
+
     def add_copy(self, name: str, metadata: Mapping[str, Any], data: Buffer) -> PackEntry:
         """Add an array as another pack holds it.
 
@@ -300,7 +326,8 @@ class PackWriter:
         if not size:
             return PackEntry(self._zip.size, 0)  # of an array whose elements are all 0
         with durable.disk_full_explained(self._directory, size):
-            entry = PackEntry(*self._zip.add_stored(f"{name}/c/0", views))
+            align = _ALIGNMENT if self.kind == "raw" else 1
+            entry = PackEntry(*self._zip.add_stored(f"{name}/c/0", views, align=align))
             self._writeback.wrote(size)
         return entry
 

@@ -62,6 +62,8 @@ class VersionRow:
     base : bool
         Whether it is stored without a delta.
     fidelity : str
+    hot : bool
+        Whether its objects are stored raw, until the version is compacted.
     metrics : mapping
         JSON-able.
     source : str or None
@@ -86,6 +88,7 @@ class VersionRow:
     cost: float
     base: bool
     fidelity: str
+    hot: bool = False
     metrics: Mapping[str, Any] = field(default_factory=dict)
     source: str | None = None
 
@@ -94,7 +97,7 @@ class VersionRow:
 VERSION_ROWS = rows(
     whole(1), ID, text(1), optional(whole(LOWEST, HIGHEST)), optional(whole(1)), TIME, PACK_NAME, whole(), whole(),
     whole(), whole(), whole(), whole(), whole(), whole(), number(0), whole(0, 1), one_of("exact", "coarse"),
-    text(), optional(text()),
+    whole(0, 1), text(), optional(text()),
 )  # fmt: skip
 
 
@@ -120,7 +123,7 @@ class PackRow:
     bytes: int
 
 
-PACK_ROWS = rows(PACK_NAME, one_of("coarse", "exact"), whole())
+PACK_ROWS = rows(PACK_NAME, one_of("coarse", "exact", "raw"), whole())
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,7 @@ CREATE TABLE versions (
     cost REAL NOT NULL,
     base INTEGER NOT NULL,
     fidelity TEXT NOT NULL,
+    hot INTEGER NOT NULL,
     metrics TEXT NOT NULL,
     source TEXT
 );

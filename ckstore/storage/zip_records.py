@@ -32,6 +32,8 @@ LIMIT = FULL
 #: The version of the format that has long fields.
 _VERSION_64 = 45
 _ZIP64 = 1
+#: The extra field that zip tools know as padding for alignment.
+_PADDING = 0xD935
 
 #: Where a directory holds the checksum of a member, from the start of its record on.
 CENTRAL_CRC = 16
@@ -133,6 +135,11 @@ def local_record(style: Style, member: Member, extra: bytes = b"") -> bytes:
             packed = size = FULL
     head = (version, style.flags, member.method, 0, style.date, crc, packed, size, len(member.name), len(extra))
     return LOCAL.pack(LOCAL_MAGIC, *head) + member.name + extra
+
+
+def padding(end: int, align: int) -> bytes:
+    """An extra field for a local record that would end at `end`: with it the member's bytes begin at a multiple."""
+    return struct.pack("<2H", _PADDING, length := -(end + 4) % align) + bytes(length)
 
 
 def descriptor(member: Member) -> bytes:

@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING
 from blake3 import blake3
 
 from ckstore.runtime.checksum import crc32
-from ckstore.storage.zip_records import DEFLATED, STORED, Member, Style, central_record, end_records, local_record
+from ckstore.storage.zip_records import (
+    DEFLATED,
+    STORED,
+    Member,
+    Style,
+    central_record,
+    end_records,
+    local_record,
+    padding,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -51,13 +60,16 @@ class ZipStream:
         self._members = 0
         self.size = 0
 
-    def add_stored(self, name: str, views: Sequence[memoryview]) -> tuple[int, int]:
-        """Add a member of these bytes, one view after the other; returns offset and length of the data."""
+    def add_stored(self, name: str, views: Sequence[memoryview], *, align: int = 1) -> tuple[int, int]:
+        """Add a member of these bytes, one view after the other; returns offset and length of the data.
+
+        The offset is a multiple of `align`.
+        """
         crc = length = 0
         for view in views:
             crc = crc32(view, crc)
             length += view.nbytes
-        self._begin(name, STORED, crc, length, length)
+        self._begin(name, STORED, crc, length, length, align)
         offset = self.size
         for view in views:
             self._write(view)
@@ -88,10 +100,13 @@ class ZipStream:
         """Close the file; without `finish` it is no zip file."""
         self._file.close()
 
-    def _begin(self, name: str, method: int, crc: int, packed: int, size: int) -> None:
+    def _begin(self, name: str, method: int, crc: int, packed: int, size: int, align: int = 1) -> None:
         """Write a member's header, and keep its entry of the directory."""
         member = Member(name.encode("ascii"), method, crc, packed, size, self.size)
-        self._write(local_record(_STYLE, member))
+        record = local_record(_STYLE, member)
+        if (self.size + len(record)) % align:
+            record = local_record(_STYLE, member, padding(self.size + len(record), align))
+        self._write(record)
         self._central += central_record(_STYLE, member)
         self._members += 1
 

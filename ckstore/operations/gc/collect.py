@@ -203,9 +203,9 @@ class _Collection:
         """Let the catalog find in the copy what it found in the pack."""
         catalog = self._repository.catalog
         catalog.replace_pack(contents.name, copy.pack, copy.manifest)
-        placed = catalog.lattices_in if contents.kind == "coarse" else catalog.contents_in
+        placed = catalog.contents_in if contents.kind == "exact" else catalog.lattices_in
         places: list[Placement] = [(number, copy.pack.name, copy.slots[slot]) for number, slot in placed(contents.name)]
-        (catalog.move_lattices if contents.kind == "coarse" else catalog.move_contents)(places)
+        (catalog.move_contents if contents.kind == "exact" else catalog.move_lattices)(places)
 
     def _write_sizes(self, plan: GcPlan, copies: dict[str, Copy]) -> None:
         """Write into the catalog what each version has added to the store and is still there."""
@@ -218,7 +218,7 @@ class _Collection:
         exact = {
             (pack.number, pack.created): sizes[pack.name]
             for pack in plan.survey.packs.values()
-            if pack.kind == "exact" and not pack.is_rebase and pack.name in sizes
+            if pack.kind != "coarse" and pack.name in sizes
         }
         for row in plan.state.versions:
             if "stored_bytes" in self._repository.resolver.document(row).summary:

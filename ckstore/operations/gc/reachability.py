@@ -27,7 +27,7 @@ class PackContents:
     Attributes
     ----------
     name, kind, bytes
-        File name, `coarse` or `exact`, size.
+        File name; `coarse`, `exact` or `raw`; size.
     number, created, is_rebase
         Of the commit that it was written for, as its manifest says.
     sizes
@@ -119,7 +119,7 @@ def survey(repository: Repository, uncommitted: Sequence[ScannedPack] = ()) -> S
     for row in {row.run: row for row in rows}.values():
         _need_origins(repository, row, graph, needs)
     for name, (slots, kind) in graph.placed.items():
-        needed = needs.lattices if kind == "coarse" else needs.contents
+        needed = needs.contents if kind == "exact" else needs.lattices
         contents[name].slots = {slot for slot, number in slots.items() if number in needed}
     return Survey(
         contents,
@@ -144,7 +144,7 @@ class _Graph:
             record = records[slot] if slot < len(records) else {}
             if not record or key(record["id"]) != number:
                 raise IntegrityError(f"Pack {pack} has no record {slot}; run `ckstore recover`.")
-            if kind == "coarse":
+            if kind != "exact":
                 self.bases[number] = _key(record["base"])
                 if record.get("origin") is not None:
                     self.origins[number] = key(record["origin"])
@@ -168,7 +168,10 @@ class _Needs:
     def lattice(self, number: int | None) -> None:
         while number is not None and number not in self.lattices:
             if number not in self._graph.bases:
-                raise _LostError
+                if number not in self._graph.layers:
+                    raise _LostError
+                self.content(number)  # It was stored raw once.
+                return
             self.lattices.add(number)
             number = self._graph.bases[number]
 
@@ -196,7 +199,7 @@ def _read_packs(repository: Repository, graph: _Graph) -> dict[str, PackContents
         try:
             size = repository.packs.size(pack.name)
             found[pack.name] = _contents(pack.name, pack.kind, size, document, manifest.blobs)
-            placed = lattices if pack.kind == "coarse" else layers
+            placed = layers if pack.kind == "exact" else lattices
             graph.add(pack.name, pack.kind, placed.get(pack.name, {}), document["records"])
         except IntegrityError:
             raise

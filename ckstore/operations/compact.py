@@ -1,0 +1,212 @@
+"""Compact: encodes what was stored raw, against the version before, and frees the raw packs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from ckstore.codecs.lattice import Bits
+from ckstore.encoding.writer import ObjectWriter
+from ckstore.errors import ConflictError
+from ckstore.formats.skeleton import fill_crcs
+from ckstore.objects.documents import HotFacts
+from ckstore.objects.resolver import Manifest
+from ckstore.objects.units import Unit
+from ckstore.operations.commit import Change, RawPacks
+from ckstore.operations.describe import describe
+from ckstore.operations.naming import policy_of
+from ckstore.operations.request import Request
+from ckstore.operations.storing import store_objects
+from ckstore.policy import Policy
+from ckstore.reading.stored_version import StoredVersion
+from ckstore.reading.values import StoredValues
+from ckstore.scanning.scanned import ScannedFile, ScannedVersion
+from ckstore.storage.catalog import VersionRow, key
+from ckstore.storage.pack import PackWriter
+
+if TYPE_CHECKING:
+    from ckstore.repository import Repository
+
+Progress = Callable[[int], None]
+
+
+@dataclass(slots=True)
+class CompactReport:
+    """What a compaction did: numbers of the versions, their bytes in the store before and after."""
+
+    versions: list[int] = field(default_factory=list)
+    before: int = 0
+    after: int = 0
+
+
+def due(repository: Repository, run: str | None = None, *, keep: int | None = None) -> list[VersionRow]:
+    """The hot versions that are to be compacted, in the order in which that is done.
+
+    Parameters
+    ----------
+    run
+        Of this run; by default of all.
+    keep
+        How many of a run's latest versions stay as they are; by default what its policy says.
+    """
+    catalog = repository.catalog
+    found = []
+    for name in [run] if run is not None else [known.name for known in catalog.runs()]:
+        found += catalog.hot_versions(name, policy_of(catalog, name).hot if keep is None else keep)
+    return sorted(found, key=lambda row: row.number)
+
+
+def compact(repository: Repository, rows: Sequence[VersionRow], *, progress: Progress | None = None) -> CompactReport:
+    """Encode hot versions, each in a commit of its own; versions that they follow come first, where these are hot.
+
+    Values, content ids and the version's id stay. Killed at any moment it leaves the version hot, or compacted.
+
+    Parameters
+    ----------
+    progress
+        Called with numbers of bytes that were encoded.
+    """
+    report = CompactReport()
+    for row in rows:
+        for before in _lineage(repository, row.number):
+            try:
+                after = _compact(repository, before, progress)
+            except ConflictError:
+                if repository.catalog.version(before.number).hot:
+                    raise
+                continue  # Another process was first.
+            report.versions.append(before.number)
+            report.before += before.stored_bytes
+            report.after += after.stored_bytes
+    return report
+
+
+def compacted(repository: Repository, row: VersionRow) -> VersionRow:
+    """The row of a version once it is compacted, with those that it follows: something will be stored against it."""
+    if not row.hot:
+        return row
+    compact(repository, [row])
+    return repository.catalog.version(row.number)
+
+
+def _lineage(repository: Repository, number: int | None) -> list[VersionRow]:
+    """A version and those that it follows, as long as they are hot, the first one first."""
+    found: list[VersionRow] = []
+    while number is not None and (row := repository.catalog.version(number)).hot:
+        found.insert(0, row)
+        number = row.parent
+    return found
+
+
+def _compact(repository: Repository, row: VersionRow, progress: Progress | None) -> VersionRow:
+    catalog = repository.catalog
+    with catalog.lease(f"compact {row.number}"):
+        stored = StoredVersion(repository, row)
+        before = stored.document
+        assert before.hot is not None
+        scanned = _scanned_again(stored)
+        request = _request(repository, row, before.hot)
+        with PackWriter(repository.path, "coarse") as coarse, PackWriter(repository.path, "exact") as exact:
+            writer = ObjectWriter(coarse, exact)
+            objects = store_objects(writer, repository.reader, repository.resolver, scanned, request, progress)
+            with Change(repository, writer) as change:
+                change.foresee()
+                document, blobs = describe(
+                    repository, row.number, scanned, request, [objects[content] for content in scanned.contents]
+                )
+                document = replace(document, created=before.created, facts=before.facts, replaces=before.replaces)
+                change.finish(document, blobs, again=True)
+                change.commit(
+                    {"change": "compact", "version": row.number},
+                    frees=_raw_packs(stored, is_coarse=document.coarse is not None),
+                )
+    return catalog.version(row.number)
+
+
+def _request(repository: Repository, row: VersionRow, hot: HotFacts) -> Request:
+    """What was asked for when the version was ingested."""
+    return Request(
+        run=row.run,
+        step=row.step,
+        parent=None if row.parent is None else repository.catalog.version(row.parent),
+        metrics=row.metrics,
+        source=row.source or "",
+        policy=Policy.from_text(hot.policy),
+        budget=hot.budget,
+    )
+
+
+def _raw_packs(version: StoredVersion, *, is_coarse: bool) -> RawPacks:
+    """The packs that hold nothing but this version; the raw objects of one that becomes coarse are nowhere else."""
+    resolver = version.repository.resolver
+    commit = _commit(resolver.manifest(version.row.pack))
+    own = [resolver.manifest(name) for name in version.repository.catalog.raw_packs()]
+    own = [manifest for manifest in own if _commit(manifest) == commit]
+    keys = [key(record["id"]) for manifest in own for record in manifest.document["records"]]
+    needed: set[str] = set()
+    if is_coarse:
+        for row in version.repository.catalog.versions():
+            if row.hot and row.number != version.row.number:
+                needed |= {lattice for lattice, _ in resolver.document(row).objects}
+    return RawPacks([*(manifest.pack for manifest in own), version.row.pack], keys, {*map(key, needed)})
+
+
+def _commit(manifest: Manifest) -> tuple[int, str]:
+    """Of which commit a pack is."""
+    return manifest.document["number"], manifest.document["created"]
+
+
+class _StoredFile:
+    """The source of a file that is stored already: nothing is read of it, and it cannot change."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def pread(self, offset: int, length: int) -> bytes:
+        raise NotImplementedError
+
+    def read_into(self, offset: int, target: memoryview) -> None:
+        raise NotImplementedError
+
+    def check_unchanged(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass(slots=True, kw_only=True)
+class _HotVersion(ScannedVersion):
+    """A hot version, as if it had just been scanned."""
+
+    values: StoredValues
+
+    def read(self, unit: Unit, first: int, last: int) -> Bits:
+        """Bits of the elements from `first` to before `last` of a unit."""
+        return self.values.read(unit, first, last)
+
+    def check(self, unit: Unit, bits: Bits) -> None:
+        """Nothing: what is read was compared with its checksums."""
+
+
+def _scanned_again(stored: StoredVersion) -> ScannedVersion:
+    document, layout = stored.document, stored.layout
+    files = [
+        ScannedFile(
+            entry.path, _StoredFile(entry.size), cut, entry.mode, entry.mtime_ns, entry.sha256,
+            fill_crcs(stored.skeleton(number), cut, [0] * len(cut.checked)), stored.crcs(number),
+        )
+        for number, (entry, cut) in enumerate(zip(document.files, layout.files, strict=True))
+    ]  # fmt: skip
+    return _HotVersion(
+        files=files,
+        links=list(document.links),
+        directories=list(document.directories),
+        is_directory=document.is_directory,
+        units=layout.units,
+        contents=[content or "" for _, content in document.objects],
+        is_hashed=True,
+        step=document.step,
+        values=StoredValues(stored),
+    )

@@ -1,0 +1,299 @@
+"""Hot versions: written as they are, restored like any other, and encoded later to what an ingest at once makes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import zarr
+
+import ckstore
+from ckstore.errors import IntegrityError, UsageError
+from ckstore.objects import units
+from ckstore.operations.compact import due
+from ckstore.operations.recover import recover
+from ckstore.policy import Policy
+from tests.checkpoints import draw, scratch
+
+STEPS = 4
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    with scratch() as path:
+        yield path
+
+
+def state(step: int) -> dict[str, Any]:
+    """Weights that move, moments, short floats, tied and frozen weights, a bundle of small tensors, plain values."""
+    weight = draw(700, 512)
+    for number in range(1, step + 1):
+        weight = weight + draw(700, 512, seed=number, scale=1e-3)
+    model = {
+        "weight": weight, "tied": weight, "half": weight[:300].bfloat16(), "frozen": draw(300, 512, seed=99),
+        "bias": torch.ones(7) * step, "mask": torch.arange(5) > step,
+    }  # fmt: skip
+    return {"model": model, "optimizer": {0: {"exp_avg": draw(700, 512, seed=80 + step, scale=1e-4)}}, "step": step}
+
+
+def files(directory: Path, count: int = STEPS) -> list[Path]:
+    paths = []
+    for step in range(count):
+        paths.append(directory / f"step{step}.pt")
+        torch.save(state(step), paths[-1])
+    return paths
+
+
+def raw_packs(store: ckstore.Store) -> list[Path]:
+    return sorted((store.path / "packs").glob("*.raw.zip"))
+
+
+def check(store: ckstore.Store, paths: list[Path], run: str = "r") -> None:
+    """Everything comes back, nothing is wrong, and the catalog is what `recover` would make."""
+    assert store.verify().problems == []
+    for step, path in enumerate(paths):
+        target = store.path.parent / "restored"
+        store[f"{run}@{step}"].checkout(target)
+        assert target.read_bytes() == path.read_bytes()
+        target.unlink()
+
+
+def without_hot(row: Any) -> Any:
+    return replace(row, hot=False, pack="", manifest_offset=0, manifest_length=0, created="", uid="")
+
+
+def test_a_hot_version_is_whole_at_once(directory: Path) -> None:
+    paths = files(directory)
+    with ckstore.init(directory / "store") as store:
+        for step, path in enumerate(paths):
+            row = store.ingest(path, run="r", step=step, hot=STEPS).version
+            assert (row.hot, row.fidelity, row.depth, row.base) == (True, "exact", 0, True)
+            assert row.stored_bytes == pytest.approx(path.stat().st_size, rel=0.02)
+        check(store, paths)
+        version = store["r@2"]
+        np.testing.assert_array_equal(version["model/weight"][3:5, 7], state(2)["model"]["weight"][3:5, 7].numpy())
+        loaded = version.state_dict()
+        assert loaded["model"]["tied"].data_ptr() == loaded["model"]["weight"].data_ptr()
+        assert store.gc(grace=0).removed == 0
+    assert recover(directory / "store").problems == []
+    with ckstore.open(directory / "store") as store:
+        assert [row.hot for row in store.versions()] == [True] * STEPS
+        check(store, paths)
+
+
+def test_plain_zarr_shows_raw_values(directory: Path) -> None:
+    with ckstore.init(directory / "store") as store:
+        store.ingest(state(1), run="r", step=1, hot=1)
+        [pack] = raw_packs(store)
+        shown = zarr.open_group(zarr.storage.ZipStore(pack, mode="r"), mode="r")
+        arrays = [np.asarray(array[:]) for name, array in shown.arrays() if name != "manifest"]
+    weight = state(1)["model"]["weight"].numpy().ravel()
+    assert any(array.dtype == np.float32 and np.array_equal(array, weight) for array in arrays)
+
+
+def test_raw_arrays_can_be_mapped(directory: Path) -> None:
+    with ckstore.init(directory / "store") as store:
+        document = store[store.ingest(state(1), hot=1).version.number].document
+        for lattice, _ in document.objects:
+            record = store.resolver.lattice(lattice)
+            assert record.is_raw
+            assert record.offset % 64 == 0
+
+
+def test_compaction_makes_what_an_ingest_at_once_makes(directory: Path) -> None:
+    paths = files(directory)
+    with ckstore.init(directory / "store") as store, ckstore.init(directory / "cold") as cold:
+        for step, path in enumerate(paths):
+            store.ingest(path, run="r", step=step, hot=STEPS, metrics={"loss": step})
+            cold.ingest(path, run="r", step=step, hot=0, metrics={"loss": step})
+        store.tag("r@1", "best")
+        before = store.versions()
+        report = store.compact()
+        assert report.versions == [row.number for row in before]
+        after = store.versions()
+        assert [row.uid for row in after] == [row.uid for row in before]
+        assert [row.created for row in after] == [row.created for row in before]
+        assert raw_packs(store) == []
+        assert not any(row.hot for row in after)
+        for row, other in zip(after, cold.versions(), strict=True):
+            assert row.stored_bytes == pytest.approx(other.stored_bytes, abs=64)
+            assert without_hot(replace(row, stored_bytes=0)) == without_hot(replace(other, stored_bytes=0))
+            assert store.resolver.document(row).objects == cold.resolver.document(other).objects
+        assert len(list((store.path / "packs").iterdir())) == len(list((cold.path / "packs").iterdir()))
+        assert store.catalog.tags() == {"best": 2}
+        check(store, paths)
+        assert store.gc(grace=0).bytes == 0
+        assert store.compact().versions == []
+    assert recover(directory / "store").problems == []
+    with ckstore.open(directory / "store") as store:
+        # Costs are those of the model; a recovery takes them anew.
+        assert [replace(row, cost=0.0) for row in store.versions()] == [replace(row, cost=0.0) for row in after]
+        check(store, paths)
+
+
+def test_the_latest_stays_hot_and_the_others_are_compacted_behind(directory: Path) -> None:
+    paths = files(directory)
+    with ckstore.init(directory / "store") as store:
+        for step, path in enumerate(paths):
+            store.ingest(path, run="r", step=step, hot=1)
+        deadline = time.monotonic() + 60
+        while due(store.repository, "r", keep=1) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert [row.hot for row in store.versions()] == [False] * (STEPS - 1) + [True]
+        assert len(raw_packs(store)) == 1
+        check(store, paths)
+
+
+def test_a_script_that_opens_the_store_each_time_does_not_pile_up_raw_packs(directory: Path) -> None:
+    for step, path in enumerate(files(directory, 6)):
+        with ckstore.open(directory / "store", create=True) as store:
+            store.ingest(path, run="r", step=step, hot=1)
+            assert len(raw_packs(store)) <= 3
+
+
+def test_what_did_not_change_is_not_written_again(directory: Path) -> None:
+    with ckstore.init(directory / "store") as store:
+        store.ingest(state(0), run="r", step=0, hot=0)
+        row = store.ingest({**state(0), "step": 1}, run="r", step=1, hot=1).version
+        assert row.stored_bytes < 20_000
+        assert store[row.number].document.objects == store["r@0"].document.objects
+
+
+def test_versions_that_share_raw_objects(directory: Path) -> None:
+    """Forks hold the same objects raw; whichever is compacted first, the other one stays whole."""
+    for fidelity in ("exact", "coarse"):
+        for order in ([1, 2, 3], [2, 1, 3], [3, 2, 1]):
+            path = directory / f"{fidelity}{''.join(map(str, order))}"
+            with ckstore.init(path) as store:
+                for number, run in enumerate(("a", "b", "c")):
+                    store.ingest({**state(1), "step": number}, run=run, step=1, hot=1, fidelity=fidelity)
+                for number in order:
+                    store.compact([number])
+                    assert store.verify().problems == []
+                    for other in store.versions():
+                        if other.hot:
+                            loaded = store[other.number].state_dict()["model"]["weight"]
+                            assert torch.equal(loaded, state(1)["model"]["weight"])
+                store.gc(grace=0)
+                assert raw_packs(store) == []
+                assert store.verify().problems == []
+
+
+def test_a_hot_version_under_a_coarse_policy_becomes_coarse(directory: Path) -> None:
+    with ckstore.init(directory / "store") as store, ckstore.init(directory / "cold") as cold:
+        store.set_policy(Policy("coarse", hot=1), "r")
+        for step in range(3):
+            row = store.ingest(state(step), run="r", step=step).version
+            assert (row.hot, row.fidelity) == (True, "exact")
+            cold.ingest(state(step), run="r", step=step, fidelity="coarse")
+        store.compact()
+        assert [row.fidelity for row in store.versions()] == ["coarse"] * 3
+        assert raw_packs(store) == []
+        for step in range(3):
+            mine, other = store[f"r@{step}"], cold[f"r@{step}"]
+            assert [item.relative for item in mine.deviations().values()] == pytest.approx(
+                [item.relative for item in other.deviations().values()], rel=1e-6
+            )
+        assert store.verify().problems == []
+    assert recover(directory / "store").problems == []
+
+
+def test_a_version_that_follows_a_hot_one_compacts_it_first(directory: Path) -> None:
+    paths = files(directory, 3)
+    with ckstore.init(directory / "store") as store:
+        store.ingest(paths[0], run="r", step=0, hot=2)
+        store.ingest(paths[1], run="r", step=1, hot=2)
+        row = store.ingest(paths[2], run="r", step=2, hot=0).version
+        assert (row.depth, [other.hot for other in store.versions()]) == (2, [False] * 3)
+        check(store, paths)
+
+
+def test_thinning_forgetting_and_freeing_hot_versions(directory: Path) -> None:
+    paths = files(directory)
+    with ckstore.init(directory / "store") as store:
+        for step, path in enumerate(paths):
+            store.ingest(path, run="r", step=step, hot=STEPS)
+        assert [item.version.number for item in store.thin([2], dry_run=True).versions] == [2]
+        store.thin([2])
+        assert [row.fidelity for row in store.versions()] == ["exact", "coarse", "exact", "exact"]
+        assert [row.hot for row in store.versions()] == [False, False, True, True]
+        assert store.rebase(budget=1.0).versions is not None
+        store.forget([3])
+        store.gc(grace=0)
+        assert len(raw_packs(store)) == 1
+        assert store.verify().problems == []
+        store.compact()
+        assert store.verify().problems == []
+        store["r@3"].checkout(directory / "out.pt")
+        assert (directory / "out.pt").read_bytes() == paths[3].read_bytes()
+
+
+def test_a_flipped_bit_of_a_raw_object_is_found(directory: Path) -> None:
+    with ckstore.init(directory / "store") as store:
+        store.ingest(state(1), run="r", step=1, hot=1)
+        [pack] = raw_packs(store)
+        data = bytearray(pack.read_bytes())
+        data[len(data) // 2] ^= 4
+        pack.write_bytes(data)
+        assert any("not what its name says" in problem for problem in store.verify().problems)
+        with pytest.raises(IntegrityError):
+            store["r@1"].state_dict()
+        with pytest.raises(IntegrityError):
+            store.compact()
+        assert [row.hot for row in store.versions()] == [True]
+
+
+def test_a_setting_that_makes_no_sense() -> None:
+    with pytest.raises(UsageError, match="hot versions"):
+        Policy(hot=-1)
+
+
+_KILLED = """
+import sys, ckstore
+with ckstore.open(sys.argv[1]) as store:
+    print("begun", flush=True)
+    store.compact()
+"""
+
+
+@pytest.mark.parametrize("turn", range(4))
+def test_killed_while_compacting(directory: Path, turn: int) -> None:
+    paths = files(directory)
+    with ckstore.init(directory / "store") as store:
+        for step, path in enumerate(paths):
+            store.ingest(path, run="r", step=step, hot=STEPS)
+    began = time.monotonic()
+    child = subprocess.Popen([sys.executable, "-c", _KILLED, str(directory / "store")], stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    child.stdout.readline()
+    time.sleep((time.monotonic() - began) * 0.5 * turn / 4)
+    os.kill(child.pid, signal.SIGKILL)
+    child.wait()
+    child.stdout.close()
+    with ckstore.open(directory / "store") as store:
+        check(store, paths)
+        store.compact()
+        check(store, paths)
+        assert [row.hot for row in store.versions()] == [False] * STEPS
+
+
+def test_a_store_of_many_small_objects(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(units, "SMALL", 100)
+    with ckstore.init(directory / "store") as store:
+        for step in range(3):
+            store.ingest({f"{name}": draw(20, 30, seed=name + step) for name in range(50)}, run="r", step=step, hot=3)
+        store.compact()
+        assert store.verify().problems == []
+        for step in range(3):
+            loaded = store[f"r@{step}"].state_dict()
+            assert all(torch.equal(loaded[f"{name}"], draw(20, 30, seed=name + step)) for name in range(50))
