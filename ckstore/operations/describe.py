@@ -83,6 +83,7 @@ def describe(
         summary=_summary(repository, scanned, objects),
         replaces=None if standing is None else standing.number,
     )  # fmt: skip
+    document.check()
     return document, blobs.packed
 
 
