@@ -18,7 +18,7 @@ from ckstore.storage.catalog import VersionRow
 if TYPE_CHECKING:
     import zarr
 
-    from ckstore.formats.layout import Tensor
+    from ckstore.formats.layout import FileLayout, Tensor
     from ckstore.tensor import LazyTensor
 
 
@@ -129,7 +129,7 @@ class Version:
         A version of one file gives what `torch.load` would: parameters, conj and neg views and `requires_grad` with it.
         Objects of well-known types of the standard library, NumPy and torch are made again, others come as
         `ckstore.formats.Unknown`; tensors of other subclasses come as plain ones, without attributes of their own. A
-        directory gives a dict by file, for the files of kinds that hold tensors.
+        directory gives a dict by file, for the files of kinds that hold tensors, but npz and npy files without any.
 
         Parameters
         ----------
@@ -149,7 +149,7 @@ class Version:
         return {
             entry.path: build(self.stored, number, allow)
             for number, entry in enumerate(self.document.files)
-            if self.layout.files[number].kind != "opaque"
+            if _has_values(self.layout.files[number])
         }
 
     def checkout(
@@ -207,3 +207,8 @@ class Version:
         from ckstore.reading.export import export
 
         return export(self.stored, place, form, include, exclude, strip=strip, force=force, progress=progress)
+
+
+def _has_values(layout: FileLayout) -> bool:
+    """Whether a file has a tree; npz and npy files whose arrays are bytes here have none."""
+    return bool(layout.tensors) or layout.kind not in ("opaque", "npy", "npz")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import subprocess
@@ -19,6 +20,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 import ckstore
+from ckstore.formats.layout import FileLayout
+from ckstore.objects.documents import LayoutDocument
 from ckstore.objects.records import ContentRecord
 from ckstore.operations.recover import recover
 from ckstore.repository import Repository
@@ -337,6 +340,85 @@ def test_safetensors(directory: Path) -> None:
         weight = weight + 1e-3 * torch.randn_like(weight)
     store = ckstore.init(directory / "store")
     check_all(store, ingest_all(store, paths), directory)
+
+
+def npy(shape: tuple[int, ...], order: bool = False) -> bytes:
+    """An npy file of an array without elements."""
+    header = f"{{'descr': '<f4', 'fortran_order': {order}, 'shape': {shape}, }}\n".encode()
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
+
+
+def safetensors(shape: tuple[int, ...]) -> bytes:
+    """A safetensors file of a tensor without elements and one of two."""
+    header = json.dumps(
+        {
+            "a": {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]},
+            "b": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]},
+        }
+    ).encode()
+    return len(header).to_bytes(8, "little") + header + bytes(8)
+
+
+def torch_bytes(state: Any) -> bytes:
+    stream = io.BytesIO()
+    torch.save(state, stream)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        npy((0, 10**17)),
+        npy((10**17, 0), True),
+        npy((0, 10**17, 10**17)),
+        safetensors((0, 1 << 50)),
+        torch_bytes({"w": torch.empty((0, 1 << 50))}),
+        torch_bytes({"w": torch.arange(3.0).as_strided((1,), (1 << 60,))}),
+    ],
+    ids=["npy", "npy, turned", "npy, no strides", "safetensors", "torch", "torch, one element"],
+)
+def test_sizes_and_strides_that_place_nothing(directory: Path, data: bytes) -> None:
+    path = directory / "file"
+    path.write_bytes(data)
+    store = ckstore.init(directory / "store")
+    check_all(store, ingest_all(store, [path]), directory)
+
+
+def test_a_shape_whose_strides_no_integer_holds(directory: Path) -> None:
+    path = directory / "file.safetensors"
+    path.write_bytes(safetensors((0, 1 << 40, 1 << 40)))
+    store = ckstore.init(directory / "store")
+    with pytest.raises(ckstore.InputError, match="absurd shape"):
+        store.ingest(path)
+    number = store.ingest(path, force=True).version.number
+    check_all(store, {number: sha256(path)}, directory)
+
+
+@pytest.mark.parametrize("character", [b"\xff", b"\0"])
+def test_archives_with_names_that_are_no_text(directory: Path, character: bytes) -> None:
+    paths = [directory / "model.pt", directory / "a.npz"]
+    torch.save({"w": torch.arange(10.0)}, paths[0])
+    np.savez(paths[1], aaaa=np.arange(10.0))
+    for path, name in zip(paths, (b"model/", b"aaaa.npy"), strict=True):
+        path.write_bytes(path.read_bytes().replace(name, character + name[1:]))
+    store = ckstore.init(directory / "store")
+    check_all(store, ingest_all(store, paths), directory)
+
+
+def test_a_file_of_the_far_future(directory: Path) -> None:
+    path = directory / "a.pt"
+    torch.save({"w": torch.arange(10.0)}, path)
+    os.utime(path, (10**10 + 1, 10**10 + 1))  # The year 2286: 64 bits of nanoseconds end in 2262.
+    store = ckstore.init(directory / "store")
+    check_all(store, ingest_all(store, [path]), directory)
+    store["main"].checkout(directory / "out")
+    assert (directory / "out").stat().st_mtime_ns == path.stat().st_mtime_ns
+
+
+def test_what_could_not_be_read_again_is_not_stored() -> None:
+    layout = LayoutDocument([FileLayout("opaque", 1 << 48)], [])
+    with pytest.raises(ckstore.InputError, match="tar archive"):
+        layout.encode()
 
 
 def test_directories(directory: Path) -> None:

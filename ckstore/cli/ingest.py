@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ckstore.cli.options import policy_options
-from ckstore.cli.output import json_option, name_of, print_json, print_table, ratio_text, size_text, version_object
+from ckstore.cli.output import (
+    counted,
+    json_option,
+    name_of,
+    print_json,
+    print_table,
+    ratio_text,
+    size_text,
+    version_object,
+)
 from ckstore.cli.progress import progress_bar
 from ckstore.cli.verb import RunName, TagName, VersionName, open_store, verb, version_of
 from ckstore.errors import CkstoreError, ConflictError, InputError, PartialError, UsageError
@@ -351,7 +360,7 @@ def _proposed(paths: tuple[Path, ...], plan_file: Path | None, *, recursive: boo
     if not recursive:
         assert plan_file is not None, "one of both is given"
         return read_plan(plan_file)
-    return [item for path in paths for item in propose(path, force=force)]
+    return propose(paths, force=force)
 
 
 def _show_proposed(proposed: list[Proposed], plan_file: Path | None, *, as_json: bool) -> None:
@@ -374,33 +383,46 @@ def _store_folder(
     from ckstore.scanning.source import tree_size
 
     chosen = [item for item in proposed if item.run]
+    _check_runs(store, {item.run for item in chosen}, options, delete)
     sizes = sum(tree_size(item.path) for item in chosen if item.path.exists())
     done: list[_Done] = []
     failed: list[_Failed] = []
     begun: set[str] = {row.name for row in store.catalog.runs()}
-    with progress_bar("folder", (3 if options["verify"] else 2) * sizes, shown=not as_json) as bar:
-        for item in chosen:
-            parent = None if item.run in begun else _AUTO
-            said = {**options, "run": item.run, "step": item.step, "parent": parent}
-            outcome = _ingest(store, item.path, said, delete, shown=False, bar=bar)
-            if isinstance(outcome, _Failed):
-                failed.append(outcome)
-            else:
-                begun.add(item.run)
-                done.append(outcome)
-            if not as_json:
-                click.echo(_line(outcome) if isinstance(outcome, _Done) else f"{item.path} -> {outcome.message}")
-    if as_json:
-        print_json([*(_object(store, item) for item in done), *(_failure(item) for item in failed)])
-        left = []
-    else:
-        left = [item for item in proposed if not item.run]
-    for item in left:
-        click.echo(f"{item.path} left out: {item.note}")
-    if done and not as_json:
-        click.echo(_summary(done))
+    try:
+        with progress_bar("folder", (3 if options["verify"] else 2) * sizes, shown=not as_json) as bar:
+            for item in chosen:
+                parent = None if item.run in begun else _AUTO
+                said = {**options, "run": item.run, "step": item.step, "parent": parent}
+                outcome = _ingest(store, item.path, said, delete, shown=False, bar=bar)
+                if isinstance(outcome, _Failed):
+                    failed.append(outcome)
+                else:
+                    begun.add(item.run)
+                    done.append(outcome)
+                if not as_json:
+                    click.echo(_line(outcome) if isinstance(outcome, _Done) else f"{item.path} -> {outcome.message}")
+        if not as_json:
+            for item in proposed:
+                if not item.run:
+                    click.echo(f"{item.path} left out: {item.note}")
+    finally:
+        if as_json:
+            print_json([*(_object(store, item) for item in done), *(_failure(item) for item in failed)])
+        elif done:
+            click.echo(_summary(done))
     if failed:
         _finish(ctx, len(chosen), failed)
+
+
+def _check_runs(store: Store, runs: set[str], options: dict[str, Any], delete: bool) -> None:
+    """Raise `UsageError`, before anything is stored, for a run that nothing can be stored in as it was asked for."""
+    from ckstore.operations.naming import check_run, check_run_is_no_tag
+
+    for run in sorted(runs):
+        check_run(run)
+        check_run_is_no_tag(store.catalog, run)
+        if delete and options["fidelity"] is None and store.policy(run).is_coarse:
+            raise UsageError(f"{_NOT_REMOVED} Add --fidelity exact: the policy is coarse.")
 
 
 def _ingest(
@@ -469,7 +491,9 @@ def _summary(done: list[_Done]) -> str:
     original = sum(item.version.row.original_bytes for item in done)
     stored = sum(item.version.row.stored_bytes for item in fresh)
     unchanged = f" ({len(done) - len(fresh)} unchanged)" if len(fresh) < len(done) else ""
-    return f"{len(done)} versions{unchanged}  {_amounts(original, stored, sum(item.seconds for item in done))}"
+    return (
+        f"{counted(len(done), 'version')}{unchanged}  {_amounts(original, stored, sum(item.seconds for item in done))}"
+    )
 
 
 def _amounts(original: int, stored: int, seconds: float) -> str:

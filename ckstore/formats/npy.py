@@ -168,6 +168,8 @@ def _read_array(source: Source, start: int, stop: int, name: str) -> _Array | _B
     array = _Array(begin, _DTYPES[descr], shape, fortran)
     if array.stop > stop:
         raise InputError(f"{name} ends within its array")
+    if prod(max(size, 1) for size in shape) >> 63:  # Without elements, with strides of more than 64 bits.
+        return _Bytes(begin, "an absurd shape")
     return array if array.stop == stop else _Bytes(begin, "more than one array")
 
 

@@ -116,6 +116,8 @@ def _describe(name: str, value: Any) -> tuple[str, tuple[int, ...], int, int]:
     kind, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
     if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2 or len(shape) > _MAX_RANK:
         raise InputError(f"the header gives {name!r} an impossible shape or offsets")
+    if prod(max(size, 1) for size in shape) >> 63:
+        raise InputError(f"the header gives {name!r} an absurd shape")
     begin, end = offsets
     if type(kind) is not str or (kind not in DTYPES and kind not in _PACKED_BITS):
         raise InputError(f"the header gives {name!r} an unknown dtype")

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from ckstore.codecs.lattice import PARTS
 from ckstore.dtypes import ITEM_SIZES
-from ckstore.errors import IntegrityError, UsageError
+from ckstore.errors import InputError, IntegrityError, UsageError
 from ckstore.formats.directory import is_relative
 from ckstore.formats.layout import KINDS, MARKS, MOST_AXES, Checked, Extent, FileLayout, Tensor
 from ckstore.formats.paths import path_to_text, text_to_path
@@ -26,6 +26,7 @@ from ckstore.storage.schema import (
     ID,
     LOWEST,
     TIME,
+    Schema,
     anything,
     both,
     by,
@@ -274,6 +275,10 @@ class VersionDocument:
             files=tuple(replace(file, skeleton=file.skeleton.with_packs(names)) for file in self.files),
         )
 
+    def check(self) -> None:
+        """Raise `InputError` for what `from_json` would refuse."""
+        _require(VERSION, self.to_json())
+
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""
         return {
@@ -331,7 +336,7 @@ class LayoutDocument:
     units: list[Unit]
 
     def encode(self) -> bytes:
-        """As JSON."""
+        """As JSON; raises `InputError` for what `decode` would refuse."""
         files = [
             {
                 "kind": layout.kind,
@@ -343,12 +348,13 @@ class LayoutDocument:
                     [path_to_text(t.path), t.dtype, t.shape, t.strides, t.extent, t.offset, *t.marks]
                     for t in layout.tensors
                 ],
-                "checked": [[item.name, item.start, item.stop, item.positions] for item in layout.checked],
+                "checked": [[_as_text(item.name), item.start, item.stop, item.positions] for item in layout.checked],
             }
             for layout in self.files
         ]
-        units = [unit.to_json() for unit in self.units]
-        return json.dumps({"files": files, "units": units}, separators=(",", ":")).encode()
+        document = {"files": files, "units": [unit.to_json() for unit in self.units]}
+        _require(LAYOUT, document)
+        return json.dumps(document, separators=(",", ":")).encode()
 
     @classmethod
     def decode(cls, data: bytes) -> LayoutDocument:
@@ -378,6 +384,21 @@ class LayoutDocument:
             for item in document["files"]
         ]
         return cls(files, [Unit.from_json(unit) for unit in document["units"]])
+
+
+def _as_text(name: str) -> str:
+    """A name in an archive, which may be any bytes, as text of the schema; it is there for messages alone."""
+    return name.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode()
+
+
+def _require(schema: Schema, document: Any) -> None:
+    """Raise `InputError` unless a document that is to be stored could be read again."""
+    try:
+        schema([document])
+    except ValueError as error:
+        raise InputError(
+            f"The checkpoint cannot be stored as it is ({error}); put it into a tar archive, and ingest that."
+        ) from error
 
 
 def _check_places(document: Mapping[str, Any]) -> None:
@@ -501,6 +522,8 @@ _PLAIN_BLOB = fields({"name": text(1, 255)}, {"pack": PACK_NAME})
 _BLOB = both(_PLAIN_BLOB, fields({}, {"against": _PLAIN_BLOB}))
 _MODE = whole(0, (1 << 32) - 1)
 _INTEGER = whole(LOWEST, HIGHEST)
+#: Nanoseconds of as many seconds as a file system may say.
+_NANOSECONDS = whole(LOWEST * 10**9, HIGHEST * 10**9 + 10**9 - 1)
 _ERROR = real(0)
 
 #: What a version document says; paths are looked at apart.
@@ -508,7 +531,7 @@ VERSION = fields(
     {
         "number": whole(1), "run": text(1), "step": optional(_INTEGER), "parent": optional(whole(1)), "created": TIME,
         "fidelity": one_of(*FIDELITIES), "directory": flag,
-        "files": rows(anything, whole(), hexadecimal(64), optional(_MODE), optional(_INTEGER), _BLOB),
+        "files": rows(anything, whole(), hexadecimal(64), optional(_MODE), optional(_NANOSECONDS), _BLOB),
         "links": rows(anything, anything), "directories": rows(anything, _MODE), "layout": _BLOB, "crcs": _BLOB,
         "objects": rows(ID, optional(ID)), "metrics": plain_object, "source": text(), "facts": plain_object,
         "summary": fields(
@@ -529,6 +552,8 @@ VERSION = fields(
 
 _DTYPE = one_of(*ITEM_SIZES)
 _SHAPE = items(whole(), last=MOST_AXES)
+#: Of tensors without elements, and along axes of one, sizes and strides may be any.
+_SIZES = items(whole(0, HIGHEST), last=MOST_AXES)
 
 #: What a layout document says.
 LAYOUT = fields(
@@ -538,7 +563,7 @@ LAYOUT = fields(
                 {
                     "kind": one_of(*KINDS), "size": whole(),
                     "extents": rows(whole(), _DTYPE, _SHAPE, text()),
-                    "tensors": rows(text(), _DTYPE, _SHAPE, _SHAPE, whole(-1), whole(), rest=one_of(*MARKS)),
+                    "tensors": rows(text(), _DTYPE, _SIZES, _SIZES, whole(-1), whole(), rest=one_of(*MARKS)),
                     "checked": rows(text(), whole(), whole(), items(whole())),
                 }
             )

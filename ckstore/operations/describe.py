@@ -89,6 +89,7 @@ def describe(
         replaces=None if standing is None else standing.number,
         hot=HotFacts(request.policy.to_text(), request.budget) if hot else None,
     )  # fmt: skip
+    document.check()
     return document, blobs.packed
 
 

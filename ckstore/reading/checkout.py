@@ -123,7 +123,9 @@ def chosen_entries(version: StoredVersion, include: Sequence[str] = (), exclude:
     while left:
         path = left.pop()
         aim = posixpath.normpath(posixpath.join(posixpath.dirname(path), links[path]))
-        found = {other for other in paths if other == aim or other.startswith(f"{aim}/")} - chosen
+        # What it leads through may be links, too.
+        through = {str(parent) for parent in PurePosixPath(aim).parents}.intersection(links)
+        found = {other for other in paths if other == aim or other.startswith(f"{aim}/") or other in through} - chosen
         left += [other for other in found if other in links]
         chosen |= found
     above = {str(parent) for path in chosen for parent in PurePosixPath(path).parents}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from ckstore.errors import InputError
 from ckstore.formats.facts import named_step
 from ckstore.scanning.source import open_directory, open_file
 from ckstore.scanning.steps import natural, plan_steps
+from ckstore.storage.names import LONGEST_NAME
 from ckstore.storage.root import is_store
 
 #: Files that stand beside the tensors of one checkpoint.
@@ -57,29 +58,33 @@ class _Input:
     names: frozenset[str]
 
 
-def propose(folder: Path, *, force: bool = False) -> list[Proposed]:
-    """Everything in a folder: what is stored by run and step, then what is not, by name.
+def propose(folders: Sequence[Path], *, force: bool = False) -> list[Proposed]:
+    """Everything in some folders: what is stored by run and step, then what is not, by name.
 
     Inputs of one directory whose names differ in numbers alone, and that hold tensors of mostly the same names, are a
     run, which is named after the directory, and after what the names have in common where several are in there.
 
     Parameters
     ----------
-    folder
-        A directory, with others below it. Stores and links to directories are left out.
+    folders
+        Directories, with others below them. Stores and links to directories are left out. Runs of several folders are
+        never one run.
     force
         As for the ingest: damaged files count as opaque bytes.
 
     Raises
     ------
     InputError
-        It is no directory.
+        One of them is no directory.
     """
-    if not folder.is_dir():
-        raise InputError(f"{folder} is no directory; leave --recursive out, or name one.")
+    for folder in folders:
+        if not folder.is_dir():
+            raise InputError(f"{folder} is no directory; leave --recursive out, or name one.")
     groups: dict[tuple[Path, str], list[list[_Input]]] = {}
     left: list[Proposed] = []
-    for path in _candidates(folder, force=force):
+    above: dict[Path, Path] = {}
+    for folder, path in _found(folders, left, force=force):
+        above.setdefault(path.parent, folder)
         try:
             found = _input(path, force=force)
         except (InputError, OSError) as error:
@@ -95,34 +100,58 @@ def propose(folder: Path, *, force: bool = False) -> list[Proposed]:
                 break
         else:
             alike.append([found])
-    return _named(folder, groups, force=force) + left
+    return _named(above, groups, force=force) + left
 
 
-def _candidates(directory: Path, *, force: bool) -> Iterator[Path]:
-    """Files and directories that may be a checkpoint each, by name."""
-    for entry in sorted(os.scandir(directory), key=lambda entry: natural(entry.name)):
+def _found(folders: Sequence[Path], left: list[Proposed], *, force: bool) -> Iterator[tuple[Path, Path]]:
+    """Each candidate once, after the folder that it is in."""
+    seen: set[Path] = set()
+    for folder in folders:
+        for path in _candidates(folder, left, force=force):
+            if path.absolute() not in seen:
+                seen.add(path.absolute())
+                yield folder, path
+
+
+def _candidates(directory: Path, left: list[Proposed], *, force: bool) -> Iterator[Path]:
+    """Files and directories that may be a checkpoint each, by name; what cannot be looked at goes to `left`."""
+    try:
+        entries = sorted(os.scandir(directory), key=lambda entry: natural(entry.name))
+    except OSError as error:
+        left.append(_unread(directory, error))
+        return
+    for entry in entries:
         path = Path(entry.path)
+        try:
+            is_file = entry.is_file()
+        except OSError as error:  # A link that leads to itself, or where nobody may look.
+            left.append(_unread(path, error))
+            continue
         if entry.is_dir(follow_symlinks=False):
             if is_store(path):
                 continue
             if _is_one(path, force=force):
                 yield path
             else:
-                yield from _candidates(path, force=force)
-        elif entry.is_file():
+                yield from _candidates(path, left, force=force)
+        elif is_file:
             yield path
+
+
+def _unread(path: Path, error: OSError) -> Proposed:
+    return Proposed(path, note=f"cannot be read ({error.strerror})")
 
 
 def _is_one(directory: Path, *, force: bool) -> bool:
     """Whether a directory is one checkpoint: its name tells a step, or something stands beside its tensors."""
-    inside = list(directory.iterdir())
-    files = [path.name for path in inside if path.is_file()]
-    marked = any(name in _BESIDE or name.endswith(".index.json") for name in files)
-    if not marked and (named_step(directory.name) is None or len(inside) < 2):
-        return False
     try:
+        inside = list(directory.iterdir())
+        files = [path.name for path in inside if path.is_file()]
+        marked = any(name in _BESIDE or name.endswith(".index.json") for name in files)
+        if not marked and (named_step(directory.name) is None or len(inside) < 2):
+            return False
         scanned = open_directory(directory, force=force)
-    except InputError:
+    except (InputError, OSError):
         return False
     scanned.close()
     return True
@@ -144,8 +173,10 @@ def _alike(one: _Input, other: _Input) -> bool:
     return len(one.names & other.names) >= _SAME * len(one.names | other.names)
 
 
-def _named(folder: Path, groups: dict[tuple[Path, str], list[list[_Input]]], *, force: bool) -> list[Proposed]:
-    """Groups with the names of their runs, and steps."""
+def _named(
+    above: dict[Path, Path], groups: dict[tuple[Path, str], list[list[_Input]]], *, force: bool
+) -> list[Proposed]:
+    """Groups with the names of their runs, and steps; `above` has the folder that each directory was found in."""
     several: dict[Path, int] = {}
     for (parent, _), alike in groups.items():
         several[parent] = several.get(parent, 0) + len(alike)
@@ -153,11 +184,11 @@ def _named(folder: Path, groups: dict[tuple[Path, str], list[list[_Input]]], *, 
     taken: set[str] = set()
     for (parent, template), alike in groups.items():
         for group in alike:
-            where = parent.relative_to(folder).as_posix()
-            name = folder.resolve().name if where == "." else where
+            where = parent.relative_to(above[parent]).as_posix()
+            name = parent.resolve().name if where == "." else where
             if several[parent] > 1:
                 name = f"{name}/{_common(template)}"
-            name = _free(name.replace("@", "-").strip(), taken)
+            name = _free(_run_name(name), taken)
             planned = plan_steps([found.path for found in group], force=force)
             proposed += [Proposed(item.path, name, item.step) for item in planned]
     first: dict[tuple[str, int | None], Proposed] = {}
@@ -170,6 +201,12 @@ def _common(template: str) -> str:
     """What names have in common, without numbers, endings and words for steps."""
     words = _STEP_WORDS.sub(" ", re.sub(r"[#_=]+", " ", _ENDINGS.sub("", template)))
     return "-".join(part for part in re.split(r"[^A-Za-z0-9]+", words) if part) or "checkpoints"
+
+
+def _run_name(text: str) -> str:
+    """What may name a run: of a text that is too long, its end, with room for a number."""
+    plain = "".join(one if one.isprintable() and one != "@" else "-" for one in text)
+    return plain.encode()[8 - LONGEST_NAME :].decode(errors="ignore").strip()
 
 
 def _free(name: str, taken: set[str]) -> str:

@@ -79,7 +79,7 @@ def steps_of_names(names: Sequence[str]) -> list[int | None]:
     numbers = list(zip(*(part[1::2] for part in parts), strict=True))
     for column in reversed(numbers):
         steps = [int(number) for number in column]
-        if len(set(steps)) == len(names):
+        if len(set(steps)) == len(names) and max(steps) < 1 << 63:
             return list(steps)
     return alone
 

@@ -32,8 +32,8 @@ from ckstore.storage.zip_records import (
 
 _ABSENT = 2**64 - 1
 _TAIL = 1024
-#: Bytes of the metadata of an array.
-_LARGEST_METADATA = 1 << 16
+#: Bytes of the metadata of an array: exponents of millions of rows are in it.
+_LARGEST_METADATA = 1 << 24
 #: What is wrong with a zip that cannot be read.
 _UNREADABLE = (KeyError, ValueError, NotImplementedError, MemoryError, zipfile.BadZipFile, struct.error)
 # pread(2) returns at most 2^31 - 4096 bytes on Linux.

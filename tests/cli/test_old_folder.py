@@ -5,14 +5,18 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
+import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from ckstore import open as open_store
+from ckstore.errors import LockedError
+from ckstore.store import Store
 from tests.checkpoints import write_safetensors
 
 from .conftest import Ckstore
@@ -152,6 +156,109 @@ def test_what_contradicts_itself(
 ) -> None:
     ckstore("init")
     assert ckstore("ingest", *arguments, code=2).sentence
+
+
+def save(path: str, step: int) -> None:
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    torch.save({"w": torch.arange(8.0) + step}, path)
+
+
+def runs_of(proposed: list[dict[str, Any]]) -> dict[str, str]:
+    return {item["path"]: item["run"] for item in proposed}
+
+
+def test_what_cannot_be_looked_at_is_left_out(
+    ckstore: Ckstore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ckstore("init")
+    save("old/a/step1.pt", 1)
+    Path("old/a/loop").symlink_to("loop")
+    Path("old/closed").mkdir()
+    scan = os.scandir
+
+    def refusing(path: Any = ".") -> Any:
+        if Path(path).name == "closed":
+            raise PermissionError(13, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    proposed = ckstore("ingest", "old", "--recursive", "--dry-run", "--json").json
+    assert {item["path"]: item["run"] or item["note"] for item in proposed} == {
+        "old/a/step1.pt": "a",
+        "old/a/loop": "cannot be read (Too many levels of symbolic links)",
+        "old/closed": "cannot be read (Permission denied)",
+    }
+
+
+def test_runs_of_several_folders_stay_apart(ckstore: Ckstore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    ckstore("init")
+    save("one/gpt/step1.pt", 1)
+    save("two/gpt/step2.pt", 2)
+    proposed = ckstore("ingest", "one", "two", "two/gpt", "--recursive", "--dry-run", "--json").json
+    assert runs_of(proposed) == {"one/gpt/step1.pt": "gpt", "two/gpt/step2.pt": "gpt-2"}
+    assert len(proposed) == 2
+
+
+def test_directories_whose_names_cannot_name_runs(
+    ckstore: Ckstore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ckstore("init")
+    long = "/".join(["learning-rate=0.001,batch-size=64,optimizer=adamw,dropout=0.1"] * 5)
+    paths = {f"old/{long}/step1.pt", "old/a\nb/step1.pt", "old/z/step1.pt"}
+    for number, path in enumerate(sorted(paths)):
+        save(path, number)
+    done = ckstore("ingest", "old", "--recursive", "--json").json
+    found = {item["source"]: item["run"] for item in done}
+    assert found.keys() == paths
+    assert found["old/a\nb/step1.pt"] == "a-b"
+    assert long.endswith(found[f"old/{long}/step1.pt"])
+
+
+def test_numbers_that_are_no_steps(ckstore: Ckstore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    ckstore("init")
+    for number in (1, 2):
+        save(f"old/model-2026112212{number}0000000000.pt", number)
+    done = ckstore("ingest", "old", "--recursive", "--json").json
+    assert [item["step"] for item in done] == [None, None]
+
+
+def test_what_a_plan_cannot_have_is_said_before_anything_is_stored(
+    ckstore: Ckstore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ckstore("init")
+    save("a.pt", 1)
+    Path("plan.csv").write_text("path,run,step\na.pt,b,1\na.pt,c@d,1\n")
+    assert "cannot name a run" in ckstore("ingest", "--plan", "plan.csv", code=2).sentence
+    Path("plan.csv").write_text("path,run,step\na.pt,b,1\n")
+    ckstore("policy", "--fidelity", "coarse")
+    sentence = ckstore("ingest", "--plan", "plan.csv", "--verify", "--delete-source", code=2).sentence
+    assert sentence.endswith("Add --fidelity exact: the policy is coarse.")
+    assert ckstore("log", "--json").json == []
+    assert Path("a.pt").exists()
+
+
+def test_what_is_stored_is_said_where_the_store_fails(
+    ckstore: Ckstore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ckstore("init")
+    save("old/step1.pt", 1)
+    save("old/step2.pt", 2)
+    ingest = Store.ingest
+
+    def failing(store: Store, path: Path, **options: Any) -> Any:
+        if path.name == "step2.pt":
+            raise LockedError("The store is locked; wait.")
+        return ingest(store, path, **options)
+
+    monkeypatch.setattr(Store, "ingest", failing)
+    result = ckstore("ingest", "old", "--recursive", "--json", code=LockedError.exit_code)
+    assert [item["step"] for item in result.json] == [1]
 
 
 def test_real_files_of_others(

@@ -95,3 +95,17 @@ def test_what_stood_there_comes_back_where_it_cannot_be_replaced(
         version.checkout(target, force=True)
     assert (target / "mine").read_text() == "x"
     assert sorted(os.listdir(tmp_path)) == ["source", "store", "target"]
+
+
+def test_a_link_comes_with_what_it_leads_through(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    (source / "step").mkdir(parents=True)
+    torch.save({"w": torch.arange(3.0)}, source / "step" / "m.pt")
+    (source / "other.txt").write_text("left out")
+    (source / "last").symlink_to("step")
+    (source / "best.pt").symlink_to("last/m.pt")
+    with ckstore.init(tmp_path / "store") as store:
+        store.ingest(source, run="a")
+        left_out = store["a"].checkout(tmp_path / "out", include=["best.pt"])
+    assert (tmp_path / "out" / "best.pt").read_bytes() == (source / "step" / "m.pt").read_bytes()
+    assert left_out == ["other.txt"]

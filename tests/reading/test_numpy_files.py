@@ -187,3 +187,24 @@ def test_ls_says_what_is_no_tensor(
     assert run(["checkout", "a@5", "-o", "out"]) == 0
     with np.load(tmp_path / "out" / "w.npz") as found:
         np.testing.assert_array_equal(found["big"], arrays["big"], strict=True)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda path: np.save(path / "words.npy", np.array(["a", "bc"])),
+        lambda path: np.savez_compressed(path / "z.npz", w=np.arange(3.0)),
+    ],
+    ids=["text", "compressed"],
+)
+def test_the_state_dict_of_a_directory_leaves_out_arrays_that_are_bytes(
+    tmp_path: Path, write: Callable[[Path], None]
+) -> None:
+    place = tmp_path / "model"
+    place.mkdir()
+    torch.save({"w": torch.arange(3.0)}, place / "model.pt")
+    torch.save({"lr": 0.5}, place / "plain.pt")
+    write(place)
+    with ckstore.init(tmp_path / "store") as store:
+        store.ingest(place, run="a")
+        assert list(store["a"].state_dict()) == ["model.pt", "plain.pt"]

@@ -296,6 +296,15 @@ def test_a_copied_array_is_the_same(tmp_path):
         reader.array_metadata("0" * 40 + ".zip", [])
 
 
+@pytest.mark.parametrize("exponents", ["ab" * (1 << 20), [-100] * (1 << 20)], ids=["letters", "numbers"])
+def test_metadata_with_exponents_of_many_rows(store: Path, exponents: str | list[int]) -> None:
+    steps = {"name": "ckstore.quantized_residual", "configuration": {"step": 0, "rows": exponents, "width": 2}}
+    with PackWriter(store, "coarse") as writer:
+        writer.add_array("0", 4, 4, "float32", BYTES, None, [bytes(16)], filters=[steps])
+        name = writer.finish().name
+    assert PackReader(store).array_metadata(name, ["0"])["0"]["codecs"][0] == steps
+
+
 def test_the_last_member_is_found_without_the_directory(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the number of arrays; members before it, and zips with other ends, are found as usual."""
     with PackWriter(store, "coarse") as writer:
