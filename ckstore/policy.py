@@ -21,8 +21,8 @@ SCHEMES: tuple[Scheme, ...] = get_args(Scheme)
 #: Training resumed from a version of this quality does not notice: `tools/bench/fidelity` prints by how much.
 QUALITY = 1.5
 
-#: Versions of a run that are left as they were written: the latest is what training resumes from.
-HOT = 0
+#: So many of a run's latest versions stay as they were written: the latest is what training resumes from.
+HOT = 1
 
 #: Qualities beyond these say nothing: steps of powers of two do not follow, or a model does not survive.
 _FINEST, _COARSEST = 0.125, 64.0
@@ -58,7 +58,8 @@ class Policy:
     settings
         Of the scheme `dynaquant`, instead of a quality.
     hot
-        How many of a run's latest versions stay as they are written, raw; older ones are encoded by `compact`.
+        How many of a run's latest versions stay as they were written, raw, until `compact` encodes them; with 0 all
+        are encoded at once. None leaves it at `HOT`.
     """
 
     fidelity: Fidelity = "exact"
@@ -67,7 +68,7 @@ class Policy:
     max_abs_error: float | None = None
     max_rel_error: float | None = None
     settings: DynaQuantSettings | None = None
-    hot: int = HOT
+    hot: int | None = None
 
     def __post_init__(self) -> None:
         if self.fidelity not in FIDELITIES:
@@ -76,7 +77,7 @@ class Policy:
             raise UsageError(f"There is no scheme {self.scheme}; choose one of {', '.join(SCHEMES)}.")
         if not _FINEST <= self.quality <= _COARSEST:
             raise UsageError(f"Quality must be between {_FINEST} and {_COARSEST:g}, not {self.quality}.")
-        if self.hot < 0:
+        if self.hot is not None and self.hot < 0:
             raise UsageError(f"The number of hot versions must be 0 or more, not {self.hot}.")
         for bound in (self.max_abs_error, self.max_rel_error):
             if bound is not None and not 0 < bound < float("inf"):
@@ -118,7 +119,7 @@ class Policy:
         if self.is_coarse:
             own = self.parameters() if self.settings is None else {"settings": self.parameters()}
             said |= {"scheme": self.scheme, **own}
-        if self.hot != HOT:
+        if self.hot is not None:
             said["hot"] = self.hot
         return json.dumps(said, separators=(",", ":"))
 
@@ -138,11 +139,17 @@ class Policy:
             ) from error
 
     def __str__(self) -> str:
+        kept = "" if self.hot is None else f", {self.hot} hot"
         if not self.is_coarse:
-            return self.fidelity
+            return self.fidelity + kept
         plain = {name: f"{value:g}" if isinstance(value, float) else value for name, value in self.parameters().items()}
         said = ", ".join(f"{name.replace('_', '-')} {value}" for name, value in plain.items())
-        return f"{self.fidelity}, scheme {self.scheme}, {said}"
+        return f"{self.fidelity}, scheme {self.scheme}, {said}{kept}"
+
+    @property
+    def kept_hot(self) -> int:
+        """How many of a run's latest versions stay hot."""
+        return HOT if self.hot is None else self.hot
 
     @property
     def is_coarse(self) -> bool:

@@ -351,8 +351,9 @@ class Store:
             stored; `pickle` keeps the bytes of their pickles, which `torch.load` opens in a program that has their
             classes, and `Version.state_dict` for the classes that it is allowed.
         hot
-            With 1 or more the version is stored as it is, at the speed of the medium, and the run's older versions are
-            left to `compact` but for so many; with 0 it is encoded at once. By default what the policy says.
+            How many of the run's latest versions stay as they are written, at the speed of the medium; older ones are
+            encoded by a thread of low priority while the program goes on. With 0 the version is encoded at once. By
+            default what the policy says, else 1; 0 where coarse versions, evaluations or gradients are asked for.
         progress
             Called with numbers of bytes that were read, coded or, with `verify`, decoded; they add up to at most twice
             the size, three times with `verify`. By several threads, one after the other.
@@ -378,7 +379,7 @@ class Store:
             hot,
         )  # fmt: skip
         name = DEFAULT_RUN if run is None else run
-        keep = self.policy(name).hot if hot is None else hot
+        keep = self.policy(name).kept_hot if hot is None else hot
         if keep:
             self._compactor_of_hot().catch_up(name, keep)
         report = ingest(self.repository, source, options, progress)

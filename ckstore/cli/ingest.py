@@ -257,6 +257,8 @@ def command(
         "verify": verify,
         "force": force,
         "budget": budget,
+        # Of many the latest is stored with the others: what is brought in together is seldom resumed from at once.
+        "hot": 0 if folder or len(paths) > 1 else None,
     }
     done: list[_Done] = []
     failed: list[_Failed] = []

@@ -32,9 +32,10 @@ from ckstore.errors import UsageError
 def command(ctx: click.Context, run: str | None, run_option: str | None, limit: int | None, as_json: bool) -> None:
     """List versions, oldest first.
 
-    All, or those of one RUN. KIND says whether a version is stored in full (base) or against others (delta), DEPTH
-    how many deltas lie between it and a base. STORED is what the version added to the store, and COST what
-    restoring it costs as a multiple of restoring it from an exact, full copy.
+    All, or those of one RUN. KIND says whether a version is stored in full (base) or against others (delta), or still
+    as it was written (hot; see `ckstore compact`). DEPTH is how many deltas lie between it and a base. STORED is what
+    the version added to the store, and COST what restoring it costs as a multiple of restoring it from an exact, full
+    copy.
     """
     if run is not None and run_option is not None and run != run_option:
         raise UsageError("RUN is given twice; name one run.")
@@ -68,7 +69,14 @@ def command(ctx: click.Context, run: str | None, run_option: str | None, limit: 
         [*headings, "fidelity"] if coarse else headings,
         [
             (
-                *(row.number, row.run, row.step, row.parent, "base" if row.base else "delta", row.depth),
+                *(
+                    row.number,
+                    row.run,
+                    row.step,
+                    row.parent,
+                    "hot" if row.hot else "base" if row.base else "delta",
+                    row.depth,
+                ),
                 *(size_text(row.original_bytes), size_text(row.stored_bytes)),
                 *(ratio_text(row.original_bytes, row.stored_bytes), f"{row.cost:.2f}x"),
                 *(", ".join(tags.get(row.number, [])) or None, time_text(row.created)),

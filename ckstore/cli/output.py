@@ -91,6 +91,7 @@ def version_object(row: VersionRow, tags: Sequence[str] = ()) -> dict[str, Any]:
         "ratio": ratio(row.original_bytes, row.stored_bytes),
         "cost": row.cost,
         "fidelity": row.fidelity,
+        "hot": row.hot,
         "elements": row.elements,
         "tensors": row.tensors,
         "files": row.files,

@@ -93,7 +93,7 @@ def _contents(version: Version) -> list[dict[str, Any]]:
 def _print(version: Version, shown: dict[str, Any]) -> None:
     row = version.row
     storage = shown["storage"]
-    kind = "base" if row.base else f"delta, {row.depth} deep"
+    kind = "hot" if row.hot else "base" if row.base else f"delta, {row.depth} deep"
     layers = f"{storage['base']} in full, {storage['delta']} as deltas"
     exact = f"{storage['own']} own, {storage['chained']} chained, {storage['ordinal']} exact by themselves"
     print_facts([

@@ -53,7 +53,7 @@ def due(repository: Repository, run: str | None = None, *, keep: int | None = No
     catalog = repository.catalog
     found = []
     for name in [run] if run is not None else [known.name for known in catalog.runs()]:
-        found += catalog.hot_versions(name, policy_of(catalog, name).hot if keep is None else keep)
+        found += catalog.hot_versions(name, policy_of(catalog, name).kept_hot if keep is None else keep)
     return sorted(found, key=lambda row: row.number)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -87,7 +88,7 @@ def describe(
         facts=facts,
         summary=_summary(repository, scanned, objects),
         replaces=None if standing is None else standing.number,
-        hot=HotFacts(request.policy.to_text(), request.budget) if hot else None,
+        hot=HotFacts(replace(request.policy, hot=None).to_text(), request.budget) if hot else None,
     )  # fmt: skip
     document.check()
     return document, blobs.packed

@@ -171,7 +171,7 @@ class _Ingestion:
             with Change(repository, writer) as change:
                 change.foresee()
                 objects = [stored[content] for content in scanned.contents]
-                document, blobs = describe(repository, self._number, scanned, request, objects, hot=True)
+                document, blobs = describe(repository, self._number, scanned, request, objects, hot=bool(writer.raw))
                 change.finish(document, blobs)
                 self._commit(change, request, stored)
 

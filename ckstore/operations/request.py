@@ -83,7 +83,7 @@ class Request:
     @property
     def is_hot(self) -> bool:
         """Whether the version is stored raw at first: not where evaluations or gradients decide how it is encoded."""
-        return self.policy.hot > 0 and self.tuning is None and not self.gradients
+        return self.policy.kept_hot > 0 and self.tuning is None and not self.gradients
 
 
 def request_of(catalog: Catalog, options: IngestOptions) -> Request:
@@ -102,7 +102,9 @@ def request_of(catalog: Catalog, options: IngestOptions) -> Request:
     asked = Policy.asked(
         options.fidelity, options.scheme, options.quality, options.max_abs_error, options.max_rel_error
     )
-    policy = replace(asked or said, hot=said.hot if options.hot is None else options.hot)
+    # Whoever asks for one coarse version wants few bytes, and at once.
+    kept = 0 if asked is not None and asked.is_coarse else said.hot
+    policy = replace(asked or said, hot=kept if options.hot is None else options.hot)
     tuning = _tuning(policy, options)
     check_run(run)
     check_run_is_no_tag(catalog, run)

@@ -46,7 +46,7 @@ def warm_up() -> None:
             Catalog.create(store).close()
             with Repository(store) as repository:
                 for path in sorted(place.glob("step*")):
-                    ingest(repository, path, IngestOptions(run=run, **options))
+                    ingest(repository, path, IngestOptions(run=run, hot=0, **options))
                 if run == "exact":
                     thin(repository, repository.catalog.versions()[:2], Policy("coarse"))
                 verify(repository, [StoredVersion(repository, row) for row in repository.catalog.versions()])

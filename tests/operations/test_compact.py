@@ -23,7 +23,7 @@ from ckstore.objects import units
 from ckstore.operations.compact import due
 from ckstore.operations.recover import recover
 from ckstore.policy import Policy
-from tests.checkpoints import draw, scratch
+from tests.checkpoints import draw, scratch, write_safetensors
 
 STEPS = 4
 
@@ -167,6 +167,7 @@ def test_what_did_not_change_is_not_written_again(directory: Path) -> None:
         row = store.ingest({**state(0), "step": 1}, run="r", step=1, hot=1).version
         assert row.stored_bytes < 20_000
         assert store[row.number].document.objects == store["r@0"].document.objects
+        assert not row.hot  # Nothing of it is raw.
 
 
 def test_versions_that_share_raw_objects(directory: Path) -> None:
@@ -285,6 +286,31 @@ def test_killed_while_compacting(directory: Path, turn: int) -> None:
         store.compact()
         check(store, paths)
         assert [row.hot for row in store.versions()] == [False] * STEPS
+
+
+def test_files_of_all_kinds(directory: Path) -> None:
+    """One without checksums, one that is no checkpoint, a directory, and an empty state dict."""
+    write_safetensors(directory / "model.safetensors", {"w": ("float32", (300, 512), draw(300, 512).numpy())})
+    (directory / "notes.txt").write_text("nothing of interest")
+    (directory / "hf").mkdir()
+    write_safetensors(
+        directory / "hf" / "model.safetensors", {"w": ("float32", (300, 512), draw(300, 512, seed=1).numpy())}
+    )
+    (directory / "hf" / "config.json").write_text("{}")
+    np.savez(directory / "arrays.npz", a=np.arange(300_000), empty=np.zeros(0))
+    with ckstore.init(directory / "store") as store:
+        for step, name in enumerate(("model.safetensors", "notes.txt", "hf", "arrays.npz")):
+            store.ingest(directory / name, run="r", step=step, hot=9, verify=True)
+        store.ingest({}, run="r", step=9, hot=9)
+        assert store.verify().problems == []
+        store.compact()
+        assert store.verify().problems == []
+        for step, name in enumerate(("model.safetensors", "notes.txt", "arrays.npz")):
+            step += step == 2
+            store[f"r@{step}"].checkout(directory / "out")
+            assert (directory / "out").read_bytes() == (directory / name).read_bytes()
+            (directory / "out").unlink()
+    assert recover(directory / "store").problems == []
 
 
 def test_a_store_of_many_small_objects(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:

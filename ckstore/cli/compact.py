@@ -1,0 +1,43 @@
+"""`ckstore compact`: encode versions that are stored as they were written."""
+
+from __future__ import annotations
+
+import click
+
+from ckstore.cli.output import counted, json_option, print_json, size_text
+from ckstore.cli.progress import progress_bar
+from ckstore.cli.verb import RunName, VersionName, open_store, verb
+from ckstore.errors import UsageError
+
+
+@verb(
+    ("ckstore compact", "when training is over: all that is hot"),
+    ("ckstore compact --run gpt", "of one run"),
+    exit_codes=[13],
+)
+@click.argument("versions", metavar="[VERSION]...", nargs=-1, type=VersionName())
+@click.option("--run", metavar="RUN", type=RunName(), help="All versions of this run.")
+@json_option
+@click.pass_context
+def command(ctx: click.Context, versions: tuple[str, ...], run: str | None, as_json: bool) -> None:
+    """Encode hot versions.
+
+    A version is stored as it is at first, which takes no longer than writing the file. What comes after it in its run
+    has it encoded: as a delta, which takes a part of the bytes. The latest version of each run stays hot, unless it is
+    compacted. What versions restore to does not change. Where this is interrupted, nothing is lost.
+    """
+    if versions and run is not None:
+        raise UsageError("Give versions or --run, not both.")
+    with open_store(ctx, "a") as store:
+        rows = [store.catalog.resolve(name) for name in versions]
+        rows = rows or [row for row in store.versions(run) if row.hot]
+        total = sum(row.original_bytes for row in rows)
+        with progress_bar("compact", total, shown=not as_json) as progress:
+            report = store.compact([row.number for row in rows], progress=progress)
+    if as_json:
+        print_json([{"versions": report.versions, "before": report.before, "after": report.after}])
+    elif not report.versions:
+        click.echo("Nothing to do: no version is hot.")
+    else:
+        done = counted(len(report.versions), "version")
+        click.echo(f"Compacted {done}: {size_text(report.before)} before, {size_text(report.after)} now.")
