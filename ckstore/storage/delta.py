@@ -42,6 +42,8 @@ _SMALL = 1 << 22
 
 def compress_quickly(data: bytes) -> bytes:
     """Code a byte string by itself, at a tenth of the time and twice the size."""
+    if not data:
+        return _smallest([], data)  # The codec reads no frame of nothing.
     return _smallest([bytes([_ZSTANDARD]) + varint(len(data)) + zstd.compress(data, _QUICKLY)], data)
 
 

@@ -364,3 +364,12 @@ def test_an_ingest_refers_to_nothing_that_is_compacted_just_now(
         compactor.close()
         assert [row.hot for row in store.versions()] == [False, False, True]
         assert store.verify().problems == []
+
+
+def test_a_version_without_tensors_can_be_read_and_compacted(directory: Path) -> None:
+    with ckstore.init(directory / "store") as store:
+        store.ingest({"step": 1}, run="a", hot=1)
+        assert store["a@1"].state_dict() == {"step": 1}
+        assert store.verify().problems == []
+        store.compact()
+        assert store["a@1"].state_dict() == {"step": 1}
