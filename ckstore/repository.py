@@ -39,6 +39,8 @@ class Repository:
         The index.
     packs
         The bytes.
+    cache_bytes
+        Limit of the cache.
     has_stored
         A version was stored through this repository: those that follow are stored against what is still at hand.
     """
@@ -49,7 +51,7 @@ class Repository:
         self.catalog = Catalog.open(path, mode)
         self.packs = PackReader(path)
         self.has_stored = False
-        self._cache_bytes = cache_bytes
+        self.cache_bytes = cache_bytes
 
     def __enter__(self) -> Self:
         return self
@@ -76,7 +78,7 @@ class Repository:
         """Decodes objects."""
         from ckstore.objects.reader import ObjectReader
 
-        return ObjectReader(self.resolver, self.packs, self._cache_bytes)
+        return ObjectReader(self.resolver, self.packs, self.cache_bytes)
 
     def require_writable(self) -> None:
         """Raise `UsageError` where the store is open for reading only."""

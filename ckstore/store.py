@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ckstore.operations.verify import VerifyReport
     from ckstore.reading.stored_version import StoredVersion
     from ckstore.run import Run
+    from ckstore.saving.saver import Saver
     from ckstore.version import Version
 
 #: Limit of the cache of a store that a program opens, as a part of the machine's memory and in bytes: a version whose
@@ -386,6 +387,37 @@ class Store:
         if keep:
             self._compactor_of_hot().begin(name, keep)
         return report
+
+    def saver(self, run: str | None = None, *, workers: int = 1, nbytes: int | None = None) -> Saver:
+        """Start a process that stores the states of a run while this program goes on training.
+
+        Parameters
+        ----------
+        run
+            Name of the run; `main` by default.
+        workers
+            Threads of that process that encode older versions while nothing is to be saved.
+        nbytes
+            Size of the states to come, in bytes, for which memory is had at once; by default that of the run's latest
+            version. Without either, the first save takes longer than those that follow.
+
+        Raises
+        ------
+        UsageError
+            The run cannot be called so, there are no workers, or there is not enough memory for a copy of a state.
+        """
+        from ckstore.operations.naming import DEFAULT_RUN, check_run, check_run_is_no_tag
+        from ckstore.saving.saver import Saver
+
+        self.repository.require_writable()
+        name = DEFAULT_RUN if run is None else run
+        check_run(name)
+        check_run_is_no_tag(self.catalog, name)
+        if workers < 1:
+            raise UsageError(f"The number of workers must be 1 or more, not {workers}.")
+        latest = self.catalog.latest(name)
+        known = 0 if latest is None else latest.original_bytes
+        return Saver(self.path, name, workers, known if nbytes is None else nbytes)
 
     def _compactor_of_hot(self) -> Compactor:
         from ckstore.operations.compactor import Compactor

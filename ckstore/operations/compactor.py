@@ -20,22 +20,39 @@ _NICE = 10
 _WAITING = 1
 
 
+class _GivenUp(Exception):  # noqa: N818 - ends a compaction, and is no error
+    pass
+
+
 class Compactor:
     """Encodes the hot versions of runs that are beyond what their policy keeps.
 
     Parameters
     ----------
     repository
-        Shared with the program's other threads.
+        The program's own. The thread opens the store for itself: what it has stored and not committed yet is nothing
+        that an ingest may refer to.
     """
 
     def __init__(self, repository: Repository) -> None:
         self._repository = repository
+        self._opened: Repository | None = None
         self._lock = threading.Lock()
         self._runs: dict[str, int] = {}
         self._thread: threading.Thread | None = None
         self._process = os.getpid()
         self._is_closed = False
+        self._is_given_up = False
+        self._may_go_on = threading.Event()
+        self._may_go_on.set()
+
+    def pause(self) -> None:
+        """Let the thread wait, from the next few megabytes on, until `resume`."""
+        self._may_go_on.clear()
+
+    def resume(self) -> None:
+        """Let the thread go on."""
+        self._may_go_on.set()
 
     def catch_up(self, run: str, keep: int) -> None:
         """Compact now what the thread has not come to, but for what may wait: a store does not fill with raw packs."""
@@ -54,34 +71,52 @@ class Compactor:
                 self._thread = threading.Thread(target=self._work, name="ckstore-compactor", daemon=True)
                 self._thread.start()
 
-    def close(self) -> None:
-        """Wait for the version that is being compacted; others stay hot."""
+    def close(self, *, finish: bool = True) -> None:
+        """Wait for the version that is being compacted, or leave it as it is; others stay hot."""
         with self._lock:
             self._is_closed = True
+            self._is_given_up = not finish
             self._runs.clear()
             thread = self._thread if self._process == os.getpid() else None
-        if thread is not None and thread is not threading.current_thread():
+        self.resume()
+        if thread is threading.current_thread():
+            return
+        if thread is not None:
             thread.join()
+        if self._opened is not None:
+            self._opened.close()
 
     def _next(self) -> tuple[str, int] | None:
         with self._lock:
-            item = next(iter(self._runs.items()), None)
-            if item is None:
+            if not self._runs:
                 self._thread = None
-            return item
+                return None
+            return self._runs.popitem()
 
     def _work(self) -> None:
         with suppress(AttributeError, OSError):  # Linux has a priority for each thread.
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
         while (item := self._next()) is not None:
             run, keep = item
+            self._may_go_on.wait()
             try:
-                rows = due(self._repository, run, keep=keep)
+                if self._opened is None:
+                    self._opened = Repository(self._repository.path, "a", self._repository.cache_bytes)
+                rows = due(self._opened, run, keep=keep)
                 if rows:
-                    compact(self._repository, rows[:1])
+                    compact(self._opened, rows[:1], progress=self._step)
+                    self._repository.resolver.forget()  # Objects are elsewhere now.
+            except _GivenUp:
+                return
             except (CkstoreError, OSError) as error:
                 _log.warning("Versions of run %s stay as they were written: %s", run, error)
                 rows = []
             with self._lock:
-                if len(rows) <= 1 and self._runs.get(run) == keep:
-                    del self._runs[run]
+                if rows and not self._is_closed:  # Another version may be due by now.
+                    self._runs.setdefault(run, keep)
+
+    def _step(self, nbytes: int) -> None:
+        """Called after each few megabytes."""
+        self._may_go_on.wait()
+        if self._is_given_up:
+            raise _GivenUp

@@ -110,8 +110,8 @@ def request_of(catalog: Catalog, options: IngestOptions) -> Request:
     check_run_is_no_tag(catalog, run)
     return Request(
         run=run,
-        step=_step(options.step),
-        metrics=_plain(options.metrics),
+        step=checked_step(options.step),
+        metrics=plain_metrics(options.metrics),
         replace=options.replace,
         verify=options.verify,
         budget=budget,
@@ -136,7 +136,8 @@ def flat_gradients(gradients: Mapping[str, Any]) -> dict[str, npt.NDArray[np.flo
     return flat
 
 
-def _step(step: Any) -> int | None:
+def checked_step(step: Any) -> int | None:
+    """A step as a plain integer; raises `UsageError` for what is none of at most 64 bits."""
     if step is None:
         return None
     try:
@@ -149,8 +150,14 @@ def _step(step: Any) -> int | None:
     return int(number)
 
 
-def _plain(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Metrics as they will be read back: what JSON has; NumPy's scalars as plain ones, NaN and infinities as text."""
+def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Metrics as they will be read back: what JSON has; NumPy's scalars as plain ones, NaN and infinities as text.
+
+    Raises
+    ------
+    UsageError
+        They are something else.
+    """
 
     def item(value: Any) -> Any:
         if isinstance(value, np.generic):

@@ -60,6 +60,7 @@ def verify(
     def chosen() -> bool:
         return sample is None or draw.random() < sample
 
+    repository.resolver.forget()  # Another process may have compacted what was read before.
     report.problems += repository.catalog.check()
     if report.problems:
         return report  # What a damaged catalog says of packs and versions would only add confusion.

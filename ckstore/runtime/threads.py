@@ -14,9 +14,18 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
+_most = 16
+
+
 def worker_count() -> int:
-    """Threads that code chunks: one a core this process may use, at most 16."""
-    return min(16, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    """Threads that code chunks: one a core this process may use, at most 16, or what `limit_workers` said."""
+    return min(_most, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+
+
+def limit_workers(most: int) -> None:
+    """Let so many threads at most code chunks in this process from now on."""
+    global _most
+    _most = most
 
 
 def in_order(

@@ -42,9 +42,9 @@ _SMALL = 1 << 22
 
 def compress_quickly(data: bytes) -> bytes:
     """Code a byte string by itself, at a tenth of the time and twice the size."""
-    # A frame of nothing cannot be expanded into nothing.
-    frames = [bytes([_ZSTANDARD]) + varint(len(data)) + zstd.compress(data, _QUICKLY)] if data else []
-    return _smallest(frames, data)
+    if not data:
+        return _smallest([], data)  # The codec reads no frame of nothing.
+    return _smallest([bytes([_ZSTANDARD]) + varint(len(data)) + zstd.compress(data, _QUICKLY)], data)
 
 
 def compress_against(data: bytes, reference: bytes | None) -> bytes:

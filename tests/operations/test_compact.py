@@ -20,7 +20,11 @@ import zarr
 import ckstore
 from ckstore.errors import IntegrityError, UsageError
 from ckstore.objects import units
+from ckstore.operations import compact as compact_module
+from ckstore.operations import compactor as compactor_module
+from ckstore.operations.commit import Change
 from ckstore.operations.compact import due
+from ckstore.operations.compactor import Compactor
 from ckstore.operations.recover import recover
 from ckstore.policy import Policy
 from tests.checkpoints import draw, scratch, write_safetensors
@@ -323,3 +327,75 @@ def test_a_store_of_many_small_objects(directory: Path, monkeypatch: pytest.Monk
         for step in range(3):
             loaded = store[f"r@{step}"].state_dict()
             assert all(torch.equal(loaded[f"{name}"], draw(20, 30, seed=name + step)) for name in range(50))
+
+
+def test_a_version_that_becomes_due_while_another_is_compacted_is_compacted_too(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ckstore.init(directory / "store") as store:
+        for step in range(2):
+            store.ingest(state(step), run="a", hot=9)
+        compactor = Compactor(store.repository)
+        begun = compact_module.compact
+
+        def compact(*args: Any, **options: Any) -> Any:
+            if len(store.versions()) == 2:
+                store.ingest(state(2), run="a", hot=9)
+                compactor.begin("a", 1)
+            return begun(*args, **options)
+
+        monkeypatch.setattr(compactor_module, "compact", compact)
+        compactor.begin("a", 1)
+        while (thread := compactor._thread) is not None:
+            thread.join(0.1)
+        assert [row.hot for row in store.versions()] == [False, False, True]
+
+
+def test_a_compaction_can_be_left(directory: Path) -> None:
+    with ckstore.init(directory / "store") as store:
+        for step in range(2):
+            store.ingest(state(step), run="a", hot=9)
+        before = raw_packs(store)
+        compactor = Compactor(store.repository)
+        compactor.pause()
+        compactor.begin("a", 1)
+        time.sleep(0.2)
+        assert [row.hot for row in store.versions()] == [True, True]
+        compactor.close(finish=False)
+        assert [row.hot for row in store.versions()] == [True, True]
+        assert raw_packs(store) == before
+        assert list((store.path / "packs").glob("*tmp*")) == []
+        assert store.verify().problems == []
+
+
+def test_an_ingest_refers_to_nothing_that_is_compacted_just_now(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a compaction has written and not committed is not there yet for anybody else."""
+    with ckstore.init(directory / "store") as store:
+        for step in range(2):
+            store.ingest(state(step), run="a", hot=9)
+        compactor = Compactor(store.repository)
+        finish = Change.finish
+
+        def ingest_first(self: Change, *args: Any, **options: Any) -> None:
+            if options.get("again") and len(store.versions()) == 2:
+                store.ingest(state(2), run="a", hot=9)
+            finish(self, *args, **options)
+
+        monkeypatch.setattr(Change, "finish", ingest_first)
+        compactor.begin("a", 1)
+        while (thread := compactor._thread) is not None:
+            thread.join(0.1)
+        compactor.close()
+        assert [row.hot for row in store.versions()] == [False, False, True]
+        assert store.verify().problems == []
+
+
+def test_a_version_without_tensors_can_be_read_and_compacted(directory: Path) -> None:
+    with ckstore.init(directory / "store") as store:
+        store.ingest({"step": 1}, run="a", hot=1)
+        assert store["a@1"].state_dict() == {"step": 1}
+        assert store.verify().problems == []
+        store.compact()
+        assert store["a@1"].state_dict() == {"step": 1}

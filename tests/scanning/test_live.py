@@ -117,3 +117,35 @@ def test_copies_of_what_is_not_in_order_do_not_pile_up() -> None:
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert most < 4 * state["0"].nbytes
+
+
+@pytest.mark.parametrize("hot", [0, 1])
+@pytest.mark.parametrize("kind", ["tensor", "uncounted", "array", "scattered"])
+def test_a_state_dict_that_changes_while_it_is_read_is_refused(kind: str, hot: int, tmp_path: Path) -> None:
+    """Fused optimisers change tensors without torch's counting it, as whoever writes through NumPy does."""
+    large = torch.randn(1200, 1200)
+    values: dict[str, Any] = {
+        "tensor": large, "uncounted": large, "array": large.numpy(), "scattered": large[::2, ::2]
+    }  # fmt: skip
+    state = {"first": torch.ones(300, 300), "w": values[kind]}
+
+    def train(_: int) -> None:
+        if kind == "tensor":
+            large[0, 0] += 1
+        else:
+            large.numpy()[:] += 1
+
+    with ckstore.init(tmp_path / "store") as store:
+        with pytest.raises(InputError, match="The tensor at w changed while it was read; change nothing"):
+            store.ingest(state, step=1, hot=hot, progress=train)
+        assert store.versions() == []
+        store.ingest(state, step=1, hot=hot)
+        assert store.verify().problems == []
+
+
+def test_tensors_of_inference_mode_are_taken(tmp_path: Path) -> None:
+    with torch.inference_mode():
+        tensor = torch.ones(3)
+    with ckstore.init(tmp_path / "store") as store:
+        store.ingest({"w": tensor})
+        assert store["latest"].state_dict()["w"].equal(torch.ones(3))

@@ -9,12 +9,12 @@ import pickle
 import sys
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from ckstore.dtypes import ITEM_SIZES
-from ckstore.errors import UsageError
+from ckstore.errors import InputError, UsageError
 from ckstore.formats.layout import MARKS, Extent, FileLayout, Path, Tensor, TensorRef, Unknown, like
 from ckstore.formats.paths import path_to_text
 from ckstore.formats.skeleton import Checks
@@ -26,6 +26,10 @@ from ckstore.formats.torch.storages import memory_shape
 from ckstore.formats.torch.tree import ROOT, free, segment_of
 from ckstore.formats.torch.writer import plan_torch
 from ckstore.runtime.checksum import crc32
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 #: Less than what is read back.
 _MAX_DEPTH = 100
@@ -50,8 +54,18 @@ _KEY_PARTS = 64
 
 #: What is done with an object that is of no known type.
 OnUnknown = Literal["raise", "pickle"]
-#: Gives `nbytes` bytes from a byte offset of an extent; they are in the caller's memory and may change.
-_Read = Callable[[int, int], memoryview]
+#: Bytes at the end of each extent that are looked at again when all was read.
+_SAMPLE = 64
+
+
+class Memory(Protocol):
+    """Where the bytes of an extent are; they are the caller's and may change."""
+
+    def view(self, offset: int, nbytes: int) -> memoryview:
+        """`nbytes` bytes from a byte offset."""
+
+    def copy_into(self, target: npt.NDArray[np.uint8]) -> Any:
+        """Copy all bytes; returns the GPU's stream that the copy is under way on, None where it is done."""
 
 
 @dataclass(slots=True)
@@ -67,11 +81,32 @@ class LiveState:
     tree: Any
     tensors: list[Tensor] = field(default_factory=list)
     extents: list[Extent] = field(default_factory=list)
-    _reads: list[_Read] = field(default_factory=list)
+    memories: list[Memory] = field(default_factory=list)
+    _versions: list[tuple[Any, int, Path]] = field(default_factory=list)
 
     def view(self, extent: int, offset: int, nbytes: int) -> memoryview:
         """`nbytes` bytes of an extent from a byte offset, in the memory of the state dict itself where it lies here."""
-        return self._reads[extent](offset, nbytes)
+        return self.memories[extent].view(offset, nbytes)
+
+    def sample(self) -> list[bytes]:
+        """A few bytes of each extent, as they are now."""
+        return [self._sample(number, extent.nbytes) for number, extent in enumerate(self.extents)]
+
+    def _sample(self, extent: int, nbytes: int) -> bytes:
+        length = min(_SAMPLE, nbytes)
+        return self.read(extent, nbytes - length, length)
+
+    def check_unchanged(self, sample: Sequence[bytes] = ()) -> None:
+        """Raise `InputError` where torch counted a change of a tensor since, or a sample has other bytes by now.
+
+        Fused optimisers change tensors that torch counts no change of, and nothing counts those of arrays.
+        """
+        for tensor, version, path in self._versions:
+            if tensor._version != version:
+                raise _changed(path)
+        for number, before in enumerate(sample):
+            if self._sample(number, self.extents[number].nbytes) != before:
+                raise _changed(self.extents[number].path)
 
     def read(self, extent: int, offset: int, nbytes: int) -> bytes:
         """`nbytes` bytes of an extent from a byte offset, as they are in memory now."""
@@ -89,7 +124,7 @@ class StateDictSource:
     Parameters
     ----------
     state_dict, on_unknown
-        See `describe_state_dict`.
+        See `describe_state_dict`, or what that has returned.
 
     Attributes
     ----------
@@ -100,7 +135,9 @@ class StateDictSource:
     """
 
     def __init__(self, state_dict: Any, on_unknown: OnUnknown = "raise") -> None:
-        self._state = describe_state_dict(state_dict, on_unknown)
+        is_described = isinstance(state_dict, LiveState)
+        self._state: LiveState = state_dict if is_described else describe_state_dict(state_dict, on_unknown)
+        self._sample = self._state.sample()
         plan = plan_torch(self._state.tree, self._state.tensors, self._state.extents)
         self.layout: FileLayout = plan.layout
         self.skeleton = plan.skeleton
@@ -144,7 +181,8 @@ class StateDictSource:
                 target[index - offset] = crc[index - place]
 
     def check_unchanged(self) -> None:
-        """Nothing tells whether a state dict was changed while it was read; that is the caller's care."""
+        """Raise `InputError` where a tensor was changed since it was described, as far as torch or a sample tells."""
+        self._state.check_unchanged(self._sample)
 
     def _follow(self, offset: int, data: memoryview) -> None:
         """Take the CRC-32 of storages from what is read anyway, as long as it is read in order."""
@@ -212,6 +250,7 @@ class _Describer:
     def __init__(self, *, is_pickling: bool) -> None:
         self._is_pickling = is_pickling
         self._found: list[_Found] = []
+        self._versions: list[tuple[Any, int, Path]] = []
         self._open: set[int] = set()
         self._torch: Any = sys.modules.get("torch")
         self._numpy: Any = sys.modules.get("numpy")
@@ -351,6 +390,8 @@ class _Describer:
         dtype = str(tensor.dtype).removeprefix("torch.")
         said = (tensor.is_conj(), tensor.is_neg(), isinstance(tensor, torch.nn.Parameter), tensor.requires_grad)
         marks = tuple(mark for mark, holds in zip(MARKS, (*said, False), strict=True) if holds)
+        if not tensor.is_inference():
+            self._versions.append((tensor, tensor._version, path))
         value = tensor.detach()
         # The values as they lie in memory, which the marks then apply to.
         value = value.conj() if value.is_conj() else value
@@ -385,7 +426,7 @@ class _Describer:
         return _Found(path, base.dtype.name, array.shape, strides, 0, memory, base, marks)
 
     def finish(self, tree: Any) -> LiveState:
-        state = LiveState(tree)
+        state = LiveState(tree, _versions=self._versions)
         groups: dict[Any, list[_Found]] = {}
         for found in self._found:
             if 0 not in found.shape:
@@ -405,7 +446,7 @@ class _Describer:
         number = len(state.extents)
         if self._numpy is not None and isinstance(first.value, self._numpy.ndarray):
             shape = first.value.shape
-            _add(state, Extent(0, first.dtype, shape, first.path), _array_reader(first.value, self._numpy))
+            _add(state, Extent(0, first.dtype, shape, first.path), _ArrayMemory(first.value))
             for found in group:
                 yield found, Tensor(found.path, found.dtype, found.shape, found.strides, number, 0, found.marks)
             return
@@ -416,7 +457,7 @@ class _Describer:
         shape = memory_shape(first.shape, first.strides)
         if same and shape is None:
             strides = _c_strides(first.shape)
-            _add(state, Extent(0, first.dtype, first.shape, first.path), _tensor_reader(first.value, None, self._torch))
+            _add(state, Extent(0, first.dtype, first.shape, first.path), _TensorMemory(first.value, None))
             for found in group:
                 yield found, Tensor(found.path, found.dtype, found.shape, strides, number, 0, found.marks)
             return
@@ -430,19 +471,15 @@ class _Describer:
             return
         item = sizes.pop()
         extent_shape = shape if same and shape is not None else ((high - low) // item,)
-        _add(
-            state,
-            Extent(0, first.dtype, extent_shape, first.path),
-            _tensor_reader(first.value, (low, high), self._torch),
-        )
+        _add(state, Extent(0, first.dtype, extent_shape, first.path), _TensorMemory(first.value, (low, high)))
         for found in group:
             offset = found.offset - low // item
             yield found, Tensor(found.path, found.dtype, found.shape, found.strides, number, offset, found.marks)
 
 
-def _add(state: LiveState, extent: Extent, read: _Read) -> None:
+def _add(state: LiveState, extent: Extent, memory: Memory) -> None:
     state.extents.append(extent)
-    state._reads.append(read)
+    state.memories.append(memory)
 
 
 def _reach(found: _Found) -> int:
@@ -459,42 +496,74 @@ def _c_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def _tensor_reader(tensor: Any, span: tuple[int, int] | None, torch: Any) -> _Read:
-    """Reads the bytes [low, high) of a tensor's storage, or its elements in C order.
+class _TensorMemory:
+    """The bytes [low, high) of a tensor's storage, or its elements in C order.
 
     Where that takes a copy, it is made with the first byte that is asked for and goes with the last.
     """
-    views: list[Any] = []
-    size = tensor.numel() * tensor.element_size() if span is None else span[1] - span[0]
 
-    def read(offset: int, nbytes: int) -> memoryview:
-        if not views:
-            value = tensor if span is not None else tensor.contiguous()
-            everything = torch.empty(0, dtype=torch.uint8, device=value.device).set_(value.untyped_storage())
-            start = span[0] if span is not None else value.storage_offset() * value.element_size()
-            views.append(everything[start:])
-        view = memoryview(views[0][offset : offset + nbytes].cpu().numpy())
-        if offset + nbytes >= size:
-            views.clear()
+    def __init__(self, tensor: Any, span: tuple[int, int] | None) -> None:
+        self._tensor = tensor
+        self._span = span
+        self._nbytes = tensor.numel() * tensor.element_size() if span is None else span[1] - span[0]
+        self._bytes: Any = None
+
+    def view(self, offset: int, nbytes: int) -> memoryview:
+        if self._bytes is None:
+            self._bytes = self._of_all()
+        view = memoryview(self._bytes[offset : offset + nbytes].cpu().numpy())
+        if offset + nbytes >= self._nbytes:
+            self._bytes = None
         return view
 
-    return read
+    def copy_into(self, target: npt.NDArray[np.uint8]) -> Any:
+        data = self._of_all()[: self._nbytes]
+        if data.device.type == "cpu":
+            # By this thread alone: those of torch wait for one another, which takes long where cores are busy.
+            target[:] = data.numpy()
+            return None
+        torch = sys.modules["torch"]
+        torch.from_numpy(target).copy_(data, non_blocking=data.is_cuda)
+        return torch.cuda.current_stream(data.device) if data.is_cuda else None
+
+    def _of_all(self) -> Any:
+        """The tensor's bytes from the first one on, wherever it lies."""
+        torch = sys.modules["torch"]
+        value = self._tensor if self._span is not None else self._tensor.contiguous()
+        start = self._span[0] if self._span is not None else value.storage_offset() * value.element_size()
+        return torch.empty(0, dtype=torch.uint8, device=value.device).set_(value.untyped_storage())[start:]
 
 
-def _array_reader(array: Any, numpy: Any) -> _Read:
-    """The same for an array: its elements, little-endian and in C order."""
-    views: list[Any] = []
+class _ArrayMemory:
+    """The same of an array: its elements, little-endian and in C order."""
 
-    def read(offset: int, nbytes: int) -> memoryview:
-        if not views:
-            little = array.astype(array.dtype.newbyteorder("<"), copy=False)
-            views.append(memoryview(numpy.ascontiguousarray(little).reshape(-1).view(numpy.uint8)))
-        view: memoryview = views[0][offset : offset + nbytes]
-        if offset + nbytes >= array.nbytes:
-            views.clear()
+    def __init__(self, array: npt.NDArray[Any]) -> None:
+        self._array = array
+        self._bytes: memoryview | None = None
+
+    def view(self, offset: int, nbytes: int) -> memoryview:
+        if self._bytes is None:
+            self._bytes = memoryview(self._of_all())
+        view = self._bytes[offset : offset + nbytes]
+        if offset + nbytes >= self._array.nbytes:
+            self._bytes = None
         return view
 
-    return read
+    def copy_into(self, target: npt.NDArray[np.uint8]) -> Any:
+        target[:] = self._of_all()
+
+    def _of_all(self) -> npt.NDArray[np.uint8]:
+        numpy = sys.modules["numpy"]
+        little = self._array.astype(self._array.dtype.newbyteorder("<"), copy=False)
+        flat: npt.NDArray[np.uint8] = numpy.ascontiguousarray(little).reshape(-1).view(numpy.uint8)
+        return flat
+
+
+def _changed(path: Path) -> InputError:
+    return InputError(
+        f"The tensor at {_shown(path)} changed while it was read; change nothing before the call returns, or save with "
+        "`Store.saver`, which copies a state first."
+    )
 
 
 def _name(one: Any) -> str:

@@ -1,0 +1,142 @@
+"""The saver's process: stores what is staged, and compacts the run's older versions while there is nothing to store.
+
+`python -m ckstore.saving SETTINGS` inherits the connection and the areas. It imports neither torch nor modules of the
+program.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from ckstore.errors import CkstoreError
+from ckstore.runtime.background import settle
+from ckstore.runtime.threads import limit_workers
+
+#: Added to the process's niceness: measured by `tools/bench/saver`.
+NICE = 10
+
+#: Seconds between looks whether the program is still there, where the system does not end both together.
+_LOOK = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the process is told when it begins.
+
+    Attributes
+    ----------
+    parent
+        Id of the program's process.
+    connection, areas
+        Descriptors.
+    store, run
+        What it stores into.
+    workers
+        Threads that encode.
+    nice
+        Added to its niceness.
+    """
+
+    parent: int
+    connection: int
+    areas: tuple[int, ...]
+    store: str
+    run: str
+    workers: int
+    nice: int = NICE
+
+    def to_text(self) -> str:
+        """As an argument of the command line."""
+        return json.dumps(asdict(self))
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """One state dict that is staged: in which area, where its pickle is there, and what is said of it."""
+
+    number: int
+    area: int
+    start: int
+    stop: int
+    step: int | None
+    metrics: dict[str, Any]
+    replace: bool
+
+
+def start(settings: Settings) -> subprocess.Popen[bytes]:
+    """Start the process; modules are found where this one finds them, and its main module is not imported again."""
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "ckstore.saving", settings.to_text()],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        pass_fds=(settings.connection, *settings.areas),
+        start_new_session=True,
+    )
+
+
+def main(text: str) -> None:
+    """Serve a program until it closes its end of the connection."""
+    settings = Settings(**json.loads(text))
+    settle(settings.parent, settings.nice)
+    limit_workers(settings.workers)
+    with Connection(settings.connection) as connection, suppress(EOFError, BrokenPipeError):
+        serve(settings, connection)
+
+
+def serve(settings: Settings, connection: Connection) -> None:
+    """Store what is staged, one after the other; sends (number, report or error) of each when it is durable."""
+    import google_crc32c  # noqa: F401 - what is imported late elsewhere, and every save takes
+
+    import ckstore.scanning.state_dicts  # noqa: F401
+    from ckstore.operations.compactor import Compactor
+    from ckstore.operations.ingest import ingest
+    from ckstore.operations.naming import policy_of
+    from ckstore.operations.request import IngestOptions
+    from ckstore.repository import Repository
+    from ckstore.saving.staging import StagedStates
+
+    areas = [StagedStates(descriptor) for descriptor in settings.areas]
+    with Repository(Path(settings.store)) as repository:
+        compactor = Compactor(repository)
+        try:
+            while True:
+                keep = max(1, policy_of(repository.catalog, settings.run).hot)
+                compactor.begin(settings.run, keep)
+                while not connection.poll(_LOOK):
+                    if os.getppid() != settings.parent:
+                        return
+                save: Save | None = connection.recv()
+                if save is None:
+                    break
+                compactor.pause()
+                try:
+                    options = IngestOptions(
+                        settings.run, save.step, metrics=save.metrics, replace=save.replace, hot=keep
+                    )
+                    answer: Any = ingest(repository, areas[save.area].read(save.start, save.stop), options)
+                except Exception as error:
+                    answer = _portable(error)
+                finally:
+                    compactor.resume()
+                connection.send((save.number, answer))
+        finally:
+            compactor.close(finish=False)
+
+
+def _portable(error: Exception) -> Exception:
+    """An error that arrives as what it is, or else as its text."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return CkstoreError(f"{type(error).__name__}: {error}")
+    return error
