@@ -35,7 +35,7 @@ def command(ctx: click.Context, version: str, globs: tuple[str, ...], is_long: b
     deltas back to a base, and the stored bytes an element. Small tensors are bundled, and have their bundle's
     figures.
 
-    stderr says which parts of npz and npy files are bytes and no tensors, and why.
+    stderr says which parts of files are bytes and no tensors, and why.
     """
     from ckstore.cli.storage_facts import StorageFacts, tensor_object, tensor_storage
 
@@ -87,7 +87,7 @@ def _bytes_of(version: Version) -> list[str]:
     """A sentence for each file that has parts which could be tensors and are not."""
     lines = []
     for number, layout in enumerate(version.layout.files):
-        if layout.kind in ("npy", "npz"):
+        if layout.kind in ("npy", "npz", "gguf"):
             parts = version.stored.parsed(number).bytes_for
             said = [f"{name} ({why})" if name else why for name, why in parts.items()]
             if said:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ckstore.errors import InputError
 from ckstore.formats.facts import facts_of_trainer_state
+from ckstore.formats.gguf import parse_gguf, starts_like_gguf
 from ckstore.formats.layout import Extent, FileLayout, Source
 from ckstore.formats.npy import parse_npy, parse_npz, starts_like_npy, starts_like_npz
 from ckstore.formats.safetensors import parse_safetensors, starts_like_safetensors
@@ -18,6 +19,7 @@ _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 _PARSERS = (
     ("npy", starts_like_npy, parse_npy),
+    ("gguf", starts_like_gguf, parse_gguf),
     ("npz", starts_like_npz, parse_npz),
     ("torch zip", starts_like_zip, parse_torch_zip),
     ("legacy torch", starts_like_legacy, parse_torch_legacy),
@@ -95,7 +97,7 @@ def is_pointer(source: Source) -> bool:
 def holds_tensors(source: Source) -> bool:
     """Whether a file is of a kind that holds tensors, told from its head and, for archives, its directory."""
     head = source.pread(0, min(source.size, FIRST_RECORD))
-    if starts_like_npy(head) or starts_like_npz(head):
+    if starts_like_npy(head) or starts_like_npz(head) or starts_like_gguf(head):
         return True
     if starts_like_zip(head):
         return archive_holds_tensors(source)

@@ -23,6 +23,7 @@ from ckstore.formats import BytesSource, FileLayout, parse, pieces, split_skelet
 from ckstore.formats.torch.state_dict import StateDictSource
 from ckstore.formats.torch.tree import MAX_DEPTH
 from tests.formats.reading import saved
+from tests.formats.written import gguf_bytes
 
 MAGIC = pickle.dumps(0x1950A86A20F9469CFC6C, 2)
 SYSTEM = {"protocol_version": 1001, "little_endian": True, "type_sizes": {"short": 2, "int": 4, "long": 4}}
@@ -79,6 +80,7 @@ def small_files() -> dict[str, bytes]:
         "safetensors": struct.pack("<Q", len(header)) + header + bytes(8),
         "npy": arrays["a.npy"],
         "npz": npz.getvalue(),
+        "gguf": gguf_bytes([("a", (2, 3), 0, 24), ("q", (1, 32), 2, 18)], 8),
     }
 
 

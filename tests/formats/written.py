@@ -1,0 +1,39 @@
+"""Files of formats that other libraries write, made by hand where a test has to contradict the format."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+
+def gguf_bytes(
+    tensors: Sequence[tuple[str | bytes, Sequence[int], int, int]],
+    alignment: int = 32,
+    *,
+    offsets: Sequence[int] = (),
+    count: int | None = None,
+    values: int = 2,
+    key: bytes = b"",
+) -> bytes:
+    """A GGUF file of tensors (name, shape, type, bytes), whose header may say something else.
+
+    `key` takes the place of what comes after the counts.
+    """
+    header = b"GGUF" + struct.pack("<IQQ", 3, len(tensors) if count is None else count, values)
+    header += key or (
+        _text("general.architecture") + struct.pack("<I", 8) + _text("llama")
+        + _text("general.alignment") + struct.pack("<II", 4, alignment)
+    )  # fmt: skip
+    data = b""
+    step = alignment or 32
+    for number, (name, shape, kind, nbytes) in enumerate(tensors):
+        offset = offsets[number] if offsets else len(data)
+        header += _text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *reversed(shape), kind, offset)
+        data += bytes(range(1, 33)) * (nbytes // 32) + bytes(nbytes % 32)
+        data += bytes(-len(data) % step)
+    return header + bytes(-len(header) % step) + data
+
+
+def _text(text: str | bytes) -> bytes:
+    data = text.encode() if isinstance(text, str) else text
+    return struct.pack("<Q", len(data)) + data
