@@ -42,7 +42,7 @@ from ckstore.objects import units
 from ckstore.policy import Policy
 from tests.checkpoints import scratch, sha256
 from tests.crafted import CraftedStore, everything, limits
-from tests.formats.written import gguf_bytes
+from tests.formats.written import flax_bytes, gguf_bytes
 
 #: What stands where something else should; longer things are made when they are drawn.
 JUNK: list[Any] = [
@@ -284,6 +284,8 @@ def make_files(directory: Path) -> dict[str, bytes]:
     with (directory / "npy").open("wb") as array, (directory / "npz").open("wb") as arrays:  # NumPy adds no endings
         np.save(array, np.arange(12.0).reshape(3, 4).T)
         np.savez(arrays, w=np.arange(6, dtype="f4"), s=np.int64(3), t=np.array(["a", "b"]))
+    state = {"params": {"w": np.arange(6, dtype="f4").reshape(2, 3)}, "n": [1, 2.5, "a", b"b", None], "step": 3}
+    (directory / "flax").write_bytes(flax_bytes(state))
     (directory / "gguf").write_bytes(gguf_bytes([("a", (2, 3), 0, 24), ("q", (64, 32), 2, 1152), ("h", (5,), 30, 10)]))
     return {path.name: path.read_bytes() for path in sorted(directory.iterdir()) if path.is_file()}
 

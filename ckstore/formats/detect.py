@@ -6,6 +6,7 @@ from ckstore.errors import InputError
 from ckstore.formats.facts import facts_of_trainer_state
 from ckstore.formats.gguf import parse_gguf, starts_like_gguf
 from ckstore.formats.layout import Extent, FileLayout, Source
+from ckstore.formats.msgpack import parse_msgpack, starts_like_msgpack
 from ckstore.formats.npy import parse_npy, parse_npz, starts_like_npy, starts_like_npz
 from ckstore.formats.safetensors import parse_safetensors, starts_like_safetensors
 from ckstore.formats.torch.legacy import parse_torch_legacy, starts_like_legacy
@@ -24,6 +25,7 @@ _PARSERS = (
     ("torch zip", starts_like_zip, parse_torch_zip),
     ("legacy torch", starts_like_legacy, parse_torch_legacy),
     ("safetensors", starts_like_safetensors, parse_safetensors),
+    ("MessagePack", starts_like_msgpack, parse_msgpack),
 )
 
 
@@ -101,4 +103,14 @@ def holds_tensors(source: Source) -> bool:
         return True
     if starts_like_zip(head):
         return archive_holds_tensors(source)
-    return starts_like_legacy(head) or starts_like_safetensors(head)
+    if starts_like_legacy(head) or starts_like_safetensors(head):
+        return True
+    return starts_like_msgpack(head) and _holds_arrays(source)
+
+
+def _holds_arrays(source: Source) -> bool:
+    """Whether a MessagePack file has arrays, be it damaged: parsing it says what is wrong."""
+    try:
+        return parse_msgpack(source) is not None
+    except InputError:
+        return True

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from typing import Any
+
+import msgpack
+import numpy as np
 
 
 def gguf_bytes(
@@ -32,6 +36,19 @@ def gguf_bytes(
         data += bytes(range(1, 33)) * (nbytes // 32) + bytes(nbytes % 32)
         data += bytes(-len(data) % step)
     return header + bytes(-len(header) % step) + data
+
+
+def flax_bytes(tree: Any) -> bytes:
+    """What `flax.serialization.msgpack_serialize` writes, but for arrays above 1 GiB."""
+
+    def extension(value: Any) -> msgpack.ExtType:
+        if isinstance(value, complex):
+            return msgpack.ExtType(2, msgpack.packb((value.real, value.imag)))
+        array = np.asarray(value)
+        data = msgpack.packb((array.shape, array.dtype.name, array.tobytes()), use_bin_type=True)
+        return msgpack.ExtType(1 if isinstance(value, np.ndarray) else 3, data)
+
+    return bytes(msgpack.packb(tree, default=extension, strict_types=True))
 
 
 def _text(text: str | bytes) -> bytes:

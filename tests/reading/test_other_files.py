@@ -11,6 +11,7 @@ import torch
 
 import ckstore
 from tests.checkpoints import sha256
+from tests.formats.written import flax_bytes
 
 Arrays = dict[str, np.ndarray]
 
@@ -35,8 +36,13 @@ def write_gguf(path: Path, arrays: Arrays) -> None:
     writer.close()
 
 
+def write_flax(path: Path, arrays: Arrays) -> None:
+    path.write_bytes(flax_bytes({"params": arrays}))
+
+
 #: Ending of a file, what writes it, and the path that a name has in it.
 WRITERS: dict[str, tuple[str, Callable[[Path, Arrays], None], Callable[[str], str]]] = {
+    "flax": (".msgpack", write_flax, lambda name: f"params/{name}"),
     "gguf": (".gguf", write_gguf, lambda name: name),
 }
 
