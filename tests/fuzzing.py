@@ -42,7 +42,7 @@ from ckstore.objects import units
 from ckstore.policy import Policy
 from tests.checkpoints import scratch, sha256
 from tests.crafted import CraftedStore, everything, limits
-from tests.formats.written import flax_bytes, gguf_bytes
+from tests.formats.written import flax_bytes, gguf_bytes, learner_bytes
 
 #: What stands where something else should; longer things are made when they are drawn.
 JUNK: list[Any] = [
@@ -286,6 +286,7 @@ def make_files(directory: Path) -> dict[str, bytes]:
         np.savez(arrays, w=np.arange(6, dtype="f4"), s=np.int64(3), t=np.array(["a", "b"]))
     state = {"params": {"w": np.arange(6, dtype="f4").reshape(2, 3)}, "n": [1, 2.5, "a", b"b", None], "step": 3}
     (directory / "flax").write_bytes(flax_bytes(state))
+    (directory / "learner").write_bytes(learner_bytes(model, {"state": {0: model["w"]}}))
     (directory / "gguf").write_bytes(gguf_bytes([("a", (2, 3), 0, 24), ("q", (64, 32), 2, 1152), ("h", (5,), 30, 10)]))
     return {path.name: path.read_bytes() for path in sorted(directory.iterdir()) if path.is_file()}
 
@@ -305,14 +306,14 @@ def mutated_file(name: str, data: bytes, random: random.Random) -> bytes:
         end = data.index(b"PK\3\4", at)
         changed = flipped(data[at:end], random)[: end - at].ljust(end - at, b".")
         return _with_crc(data[:at] + changed + data[end:], at)
-    if name == "npz" and random.random() < 0.5:
+    if name in ("npz", "learner") and random.random() < 0.5:
         # Headers of arrays, with checksums that fit.
         out = io.BytesIO()
         with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(out, "w") as archive:
             for member in old.namelist():
                 archive.writestr(member, flipped(old.read(member), random))
         return out.getvalue()
-    if name in ("zip", "npz") and random.random() < 0.5:
+    if name in ("zip", "npz", "learner") and random.random() < 0.5:
         at = data.index(b"PK\1\2")
         return data[:at] + flipped(data[at:], random)
     return flipped(data, random)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ckstore.errors import InputError
+from ckstore.formats.archive import parse_archive
 from ckstore.formats.facts import facts_of_trainer_state
 from ckstore.formats.gguf import parse_gguf, starts_like_gguf
 from ckstore.formats.layout import Extent, FileLayout, Source
@@ -18,11 +21,26 @@ OPAQUE_SKELETON_BYTES = 1 << 16
 _MAX_MESSAGE = 240
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
-_PARSERS = (
+
+def _parse_archive(source: Source) -> FileLayout | None:
+    return parse_archive(source, _parse_entry)
+
+
+def _parse_entry(source: Source) -> FileLayout | None:
+    """The layout of a file in an archive; None where it is of no kind that can be told from a few bytes."""
+    head = source.pread(0, min(source.size, FIRST_RECORD))
+    for _, recognises, parser in _PARSERS:
+        if parser not in (_parse_archive, parse_msgpack) and recognises(head):
+            return parser(source)
+    return None
+
+
+_PARSERS: tuple[tuple[str, Callable[[bytes], bool], Callable[[Source], FileLayout | None]], ...] = (
     ("npy", starts_like_npy, parse_npy),
     ("gguf", starts_like_gguf, parse_gguf),
     ("npz", starts_like_npz, parse_npz),
     ("torch zip", starts_like_zip, parse_torch_zip),
+    ("zip", starts_like_zip, _parse_archive),
     ("legacy torch", starts_like_legacy, parse_torch_legacy),
     ("safetensors", starts_like_safetensors, parse_safetensors),
     ("MessagePack", starts_like_msgpack, parse_msgpack),
@@ -65,7 +83,8 @@ def parse(source: Source, name: str = "", *, lone: bool = False) -> FileLayout:
                 raise InputError(
                     f"{called} is not a sound {kind} file: {_presentable(error)}; --force stores its bytes as they are."
                 ) from error
-            return layout or parse_opaque(source)
+            if layout is not None:
+                return layout
     layout = parse_opaque(source)
     layout.facts = facts_of_trainer_state(source, name)
     return layout
@@ -102,15 +121,15 @@ def holds_tensors(source: Source) -> bool:
     if starts_like_npy(head) or starts_like_npz(head) or starts_like_gguf(head):
         return True
     if starts_like_zip(head):
-        return archive_holds_tensors(source)
+        return archive_holds_tensors(source) or _holds_tensors(source, _parse_archive)
     if starts_like_legacy(head) or starts_like_safetensors(head):
         return True
-    return starts_like_msgpack(head) and _holds_arrays(source)
+    return starts_like_msgpack(head) and _holds_tensors(source, parse_msgpack)
 
 
-def _holds_arrays(source: Source) -> bool:
-    """Whether a MessagePack file has arrays, be it damaged: parsing it says what is wrong."""
+def _holds_tensors(source: Source, parser: Callable[[Source], FileLayout | None]) -> bool:
+    """Whether a file has tensors, be it damaged: parsing it says what is wrong."""
     try:
-        return parse_msgpack(source) is not None
+        return parser(source) is not None
     except InputError:
         return True

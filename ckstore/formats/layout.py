@@ -18,7 +18,7 @@ Path = tuple[Segment, ...]
 MARKS = ("conj", "neg", "parameter", "requires_grad", "array")
 
 #: Kinds of files.
-KINDS = ("torch-zip", "torch-legacy", "safetensors", "npy", "npz", "gguf", "msgpack", "opaque")
+KINDS = ("torch-zip", "torch-legacy", "safetensors", "npy", "npz", "gguf", "msgpack", "zip", "opaque")
 
 #: More axes than any tensor has.
 MOST_AXES = 256
@@ -164,7 +164,8 @@ class Tensor:
 class Checked:
     """A stretch of the file whose CRC-32 the container holds, little-endian, at one or more places of the skeleton.
 
-    Ingest compares them; the manifest keeps them as zeros; checkout computes them again.
+    Ingest compares them; the manifest keeps them as zeros; checkout computes them again. A stretch may have others
+    in it, which come before it in the layout; these have none.
     """
 
     name: str

@@ -23,7 +23,7 @@ from ckstore.formats import BytesSource, FileLayout, parse, pieces, split_skelet
 from ckstore.formats.torch.state_dict import StateDictSource
 from ckstore.formats.torch.tree import MAX_DEPTH
 from tests.formats.reading import saved
-from tests.formats.written import flax_bytes, gguf_bytes
+from tests.formats.written import flax_bytes, gguf_bytes, learner_bytes
 
 MAGIC = pickle.dumps(0x1950A86A20F9469CFC6C, 2)
 SYSTEM = {"protocol_version": 1001, "little_endian": True, "type_sizes": {"short": 2, "int": 4, "long": 4}}
@@ -81,6 +81,7 @@ def small_files() -> dict[str, bytes]:
         "npy": arrays["a.npy"],
         "npz": npz.getvalue(),
         "flax": flax_bytes({"a": np.arange(20.0), "b": {"c": [1, None, "x"], "s": np.float32(2)}, "step": 3}),
+        "learner": learner_bytes({"a": torch.arange(3.0)}, {"s": {0: torch.ones(2)[::2]}}),
         "gguf": gguf_bytes([("a", (2, 3), 0, 24), ("q", (1, 32), 2, 18)], 8),
     }
 

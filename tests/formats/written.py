@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
+import json
 import struct
+import zipfile
 from collections.abc import Sequence
 from typing import Any
 
 import msgpack
 import numpy as np
+import torch
 
 
 def gguf_bytes(
@@ -36,6 +40,21 @@ def gguf_bytes(
         data += bytes(range(1, 33)) * (nbytes // 32) + bytes(nbytes % 32)
         data += bytes(-len(data) % step)
     return header + bytes(-len(header) % step) + data
+
+
+def learner_bytes(policy: Any, optimizer: Any, steps: int = 3, compression: int = zipfile.ZIP_STORED) -> bytes:
+    """What `save` of a Stable-Baselines 3 model writes."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", compression) as archive:
+        archive.writestr("data", json.dumps({"gamma": 0.99, "num_timesteps": steps}))
+        for name, value in (
+            ("pytorch_variables.pth", {}), ("policy.pth", policy), ("policy.optimizer.pth", optimizer),
+        ):  # fmt: skip
+            with archive.open(name, "w", force_zip64=True) as entry:
+                torch.save(value, entry)
+        archive.writestr("_stable_baselines3_version", "2.7.0")
+        archive.writestr("system_info.txt", "- OS: Linux")
+    return out.getvalue()
 
 
 def flax_bytes(tree: Any) -> bytes:

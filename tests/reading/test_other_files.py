@@ -11,7 +11,7 @@ import torch
 
 import ckstore
 from tests.checkpoints import sha256
-from tests.formats.written import flax_bytes
+from tests.formats.written import flax_bytes, learner_bytes
 
 Arrays = dict[str, np.ndarray]
 
@@ -40,9 +40,15 @@ def write_flax(path: Path, arrays: Arrays) -> None:
     path.write_bytes(flax_bytes({"params": arrays}))
 
 
+def write_learner(path: Path, arrays: Arrays) -> None:
+    steps = int(path.name.removeprefix("step").removesuffix("_steps.zip"))
+    path.write_bytes(learner_bytes({name: torch.from_numpy(array) for name, array in arrays.items()}, {}, steps))
+
+
 #: Ending of a file, what writes it, and the path that a name has in it.
 WRITERS: dict[str, tuple[str, Callable[[Path, Arrays], None], Callable[[str], str]]] = {
     "flax": (".msgpack", write_flax, lambda name: f"params/{name}"),
+    "learner": ("_steps.zip", write_learner, lambda name: f"policy/{name}"),
     "gguf": (".gguf", write_gguf, lambda name: name),
 }
 
