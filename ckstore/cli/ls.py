@@ -87,7 +87,7 @@ def _bytes_of(version: Version) -> list[str]:
     """A sentence for each file that has parts which could be tensors and are not."""
     lines = []
     for number, layout in enumerate(version.layout.files):
-        if layout.kind in ("npy", "npz", "gguf", "msgpack", "zip"):
+        if layout.kind in ("npy", "npz", "gguf", "msgpack", "hdf5", "zip"):
             parts = version.stored.parsed(number).bytes_for
             said = [f"{name} ({why})" if name else why for name, why in parts.items()]
             if said:

@@ -8,6 +8,7 @@ from ckstore.errors import InputError
 from ckstore.formats.archive import parse_archive
 from ckstore.formats.facts import facts_of_trainer_state
 from ckstore.formats.gguf import parse_gguf, starts_like_gguf
+from ckstore.formats.hdf5 import parse_hdf5, starts_like_hdf5
 from ckstore.formats.layout import Extent, FileLayout, Source
 from ckstore.formats.msgpack import parse_msgpack, starts_like_msgpack
 from ckstore.formats.npy import parse_npy, parse_npz, starts_like_npy, starts_like_npz
@@ -38,6 +39,7 @@ def _parse_entry(source: Source) -> FileLayout | None:
 _PARSERS: tuple[tuple[str, Callable[[bytes], bool], Callable[[Source], FileLayout | None]], ...] = (
     ("npy", starts_like_npy, parse_npy),
     ("gguf", starts_like_gguf, parse_gguf),
+    ("hdf5", starts_like_hdf5, parse_hdf5),
     ("npz", starts_like_npz, parse_npz),
     ("torch zip", starts_like_zip, parse_torch_zip),
     ("zip", starts_like_zip, _parse_archive),
@@ -118,7 +120,7 @@ def is_pointer(source: Source) -> bool:
 def holds_tensors(source: Source) -> bool:
     """Whether a file is of a kind that holds tensors, told from its head and, for archives, its directory."""
     head = source.pread(0, min(source.size, FIRST_RECORD))
-    if starts_like_npy(head) or starts_like_npz(head) or starts_like_gguf(head):
+    if starts_like_npy(head) or starts_like_npz(head) or starts_like_gguf(head) or starts_like_hdf5(head):
         return True
     if starts_like_zip(head):
         return archive_holds_tensors(source) or _holds_tensors(source, _parse_archive)

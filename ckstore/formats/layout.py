@@ -18,7 +18,7 @@ Path = tuple[Segment, ...]
 MARKS = ("conj", "neg", "parameter", "requires_grad", "array")
 
 #: Kinds of files.
-KINDS = ("torch-zip", "torch-legacy", "safetensors", "npy", "npz", "gguf", "msgpack", "zip", "opaque")
+KINDS = ("torch-zip", "torch-legacy", "safetensors", "npy", "npz", "gguf", "msgpack", "hdf5", "zip", "opaque")
 
 #: More axes than any tensor has.
 MOST_AXES = 256

@@ -57,6 +57,33 @@ def learner_bytes(policy: Any, optimizer: Any, steps: int = 3, compression: int 
     return out.getvalue()
 
 
+def hdf5_bytes(tree: Any, **options: Any) -> bytes:
+    """What `h5py` writes for nested dictionaries of arrays."""
+    import h5py
+
+    out = io.BytesIO()
+    with h5py.File(out, "w", **options) as file:
+        left = [(file, tree)]
+        while left:
+            group, members = left.pop()
+            for name, value in members.items():
+                if isinstance(value, dict):
+                    left.append((group.create_group(name), value))
+                else:
+                    group[name] = value
+    return out.getvalue()
+
+
+def keras_bytes(weights: Any, compression: int = zipfile.ZIP_STORED) -> bytes:
+    """What `Model.save` of Keras writes to a `.keras` file."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", compression) as archive:
+        archive.writestr("metadata.json", json.dumps({"keras_version": "3.15.1"}))
+        archive.writestr("config.json", json.dumps({"module": "keras", "class_name": "Sequential"}))
+        archive.writestr("model.weights.h5", hdf5_bytes(weights))
+    return out.getvalue()
+
+
 def flax_bytes(tree: Any) -> bytes:
     """What `flax.serialization.msgpack_serialize` writes, but for arrays above 1 GiB."""
 

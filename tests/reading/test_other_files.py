@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ import torch
 
 import ckstore
 from tests.checkpoints import sha256
-from tests.formats.written import flax_bytes, learner_bytes
+from tests.formats.written import flax_bytes, hdf5_bytes, keras_bytes, learner_bytes
 
 Arrays = dict[str, np.ndarray]
 
@@ -45,10 +47,27 @@ def write_learner(path: Path, arrays: Arrays) -> None:
     path.write_bytes(learner_bytes({name: torch.from_numpy(array) for name, array in arrays.items()}, {}, steps))
 
 
+def nested(arrays: Arrays) -> dict[str, Any]:
+    """Arrays as the variables of layers."""
+    return {"layers": {name: {"vars": {"0": array}} for name, array in arrays.items()}}
+
+
+def write_hdf5(path: Path, arrays: Arrays) -> None:
+    pytest.importorskip("h5py")
+    path.write_bytes(hdf5_bytes(nested(arrays)))
+
+
+def write_keras(path: Path, arrays: Arrays) -> None:
+    pytest.importorskip("h5py")
+    path.write_bytes(keras_bytes(nested(arrays)))
+
+
 #: Ending of a file, what writes it, and the path that a name has in it.
 WRITERS: dict[str, tuple[str, Callable[[Path, Arrays], None], Callable[[str], str]]] = {
     "flax": (".msgpack", write_flax, lambda name: f"params/{name}"),
     "learner": ("_steps.zip", write_learner, lambda name: f"policy/{name}"),
+    "hdf5": (".weights.h5", write_hdf5, lambda name: f"layers/{name}/vars/0"),
+    "keras": (".keras", write_keras, lambda name: f"model.weights/layers/{name}/vars/0"),
     "gguf": (".gguf", write_gguf, lambda name: name),
 }
 
@@ -94,3 +113,23 @@ def test_a_series_takes_what_torch_files_take(kind: str, series: tuple[list[Arra
         for segment in path_of(name).split("/"):
             tensor = tensor[segment]
         np.testing.assert_array_equal(tensor.numpy(), array, strict=True)
+
+
+def test_tensors_that_lie_side_by_side_have_storages_that_fit(tmp_path: Path) -> None:
+    h5py = pytest.importorskip("h5py")
+    weights = {"a": np.arange(3, dtype="i1"), "b": np.arange(5, dtype="f4"), "c": np.arange(2, dtype="f8")}
+    with h5py.File(tmp_path / "x.h5", "w") as file:  # Space is taken when a dataset is written.
+        datasets = {name: file.create_dataset(name, array.shape, array.dtype) for name, array in weights.items()}
+        for name, dataset in datasets.items():
+            dataset[:] = weights[name]
+    with zipfile.ZipFile(tmp_path / "x.keras", "w") as archive:
+        archive.write(tmp_path / "x.h5", "model.weights.h5")
+    with ckstore.init(tmp_path / "store") as store:
+        for step, name in enumerate(("x.keras", "x.h5")):
+            store.ingest(tmp_path / name, run="a", step=step)
+        extents = store["a@1"].layout.files[0].extents
+        assert [extent.start - extents[0].start for extent in extents] == [0, 3, 23]
+        for found in (store["a@0"].state_dict()["model.weights"], store["a@1"].state_dict()):
+            assert set(found) == set(weights)
+            for name, array in weights.items():
+                np.testing.assert_array_equal(found[name].numpy(), array, strict=True)
