@@ -16,10 +16,27 @@ from ckstore.formats.safetensors import parse_safetensors, starts_like_safetenso
 from ckstore.formats.torch.legacy import parse_torch_legacy, starts_like_legacy
 from ckstore.formats.torch.zip import archive_holds_tensors, parse_torch_zip
 from ckstore.formats.zip_directory import FIRST_RECORD, starts_like_zip
+from ckstore.storage.zip_records import LOCAL_MAGIC
 
 #: Opaque files below this size in bytes are skeleton altogether.
 OPAQUE_SKELETON_BYTES = 1 << 16
 _MAX_MESSAGE = 240
+_ORBAX = b"\x0c\xdb\x3a\x2a"
+#: Why files stay bytes, by place and bytes in them.
+_UNREAD = (
+    (0, LOCAL_MAGIC, "a zip archive in which no stored file holds tensors"),
+    (0, _ORBAX, "a database of Orbax, whose chunks are compressed: to have tensors and deltas, store "
+     "what Orbax restores as a file of flax, NumPy or safetensors"),
+    (0, b"\x1f\x8b", "compressed with gzip: unpack it, the store compresses better"),
+    (0, b"\x28\xb5\x2f\xfd", "compressed with zstd: unpack it, the store compresses better"),
+    (0, b"\xfd7zXZ\0", "compressed with xz: unpack it, the store compresses better"),
+    (0, b"BZh", "compressed with bzip2: unpack it, the store compresses better"),
+    (257, b"ustar", "a tar archive: unpack it"),
+    (0, b"\x80\2", "a pickle that torch has not written"),
+    (0, b"\x80\3", "a pickle that torch has not written"),
+    (0, b"\x80\4", "a pickle that torch has not written"),
+    (0, b"\x80\5", "a pickle that torch has not written"),
+)  # fmt: skip
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
@@ -64,7 +81,7 @@ def parse(source: Source, name: str = "", *, lone: bool = False) -> FileLayout:
     Returns
     -------
     FileLayout
-        Of kind `opaque` where the content is of no known kind.
+        Of kind `opaque` where the content is of no kind that is read; `bytes_for` says why where that is known.
 
     Raises
     ------
@@ -88,6 +105,9 @@ def parse(source: Source, name: str = "", *, lone: bool = False) -> FileLayout:
             if layout is not None:
                 return layout
     layout = parse_opaque(source)
+    why = next((why for place, magic, why in _UNREAD if head.startswith(magic, place)), "")
+    if why:
+        layout.bytes_for[""] = why
     layout.facts = facts_of_trainer_state(source, name)
     return layout
 
@@ -118,13 +138,13 @@ def is_pointer(source: Source) -> bool:
 
 
 def holds_tensors(source: Source) -> bool:
-    """Whether a file is of a kind that holds tensors, told from its head and, for archives, its directory."""
+    """Whether a file is a checkpoint: of a kind that holds tensors, by its head and what is in it, or of Orbax."""
     head = source.pread(0, min(source.size, FIRST_RECORD))
     if starts_like_npy(head) or starts_like_npz(head) or starts_like_gguf(head) or starts_like_hdf5(head):
         return True
     if starts_like_zip(head):
         return archive_holds_tensors(source) or _holds_tensors(source, _parse_archive)
-    if starts_like_legacy(head) or starts_like_safetensors(head):
+    if starts_like_legacy(head) or starts_like_safetensors(head) or head.startswith(_ORBAX):
         return True
     return starts_like_msgpack(head) and _holds_tensors(source, parse_msgpack)
 
