@@ -140,7 +140,7 @@ def _input(path: Path, *, force: bool) -> _Input:
         files = [open_file(path, force=force)]
         files[0].source.close()
     names = (str(tensor.path) for file in files if file.layout.kind != "opaque" for tensor in file.layout.tensors)
-    why = next((why for file in files if file.layout.kind == "opaque" for why in file.layout.bytes_for.values()), "")
+    why = next((why for file in files for why in file.layout.bytes_for.values()), "")
     return _Input(path, frozenset(names), why)
 
 
