@@ -27,6 +27,7 @@ import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 from threading import Timer
@@ -42,6 +43,7 @@ from ckstore.objects import units
 from ckstore.policy import Policy
 from tests.checkpoints import scratch, sha256
 from tests.crafted import CraftedStore, everything, limits
+from tests.formats.written import flax_bytes, gguf_bytes, hdf5_bytes, keras_bytes, learner_bytes
 
 #: What stands where something else should; longer things are made when they are drawn.
 JUNK: list[Any] = [
@@ -283,7 +285,16 @@ def make_files(directory: Path) -> dict[str, bytes]:
     with (directory / "npy").open("wb") as array, (directory / "npz").open("wb") as arrays:  # NumPy adds no endings
         np.save(array, np.arange(12.0).reshape(3, 4).T)
         np.savez(arrays, w=np.arange(6, dtype="f4"), s=np.int64(3), t=np.array(["a", "b"]))
-    return {name: (directory / name).read_bytes() for name in ("zip", "legacy", "safetensors", "npy", "npz")}
+    state = {"params": {"w": np.arange(6, dtype="f4").reshape(2, 3)}, "n": [1, 2.5, "a", b"b", None], "step": 3}
+    (directory / "flax").write_bytes(flax_bytes(state))
+    (directory / "learner").write_bytes(learner_bytes(model, {"state": {0: model["w"]}}))
+    if find_spec("h5py"):
+        weights = {"layers": {"dense": {"vars": {"0": np.ones((3, 4), "f4"), "1": np.arange(3, dtype="i2")}}}}
+        (directory / "hdf5").write_bytes(hdf5_bytes(weights))
+        (directory / "late hdf5").write_bytes(hdf5_bytes(weights, libver="latest"))
+        (directory / "keras").write_bytes(keras_bytes(weights))
+    (directory / "gguf").write_bytes(gguf_bytes([("a", (2, 3), 0, 24), ("q", (64, 32), 2, 1152), ("h", (5,), 30, 10)]))
+    return {path.name: path.read_bytes() for path in sorted(directory.iterdir()) if path.is_file()}
 
 
 def mutated_file(name: str, data: bytes, random: random.Random) -> bytes:
@@ -301,14 +312,14 @@ def mutated_file(name: str, data: bytes, random: random.Random) -> bytes:
         end = data.index(b"PK\3\4", at)
         changed = flipped(data[at:end], random)[: end - at].ljust(end - at, b".")
         return _with_crc(data[:at] + changed + data[end:], at)
-    if name == "npz" and random.random() < 0.5:
+    if name in ("npz", "learner", "keras") and random.random() < 0.5:
         # Headers of arrays, with checksums that fit.
         out = io.BytesIO()
         with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(out, "w") as archive:
             for member in old.namelist():
                 archive.writestr(member, flipped(old.read(member), random))
         return out.getvalue()
-    if name in ("zip", "npz") and random.random() < 0.5:
+    if name in ("zip", "npz", "learner", "keras") and random.random() < 0.5:
         at = data.index(b"PK\1\2")
         return data[:at] + flipped(data[at:], random)
     return flipped(data, random)

@@ -209,10 +209,10 @@ def command(
 ) -> None:
     """Store checkpoints as versions of a run.
 
-    Each PATH, a file or a directory, becomes one version. Files go in whatever they are: torch, safetensors, npz, npy,
-    or anything else as opaque bytes. Several are stored in the order of their steps: those that the contents tell if
-    they differ, else the number that differs among the names; those without one come last, by name. Where some of
-    several fail, the others are stored.
+    Each PATH, a file or a directory, becomes one version. Files go in whatever they are: those of torch, safetensors,
+    NumPy, Keras, flax and llama.cpp with their tensors, anything else as opaque bytes. Several are stored in the order
+    of their steps: those that the contents tell if they differ, else the number that differs among the names; those
+    without one come last, by name. Where some of several fail, the others are stored.
     """
     from ckstore.cli.evaluation import evaluator
     from ckstore.scanning.steps import Planned

@@ -8,11 +8,14 @@ import click
 
 from ckstore.cli.output import json_option, print_json, print_table
 from ckstore.cli.verb import VersionName, open_store, verb, version_of
-from ckstore.errors import NotFoundError
+from ckstore.errors import InputError, NotFoundError
 
 if TYPE_CHECKING:
     from ckstore.formats.layout import Tensor
     from ckstore.version import Version
+
+#: Kinds of files with parts that could be tensors and are not.
+_WITH_BYTES = ("npy", "npz", "gguf", "msgpack", "hdf5", "zip")
 
 
 @verb(
@@ -35,7 +38,7 @@ def command(ctx: click.Context, version: str, globs: tuple[str, ...], is_long: b
     deltas back to a base, and the stored bytes an element. Small tensors are bundled, and have their bundle's
     figures.
 
-    stderr says which parts of npz and npy files are bytes and no tensors, and why.
+    stderr says which files, or parts of them, are bytes and no tensors, and why.
     """
     from ckstore.cli.storage_facts import StorageFacts, tensor_object, tensor_storage
 
@@ -84,16 +87,38 @@ def matching(version: Version, globs: tuple[str, ...]) -> dict[str, tuple[int, T
 
 
 def _bytes_of(version: Version) -> list[str]:
-    """A sentence for each file that has parts which could be tensors and are not."""
+    """A sentence for each file with parts that could be tensors and are not, and why files hold none at all."""
     lines = []
+    opaque: dict[str, list[str]] = {}
     for number, layout in enumerate(version.layout.files):
-        if layout.kind in ("npy", "npz"):
+        path = version.document.files[number].path
+        if layout.kind == "opaque":
+            why = _why_opaque(version, number)
+            if why or len(version.layout.files) == 1:
+                opaque.setdefault(why or "of no kind whose tensors are read", []).append(path)
+        elif layout.kind in _WITH_BYTES:
             parts = version.stored.parsed(number).bytes_for
             said = [f"{name} ({why})" if name else why for name, why in parts.items()]
             if said:
-                shown = ", ".join(said[:3]) + (", …" if len(said) > 3 else "")
-                lines.append(f"{version.document.files[number].path} has bytes that are not tensors: {shown}.")
+                lines.append(f"{path} has bytes that are not tensors: {_first(said)}.")
+    for why, paths in opaque.items():
+        lines.append(f"{_first(paths)} {'is' if len(paths) == 1 else 'are'} bytes: {why}.")
     return lines
+
+
+def _why_opaque(version: Version, number: int) -> str:
+    """Why a file has no tensors, where anything is known of it."""
+    try:
+        parsed = version.stored.parsed(number)
+    except InputError as error:
+        return f"damaged ({error.__cause__ or error})"
+    if parsed.kind != "opaque":
+        return "stored with --force, or when files of its kind were not read yet"
+    return parsed.bytes_for.get("", "")
+
+
+def _first(items: list[str]) -> str:
+    return ", ".join(items[:3]) + (", …" if len(items) > 3 else "")
 
 
 def _cells(item: dict[str, Any], is_long: bool) -> list[object]:

@@ -2,26 +2,67 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ckstore.errors import InputError
+from ckstore.formats.archive import parse_archive
 from ckstore.formats.facts import facts_of_trainer_state
+from ckstore.formats.gguf import parse_gguf, starts_like_gguf
+from ckstore.formats.hdf5 import parse_hdf5, starts_like_hdf5
 from ckstore.formats.layout import Extent, FileLayout, Source
+from ckstore.formats.msgpack import parse_msgpack, starts_like_msgpack
 from ckstore.formats.npy import parse_npy, parse_npz, starts_like_npy, starts_like_npz
 from ckstore.formats.safetensors import parse_safetensors, starts_like_safetensors
 from ckstore.formats.torch.legacy import parse_torch_legacy, starts_like_legacy
 from ckstore.formats.torch.zip import archive_holds_tensors, parse_torch_zip
 from ckstore.formats.zip_directory import FIRST_RECORD, starts_like_zip
+from ckstore.storage.zip_records import LOCAL_MAGIC
 
 #: Opaque files below this size in bytes are skeleton altogether.
 OPAQUE_SKELETON_BYTES = 1 << 16
 _MAX_MESSAGE = 240
+_ORBAX = b"\x0c\xdb\x3a\x2a"
+#: Why files stay bytes, by place and bytes in them.
+_UNREAD = (
+    (0, LOCAL_MAGIC, "a zip archive in which no stored file holds tensors"),
+    (0, _ORBAX, "a database of Orbax, whose chunks are compressed: to have tensors and deltas, store "
+     "what Orbax restores as a file of flax, NumPy or safetensors"),
+    (0, b"\x1f\x8b", "compressed with gzip: unpack it, the store compresses better"),
+    (0, b"\x28\xb5\x2f\xfd", "compressed with zstd: unpack it, the store compresses better"),
+    (0, b"\xfd7zXZ\0", "compressed with xz: unpack it, the store compresses better"),
+    (0, b"BZh", "compressed with bzip2: unpack it, the store compresses better"),
+    (257, b"ustar", "a tar archive: unpack it"),
+    (0, b"\x80\2", "a pickle that torch has not written"),
+    (0, b"\x80\3", "a pickle that torch has not written"),
+    (0, b"\x80\4", "a pickle that torch has not written"),
+    (0, b"\x80\5", "a pickle that torch has not written"),
+)  # fmt: skip
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
-_PARSERS = (
+
+def _parse_archive(source: Source) -> FileLayout | None:
+    return parse_archive(source, _parse_entry)
+
+
+def _parse_entry(source: Source) -> FileLayout | None:
+    """The layout of a file in an archive; None where it is of no kind that can be told from a few bytes."""
+    head = source.pread(0, min(source.size, FIRST_RECORD))
+    for _, recognises, parser in _PARSERS:
+        if parser not in (_parse_archive, parse_msgpack) and recognises(head):
+            return parser(source)
+    return None
+
+
+_PARSERS: tuple[tuple[str, Callable[[bytes], bool], Callable[[Source], FileLayout | None]], ...] = (
     ("npy", starts_like_npy, parse_npy),
+    ("gguf", starts_like_gguf, parse_gguf),
+    ("hdf5", starts_like_hdf5, parse_hdf5),
     ("npz", starts_like_npz, parse_npz),
     ("torch zip", starts_like_zip, parse_torch_zip),
+    ("zip", starts_like_zip, _parse_archive),
     ("legacy torch", starts_like_legacy, parse_torch_legacy),
     ("safetensors", starts_like_safetensors, parse_safetensors),
+    ("MessagePack", starts_like_msgpack, parse_msgpack),
 )
 
 
@@ -40,7 +81,7 @@ def parse(source: Source, name: str = "", *, lone: bool = False) -> FileLayout:
     Returns
     -------
     FileLayout
-        Of kind `opaque` where the content is of no known kind.
+        Of kind `opaque` where the content is of no kind that is read; `bytes_for` says why where that is known.
 
     Raises
     ------
@@ -61,8 +102,12 @@ def parse(source: Source, name: str = "", *, lone: bool = False) -> FileLayout:
                 raise InputError(
                     f"{called} is not a sound {kind} file: {_presentable(error)}; --force stores its bytes as they are."
                 ) from error
-            return layout or parse_opaque(source)
+            if layout is not None:
+                return layout
     layout = parse_opaque(source)
+    why = next((why for place, magic, why in _UNREAD if head.startswith(magic, place)), "")
+    if why:
+        layout.bytes_for[""] = why
     layout.facts = facts_of_trainer_state(source, name)
     return layout
 
@@ -93,10 +138,20 @@ def is_pointer(source: Source) -> bool:
 
 
 def holds_tensors(source: Source) -> bool:
-    """Whether a file is of a kind that holds tensors, told from its head and, for archives, its directory."""
+    """Whether a file is a checkpoint: of a kind that holds tensors, by its head and what is in it, or of Orbax."""
     head = source.pread(0, min(source.size, FIRST_RECORD))
-    if starts_like_npy(head) or starts_like_npz(head):
+    if starts_like_npy(head) or starts_like_npz(head) or starts_like_gguf(head) or starts_like_hdf5(head):
         return True
     if starts_like_zip(head):
-        return archive_holds_tensors(source)
-    return starts_like_legacy(head) or starts_like_safetensors(head)
+        return archive_holds_tensors(source) or _holds_tensors(source, _parse_archive)
+    if starts_like_legacy(head) or starts_like_safetensors(head) or head.startswith(_ORBAX):
+        return True
+    return starts_like_msgpack(head) and _holds_tensors(source, parse_msgpack)
+
+
+def _holds_tensors(source: Source, parser: Callable[[Source], FileLayout | None]) -> bool:
+    """Whether a file has tensors, be it damaged: parsing it says what is wrong."""
+    try:
+        return parser(source) is not None
+    except InputError:
+        return True

@@ -106,9 +106,7 @@ def require_checkpoint(root: str | os.PathLike[str], entries: Iterable[Entry]) -
                         f"{os.path.join(root, entry.path)} is a Git LFS pointer, not the checkpoint itself; "
                         "run `git lfs pull` first."
                     )
-    raise InputError(
-        f"{os.fspath(root)} holds no checkpoint: none of its files is a torch, safetensors, npz or npy file."
-    )
+    raise InputError(f"{os.fspath(root)} holds no checkpoint: none of its files is of a kind that holds tensors.")
 
 
 def refuse_several(root: str | os.PathLike[str], entries: Iterable[Entry]) -> None:

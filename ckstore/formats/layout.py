@@ -18,7 +18,7 @@ Path = tuple[Segment, ...]
 MARKS = ("conj", "neg", "parameter", "requires_grad", "array")
 
 #: Kinds of files.
-KINDS = ("torch-zip", "torch-legacy", "safetensors", "npy", "npz", "opaque")
+KINDS = ("torch-zip", "torch-legacy", "safetensors", "npy", "npz", "gguf", "msgpack", "hdf5", "zip", "opaque")
 
 #: More axes than any tensor has.
 MOST_AXES = 256
@@ -69,6 +69,22 @@ def like(mapping: dict[Any, Any], pairs: Iterable[tuple[Any, Any]]) -> dict[Any,
     if isinstance(mapping, defaultdict):
         return defaultdict(mapping.default_factory, pairs)
     return OrderedDict(pairs) if isinstance(mapping, OrderedDict) else dict(pairs)
+
+
+def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides in elements of an array whose last axis is contiguous.
+
+    Examples
+    --------
+    >>> row_major((4, 0, 3))
+    (3, 3, 1)
+    """
+    strides: list[int] = []
+    step = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +164,8 @@ class Tensor:
 class Checked:
     """A stretch of the file whose CRC-32 the container holds, little-endian, at one or more places of the skeleton.
 
-    Ingest compares them; the manifest keeps them as zeros; checkout computes them again.
+    Ingest compares them; the manifest keeps them as zeros; checkout computes them again. A stretch may have others
+    in it, which come before it in the layout; these have none.
     """
 
     name: str
@@ -164,7 +181,7 @@ class FileLayout:
     Attributes
     ----------
     kind
-        `torch-zip`, `torch-legacy`, `safetensors`, `npy`, `npz` or `opaque`.
+        One of `KINDS`.
     size
         Size of the file in bytes.
     extents, tensors, checked
@@ -172,7 +189,7 @@ class FileLayout:
     tree
         The nested structure with `TensorRef` leaves, `Unknown` nodes, plain containers (dict, list, tuple, set,
         frozenset, `collections.OrderedDict`, `collections.defaultdict` of a built-in class) and plain values; for
-        safetensors and npz a flat dict, for npy its one tensor; None without tensors.
+        safetensors, npz and gguf a flat dict, for npy its one tensor; None without tensors.
     facts
         What the file says of itself: `step`, `epoch` (integers) where its top level or its metadata holds them.
     bytes_for

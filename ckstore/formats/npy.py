@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import InputError
-from ckstore.formats.layout import Checked, Extent, FileLayout, Path, Source, Tensor, TensorRef
+from ckstore.formats.layout import Checked, Extent, FileLayout, Path, Source, Tensor, TensorRef, row_major
 from ckstore.formats.zip_directory import (
     LARGE_ENTRY_BYTES,
     ZipEntry,
@@ -214,16 +214,12 @@ def _sizes(text: str | None) -> tuple[int, ...] | None:
 def _add(layout: FileLayout, array: _Array, path: Path) -> None:
     """Add a tensor, and the extent that it is; of an array in Fortran's order, the extent has its axes turned round."""
     memory = array.shape[::-1] if array.fortran else array.shape
-    strides: list[int] = []
-    step = 1
-    for size in reversed(memory):
-        strides.append(step)
-        step *= max(size, 1)
+    strides = row_major(memory)
     extent = -1
     if array.stop > array.start:
         extent = len(layout.extents)
         layout.extents.append(Extent(array.start, array.dtype, memory, path))
-    turned = tuple(strides) if array.fortran else tuple(reversed(strides))
+    turned = strides[::-1] if array.fortran else strides
     layout.tensors.append(Tensor(path, array.dtype, array.shape, turned, extent, 0))
 
 

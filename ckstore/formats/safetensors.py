@@ -12,7 +12,7 @@ from typing import Any
 from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import InputError
 from ckstore.formats.facts import facts_of_mapping
-from ckstore.formats.layout import Extent, FileLayout, Source, Tensor, TensorRef
+from ckstore.formats.layout import Extent, FileLayout, Source, Tensor, TensorRef, row_major
 
 _MAX_HEADER_BYTES = 100_000_000
 _MAX_RANK = 64
@@ -79,7 +79,7 @@ def parse_safetensors(source: Source) -> FileLayout:
         relation = "within" if base + position > source.size else "behind"
         raise InputError(f"the file ends {relation} the data that its header describes")
     for name, dtype, shape, _, _ in described:
-        layout.tensors.append(Tensor((name,), dtype, shape, _contiguous(shape), extent_of.get(name, -1), 0))
+        layout.tensors.append(Tensor((name,), dtype, shape, row_major(shape), extent_of.get(name, -1), 0))
     layout.tree = {name: TensorRef(index) for index, name in enumerate(header)}
     if metadata is not None:
         layout.facts = {"metadata": metadata, **facts_of_mapping(metadata)}
@@ -136,12 +136,3 @@ def _describe(name: str, value: Any) -> tuple[str, tuple[int, ...], int, int]:
 
 def _are_sizes(value: Any) -> bool:
     return isinstance(value, list) and all(type(size) is int and 0 <= size < 1 << 63 for size in value)
-
-
-def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    strides = []
-    step = 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))

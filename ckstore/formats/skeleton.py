@@ -106,20 +106,18 @@ class Checks:
         self._order = sorted(range(len(layout.checked)), key=lambda index: layout.checked[index].start)
         self._checked = layout.checked
         self._next = 0
+        self._begun: list[int] = []
         self.results = [0] * len(layout.checked)
 
     def update(self, start: int, block: bytes | memoryview) -> None:
         """Take in the block that begins at byte `start`."""
         stop = start + len(block)
         view = memoryview(block)
-        while self._next < len(self._order):
-            index = self._order[self._next]
-            checked = self._checked[index]
-            if checked.start >= stop:
-                return
-            low, high = max(checked.start, start), min(checked.stop, stop)
+        while self._next < len(self._order) and self._checked[self._order[self._next]].start < stop:
+            self._begun.append(self._order[self._next])
+            self._next += 1
+        for index in self._begun:
+            low, high = max(self._checked[index].start, start), min(self._checked[index].stop, stop)
             if low < high:
                 self.results[index] = crc32(view[low - start : high - start], self.results[index])
-            if checked.stop > stop:
-                return
-            self._next += 1
+        self._begun = [index for index in self._begun if self._checked[index].stop > stop]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 
 from ckstore.errors import InputError
+from ckstore.formats.layout import Source
 
 #: The bits of a mode that are kept and restored. Set-user-id and the like would make of a store that someone sent a
 #: program that runs as someone else.
@@ -36,6 +37,33 @@ class BytesSource:
         """Exactly `length` bytes from `offset`; raises `InputError` where there are fewer."""
         check_range(offset, length, len(self._data))
         return self._data[offset : offset + length]
+
+
+class PartSource:
+    """A stretch of a file as a file of its own.
+
+    Parameters
+    ----------
+    source
+        The file.
+    start, size
+        Where the stretch lies in it.
+    """
+
+    def __init__(self, source: Source, start: int, size: int) -> None:
+        self._source = source
+        self._start = start
+        self._size = size
+
+    @property
+    def size(self) -> int:
+        """Size in bytes."""
+        return self._size
+
+    def pread(self, offset: int, length: int) -> bytes:
+        """Exactly `length` bytes from `offset`; raises `InputError` where there are fewer."""
+        check_range(offset, length, self._size)
+        return self._source.pread(self._start + offset, length)
 
 
 class FileSource:

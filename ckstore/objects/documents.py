@@ -456,10 +456,25 @@ def _wrong_part(layout: LayoutDocument, document: VersionDocument) -> str:
                 return "tensors"
             if ITEM_SIZES[file.extents[tensor.extent].dtype] != ITEM_SIZES[tensor.dtype]:
                 return "tensors"
-        for checked in file.checked:
-            if not checked.start <= checked.stop <= file.size:
-                return "checked"
+        if not _are_nested_once([(checked.start, checked.stop) for checked in file.checked], file.size):
+            return "checked"
     return "units" if len(layout.units) != len(document.objects) or _is_uncovered(layout, sizes) else ""
+
+
+def _are_nested_once(stretches: list[tuple[int, int]], size: int) -> bool:
+    """Whether stretches of a file follow one another, but for those that come right behind all that lie in them."""
+    outer: list[tuple[int, int, bool]] = []
+    for start, stop in stretches:
+        holds_others = False
+        while outer and outer[-1][0] >= start:
+            _, end, is_around = outer.pop()
+            if is_around or end > stop:
+                return False
+            holds_others = True
+        if not (outer[-1][1] if outer else 0) <= start <= stop <= size:
+            return False
+        outer.append((start, stop, holds_others))
+    return True
 
 
 def _is_uncovered(layout: LayoutDocument, sizes: list[list[int]]) -> bool:

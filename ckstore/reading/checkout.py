@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, BinaryIO
 from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import CkstoreError, ConflictError, IntegrityError, NotFoundError, UsageError
 from ckstore.formats.directory import leads_out
-from ckstore.formats.layout import FileLayout
+from ckstore.formats.layout import Checked, FileLayout
 from ckstore.formats.paths import match_texts
 from ckstore.formats.skeleton import Checks, pieces
 from ckstore.formats.sources import PERMISSIONS
+from ckstore.runtime.checksum import crc32
 from ckstore.runtime.collector import collection_seldom
 from ckstore.runtime.local_path import local_path
 from ckstore.runtime.sha256 import StreamSha256
@@ -222,7 +223,7 @@ def _inside(root: Path, path: str) -> Path:
 
 def _write_file(version: StoredVersion, number: int, place: Path, progress: Progress | None) -> None:
     entry = version.document.files[number]
-    descriptor = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o600)
+    descriptor = os.open(place, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o600)
     with open(descriptor, "wb", buffering=0) as out:
         writeback = Writeback(out.fileno())
         try:
@@ -257,7 +258,10 @@ def checked_blocks(version: StoredVersion, number: int) -> Iterator[Block]:
 
 
 def coarse_blocks(version: StoredVersion, number: int, out: BinaryIO) -> Iterator[Block]:
-    """The bytes of a file with coarse values in order; at their end its checksums are written over those in `out`."""
+    """The bytes of a file with coarse values in order; at their end its checksums are written over those in `out`.
+
+    `out` can be read: a checksum over others is taken when these are there.
+    """
     layout = version.layout.files[number]
     checks = Checks(layout)
     position = 0
@@ -265,9 +269,20 @@ def coarse_blocks(version: StoredVersion, number: int, out: BinaryIO) -> Iterato
         checks.update(position, block)
         position += len(block)
         yield block
+    before = -1
     for checked, crc in zip(layout.checked, checks.results, strict=True):
+        if checked.start <= before:
+            crc = _crc_of(out, checked)
+        before = checked.start
         for place in checked.positions:
             os.pwrite(out.fileno(), crc.to_bytes(4, "little"), place)
+
+
+def _crc_of(out: BinaryIO, checked: Checked) -> int:
+    crc = 0
+    for start in range(checked.start, checked.stop, _GROUP):
+        crc = crc32(os.pread(out.fileno(), min(_GROUP, checked.stop - start), start), crc)
+    return crc
 
 
 def write_all(out: BinaryIO, block: bytes | memoryview) -> None:

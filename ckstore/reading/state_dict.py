@@ -92,17 +92,20 @@ def _marked(made: torch.Tensor, tensor: Tensor) -> Any:
 class _Storages:
     """The storages of a file, which nothing fills yet.
 
-    The extents of one storage follow each other without a gap; between storages the torch formats write headers.
+    The extents of one storage follow each other without a gap, at multiples of their items' sizes; between storages the
+    torch formats write headers.
     """
 
     def __init__(self, layout: FileLayout) -> None:
         self._extents = layout.extents
         self._starts: list[int] = []
         sizes: dict[int, int] = {}
-        shared = layout.kind != "safetensors"
+        shared = layout.kind not in ("safetensors", "hdf5")
         for index, extent in enumerate(layout.extents):
-            follows = shared and index > 0 and layout.extents[index - 1].stop == extent.start
-            start = self._starts[-1] if follows else extent.start
+            start = extent.start
+            if shared and index > 0 and layout.extents[index - 1].stop == start:
+                follows = (start - self._starts[-1]) % ITEM_SIZES[extent.dtype] == 0
+                start = self._starts[-1] if follows else start
             self._starts.append(start)
             sizes[start] = extent.stop - start
         self._made = {start: torch.empty(size, dtype=torch.uint8) for start, size in sizes.items()}

@@ -23,6 +23,7 @@ _BESIDE = {
     "model_index.json",
     ".metadata",
     "zero_to_fp32.py",
+    "manifest.ocdbt",
 }
 _DIGITS = re.compile(r"[0-9]+")
 #: Words that say that a number follows, and what stands between words.
@@ -56,6 +57,8 @@ class Proposed:
 class _Input:
     path: Path
     names: frozenset[str]
+    #: Why it has none.
+    why: str
 
 
 def propose(folders: Sequence[Path], *, force: bool = False) -> list[Proposed]:
@@ -91,7 +94,7 @@ def propose(folders: Sequence[Path], *, force: bool = False) -> list[Proposed]:
             left.append(Proposed(path, note=str(error)))
             continue
         if not found.names:
-            left.append(Proposed(path, note="holds no tensors"))
+            left.append(Proposed(path, note=f"holds no tensors: {found.why}" if found.why else "holds no tensors"))
             continue
         alike = groups.setdefault((path.parent, _DIGITS.sub("#", path.name)), [])
         for group in alike:
@@ -166,7 +169,8 @@ def _input(path: Path, *, force: bool) -> _Input:
         files = [open_file(path, force=force)]
         files[0].source.close()
     names = (str(tensor.path) for file in files if file.layout.kind != "opaque" for tensor in file.layout.tensors)
-    return _Input(path, frozenset(names))
+    why = next((why for file in files for why in file.layout.bytes_for.values()), "")
+    return _Input(path, frozenset(names), why)
 
 
 def _alike(one: _Input, other: _Input) -> bool:

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
+import io
+import pickle
+import tarfile
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 
 def test_json(ckstore, filled: Path) -> None:
@@ -67,3 +74,68 @@ def test_a_name_that_moves_says_what_it_is(ckstore, filled: Path) -> None:
         assert ckstore("verify", name).sentence == f"{name} is gpt@{step}, version {number}."
     for name in ("1", "best", "gpt@10"):
         assert ckstore("ls", name).err == ""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "why"),
+    [
+        ("x.pt.gz", lambda data: gzip.compress(data), "compressed with gzip: unpack it"),
+        ("x.zst", lambda data: bytes.fromhex("28b52ffd") + data, "compressed with zstd: unpack it"),
+        ("x.tar", lambda data: tarred(data), "a tar archive: unpack it"),
+        ("x.pkl", lambda data: pickle.dumps({"a": 1}), "a pickle that torch has not written"),
+        ("x.zip", lambda data: zipped(data), "a zip archive in which no stored file holds tensors"),
+        ("x.txt", lambda data: b"text", "of no kind whose tensors are read"),
+        ("x.pt", lambda data: data[:-500], "damaged (the archive has no directory at its end: the file is cut off)"),
+        ("x.pt", lambda data: data.replace(bytes(3999), b"!" * 3999), "stored with --force, or when files of its kind"),
+    ],
+)
+def test_why_a_file_is_bytes(ckstore, here: Path, name: str, make: Callable[[bytes], bytes], why: str) -> None:
+    torch.save({"a": torch.zeros(100_000)}, here / "whole")
+    (here / name).write_bytes(make((here / "whole").read_bytes()))
+    ckstore("init")
+    ckstore("ingest", name, "--run", "a", "--step", "1", "--force")
+    assert ckstore("ls", "a@1").err.startswith(f"ckstore: {name} is bytes: {why}")
+
+
+def tarred(data: bytes) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as archive:
+        archive.addfile(tarfile.TarInfo("x.pt"), io.BytesIO(data))
+    return out.getvalue()
+
+
+def zipped(data: bytes) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x.pt", data)
+    return out.getvalue()
+
+
+def test_a_directory_of_orbax_is_bytes_and_says_so(ckstore, here: Path) -> None:
+    manifest = b"\x0c\xdb\x3a\x2aq" + bytes(200)
+    root = here / "checkpoints/100"
+    for place, data in (
+        ("_CHECKPOINT_METADATA", b"{}"), ("_METADATA", b"{}"), ("manifest.ocdbt", manifest),
+        ("ocdbt.process_0/manifest.ocdbt", manifest), ("ocdbt.process_0/d/43c1e03b4df6b9ad", bytes(range(256)) * 400),
+    ):  # fmt: skip
+        (root / place).parent.mkdir(parents=True, exist_ok=True)
+        (root / place).write_bytes(data)
+    ckstore("init")
+    ckstore("ingest", str(root), "--run", "a")
+    said = ckstore("ls", "a@100").err
+    assert said.startswith(
+        "ckstore: manifest.ocdbt, ocdbt.process_0/manifest.ocdbt are bytes: a database of Orbax, whose"
+    )
+    ckstore("checkout", "a@100", "-o", str(here / "back"))
+    for path in root.rglob("*"):
+        if path.is_file():
+            assert (here / "back" / path.relative_to(root)).read_bytes() == path.read_bytes()
+    proposed = ckstore("ingest", str(here / "checkpoints"), "--recursive", "--dry-run", "--json").json
+    assert [item["path"] for item in proposed] == [str(root)]
+    assert proposed[0]["note"].startswith("holds no tensors: a database of Orbax")

@@ -7,6 +7,8 @@ import hashlib
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,8 @@ from ckstore import open as open_store
 from ckstore.errors import LockedError
 from ckstore.store import Store
 from tests.checkpoints import write_safetensors
+from tests.old_folder import OldFolder
+from tests.old_folder import old_folder as make_old_folder
 
 from .conftest import Ckstore
 
@@ -259,6 +263,70 @@ def test_what_is_stored_is_said_where_the_store_fails(
     monkeypatch.setattr(Store, "ingest", failing)
     result = ckstore("ingest", "old", "--recursive", "--json", code=LockedError.exit_code)
     assert [item["step"] for item in result.json] == [1]
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> OldFolder:
+    """A folder of about 60 files, or of as many as `CKSTORE_OLD_FOLDER` says, with public ones where there are any."""
+    size, data = os.environ.get("CKSTORE_OLD_FOLDER"), os.environ.get("CKSTORE_TEST_DATA")
+    return make_old_folder(
+        tmp_path_factory.mktemp("mixed") / "old", int(size or 28), Path(data) if size and data else None
+    )
+
+
+def test_what_the_owner_means_is_proposed(
+    ckstore: Ckstore, mixed: OldFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs and steps are what the owner means, but for what nothing says; who is interrupted goes on."""
+    monkeypatch.chdir(tmp_path)
+    ckstore("init")
+    command = ["ingest", str(mixed.root), "--recursive", "--dry-run", "--plan", "plan.csv", "--json"]
+    proposed = {str(Path(item["path"]).relative_to(mixed.root)): item for item in ckstore(*command).json}
+    assert proposed.keys() == mixed.runs.keys() | mixed.left
+    assert {path for path, item in proposed.items() if not item["run"]} - mixed.meant_otherwise == (
+        mixed.left - mixed.flipped
+    )
+    names: dict[str, set[str]] = {}
+    for path in mixed.runs.keys() - mixed.meant_otherwise:
+        run, step = mixed.runs[path]
+        names.setdefault(run, set()).add(proposed[path]["run"])
+        assert step is None or proposed[path]["step"] == step, path
+    assert all(len(found) == 1 for found in names.values()), names
+    assert len(set.union(*names.values())) == len(names)
+    # The mistakes: docs/how-to/old-folder.md lists them.
+    for path in mixed.meant_otherwise:
+        item, (_, step) = proposed[path], mixed.runs[path]
+        assert item["run"] == "" or item["step"] != step or path.startswith("sweep/seed0"), path
+
+    killed_after(Path("plan.csv"), 5)
+    result = ckstore("ingest", "--plan", "plan.csv", code=3)
+    assert "unchanged)" in result.out.splitlines()[-1]
+    for path in mixed.flipped:
+        assert f"{mixed.root / path} -> {Path(path).name} is damaged: entry" in result.out
+    stored = {path: item for path, item in proposed.items() if item["run"] and path not in mixed.flipped}
+    for path in proposed.keys() - stored.keys() - mixed.flipped:
+        assert f"{mixed.root / path} left out: " in result.out
+    with open_store(".ckstore", "r") as store:
+        versions = {row.source: store[row.number] for row in store.versions()}
+        assert versions.keys() == {str(mixed.root / path) for path in stored}
+        for path, item in stored.items():
+            version = versions[str(mixed.root / path)]
+            assert version.row.run == item["run"]
+            version.checkout(Path("out"))
+            assert digests(Path("out")) == digests(mixed.root / path)
+            shutil.rmtree("out") if Path("out").is_dir() else Path("out").unlink()
+    with open_store(".ckstore") as store:
+        assert store.verify().problems == []
+
+
+def killed_after(plan: Path, versions: int) -> None:
+    """Carry out a plan in another process, which is killed when some versions are there."""
+    command = [sys.executable, "-m", "ckstore", "ingest", "--plan", str(plan)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        for _ in range(versions):
+            assert " -> version " in process.stdout.readline()
+        process.kill()
 
 
 def test_real_files_of_others(

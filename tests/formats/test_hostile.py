@@ -9,6 +9,7 @@ import struct
 import subprocess
 import zipfile
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from ckstore.formats import BytesSource, FileLayout, parse, pieces, split_skelet
 from ckstore.formats.torch.state_dict import StateDictSource
 from ckstore.formats.torch.tree import MAX_DEPTH
 from tests.formats.reading import saved
+from tests.formats.written import flax_bytes, gguf_bytes, hdf5_bytes, learner_bytes
 
 MAGIC = pickle.dumps(0x1950A86A20F9469CFC6C, 2)
 SYSTEM = {"protocol_version": 1001, "little_endian": True, "type_sizes": {"short": 2, "int": 4, "long": 4}}
@@ -71,7 +73,13 @@ def small_files() -> dict[str, bytes]:
     with zipfile.ZipFile(npz, "w") as archive:
         for name, data in arrays.items():
             archive.writestr(name, data)
-    return {
+    others = {}
+    if find_spec("h5py"):
+        others = {
+            "hdf5": hdf5_bytes({"a": np.arange(6.0), "g": {"b": np.ones(2, "f2")}}),
+            "late hdf5": hdf5_bytes({"a": np.arange(6.0), "g": {"b": np.ones(2, "f2")}}, libver="latest"),
+        }
+    return others | {
         "zip": saved(value),
         "own-zip": source.pread(0, source.size),
         "zipfile": copied.getvalue(),
@@ -79,6 +87,9 @@ def small_files() -> dict[str, bytes]:
         "safetensors": struct.pack("<Q", len(header)) + header + bytes(8),
         "npy": arrays["a.npy"],
         "npz": npz.getvalue(),
+        "flax": flax_bytes({"a": np.arange(20.0), "b": {"c": [1, None, "x"], "s": np.float32(2)}, "step": 3}),
+        "learner": learner_bytes({"a": torch.arange(3.0)}, {"s": {0: torch.ones(2)[::2]}}),
+        "gguf": gguf_bytes([("a", (2, 3), 0, 24), ("q", (1, 32), 2, 18)], 8),
     }
 
 

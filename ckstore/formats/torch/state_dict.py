@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import InputError, UsageError
-from ckstore.formats.layout import MARKS, Extent, FileLayout, Path, Tensor, TensorRef, Unknown, like
+from ckstore.formats.layout import MARKS, Extent, FileLayout, Path, Tensor, TensorRef, Unknown, like, row_major
 from ckstore.formats.paths import path_to_text
 from ckstore.formats.skeleton import Checks
 from ckstore.formats.sources import CompositeSource
@@ -416,11 +416,11 @@ class _Describer:
 
     def _array(self, array: Any, path: Path) -> _Found:
         base = self._numpy.asarray(array)
-        strides = _c_strides(base.shape)
+        strides = row_major(base.shape)
         if base.flags.f_contiguous and not base.flags.c_contiguous:
             # Columns lie one after another: the elements are those of the transposed array in its own order.
             base = base.T
-            strides = tuple(reversed(_c_strides(base.shape)))
+            strides = tuple(reversed(row_major(base.shape)))
         memory = ("numpy", base.__array_interface__["data"][0], base.dtype.str, base.shape, base.strides)
         marks = ("array",) if _is_own(base.dtype) else ()
         return _Found(path, base.dtype.name, array.shape, strides, 0, memory, base, marks)
@@ -456,7 +456,7 @@ class _Describer:
         )
         shape = memory_shape(first.shape, first.strides)
         if same and shape is None:
-            strides = _c_strides(first.shape)
+            strides = row_major(first.shape)
             _add(state, Extent(0, first.dtype, first.shape, first.path), _TensorMemory(first.value, None))
             for found in group:
                 yield found, Tensor(found.path, found.dtype, found.shape, strides, number, 0, found.marks)
@@ -485,15 +485,6 @@ def _add(state: LiveState, extent: Extent, memory: Memory) -> None:
 def _reach(found: _Found) -> int:
     """Distance of the last element from the first, in elements."""
     return sum((size - 1) * stride for size, stride in zip(found.shape, found.strides, strict=True))
-
-
-def _c_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    strides: list[int] = []
-    step = 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))
 
 
 class _TensorMemory:
