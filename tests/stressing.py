@@ -6,13 +6,14 @@ Four write, two read, the others thin, rebase, tag, forget, collect garbage, and
 from its run and step, so that whoever reads one knows whether it is right. What was done is told in a journal: before
 (`trying`) and after (`done`), so that after a kill everybody knows what must be there, what may, and what must not.
 
-Faults are: a wrong value; a version that was done and is gone, or was forgotten and is back; an error that is not true;
-and a wait above ten seconds that nobody causes, which is one for a process that is gone, or one of a verb that waits for
-no other's work. Waiting for a processor is none of these.
+Faults are: a wrong value; a version that was done and is gone, or was forgotten and is back; an error that is not
+true; and a wait above ten seconds that nobody causes: for a process that is gone, or of a verb that has no one to wait
+for. Collections wait for whoever writes, and whoever writes for a recovery; waiting for a processor is none of these.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -25,6 +26,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -125,6 +127,7 @@ class Worker:
     def _watched(self, verb: str) -> Iterator[None]:
         """Tell what came of a call: done, refused for a reason that is there, or a fault."""
         start, busy = time.monotonic(), _busy()
+        self.journal.tell("begins", verb, start)
         try:
             yield
             self.journal.tell("did", verb)
@@ -137,12 +140,28 @@ class Worker:
             self.journal.tell("refused", f"{verb}: {type(error).__name__}")
         except BaseException as error:
             self.journal.tell("fault", f"{verb}: {type(error).__name__}: {error}\n{traceback.format_exc()}")
-        waited = max(0.0, time.monotonic() - start - (_busy() - busy))
+        end = time.monotonic()
+        self.journal.tell("ends", verb, end)
+        waited = max(0.0, end - start - (_busy() - busy) - self._recoveries(start, end))
         self.journal.tell("waited", verb, round(waited, 2))
         if waited > LONGEST:
             self._check_claims(f"{verb} waited {waited:.1f} s")
             if verb not in ("gc", "recover"):
                 self.journal.tell("fault", f"{verb} waited {waited:.1f} s")
+
+    def _recoveries(self, start: float, end: float) -> float:
+        """Seconds of a stretch of time in which a recovery was under way, which keeps all writers out."""
+        times = [
+            (line[0], line[2])
+            for line in self.journal.read()
+            if line[:2] in (["begins", "recover"], ["ends", "recover"])
+        ]
+        stretches = [
+            (moment, following[1] if following else end)
+            for (what, moment), following in itertools.zip_longest(times, times[1:])
+            if what == "begins"
+        ]
+        return sum(max(0.0, min(end, last) - max(start, first)) for first, last in stretches)
 
     def _check_claims(self, what: str) -> None:
         """Nobody may be waited for who is gone."""
@@ -315,6 +334,7 @@ def _child(path: Path, journal: Journal, name: str, seed: float) -> int:
     pid = os.fork()
     if not pid:
         try:
+            _watch_threads()
             Worker(path, journal, name, hash(seed)).work()
         finally:
             traceback.print_exc()
@@ -335,7 +355,8 @@ def _conclude(path: Path, journal: Journal, outcome: Outcome) -> None:
                     journal.tell("fault", f"verify: {problem}")
             done, going = journal.names("done"), journal.names("forgetting")
             for run, step in sorted(done - going):
-                worker.check(run, step)
+                with worker._watched("last read"):
+                    worker.check(run, step)
             for name in sorted(journal.names("forgot") & there):
                 journal.tell("fault", f"{name} is back")
             if last is not None and not last <= there:
@@ -352,16 +373,34 @@ def _conclude(path: Path, journal: Journal, outcome: Outcome) -> None:
             outcome.faults.append(said[0])
 
 
+#: Nanoseconds that threads ran or wanted to which have ended.
+_ended = [0]
+
+
 def _busy() -> float:
-    """Seconds that threads of this process ran or wanted to; 0 where the system does not tell."""
-    total = 0.0
-    for task in Path("/proc/self/task").glob("*/schedstat"):
+    """Seconds that threads of this process ran or wanted to."""
+    return (_ended[0] + sum(_scheduled(task) for task in Path("/proc/self/task").glob("*/schedstat"))) / 1e9
+
+
+def _scheduled(task: Path) -> int:
+    try:
+        ran, waited, _ = task.read_text().split()
+    except OSError:
+        return 0
+    return int(ran) + int(waited)
+
+
+def _watch_threads() -> None:
+    """Keep what threads of this process took when they end."""
+    run = Thread.run
+
+    def counted(thread: Thread) -> None:
         try:
-            ran, waited, _ = task.read_text().split()
-        except OSError:
-            continue
-        total += int(ran) + int(waited)
-    return total / 1e9
+            run(thread)
+        finally:
+            _ended[0] += _scheduled(Path("/proc/thread-self/schedstat"))
+
+    Thread.run = counted  # type: ignore[method-assign]
 
 
 def _lives(pid: int) -> bool:
