@@ -1,6 +1,6 @@
 """Power that is lost while SQLite writes: sectors of the catalog and its journal, in every order that syncs allow.
 
-SQLite writes the former pages into a journal, syncs it, writes their number into its head, syncs that, writes the pages,
+SQLite writes the former pages into a journal, syncs it, writes their number into its head, syncs that, writes pages,
 syncs them, and removes the journal. Sectors between two syncs may or may not be on the disk.
 """
 

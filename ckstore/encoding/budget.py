@@ -20,7 +20,7 @@ class Budget:
     Parameters
     ----------
     fixed
-        Cost of writing the files, whatever their objects cost.
+        Cost of putting the files together, whatever their objects cost.
     size
         Bytes of the files: an object has that part of the fixed cost that it has of them.
     factor

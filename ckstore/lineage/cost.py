@@ -1,7 +1,8 @@
-"""What restoring costs: a linear model of chunks, elements and stored bytes, in nanoseconds.
+"""What restoring costs: a linear model of chunks, elements and stored bytes, in nanoseconds of one core.
 
-Only ratios matter to the planner. `tools/bench/cost` fits the constants to measured checkouts and prints how far the
-model is off; those here are from two cores.
+It is what a state dict takes: decoding, and putting values and their files' structure together. A checkout hashes and
+writes as well, which takes the same for a version in full, so that its factor is the smaller one. Only ratios matter to
+the planner. `tools/bench/cost` fits the constants to measured state dicts and prints how far the model is off.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import NamedTuple
 
 
 class Work(NamedTuple):
-    """What is decoded, hashed and written; works add up.
+    """What is decoded and put together; works add up.
 
     Attributes
     ----------
@@ -21,10 +22,10 @@ class Work(NamedTuple):
         The same for layers in context order and for exact layers.
     records
         Layers whose records are looked up, before anything is decoded.
-    written
-        Restored bytes that are hashed and written.
+    restored
+        Bytes of the files, which get memory.
     extents, files
-        Extents that are put together, and files that are made.
+        Extents that are put together, and files whose structure is read.
     """
 
     plain_chunks: int = 0
@@ -34,7 +35,7 @@ class Work(NamedTuple):
     grouped_elements: int = 0
     grouped_bytes: int = 0
     records: int = 0
-    written: int = 0
+    restored: int = 0
     extents: int = 0
     files: int = 0
 
