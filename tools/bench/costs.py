@@ -132,7 +132,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--sizes", action="store_true", help="only the bytes of packs under each budget")
     chosen = parser.parse_args(arguments)
     budgets = chosen.budget or [BUDGET]
-    rows: list[Row] = []; names = []
+    rows: list[Row] = []
+    names = []
     if chosen.sizes:
         print("| series | bytes |", " | ".join(f"budget {budget:g}" for budget in budgets), "|")
         print("| --- | ---: |", " | ".join("---:" for _ in budgets), "|")
@@ -147,7 +148,8 @@ def main(arguments: list[str] | None = None) -> None:
                 continue
             for budget in budgets:
                 for row in measure(series, Path(scratch), chosen.repeat, budget, chosen.fidelity):
-                    rows.append(row); names.append((series.name, budget))
+                    rows.append(row)
+                    names.append((series.name, budget))
                     print(
                         f"| {series.name} | {budget:g} | {row.number} | {row.memory * 1e3:.1f} |"
                         f" {cost(row.work) / 1e6:.1f} | {row.foretold:.2f} |"
@@ -156,7 +158,11 @@ def main(arguments: list[str] | None = None) -> None:
                     )
     if os.environ.get("DUMP"):
         import pickle
-        pickle.dump([(n, tuple(r.__dict__.values()) if False else r) for n, r in zip(names, rows)], open(os.environ["DUMP"], "wb"))
+
+        pickle.dump(
+            [(n, tuple(r.__dict__.values()) if False else r) for n, r in zip(names, rows)],
+            open(os.environ["DUMP"], "wb"),
+        )
     if rows:
         weights = fit([*(row.work for row in rows), *(row.full for row in rows)],
                       [*(row.memory for row in rows), *(row.full_memory for row in rows)])  # fmt: skip
