@@ -14,7 +14,7 @@ def assembly_work(layouts: Sequence[FileLayout]) -> Work:
     return Work(
         restored=sum(layout.size for layout in layouts),
         extents=sum(len(layout.extents) for layout in layouts),
-        files=len(layouts),
+        files=sum(layout.kind != "opaque" for layout in layouts),
     )
 
 

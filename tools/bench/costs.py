@@ -6,7 +6,7 @@ exactly and in full. `foretold` is what `ckstore log` says; a budget bounds both
 
 from __future__ import annotations
 
-import argparse, os
+import argparse
 import shutil
 import tempfile
 import time
@@ -120,9 +120,9 @@ def fit(works: list[Work], seconds: list[float]) -> list[float]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Print a row a version, and the fitted weights."""
+    """Print a row a version, and the fitted weights; or what series take under several budgets."""
     parser = argparse.ArgumentParser(prog="tools/bench/cost", description=__doc__)
-    parser.add_argument("--series", action="append", default=[])
+    parser.add_argument("--series", action="append", default=[], help="repeatable; see tools.bench.series.find")
     parser.add_argument("--data", type=Path, default=None)
     parser.add_argument("--work", type=Path, default=catalogue.REPOSITORY / ".cache")
     parser.add_argument("--tier", default="small")
@@ -132,41 +132,36 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--sizes", action="store_true", help="only the bytes of packs under each budget")
     chosen = parser.parse_args(arguments)
     budgets = chosen.budget or [BUDGET]
-    rows: list[Row] = []
-    names = []
+    found = catalogue.find(chosen.series, chosen.data, chosen.work, tier=chosen.tier)
     if chosen.sizes:
-        print("| series | bytes |", " | ".join(f"budget {budget:g}" for budget in budgets), "|")
-        print("| --- | ---: |", " | ".join("---:" for _ in budgets), "|")
-    else:
-        print("| series | budget | version | state dict, CPU ms | model | foretold | state dict | checkout |")
-        print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
-    for series in catalogue.find(chosen.series, chosen.data, chosen.work, tier=chosen.tier):
+        _print_row("series", "bytes", *(f"budget {budget:g}" for budget in budgets))
+        _print_row("---", *["---:"] * (1 + len(budgets)))
+        for series in found:
+            with tempfile.TemporaryDirectory(dir=chosen.work) as scratch:
+                sizes = [
+                    ingest(series, Path(scratch) / f"{budget:g}", budget, fidelity=chosen.fidelity)
+                    for budget in budgets
+                ]
+            _print_row(series.name, f"{series.nbytes:,}", *(f"{size:,}" for size in sizes))
+        return
+    rows: list[Row] = []
+    _print_row("series", "budget", "version", "state dict, CPU ms", "model", "foretold", "state dict", "checkout")
+    _print_row("---", *["---:"] * 7)
+    for series in found:
         with tempfile.TemporaryDirectory(dir=chosen.work) as scratch:
-            if chosen.sizes:
-                sizes = [ingest(series, Path(scratch) / f"{budget:g}", budget) for budget in budgets]
-                print(f"| {series.name} | {series.nbytes:,} |", " | ".join(f"{size:,}" for size in sizes), "|")
-                continue
             for budget in budgets:
                 for row in measure(series, Path(scratch), chosen.repeat, budget, chosen.fidelity):
                     rows.append(row)
-                    names.append((series.name, budget))
-                    print(
-                        f"| {series.name} | {budget:g} | {row.number} | {row.memory * 1e3:.1f} |"
-                        f" {cost(row.work) / 1e6:.1f} | {row.foretold:.2f} |"
-                        f" {row.memory / row.full_memory:.2f} | {row.file / row.full_file:.2f} |",
-                        flush=True,
-                    )
-    if os.environ.get("DUMP"):
-        import pickle
+                    took = f"{row.memory * 1e3:.1f}", f"{cost(row.work) / 1e6:.1f}"
+                    factors = row.foretold, row.memory / row.full_memory, row.file / row.full_file
+                    _print_row(series.name, f"{budget:g}", row.number, *took, *(f"{factor:.2f}" for factor in factors))
+    works = [work for row in rows for work in (row.work, row.full)]
+    weights = fit(works, [seconds for row in rows for seconds in (row.memory, row.full_memory)])
+    print("\nfitted weights:", dict(zip(Work._fields, (round(weight, 3) for weight in weights), strict=True)))
 
-        pickle.dump(
-            [(n, tuple(r.__dict__.values()) if False else r) for n, r in zip(names, rows)],
-            open(os.environ["DUMP"], "wb"),
-        )
-    if rows:
-        weights = fit([*(row.work for row in rows), *(row.full for row in rows)],
-                      [*(row.memory for row in rows), *(row.full_memory for row in rows)])  # fmt: skip
-        print("\nfitted weights:", dict(zip(Work._fields, (round(weight, 3) for weight in weights), strict=True)))
+
+def _print_row(*cells: object) -> None:
+    print(f"| {' | '.join(map(str, cells))} |", flush=True)
 
 
 if __name__ == "__main__":
