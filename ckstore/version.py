@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import zarr
 
     from ckstore.formats.layout import FileLayout, Tensor
+    from ckstore.reading.salvage import SalvageReport
     from ckstore.tensor import LazyTensor
 
 
@@ -207,6 +208,34 @@ class Version:
         from ckstore.reading.export import export
 
         return export(self.stored, place, form, include, exclude, strip=strip, force=force, progress=progress)
+
+    def salvage(
+        self, target: str | os.PathLike[str], *, force: bool = False, progress: Callable[[int], None] | None = None
+    ) -> SalvageReport:
+        """Write what is whole of a version of which something was lost, and say what is not.
+
+        Files that are whole come as they went in. Of every other one the whole tensors are written as `pt`, nested as
+        they were, to a file of its name and `.salvaged.pt`; nothing is written in its own place.
+
+        Parameters
+        ----------
+        target
+            The file or directory to be; it is written beside and renamed.
+        force
+            Overwrite what is there.
+        progress
+            Called with numbers of bytes that were written.
+
+        Raises
+        ------
+        ConflictError
+            The target exists, and `force` is not set.
+        IntegrityError
+            Nothing at all is whole.
+        """
+        from ckstore.reading.salvage import salvage
+
+        return salvage(self.stored, pathlib.Path(target), force=force, progress=progress)
 
 
 def _has_values(layout: FileLayout) -> bool:

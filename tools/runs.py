@@ -32,6 +32,7 @@ RUNS = {
     "frozen": "step*.pt",
     "ema": "step*.pt",
     "finetune": "step*.pt",
+    "slow": "step*.pt",
 }
 
 #: `tiny` is for tests and takes seconds; `small` is for figures and takes minutes; fidelity is judged by `full`.
@@ -115,6 +116,8 @@ def _train(name: str, tier: str, out: Path, made: Path, report: Callable[[str], 
                     training.frozen(chosen, max((out / "gpt").glob(RUNS["gpt"])), made, report)
                 case "finetune":
                     training.finetune(chosen, max((out / "gpt").glob(RUNS["gpt"])), made, report)
+                case "slow":
+                    training.slow(chosen, made, report)
     finally:
         torch.set_num_threads(threads)
 
@@ -127,6 +130,11 @@ def settings(name: str, tier: str) -> TextSettings | ImageSettings:
         return ImageSettings((32, 64, 128), 1) if tier == "tiny" else ImageSettings((64, 128, 256), 2, epochs=60)
     if name == "finetune":
         return replace(settings("gpt", tier), **_FINETUNE[tier])
+    if name == "slow":
+        slow = {"batch": 4, "every": 20, "rate": 2e-5}
+        if tier == "tiny":
+            return replace(settings("gpt", tier), **slow, steps=40)
+        return replace(settings("gpt", tier), **slow, width=512, layers=7, heads=8, steps=160)
     if tier == "tiny":
         return TextSettings(width=128, layers=4, heads=4, context=64, batch=4, steps=120, every=20)
     if tier == "full":

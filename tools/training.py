@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ from ckstore import GradientAccumulator
 from tools import models
 
 Report = Callable[[str], None]
+
+#: Steps of the run that `slow` goes on from.
+_BEFORE_SLOW = 100
 
 
 @dataclass(frozen=True)
@@ -119,6 +123,14 @@ def finetune(settings: TextSettings, source: Path, out: Path, report: Report) ->
         if step % settings.every == 0:
             _save(out, step, model, optimizer, settings, loss=loss, rng=generator.get_state())
             report(f"step {step}: loss {loss:.3f}")
+
+
+def slow(settings: TextSettings, out: Path, report: Report) -> None:
+    """Fine-tune a larger GPT, trained for a few steps here, so slowly that many values stay as they are."""
+    with tempfile.TemporaryDirectory(dir=out) as scratch:
+        before = replace(settings, steps=_BEFORE_SLOW, every=_BEFORE_SLOW, rate=1e-3)
+        gpt(before, Path(scratch), report)
+        finetune(settings, max(Path(scratch).iterdir()), out, report)
 
 
 def language_step(

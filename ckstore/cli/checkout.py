@@ -35,6 +35,7 @@ _STDOUT = "-"
     ("ckstore checkout best -o w.safetensors --include 'model/*' --strip", "the weights alone, by their own names"),
     ("ckstore checkout hf@500 -o model/ --include '*.safetensors'", "some files of a directory"),
     ("ckstore checkout best -o - | sha256sum", "to another program"),
+    ("ckstore checkout best -o rest --salvage", "what is whole of a version that was damaged"),
     ("ckstore checkout gpt@300 --fidelity coarse -o approx.pt", "the coarse values of an exact version"),
     exit_codes=[4, 12, 13],
 )
@@ -62,6 +63,9 @@ _STDOUT = "-"
     type=click.Choice(FIDELITIES),
     help="Exact values, or those of the coarse layers.  [default: the best]",
 )
+@click.option(
+    "--salvage", is_flag=True, help="Write what is whole of a damaged version, and say what is not: exit code 4."
+)
 @click.option("--require-exact", is_flag=True, help="Refuse a version that has no exact values: exit code 4.")
 @click.pass_context
 def command(
@@ -75,6 +79,7 @@ def command(
     force: bool,
     fidelity: Fidelity | None,
     require_exact: bool,
+    salvage: bool,
 ) -> None:
     """Write the files of a version.
 
@@ -90,6 +95,9 @@ def command(
     subtree itself: what `load_state_dict` takes. Shards in a directory become one file.
 
     A coarse version comes back with coarse values, and stderr says so; `ckstore show` says how far they are off.
+
+    With --salvage, files that are whole are written as they went in, and of others the tensors that are whole, to a
+    file of the same name and .salvaged.pt. stderr names what is lost.
     """
     from ckstore.reading.checkout import checkout
     from ckstore.reading.export import export
@@ -102,6 +110,8 @@ def command(
         raise UsageError("Tensors need a file to write to; name one with -o.")
     if to_stdout and sys.stdout.isatty():
         raise UsageError("A checkpoint does not go to a terminal; redirect stdout, or name a file with -o.")
+    if salvage and (to_stdout or form or include or exclude or strip):
+        raise UsageError("--salvage writes all that is whole, and chooses the format; leave the other options out.")
     with open_store(ctx) as store:
         found = version_of(store, version) if to_stdout else store[version]
         form = format_for(found.stored, output, form, globs=bool(include or exclude), strip=strip)
@@ -118,6 +128,9 @@ def command(
             _to_stdout(found, include, exclude)
             return
         target = output or Path(_default_name(found, form))
+        if salvage:
+            _salvage(found, target, force=force)
+            return
         name = f"{name_of(found.row)} (version {found.row.number})"
         start = time.perf_counter()
         if form == _ORIGINAL:
@@ -137,6 +150,22 @@ def command(
         click.echo(f"{name} -> {target}  {result}")
         if left_out:
             click.echo(f"ckstore: {left_out_text(left_out, total, noun)}", err=True)
+
+
+def _salvage(version: Version, target: Path, *, force: bool) -> None:
+    with progress_bar(name_of(version.row), version.row.original_bytes) as progress:
+        report = version.salvage(target, force=force, progress=progress)
+    tensors = sum(map(len, report.tensors.values()))
+    for path, why in (report.lost_files | report.lost_tensors).items():
+        click.echo(f"ckstore: {path} is lost: {why}", err=True)
+    whole = f"{counted(len(report.files), 'whole file')}, {counted(tensors, 'tensor')} of others"
+    click.echo(f"{name_of(version.row)} (version {version.row.number}) -> {target}  {whole}")
+    if report.lost_files:
+        lost = f"{counted(len(report.lost_files), 'file')} and {counted(len(report.lost_tensors), 'tensor')}"
+        raise IntegrityError(
+            f"Of version {version.row.number} {lost} are not whole; restore the packs that `ckstore verify` names "
+            "from a copy."
+        )
 
 
 def _warning(version: Version) -> str:

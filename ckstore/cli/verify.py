@@ -49,7 +49,8 @@ def command(ctx: click.Context, versions: tuple[str, ...], sample: float | None,
     seconds = time.perf_counter() - start
     if as_json:
         counts = {name: getattr(report, name) for name in ("versions", "packs", "objects", "chunks", "bytes")}
-        print_json([{**counts, "seconds": round(seconds, 6), "problems": list(report.problems)}])
+        print_json([{**counts, "seconds": round(seconds, 6), "problems": list(report.problems),
+                     "damaged": {str(number): paths for number, paths in report.damaged.items()}}])  # fmt: skip
     else:
         for problem in report.problems:
             click.echo(f"ckstore: {problem}", err=True)

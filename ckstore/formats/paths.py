@@ -21,6 +21,9 @@ _INTEGER = re.compile(r"\[(0|-?[1-9][0-9]{0,30})\]")
 #: Whole segments that are escaped by their first character or, where they have none, written as a lone `%`.
 _WHOLE = {"": "%", ".": "%2E", "..": "%2E%2E", "zarr.json": "%7Aarr.json"}
 
+#: Most names that a sentence shows.
+_SHOWN = 3
+
 
 def path_to_text(path: Path) -> str:
     """The text of a typed path.
@@ -121,3 +124,15 @@ def _text_to_segment(text: str) -> Segment:
 
 def _unescape(match: re.Match[str]) -> str:
     return bytes.fromhex(match.group().replace("%", "")).decode("utf-8", "surrogatepass")
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names for a sentence: the first ones of many.
+
+    Examples
+    --------
+    >>> listed("abcd")
+    'a, b, c, …'
+    """
+    names = list(names)
+    return ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")

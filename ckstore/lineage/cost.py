@@ -1,7 +1,8 @@
-"""What restoring costs: a linear model of chunks, elements and stored bytes, in nanoseconds.
+"""What restoring costs: a linear model of chunks, elements and stored bytes, in nanoseconds of one core.
 
-Only ratios matter to the planner. `tools/bench/cost` fits the constants to measured checkouts and prints how far the
-model is off; those here are from two cores.
+It is what a state dict takes: decoding, and putting values and their files' structure together. A checkout hashes and
+writes as well, which takes the same for a version in full, so that its factor is the smaller one. Only ratios matter to
+the planner. `tools/bench/cost` fits the constants to measured state dicts and prints how far the model is off.
 """
 
 from __future__ import annotations
@@ -11,30 +12,32 @@ from typing import NamedTuple
 
 
 class Work(NamedTuple):
-    """What is decoded, hashed and written; works add up.
+    """What is decoded and put together; works add up.
 
     Attributes
     ----------
-    plain_chunks, plain_elements, plain_bytes
-        Decoding of layers whose elements form one group: chunks, elements, stored bytes.
+    plain_chunks, plain_elements, plain_coded, plain_raw
+        Decoding of layers whose elements form one group: chunks, elements, stored bytes up to one an element, and bytes
+        above that. Of wide numbers the low bytes lie as they are, and only the others are decoded bit by bit.
     grouped_chunks, grouped_elements, grouped_bytes
-        The same for layers in context order and for exact layers.
+        The same for layers in context order and for exact layers, all of their bytes together.
     records
         Layers whose records are looked up, before anything is decoded.
-    written
-        Restored bytes that are hashed and written.
+    restored
+        Bytes of the files, which get memory.
     extents, files
-        Extents that are put together, and files that are made.
+        Extents that are put together, and files with tensors, whose structure is read.
     """
 
     plain_chunks: int = 0
     plain_elements: int = 0
-    plain_bytes: int = 0
+    plain_coded: int = 0
+    plain_raw: int = 0
     grouped_chunks: int = 0
     grouped_elements: int = 0
     grouped_bytes: int = 0
     records: int = 0
-    written: int = 0
+    restored: int = 0
     extents: int = 0
     files: int = 0
 
@@ -44,14 +47,15 @@ class Work(NamedTuple):
 
 
 #: Nanoseconds for each unit of each field of `Work`.
-WEIGHTS = (140_000.0, 0.05, 0.6, 400_000.0, 0.9, 0.0, 70_000.0, 0.95, 60_000.0, 1_550_000.0)
+WEIGHTS = (210_000.0, 0.1, 1.0, 0.13, 350_000.0, 0.12, 0.1, 4_000.0, 0.13, 85_000.0, 1_900_000.0)
 
 
 def layer(chunks: int, count: int, stored: int, *, grouped: bool) -> Work:
     """Work of decoding one layer: `count` elements in `chunks` chunks from `stored` bytes."""
     if grouped:
         return Work(grouped_chunks=chunks, grouped_elements=count, grouped_bytes=stored, records=1)
-    return Work(plain_chunks=chunks, plain_elements=count, plain_bytes=stored, records=1)
+    coded = min(stored, count)
+    return Work(plain_chunks=chunks, plain_elements=count, plain_coded=coded, plain_raw=stored - coded, records=1)
 
 
 def cost(work: Work) -> float:

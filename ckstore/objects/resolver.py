@@ -187,13 +187,19 @@ class CatalogResolver:
         return found
 
     def prefetch(self, lattices: Iterable[str], contents: Iterable[str]) -> None:
-        """Look many ids up at once, and level by level what they are stored against; absent ones stay unknown."""
+        """Look many ids up at once, and level by level what they are stored against; absent ones stay unknown.
+
+        Where a pack is lost, so do others: each is looked up when it is wanted, and those in other packs are found.
+        """
         self.notice_collection()
         coarse, exact = set(lattices), set(contents)
         seen: set[str] = set()
         while coarse or exact:
             seen |= coarse | exact
-            found, layers = self._lookup(coarse, exact)
+            try:
+                found, layers = self._lookup(coarse, exact)
+            except IntegrityError:
+                return
             above = [layer for layer in layers.values() if layer is not None]
             coarse = {record.base for record in found.values() if record.base is not None}
             coarse |= {layer.lattice for layer in above}

@@ -1,4 +1,4 @@
-"""What restoring files takes: decoding their objects along their chains, and writing them."""
+"""What restoring files takes: decoding their objects along their chains, and putting them together."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from ckstore.lineage.cost import Work, cost
 from ckstore.objects.reader import ObjectReader
 
 
-def writing_work(layouts: Sequence[FileLayout]) -> Work:
-    """Work of writing files of these layouts, whatever their objects are stored like."""
+def assembly_work(layouts: Sequence[FileLayout]) -> Work:
+    """Work of putting files of these layouts together, whatever their objects are stored like."""
     return Work(
-        written=sum(layout.size for layout in layouts),
+        restored=sum(layout.size for layout in layouts),
         extents=sum(len(layout.extents) for layout in layouts),
-        files=len(layouts),
+        files=sum(layout.kind != "opaque" for layout in layouts),
     )
 
 
@@ -22,7 +22,7 @@ def restore_work(
     reader: ObjectReader, objects: Iterable[tuple[str, str | None]], layouts: Sequence[FileLayout]
 ) -> tuple[Work, Work]:
     """Work of restoring files made of objects, each (lattice id, content id or None), and if all were exact in full."""
-    work = full = writing_work(layouts)
+    work = full = assembly_work(layouts)
     for lattice, content in objects:
         work = work.plus(reader.work(lattice, content))
         full = full.plus(reader.resolver.lattice(lattice).full_work)

@@ -135,18 +135,20 @@ def _numbers(record: Mapping[str, Any]) -> list[int]:
 def _packs(repository: Repository) -> Iterator[str]:
     """What the catalog says of packs, and of those whose place others took."""
     known = {pack.name: pack for pack in repository.catalog.packs()}
-    former: dict[str, str] = {}
+    # What a killed `gc` had written again may lie there with what the next one wrote: both say the same of one pack.
+    former: dict[str, set[str]] = {}
     for name, pack in known.items():
         try:
             document = repository.resolver.manifest(name).document
             size = repository.packs.size(name)
         except CkstoreError:
             continue  # Every pack is checked by itself.
-        former |= dict.fromkeys(document.get("stands_for", ()), name)
+        for before in document.get("stands_for", ()):
+            former.setdefault(before, set()).add(name)
         if (pack.kind, pack.bytes) != (document["kind"], size):
             yield f"The catalog takes pack {name} for another ({pack.kind}, {pack.bytes}); run `ckstore recover`."
     for name, present in repository.catalog.moved_packs(None).items():
-        if present not in known or former.get(name, present) != present:
+        if present not in known or present not in former.get(name, {present}):
             yield f"The catalog says that pack {present} took the place of {name}; run `ckstore recover`."
     for run in repository.catalog.runs():
         if not run.versions:

@@ -8,7 +8,7 @@ change.commit(...)                # one transaction; without it the packs go aga
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -227,15 +227,13 @@ def remove_files(repository: Repository, names: Sequence[str]) -> None:
 
 
 def remove_uncommitted(repository: Repository, packs: Iterable[PackInfo]) -> None:
-    """Take back the packs of a change that was not committed: `recover` would make it visible."""
-    try:
-        committed = {pack.name for pack in repository.catalog.packs()}
-    except CkstoreError:
-        return  # Nobody can say now whether the commit took place; `gc` removes what no version needs.
-    for pack in packs:
-        if pack.name not in committed:
-            repository.packs.forget(pack.name)
-            (repository.path / PACKS / pack.name).unlink(missing_ok=True)
+    """Take back the packs of a change that was not committed: `recover` would make it visible.
+
+    With the write lock held: a `recover` that is at work may have taken them in, and nobody would find them there.
+    """
+    # Where nobody can say now whether the commit took place, `gc` removes what no version needs.
+    with suppress(CkstoreError):
+        remove_files(repository, [pack.name for pack in packs])
 
 
 def _keys(identities: Iterable[str], placed: Iterable[Placement]) -> list[int]:

@@ -17,7 +17,7 @@ from ckstore.encoding.writer import ObjectWriter
 from ckstore.lineage.cost import cost, layer
 from ckstore.objects.documents import Object
 from ckstore.objects.records import LatticeRecord
-from ckstore.objects.restore_cost import writing_work
+from ckstore.objects.restore_cost import assembly_work
 from ckstore.operations.commit import Change
 from ckstore.operations.costs import present_costs
 from ckstore.reading.stored_version import StoredVersion
@@ -93,7 +93,7 @@ def rebase(
 def _beyond(reader: ObjectReader, version: StoredVersion, budget: float | None, chosen: set[Object]) -> set[Object]:
     """The objects of a version to store in full: those that save most, until it is within the budget."""
     objects = set(version.document.objects)
-    fixed = cost(writing_work(version.layout.files))
+    fixed = cost(assembly_work(version.layout.files))
     exact = {item: cost(reader.resolver.lattice(item[0]).full_work) for item in objects}
     full = {item: _full_cost(reader, item) for item in objects}
     spent = {item: full[item] if item in chosen else cost(reader.work(*item)) for item in objects}

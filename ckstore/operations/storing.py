@@ -21,7 +21,7 @@ from ckstore.lineage.planner import Choice
 from ckstore.objects.documents import CoarseUnit, LayoutDocument
 from ckstore.objects.reader import ObjectReader
 from ckstore.objects.resolver import CatalogResolver
-from ckstore.objects.restore_cost import writing_work
+from ckstore.objects.restore_cost import assembly_work
 from ckstore.objects.units import Unit
 from ckstore.operations.request import Request
 from ckstore.runtime.threads import in_turn, one_ahead, worker_count
@@ -75,7 +75,7 @@ def store_objects(
     progress = in_turn(progress)
     stream = None if scanned.is_hashed else one_ahead(held_windows(scanned, progress))
     estimator = Estimator(reader, scanned, request.policy, _parents(resolver, request.parent), request.gradients)
-    budget = Budget(cost(writing_work(scanned.layouts)), scanned.size, request.budget)
+    budget = Budget(cost(assembly_work(scanned.layouts)), scanned.size, request.budget)
     objects = _Objects(reader, resolver, scanned)
     windows = objects.hashed(estimator, budget) if stream is None else objects.streamed(stream, budget)
     with (

@@ -13,6 +13,7 @@ import numpy as np
 
 from ckstore.codecs.lattice import Bits
 from ckstore.errors import CkstoreError, IntegrityError
+from ckstore.formats.paths import listed
 from ckstore.objects.identity import MemberHasher, digest, lattice_id
 from ckstore.objects.reader import ObjectReader
 from ckstore.objects.records import LatticeRecord
@@ -22,13 +23,24 @@ from ckstore.runtime.threads import in_order, worker_count
 from ckstore.storage.pack import parse_pack_name
 
 if TYPE_CHECKING:
+    from ckstore.objects.documents import FileEntry
     from ckstore.reading.stored_version import StoredVersion
     from ckstore.repository import Repository
 
 
 @dataclass(slots=True)
 class VerifyReport:
-    """What was checked, and a sentence for each problem."""
+    """What was checked, and a sentence for each problem.
+
+    Attributes
+    ----------
+    packs, versions, objects, chunks, bytes
+        How much was read.
+    problems
+        A sentence each.
+    damaged
+        Paths of the tensors and files that do not come back as they were stored, by number of the version.
+    """
 
     packs: int = 0
     versions: int = 0
@@ -36,6 +48,7 @@ class VerifyReport:
     chunks: int = 0
     bytes: int = 0
     problems: list[str] = field(default_factory=list)
+    damaged: dict[int, list[str]] = field(default_factory=dict)
 
 
 def verify(
@@ -66,38 +79,67 @@ def verify(
         return report  # What a damaged catalog says of packs and versions would only add confusion.
     report.problems += catalog_problems(repository, versions)
     _check_packs(repository, report, chosen, progress)
-    objects: dict[_Ids, tuple[StoredVersion, Unit]] = {}
+    objects: dict[_Ids, list[_Place]] = {}
     for version in versions:
+        report.versions += 1
         try:
-            report.versions += 1
-            for number in range(len(version.document.files)):
-                version.skeleton(number)
-            for number, unit in enumerate(version.layout.units):
-                objects.setdefault(_ids(version, number), (version, unit))
+            for number, entry in enumerate(version.document.files):
+                _check_skeleton(version, number, entry.path, report)
+            for number in range(len(version.layout.units)):
+                objects.setdefault(_ids(version, number), []).append(_Place(version, number))
         except CkstoreError as error:
             report.problems.append(f"Version {version.row.number}: {error}")
+            report.damaged[version.row.number] = [entry.path for entry in _files(version)]
     wanted = [item for item in objects.items() if chosen()]
     # Objects of one key follow each other, so that the parent's chunks are still decoded when a delta needs them.
-    wanted.sort(key=lambda item: (item[1][1].key, item[1][0].row.number))
-    groups: list[list[tuple[_Ids, tuple[StoredVersion, Unit]]]] = []
+    wanted.sort(key=lambda item: (item[1][0].unit.key, item[1][0].version.row.number))
+    groups: list[list[tuple[_Ids, list[_Place]]]] = []
     for item in wanted:
-        if groups and groups[-1][0][1][1].key == item[1][1].key:
+        if groups and groups[-1][0][1][0].unit.key == item[1][0].unit.key:
             groups[-1].append(item)
         else:
             groups.append([item])
     # The store's own reader may still hold what an ingest was given.
     reader = ObjectReader(repository.resolver, repository.packs)
+    # One damaged object concerns all versions that hold it, and all that hold what is stored against it.
+    concerned: dict[tuple[str, tuple[str, ...]], set[int]] = {}
     with ThreadPoolExecutor(worker_count(), thread_name_prefix="ckstore") as pool:
-        for found in in_order(pool, lambda group: [_check_object(reader, *item) for item in group], groups, 4):
-            for chunks, nbytes, problem in found:
+
+        def work(group: list[tuple[_Ids, list[_Place]]]) -> list[tuple[list[_Place], _Checked]]:
+            return [(places, _check_object(reader, ids, places[0].unit)) for ids, places in group]
+
+        for found in in_order(pool, work, groups, 4):
+            for places, (chunks, nbytes, problem) in found:
                 report.objects += 1
                 report.chunks += chunks
                 report.bytes += nbytes
                 if problem:
-                    report.problems.append(problem)
+                    for version, number in places:
+                        names = version.names(number)
+                        concerned.setdefault((problem, tuple(names)), set()).add(version.row.number)
+                        report.damaged.setdefault(version.row.number, []).extend(names)
                 if progress is not None:
                     progress(nbytes)
+    for (problem, paths), numbers in concerned.items():
+        noun = "version" if len(numbers) == 1 else "versions"
+        report.problems.append(f"{listed(paths)} of {noun} {', '.join(map(str, sorted(numbers)))}: {problem}")
+    report.damaged = {number: sorted(set(found)) for number, found in sorted(report.damaged.items())}
     return report
+
+
+def _check_skeleton(version: StoredVersion, number: int, path: str, report: VerifyReport) -> None:
+    try:
+        version.skeleton(number)
+    except IntegrityError as error:
+        report.problems.append(f"{path} of version {version.row.number}: {error}")
+        report.damaged.setdefault(version.row.number, []).append(path)
+
+
+def _files(version: StoredVersion) -> Sequence[FileEntry]:
+    """Files of a version that is damaged; none where even its manifest is."""
+    with suppress(CkstoreError):
+        return version.document.files
+    return ()
 
 
 def check_restores(version: StoredVersion, progress: Callable[[int], None] | None = None) -> None:
@@ -126,9 +168,10 @@ def check_restores(version: StoredVersion, progress: Callable[[int], None] | Non
     for number, unit in enumerate(version.layout.units):
         if changed.isdisjoint(member.file for member in unit.members):
             continue
-        _, nbytes, problem = _check_object(version.repository.reader, _ids(version, number), (version, unit))
+        _, nbytes, problem = _check_object(version.repository.reader, _ids(version, number), unit)
         if problem:
-            raise IntegrityError(f"{problem.rstrip('.')}; run `ckstore verify`.")
+            named = f"{listed(version.names(number))} of version {version.row.number}"
+            raise IntegrityError(f"{named}: {problem.rstrip('.')}; run `ckstore verify`.")
         if progress is not None:
             progress(nbytes)
 
@@ -178,28 +221,41 @@ def _ids(version: StoredVersion, number: int) -> _Ids:
     return _Ids(*version.document.objects[number], None if facts is None else facts.decoded)
 
 
-def _check_object(reader: ObjectReader, ids: _Ids, place: tuple[StoredVersion, Unit]) -> tuple[int, int, str]:
-    """Chunks and bytes that were decoded, and a problem or nothing."""
-    version, unit = place
-    number = version.row.number
+class _Place(NamedTuple):
+    """A version that holds an object, and the number of its unit."""
+
+    version: StoredVersion
+    number: int
+
+    @property
+    def unit(self) -> Unit:
+        """The unit."""
+        return self.version.layout.units[self.number]
+
+
+#: Chunks and bytes that were decoded, and a problem or nothing.
+_Checked = tuple[int, int, str]
+
+
+def _check_object(reader: ObjectReader, ids: _Ids, unit: Unit) -> _Checked:
     chunks = -(-unit.count // unit.chunk)
     try:
         record = reader.resolver.lattice(ids.lattice)
         if (record.count, record.chunk, record.dtype) != (unit.count, unit.chunk, unit.dtype):
-            return 0, 0, f"Object {ids.lattice} of version {number} is cut otherwise than its layout says."
+            return 0, 0, f"Object {ids.lattice} is cut otherwise than the layout says."
         if not record.is_exact and _lattice_id(reader, record) != record.id:
-            return chunks, 0, f"The integers of {unit.key} in version {number} are not the stored ones."
+            return chunks, 0, "The integers are not the stored ones."
         content = ids.content
         if content is not None:
             found = _values_id(unit, (reader.bits(content, chunk) for chunk in range(chunks)))
             if found != content:
-                return chunks, 0, f"The values of {unit.key} in version {number} are not what was stored."
+                return chunks, 0, "The values are not what was stored."
         if ids.decoded is not None:
             found = _values_id(unit, (reader.values(record, chunk) for chunk in range(chunks)))
             if found != ids.decoded:
-                return chunks, 0, f"The coarse values of {unit.key} in version {number} are not what they once were."
+                return chunks, 0, "The coarse values are not what they once were."
     except CkstoreError as error:
-        return 0, 0, f"{unit.key} in version {number}: {error}"
+        return 0, 0, str(error)
     return chunks, unit.nbytes, ""
 
 

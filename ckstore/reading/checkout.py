@@ -177,7 +177,7 @@ def _check_place(target: Path, *, force: bool, directory: bool) -> None:
 
 def _write_tree(version: StoredVersion, chosen: set[str], root: Path, progress: Progress | None) -> None:
     try:
-        _write_entries(version, chosen, root, progress)
+        write_entries(version, chosen, root, progress)
     except (FileExistsError, NotADirectoryError) as error:
         raise IntegrityError(
             f"The version has two entries at {error.filename}, or two that this file system takes for one; "
@@ -185,7 +185,8 @@ def _write_tree(version: StoredVersion, chosen: set[str], root: Path, progress: 
         ) from error
 
 
-def _write_entries(version: StoredVersion, chosen: set[str], root: Path, progress: Progress | None) -> None:
+def write_entries(version: StoredVersion, chosen: set[str], root: Path, progress: Progress | None) -> None:
+    """Write the chosen files, links and directories of a version below `root`."""
     document = version.document
     directories = [(path, mode) for path, mode in document.directories if path in chosen]
     links = [(path, link) for path, link in document.links if path in chosen]

@@ -10,9 +10,9 @@ from math import prod
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, get_args
 
-from ckstore.errors import UsageError
+from ckstore.errors import CkstoreError, UsageError
 from ckstore.formats.flat_writers import write_npz, write_safetensors
-from ckstore.formats.layout import Extent, Tensor, TensorRef
+from ckstore.formats.layout import Extent, FileLayout, Tensor, TensorRef
 from ckstore.formats.layout import Path as TensorPath
 from ckstore.formats.torch.writer import write_torch
 from ckstore.formats.trees import replace_tensors, select_tensors, tensor_numbers
@@ -92,13 +92,27 @@ def export(
         with ThreadPoolExecutor(worker_count(), thread_name_prefix="ckstore") as pool:
             reader = _TensorReader(version, pool, progress)
             if format == "pt":
-                _write_pt(version, dict(zip(chosen, names, strict=True)), subtree, reader, out)
+                _write_pt(version, dict(zip(chosen, names, strict=True)), subtree, reader, out, version.parsed)
             else:
                 _write_flat(version, dict(zip(chosen, names, strict=True)), reader, out, format)
         out.flush()
         os.fsync(out.fileno())
     written = set(chosen)
     return [path for path in version.paths if path not in written]
+
+
+def write_whole(version: StoredVersion, place: Path, chosen: Sequence[str], progress: Progress | None = None) -> None:
+    """Write some tensors of a version to a new file as `pt`: nested as they were, or by path where that is lost."""
+    names = {path: path for path in chosen}
+    with ThreadPoolExecutor(worker_count(), thread_name_prefix="ckstore") as pool:
+        reader = _TensorReader(version, pool, progress)
+        try:
+            with _created(place) as out:
+                _write_pt(version, names, None, reader, out, lambda file: version.parsed(file, gaps=True))
+        except CkstoreError:  # Of the bytes that are not tensors.
+            place.unlink()
+            with _created(place) as out:
+                _write_pt(version, names, None, reader, out, version.layout.files.__getitem__, flat=True)
 
 
 def _created(path: Path) -> IO[bytes]:
@@ -178,9 +192,13 @@ def _write_pt(
     subtree: TensorPath | None,
     reader: _TensorReader,
     out: IO[bytes],
+    parsed: Callable[[int], FileLayout],
+    *,
+    flat: bool = False,
 ) -> None:
+    """Write tensors as `pt`; `parsed` gives the layouts of files, which need no trees for one flat dictionary."""
     trees: dict[str, Any] = {}
-    flat: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     tensors: list[Tensor] = []
     extents: list[Extent] = []
     places: list[tuple[int, int]] = []
@@ -188,13 +206,13 @@ def _write_pt(
     for number, entry in enumerate(version.document.files):
         if not version.layout.files[number].tensors:
             continue
-        layout = version.parsed(number)
+        layout = parsed(number)
         kept = {index for index, tensor in enumerate(layout.tensors) if (number, tensor.path) in wanted}
         if not kept:
             continue
         tensors_before, extents_before = len(tensors), len(extents)
         refs = [TensorRef(tensors_before + index) for index in range(len(layout.tensors))]
-        flat |= {wanted[number, layout.tensors[index].path]: refs[index] for index in sorted(kept)}
+        by_name |= {wanted[number, layout.tensors[index].path]: refs[index] for index in sorted(kept)}
         tree = select_tensors(layout.tree if subtree is None else _descend(layout.tree, subtree, kept), kept)
         trees[entry.path] = replace_tensors(tree, refs.__getitem__)
         for tensor in layout.tensors:
@@ -205,7 +223,9 @@ def _write_pt(
     top: Any
     if subtree is not None:
         only = next(iter(trees.values()))
-        top = only if len(trees) == 1 and only is not None else flat
+        top = only if len(trees) == 1 and only is not None else by_name
+    elif flat:
+        top = by_name
     else:
         top = trees if version.document.is_directory else next(iter(trees.values()))
     write_torch(out, top, tensors, extents, lambda index: reader.extent(*places[index]))

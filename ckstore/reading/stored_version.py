@@ -14,7 +14,7 @@ from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import CkstoreError, IntegrityError, UsageError
 from ckstore.formats import CompositeSource, parse
 from ckstore.formats.layout import FileLayout, Path, Tensor
-from ckstore.formats.paths import path_to_text
+from ckstore.formats.paths import listed, path_to_text
 from ckstore.formats.skeleton import fill_crcs
 from ckstore.objects.documents import LayoutDocument, VersionDocument, check_layout
 from ckstore.objects.records import check_cut
@@ -107,6 +107,15 @@ class StoredVersion:
         return found
 
     @cached_property
+    def _named(self) -> dict[tuple[int, int], list[str]]:
+        """Paths of the tensors of every (file, extent) that has any."""
+        found: dict[tuple[int, int], list[str]] = {}
+        for path, (file, tensor) in self.paths.items():
+            if tensor.extent >= 0:
+                found.setdefault((file, tensor.extent), []).append(path)
+        return found
+
+    @cached_property
     def _places(self) -> dict[tuple[int, int], list[tuple[int, int, int]]]:
         """For each (file, extent) its stretches: (first element, unit number, first element in the unit), in parts."""
         places: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
@@ -182,12 +191,29 @@ class StoredVersion:
         With `keep` they stay in the store's cache for a while. Without, they may be decoded into `out`, an aligned
         array of their size and dtype: it is then what is returned.
         """
-        for _ in range(_MOVES):
-            try:
-                return self._chunk(number, chunk, keep=keep, out=out)
-            except MissingPackError:
-                self.repository.resolver.forget()  # `gc` has moved the object since its record was read.
-        return self._chunk(number, chunk, keep=keep, out=out)
+        try:
+            for _ in range(_MOVES):
+                try:
+                    return self._chunk(number, chunk, keep=keep, out=out)
+                except MissingPackError:
+                    self.repository.resolver.forget()  # `gc` has moved the object since its record was read.
+            return self._chunk(number, chunk, keep=keep, out=out)
+        except IntegrityError as error:
+            raise self._concerning(number, error) from error
+
+    def _concerning(self, number: int, error: IntegrityError) -> IntegrityError:
+        """An error of a unit, with what it concerns."""
+        return type(error)(f"Version {self.row.number}: {listed(self.names(number))} cannot be read: {error}")
+
+    def names(self, number: int) -> list[str]:
+        """Paths of the tensors of a unit, or of its files where it has none."""
+        files = {self.document.files[member.file].path for member in self.layout.units[number].members}
+        return self.tensors_of(number) or sorted(files)
+
+    def tensors_of(self, number: int) -> list[str]:
+        """Paths of the tensors that have elements of the unit of that number."""
+        members = dict.fromkeys((member.file, member.extent) for member in self.layout.units[number].members)
+        return list(dict.fromkeys(path for place in members for path in self._named.get(place, ())))
 
     def _chunk(self, number: int, chunk: int, *, keep: bool, out: Bits | None) -> Bits:
         if number not in self._fitting:
@@ -207,7 +233,10 @@ class StoredVersion:
         """Raise `IntegrityError` unless the objects of an extent are there, before memory is taken for it."""
         for _, number, _ in self._places.get((file, extent), ()):
             if number not in self._fitting:
-                self._fit(number)
+                try:
+                    self._fit(number)
+                except IntegrityError as error:
+                    raise self._concerning(number, error) from error
 
     def is_changed(self, file: int) -> bool:
         """Whether a file comes back with other values than it went in with, because some are coarse."""
@@ -241,8 +270,15 @@ class StoredVersion:
         before = sum(counts[:file])
         return [int(crc) for crc in np.frombuffer(blob, "<u4")[before : before + counts[file]]]
 
-    def source(self, file: int) -> CompositeSource:
+    def source(self, file: int, *, gaps: bool = False) -> CompositeSource:
         """A file as it was, of its skeleton and of chunks that are decoded when they are read.
+
+        Parameters
+        ----------
+        file
+            Its number.
+        gaps
+            Whether elements that are lost are zeros.
 
         Raises
         ------
@@ -255,11 +291,16 @@ class StoredVersion:
         def read(index: int, offset: int, nbytes: int) -> memoryview:
             size = ITEM_SIZES[layout.extents[index].dtype]
             first = offset // size
-            data = self.read_extent(file, index, first, -(-(offset + nbytes) // size))
+            try:
+                data = self.read_extent(file, index, first, -(-(offset + nbytes) // size))
+            except IntegrityError:
+                if gaps:
+                    return memoryview(bytes(nbytes))
+                raise
             return data[offset - first * size :][:nbytes]
 
         return CompositeSource(self.skeleton(file), extents, layout.size, read)
 
-    def parsed(self, file: int) -> FileLayout:
-        """The layout of a file with its tree, read again from the skeleton."""
-        return parse(self.source(file), self.document.files[file].path)
+    def parsed(self, file: int, *, gaps: bool = False) -> FileLayout:
+        """The layout of a file with its tree, read again from the skeleton; see `source`."""
+        return parse(self.source(file, gaps=gaps), self.document.files[file].path)

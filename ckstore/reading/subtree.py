@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 from ckstore.errors import NotFoundError, UsageError
 from ckstore.formats.layout import Path as TensorPath
-from ckstore.formats.paths import literal_segments, match_texts, path_to_text
+from ckstore.formats.paths import listed, literal_segments, match_texts, path_to_text
 
 if TYPE_CHECKING:
     from ckstore.reading.stored_version import StoredVersion
@@ -25,8 +25,6 @@ _ENDINGS: dict[str, Format] = {
     ".npz": "npz",
 }
 _S = TypeVar("_S")
-#: Most names that a sentence shows.
-_SHOWN = 3
 
 
 def format_for(
@@ -109,7 +107,7 @@ def subtree_of(version: StoredVersion, chosen: Sequence[str], include: Sequence[
         prefix = tuple(version.document.files[file].path.split("/")) if version.document.is_directory else ()
         example = path_to_text((*prefix, tensor.path[0]))
         raise UsageError(
-            f"The chosen tensors lie in {len(tops)} subtrees ({_listed(tops)}), and --strip wants one: "
+            f"The chosen tensors lie in {len(tops)} subtrees ({listed(tops)}), and --strip wants one: "
             f"choose it, as with --include '{example}/*'."
         )
     return common
@@ -153,9 +151,4 @@ def left_out_text(left_out: Sequence[str], total: int, noun: str) -> str:
     >>> left_out_text(["a", "b", "c", "d"], 9, "tensor")
     'Left out 4 of 9 tensors: a, b, c, …'
     """
-    return f"Left out {len(left_out)} of {total} {noun}{'s' if total > 1 else ''}: {_listed(left_out)}"
-
-
-def _listed(names: Iterable[str]) -> str:
-    names = list(names)
-    return ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
+    return f"Left out {len(left_out)} of {total} {noun}{'s' if total > 1 else ''}: {listed(left_out)}"

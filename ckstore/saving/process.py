@@ -110,7 +110,7 @@ def serve(settings: Settings, connection: Connection) -> None:
         compactor = Compactor(repository)
         try:
             while True:
-                keep = max(1, policy_of(repository.catalog, settings.run).hot)
+                keep = max(1, policy_of(repository.catalog, settings.run).kept_hot)
                 compactor.begin(settings.run, keep)
                 while not connection.poll(_LOOK):
                     if os.getppid() != settings.parent:

@@ -248,3 +248,26 @@ def test_a_damaged_pack(ckstore, filled: Path) -> None:
 def test_an_impossible_place_is_one_sentence(ckstore, filled: Path, target: str, options: list[str]) -> None:
     sentence = ckstore("checkout", "best", "-o", target, *options, code=2).sentence
     assert "choose another path" in sentence or "make it first" in sentence
+
+
+def test_salvage(ckstore, filled: Path) -> None:
+    """What is whole is written, what is not is named, and the exit code says that something is missing."""
+    ckstore("checkout", "best", "-o", "whole.pt", "--salvage")
+    assert (filled / "whole.pt").read_bytes() == (filled / "in" / "step20.pt").read_bytes()
+    for pack in (filled / ".ckstore" / "packs").glob("*.exact.zip"):
+        pack.unlink()
+    result = ckstore("checkout", "best", "-o", "out.pt", "--salvage", code=4)
+    assert "0 whole files, " in result.out
+    lost = [line for line in result.err.splitlines() if " is lost: " in line]
+    assert any(line.startswith("ckstore: step20.pt is lost: ") for line in lost)
+    assert any(line.startswith("ckstore: model/weight is lost: ") for line in lost)
+    assert result.err.splitlines()[-1].startswith("ckstore: Of version 3 1 file and 2 tensors are not whole; ")
+    assert not (filled / "out.pt").exists()
+    found = torch.load(filled / "out.pt.salvaged.pt", weights_only=True)
+    assert torch.equal(found["model"]["bias"], checkpoint(20)["model"]["bias"])
+    assert "weight" not in found["model"]
+
+
+@pytest.mark.parametrize("option", [("--include", "model/*"), ("--format", "npz"), ("--strip",), ("-o", "-")])
+def test_salvage_takes_no_choice(ckstore, filled: Path, option: tuple[str, ...]) -> None:
+    assert "--salvage writes all that is whole" in ckstore("checkout", "best", "--salvage", *option, code=2).sentence

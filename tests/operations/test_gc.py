@@ -712,3 +712,23 @@ def test_a_lease_ends_although_its_end_is_interrupted(tmp_path: Path, monkeypatc
         store.forget([1])
         store.gc(grace=0)
         assert store.verify().problems == []
+
+
+def test_two_copies_of_one_pack_are_no_problem(store: ckstore.Store) -> None:
+    """What killed ones have copied lies beside what the next one copies, and stands for the same pack."""
+    from ckstore.operations.gc.repack import repack
+
+    store.forget(["a@0..a@2"])
+    packs = garbage.plan_for(store.repository, 0.0).survey.packs.values()
+    contents = next(pack for pack in packs if pack.kind == "exact" and pack.slots)
+    copies = [repack(store.repository, contents).pack.name]
+    contents.slots.remove(min(contents.slots))
+    copies.append(repack(store.repository, contents).pack.name)
+    assert recover(store.path).problems == []
+    with ckstore.open(store.path) as again:
+        for present in copies:
+            again.catalog.note_moved({contents.name: present})
+            assert again.verify().problems == []
+        other = next(pack.name for pack in again.catalog.packs() if pack.name not in (contents.name, *copies))
+        again.catalog.note_moved({contents.name: other})
+        assert f"took the place of {contents.name}" in again.verify().problems[0]

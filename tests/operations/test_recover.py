@@ -9,6 +9,7 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import numpy as np
@@ -578,3 +579,43 @@ def test_a_catalog_of_which_not_even_a_transaction_ends(small: Path) -> None:
         file.write(b"damage" * 100)
     assert recover(small).problems == []
     assert steps(small) == before
+
+
+def test_packs_that_are_taken_back_meanwhile_are_not_missed(
+    directory: Path, paths: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A change that fails while `recover` is at work takes its packs back; that may have listed them already."""
+    listed = Event()
+    built = Event()
+    step_of = durable.checkpoint
+
+    def checkpoint(step: str) -> None:
+        step_of(step)
+        if step == "catalog-built":
+            built.set()
+            # As long as the one who takes packs back needs where he does not wait.
+            listed.wait(1.0)
+
+    path = directory / "store"
+    with ckstore.init(path) as store:
+        store.ingest(paths[0], run="a")
+        monkeypatch.setattr(durable, "checkpoint", checkpoint)
+        commit = Change.commit
+
+        def failed(change: Change, *arguments: Any, **named: Any) -> None:
+            recovering.start()
+            assert built.wait(60)
+            raise ValueError("The caller gave up.")
+
+        recovering = Thread(target=lambda: reports.append(recover(path)))
+        reports: list[Any] = []
+        monkeypatch.setattr(Change, "commit", failed)
+        with pytest.raises(ValueError, match="gave up"):
+            store.ingest(paths[4], run="late")
+        listed.set()
+        recovering.join()
+        monkeypatch.setattr(Change, "commit", commit)
+    assert reports[0].problems == []
+    with ckstore.open(path) as store:
+        assert store.verify().problems == []
+        assert "late" in {row.run for row in store.versions()}, "it was complete"

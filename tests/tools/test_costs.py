@@ -3,24 +3,46 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import ckstore
-from ckstore.lineage.cost import Work, cost
+from ckstore.lineage.cost import Work
 from tools.bench import costs
+from tools.bench import series as catalogue
 from tools.bench.series import Series
 
 
 def test_every_version_is_measured(gpt_run: list[Path], tmp_path: Path) -> None:
-    rows = list(costs.measure(Series("gpt", tuple(gpt_run[:3])), tmp_path, 1))
-    assert [number for number, *_ in rows] == [1, 2, 3]
-    assert all(seconds > 0 for *_, seconds in rows)
-    with ckstore.open(tmp_path / "store", "r") as store:
+    (tmp_path / "work").mkdir()
+    rows = list(costs.measure(Series("gpt", tuple(gpt_run[:3])), tmp_path / "work", 1))
+    assert [row.number for row in rows] == [1, 2, 3]
+    assert all(min(row.memory, row.full_memory, row.file, row.full_file) > 0 for row in rows)
+    with ckstore.init(tmp_path / "store") as store:
+        for step, path in enumerate(gpt_run[:3]):
+            store.ingest(path, run="a", step=step)
         foretold = [row.cost for row in store.versions()]
-    assert [cost(work) / cost(full) for _, work, full, _ in rows] == pytest.approx(foretold, abs=1e-4)
+    assert [row.foretold for row in rows] == pytest.approx(foretold, abs=1e-3)
     assert foretold[-1] > 1.01 > foretold[0]
+    assert not (tmp_path / "work" / "store").exists(), "the next budget begins anew"
+
+
+def test_tables(gpt_run: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    series = [Series("gpt", tuple(gpt_run[:2]))]
+    monkeypatch.setattr(catalogue, "find", lambda *arguments, **named: series)
+    costs.main(["--work", str(tmp_path), "--repeat", "1", "--series", "gpt"])
+    head, _, *rows, blank, weights = capsys.readouterr().out.splitlines()
+    assert "foretold" in head
+    assert [row.split(" | ")[:3] for row in rows] == [["| gpt", "2", "1"], ["| gpt", "2", "2"]]
+    assert (blank, weights[:16]) == ("", "fitted weights: ")
+    costs.main(["--work", str(tmp_path), "--sizes", "--budget", "1", "--budget", "2"])
+    head, _, row = capsys.readouterr().out.splitlines()
+    assert head == "| series | bytes | budget 1 | budget 2 |"
+    full, delta = (int(cell.replace(",", "")) for cell in row.strip("| ").split(" | ")[2:])
+    assert full > delta
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_fit() -> None:

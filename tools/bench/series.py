@@ -72,7 +72,7 @@ def find(
     Parameters
     ----------
     names
-        Members of `TRAINED` or `PUBLIC`; empty for all of them.
+        Trained runs, or members of `PUBLIC`; empty for `TRAINED` and all of `PUBLIC`.
     data
         Directory of the public series; None for `$CKSTORE_TEST_DATA` or else `../shared/data`. Where there is none,
         public series are left out and `report` says so.
@@ -86,12 +86,12 @@ def find(
     Returns
     -------
     list of Series
-        In the order of `TRAINED` and `PUBLIC`.
+        Trained ones first.
     """
     data = data or Path(os.environ.get("CKSTORE_TEST_DATA") or REPOSITORY.parent / "shared" / "data")
     found = []
-    for name in TRAINED:
-        if not names or name in names:
+    for name in runs.RUNS:
+        if name in (names or TRAINED):
             paths = runs.train(
                 name, work / "runs" / tier, tier=tier, report=lambda line, name=name: report(f"{name} {line}")
             )

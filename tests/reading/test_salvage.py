@@ -1,0 +1,200 @@
+"""What comes back of versions whose packs were damaged or lost, and what is said of the rest."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import ckstore
+from ckstore.errors import ConflictError, IntegrityError
+from ckstore.reading.salvage import SUFFIX
+from tests.checkpoints import scratch
+
+#: Large tensors, an object each, and small ones, which share a bundle.
+LARGE = ("a", "b", "c")
+
+
+def state(step: int) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(1)
+    model = {name: torch.randn(300, 256, generator=generator) for name in LARGE}
+    model |= {f"bias{number}": torch.randn(50, generator=generator) for number in range(3)}
+    model["empty"] = torch.empty(0, 3)
+    return {"model": {name: value + step * 1e-3 for name, value in model.items()}, "step": step}
+
+
+@pytest.fixture(scope="module")
+def made() -> Iterator[Path]:
+    """Three versions of a file, then one of a directory with a link and a file that holds no tensors."""
+    with scratch() as directory:
+        with ckstore.init(directory / "store") as store:
+            for step in range(3):
+                torch.save(state(step), directory / "x.pt")
+                store.ingest(directory / "x.pt", run="a", step=step)
+            tree = directory / "tree"
+            (tree / "sub").mkdir(parents=True)
+            torch.save(state(7), tree / "sub" / "m.pt")
+            save_file({"w": torch.randn(300, 256), "v": torch.randn(300, 256)}, tree / "n.safetensors")
+            (tree / "notes").write_bytes(bytes(range(256)) * 400)
+            (tree / "link").symlink_to("notes")
+            store.ingest(tree, run="b", step=0)
+        yield directory
+
+
+@pytest.fixture
+def path(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made / "store", tmp_path / "store"))
+
+
+def places(path: Path, spec: str, tensor: str) -> list[tuple[Path, int, int]]:
+    """(pack, first byte, bytes) of the layers that a tensor or file of a version has of its own."""
+    with ckstore.open(path, "r") as store:
+        version = store[spec].stored
+        [number] = [unit for unit in range(len(version.layout.units)) if tensor in version.names(unit)]
+        lattice, content = version.document.objects[number]
+        found = []
+        record = store.resolver.lattice(lattice)
+        found.append((path / "packs" / record.pack, record.offset, record.length))
+        layer = None if content is None else store.resolver.content(content)
+        if layer is not None:
+            found.append((path / "packs" / layer.pack, layer.offset, sum(layer.lengths)))
+        return [place for place in found if place[2]]
+
+
+def flip(path: Path, spec: str, tensor: str, layer: int = 0) -> None:
+    """Flip a bit in the middle of a layer of a tensor."""
+    pack, offset, length = places(path, spec, tensor)[layer]
+    with pack.open("r+b") as file:
+        file.seek(offset + length // 2)
+        byte = file.read(1)[0]
+        file.seek(-1, 1)
+        file.write(bytes([byte ^ 4]))
+
+
+def test_of_a_version_that_is_whole_all_is_written(path: Path, made: Path, tmp_path: Path) -> None:
+    with ckstore.open(path, "r") as store:
+        report = store["a@2"].salvage(tmp_path / "out.pt")
+        assert (tmp_path / "out.pt").read_bytes() == (made / "x.pt").read_bytes()
+        assert (report.files, report.tensors, report.lost_files, report.lost_tensors) == (["x.pt"], {}, {}, {})
+        store["b@0"].salvage(tmp_path / "tree")
+        assert (tmp_path / "tree" / "sub" / "m.pt").read_bytes() == (made / "tree" / "sub" / "m.pt").read_bytes()
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+def test_a_flipped_bit_takes_one_tensor(path: Path, tmp_path: Path, layer: int) -> None:
+    flip(path, "a@1", "model/b", layer)
+    with ckstore.open(path, "r") as store:
+        report = store["a@1"].salvage(tmp_path / "out.pt")
+        assert list(report.lost_files) == ["x.pt"]
+        assert list(report.lost_tensors) == ["model/b"]
+        assert not (tmp_path / "out.pt").exists(), "nobody takes a part for the whole"
+        found = torch.load(tmp_path / f"out.pt{SUFFIX}", weights_only=True)
+        expected = state(1)
+        del expected["model"]["b"]
+        assert found["step"] == 1
+        assert list(found["model"]) == list(expected["model"])
+        assert all(torch.equal(value, expected["model"][name]) for name, value in found["model"].items())
+        assert report.tensors == {"x.pt": [f"model/{name}" for name in expected["model"]]}
+        with pytest.raises(ConflictError):
+            store["a@1"].salvage(tmp_path / "out.pt")
+        store["a@1"].salvage(tmp_path / "out.pt", force=True)
+        (tmp_path / "into").mkdir()
+        store["a@1"].salvage(tmp_path / "into")
+        assert (tmp_path / "into" / f"x.pt{SUFFIX}").exists()
+
+
+def test_reads_name_what_is_damaged_and_read_everything_else(path: Path) -> None:
+    flip(path, "a@0", "model/b")
+    with ckstore.open(path, "r") as store:
+        for version in (store["a@0"], store["a@2"]):
+            named = rf"Version {version.row.number}: model/b cannot be read: "
+            for read in (version["model/b"].numpy, version.state_dict):
+                with pytest.raises(IntegrityError, match=named):
+                    read()
+            step = version.row.step or 0
+            assert torch.equal(version["model/c"].torch(), state(step)["model"]["c"])
+
+
+def test_a_lost_pack_takes_what_is_in_it(path: Path, tmp_path: Path) -> None:
+    """Objects that lie in other packs are read, though their places are looked up with those that are lost."""
+    torch.manual_seed(3)
+    changed = state(2)
+    changed["model"]["b"] = torch.randn(300, 256)
+    with ckstore.open(path) as store:
+        store.ingest(changed, run="a", step=3)
+        [pack] = {place[0] for place in places(path, "a@3", "model/b")[1:]}
+    pack.unlink()
+    with ckstore.open(path, "r") as store:
+        report = store["a@3"].salvage(tmp_path / "out.pt")
+        assert list(report.lost_tensors) == ["model/b"]
+        found = torch.load(tmp_path / f"out.pt{SUFFIX}", weights_only=True)
+        assert torch.equal(found["model"]["a"], changed["model"]["a"])
+        coarse = store["a@3"].at_fidelity("coarse").salvage(tmp_path / "coarse.pt")
+        assert coarse.lost_tensors == {}, "integers are in another pack"
+        assert store["a@2"].salvage(tmp_path / "before.pt").lost_files == {}
+    with ckstore.open(path) as store:
+        again = store.ingest(state(4), run="a", step=4).version
+        assert torch.equal(store[again.number]["model/b"].torch(), state(4)["model"]["b"]), "a run goes on"
+
+
+def test_of_a_directory_whole_files_are_as_they_were(path: Path, made: Path, tmp_path: Path) -> None:
+    flip(path, "b@0", "n.safetensors/w")
+    with ckstore.open(path, "r") as store:
+        report = store["b@0"].salvage(tmp_path / "out")
+    assert sorted(report.files) == ["notes", "sub/m.pt"]
+    assert list(report.lost_files) == ["n.safetensors"]
+    assert list(report.lost_tensors) == ["n.safetensors/w"]
+    assert (tmp_path / "out" / "sub" / "m.pt").read_bytes() == (made / "tree" / "sub" / "m.pt").read_bytes()
+    assert (tmp_path / "out" / "link").read_bytes() == (made / "tree" / "notes").read_bytes()
+    names = sorted(str(place.relative_to(tmp_path / "out")) for place in (tmp_path / "out").rglob("*"))
+    assert names == ["link", f"n.safetensors{SUFFIX}", "notes", "sub", "sub/m.pt"]
+
+
+def test_a_lost_skeleton_leaves_tensors_by_path(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ckstore.reading.stored_version import StoredVersion
+
+    with ckstore.open(path, "r") as store:
+        ref = store["b@0"].document.files
+        numbers = {entry.path: number for number, entry in enumerate(ref)}
+        whole = StoredVersion.skeleton
+
+        def skeleton(version: StoredVersion, file: int) -> bytes:
+            if file == numbers["sub/m.pt"]:
+                raise IntegrityError("The blob is damaged.")
+            return whole(version, file)
+
+        monkeypatch.setattr(StoredVersion, "skeleton", skeleton)
+        report = store["b@0"].salvage(tmp_path / "out")
+        assert list(report.lost_files) == ["sub/m.pt"]
+        assert report.lost_tensors == {}
+        found = torch.load(tmp_path / "out" / "sub" / f"m.pt{SUFFIX}", weights_only=True)
+        assert torch.equal(found["sub/m.pt/model/c"], state(7)["model"]["c"])
+        problems = store.verify(["b@0"]).problems
+        assert problems == ["sub/m.pt of version 4: The blob is damaged."]
+
+
+def test_where_nothing_is_whole_nothing_is_written(path: Path, tmp_path: Path) -> None:
+    torch.save({"w": torch.randn(300, 256)}, tmp_path / "one.pt")
+    with ckstore.open(path) as store:
+        store.ingest(tmp_path / "one.pt", run="one", step=0)
+    flip(path, "one@0", "w")
+    with ckstore.open(path, "r") as store, pytest.raises(IntegrityError, match="Nothing of version 5 is whole: "):
+        store["one@0"].salvage(tmp_path / "out.pt")
+    assert sorted(place.name for place in tmp_path.iterdir()) == ["one.pt", "store"]
+
+
+def test_verify_names_versions_tensors_and_files(path: Path) -> None:
+    flip(path, "a@0", "model/b")
+    flip(path, "b@0", "notes")
+    with ckstore.open(path, "r") as store:
+        report = store.verify()
+        concerned = [problem for problem in report.problems if problem.startswith("model/b of versions 1, 2, 3: ")]
+        assert len(concerned) == 1, report.problems
+        assert any(problem.startswith("notes of version 4: ") for problem in report.problems)
+        assert report.damaged == {1: ["model/b"], 2: ["model/b"], 3: ["model/b"], 4: ["notes"]}
+        assert store.verify(["a@2"]).damaged == {3: ["model/b"]}
