@@ -139,11 +139,7 @@ def _archives(
     """What makes an archive, given the directory of its store, by name."""
     gradients = paths[0].parent / "gradients"
     quality = archives.DEFAULT_QUALITY
-    found: dict[str, Callable[[Path], Archive]] = {
-        str(SEARCHED): lambda directory: SearchedArchive(
-            directory, degradation, gradients if gradients.exists() else None
-        )
-    }
+    found: dict[str, Callable[[Path], Archive]] = {}
     for setting in (Setting("lc", quality), archives.DEFAULT, Setting("dynaquant", quality)):
         found[str(setting)] = lambda directory, setting=setting: StoreArchive(directory, setting)  # type: ignore[misc]
     if part == "weights":
@@ -151,7 +147,10 @@ def _archives(
         found[str(coarser)] = lambda directory: StoreArchive(directory, coarser)
         for name in BASELINES:
             found[name] = lambda directory, name=name: BaselineArchive(name, degradation, TOLERANCE)  # type: ignore[misc]
-    elif run != "cnn":  # ExCP prunes by second moments.
+    else:
         made_of = digest([REVISION, paths[0].with_name("run.json").read_text(), run])[:16]
         found["excp"] = lambda directory: ExcpArchive(bench.kept / "excp" / made_of)
+    found[str(SEARCHED)] = lambda directory: SearchedArchive(
+        directory, degradation, gradients if gradients.exists() else None
+    )
     return found
