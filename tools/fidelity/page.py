@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from tools.fidelity import papers
 from tools.fidelity.transfer import EVERY, STEPS
 from tools.fidelity.whole import SEARCHED, TOLERANCE
 
@@ -63,9 +64,9 @@ LC-Checkpoint.
 
 [LC], abstract: recovery up to 5.77 times faster than SCAR's, 28x smaller.""",
     "ablation": """\
-Weights of at least 65,536 elements in the paper's coding, of the residual network with 4 levels and 40 % pruned, of the
-GPT with the defaults; the first version counts in whole runs. A symbol of a Huffman code takes a bit at least, so that
-without runs nothing is above 32x.
+Weights of at least 65,536 elements in the paper's coding: 16 levels and 20 % pruned are the default, 4 and 40 % are
+what the searches end with on the residual network. The first version counts in whole runs. A symbol of a Huffman code
+takes a bit at least, so that without runs nothing is above 32x.
 
 [I], ablation, ResNet-152: 25x, 28x and 39x over the whole run; the best versions 30x, 79x and 366x.""",
     "levels": """\
@@ -152,14 +153,15 @@ def rework(rows: list[Row]) -> str:
 def ablation(rows: list[Row]) -> str:
     """Ratios of three codings."""
     lines = []
-    for row in rows:
+    for row in sorted(rows, key=lambda row: (row["run"], row["levels"])):
         raw = 32 * row["elements"]
+        of = [_RUNS[row["run"]], str(row["levels"])]
         for part, bits in (("whole run", row["bits"]), ("last third", row["bits"][-(len(row["bits"]) // 3) :])):
             totals = [sum(column) for column in zip(*bits, strict=True)]
-            lines.append([_RUNS[row["run"]], part, *(_ratio(raw * len(bits) / total) for total in totals)])
+            lines.append([*of, part, *(_ratio(raw * len(bits) / total) for total in totals)])
         best = [min(column) for column in zip(*row["bits"], strict=True)]
-        lines.append([_RUNS[row["run"]], "best version", *(_ratio(raw / least) for least in best)])
-    table = _table(["run", "of", "Huffman", "run lengths", "rearranged"], lines, text=2)
+        lines.append([*of, "best version", *(_ratio(raw / least) for least in best)])
+    table = _table(["run", "levels", "of", "Huffman", "run lengths", "rearranged"], lines, text=3)
     return f"{table}\n\n{NOTES['ablation']}"
 
 
@@ -247,8 +249,14 @@ def shown(rows: dict[str, list[Row]]) -> str:
     return _table(["what", "target", "figure", "verdict"], lines, text=4)
 
 
-#: What was to be shown, which several parts say.
-SHOWN = "What was to be shown"
+def beside(rows: dict[str, list[Row]]) -> str:
+    """The papers' figures and those found here."""
+    head = ["figure", "paper", "here", "verdict", "what differs"]
+    return _table(head, (figure.cells() for figure in papers.figures(rows)), text=5)
+
+
+#: What several parts say together.
+SHOWN, BESIDE = "What was to be shown", "Beside the papers' figures"
 
 #: Heading and text of each part, in the document's order.
 SECTIONS: dict[str, tuple[str, Callable[[list[Row]], str]]] = {
@@ -279,13 +287,13 @@ def write(rows: dict[str, list[Row]], tier: str, target: Path) -> None:
     parts = re.split(r"^## (.*)\n", target.read_text() if target.exists() else "", flags=re.MULTILINE)[1:]
     known = dict(zip(parts[::2], map(str.strip, parts[1::2]), strict=True))
     if rows.get("cnn") and rows.get("gpt"):
-        known[SHOWN] = shown(rows)
+        known |= {SHOWN: shown(rows), BESIDE: beside(rows)}
     for part, (heading, text) in SECTIONS.items():
         if rows.get(part):
             last = max(rows[part], key=lambda row: str(row["day"]))
             command = f"`tools/bench/schemes --tier {tier} --only {part}`"
             known[heading] = f"{text(rows[part])}\n\nMeasured on {last['day']} with {command} on {last['machine']}."
-    headings = [SHOWN, *(heading for heading, _ in SECTIONS.values())]
+    headings = [SHOWN, BESIDE, *(heading for heading, _ in SECTIONS.values())]
     found = [f"## {heading}\n\n{known[heading]}" for heading in headings if heading in known]
     target.write_text("\n\n".join([INTRODUCTION, *found]) + "\n")
 
