@@ -114,6 +114,20 @@ def test_confidence() -> None:
     assert page._half([1.0]) == math.inf
 
 
+@pytest.mark.parametrize(
+    ("counts", "scar", "said"),
+    [
+        ([0, 0], [9, 11], "no steps lost"),
+        ([4, 1], [9, 11], "4.0x"),
+        ([4, 1], [20, 20], "at least 8.0x"),
+        ([4, 20], [20, 20], ""),
+    ],
+)
+def test_how_much_faster_than_scar(counts: list[int], scar: list[int], said: str) -> None:
+    """A count that ended at 20 is a lower bound."""
+    assert page._faster({"counts": counts, "most": 20}, {"counts": scar, "most": 20}) == said
+
+
 def test_what_was_to_be_shown() -> None:
     def row(run: str, scheme: str, added: list[int], lost: list[float]) -> dict[str, Any]:
         return {
