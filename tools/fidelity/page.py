@@ -64,9 +64,9 @@ LC-Checkpoint.
 
 [LC], abstract: recovery up to 5.77 times faster than SCAR's, 28x smaller.""",
     "ablation": """\
-Weights of at least 65,536 elements in the paper's coding, 0.5 % protected and 20 % pruned with 16 levels, 0.05 % and 40 %
-with 4, which the searches end with on the residual network. The first version counts in whole runs. A symbol of a
-Huffman code takes a bit at least, so that without runs nothing is above 32x.
+Weights of at least 65,536 elements in the paper's coding, with 16 levels, 0.5 % protected and 20 % pruned, or with what
+the searches end with on the residual network: 4 levels, 0.05 and 40 %. The first version counts in whole runs. A symbol
+of a Huffman code takes a bit at least, so that without runs nothing is above 32x.
 
 [I], ablation, ResNet-152: 25x, 28x and 39x over the whole run; the best versions 30x, 79x and 366x.""",
     "levels": """\
