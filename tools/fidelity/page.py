@@ -28,7 +28,7 @@ finds; nothing here was written by hand. The runs are small, so that they can be
 * *GPT*: 4.9 million parameters on Python's sources, AdamW, 800 steps, a checkpoint every 40. *Lost* is the rise of the
   loss on 128 other windows, as a part of it.
 * *fine-tune*: the GPT on English prose, 200 steps, a checkpoint every 10, the first before any. *Lost* is the same on
-  prose, of ten versions.
+  prose.
 
 Ratios are of files of 32-bit floats to everything that is stored. *Searched*: each version has the setting that takes
 the fewest bytes while an evaluation is at most 5 % worse, as in Inshrinkerator's paper. The baselines QD-compressor,
