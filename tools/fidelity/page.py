@@ -65,7 +65,7 @@ accuracy; 5 failures 0.16 %, 20 failures 1.1 % (Inshrinkerator).""",
 The GPT is restored after steps 400 and 600 and goes on with {seeds} seeds of batches until its loss on 64 other windows
 is that of the checkpoint, judged after each step; 95 % confidence over all of these. A count ends at {most}: where it
 did, the mean is a lower bound. SCAR and TOPN write a tenth of the parameters, as in [LC], or as many bytes as
-LC-Checkpoint.
+LC-Checkpoint. Of QD-compressor, Check-N-Run and GOBO the ratio is of weights, and moments come back as they were.
 
 [LC], abstract: recovery up to 5.77 times faster than SCAR's, 28x smaller.""",
     "ablation": """\
@@ -145,10 +145,11 @@ def rework(rows: list[Row]) -> str:
     lines = []
     for row in _ordered(rows):
         counts = row["counts"]
+        ended = max(counts) == row["most"]
         lines.append([
             _name(row["name"]), f"{row['bytes'] / row['later']:.1f}x", f"{statistics.mean(row['rises']):+.2%}",
-            f"{statistics.mean(counts):.2f} ± {_half(counts):.2f}",
-            f"{max(counts)}{' or more' * (max(counts) == row['most'])}", _faster(row, scar),
+            f"{'at least ' * ended}{statistics.mean(counts):.2f} ± {_half(counts):.2f}",
+            f"{max(counts)}{' or more' * ended}", _faster(row, scar),
         ])  # fmt: skip
     head = ["way", "a later version", "lost at once", "steps lost", "worst", "faster than SCAR"]
     seeds = len(rows[0]["counts"]) // len(rows[0]["rises"])
