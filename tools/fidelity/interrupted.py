@@ -44,15 +44,23 @@ def measure(bench: Bench, found: Found) -> None:
 
 def _row(bench: Bench, setting: Setting, count: int, seed: int) -> dict[str, Any]:
     with bench.scratch() as scratch:
-        accuracy, loss = _run(bench, setting, count, seed, scratch)
+        accuracy, loss, added = _run(bench, setting, count, seed, scratch)
     bench.report(f"{setting}: {count} failures: accuracy {accuracy:.4f}, loss {loss:.4f}")
-    return {"scheme": str(setting), "count": count, "seed": seed, "accuracy": accuracy, "loss": loss}
+    return {
+        "scheme": str(setting), "count": count, "seed": seed, "accuracy": accuracy, "loss": loss, "added": added,
+        "after": sorted(_failures(count)),
+    }  # fmt: skip
 
 
-def _run(bench: Bench, setting: Setting, count: int, seed: int, scratch: Path) -> tuple[float, float]:
-    """Accuracy and loss after all epochs; after some of them training goes on from the version of that epoch."""
+def _failures(count: int) -> set[int]:
+    """The epochs after which training fails."""
+    return {round(number * SETTINGS.epochs / (count + 1)) for number in range(1, count + 1)}
+
+
+def _run(bench: Bench, setting: Setting, count: int, seed: int, scratch: Path) -> tuple[float, float, list[int]]:
+    """Accuracy and loss after all epochs, and bytes of each one's version; after failures training goes on from it."""
     settings, digits = SETTINGS, Digits(SETTINGS, bench.results)
-    failures = {round(number * settings.epochs / (count + 1)) for number in range(1, count + 1)}
+    failures = _failures(count)
     images, classes = models.digits()
     train = len(images) - models.HELD_OUT_DIGITS
     batches = train // settings.batch
@@ -68,6 +76,7 @@ def _run(bench: Bench, setting: Setting, count: int, seed: int, scratch: Path) -
         reference = digits.judge(load(path)["model"])[0]
         return (reference - digits.judge(state["model"])[0]) / reference
 
+    added: list[int] = []
     archive = None if setting == EXACT else _archive(setting, scratch, degradation)
     for epoch in range(1, settings.epochs + 1):
         order = torch.randperm(train, generator=generator)
@@ -86,14 +95,16 @@ def _run(bench: Bench, setting: Setting, count: int, seed: int, scratch: Path) -
             path = scratch / f"epoch{epoch:02d}.pt"
             save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}, path)
             torch.save(accumulator.gradients(), scratch / "gradients" / path.name)
+            before = archive.nbytes()
             archive.add(path)
+            added.append(archive.nbytes() - before)
             if epoch in failures:
                 state = archive.restore(epoch - 1)
                 model.load_state_dict(state["model"])
                 optimizer.load_state_dict(state["optimizer"])
     if archive is not None:
         archive.remove()
-    return digits.judge(model.state_dict())
+    return *digits.judge(model.state_dict()), added
 
 
 def _archive(setting: Setting, scratch: Path, degradation: Any) -> Archive:
