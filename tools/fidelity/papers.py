@@ -18,6 +18,11 @@ _RESTORED = "The paper's peaks directly follow restores from compressed versions
 )
 
 
+def percent(part: float) -> str:
+    """A part with its sign; what rounds to nothing has none but a plus."""
+    return f"{round(part, 4) + 0.0:+.2%}"
+
+
 class Figure(NamedTuple):
     """A figure of a paper, and what stands for it here.
 
@@ -41,7 +46,7 @@ class Figure(NamedTuple):
         """Of the document's table."""
         if self.is_loss:
             reached = self.here <= self.paper
-            shown = [f"{self.paper:+.2%}", f"{self.here:+.2%}"]
+            shown = [percent(self.paper), percent(self.here)]
             short = f"{100 * (self.here - self.paper):.2f} points more"
         else:
             reached = self.here >= self.paper
@@ -140,7 +145,7 @@ def _transfer(rows: Rows) -> Iterator[Figure]:
     if exact and found:
         yield Figure(
             "[I] one-shot, GPT for BERT Large", 11.3, found["bytes"] / found["nbytes"],
-            f"Fine-tuned from it, the loss is {found['losses'][-1] / exact['losses'][-1] - 1:+.2%}.",
+            f"Fine-tuned from it, the loss is {percent(found['losses'][-1] / exact['losses'][-1] - 1)}.",
         )  # fmt: skip
 
 
