@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import statistics
 from collections.abc import Callable, Iterable
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.fidelity import papers
+from tools.fidelity.evaluation import confidence
 from tools.fidelity.papers import percent
 from tools.fidelity.transfer import EVERY, STEPS
 from tools.fidelity.whole import SEARCHED, TOLERANCE
@@ -104,9 +104,6 @@ _RUNS = {"cnn": "residual network", "gpt": "GPT", "finetune": "fine-tune"}
 #: How schemes' names begin, in the order of tables.
 _ORDER = ("exact", "lattice", "lc", "dynaquant 1", "dynaquant, s", "QD", "Check", "GOBO", "excp", "SCAR", "TOPN")
 
-#: Student's t for 95 %, by degrees of freedom.
-_T95 = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57}
-
 
 def whole(rows: list[Row]) -> str:
     """A run kept by every scheme."""
@@ -133,7 +130,7 @@ def interrupted(rows: list[Row]) -> str:
     lines = []
     for (count, scheme), ends in sorted(ways.items(), key=lambda way: way[0][0]):
         lost = [1 - row["accuracy"] / exact[row["seed"]]["accuracy"] for row in ends]
-        mean = f"{percent(statistics.mean(lost))} ± {_half(lost):.2%}" if len(lost) > 1 else percent(lost[0])
+        mean = f"{percent(statistics.mean(lost))} ± {confidence(lost):.2%}" if len(lost) > 1 else percent(lost[0])
         lines.append([
             _name(scheme), str(count), str(len(ends)), f"{statistics.mean(row['accuracy'] for row in ends):.2%}",
             *([""] * 2 if scheme == "exact" else (mean, percent(max(lost)))),
@@ -161,7 +158,7 @@ def rework(rows: list[Row]) -> str:
         ended = max(counts) == row["most"]
         lines.append([
             _name(row["name"]), f"{row['bytes'] / row['later']:.1f}x", percent(statistics.mean(row["rises"])),
-            f"{'at least ' * ended}{statistics.mean(counts):.2f} ± {_half(counts):.2f}",
+            f"{'at least ' * ended}{statistics.mean(counts):.2f} ± {confidence(counts):.2f}",
             f"{max(counts)}{' or more' * ended}", _faster(row, scar),
         ])  # fmt: skip
     head = ["way", "a later version", "lost at once", "steps lost", "worst", "faster than SCAR"]
@@ -346,13 +343,6 @@ def _ordered(rows: Iterable[Row]) -> list[Row]:
 
 def _ratio(value: float) -> str:
     return f"{value:.1f}x" if value < 100 else f"{value:,.0f}x"
-
-
-def _half(values: list[float]) -> float:
-    """Half of the 95 % confidence interval of a mean, by Student's distribution."""
-    if len(values) < 2:
-        return math.inf
-    return _T95.get(len(values) - 1, 2.0) * statistics.stdev(values) / math.sqrt(len(values))
 
 
 def _table(head: list[str], lines: Iterable[list[str]], *, text: int = 1) -> str:
