@@ -137,7 +137,7 @@ class GradientAccumulator:
         mean = self._means.get(parameter)
         if mean is None:
             mean = self._means[parameter] = torch.zeros(gradient.shape, dtype=torch.float32)
-        mean.mul_(_OLD).add_(gradient, alpha=_NEW).nan_to_num_(0, 0, 0)
+        mean.mul_(_OLD).add_(gradient.nan_to_num(0, 0, 0), alpha=_NEW)
 
 
 def _parameters(modules: Module | Mapping[str, Any], path: tuple[str, ...]) -> Iterator[tuple[str, Parameter]]:

@@ -63,6 +63,7 @@ class TestExcp:
         # The median magnitude is 2; the factor is 5e-5 / sqrt(1e-8) = 0.5, and 2.5 where second moments are tiny.
         assert excp.weight_mask(residual, torch.full((5,), 1e-8)).tolist() == [True, True, False, True, False]
         assert excp.weight_mask(residual, torch.zeros(5)).tolist() == [True, False, False, False, False]
+        assert excp.weight_mask(residual, None).tolist() == [True, False, False, False, False], "SGD has none"
 
     def test_moment_mask(self) -> None:
         first = torch.tensor([9.0, -9.0, 1.0, 1.0, 0.0])
@@ -132,6 +133,20 @@ class TestExcp:
             for name in ("exp_avg", "exp_avg_sq"):
                 assert ((got.moments[name] != 0) == present).all()
 
+    def test_states_of_sgd_with_buffers(self, cnn_run: list[Path]) -> None:
+        first, second = (load(path) for path in cnn_run[:2])
+        whole = excp.decompress(excp.compress(first, None), None)
+        back = excp.decompress(excp.compress(second, whole["model"]), whole["model"])
+        assert list(back["model"]) == list(second["model"])
+        for name, value in second["model"].items():
+            if "running" in name or "num_batches" in name:
+                assert torch.equal(back["model"][name], value)
+        for before, new, got in zip(*map(parameters, (whole, second, back)), strict=True):
+            kept = excp.weight_mask(new.weight - before.weight, None)
+            assert torch.equal(got.weight[~kept], before.weight[~kept])
+            present = excp.moment_mask(new.moments["momentum_buffer"], kept)
+            assert ((got.moments["momentum_buffer"] != 0) == present).all()
+
     def test_residuals_are_taken_from_what_is_restored(self) -> None:
         first, second = toy(0), moved(toy(0), 1)
         previous = excp.decompress(excp.compress(first, None), None)["model"]
@@ -187,6 +202,15 @@ class TestPartial:
         assert int(written.sum()) == 100
         assert torch.equal(got[written], wanted[written])
         assert (wanted - before)[written].abs().min() >= (wanted - before)[~written].abs().max()
+
+    def test_buffers_are_written_whole(self, cnn_run: list[Path]) -> None:
+        running = partial.RunningCheckpoint(load(cnn_run[0]))
+        second = load(cnn_run[1])
+        running.scar(second, 0.1)
+        assert set(running.state["model"]) == set(second["model"])
+        assert torch.equal(
+            running.state["model"]["layers.0.norm1.running_mean"], second["model"]["layers.0.norm1.running_mean"]
+        )
 
     @pytest.mark.parametrize("save", [partial.RunningCheckpoint.scar, partial.RunningCheckpoint.topn])
     def test_all_of_it_in_the_end(self, save: Any) -> None:

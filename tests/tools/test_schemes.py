@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from tools.fidelity import baselines, interrupted, levels, page, rework, schemes, transfer, whole
+from tools.fidelity import baselines, interrupted, levels, page, papers, rework, schemes, transfer, whole
 from tools.fidelity.baselines import LEVELS, BaselineArchive
+from tools.fidelity.evaluation import confidence
 from tools.fidelity.found import Found
 from tools.fidelity.settings import Bench
 from tools.fidelity.states import load
@@ -109,9 +110,23 @@ def test_rows_are_measured_once(tmp_path: Path) -> None:
 
 
 def test_confidence() -> None:
-    assert page._half([1.0, 1.0, 1.0]) == 0
-    assert page._half([0.0, 1.0, 2.0]) == pytest.approx(4.30 / math.sqrt(3))
-    assert page._half([1.0]) == math.inf
+    assert confidence([1.0, 1.0, 1.0]) == 0
+    assert confidence([0.0, 1.0, 2.0]) == pytest.approx(4.30 / math.sqrt(3))
+    assert confidence([1.0]) == math.inf
+
+
+@pytest.mark.parametrize(
+    ("counts", "scar", "said"),
+    [
+        ([0, 0], [9, 11], "no steps lost"),
+        ([4, 1], [9, 11], "4.0x"),
+        ([4, 1], [20, 20], "at least 8.0x"),
+        ([4, 20], [20, 20], ""),
+    ],
+)
+def test_how_much_faster_than_scar(counts: list[int], scar: list[int], said: str) -> None:
+    """A count that ended at 20 is a lower bound."""
+    assert page._faster({"counts": counts, "most": 20}, {"counts": scar, "most": 20}) == said
 
 
 def test_what_was_to_be_shown() -> None:
@@ -130,17 +145,50 @@ def test_what_was_to_be_shown() -> None:
     assert "+6.00%, 69.0x, best version 111x" in text
 
 
+def test_the_papers_figures_and_those_found() -> None:
+    """More is better of ratios, less of what is lost; where LC-Checkpoint loses no step one is assumed."""
+    seed = {"scheme": "exact", "count": 0, "seed": 0, "accuracy": 0.8}
+    rows = {
+        "rework": [
+            {"name": "SCAR, a tenth", "counts": [20, 10], "most": 20},
+            {"name": "lc 1.5", "counts": [0, 0], "most": 20},
+        ],
+        "transfer": [
+            {"scheme": "exact", "losses": [2.0]},
+            {"scheme": str(whole.SEARCHED), "bytes": 565, "nbytes": 100, "losses": [2.02]},
+        ],
+        "interrupted": [
+            seed, {**seed, "scheme": str(whole.SEARCHED), "count": 10, "accuracy": 0.798},
+            {**seed, "scheme": str(whole.SEARCHED), "count": 20, "accuracy": 0.784},
+        ],
+    }  # fmt: skip
+    found = {figure.what: figure.cells()[1:4] for figure in papers.figures(rows)}
+    assert found == {
+        "[LC] recovery beside SCAR's, GPT": ["5.77x", "30.0x", "reached"],
+        "[I] lost by 10 failures, residual network": ["+0.50%", "+0.25%", "reached in the mean"],
+        "[I] lost by 20 failures, residual network": ["+1.10%", "+2.00%", "0.90 points more"],
+        "[I] one-shot, GPT for BERT Large": ["11.3x", "5.65x", "50% less"],
+    }
+
+
 def test_what_is_not_measured_again_stays(tmp_path: Path) -> None:
     target = tmp_path / "schemes.md"
     target.write_text("# Old\n\n## Levels\n\nAs it was.\n\n## Gone\n\nNo part.\n")
-    bits = {"run": "gpt", "bits": [[64, 32, 16]], "elements": 4, "day": "2026-11-22", "machine": "a machine"}
+    bits = {
+        "run": "gpt",
+        "levels": 16,
+        "bits": [[64, 32, 16]],
+        "elements": 4,
+        "day": "2026-11-22",
+        "machine": "a machine",
+    }
     page.write({"ablation": [bits]}, "tiny", target)
     text = target.read_text()
     assert text.startswith("# The published schemes, measured\n")
     headings = [line for line in text.splitlines() if line.startswith("## ")]
     assert headings == ["## What each step of the coding saves", "## Levels"]
     assert "As it was." in text
-    assert "| GPT | whole run | 2.0x | 4.0x | 8.0x |" in text
+    assert "| GPT | 16 | whole run | 2.0x | 4.0x | 8.0x |" in text
     assert "with `tools/bench/schemes --tier tiny --only ablation` on a machine." in text
 
 
@@ -157,7 +205,7 @@ class Short(Bench):
         ("cnn", "| QD-compressor | weights |"),
         ("interrupted", "| DynaQuant, searched | 1 |"),
         ("rework", "| SCAR, a tenth |"),
-        ("ablation", "| residual network | last third |"),
+        ("ablation", "| residual network | 16 | last third |"),
         ("levels", "| GPT | k-means on the sketch |"),
         ("transfer", "| DynaQuant, searched |"),
     ],

@@ -16,8 +16,8 @@ from tools.fidelity.found import Found
 from tools.fidelity.settings import Bench
 from tools.fidelity.states import load
 
-#: What the searches end with on the residual network, and the default, of which the last version of the GPT tells more.
-_CHOSEN = {"cnn": DynaQuantSettings(4, 0.4, 0.0005), "gpt": DynaQuantSettings()}
+#: Runs and settings: the default, and what the searches end with on the residual network.
+_CHOSEN = [("cnn", DynaQuantSettings(4, 0.4, 0.0005)), ("cnn", DynaQuantSettings()), ("gpt", DynaQuantSettings())]
 
 
 @dataclass(frozen=True)
@@ -57,13 +57,12 @@ def measure(bench: Bench) -> Ablation:
 
 
 def over_runs(bench: Bench, found: Found) -> None:
-    """A row a run: bits of the large tensors of each version, coded in three ways against the one before."""
-    for run in _CHOSEN:
-        found.row("ablation", run, partial(_row, bench, run))
+    """A row a run and setting: bits of each version's large tensors, coded in three ways against the one before."""
+    for run, settings in _CHOSEN:
+        found.row("ablation", f"{run}, {settings.levels} levels", partial(_row, bench, run, settings))
 
 
-def _row(bench: Bench, run: str) -> dict[str, Any]:
-    settings = _CHOSEN[run]
+def _row(bench: Bench, run: str, settings: DynaQuantSettings) -> dict[str, Any]:
     bits = []
     elements = 0
     before: dict[str, tuple[NDArray[np.uint8], int]] = {}
@@ -78,7 +77,9 @@ def _row(bench: Bench, run: str) -> dict[str, Any]:
         bits.append(total)
         before = quantised
     bench.report(f"{run}: bits an element of the last version: {[one / elements for one in bits[-1]]}")
-    return {"run": run, "ways": list(CodedBits._fields), "bits": bits, "elements": elements}
+    return {
+        "run": run, "levels": settings.levels, "ways": list(CodedBits._fields), "bits": bits, "elements": elements,
+    }  # fmt: skip
 
 
 def _quantised(path: Path, settings: DynaQuantSettings) -> dict[str, tuple[NDArray[np.uint8], int]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import statistics
 from collections.abc import Callable, Iterable, Mapping
 
 import torch
@@ -17,6 +18,9 @@ from tools.training import ImageSettings, TextSettings, language_step
 
 #: Windows that are evaluated at once.
 _BATCH = 32
+
+#: Student's t for 95 %, by degrees of freedom.
+_T95 = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57}
 
 #: The generator of a seed of batches begins here; that of the runs' own batches begins elsewhere.
 _FIRST_SEED = 1000
@@ -207,6 +211,13 @@ def mean(values: Iterable[float]) -> float:
     """Arithmetic mean of at least one value."""
     listed = list(values)
     return sum(listed) / len(listed)
+
+
+def confidence(values: list[float]) -> float:
+    """Half of the 95 % confidence interval of a mean, by Student's distribution; infinite for one value."""
+    if len(values) < 2:
+        return math.inf
+    return _T95.get(len(values) - 1, 2.0) * statistics.stdev(values) / math.sqrt(len(values))
 
 
 def _trained(state: State) -> str:

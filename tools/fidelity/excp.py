@@ -2,7 +2,8 @@
 
 Section 3 of the paper: a checkpoint is the residual of its weights against the previous checkpoint as that was
 restored, and its moments. Residuals below a threshold are dropped, and so are moments that are small or whose residual
-is; what is left is quantised to the nearest of 15 centres found by k-means, 0 being the sixteenth.
+is; what is left is quantised to the nearest of 15 centres found by k-means, 0 being the sixteenth. SGD with momentum
+has no second moments, so that the limit of the first threshold is what its residuals are held against.
 """
 
 from __future__ import annotations
@@ -34,9 +35,10 @@ _CENTRES = 15
 _ROUNDS = 25
 
 
-def weight_mask(residual: Tensor, second: Tensor) -> Tensor:
+def weight_mask(residual: Tensor, second: Tensor | None) -> Tensor:
     """Which residuals are kept: above min(2.5, α / sqrt(mean v)) times their median magnitude, v the second moment."""
-    factor = min(_MOST, _ALPHA / math.sqrt(max(second.double().mean().item(), 1e-300)))
+    mean = 0.0 if second is None else second.double().mean().item()
+    factor = min(_MOST, _ALPHA / math.sqrt(max(mean, 1e-300)))
     return residual.abs() > factor * residual.abs().median()
 
 
@@ -109,11 +111,12 @@ def compress(state: State, previous: dict[str, Tensor] | None) -> bytes:
             parts.append(parameter.weight.numpy().tobytes())
         else:
             residual = parameter.weight - previous[parameter.name]
-            kept = weight_mask(residual, parameter.moments["exp_avg_sq"])
+            kept = weight_mask(residual, parameter.moments.get("exp_avg_sq"))
             parts.append(pack(torch.where(kept, residual, 0).numpy()))
-        if parameter.moments:
-            kept = moment_mask(parameter.moments["exp_avg"], kept)
-            parts += [pack(torch.where(kept, parameter.moments[name], 0).numpy()) for name in _moments(parameter)]
+        names = _moments(parameter)
+        if names:
+            kept = moment_mask(parameter.moments[names[0]], kept)
+            parts += [pack(torch.where(kept, parameter.moments[name], 0).numpy()) for name in names]
     return lzma.compress(b"".join(parts))
 
 
@@ -195,7 +198,8 @@ class ExcpArchive:
 
 
 def _moments(parameter: Parameter) -> list[str]:
-    return [name for name in ("exp_avg", "exp_avg_sq") if name in parameter.moments]
+    """Names of the moments, the first one first."""
+    return [name for name in ("exp_avg", "momentum_buffer", "exp_avg_sq") if name in parameter.moments]
 
 
 def _rest(state: State) -> State:
@@ -205,7 +209,7 @@ def _rest(state: State) -> State:
         index: {name: _shape(value) if isinstance(value, Tensor) and value.ndim else value for name, value in e.items()}
         for index, e in optimizer["state"].items()
     }
-    model = {name: _shape(value) for name, value in state["model"].items()}
+    model = state["model"] | {parameter.name: _shape(parameter.weight) for parameter in parameters(state)}
     return state | {"model": model, "optimizer": optimizer | {"state": entries}}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,35 +25,42 @@ from tools.training import ImageSettings
 #: Evenly spaced failures of a run.
 COUNTS = (0, 10, 20)
 
-#: Runs that differ in their batches.
-SEEDS = 2
+#: Runs that differ in their weights at the start and in their batches.
+SEEDS = 3
 
 #: Small enough for a run with every scheme, number of failures and seed.
 SETTINGS = ImageSettings((32, 64, 128), 1, epochs=40)
 
 
 def measure(bench: Bench, found: Found) -> None:
-    """A row for every scheme and number of failures: accuracy and loss at the end, of each seed."""
-    ways = [EXACT, SEARCHED, archives.DEFAULT, Setting("lc", archives.DEFAULT_QUALITY), *map(Setting, BASELINES)]
-    for setting in ways:
-        for count in COUNTS[:1] if setting == EXACT else COUNTS[1:]:
-            found.row("interrupted", f"{setting}, {count}", partial(_row, bench, setting, count))
-
-
-def _row(bench: Bench, setting: Setting, count: int) -> dict[str, Any]:
-    ends = []
+    """A row for every scheme, number of failures and seed: accuracy and loss at the end."""
+    ways = [EXACT, archives.DEFAULT, Setting("lc", archives.DEFAULT_QUALITY), *map(Setting, BASELINES), SEARCHED]
     for seed in range(SEEDS):
-        with bench.scratch() as scratch:
-            ends.append(_run(bench, setting, count, seed, scratch))
-    accuracy, loss = (statistics.mean(end[part] for end in ends) for part in range(2))
+        for setting in ways:
+            for count in COUNTS[:1] if setting == EXACT else COUNTS[1:]:
+                name = f"{setting}, {count}, seed {seed}"
+                found.row("interrupted", name, partial(_row, bench, setting, count, seed))
+
+
+def _row(bench: Bench, setting: Setting, count: int, seed: int) -> dict[str, Any]:
+    with bench.scratch() as scratch:
+        accuracy, loss, added = _run(bench, setting, count, seed, scratch)
     bench.report(f"{setting}: {count} failures: accuracy {accuracy:.4f}, loss {loss:.4f}")
-    return {"scheme": str(setting), "count": count, "ends": ends}
+    return {
+        "scheme": str(setting), "count": count, "seed": seed, "accuracy": accuracy, "loss": loss, "added": added,
+        "after": sorted(_failures(count)),
+    }  # fmt: skip
 
 
-def _run(bench: Bench, setting: Setting, count: int, seed: int, scratch: Path) -> tuple[float, float]:
-    """Accuracy and loss after all epochs; after some of them training goes on from the version of that epoch."""
+def _failures(count: int) -> set[int]:
+    """The epochs after which training fails."""
+    return {round(number * SETTINGS.epochs / (count + 1)) for number in range(1, count + 1)}
+
+
+def _run(bench: Bench, setting: Setting, count: int, seed: int, scratch: Path) -> tuple[float, float, list[int]]:
+    """Accuracy and loss after all epochs, and bytes of each one's version; after failures training goes on from it."""
     settings, digits = SETTINGS, Digits(SETTINGS, bench.results)
-    failures = {round(number * settings.epochs / (count + 1)) for number in range(1, count + 1)}
+    failures = _failures(count)
     images, classes = models.digits()
     train = len(images) - models.HELD_OUT_DIGITS
     batches = train // settings.batch
@@ -70,6 +76,7 @@ def _run(bench: Bench, setting: Setting, count: int, seed: int, scratch: Path) -
         reference = digits.judge(load(path)["model"])[0]
         return (reference - digits.judge(state["model"])[0]) / reference
 
+    added: list[int] = []
     archive = None if setting == EXACT else _archive(setting, scratch, degradation)
     for epoch in range(1, settings.epochs + 1):
         order = torch.randperm(train, generator=generator)
@@ -88,14 +95,16 @@ def _run(bench: Bench, setting: Setting, count: int, seed: int, scratch: Path) -
             path = scratch / f"epoch{epoch:02d}.pt"
             save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}, path)
             torch.save(accumulator.gradients(), scratch / "gradients" / path.name)
+            before = archive.nbytes()
             archive.add(path)
+            added.append(archive.nbytes() - before)
             if epoch in failures:
                 state = archive.restore(epoch - 1)
                 model.load_state_dict(state["model"])
                 optimizer.load_state_dict(state["optimizer"])
     if archive is not None:
         archive.remove()
-    return digits.judge(model.state_dict())
+    return *digits.judge(model.state_dict()), added
 
 
 def _archive(setting: Setting, scratch: Path, degradation: Any) -> Archive:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import re
 import statistics
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from tools.fidelity import papers
+from tools.fidelity.evaluation import confidence
+from tools.fidelity.papers import percent
 from tools.fidelity.transfer import EVERY, STEPS
 from tools.fidelity.whole import SEARCHED, TOLERANCE
 
@@ -27,7 +29,7 @@ finds; nothing here was written by hand. The runs are small, so that they can be
 * *GPT*: 4.9 million parameters on Python's sources, AdamW, 800 steps, a checkpoint every 40. *Lost* is the rise of the
   loss on 128 other windows, as a part of it.
 * *fine-tune*: the GPT on English prose, 200 steps, a checkpoint every 10, the first before any. *Lost* is the same on
-  prose, of ten versions.
+  prose.
 
 Ratios are of files of 32-bit floats to everything that is stored. *Searched*: each version has the setting that takes
 the fewest bytes while an evaluation is at most 5 % worse, as in Inshrinkerator's paper. The baselines QD-compressor,
@@ -41,17 +43,25 @@ SoCC 2024, arXiv 2306.11800v3."""
 NOTES = {
     "cnn": """\
 [I], failure recovery, ResNet-152, 10 failures: Inshrinkerator 39.09x, 0.50 % lost; QD-compressor 11.82x, -0.09 %;
-Check-N-Run 5.71x, 0.36 %; best versions above 100x for all models, 366x in the ablation. [LC], abstract: 28x.""",
+Check-N-Run 5.71x, 0.36 %; best versions above 100x for all models, 366x in the ablation. [LC], abstract: 28x.
+
+ExCP's threshold of changes, 2.5 times their median, falls with second moments, and SGD has none: late changes are
+nearly all below it, and what is lacking by then stays so.""",
     "gpt": """\
 [I], failure recovery, GPT-2 Medium, 10 failures: Inshrinkerator 29.81x, 0.61 % lost; QD-compressor 22.15x, 1.10 %;
 Check-N-Run 6.35x, 0.25 %. Of *all*, moments are two thirds.
 
 LC-Checkpoint's buckets follow the changes, whatever their size: it takes as many bits for a weight late in training as
 early, and its ratio is that of its number of bits, 3 by default.""",
-    "finetune": "Each version is 10 steps after the one before; those of the papers are thousands.",
+    "finetune": """\
+Each version is 10 steps after the one before; those of the papers are thousands. LC-Checkpoint's second version is its
+worst: 10 steps of a fine-tune move less than the first version is off by, which is most of that change. From the third
+on it loses less than a tenth of that.""",
     "interrupted": """\
 A residual network of 0.3 million parameters, 40 epochs, whole checkpoints (of the baselines, weights alone); means over
-{seeds} seeds, against the same seed without failures. One digit is 0.25 %.
+seeds and their 95 % confidence, each against the same seed without failures. One digit is 0.25 %. *After a failure*:
+what a version takes that directly follows one, as a part of what others take, medians of the seeds where it was
+counted. The peaks of [I] are such versions; of DynaQuant they are none here.
 
 [I], ResNet-152: 10 failures cost 0.50 % (Inshrinkerator), -0.09 % (QD-compressor) and 0.36 % (Check-N-Run) of the
 accuracy; 5 failures 0.16 %, 20 failures 1.1 % (Inshrinkerator).""",
@@ -59,13 +69,13 @@ accuracy; 5 failures 0.16 %, 20 failures 1.1 % (Inshrinkerator).""",
 The GPT is restored after steps 400 and 600 and goes on with {seeds} seeds of batches until its loss on 64 other windows
 is that of the checkpoint, judged after each step; 95 % confidence over all of these. A count ends at {most}: where it
 did, the mean is a lower bound. SCAR and TOPN write a tenth of the parameters, as in [LC], or as many bytes as
-LC-Checkpoint.
+LC-Checkpoint. Of QD-compressor, Check-N-Run and GOBO the ratio is of weights, and moments come back as they were.
 
 [LC], abstract: recovery up to 5.77 times faster than SCAR's, 28x smaller.""",
     "ablation": """\
-Weights of at least 65,536 elements in the paper's coding, of the residual network with 4 levels and 40 % pruned, of the
-GPT with the defaults; the first version counts in whole runs. A symbol of a Huffman code takes a bit at least, so that
-without runs nothing is above 32x.
+Weights of at least 65,536 elements in the paper's coding, with 16 levels, 0.5 % protected and 20 % pruned, or with what
+the searches end with on the residual network: 4 levels, 0.05 and 40 %. The first version counts in whole runs. A symbol
+of a Huffman code takes a bit at least, so that without runs nothing is above 32x.
 
 [I], ablation, ResNet-152: 25x, 28x and 39x over the whole run; the best versions 30x, 79x and 366x.""",
     "levels": """\
@@ -79,7 +89,8 @@ Processor time for {elements:,} weights of the GPT and {levels} levels; *times* 
 on a GPU: 4 to 5 times faster than CuPy's quantiles, 9 to 65 times faster than CuML's k-means.""",
     "costs": """\
 Processor time of the GPT's steps on one core, and what versions of its whole checkpoints (59 MB) add to it while
-training goes on beside. [I], failure recovery: 0.3 to 0.6 % of the training time, with a GPU to compress.""",
+training goes on beside: 3 versions in 30 steps, once. [I], failure recovery: 0.3 to 0.6 % of the training time, with a
+GPU to compress.""",
     "transfer": """\
 The weights of the pretrained GPT are stored once, without a parent, and fine-tuned on prose from what comes back, with
 the same batches; losses on other prose.
@@ -93,9 +104,6 @@ _RUNS = {"cnn": "residual network", "gpt": "GPT", "finetune": "fine-tune"}
 #: How schemes' names begin, in the order of tables.
 _ORDER = ("exact", "lattice", "lc", "dynaquant 1", "dynaquant, s", "QD", "Check", "GOBO", "excp", "SCAR", "TOPN")
 
-#: Student's t for 95 %, by degrees of freedom.
-_T95 = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57}
-
 
 def whole(rows: list[Row]) -> str:
     """A run kept by every scheme."""
@@ -106,7 +114,7 @@ def whole(rows: list[Row]) -> str:
         lines.append([
             _name(row["scheme"]), "weights" if row["part"] == "weights" else "all",
             f"{row['original'] / row['total']:.1f}x", f"{each / statistics.mean(late):.1f}x",
-            f"{each / min(row['added']):.0f}x", f"{statistics.mean(row['lost']):+.2%}", f"{max(row['lost']):+.2%}",
+            f"{each / min(row['added']):.0f}x", percent(statistics.mean(row["lost"])), percent(max(row["lost"])),
         ])  # fmt: skip
     head = ["scheme", "of", "whole run", "last third", "best version", "lost, mean", "worst version"]
     table = _table(head, sorted(lines, key=lambda line: line[1], reverse=True), text=2)
@@ -115,49 +123,71 @@ def whole(rows: list[Row]) -> str:
 
 def interrupted(rows: list[Row]) -> str:
     """Accuracy after failures."""
-    (exact,) = (row for row in rows if row["scheme"] == "exact")
-    base = [accuracy for accuracy, _ in exact["ends"]]
+    exact = {row["seed"]: row for row in rows if row["scheme"] == "exact"}
+    ways: dict[tuple[int, str], list[Row]] = {}
+    for row in _ordered(rows):
+        ways.setdefault((row["count"], row["scheme"]), []).append(row)
     lines = []
-    for row in sorted(_ordered(rows), key=lambda row: row["count"]):
-        ends = row["ends"]
-        lost = [(before - after) / before for before, (after, _) in zip(base, ends, strict=True)]
+    for (count, scheme), ends in sorted(ways.items(), key=lambda way: way[0][0]):
+        lost = [1 - row["accuracy"] / exact[row["seed"]]["accuracy"] for row in ends]
+        mean = f"{percent(statistics.mean(lost))} ± {confidence(lost):.2%}" if len(lost) > 1 else percent(lost[0])
         lines.append([
-            _name(row["scheme"]), str(row["count"]), f"{statistics.mean(end[0] for end in ends):.2%}",
-            *([""] * 2 if row is exact else (f"{statistics.mean(lost):+.2%}", f"{max(lost):+.2%}")),
-            f"{statistics.mean(end[1] for end in ends):.4f}",
+            _name(scheme), str(count), str(len(ends)), f"{statistics.mean(row['accuracy'] for row in ends):.2%}",
+            *([""] * 2 if scheme == "exact" else (mean, percent(max(lost)))),
+            f"{statistics.mean(row['loss'] for row in ends):.4f}", _after(ends),
         ])  # fmt: skip
-    table = _table(["scheme", "failures", "accuracy", "lost of it", "worst seed", "loss"], lines)
-    return f"{table}\n\n{NOTES['interrupted'].format(seeds=len(base))}"
+    head = ["scheme", "failures", "seeds", "accuracy", "lost of it", "worst seed", "loss", "after a failure"]
+    return f"{_table(head, lines)}\n\n{NOTES['interrupted']}"
+
+
+def _after(ends: list[Row]) -> str:
+    """What versions that follow a failure take, as a part of what others do; medians."""
+    following, others = [], []
+    for row in ends:
+        for epoch, nbytes in enumerate(row.get("added", [])[1:], 2):
+            (following if epoch - 1 in row["after"] else others).append(nbytes)
+    return f"{statistics.median(following) / statistics.median(others):.2f}" if following and others else ""
 
 
 def rework(rows: list[Row]) -> str:
     """Steps until the loss is back."""
-    scar = [statistics.mean(row["counts"]) for row in rows if row["name"] == "SCAR, a tenth"]
+    scar = next((row for row in rows if row["name"] == "SCAR, a tenth"), None)
     lines = []
     for row in _ordered(rows):
         counts = row["counts"]
-        mean = statistics.mean(counts)
-        faster = "no steps lost" if not mean else f"{scar[0] / mean:.1f}x" if scar else ""
+        ended = max(counts) == row["most"]
         lines.append([
-            _name(row["name"]), f"{row['bytes'] / row['later']:.1f}x", f"{statistics.mean(row['rises']):+.2%}",
-            f"{mean:.2f} ± {_half(counts):.2f}", f"{max(counts)}{' or more' * (max(counts) == row['most'])}", faster,
+            _name(row["name"]), f"{row['bytes'] / row['later']:.1f}x", percent(statistics.mean(row["rises"])),
+            f"{'at least ' * ended}{statistics.mean(counts):.2f} ± {confidence(counts):.2f}",
+            f"{max(counts)}{' or more' * ended}", _faster(row, scar),
         ])  # fmt: skip
     head = ["way", "a later version", "lost at once", "steps lost", "worst", "faster than SCAR"]
     seeds = len(rows[0]["counts"]) // len(rows[0]["rises"])
     return f"{_table(head, lines)}\n\n{NOTES['rework'].format(seeds=seeds, most=rows[0]['most'])}"
 
 
+def _faster(row: Row, scar: Row | None) -> str:
+    """How many times fewer steps are lost than by SCAR with a tenth; empty where neither was back."""
+    mean = statistics.mean(row["counts"])
+    if not mean:
+        return "no steps lost"
+    if scar is None or row is scar or max(row["counts"]) == row["most"]:
+        return ""
+    return f"{'at least ' * (max(scar['counts']) == scar['most'])}{statistics.mean(scar['counts']) / mean:.1f}x"
+
+
 def ablation(rows: list[Row]) -> str:
     """Ratios of three codings."""
     lines = []
-    for row in rows:
+    for row in sorted(rows, key=lambda row: (row["run"], row["levels"])):
         raw = 32 * row["elements"]
+        of = [_RUNS[row["run"]], str(row["levels"])]
         for part, bits in (("whole run", row["bits"]), ("last third", row["bits"][-(len(row["bits"]) // 3) :])):
             totals = [sum(column) for column in zip(*bits, strict=True)]
-            lines.append([_RUNS[row["run"]], part, *(_ratio(raw * len(bits) / total) for total in totals)])
+            lines.append([*of, part, *(_ratio(raw * len(bits) / total) for total in totals)])
         best = [min(column) for column in zip(*row["bits"], strict=True)]
-        lines.append([_RUNS[row["run"]], "best version", *(_ratio(raw / least) for least in best)])
-    table = _table(["run", "of", "Huffman", "run lengths", "rearranged"], lines, text=2)
+        lines.append([*of, "best version", *(_ratio(raw / least) for least in best)])
+    table = _table(["run", "levels", "of", "Huffman", "run lengths", "rearranged"], lines, text=3)
     return f"{table}\n\n{NOTES['ablation']}"
 
 
@@ -213,7 +243,7 @@ def transfer(rows: list[Row]) -> str:
     """Fine-tunes from what came back."""
     lines = [
         [
-            _name(row["scheme"]), f"{row['bytes'] / row['nbytes']:.1f}x", f"{row['lost']:+.2%}",
+            _name(row["scheme"]), f"{row['bytes'] / row['nbytes']:.1f}x", percent(row["lost"]),
             *(f"{loss:.4f}" for loss in row["losses"]),
         ]
         for row in _ordered(rows)
@@ -235,7 +265,7 @@ def shown(rows: dict[str, list[Row]]) -> str:
                 target = f"every version within {most:.1%}"
                 target += f", {least:g}x" * bool(least) + f", best version {best:g}x" * bool(best)
                 what = f"{_name(row['scheme'])}, {_RUNS[run]}, {'weights' if part == 'weights' else 'all'}"
-                figure = f"{max(row['lost']):+.2%}, {ratio:.1f}x, best version {peak:.0f}x"
+                figure = f"{percent(max(row['lost']))}, {ratio:.1f}x, best version {peak:.0f}x"
                 lines.append([what, target, figure, "reached" if reached else "not reached"])
 
     for part in ("weights", "whole"):
@@ -245,8 +275,14 @@ def shown(rows: dict[str, list[Row]]) -> str:
     return _table(["what", "target", "figure", "verdict"], lines, text=4)
 
 
-#: What was to be shown, which several parts say.
-SHOWN = "What was to be shown"
+def beside(rows: dict[str, list[Row]]) -> str:
+    """The papers' figures and those found here."""
+    head = ["figure", "paper", "here", "verdict", "what differs"]
+    return _table(head, (figure.cells() for figure in papers.figures(rows)), text=5)
+
+
+#: What several parts say together.
+SHOWN, BESIDE = "What was to be shown", "Beside the papers' figures"
 
 #: Heading and text of each part, in the document's order.
 SECTIONS: dict[str, tuple[str, Callable[[list[Row]], str]]] = {
@@ -277,13 +313,13 @@ def write(rows: dict[str, list[Row]], tier: str, target: Path) -> None:
     parts = re.split(r"^## (.*)\n", target.read_text() if target.exists() else "", flags=re.MULTILINE)[1:]
     known = dict(zip(parts[::2], map(str.strip, parts[1::2]), strict=True))
     if rows.get("cnn") and rows.get("gpt"):
-        known[SHOWN] = shown(rows)
+        known |= {SHOWN: shown(rows), BESIDE: beside(rows)}
     for part, (heading, text) in SECTIONS.items():
         if rows.get(part):
             last = max(rows[part], key=lambda row: str(row["day"]))
             command = f"`tools/bench/schemes --tier {tier} --only {part}`"
             known[heading] = f"{text(rows[part])}\n\nMeasured on {last['day']} with {command} on {last['machine']}."
-    headings = [SHOWN, *(heading for heading, _ in SECTIONS.values())]
+    headings = [SHOWN, BESIDE, *(heading for heading, _ in SECTIONS.values())]
     found = [f"## {heading}\n\n{known[heading]}" for heading in headings if heading in known]
     target.write_text("\n\n".join([INTRODUCTION, *found]) + "\n")
 
@@ -307,13 +343,6 @@ def _ordered(rows: Iterable[Row]) -> list[Row]:
 
 def _ratio(value: float) -> str:
     return f"{value:.1f}x" if value < 100 else f"{value:,.0f}x"
-
-
-def _half(values: list[float]) -> float:
-    """Half of the 95 % confidence interval of a mean, by Student's distribution."""
-    if len(values) < 2:
-        return math.inf
-    return _T95.get(len(values) - 1, 2.0) * statistics.stdev(values) / math.sqrt(len(values))
 
 
 def _table(head: list[str], lines: Iterable[list[str]], *, text: int = 1) -> str:

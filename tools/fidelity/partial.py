@@ -70,7 +70,7 @@ class RunningCheckpoint:
         """Whatever is neither weight nor moment is small, and written whole."""
         kept = parameters(self.state)
         self.state = copy.copy(state)
-        self.state["model"] = {parameter.name: parameter.weight for parameter in kept}
+        self.state["model"] = state["model"] | {parameter.name: parameter.weight for parameter in kept}
         entries = {
             index: entry | kept[index].moments for index, entry in state.get("optimizer", {}).get("state", {}).items()
         }

@@ -16,7 +16,7 @@ from tools.fidelity.found import Found
 from tools.fidelity.partial import RunningCheckpoint, share_of
 from tools.fidelity.rows import gpt_language
 from tools.fidelity.settings import Bench
-from tools.fidelity.states import State, load
+from tools.fidelity.states import State, load, weights_only
 from tools.fidelity.whole import SEARCHED, TOLERANCE, SearchedArchive
 from tools.fidelity.whole import judge as judge_of
 
@@ -107,7 +107,8 @@ def compare(bench: Bench, found: Found) -> None:
     degradation = judge_of(bench, "gpt", paths)
     first = load(paths[0])
 
-    def row(make: Callable[[Path], Iterator[tuple[State, int]]]) -> dict[str, Any]:
+    def row(make: Callable[[Path], Iterator[tuple[State, int]]], of: Path = paths[0]) -> dict[str, Any]:
+        """`of` is a file of what is kept."""
         counts, rises, sizes = [], [], []
         with bench.scratch() as scratch:
             for path, (state, nbytes) in zip(paths[: max(_COMPARED) + 1], make(scratch / "store"), strict=False):
@@ -122,7 +123,7 @@ def compare(bench: Bench, found: Found) -> None:
                     rises.append(language.loss(state["model"]) / language.loss(exact["model"]) - 1)
         later = mean(sizes[1:])
         bench.report(f"{mean(counts):.2f} steps, {later:,.0f} bytes a later version")
-        return {"counts": counts, "rises": rises, "later": later, "most": _MOST, "bytes": paths[0].stat().st_size}
+        return {"counts": counts, "rises": rises, "later": later, "most": _MOST, "bytes": of.stat().st_size}
 
     def kept(make: Callable[[Path], Archive]) -> Callable[[Path], Iterator[tuple[State, int]]]:
         def versions(directory: Path) -> Iterator[tuple[State, int]]:
@@ -144,9 +145,10 @@ def compare(bench: Bench, found: Found) -> None:
     for name, save, places in _PARTIAL:
         for what, share in (("a tenth", _TENTH), ("LC's bytes", share_of(lc, first, places=places))):
             found.row("rework", f"{name}, {what}", partial(row, partial(_partial, paths, save, share)))
+    (weights,) = weights_only(paths[:1], bench.kept / "weights" / "gpt")
     for name in BASELINES:
         make = kept(lambda directory, name=name: BaselineArchive(name, degradation, TOLERANCE))  # type: ignore[misc]
-        found.row("rework", name, partial(row, make))
+        found.row("rework", name, partial(row, make, weights))
     found.row("rework", str(SEARCHED), partial(row, kept(lambda directory: SearchedArchive(directory, degradation))))
     found.row("rework", "excp", partial(row, kept(ExcpArchive)))
 

@@ -17,6 +17,9 @@ from torch import Tensor
 #: What a training script saves: `model`, `optimizer`, `step` and more.
 State = dict[str, Any]
 
+#: Names of what a module holds beside its parameters.
+_BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
+
 
 @dataclass(frozen=True)
 class Parameter:
@@ -29,7 +32,7 @@ class Parameter:
     weight
         The values.
     moments
-        Tensors of the weight's shape by name (`exp_avg`, `exp_avg_sq`); none before the first step.
+        Tensors of the weight's shape by name (`exp_avg`, `exp_avg_sq`, `momentum_buffer`); none before the first step.
     """
 
     name: str
@@ -53,10 +56,11 @@ def as_state(restored: Any) -> State:
 
 
 def parameters(state: State) -> list[Parameter]:
-    """The parameters of a model without buffers, in the optimiser's order."""
+    """The parameters of a model, in the optimiser's order; the buffers of its norms are none."""
     entries = state.get("optimizer", {}).get("state", {})
     found = []
-    for index, (name, weight) in enumerate(state["model"].items()):
+    weights = [(name, value) for name, value in state["model"].items() if not name.endswith(_BUFFERS)]
+    for index, (name, weight) in enumerate(weights):
         moments = {k: v for k, v in entries.get(index, {}).items() if isinstance(v, Tensor) and v.shape == weight.shape}
         found.append(Parameter(name, weight, moments))
     return found

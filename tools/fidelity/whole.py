@@ -14,7 +14,7 @@ from tools import runs
 from tools.fidelity import archives
 from tools.fidelity.archives import Archive, Setting, StoreArchive
 from tools.fidelity.baselines import BASELINES, BaselineArchive
-from tools.fidelity.evaluation import Digits, Language, evenly, held_out_prose
+from tools.fidelity.evaluation import Digits, Language, held_out_prose
 from tools.fidelity.excp import REVISION, ExcpArchive
 from tools.fidelity.found import Found
 from tools.fidelity.rows import gpt_language
@@ -28,9 +28,6 @@ SEARCHED = Setting("dynaquant, searched")
 
 #: Windows of text that judge a version, and searches.
 WINDOWS = 128
-
-#: Of a fine-tune so many versions are evaluated, evenly spaced; of the other runs all.
-_POINTS = 10
 
 #: By how much weights are worse than the checkpoint's, as a part of what an evaluation says of that.
 Degradation = Callable[[Path, State], float]
@@ -75,15 +72,13 @@ def measure(bench: Bench, found: Found, run: str) -> None:
     """A row for every way to keep the weights of a run, and the whole checkpoints of a run."""
     paths = bench.run(run)
     degradation = judge(bench, run, paths)
-    points = evenly(len(paths), _POINTS) if run == "finetune" else range(len(paths))
     files = {"weights": weights_only(paths, bench.kept / "weights" / run), "whole": paths}
 
     def row(part: str, make: Callable[[Path], Archive]) -> dict[str, Any]:
         lost: list[float] = []
 
         def seen(_: int, index: int, state: State) -> None:
-            if index in points:
-                lost.append(degradation(files[part][index], state))
+            lost.append(degradation(files[part][index], state))
 
         with bench.scratch() as scratch:
             archive = make(scratch / "store")
@@ -139,11 +134,7 @@ def _archives(
     """What makes an archive, given the directory of its store, by name."""
     gradients = paths[0].parent / "gradients"
     quality = archives.DEFAULT_QUALITY
-    found: dict[str, Callable[[Path], Archive]] = {
-        str(SEARCHED): lambda directory: SearchedArchive(
-            directory, degradation, gradients if gradients.exists() else None
-        )
-    }
+    found: dict[str, Callable[[Path], Archive]] = {}
     for setting in (Setting("lc", quality), archives.DEFAULT, Setting("dynaquant", quality)):
         found[str(setting)] = lambda directory, setting=setting: StoreArchive(directory, setting)  # type: ignore[misc]
     if part == "weights":
@@ -151,7 +142,10 @@ def _archives(
         found[str(coarser)] = lambda directory: StoreArchive(directory, coarser)
         for name in BASELINES:
             found[name] = lambda directory, name=name: BaselineArchive(name, degradation, TOLERANCE)  # type: ignore[misc]
-    elif run != "cnn":  # ExCP prunes by second moments.
+    else:
         made_of = digest([REVISION, paths[0].with_name("run.json").read_text(), run])[:16]
         found["excp"] = lambda directory: ExcpArchive(bench.kept / "excp" / made_of)
+    found[str(SEARCHED)] = lambda directory: SearchedArchive(
+        directory, degradation, gradients if gradients.exists() else None
+    )
     return found
