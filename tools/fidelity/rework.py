@@ -27,7 +27,7 @@ _PARTIAL: list[tuple[str, Callable[[RunningCheckpoint, State, float], int], bool
 ]
 
 #: Of `compare`: the stretch's first version, the versions of it that are restored, seeds, and where counting ends.
-_FIRST, _COMPARED, _SEEDS, _MOST = 4, (5, 10), 3, 20
+_FIRST, _COMPARED, _SEEDS, _MOST = 4, (5, 10), 3, 40
 
 #: The share of the parameters that partial checkpoints hold in Chen et al.'s evaluation.
 _TENTH = 0.1
