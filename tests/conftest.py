@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import hypothesis
 import pytest
@@ -19,10 +21,11 @@ hypothesis.settings.register_profile("search", deadline=None, max_examples=2000)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
-@pytest.fixture(autouse=True)
-def encoded_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="session", autouse=True)
+def encoded_at_once() -> Iterator[None]:
     """Most tests look at what versions are encoded to; those of hot versions say that they want some."""
-    monkeypatch.setattr(policy, "HOT", 0)
+    with mock.patch.object(policy, "HOT", 0):
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -218,9 +218,11 @@ class Reader:
         self.lattices: dict[str, tuple[Pack, dict[str, Any]]] = {}
         self.contents: dict[str, tuple[Pack, dict[str, Any]]] = {}
         self.log = [self._log_record(path) for path in sorted((store / "log").glob("[0-9]*"))]
-        for pack in packs:
-            table = self.lattices if pack.kind == "coarse" else self.contents
+        for pack in sorted(packs, key=lambda pack: pack.kind == "raw"):
+            table = self.contents if pack.kind == "exact" else self.lattices
             for record in pack.document["records"]:
+                if pack.kind == "raw" and record["id"] in self.contents:
+                    continue
                 if pack.document.get("rebase") or record["id"] not in table:
                     table[record["id"]] = pack, record
             if "version" in pack.document:
@@ -323,6 +325,12 @@ class Reader:
         """Values of a chunk of an object on an ordinal lattice, as bits."""
         pack, record = self.lattices[lattice]
         size = DTYPES[record["dtype"]][0]
+        if "crcs" in record:
+            first = record["at"][0] + chunk * record["chunk"] * size
+            assert record["at"][0] % 64 == 0
+            data = pack.data[first : first + self._length(record, chunk) * size]
+            assert zlib.crc32(data) == record["crcs"][chunk]
+            return np.frombuffer(data, f"<u{size}")
         predicted = np.zeros(self._length(record, chunk), f"u{size}")
         if record["base"] is not None:
             predicted = self.ordinal_bits(record["base"], chunk)

@@ -31,6 +31,7 @@ import pytest
 import ckstore
 from ckstore import errors
 from ckstore.cli.verb import EXIT_CODES
+from ckstore.operations.compact import CompactReport
 from ckstore.operations.forget import ForgetReport
 from ckstore.operations.gc.collect import GcReport
 from ckstore.operations.ingest import IngestReport
@@ -279,7 +280,8 @@ def test_the_reference_names_the_public_api():
 
 
 @pytest.mark.parametrize(
-    "report", [IngestReport, VerifyReport, RebaseReport, ForgetReport, GcReport, RecoverReport, VersionRow]
+    "report",
+    [IngestReport, VerifyReport, RebaseReport, CompactReport, ForgetReport, GcReport, RecoverReport, VersionRow],
 )
 def test_the_reference_names_what_reports_hold(report: Any):
     text = (DOCS / "reference" / "python.md").read_text()

@@ -63,6 +63,20 @@ def test_a_reader_written_from_the_format_restores_every_file(written: Path):
         assert hashlib.sha256(data).hexdigest() == version["files"][0][2]
 
 
+def test_the_reader_restores_a_hot_version(tmp_path: Path) -> None:
+    for step in range(3):
+        torch.save(checkpoint(step), tmp_path / f"step{step}.pt")
+    with ckstore.init(tmp_path / "store") as store:
+        for step in range(3):
+            store.ingest(tmp_path / f"step{step}.pt", run="r", step=step, hot=3)
+        store.compact([1])
+        assert [row.hot for row in store.versions()] == [False, True, True]
+    reader = Reader(tmp_path / "store")
+    for number in reader.versions:
+        [(path, data)] = reader.files(number)
+        assert data == (tmp_path / path).read_bytes()
+
+
 def test_the_store_takes_every_layer_that_the_format_describes(written: Path):
     reader = Reader(written / "store")
     records = [record for pack in reader.packs.values() for record in pack.document["records"]]

@@ -22,8 +22,8 @@ def test_a_run_goes_before_the_store_and_a_call_before_both(ckstore, filled: Pat
         assert store["exact@7"].fidelity == store["fine@7"].fidelity == "exact"
     listed = ckstore("policy", "--json").json
     assert listed == [
-        {"run": None, "fidelity": "coarse", "scheme": "lattice", "quality": 3.0},
-        {"run": "exact", "fidelity": "exact"},
+        {"run": None, "fidelity": "coarse", "hot": 0, "scheme": "lattice", "quality": 3.0},
+        {"run": "exact", "fidelity": "exact", "hot": 0},
     ]
 
 
@@ -49,4 +49,4 @@ def test_it_outlives_a_recovery_and_is_cleared(ckstore, filled: Path) -> None:
 )
 def test_what_cannot_be_kept(ckstore, filled: Path, arguments: tuple[str, ...]) -> None:
     ckstore("policy", *arguments, code=2)
-    assert ckstore("policy", "--json").json == [{"run": None, "fidelity": "exact"}]
+    assert ckstore("policy", "--json").json == [{"run": None, "fidelity": "exact", "hot": 0}]
