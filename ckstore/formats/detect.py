@@ -15,7 +15,7 @@ from ckstore.formats.npy import parse_npy, parse_npz, starts_like_npy, starts_li
 from ckstore.formats.safetensors import parse_safetensors, starts_like_safetensors
 from ckstore.formats.torch.legacy import parse_torch_legacy, starts_like_legacy
 from ckstore.formats.torch.zip import archive_holds_tensors, parse_torch_zip
-from ckstore.formats.zip_directory import FIRST_RECORD, starts_like_zip
+from ckstore.formats.zip_directory import FIRST_RECORD, follows_others, starts_like_zip
 from ckstore.storage.zip_records import LOCAL_MAGIC
 
 #: Opaque files below this size in bytes are skeleton altogether.
@@ -37,6 +37,7 @@ _UNREAD = (
     (0, b"\x80\4", "a pickle that torch has not written"),
     (0, b"\x80\5", "a pickle that torch has not written"),
 )  # fmt: skip
+_SEVERAL = "archives one behind another, as torch.distributed.checkpoint writes them"
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
@@ -94,8 +95,9 @@ def parse(source: Source, name: str = "", *, lone: bool = False) -> FileLayout:
         raise InputError(f"{called} is empty.")
     if lone and is_pointer(source):
         raise InputError(f"{called} is a Git LFS pointer, not the checkpoint itself; run `git lfs pull` first.")
+    several = starts_like_zip(head) and follows_others(source)
     for kind, recognises, parser in _PARSERS:
-        if recognises(head):
+        if recognises(head) and not several:
             try:
                 layout = parser(source)
             except InputError as error:
@@ -105,7 +107,7 @@ def parse(source: Source, name: str = "", *, lone: bool = False) -> FileLayout:
             if layout is not None:
                 return layout
     layout = parse_opaque(source)
-    why = next((why for place, magic, why in _UNREAD if head.startswith(magic, place)), "")
+    why = _SEVERAL if several else next((why for place, magic, why in _UNREAD if head.startswith(magic, place)), "")
     if why:
         layout.bytes_for[""] = why
     layout.facts = facts_of_trainer_state(source, name)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 from ckstore.errors import InputError
 from ckstore.formats.layout import Source
@@ -89,6 +90,21 @@ def first_name(head: bytes) -> str:
     return head[30 : 30 + length].decode("utf-8", "replace")
 
 
+def follows_others(source: Source) -> bool:
+    """Whether the archive whose directory ends a file begins in the middle of it, behind other archives."""
+    try:
+        end, record = _find_end(source)
+    except NoDirectoryError:
+        return False
+    located = end - LOCATOR_64.size
+    begin = end - record[5] - record[6]
+    if located >= END_64.size:
+        magic, _, end_64, _ = LOCATOR_64.unpack(source.pread(located, LOCATOR_64.size))
+        if magic == LOCATOR_64_MAGIC:
+            begin = located - END_64.size - end_64
+    return begin > 0 and source.pread(begin, min(4, source.size - begin)) == LOCAL_MAGIC
+
+
 def check_crc(source: Source, entry: ZipEntry) -> None:
     """Raise `InputError` unless the data of a plain entry has the CRC that the archive says."""
     crc = 0
@@ -139,17 +155,7 @@ def read_directory(source: Source) -> list[ZipEntry]:
 
 def _find_directory(source: Source) -> tuple[int, int, int, int]:
     """Number of entries, offset, size, and where the directory must have ended."""
-    length = min(source.size, END.size + _MAX_COMMENT)
-    tail = source.pread(source.size - length, length)
-    found = len(tail) - END.size + 1
-    while True:
-        found = tail.rfind(END_MAGIC, 0, found + 3) if found > 0 else -1
-        if found < 0:
-            raise NoDirectoryError("the archive has no directory at its end: the file is cut off")
-        _, disk, first_disk, here, count, size, offset, comment = END.unpack_from(tail, found)
-        if found + END.size + comment == len(tail):
-            break
-    end = source.size - length + found
+    end, (_, disk, first_disk, here, count, size, offset, _) = _find_end(source)
     limit = end
     located = end - LOCATOR_64.size
     if located >= 0:
@@ -171,6 +177,20 @@ def _find_directory(source: Source) -> tuple[int, int, int, int]:
     if disk or first_disk or here != count:
         raise InputError("the archive is spread over several files")
     return count, offset, size, limit
+
+
+def _find_end(source: Source) -> tuple[int, tuple[Any, ...]]:
+    """Where the end record of an archive lies, and the record."""
+    length = min(source.size, END.size + _MAX_COMMENT)
+    tail = source.pread(source.size - length, length)
+    found = len(tail) - END.size + 1
+    while True:
+        found = tail.rfind(END_MAGIC, 0, found + 3) if found > 0 else -1
+        if found < 0:
+            raise NoDirectoryError("the archive has no directory at its end: the file is cut off")
+        record = END.unpack_from(tail, found)
+        if found + END.size + record[7] == len(tail):
+            return source.size - length + found, record
 
 
 def _read_entry(source: Source, data: bytes, position: int, base: int) -> tuple[ZipEntry, int, int]:
