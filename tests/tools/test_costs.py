@@ -33,9 +33,11 @@ def test_tables(gpt_run: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyP
     series = [Series("gpt", tuple(gpt_run[:2]))]
     monkeypatch.setattr(catalogue, "find", lambda *arguments, **named: series)
     costs.main(["--work", str(tmp_path), "--repeat", "1", "--series", "gpt"])
-    head, _, *rows, blank, weights = capsys.readouterr().out.splitlines()
+    head, _, *rows, blank, _, _, summary, _, weights = capsys.readouterr().out.splitlines()
     assert "foretold" in head
     assert [row.split(" | ")[:3] for row in rows] == [["| gpt", "2", "1"], ["| gpt", "2", "2"]]
+    assert summary.split(" | ")[:3] == ["| gpt", "2", "2"]
+    assert max(row.split(" | ")[5] for row in rows) == summary.split(" | ")[3]
     assert (blank, weights[:16]) == ("", "fitted weights: ")
     costs.main(["--work", str(tmp_path), "--sizes", "--budget", "1", "--budget", "2"])
     head, _, row = capsys.readouterr().out.splitlines()

@@ -145,19 +145,36 @@ def main(arguments: list[str] | None = None) -> None:
             _print_row(series.name, f"{series.nbytes:,}", *(f"{size:,}" for size in sizes))
         return
     rows: list[Row] = []
+    summary: list[tuple[object, ...]] = []
     _print_row("series", "budget", "version", "state dict, CPU ms", "model", "foretold", "state dict", "checkout")
     _print_row("---", *["---:"] * 7)
     for series in found:
         with tempfile.TemporaryDirectory(dir=chosen.work) as scratch:
             for budget in budgets:
+                of_series: list[Row] = []
                 for row in measure(series, Path(scratch), chosen.repeat, budget, chosen.fidelity):
-                    rows.append(row)
+                    of_series.append(row)
                     took = f"{row.memory * 1e3:.1f}", f"{cost(row.work) / 1e6:.1f}"
                     factors = row.foretold, row.memory / row.full_memory, row.file / row.full_file
                     _print_row(series.name, f"{budget:g}", row.number, *took, *(f"{factor:.2f}" for factor in factors))
+                rows += of_series
+                summary.append((series.name, f"{budget:g}", *_summary(of_series)))
+    print()
+    _print_row("series", "budget", "versions", "foretold", "state dict", "checkout", "state dict / foretold")
+    _print_row("---", *["---:"] * 6)
+    for cells in summary:
+        _print_row(*cells)
     works = [work for row in rows for work in (row.work, row.full)]
     weights = fit(works, [seconds for row in rows for seconds in (row.memory, row.full_memory)])
     print("\nfitted weights:", dict(zip(Work._fields, (round(weight, 3) for weight in weights), strict=True)))
+
+
+def _summary(rows: list[Row]) -> tuple[object, ...]:
+    """Of a series the number of versions, the highest factors, and how far those of state dicts are off."""
+    memory = [row.memory / row.full_memory for row in rows]
+    off = [measured / row.foretold for measured, row in zip(memory, rows, strict=True)]
+    highest = max(row.foretold for row in rows), max(memory), max(row.file / row.full_file for row in rows)
+    return len(rows), *(f"{factor:.2f}" for factor in highest), f"{min(off):.2f} to {max(off):.2f}"
 
 
 def _print_row(*cells: object) -> None:
