@@ -39,6 +39,7 @@ from ckstore.operations.rebase import RebaseReport
 from ckstore.operations.recover import RecoverReport
 from ckstore.operations.verify import VerifyReport
 from ckstore.run import Run
+from ckstore.saving.saver import Saver
 from ckstore.storage.rows import VersionRow
 from ckstore.tensor import LazyTensor
 from ckstore.version import Version
@@ -275,7 +276,7 @@ def test_the_reference_names_the_public_api():
         f"`ckstore.{function.__name__}{signature(function)}`"
         for function in (ckstore.init, ckstore.open, ckstore.warm_up)
     ]
-    for kind in (ckstore.Store, Version, Run, LazyTensor):
+    for kind in (ckstore.Store, Saver, Version, Run, LazyTensor):
         wanted += members(kind)
     missing += [line for line in wanted if line not in text]
     assert not missing, "\n".join(missing)

@@ -113,7 +113,7 @@ class Saver:
         replace: bool = False,
         on_unknown: OnUnknown = "raise",
         busy: Literal["wait", "skip"] = "wait",
-    ) -> Future[IngestReport] | None:
+    ) -> Future[IngestReport]:
         """Copy a state dict, and have it stored as the run's next version while the program goes on.
 
         Parameters
@@ -126,8 +126,9 @@ class Saver:
 
         Returns
         -------
-        Future or None
-            Of the `IngestReport`: done when the version is durable, and not before. None where the save was skipped.
+        Future
+            Of the `IngestReport`: done when the version is durable, and not before. Cancelled where the save was
+            skipped.
 
         Raises
         ------
@@ -148,7 +149,9 @@ class Saver:
             packed = Packed(describe_state_dict(state, on_unknown))
             area = self._free_area(packed.stop, wait=busy == "wait")
             if area is None:
-                return None
+                future: Future[IngestReport] = Future()
+                future.cancel()
+                return future
             try:
                 self._check()
                 area.stage(packed)

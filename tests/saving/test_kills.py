@@ -1,0 +1,101 @@
+"""A program or its saver's process is killed at random moments; `CKSTORE_KILLS` says how often."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ckstore
+from tests.checkpoints import scratch
+
+REPOSITORY = Path(__file__).parents[2]
+KILLS = int(os.environ.get("CKSTORE_KILLS", "6"))
+
+#: Saves one state after the other, and says of each when it is durable.
+PROGRAM = textwrap.dedent(
+    """
+    import os, sys, time
+    import numpy as np
+    import ckstore
+
+    def say(text):
+        os.write(1, (text + "\\n").encode())
+
+    store = ckstore.open(sys.argv[1])
+    saver = store.saver("a", nbytes=4_000_000)
+    while saver._process is None:
+        time.sleep(0.001)
+    say(f"process {saver._process.pid}")
+    for step in range(1000):
+        w = np.random.default_rng(step).normal(size=(700, 700)).astype(np.float32)
+        future = saver.save({"w": w, "half": w[:350], "step": step})
+        w[:] = 0
+        future.add_done_callback(lambda future, step=step: future.exception() or say(f"done {step}"))
+    """
+)
+
+
+def weights(step: int) -> np.ndarray:
+    return np.random.default_rng(step).normal(size=(700, 700)).astype(np.float32)
+
+
+def is_gone(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def named_memory() -> set[str]:
+    """What lies in shared memory under a name that ckstore or Python may have given it."""
+    return {name for name in os.listdir("/dev/shm") if name.startswith(("psm_", "ckstore")) and "-test-" not in name}
+
+
+@pytest.mark.skipif(not Path("/proc/self").is_dir() or not Path("/dev/shm").is_dir(), reason="looks into Linux's /proc")
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("number", range(KILLS))
+def test_what_was_reported_is_there_and_nothing_is_left(number: int) -> None:
+    chance = random.Random(number)
+    before = named_memory()
+    with scratch() as directory:
+        ckstore.init(directory / "store").close()
+        program = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, str(directory / "store")],
+            cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        )  # fmt: skip
+        assert program.stdout is not None
+        process = int(program.stdout.readline().split()[1])
+        if number % 3:
+            assert program.stdout.readline().startswith("done")  # Else before anything is.
+        time.sleep(chance.uniform(0, 1.5))
+        os.kill(chance.choice([program.pid, process]), signal.SIGKILL)
+        said = program.communicate(timeout=50)[0].splitlines()
+        assert program.returncode  # Without its saver's process a program ends with an error.
+        until = time.monotonic() + 10
+        while not is_gone(process):
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        done = {int(line.split()[1]) for line in said} | ({0} if number % 3 else set())
+        with ckstore.open(directory / "store") as store:
+            steps = {row.step for row in store.versions()}
+            assert done <= steps
+            assert len(steps - done) <= 2  # Durable, and not reported any more.
+            for step in steps:
+                found = store[f"a@{step}"].state_dict()
+                np.testing.assert_array_equal(found["w"], weights(step or 0), strict=True)
+                np.testing.assert_array_equal(found["half"], weights(step or 0)[:350], strict=True)
+            assert store.verify().problems == []
+            store.ingest({"w": weights(2000), "step": 2000}, run="a")  # It goes on after that.
+            store.gc(grace=0)
+            assert store.verify().problems == []
+        assert list((directory / "store" / "packs").glob(".tmp*")) == []
+    assert named_memory() <= before
