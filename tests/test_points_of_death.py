@@ -52,6 +52,8 @@ def rebuilt(path: Path) -> None:
 OPERATIONS: dict[str, Callable[[Path], None]] = {
     "ingest of a file": opened(lambda store: store.ingest(store.path.parent / "in.npy", run="c", step=9)),
     "live ingest": opened(lambda store: store.ingest(weights(4), run="a", step=4)),
+    "hot ingest": opened(lambda store: store.ingest(weights(32), run="h", step=2, hot=9)),
+    "compact": opened(lambda store: store.compact(["h@1"])),
     "replace": opened(lambda store: store.ingest(weights(7), run="a", step=2, replace=True)),
     "thin": opened(lambda store: store.thin(["a@1"])),
     "forget": opened(lambda store: store.forget(["a@2"])),
@@ -74,6 +76,8 @@ def pristine() -> Iterator[Path]:
                 store.ingest(weights(step), run="a", step=step)
             store.ingest(weights(20), run="b", step=0)
             store.ingest(weights(21), run="b", step=1)
+            store.ingest(weights(30), run="h", step=0, hot=0)
+            store.ingest(weights(31), run="h", step=1, hot=9)
             store.tag("a@3", "last")
             store.forget(["b@0"])
             assert store.verify().problems == []
@@ -91,7 +95,7 @@ def state(path: Path) -> Any:
     """What users see of a store; everything in it is read and compared with what went in."""
     with ckstore.open(path) as store:
         assert store.verify().problems == []
-        rows = [(row.run, row.step, row.uid, row.fidelity) for row in store.versions()]
+        rows = [(row.run, row.step, row.uid, f"{row.fidelity}{' hot' if row.hot else ''}") for row in store.versions()]
         return sorted(rows), store.catalog.tags(), store.catalog.policies()
 
 

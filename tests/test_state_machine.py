@@ -82,11 +82,24 @@ class StoreMachine(RuleBasedStateMachine):
 
     # What is done
 
-    @rule(run=st.sampled_from(RUNS), change=st.sampled_from(CHANGES), seed=st.integers(0, 5), verify=st.booleans())
-    def ingest(self, run: str, change: str, seed: int, verify: bool) -> None:
+    @rule(
+        run=st.sampled_from(RUNS),
+        change=st.sampled_from(CHANGES),
+        seed=st.integers(0, 5),
+        verify=st.booleans(),
+        hot=st.sampled_from([0, 9]),
+    )
+    def ingest(self, run: str, change: str, seed: int, verify: bool, hot: int) -> None:
         weights = self._next(self._latest(run), change, seed)
         self.steps += 1
-        self._stored(weights, run, self.steps, verify=verify)
+        self._stored(weights, run, self.steps, verify=verify, hot=hot)
+
+    @precondition(lambda self: self.digests)
+    @rule(data=st.data())
+    def compact(self, data: st.DataObject) -> None:
+        number = data.draw(st.sampled_from(sorted(self.digests)))
+        self.store.compact([number])
+        assert not self.store[number].row.hot
 
     @precondition(lambda self: self.digests)
     @rule(data=st.data(), run=st.sampled_from(RUNS), change=st.sampled_from(CHANGES), seed=st.integers(0, 5))
@@ -158,6 +171,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def thin(self, data: st.DataObject) -> None:
         numbers = data.draw(st.lists(st.sampled_from(sorted(self.digests)), min_size=1, max_size=4, unique=True))
+        self.store.compact(numbers)  # What is hot is compacted before it is thinned; a dry run does not.
         before = pack_files(self.store.path)
         expected = self.store.thin(numbers, dry_run=True)
         assert pack_files(self.store.path) == before
