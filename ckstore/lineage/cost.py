@@ -47,7 +47,7 @@ class Work(NamedTuple):
 
 
 #: Nanoseconds for each unit of each field of `Work`.
-WEIGHTS = (210_000.0, 0.1, 1.0, 0.13, 350_000.0, 0.12, 0.1, 4_000.0, 0.13, 85_000.0, 1_900_000.0)
+WEIGHTS = (210_000.0, 0.1, 1.0, 0.13, 450_000.0, 0.12, 0.1, 4_000.0, 0.13, 85_000.0, 1_500_000.0)
 
 
 def layer(chunks: int, count: int, stored: int, *, grouped: bool) -> Work:
