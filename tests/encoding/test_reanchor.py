@@ -70,7 +70,7 @@ def written(store: ckstore.Store, anew: Anew) -> None:
         writer = ObjectWriter(coarse, layers)
         writer.put(anew.content, anew.record, anew.parent, anew.layers, factor=anew.factor)
         packs, _ = writer.finish(None, {})
-        lattices, contents = writer.places(packs)
+        lattices, contents, _ = writer.places(packs)
         with store.catalog.transaction():
             store.catalog.add_packs(packs)
             store.catalog.move_lattices(lattices)
