@@ -99,6 +99,16 @@ def zarr_type(dtype: str) -> str:
     return dtype if dtype in NATIVE else f"uint{8 * ITEM_SIZES[dtype]}"
 
 
+def require_torch() -> None:
+    """Raise `UsageError` where torch is not installed."""
+    try:
+        import torch  # noqa: F401
+    except ModuleNotFoundError:
+        raise UsageError(
+            "torch is not installed; install it, or read tensors with NumPy, as `version[path][...]`."
+        ) from None
+
+
 def torch_dtype(dtype: str) -> Any:
     """The torch dtype; raises `UsageError` where the installed torch has none of that name."""
     import torch

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ckstore.dtypes import ITEM_SIZES, numpy_dtype, torch_dtype
+from ckstore.dtypes import ITEM_SIZES, numpy_dtype, require_torch, torch_dtype
 from ckstore.formats.layout import Tensor
 from ckstore.reading.buffers import read_tensor
 from ckstore.reading.gather import Selection
@@ -105,6 +105,7 @@ class LazyTensor:
 
     def torch(self, key: Any = ...) -> torch.Tensor:
         """All elements, or those that `key` selects, as a torch tensor of the tensor's own dtype."""
+        require_torch()
         import torch
 
         wanted, rest = parse_key(key, self.shape)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
+from ckstore.dtypes import require_torch
 from ckstore.errors import NotFoundError
 from ckstore.objects.documents import Deviation, LayoutDocument, VersionDocument
 from ckstore.policy import Fidelity
@@ -141,8 +142,9 @@ class Version:
         Raises
         ------
         UsageError
-            No file is of a kind that holds tensors, or an object of an allowed class cannot be made.
+            No file is of a kind that holds tensors, an object of an allowed class cannot be made, or torch is missing.
         """
+        require_torch()
         from ckstore.reading.state_dict import build
 
         if not self.document.is_directory:

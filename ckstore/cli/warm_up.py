@@ -16,8 +16,8 @@ from ckstore.cli.verb import verb
 def command() -> None:
     """Compile all kernels that are not compiled yet.
 
-    The first use of ckstore compiles what it needs, which takes some seconds; later ones load it. After this verb
-    nothing is left to compile for this user, this kind of processor and this installation.
+    The first use of ckstore compiles what it needs, which takes half a minute or more; later ones load it. After this
+    verb nothing is left to compile for this user, this kind of processor and this installation.
     """
     import ckstore
 

@@ -13,7 +13,7 @@ from ckstore.runtime.address_space import check_before_compiling
 #: What the process that compiles on a second core is told: whom it helps.
 READS, STORES = "reads", "stores"
 
-MESSAGE = "compiling kernels for their first use, which takes some seconds."
+MESSAGE = "compiling kernels for their first use, once: this takes half a minute, and more on a busy machine."
 
 
 def _warn(message: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -133,3 +134,16 @@ def test_tensors_that_lie_side_by_side_have_storages_that_fit(tmp_path: Path) ->
             assert set(found) == set(weights)
             for name, array in weights.items():
                 np.testing.assert_array_equal(found[name].numpy(), array, strict=True)
+
+
+def test_what_needs_torch_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.savez(tmp_path / "x.npz", w=np.ones(3))
+    with ckstore.init(tmp_path / "store") as store:
+        store.ingest(tmp_path / "x.npz", run="a", step=1)
+        monkeypatch.setitem(sys.modules, "torch", None)
+        monkeypatch.delitem(sys.modules, "ckstore.reading.state_dict", raising=False)
+        with pytest.raises(ckstore.UsageError, match=r"^torch is not installed; install it"):
+            store["a@1"].state_dict()
+        with pytest.raises(ckstore.UsageError, match=r"^torch is not installed; install it"):
+            store["a@1"]["w"].torch()
+        np.testing.assert_array_equal(store["a@1"]["w"][...], np.ones(3))
