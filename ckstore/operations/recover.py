@@ -98,6 +98,8 @@ class _Builder:
         self.found: list[FoundVersion] = []
         self.beside: dict[tuple[int, str], PackInfo] = {}
         self.packs: set[str] = set()
+        # What says that it took a pack's place, by that pack's name, and what did.
+        self.claims: dict[str, list[str]] = {}
         self.moved: dict[str, str] = {}
         self.damaged: list[PackInfo] = []
         self.objects = _Objects()
@@ -114,10 +116,9 @@ class _Builder:
         self.objects.resolve()
         self.catalog.move_lattices(self.objects.lattices.values())
         self.catalog.move_contents(self.objects.contents.values())
-        # A pack that lies there is named by its own name, also where another one has taken its place.
-        self.moved = {former: name for former, name in self.moved.items() if former not in self.packs}
-        self.catalog.note_moved(self.moved)
         records, problems = log.read_whole(self.path)
+        self.moved = self._moved(records)
+        self.catalog.note_moved(self.moved)
         self.report.problems += problems
         rows = None if self.present is None else _present_rows(self.present)
         if rows and self._are_of_another_store(rows, records):
@@ -160,6 +161,19 @@ class _Builder:
         if collected:
             self.catalog.note_collected(collected[-1])
 
+    def _moved(self, records: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+        """What took the place of packs that are not there any more, of several copies the one that was committed last.
+
+        A copy that a killed `gc` left need not have what versions since then refer to.
+        """
+        written = [name for record in records if record.get("change") == "gc" for name in record["written"]]
+        committed = {name: number for number, name in enumerate(written)}
+        return {
+            former: max(names, key=lambda name: committed.get(name, -1))
+            for former, names in self.claims.items()
+            if former not in self.packs
+        }
+
     def _take_in(self, pack: ScannedPack) -> None:
         if pack.document.get("trial"):
             # Of a search that was killed: nobody wants that version. `gc` removes the file.
@@ -168,7 +182,8 @@ class _Builder:
         self.report.packs += 1
         self.packs.add(pack.info.name)
         self.catalog.add_packs([pack.info])
-        self.moved |= dict.fromkeys(pack.document.get("stands_for", ()), pack.info.name)
+        for former in pack.document.get("stands_for", ()):
+            self.claims.setdefault(former, []).append(pack.info.name)
         self.objects.add(pack)
         self.last_number = max(self.last_number, pack.document["number"])
         if pack.document.get("rebase"):
@@ -183,7 +198,7 @@ class _Builder:
 
     def _are_of_another_store(self, rows: Mapping[str, VersionRow], records: Sequence[dict[str, Any]]) -> bool:
         """Whether there are packs and log, and none of them tells of any of these versions by their ids."""
-        packs = {*self.packs, *self.moved, *(pack.name for pack in self.damaged)}
+        packs = {*self.packs, *self.claims, *(pack.name for pack in self.damaged)}
         logged = {origin[0] for record in records if record.get("change") == "gc" for origin in record["versions"]}
         ours = logged | {version.uid for version in self.found}
         return bool(self.packs) and not any(uid in ours or row.pack in packs for uid, row in rows.items())

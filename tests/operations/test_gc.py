@@ -27,7 +27,9 @@ from ckstore.operations.gc.collect import GcReport
 from ckstore.operations.gc.repack import layer_parts
 from ckstore.operations.recover import recover
 from ckstore.storage import durable, log
+from ckstore.storage import manifest as manifests
 from ckstore.storage.catalog import Catalog
+from ckstore.storage.pack import PackWriter
 from tests.checkpoints import draw, pack_files, scratch, sha256
 from tests.format_reader import Reader
 
@@ -732,3 +734,26 @@ def test_two_copies_of_one_pack_are_no_problem(store: ckstore.Store) -> None:
         other = next(pack.name for pack in again.catalog.packs() if pack.name not in (contents.name, *copies))
         again.catalog.note_moved({contents.name: other})
         assert f"took the place of {contents.name}" in again.verify().problems[0]
+
+
+def test_of_several_copies_recover_takes_the_one_that_was_committed(store: ckstore.Store) -> None:
+    """What a killed `gc` copied may lack what later versions refer to, and lies there with what the next one wrote."""
+    store.forget(["a@0..a@2"])
+    packs = garbage.plan_for(store.repository, 0.0).rewritten
+    contents = next(pack for pack in packs if pack.kind == "coarse" and len(pack.wanted) > 1)
+    needed = sorted(contents.wanted)
+    store.gc()
+    present = store.catalog.moved_packs([contents.name])[contents.name]
+    manifest = store.resolver.manifest(present)
+    for lost in needed:  # each has a name of its own, before or after that of the whole one
+        blobs = {name: data for name, data in manifest.blobs.items() if name != lost}
+        with PackWriter(store.path, "coarse") as writer:
+            document = {name: said for name, said in manifest.document.items() if name != "version"}
+            document["records"] = []
+            writer.add_bytes(manifests.NAME, manifests.encode_manifest(document, blobs))
+            writer.finish()
+    assert recover(store.path).problems == []
+    with ckstore.open(store.path) as again:
+        assert again.catalog.moved_packs([contents.name]) == {contents.name: present}
+        assert again.verify().problems == []
+        again.gc()
