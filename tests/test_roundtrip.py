@@ -206,7 +206,7 @@ def test_a_process_that_flushes_subnormals_ingests_what_stands_in_the_file(direc
     script = (
         "import sys, torch; assert torch.set_flush_denormal(True); import ckstore\n"
         "with ckstore.init(sys.argv[1]) as store:\n"
-        "    for path in sys.argv[2:]: store.ingest(path, run='tiny')\n"
+        "    for path in sys.argv[2:]: store.ingest(path, run='tiny', hot=0)\n"
     )
     command = [sys.executable, "-c", script, str(directory / "store"), *map(str, paths)]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)

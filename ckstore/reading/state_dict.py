@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -65,7 +66,7 @@ def build(version: StoredVersion, file: int, allow: Sequence[type] = ()) -> Any:
     if _cut(parsed) != _cut(layout):
         raise IntegrityError(f"The layout of {path} is not that of its bytes; run `ckstore verify`.")
     tensors = [storages.tensor(tensor) for tensor in parsed.tensors]
-    skeleton_bytes = layout.size - sum(extent.nbytes for extent in layout.extents)
+    skeleton_bytes = layout.size - storages.size
     return replace_tensors(parsed.tree, tensors.__getitem__, ObjectBuilder(skeleton_bytes, allow))
 
 
@@ -74,7 +75,7 @@ def _no_tensors(path: str) -> UsageError:
 
 
 def _cut(layout: FileLayout) -> list[tuple[int, int, str]]:
-    return [(extent.start, extent.count, extent.dtype) for extent in layout.extents]
+    return [(extent.start, prod(extent.shape), extent.dtype) for extent in layout.extents]
 
 
 def _marked(made: torch.Tensor, tensor: Tensor) -> Any:
@@ -98,17 +99,28 @@ class _Storages:
 
     def __init__(self, layout: FileLayout) -> None:
         self._extents = layout.extents
+        # Plain arithmetic, as below: properties would be calls of Python for every tensor.
+        self._counts = [prod(extent.shape) for extent in layout.extents]
+        self._stops = [
+            extent.start + count * ITEM_SIZES[extent.dtype]
+            for extent, count in zip(layout.extents, self._counts, strict=True)
+        ]
         self._starts: list[int] = []
         sizes: dict[int, int] = {}
         shared = layout.kind not in ("safetensors", "hdf5")
         for index, extent in enumerate(layout.extents):
             start = extent.start
-            if shared and index > 0 and layout.extents[index - 1].stop == start:
+            if shared and index > 0 and self._stops[index - 1] == start:
                 follows = (start - self._starts[-1]) % ITEM_SIZES[extent.dtype] == 0
                 start = self._starts[-1] if follows else start
             self._starts.append(start)
-            sizes[start] = extent.stop - start
+            sizes[start] = self._stops[index] - start
         self._made = {start: torch.empty(size, dtype=torch.uint8) for start, size in sizes.items()}
+
+    @property
+    def size(self) -> int:
+        """Bytes of all."""
+        return sum(map(len, self._made.values()))
 
     def spans(self) -> list[tuple[int, int]]:
         """Address and bytes of each."""
@@ -127,5 +139,5 @@ class _Storages:
     def requests(self, file: int) -> Iterator[Destination]:
         """What fills them."""
         for index, (extent, start) in enumerate(zip(self._extents, self._starts, strict=True)):
-            out = self._made[start].numpy()[extent.start - start : extent.stop - start]
-            yield Destination(file, index, 0, extent.count, out)
+            out = self._made[start].numpy()[extent.start - start : self._stops[index] - start]
+            yield Destination(file, index, 0, self._counts[index], out)

@@ -286,7 +286,7 @@ class StoredVersion:
             The layout contradicts itself.
         """
         layout = self.layout.files[file]
-        extents = [(extent.start, extent.nbytes) for extent in layout.extents]
+        extents = [(extent.start, prod(extent.shape) * ITEM_SIZES[extent.dtype]) for extent in layout.extents]
 
         def read(index: int, offset: int, nbytes: int) -> memoryview:
             size = ITEM_SIZES[layout.extents[index].dtype]

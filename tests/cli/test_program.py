@@ -217,6 +217,7 @@ def heavy_imports(arguments: list[str]) -> list[str]:
 @pytest.mark.parametrize("module", ["ckstore.cli.program", "click", "ckstore.store", "numba"])
 def test_an_interruption_while_modules_are_imported(place: Path, module: str) -> None:
     """One sentence, wherever Python is; without a module of ours but the first two, nobody could say it."""
+    assert process("policy", "--hot", "0").returncode == 0  # A hot version needs no numba.
     code = f"""
         import importlib.abc, os, signal, sys
         class Interrupting(importlib.abc.MetaPathFinder):
@@ -277,6 +278,7 @@ def test_the_first_use_says_that_it_compiles(tmp_path: Path) -> None:
         return process("--store", store, "ingest", str(path), "--run", run, **cache).stderr
 
     assert process("--store", store, "init").stderr == ""
+    assert process("--store", store, "policy", "--hot", "0").stderr == ""
     assert ingested("one", 1).count("ckstore: compiling kernels") == 1
     assert ingested("two", 2) == ""
     rng = np.random.default_rng(0)

@@ -73,8 +73,9 @@ def filled(series: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path
     path = tmp_path_factory.mktemp("filled") / "store"
     with ckstore.init(path) as opened:
         for checkpoint in series[:6]:
-            opened.ingest(checkpoint, run="a")
-        opened.ingest(series[6], run="b", parent="a@2")
+            # A generous budget: chains of exact layers of objects this small cost more than twice a full one.
+            opened.ingest(checkpoint, run="a", budget=9)
+        opened.ingest(series[6], run="b", parent="a@2", budget=9)
         opened.tag("a@3", "best")
     return path
 

@@ -16,7 +16,7 @@ import torch
 
 import ckstore
 from ckstore.cli.comparison import Side, VersionDiff
-from ckstore.errors import IntegrityError
+from ckstore.errors import InputError, IntegrityError
 from ckstore.formats import BytesSource, Unknown, parse
 from ckstore.objects.documents import LayoutDocument
 from tests.checkpoints import sha256
@@ -253,6 +253,9 @@ def test_an_unknown_mark_is_refused(tmp_path: Path) -> None:
     assert encoded["files"][0]["tensors"] == [["z", "complex64", [1], [1], 0, 0, "conj"]]
     assert LayoutDocument.decode(document.encode()).files[0].tensors == document.files[0].tensors
     strange = [replace(tensor, marks=("halved",)) for tensor in document.files[0].tensors]
-    document.files[0] = replace(document.files[0], tensors=strange)
+    text = document.encode().replace(b'"conj"', b'"halved"')
     with pytest.raises(IntegrityError, match="'halved' is not one of conj, neg"):
-        LayoutDocument.decode(document.encode())
+        LayoutDocument.decode(text)
+    document.files[0] = replace(document.files[0], tensors=strange)
+    with pytest.raises(InputError, match="'halved' is not one of conj, neg"):
+        document.encode()
