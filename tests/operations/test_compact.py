@@ -194,6 +194,24 @@ def test_versions_that_share_raw_objects(directory: Path) -> None:
                 assert store.verify().problems == []
 
 
+@pytest.mark.parametrize("fidelity", ["exact", "coarse"])
+@pytest.mark.parametrize("again", [False, True])
+def test_what_a_hot_version_shares_with_an_encoded_one_stays(directory: Path, fidelity: str, again: bool) -> None:
+    """What is raw for one version, and encoded for another afterwards, does not go with the first one's raw pack."""
+    store = ckstore.init(directory / "store")
+    store.set_policy(Policy(fidelity, hot=1), "a")  # type: ignore[arg-type]
+    store.ingest(state(1), run="a", step=1)
+    store.ingest(state(1), run="b", step=1, hot=0)
+    if again:
+        store.close()
+        store = ckstore.open(directory / "store")
+    with store:
+        store.compact(run="a")
+        assert raw_packs(store) == []
+        assert store.verify().problems == []
+        assert torch.equal(store["b@1"].state_dict()["model"]["half"], state(1)["model"]["half"])
+
+
 def test_a_hot_version_under_a_coarse_policy_becomes_coarse(directory: Path) -> None:
     with ckstore.init(directory / "store") as store, ckstore.init(directory / "cold") as cold:
         store.set_policy(Policy("coarse", hot=1), "r")
