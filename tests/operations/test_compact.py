@@ -386,6 +386,46 @@ def test_a_compaction_can_be_left(directory: Path) -> None:
         assert store.verify().problems == []
 
 
+@pytest.mark.parametrize("place", ["_scanned_again", "_raw_packs"])
+def test_a_version_that_is_forgotten_or_compacted_meanwhile_is_passed_over(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    with ckstore.init(directory / "store") as store, ckstore.open(directory / "store") as other:
+        for step in range(3):
+            store.ingest(state(step), run="a", step=step, hot=9)
+        before = getattr(compact_module, place)
+        gone = iter([lambda: other.forget(["a@0"]), lambda: other.compact(["a@1"])])
+
+        def late(*args: Any, **options: Any) -> Any:
+            next(gone, lambda: None)()
+            return before(*args, **options)
+
+        rows = due(store.repository, "a", keep=0)
+        monkeypatch.setattr(compact_module, place, late)
+        assert compact_module.compact(store.repository, rows[:1]).versions == []
+        assert compact_module.compact(store.repository, rows).versions == [3]
+        assert [row.hot for row in store.versions()] == [False, False]
+        assert store.verify().problems == []
+
+
+def test_a_raw_pack_that_another_compaction_removes_meanwhile_is_passed_over(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ckstore.init(directory / "store") as store, ckstore.open(directory / "store") as other:
+        for run in ("a", "b"):
+            other.ingest(state(len(run)), run=run, step=1, hot=1)
+        names = store.catalog.raw_packs()
+
+        def late() -> list[str]:
+            other.compact(run="a")
+            return names
+
+        monkeypatch.setattr(store.repository.catalog, "raw_packs", late)
+        assert store.compact(run="b").versions == [2]
+        assert raw_packs(store) == []
+        assert store.verify().problems == []
+
+
 def test_an_ingest_refers_to_nothing_that_is_compacted_just_now(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
