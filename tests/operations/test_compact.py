@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -27,6 +28,7 @@ from ckstore.operations.compact import due
 from ckstore.operations.compactor import Compactor
 from ckstore.operations.recover import recover
 from ckstore.policy import Policy
+from ckstore.repository import Repository
 from tests.checkpoints import draw, scratch, write_safetensors
 
 STEPS = 4
@@ -405,6 +407,50 @@ def test_a_version_that_is_forgotten_or_compacted_meanwhile_is_passed_over(
         assert compact_module.compact(store.repository, rows[:1]).versions == []
         assert compact_module.compact(store.repository, rows).versions == [3]
         assert [row.hot for row in store.versions()] == [False, False]
+        assert store.verify().problems == []
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_a_forked_child_compacts_with_a_store_of_its_own(directory: Path) -> None:
+    """Whatever the parent's thread holds at that moment, nobody lets go of in the child."""
+    with ckstore.init(directory / "store") as store:
+        for step in range(2):
+            store.ingest(state(step), run="a", step=step, hot=1)
+        while (thread := store._compactor and store._compactor._thread) is not None:
+            thread.join(0.1)
+        compactor = store._compactor
+        assert compactor is not None
+        assert compactor._opened is not None
+        is_held, may_end = threading.Event(), threading.Event()
+
+        def hold(opened: Repository) -> None:
+            with opened.reader._lock:
+                is_held.set()
+                may_end.wait()
+
+        holder = threading.Thread(target=hold, args=(compactor._opened,))
+        holder.start()
+        is_held.wait()
+        upcoming = state(2)  # Torch's own threads are the parent's.
+        child = os.fork()
+        if child == 0:
+            try:
+                store.ingest(upcoming, run="a", step=2, hot=1)
+                while store["a@1"].row.hot:
+                    time.sleep(0.05)
+                store.close()
+            finally:
+                os._exit(0)
+        may_end.set()
+        holder.join()
+        until = time.monotonic() + 30
+        while os.waitpid(child, os.WNOHANG) == (0, 0):
+            if time.monotonic() > until:
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+                pytest.fail("The child waits for a lock that nobody holds.")
+            time.sleep(0.05)
+        assert [row.hot for row in store.versions()] == [False, False, True]
         assert store.verify().problems == []
 
 
