@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ckstore.codecs.lattice import Bits
 from ckstore.encoding.writer import ObjectWriter
-from ckstore.errors import ConflictError
+from ckstore.errors import CkstoreError, NotFoundError
 from ckstore.formats.skeleton import fill_crcs
 from ckstore.objects.documents import HotFacts
 from ckstore.objects.resolver import Manifest
@@ -24,6 +25,7 @@ from ckstore.reading.values import StoredValues
 from ckstore.scanning.scanned import ScannedFile, ScannedVersion
 from ckstore.storage.catalog import VersionRow, key
 from ckstore.storage.pack import PackWriter
+from ckstore.storage.pack_reader import MissingPackError
 
 if TYPE_CHECKING:
     from ckstore.repository import Repository
@@ -72,10 +74,10 @@ def compact(repository: Repository, rows: Sequence[VersionRow], *, progress: Pro
         for before in _lineage(repository, row.number):
             try:
                 after = _compact(repository, before, progress)
-            except ConflictError:
-                if repository.catalog.version(before.number).hot:
+            except CkstoreError:
+                if any(now.hot and now.uid == before.uid for now in repository.catalog.versions()):
                     raise
-                continue  # Another process was first.
+                continue  # Another process was first, or has forgotten it: what it was read from is gone.
             report.versions.append(before.number)
             report.before += before.stored_bytes
             report.after += after.stored_bytes
@@ -93,9 +95,10 @@ def compacted(repository: Repository, row: VersionRow) -> VersionRow:
 def _lineage(repository: Repository, number: int | None) -> list[VersionRow]:
     """A version and those that it follows, as long as they are hot, the first one first."""
     found: list[VersionRow] = []
-    while number is not None and (row := repository.catalog.version(number)).hot:
-        found.insert(0, row)
-        number = row.parent
+    with suppress(NotFoundError):  # It was forgotten meanwhile.
+        while number is not None and (row := repository.catalog.version(number)).hot:
+            found.insert(0, row)
+            number = row.parent
     return found
 
 
@@ -141,14 +144,18 @@ def _raw_packs(version: StoredVersion, *, is_coarse: bool) -> RawPacks:
     """The packs that hold nothing but this version; the raw objects of one that becomes coarse are nowhere else."""
     resolver = version.repository.resolver
     commit = _commit(resolver.manifest(version.row.pack))
-    own = [resolver.manifest(name) for name in version.repository.catalog.raw_packs()]
-    own = [manifest for manifest in own if _commit(manifest) == commit]
+    own = []
+    for name in version.repository.catalog.raw_packs():
+        with suppress(MissingPackError):  # Another version is compacted just now.
+            if _commit(manifest := resolver.manifest(name)) == commit:
+                own.append(manifest)
     keys = [key(record["id"]) for manifest in own for record in manifest.document["records"]]
     needed: set[str] = set()
     if is_coarse:
         for row in version.repository.catalog.versions():
             if row.hot and row.number != version.row.number:
-                needed |= {lattice for lattice, _ in resolver.document(row).objects}
+                with suppress(MissingPackError):
+                    needed |= {lattice for lattice, _ in resolver.document(row).objects}
     return RawPacks([*(manifest.pack for manifest in own), version.row.pack], keys, {*map(key, needed)})
 
 

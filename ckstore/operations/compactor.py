@@ -20,6 +20,10 @@ _NICE = 10
 _WAITING = 1
 
 
+#: What a parent had opened, which is not closed here: its thread may have held any lock of it.
+_of_parents: list[Repository | None] = []
+
+
 class _GivenUp(Exception):  # noqa: N818 - ends a compaction, and is no error
     pass
 
@@ -36,15 +40,24 @@ class Compactor:
 
     def __init__(self, repository: Repository) -> None:
         self._repository = repository
+        self._is_closed = False
+        self._is_given_up = False
+        self._start()
+
+    def _start(self) -> None:
+        self._process = os.getpid()
         self._opened: Repository | None = None
         self._lock = threading.Lock()
         self._runs: dict[str, int] = {}
         self._thread: threading.Thread | None = None
-        self._process = os.getpid()
-        self._is_closed = False
-        self._is_given_up = False
         self._may_go_on = threading.Event()
         self._may_go_on.set()
+
+    def _own(self) -> None:
+        """In a process that was forked off, start again: the thread is the parent's, and so are locks that it held."""
+        if self._process != os.getpid():
+            _of_parents.append(self._opened)
+            self._start()
 
     def pause(self) -> None:
         """Let the thread wait, from the next few megabytes on, until `resume`."""
@@ -61,11 +74,10 @@ class Compactor:
 
     def begin(self, run: str, keep: int) -> None:
         """Let the thread look after a run, of which so many versions stay as they are."""
+        self._own()
         with self._lock:
             if self._is_closed:
                 return
-            if self._process != os.getpid():  # A forked child has no thread.
-                self._process, self._thread = os.getpid(), None
             self._runs[run] = keep
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="ckstore-compactor", daemon=True)
@@ -73,11 +85,12 @@ class Compactor:
 
     def close(self, *, finish: bool = True) -> None:
         """Wait for the version that is being compacted, or leave it as it is; others stay hot."""
+        self._own()
         with self._lock:
             self._is_closed = True
             self._is_given_up = not finish
             self._runs.clear()
-            thread = self._thread if self._process == os.getpid() else None
+            thread = self._thread
         self.resume()
         if thread is threading.current_thread():
             return

@@ -88,7 +88,7 @@ class Catalog(CatalogClaims):
         packs : sequence of PackInfo
             Packs that are not in the catalog yet; they lie in the store already.
         lattices, contents : iterable of (key, pack name, slot)
-            Where the objects of this version are. A key that is there already keeps its place.
+            Where the objects of this version are. A key that is there already keeps its place, unless that is raw.
         raw : iterable of (key, pack name, slot)
             Where objects are that are stored as they are: from now on, unless they are encoded somewhere.
         references : iterable of str
@@ -135,7 +135,7 @@ class Catalog(CatalogClaims):
             self._connection.execute("INSERT OR IGNORE INTO runs (name) VALUES (?)", [row.run])
             self._insert_version(row, parent)
             self._refer(row.number, {row.pack, *references})
-            self._lattices.place(lattices, displace=False)
+            self._place_encoded(list(lattices))
             self._contents.place(contents, displace=False)
             self._place_raw(list(raw))
             self._connection.execute("DELETE FROM reservations WHERE number = ?", [row.number])
@@ -327,6 +327,12 @@ class Catalog(CatalogClaims):
         with self.transaction():
             if not self._connection.execute("DELETE FROM tags WHERE name = ?", [name]).rowcount:
                 raise NotFoundError(f"There is no tag {name}; see `ckstore tag` for those there are.")
+
+    def _place_encoded(self, placements: Sequence[Placement]) -> None:
+        """What is raw goes with its hot version: as soon as an object is encoded, that is where it is."""
+        present = self.find_lattices(number for number, _, _ in placements)
+        self._lattices.remove(number for number, (pack, _) in present.items() if pack.endswith(RAW))
+        self._lattices.place(placements, displace=False)
 
     def _place_raw(self, placements: Sequence[Placement]) -> None:
         """Several hot versions may hold an object: the last one's is what counts, since it is encoded last."""

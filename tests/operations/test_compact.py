@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -27,6 +28,7 @@ from ckstore.operations.compact import due
 from ckstore.operations.compactor import Compactor
 from ckstore.operations.recover import recover
 from ckstore.policy import Policy
+from ckstore.repository import Repository
 from tests.checkpoints import draw, scratch, write_safetensors
 
 STEPS = 4
@@ -192,6 +194,24 @@ def test_versions_that_share_raw_objects(directory: Path) -> None:
                 store.gc(grace=0)
                 assert raw_packs(store) == []
                 assert store.verify().problems == []
+
+
+@pytest.mark.parametrize("fidelity", ["exact", "coarse"])
+@pytest.mark.parametrize("again", [False, True])
+def test_what_a_hot_version_shares_with_an_encoded_one_stays(directory: Path, fidelity: str, again: bool) -> None:
+    """What is raw for one version, and encoded for another afterwards, does not go with the first one's raw pack."""
+    store = ckstore.init(directory / "store")
+    store.set_policy(Policy(fidelity, hot=1), "a")  # type: ignore[arg-type]
+    store.ingest(state(1), run="a", step=1)
+    store.ingest(state(1), run="b", step=1, hot=0)
+    if again:
+        store.close()
+        store = ckstore.open(directory / "store")
+    with store:
+        store.compact(run="a")
+        assert raw_packs(store) == []
+        assert store.verify().problems == []
+        assert torch.equal(store["b@1"].state_dict()["model"]["half"], state(1)["model"]["half"])
 
 
 def test_a_hot_version_under_a_coarse_policy_becomes_coarse(directory: Path) -> None:
@@ -365,6 +385,90 @@ def test_a_compaction_can_be_left(directory: Path) -> None:
         assert [row.hot for row in store.versions()] == [True, True]
         assert raw_packs(store) == before
         assert list((store.path / "packs").glob("*tmp*")) == []
+        assert store.verify().problems == []
+
+
+@pytest.mark.parametrize("place", ["_scanned_again", "_raw_packs"])
+def test_a_version_that_is_forgotten_or_compacted_meanwhile_is_passed_over(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    with ckstore.init(directory / "store") as store, ckstore.open(directory / "store") as other:
+        for step in range(3):
+            store.ingest(state(step), run="a", step=step, hot=9)
+        before = getattr(compact_module, place)
+        gone = iter([lambda: other.forget(["a@0"]), lambda: other.compact(["a@1"])])
+
+        def late(*args: Any, **options: Any) -> Any:
+            next(gone, lambda: None)()
+            return before(*args, **options)
+
+        rows = due(store.repository, "a", keep=0)
+        monkeypatch.setattr(compact_module, place, late)
+        assert compact_module.compact(store.repository, rows[:1]).versions == []
+        assert compact_module.compact(store.repository, rows).versions == [3]
+        assert [row.hot for row in store.versions()] == [False, False]
+        assert store.verify().problems == []
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_a_forked_child_compacts_with_a_store_of_its_own(directory: Path) -> None:
+    """Whatever the parent's thread holds at that moment, nobody lets go of in the child."""
+    with ckstore.init(directory / "store") as store:
+        for step in range(2):
+            store.ingest(state(step), run="a", step=step, hot=1)
+        while (thread := store._compactor and store._compactor._thread) is not None:
+            thread.join(0.1)
+        compactor = store._compactor
+        assert compactor is not None
+        assert compactor._opened is not None
+        is_held, may_end = threading.Event(), threading.Event()
+
+        def hold(opened: Repository) -> None:
+            with opened.reader._lock:
+                is_held.set()
+                may_end.wait()
+
+        holder = threading.Thread(target=hold, args=(compactor._opened,))
+        holder.start()
+        is_held.wait()
+        upcoming = state(2)  # Torch's own threads are the parent's.
+        child = os.fork()
+        if child == 0:
+            try:
+                store.ingest(upcoming, run="a", step=2, hot=1)
+                while store["a@1"].row.hot:
+                    time.sleep(0.05)
+                store.close()
+            finally:
+                os._exit(0)
+        may_end.set()
+        holder.join()
+        until = time.monotonic() + 30
+        while os.waitpid(child, os.WNOHANG) == (0, 0):
+            if time.monotonic() > until:
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+                pytest.fail("The child waits for a lock that nobody holds.")
+            time.sleep(0.05)
+        assert [row.hot for row in store.versions()] == [False, False, True]
+        assert store.verify().problems == []
+
+
+def test_a_raw_pack_that_another_compaction_removes_meanwhile_is_passed_over(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ckstore.init(directory / "store") as store, ckstore.open(directory / "store") as other:
+        for run in ("a", "b"):
+            other.ingest(state(len(run)), run=run, step=1, hot=1)
+        names = store.catalog.raw_packs()
+
+        def late() -> list[str]:
+            other.compact(run="a")
+            return names
+
+        monkeypatch.setattr(store.repository.catalog, "raw_packs", late)
+        assert store.compact(run="b").versions == [2]
+        assert raw_packs(store) == []
         assert store.verify().problems == []
 
 
