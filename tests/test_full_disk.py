@@ -44,7 +44,7 @@ PRELUDE = """
 
     store = ckstore.init(place + "/store")
     for step in range(4):
-        store.ingest(weights(step), run="a", step=step)
+        store.ingest(weights(step), run="a", step=step, hot=0)
     fill()
     try:
         store.ingest(weights(9), run="a", step=9)
@@ -80,7 +80,7 @@ def test_versions_are_forgotten_and_their_space_freed(tmp_path: Path, opened: st
         assert report.bytes > 500_000, report
         assert os.statvfs(place).f_bavail * 4096 > 500_000
         assert store.verify().problems == []
-        store.ingest(weights(5), run="a", step=5)
+        store.ingest(weights(5), run="a", step=5, hot=0)
         assert (store["a@3"]["w"].numpy() == weights(3)["w"]).all()
         """,
     )
@@ -100,7 +100,7 @@ def test_the_catalog_is_built_again(tmp_path: Path) -> None:
         assert store.verify().problems == []
         store.forget(["a@0", "a@1"])
         store.gc(grace=0)
-        store.ingest(weights(5), run="a", step=5)
+        store.ingest(weights(5), run="a", step=5, hot=0)
         """,
     )
 

@@ -70,12 +70,20 @@ def series(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 @pytest.fixture(scope="session")
 def filled(series: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store of six versions of run a, and one of run b that was forked off a@2."""
-    path = tmp_path_factory.mktemp("filled") / "store"
+    return six_and_one(series, tmp_path_factory.mktemp("filled") / "store")
+
+
+@pytest.fixture(scope="session")
+def generous(series: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with a generous budget: long chains of exact layers, which cost much where objects are this small."""
+    return six_and_one(series, tmp_path_factory.mktemp("generous") / "store", budget=9)
+
+
+def six_and_one(series: list[Path], path: Path, budget: float | None = None) -> Path:
     with ckstore.init(path) as opened:
         for checkpoint in series[:6]:
-            # A generous budget: chains of exact layers of objects this small cost more than twice a full one.
-            opened.ingest(checkpoint, run="a", budget=9)
-        opened.ingest(series[6], run="b", parent="a@2", budget=9)
+            opened.ingest(checkpoint, run="a", budget=budget)
+        opened.ingest(series[6], run="b", parent="a@2", budget=budget)
         opened.tag("a@3", "best")
     return path
 
@@ -100,6 +108,12 @@ def path(filled: Path, directory: Path) -> Path:
 @pytest.fixture
 def store(path: Path) -> Iterator[ckstore.Store]:
     with ckstore.open(path) as opened:
+        yield opened
+
+
+@pytest.fixture
+def chained(generous: Path, directory: Path) -> Iterator[ckstore.Store]:
+    with ckstore.open(shutil.copytree(generous, directory / "store")) as opened:
         yield opened
 
 
@@ -272,8 +286,9 @@ def test_one_after_the_other_is_as_good_as_at_once(path: Path, series: list[Path
 # What others share, and are stored against
 
 
-def test_children_are_stored_anew_and_their_children_stay(store: ckstore.Store) -> None:
+def test_children_are_stored_anew_and_their_children_stay(chained: ckstore.Store) -> None:
     """What is stored against a version that stays needs nothing else, though that one is stored anew."""
+    store = chained
     child, grandchild = store["a@4"].row.number, store["a@5"].row.number
     before = {number: layers(store, number) for number in (child, grandchild)}
     chained = [layer for layer in before[child] if isinstance(layer, ContentRecord) and layer.mode == "chained"]
@@ -665,7 +680,8 @@ def test_a_thinning_that_is_killed(short: tuple[Path, list[Path]], directory: Pa
 
 
 @pytest.mark.parametrize("part", [0, 3, 6, 10, 14])
-def test_a_full_disk(store: ckstore.Store, part: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk(chained: ckstore.Store, part: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = chained
     same = unchanged(store)
     calls = 0
 
