@@ -256,12 +256,15 @@ class Store:
         progress
             Called with numbers of bytes of versions that are done.
         """
+        from ckstore.operations.compact import compact
         from ckstore.operations.selection import select_versions
         from ckstore.operations.thin import thin
 
         if not dry_run:
             self.repository.require_writable()
         rows = select_versions(self.catalog, versions, run, keep_every, keep_last, keep_tagged)
+        if not dry_run:
+            compact(self.repository, [row for row in rows if row.hot])
         return thin(self.repository, rows, Policy("coarse", quality=quality), dry_run=dry_run, progress=progress)
 
     def compact(
@@ -380,12 +383,12 @@ class Store:
             hot,
         )  # fmt: skip
         name = DEFAULT_RUN if run is None else run
-        keep = self.policy(name).kept_hot if hot is None else hot
-        if keep:
-            self._compactor_of_hot().catch_up(name, keep)
         report = ingest(self.repository, source, options, progress)
-        if keep:
-            self._compactor_of_hot().begin(name, keep)
+        if report.version.hot:
+            keep = self.policy(name).kept_hot if hot is None else hot
+            compactor = self._compactor_of_hot()
+            compactor.catch_up(name, keep)
+            compactor.begin(name, keep)
         return report
 
     def saver(self, run: str | None = None, *, workers: int = 1, nbytes: int | None = None) -> Saver:

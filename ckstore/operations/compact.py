@@ -17,6 +17,7 @@ from ckstore.objects.units import Unit
 from ckstore.operations.commit import Change, RawPacks
 from ckstore.operations.describe import describe
 from ckstore.operations.naming import policy_of
+from ckstore.operations.rebase import within_budget
 from ckstore.operations.request import Request
 from ckstore.operations.storing import store_objects
 from ckstore.policy import Policy
@@ -124,7 +125,7 @@ def _compact(repository: Repository, row: VersionRow, progress: Progress | None)
                     {"change": "compact", "version": row.number},
                     frees=_raw_packs(stored, is_coarse=document.coarse is not None),
                 )
-    return catalog.version(row.number)
+    return within_budget(repository, catalog.version(row.number), before.hot.budget)
 
 
 def _request(repository: Repository, row: VersionRow, hot: HotFacts) -> Request:

@@ -50,6 +50,7 @@ class Compactor:
         self._lock = threading.Lock()
         self._runs: dict[str, int] = {}
         self._thread: threading.Thread | None = None
+        self._compacting = threading.Lock()
         self._may_go_on = threading.Event()
         self._may_go_on.set()
 
@@ -69,8 +70,11 @@ class Compactor:
 
     def catch_up(self, run: str, keep: int) -> None:
         """Compact now what the thread has not come to, but for what may wait: a store does not fill with raw packs."""
-        while len(rows := due(self._repository, run, keep=keep)) > _WAITING:
-            compact(self._repository, rows[:1])
+        self._own()
+        while len(due(self._repository, run, keep=keep)) > _WAITING:
+            with self._compacting:  # The thread may be at it: what it does is not done twice.
+                if len(rows := due(self._repository, run, keep=keep)) > _WAITING:
+                    compact(self._repository, rows[:1])
 
     def begin(self, run: str, keep: int) -> None:
         """Let the thread look after a run, of which so many versions stay as they are."""
@@ -109,15 +113,24 @@ class Compactor:
     def _work(self) -> None:
         with suppress(AttributeError, OSError):  # Linux has a priority for each thread.
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        try:
+            self._work_off()
+        finally:
+            with self._lock:
+                if self._thread is threading.current_thread():
+                    self._thread = None
+
+    def _work_off(self) -> None:
         while (item := self._next()) is not None:
             run, keep = item
             self._may_go_on.wait()
             try:
                 if self._opened is None:
                     self._opened = Repository(self._repository.path, "a", self._repository.cache_bytes)
-                rows = due(self._opened, run, keep=keep)
-                if rows:
+                with self._compacting:
+                    rows = due(self._opened, run, keep=keep)
                     compact(self._opened, rows[:1], progress=self._step)
+                if rows:
                     self._repository.resolver.forget()  # Objects are elsewhere now.
             except _GivenUp:
                 return

@@ -26,14 +26,13 @@ from ckstore.operations.compact import compacted
 from ckstore.operations.describe import describe
 from ckstore.operations.naming import add_metrics
 from ckstore.operations.nearest import nearest_version
-from ckstore.operations.rebase import rebase
+from ckstore.operations.rebase import within_budget
 from ckstore.operations.request import IngestOptions, Request, request_of
 from ckstore.operations.standing import in_place_of, is_there
 from ckstore.operations.storing import Stored, store_objects, store_raw
 from ckstore.operations.tuning import Trials, Tuning, last_choice, restored, search_space, weight
 from ckstore.operations.verify import check_restores
 from ckstore.policy import Policy
-from ckstore.reading.stored_version import StoredVersion
 from ckstore.repository import Repository
 from ckstore.runtime.collector import collection_seldom
 from ckstore.scanning.scan import hash_version
@@ -46,9 +45,6 @@ from ckstore.storage.pack import PackWriter
 from ckstore.storage.root import PACKS
 
 Progress = Callable[[int], None]
-
-#: A version may cost a little more than its budget: as much as numbers are rounded by.
-_ROUNDING = 1.001
 
 #: Bytes of an array's names and metadata in a pack, as `docs/decisions.md` measured them.
 _ENTRY = 310
@@ -96,11 +92,8 @@ def ingest(
             source=scanned.name,
         )
         report = _ingest(repository, scanned, request, progress)
-    if report.is_new and report.version.cost > request.budget * _ROUNDING:
-        # Every object kept a budget of its own version; together in another version they may be beyond this one's.
-        number = report.version.number
-        rebase(repository, [StoredVersion(repository, report.version)], budget=request.budget)
-        report = IngestReport(repository.catalog.version(number), is_new=True)
+    if report.is_new:
+        return IngestReport(within_budget(repository, report.version, request.budget), is_new=True)
     return report
 
 

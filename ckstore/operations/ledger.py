@@ -31,8 +31,9 @@ CAUSES = (
 def ledger(repository: Repository) -> dict[str, int]:
     """Bytes by cause; they add up to the size of all files in the store's directory.
 
-    `coarse` and `exact` are coded integers, `tables` what their decoding needs besides (code lengths, checksums),
-    `indexes` where chunks stand, `records` the manifests' documents, `superseded` layers that `rebase` replaced.
+    `coarse` and `exact` are coded integers, `raw` values as they are, `tables` what decoding needs besides (code
+    lengths, checksums), `indexes` where chunks stand, `records` the manifests' documents, `superseded` layers that
+    `rebase` replaced.
     """
     causes = dict.fromkeys(CAUSES, 0)
     known = {pack.name: pack.bytes for pack in repository.catalog.packs()}

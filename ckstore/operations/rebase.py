@@ -22,11 +22,16 @@ from ckstore.operations.commit import Change
 from ckstore.operations.costs import present_costs
 from ckstore.reading.stored_version import StoredVersion
 from ckstore.runtime.threads import in_order, worker_count
+from ckstore.storage.catalog import VersionRow
 from ckstore.storage.pack import PackWriter
 
 if TYPE_CHECKING:
     from ckstore.objects.reader import ObjectReader
     from ckstore.repository import Repository
+
+
+#: A version may cost a little more than its budget: as much as numbers are rounded by.
+_ROUNDING = 1.001
 
 
 @dataclass(slots=True)
@@ -88,6 +93,17 @@ def rebase(
             costs = present_costs(repository, [row for row in repository.catalog.versions() if row.depth > 0])
             change.commit({"change": "rebase", "versions": numbers}, costs=costs)
     return report
+
+
+def within_budget(repository: Repository, row: VersionRow, budget: float) -> VersionRow:
+    """The row of a version that was just encoded, once it costs what it may.
+
+    Every object kept a budget of its own version; together in another version they may be beyond this one's.
+    """
+    if row.cost <= budget * _ROUNDING:
+        return row
+    rebase(repository, [StoredVersion(repository, row)], budget=budget)
+    return repository.catalog.version(row.number)
 
 
 def _beyond(reader: ObjectReader, version: StoredVersion, budget: float | None, chosen: set[Object]) -> set[Object]:

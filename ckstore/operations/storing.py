@@ -95,9 +95,7 @@ def store_objects(
                 if progress is not None:
                     progress(job.estimate.unit.nbytes)
     writer.begin_sync()
-    for file in scanned.files:
-        file.source.check_unchanged()
-    scanned.held.clear()
+    scanned.settle()
     return objects.known
 
 
@@ -114,13 +112,11 @@ def store_raw(
         A file changed since it was scanned.
     """
     progress = in_turn(progress)
-    windows = (
-        (list(window) for window in (range(len(scanned.units)),))
-        if scanned.is_hashed
-        else one_ahead(held_windows(scanned, progress))
-    )
+    everything = [list(range(len(scanned.units)))]
     known: dict[str, Stored] = {}
-    with closing(windows):
+    with (
+        nullcontext(everything) if scanned.is_hashed else closing(one_ahead(held_windows(scanned, progress))) as windows
+    ):
         for numbers in windows:
             fresh = {scanned.contents[number]: scanned.units[number] for number in numbers}
             fresh = {content: unit for content, unit in fresh.items() if content not in known}
@@ -134,9 +130,7 @@ def store_raw(
                 if progress is not None:
                     progress(unit.nbytes)
     writer.begin_sync()
-    for file in scanned.files:
-        file.source.check_unchanged()
-    scanned.held.clear()
+    scanned.settle()
     return known
 
 

@@ -18,7 +18,7 @@ from ckstore.encoding.estimate import Encoded, Estimate
 from ckstore.encoding.estimator import Estimator, ParentObject, parent_objects
 from ckstore.encoding.reanchor import reanchored
 from ckstore.encoding.writer import ObjectWriter
-from ckstore.errors import IntegrityError
+from ckstore.errors import ConflictError, IntegrityError
 from ckstore.lineage.planner import Choice, plan
 from ckstore.objects.documents import BlobRef, CoarseFacts, CoarseUnit, Deviation, Object, VersionDocument
 from ckstore.objects.reader import ObjectReader
@@ -26,7 +26,6 @@ from ckstore.objects.restore_cost import relative_cost, restore_work
 from ckstore.objects.units import Unit
 from ckstore.operations.claims import Claims
 from ckstore.operations.commit import Change
-from ckstore.operations.compact import compacted
 from ckstore.operations.costs import present_costs, write_costs
 from ckstore.operations.dry_run import ScratchPacks, scratch_packs
 from ckstore.policy import Policy
@@ -114,6 +113,8 @@ def thin(
 
     Raises
     ------
+    ConflictError
+        A version is hot: it is to be compacted first.
     IntegrityError
         A version is damaged, or what is stored against it. Where something is missing, none was thinned; where it is
         found when it is decoded, those before that version were.
@@ -127,8 +128,8 @@ def thin(
         for number in sorted({row.number for row in rows}):
             # As it is by now: others may have changed or moved it before the lease.
             row = repository.catalog.version(number)
-            if not dry_run:
-                row = compacted(repository, row)
+            if row.hot and not dry_run:
+                raise ConflictError(f"Version {number} is not encoded yet; run `ckstore compact {number}` first.")
             if row.fidelity == "exact":
                 _check_present(repository, row)
                 chosen.append(row)

@@ -111,6 +111,12 @@ class ScannedVersion:
         for file in self.files:
             file.source.close()
 
+    def settle(self) -> None:
+        """Raise `InputError` where a file changed since it was opened; nothing is held any more."""
+        for file in self.files:
+            file.source.check_unchanged()
+        self.held.clear()
+
     def prefix(self, file: ScannedFile) -> str:
         """What the typed paths of a file's tensors begin with in this version's units."""
         return f"{file.path}/" if self.is_directory else ""

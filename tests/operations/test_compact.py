@@ -243,6 +243,20 @@ def test_a_version_that_follows_a_hot_one_compacts_it_first(directory: Path) -> 
         check(store, paths)
 
 
+@pytest.mark.parametrize("hot", [0, STEPS])
+def test_a_version_keeps_its_own_budget_with_objects_that_a_larger_one_let_in(directory: Path, hot: int) -> None:
+    paths = files(directory)
+    with ckstore.init(directory / "store") as store:
+        for step, path in enumerate(paths):
+            store.ingest(path, run="r", step=step, hot=hot, budget=9)
+        weight = {"weight": state(STEPS - 1)["model"]["weight"], "more": torch.ones(3)}
+        store.ingest(weight, run="r", step=STEPS, hot=hot, budget=1.01)
+        store.compact()
+        assert store.versions()[-1].cost <= 1.011
+        assert max(row.cost for row in store.versions()) > 1.1  # The others are as deep as they may be.
+        check(store, paths)
+
+
 def test_thinning_forgetting_and_freeing_hot_versions(directory: Path) -> None:
     paths = files(directory)
     with ckstore.init(directory / "store") as store:

@@ -1,4 +1,4 @@
-"""A series stored by ckstore with its shipped defaults: its bytes, by cause, and the cost of its deepest version."""
+"""A series stored by ckstore, every version encoded at once: its bytes, by cause, and its deepest version's cost."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def measure(series: Series, work: Path) -> Ours:
         store = ckstore.init(root)
         totals = []
         for step, path in enumerate(series.versions):
-            store.ingest(path, run=run, step=step)
+            store.ingest(path, run=run, step=step, hot=0)
             totals.append(size_of(root))
         for step, path in enumerate(series.versions):
             store[f"{run}@{step}"].checkout(out, force=True)
@@ -76,11 +76,11 @@ def measure(series: Series, work: Path) -> Ours:
         rows = store.versions()
         deepest = max(rows, key=lambda row: (row.depth, row.number))
         with ckstore.init(full) as alone:
-            alone.ingest(series.versions[rows.index(deepest)], run=run, step=0)
+            alone.ingest(series.versions[rows.index(deepest)], run=run, step=0, hot=0)
 
         with ckstore.init(free) as unbounded:
             for step, path in enumerate(series.versions):
-                unbounded.ingest(path, run=run, step=step, budget=1e9)
+                unbounded.ingest(path, run=run, step=step, budget=1e9, hot=0)
                 if step == 0:
                     first = size_of(free)
 
