@@ -255,7 +255,8 @@ class CoarseEncoder:
         debt = 0.0
         if record is not None and isinstance(lattice, LinearLattice) and record.width == lattice.width:
             debt = record.debt
-            for name, ancestor in nearby_ancestors(self.reader.chain(record)):
+            for place, ancestor in nearby_ancestors(self.reader.chain(record)):
+                name = f"delta-{place}"
                 integers = sample.cut(self.reader.integers(ancestor, sample.chunk))
                 predicted = lattice.project(ancestor.linear, integers, sample.start)
                 stored = sample.nbytes(quantised - predicted)

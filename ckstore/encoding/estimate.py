@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from ckstore.codecs.integers import payload_bits
 from ckstore.codecs.lattice import Bits, Integers
-from ckstore.lineage.planner import Candidates
+from ckstore.lineage.foretold import Foretold, Layer
+from ckstore.lineage.planner import Candidates, Choice
 from ckstore.objects.documents import CoarseUnit
 from ckstore.objects.identity import Lattice
 from ckstore.objects.records import ContentRecord, LatticeRecord
@@ -21,6 +22,12 @@ from ckstore.objects.units import Unit
 SAMPLE = 1 << 15
 _SAMPLED = 8
 _LEAST_SAMPLE = 1 << 13
+
+#: Layers whose sizes are estimated, besides those against something up the chain: integers in full and against the
+#: parent's, and an exact layer by itself.
+BASE: Layer = ("base", 0)
+DELTA: Layer = ("delta", 0)
+OWN: Layer = ("own", 0)
 
 ReadUnit = Callable[[int, int], Bits]
 Ancestor = TypeVar("Ancestor", LatticeRecord, ContentRecord)
@@ -45,7 +52,10 @@ class Way:
 
 @dataclass(slots=True)
 class Estimate:
-    """What the planner needs to know of one object, and what the encoder needs to carry its choice out."""
+    """What the planner needs to know of one object, and what the encoder needs to carry its choice out.
+
+    `foretold` is what the object that will be stored against this one may know of it.
+    """
 
     unit: Unit
     candidates: Candidates
@@ -56,6 +66,16 @@ class Estimate:
     origin: str | None = None
     is_coarse: bool = False
     dithered: bool = False
+    foretold: Foretold | None = None
+
+    def layers(self, choice: Choice, encoded: Encoded) -> list[tuple[float, float]]:
+        """Bytes of each layer and those foretold."""
+        coarse, exact = encoded.nbytes
+        if not encoded.exact:
+            return [(coarse, choice.option.stored)]
+        assert self.foretold is not None
+        integers = self.foretold.sizes[BASE if choice.option.is_base else DELTA]
+        return [(coarse, integers), (exact, choice.option.stored - integers)]
 
 
 @dataclass(slots=True)
@@ -71,6 +91,11 @@ class Encoded:
     exact: list[memoryview]
     facts: CoarseUnit | None = None
     aside: list[bytes] = field(default_factory=list)
+
+    @property
+    def nbytes(self) -> tuple[int, int]:
+        """Bytes of all payloads of integers, and of the exact layer."""
+        return sum(map(len, filter(None, self.coarse))), sum(map(len, self.exact))
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +146,10 @@ class Sample:
         return payload_bits(values, classes, times=self.scale, payloads=self.chunks) / 8
 
 
-def nearby_ancestors(chain: list[Ancestor]) -> list[tuple[str, Ancestor]]:
-    """What a delta may be stored against: the chain's end, what the parent is stored against, and the parent.
+def nearby_ancestors(chain: list[Ancestor]) -> list[tuple[int, Ancestor]]:
+    """What a delta may be stored against, by place: the chain's end, what the parent is stored against, the parent.
 
     In this order each is decoded from the one before, which is still at hand.
     """
     places = sorted({0, min(1, len(chain) - 1), len(chain) - 1})
-    return [(f"delta-{place}", chain[place]) for place in reversed(places)]
+    return [(place, chain[place]) for place in reversed(places)]

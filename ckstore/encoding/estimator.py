@@ -25,7 +25,7 @@ from ckstore.encoding.layer_types import layer_type
 from ckstore.encoding.sensitivity import Sensitivity, sensitivities
 from ckstore.errors import UsageError
 from ckstore.formats.layout import FileLayout
-from ckstore.lineage.planner import Choice
+from ckstore.lineage.planner import Choice, plan
 from ckstore.objects.documents import CoarseUnit
 from ckstore.objects.reader import ObjectReader
 from ckstore.objects.units import Unit
@@ -177,8 +177,8 @@ class Estimator:
                 return estimate
         return self._coarse.estimate(unit, read, before, lambda: self._steps(unit), lambda: self._size(unit))
 
-    def encode(self, content: str, estimate: Estimate, choice: Choice) -> Encoded:
-        """The layers of an object as they were planned.
+    def encode(self, content: str, estimate: Estimate, choice: Choice) -> tuple[Estimate, Choice, Encoded]:
+        """The layers of an object as they were planned, or where that was far off, as they are planned anew.
 
         Raises
         ------
@@ -188,20 +188,32 @@ class Estimator:
         with self._turn(estimate.unit):
             return self._encode(content, estimate, choice)
 
-    def _encode(self, content: str, estimate: Estimate, choice: Choice) -> Encoded:
+    def _encode(self, content: str, estimate: Estimate, choice: Choice) -> tuple[Estimate, Choice, Encoded]:
         unit = estimate.unit
         whole = self._values.read(unit, 0, unit.count)
         self._values.check(unit, whole)
-        plan = estimate.plans[choice.option.name]
-        if self._codebooks is not None and plan.lattice is not None:
-            return self._codebooks.encode(
-                estimate, plan, lambda first, last: whole[first:last], lambda: self._treatment(unit)
-            )
+        way = estimate.plans[choice.option.name]
+
+        def read(first: int, last: int) -> Bits:
+            return whole[first:last]
+
+        if self._codebooks is not None and way.lattice is not None:
+            coarse = self._codebooks.encode(estimate, way, read, lambda: self._treatment(unit))
+            return estimate, choice, coarse
         if estimate.is_coarse:
-            return self._coarse.encode(estimate, plan, lambda first, last: whole[first:last])
+            return estimate, choice, self._coarse.encode(estimate, way, read)
         parent = self._parents.get((unit.key, unit.signature))
         replaced = [] if parent is None else [one for one in (parent.lattice, parent.content) if one is not None]
-        return self._exact.encode(content, estimate, plan, lambda first, last: whole[first:last], replaced)
+        layers = self._exact.encode(content, estimate, way, read, replaced)
+        if estimate.foretold is not None and estimate.foretold.is_exceeded(estimate.layers(choice, layers)):
+            assert parent is not None  # It is the parent's sizes that are remembered.
+            anew = self._exact.estimate(unit, read, parent.content, parent.lattice, anew=True)
+            other = plan([anew.candidates], choice.option.cost)[0]
+            if other.option.stored < sum(layers.nbytes):
+                estimate, choice = anew, other
+                layers = self._exact.encode(content, estimate, estimate.plans[choice.option.name], read, replaced)
+        self._exact.remember(content, estimate, choice, layers)
+        return estimate, choice, layers
 
     def may_be_coarse(self, unit: Unit) -> bool:
         """Whether a unit is one of those that become coarse: norms, biases, counters and complex numbers never do."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -18,14 +19,15 @@ from ckstore.codecs.lattice import (
     scaled,
     step_exponent,
 )
-from ckstore.encoding.estimate import Encoded, Estimate, ReadUnit, Sample, Way, nearby_ancestors
+from ckstore.encoding.estimate import BASE, DELTA, OWN, Encoded, Estimate, ReadUnit, Sample, Way, nearby_ancestors
 from ckstore.encoding.magnitudes import row_width
 from ckstore.errors import IntegrityError
 from ckstore.lineage.cost import cost, layer
-from ckstore.lineage.planner import Candidates, Option
+from ckstore.lineage.foretold import Foretold, Layer
+from ckstore.lineage.planner import Candidates, Choice, Option
 from ckstore.objects.identity import digest, lattice_id
 from ckstore.objects.reader import FRAME, ObjectReader
-from ckstore.objects.records import ContentRecord, LatticeRecord, check_cut
+from ckstore.objects.records import ContentRecord, LatticeRecord, Record, check_cut
 from ckstore.objects.units import Unit
 from ckstore.runtime.blocks import empty, fixed
 from ckstore.runtime.checksum import crc32
@@ -67,8 +69,10 @@ class ObjectEncoder:
         self.reader = reader
         self._keep = keep
 
-    def estimate(self, unit: Unit, read: ReadUnit, parent: str | None, coarse: str | None = None) -> Estimate:
-        """Options of `unit`, from a sample of one chunk.
+    def estimate(
+        self, unit: Unit, read: ReadUnit, parent: str | None, coarse: str | None = None, *, anew: bool = False
+    ) -> Estimate:
+        """Options of `unit`, from a sample of one chunk, or from what the parent's were found to be.
 
         Parameters
         ----------
@@ -81,12 +85,24 @@ class ObjectEncoder:
             cannot be decoded counts as none: a run goes on after it was damaged.
         coarse
             Lattice id of that object where it has no exact values.
+        anew
+            Whether what the parent's were found to be does not count.
         """
+        known = None if parent is None else self.reader.foretold.get(parent)
+        if parent is not None and known is not None and known.left and not anew:
+            with suppress(IntegrityError):
+                found = self._remembered(unit, parent, known)
+                if found is not None:
+                    return found
         sample = Sample.of(unit, read)
         try:
             if self._is_linear(unit):
-                return self._estimate_linear(unit, sample, parent, coarse)
-            return self._estimate_ordinal(unit, sample, parent)
+                estimate = self._estimate_linear(unit, sample, parent, coarse)
+            else:
+                estimate = self._estimate_ordinal(unit, sample, parent)
+            if known is not None and estimate.foretold is not None:
+                estimate.foretold = known.found(estimate.foretold.sizes)
+            return estimate
         except IntegrityError:
             if self._is_linear(unit):
                 return self._estimate_first(unit, sample)
@@ -125,6 +141,29 @@ class ObjectEncoder:
                 self.reader.cache.put((encoded.identity, chunk), integers)
         return encoded
 
+    def remember(self, content: str, estimate: Estimate, choice: Choice, layers: Encoded) -> None:
+        """Keep what an object's layers were foretold to take, for the object that is stored against it."""
+        if self._keep and estimate.foretold is not None:
+            self.reader.foretold.put(content, estimate.foretold.after(estimate.layers(choice, layers)))
+
+    def _remembered(self, unit: Unit, parent: str, known: Foretold) -> Estimate | None:
+        """Options by the sizes of the parent's layers; None where there is one of which nothing is known."""
+        if not self._is_linear(unit):
+            record = self._ordinal_parent(parent, unit)
+            if record is None:
+                return None
+            names = [order for order in ("natural", "context") if (order, 0) in known.sizes]
+            sizes = known.at(names, [place for place, _ in nearby_ancestors(self.reader.chain(record))])
+            return None if sizes is None else self._ordinal_options(unit, record, sizes, {}, known)
+        record, content = self._linear_parent(unit, parent, None)
+        if record is None or content is None:
+            return None
+        sizes = known.at(["chained"], [place for place, _ in nearby_ancestors(self.reader.content_chain(content))])
+        origin = record if record.origin is None else self.reader.resolver.lattice(record.origin)
+        if sizes is None:
+            return None
+        return self._linear_options(unit, record, content, record.linear, origin.id, sizes, {}, known)
+
     @staticmethod
     def _is_linear(unit: Unit) -> bool:
         return unit.dtype in LINEAR and not unit.is_bundle and unit.role == "weight"
@@ -160,24 +199,38 @@ class ObjectEncoder:
 
     def _estimate_ordinal(self, unit: Unit, sample: Sample, parent: str | None) -> Estimate:
         bits = sample.bits
-        base_bytes = sample.nbytes(ordinal_difference(bits, None, unit.dtype))
-        chunks = -(-unit.count // unit.chunk)
-        full_cost = cost(layer(chunks, unit.count, int(base_bytes), grouped=False))
-        options = [Option("base", base_bytes, full_cost, is_base=True)]
-        plans = {"base": Way(None)}
-        debt = 0.0
-        record = None if parent is None else self._record_of(parent, unit)
-        if record is not None and record.kind == "ordinal":
-            debt = record.debt
-            for name, ancestor in nearby_ancestors(self.reader.chain(record)):
+        sizes = {BASE: sample.nbytes(ordinal_difference(bits, None, unit.dtype))}
+        factors: dict[Layer, float] = {}
+        record = None if parent is None else self._ordinal_parent(parent, unit)
+        if record is not None:
+            for place, ancestor in nearby_ancestors(self.reader.chain(record)):
                 before = sample.cut(self.reader.ordinals(ancestor, sample.chunk))
                 for context, (stored, factor) in self._differences(sample, before, unit.dtype).items():
-                    way = f"{name}-context" if context else name
-                    own_work = layer(chunks, unit.count, int(stored), grouped=context)
+                    against = "context" if context else "natural", place
+                    sizes[against], factors[against] = stored, factor
+        return self._ordinal_options(unit, record, sizes, factors, _foretold(record, sizes, factors))
+
+    def _ordinal_options(
+        self, unit: Unit, record: LatticeRecord | None, sizes: Mapping[Layer, float], factors: Mapping[Layer, float],
+        foretold: Foretold | None,
+    ) -> Estimate:  # fmt: skip
+        """What there is to choose from where layers take so many bytes."""
+        chunks = -(-unit.count // unit.chunk)
+        base = sizes[BASE]
+        full_cost = cost(layer(chunks, unit.count, int(base), grouped=False))
+        options = [Option("base", base, full_cost, is_base=True)]
+        plans = {"base": Way(None)}
+        for place, ancestor in [] if record is None else nearby_ancestors(self.reader.chain(record)):
+            for order in ("natural", "context"):
+                if (order, place) in sizes:
+                    stored, name = sizes[order, place], f"{order}-{place}"
+                    own_work = layer(chunks, unit.count, int(stored), grouped=order == "context")
                     price = cost(own_work.plus(self.reader.lattice_work(ancestor)))
-                    options.append(Option(way, stored, price, is_base=False))
-                    plans[way] = Way(ancestor, context=context, factor=factor)
-        return Estimate(unit, Candidates(tuple(options), debt), plans, full_cost, (int(base_bytes), 0))
+                    options.append(Option(name, stored, price, is_base=False))
+                    plans[name] = Way(ancestor, context=order == "context", factor=factors.get((order, place), 1.0))
+        debt = 0.0 if record is None else record.debt
+        candidates = Candidates(tuple(options), debt)
+        return Estimate(unit, candidates, plans, full_cost, (int(base), 0), foretold=foretold)
 
     @staticmethod
     def _differences(sample: Sample, before: Bits, dtype: str) -> dict[bool, tuple[float, float]]:
@@ -203,7 +256,7 @@ class ObjectEncoder:
             return self._estimate_first(unit, sample)
         bits, start = sample.bits, sample.start
         chain = [] if content is None else nearby_ancestors(self.reader.content_chain(content))
-        ancestors = [(name, level, sample.cut(self.reader.exact(level, sample.chunk))) for name, level in chain]
+        ancestors = [(place, level, sample.cut(self.reader.exact(level, sample.chunk))) for place, level in chain]
         before = ancestors[-1][2] if ancestors else sample.cut(self.reader.values(record, sample.chunk))
         if _is_unrelated(bits, before, record.dtype):
             return self._estimate_first(unit, sample)
@@ -212,10 +265,30 @@ class ObjectEncoder:
         integers_before = sample.cut(self.reader.integers(record, sample.chunk))
         predicted = lattice.project(record.linear, integers_before, start)
         integers = lattice.quantise(bits, start, predicted)
-        delta = sample.nbytes(integers - predicted)
-        base = sample.nbytes(lattice.quantise(bits, start))
-        own = sample.nbytes(*lattice.residuals(bits, integers, start))
+        sizes = {
+            BASE: sample.nbytes(lattice.quantise(bits, start)),
+            OWN: sample.nbytes(*lattice.residuals(bits, integers, start)),
+            DELTA: sample.nbytes(integers - predicted),
+        }
+        factors = {}
+        for place, _, exact in ancestors:
+            sizes["chained", place], factors["chained", place] = min(
+                (
+                    sample.nbytes(*lattice.residuals(bits, integers, start, scaled(exact, lattice.dtype, factor))),
+                    factor,
+                )
+                for factor in {1.0, common_factor(bits, exact, lattice.dtype)}
+            )
+        foretold = _foretold(content, sizes, factors)
+        return self._linear_options(unit, record, content, lattice, origin.id, sizes, factors, foretold)
+
+    def _linear_options(
+        self, unit: Unit, record: LatticeRecord, content: ContentRecord | None, lattice: LinearLattice, origin: str,
+        sizes: Mapping[Layer, float], factors: Mapping[Layer, float], foretold: Foretold | None,
+    ) -> Estimate:  # fmt: skip
+        """What there is to choose from where layers take so many bytes."""
         chunks, count = record.chunks, unit.count
+        base, own, delta = sizes[BASE], sizes[OWN], sizes[DELTA]
         own_cost = cost(layer(chunks, count, int(own), grouped=True))
         base_cost = cost(layer(chunks, count, int(base), grouped=False))
         delta_cost = cost(layer(chunks, count, int(delta), grouped=False).plus(self.reader.lattice_work(record)))
@@ -225,20 +298,15 @@ class ObjectEncoder:
             Option("delta", delta + own, delta_cost + own_cost, is_base=False),
         ]
         plans = {"base": Way(None), "delta": Way(record)}
-        for name, ancestor, exact in ancestors:
-            chained, factor = min(
-                (
-                    sample.nbytes(*lattice.residuals(bits, integers, start, scaled(exact, lattice.dtype, factor))),
-                    factor,
-                )
-                for factor in {1.0, common_factor(bits, exact, lattice.dtype)}
-            )
+        for place, ancestor in [] if content is None else nearby_ancestors(self.reader.content_chain(content)):
+            chained, name = sizes["chained", place], f"chained-{place}"
             exact_work = layer(chunks, count, int(chained), grouped=True).plus(self.reader.content_work(ancestor))
-            options.append(Option(f"chained-{name}", delta + chained, delta_cost + cost(exact_work), is_base=False))
-            plans[f"chained-{name}"] = Way(record, ancestor, factor=factor)
+            options.append(Option(name, delta + chained, delta_cost + cost(exact_work), is_base=False))
+            plans[name] = Way(record, ancestor, factor=factors.get(("chained", place), 1.0))
         alone = int(base), int(own)
         debt = record.debt if content is None else content.debt
-        return Estimate(unit, Candidates(tuple(options), debt), plans, full_cost, alone, lattice, origin.id)
+        candidates = Candidates(tuple(options), debt)
+        return Estimate(unit, candidates, plans, full_cost, alone, lattice, origin, foretold=foretold)
 
     def _linear_parent(
         self, unit: Unit, parent: str | None, coarse: str | None
@@ -272,11 +340,11 @@ class ObjectEncoder:
         alone = int(base), int(own)
         return Estimate(unit, Candidates((option,)), {"base": Way(None)}, full_cost, alone, lattice)
 
-    def _record_of(self, content: str, unit: Unit) -> LatticeRecord:
-        """The lattice record of an object that `unit` may be stored against."""
+    def _ordinal_parent(self, content: str, unit: Unit) -> LatticeRecord | None:
+        """The lattice record of an object that `unit` may be stored against; None where that has another lattice."""
         record = self.reader.record_of(content)
         check_cut(record, unit)
-        return record
+        return record if record.kind == "ordinal" else None
 
     def _origin(self, record: LatticeRecord, sample: Sample) -> tuple[LatticeRecord, Integers]:
         """The object that the run of `record` began with and its sampled integers; `record` itself where it is lost."""
@@ -326,6 +394,11 @@ def exact_frame(
     """A chunk of an exact layer, chained if there is a `parent`: the checksum of its bits, and its residuals."""
     residuals, classes = lattice.residuals(bits, integers, start, parent)
     return encode_chunk(residuals, classes, before=crc32(bits).to_bytes(FRAME, "little"))
+
+
+def _foretold(parent: Record | None, sizes: Mapping[Layer, float], factors: Mapping[Layer, float]) -> Foretold | None:
+    """What the next object may know; nothing where there is no parent, or what differs from it by a factor."""
+    return Foretold(sizes) if parent is not None and set(factors.values()) <= {1.0} else None
 
 
 def _is_unrelated(bits: Bits, before: Bits, dtype: str) -> bool:

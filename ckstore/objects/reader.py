@@ -25,6 +25,7 @@ from ckstore.codecs.short_floats import SHORT
 from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import IntegrityError
 from ckstore.lineage.cost import Work, layer
+from ckstore.lineage.foretold import Foretold
 from ckstore.objects.cache import ChunkCache
 from ckstore.objects.records import ContentRecord, LatticeRecord, Record, check_cut
 from ckstore.runtime.blocks import empty
@@ -49,6 +50,9 @@ _PASSING = 64 << 20
 #: Shard indexes that stay decoded, and chains that stay resolved.
 _INDEXES = 1 << 13
 _CHAINS = 1 << 13
+
+#: Objects whose sizes are remembered.
+_FORETOLD = 1 << 14
 
 Level = TypeVar("Level", LatticeRecord, ContentRecord)
 
@@ -90,6 +94,11 @@ class ObjectReader:
         Limit of the cache of decoded chunks.
     keeps
         Whether a version that is stored against these objects leaves its own chunks here, for the one that follows.
+
+    Attributes
+    ----------
+    foretold
+        What objects that were stored lately were foretold to take, by content id, for those stored against them.
     """
 
     def __init__(self, resolver: Resolver, blocks: Blocks, cache_bytes: int = 64 << 20, *, keeps: bool = True) -> None:
@@ -98,6 +107,7 @@ class ObjectReader:
         self.cache = ChunkCache(cache_bytes)
         self.keeps = keeps
         self.decoded_chunks = 0
+        self.foretold: Lru[str, Foretold] = Lru(_FORETOLD)
         self._indexes: Lru[tuple[str, int], list[tuple[int, int] | None]] = Lru(_INDEXES)
         self._chains: Lru[str, tuple[int, list[LatticeRecord]]] = Lru(_CHAINS)
         self._content_chains: Lru[str, tuple[int, list[ContentRecord]]] = Lru(_CHAINS)

@@ -48,11 +48,12 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """An object to be encoded: its content id, what is known of it, and how it will be stored."""
+    """An object that was encoded: its content id, what was known of it, how it is stored, and its layers."""
 
     content: str
     estimate: Estimate
     choice: Choice
+    layers: Encoded
 
 
 def store_objects(
@@ -85,13 +86,13 @@ def store_objects(
         for batch in _batches(_encoded(pool, estimator, windows, budget)):
             # Of what the store holds under its content id nothing is encoded.
             stored = resolver.known_lattices(
-                layers.identity for job, layers in batch if layers.identity not in ("", job.content)
+                job.layers.identity for job in batch if job.layers.identity not in ("", job.content)
             )
-            for job, layers in batch:
-                is_stored = layers.identity in stored
-                lattice = writer.add(job.content, job.estimate, job.choice, layers, stored=is_stored)
-                exact = job.content if layers.facts is None else None
-                objects.known[job.content] = Stored(lattice, exact, layers.facts)
+            for job in batch:
+                is_stored = job.layers.identity in stored
+                lattice = writer.add(job.content, job.estimate, job.choice, job.layers, stored=is_stored)
+                exact = job.content if job.layers.facts is None else None
+                objects.known[job.content] = Stored(lattice, exact, job.layers.facts)
                 if progress is not None:
                     progress(job.estimate.unit.nbytes)
     writer.begin_sync()
@@ -152,7 +153,7 @@ def _parents(resolver: CatalogResolver, parent: VersionRow | None) -> dict[tuple
 
 def _encoded(
     pool: ThreadPoolExecutor, estimator: Estimator, windows: Iterator[Window], budget: Budget
-) -> Iterator[tuple[_Job, Encoded]]:
+) -> Iterator[_Job]:
     """Estimate, plan and encode objects window by window: chunks decoded for the one are at hand for the other."""
     try:
         window = next(windows, None)
@@ -160,18 +161,15 @@ def _encoded(
         while window is not None:
             estimates = [future.result() for future in upcoming]
             choices = budget.plan(estimates)
-            jobs = [
-                _Job(content, estimate, choice)
-                for (content, _), estimate, choice in zip(window, estimates, choices, strict=True)
-            ]
             encoding = deque(
-                (job, pool.submit(estimator.encode, job.content, job.estimate, job.choice)) for job in jobs
+                (content, pool.submit(estimator.encode, content, estimate, choice))
+                for (content, _), estimate, choice in zip(window, estimates, choices, strict=True)
             )
             window = next(windows, None)
             upcoming = [pool.submit(estimator.estimate, unit) for _, unit in window or ()]
             while encoding:
-                job, future = encoding.popleft()
-                yield job, future.result()
+                content, future = encoding.popleft()
+                yield _Job(content, *future.result())
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -236,12 +234,12 @@ class _Objects:
             budget.add(cost(full), cost(self._reader.work(lattice, content)))
 
 
-def _batches(encoded: Iterable[tuple[_Job, Encoded]]) -> Iterator[list[tuple[_Job, Encoded]]]:
+def _batches(encoded: Iterable[_Job]) -> Iterator[list[_Job]]:
     """Encoded objects in groups of some bytes: the catalog is asked for many at once, and writing begins early."""
-    batch: list[tuple[_Job, Encoded]] = []
+    batch: list[_Job] = []
     filled = 0
-    for job, layers in encoded:
-        batch.append((job, layers))
+    for job in encoded:
+        batch.append(job)
         filled += job.estimate.unit.nbytes
         if filled >= _BATCH:
             yield batch

@@ -251,7 +251,7 @@ class _Thinning:
         if estimate is None:
             return _Coarse(content, (lattice, content))
         choice = plan([estimate.candidates], float("inf"))[0]
-        layers = estimator.encode(content, estimate, choice)
+        estimate, choice, layers = estimator.encode(content, estimate, choice)
         return _Coarse(content, (layers.identity, None), layers.facts, estimate, choice, layers)
 
     def _facts(self, number: int, unit: Unit) -> CoarseUnit | None:

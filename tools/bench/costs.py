@@ -65,7 +65,8 @@ def ingest(
     """Store a series; every version in a run of its own where each is to be in full. Returns the bytes of its packs."""
     with ckstore.init(root) as store:
         for step, path in enumerate(series.versions):
-            store.ingest(path, run=f"run{step}" if in_full else "run", step=step, budget=budget, fidelity=fidelity)
+            run = f"run{step}" if in_full else "run"
+            store.ingest(path, run=run, step=step, budget=budget, fidelity=fidelity, hot=0)
     return sum(path.stat().st_size for path in (root / "packs").iterdir())
 
 
