@@ -125,7 +125,7 @@ class Version:
         return version_group(self.stored)
 
     @collection_seldom()
-    def state_dict(self, allow: Sequence[type] = ()) -> Any:
+    def state_dict(self, allow: Sequence[type] = (), *, mmap: bool = False) -> Any:
         """The version as nested containers of torch tensors; needs torch.
 
         A version of one file gives what `torch.load` would: parameters, conj and neg views and `requires_grad` with it.
@@ -138,6 +138,10 @@ class Version:
         allow
             More classes whose objects are made: dataclasses, enumerations, named tuples and whatever pickles by its
             attributes. Their `__new__` and `__setstate__` are called with what the file holds; nothing is imported.
+        mmap
+            Map the tensors of a hot version and read nothing, as `torch.load(mmap=True)` does: bytes come from the disk
+            when they are touched, without a look at checksums, and what is written to them stays in memory. Tensors of
+            more than 2^22 elements, and all of encoded versions, are read as without it.
 
         Raises
         ------
@@ -148,9 +152,9 @@ class Version:
         from ckstore.reading.state_dict import build
 
         if not self.document.is_directory:
-            return build(self.stored, 0, allow)
+            return build(self.stored, 0, allow, mmap=mmap)
         return {
-            entry.path: build(self.stored, number, allow)
+            entry.path: build(self.stored, number, allow, mmap=mmap)
             for number, entry in enumerate(self.document.files)
             if _has_values(self.layout.files[number])
         }

@@ -1,4 +1,7 @@
-"""One flipped bit anywhere in a store is found by `verify`, and no read returns what was never stored."""
+"""One flipped bit anywhere in a store is found by `verify`, and no read returns what was never stored.
+
+A third of the bytes of a version's packs; all of them with `CKSTORE_FLIPS=1`.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +28,8 @@ from ckstore.operations.recover import recover
 from ckstore.policy import Policy
 from ckstore.storage import log
 from tests.checkpoints import scratch, sha256
+
+STRIDE = 1 if os.environ.get("CKSTORE_FLIPS") else 3
 
 
 @dataclasses.dataclass
@@ -128,8 +133,8 @@ def names(folder: Path) -> list[Path]:
     return sorted(folder.iterdir())
 
 
-def test_every_byte_of_a_versions_packs(whole: Whole, copy: Path) -> None:
-    """Every byte of the second version's two packs, and a part of those of the first that it is stored against."""
+def test_bytes_of_a_versions_packs(whole: Whole, copy: Path) -> None:
+    """Bytes of the second version's two packs, and fewer of those of the first that it is stored against."""
     with ckstore.open(copy, "r") as store:
         packs = [copy / "packs" / row.name for row in store.catalog.packs()]
     assert len(packs) == 4
@@ -137,7 +142,7 @@ def test_every_byte_of_a_versions_packs(whole: Whole, copy: Path) -> None:
     for pack in packs:
         size = pack.stat().st_size
         assert size < 20_000
-        for position in range(0, size, 1 if pack in packs[2:] else 5):
+        for position in range(0, size, STRIDE if pack in packs[2:] else 5 * STRIDE):
             flipped(pack, position)
             with ckstore.open(copy, "r") as store:
                 found = store.verify(None if position % 31 == 0 else []).problems
@@ -145,7 +150,7 @@ def test_every_byte_of_a_versions_packs(whole: Whole, copy: Path) -> None:
             if position % 13 == 0:
                 damaging += not check_reads(copy, whole)
             flipped(pack, position)
-    assert damaging > 100
+    assert damaging > 100 / STRIDE
     assert problems(copy) == []
     assert check_reads(copy, whole)
 

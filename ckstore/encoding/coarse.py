@@ -260,7 +260,9 @@ class CoarseEncoder:
                 integers = sample.cut(self.reader.integers(ancestor, sample.chunk))
                 predicted = lattice.project(ancestor.linear, integers, sample.start)
                 stored = sample.nbytes(quantised - predicted)
-                price = layer(chunks, unit.count, int(stored), grouped=False).plus(self.reader.lattice_work(ancestor))
+                price = layer(chunks, unit.count, int(stored), grouped=False, delta=True).plus(
+                    self.reader.lattice_work(ancestor)
+                )
                 options.append(Option(name, stored, cost(price), is_base=False))
                 plans[name] = Way(ancestor)
         alone = int(base), exact

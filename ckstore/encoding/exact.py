@@ -224,7 +224,7 @@ class ObjectEncoder:
             for order in ("natural", "context"):
                 if (order, place) in sizes:
                     stored, name = sizes[order, place], f"{order}-{place}"
-                    own_work = layer(chunks, unit.count, int(stored), grouped=order == "context")
+                    own_work = layer(chunks, unit.count, int(stored), grouped=order == "context", delta=True)
                     price = cost(own_work.plus(self.reader.lattice_work(ancestor)))
                     options.append(Option(name, stored, price, is_base=False))
                     plans[name] = Way(ancestor, context=order == "context", factor=factors.get((order, place), 1.0))
@@ -291,7 +291,8 @@ class ObjectEncoder:
         base, own, delta = sizes[BASE], sizes[OWN], sizes[DELTA]
         own_cost = cost(layer(chunks, count, int(own), grouped=True))
         base_cost = cost(layer(chunks, count, int(base), grouped=False))
-        delta_cost = cost(layer(chunks, count, int(delta), grouped=False).plus(self.reader.lattice_work(record)))
+        delta_work = layer(chunks, count, int(delta), grouped=False, delta=True)
+        delta_cost = cost(delta_work.plus(self.reader.lattice_work(record)))
         full_cost = base_cost + own_cost
         options = [
             Option("base", base + own, full_cost, is_base=True),

@@ -17,8 +17,9 @@ class Work(NamedTuple):
     Attributes
     ----------
     plain_chunks, plain_elements, plain_coded, plain_raw
-        Decoding of layers whose elements form one group: chunks, elements, and stored bytes, coded and raw. Of wide
-        numbers the low byte or two lie as they are, and only the others are decoded bit by bit.
+        Decoding of layers whose elements form one group: chunks, elements, and stored bytes, coded and raw. Of numbers
+        in full the low byte or two lie as they are, of differences all above one byte an element; only the others are
+        decoded bit by bit.
     grouped_chunks, grouped_elements, grouped_bytes
         The same for layers in context order and for exact layers, all of their bytes together.
     records
@@ -50,11 +51,11 @@ class Work(NamedTuple):
 WEIGHTS = (180_000.0, 0.1, 0.75, 0.13, 650_000.0, 0.12, 0.1, 4_000.0, 0.13, 45_000.0, 1_500_000.0)
 
 
-def layer(chunks: int, count: int, stored: int, *, grouped: bool) -> Work:
+def layer(chunks: int, count: int, stored: int, *, grouped: bool, delta: bool = False) -> Work:
     """Work of decoding one layer: `count` elements in `chunks` chunks from `stored` bytes."""
     if grouped:
         return Work(grouped_chunks=chunks, grouped_elements=count, grouped_bytes=stored, records=1)
-    planes = min(stored // max(count, 1), 2)
+    planes = 0 if delta else min(stored // max(count, 1), 2)
     coded = min(stored - planes * count, count)
     return Work(plain_chunks=chunks, plain_elements=count, plain_coded=coded, plain_raw=stored - coded, records=1)
 

@@ -223,7 +223,8 @@ class ObjectReader:
         for level in self.chain(record):
             if level.is_raw:
                 return Work(records=1)
-            work = work.plus(layer(level.chunks, level.count, level.nbytes, grouped=level.context))
+            is_delta = level.base is not None
+            work = work.plus(layer(level.chunks, level.count, level.nbytes, grouped=level.context, delta=is_delta))
         return work
 
     def content_work(self, record: ContentRecord) -> Work:

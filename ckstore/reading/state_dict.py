@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from ckstore.reading.stored_version import StoredVersion
 
 
-def build(version: StoredVersion, file: int, allow: Sequence[type] = ()) -> Any:
+def build(version: StoredVersion, file: int, allow: Sequence[type] = (), *, mmap: bool = False) -> Any:
     """What `torch.load` would give for a file of a version, on the CPU.
 
     Tensors that shared a storage share one again. Parameters are parameters, other subclasses plain tensors, objects of
@@ -37,6 +38,8 @@ def build(version: StoredVersion, file: int, allow: Sequence[type] = ()) -> Any:
         Number of the file in it.
     allow
         More classes whose objects are made.
+    mmap
+        Whether storages that are stored as they are, in one piece, are mapped into memory and not read.
 
     Raises
     ------
@@ -54,7 +57,7 @@ def build(version: StoredVersion, file: int, allow: Sequence[type] = ()) -> Any:
     source = version.source(file)
     for extent in range(len(layout.extents)):
         version.require(file, extent)
-    storages = _Storages(layout)
+    storages = _Storages(layout, version.mapped(file) if mmap else {})
     with ThreadPoolExecutor(1, thread_name_prefix="ckstore") as aside:
         advising = aside.submit(use_large_pages, storages.spans())
         parsing = aside.submit(parse, source, path)
@@ -91,13 +94,13 @@ def _marked(made: torch.Tensor, tensor: Tensor) -> Any:
 
 
 class _Storages:
-    """The storages of a file, which nothing fills yet.
+    """The storages of a file: those of one extent that is `mapped`, and others, which nothing fills yet.
 
     The extents of one storage follow each other without a gap, at multiples of their items' sizes; between storages the
     torch formats write headers.
     """
 
-    def __init__(self, layout: FileLayout) -> None:
+    def __init__(self, layout: FileLayout, mapped: Mapping[int, memoryview]) -> None:
         self._extents = layout.extents
         # Plain arithmetic, as below: properties would be calls of Python for every tensor.
         self._counts = [prod(extent.shape) for extent in layout.extents]
@@ -115,15 +118,24 @@ class _Storages:
                 start = self._starts[-1] if follows else start
             self._starts.append(start)
             sizes[start] = self._stops[index] - start
-        self._made = {start: torch.empty(size, dtype=torch.uint8) for start, size in sizes.items()}
+        alone = {start: index for index, start in enumerate(self._starts)}
+        shares = Counter(self._starts)
+        self._mapped = {
+            start: torch.frombuffer(mapped[index], dtype=torch.uint8)
+            for start, index in alone.items()
+            if index in mapped and shares[start] == 1
+        }
+        self._made = {
+            start: torch.empty(size, dtype=torch.uint8) for start, size in sizes.items() if start not in self._mapped
+        }
 
     @property
     def size(self) -> int:
         """Bytes of all."""
-        return sum(map(len, self._made.values()))
+        return sum(map(len, self._made.values())) + sum(map(len, self._mapped.values()))
 
     def spans(self) -> list[tuple[int, int]]:
-        """Address and bytes of each."""
+        """Address and bytes of each that is to be filled."""
         return [(made.data_ptr(), made.numel()) for made in self._made.values()]
 
     def tensor(self, tensor: Tensor) -> Any:
@@ -133,11 +145,13 @@ class _Storages:
             return _marked(empty.as_strided(tensor.shape, tensor.strides), tensor)
         start = self._starts[tensor.extent]
         before = (self._extents[tensor.extent].start - start) // ITEM_SIZES[tensor.dtype]
-        storage = self._made[start].untyped_storage()
+        storage = (self._mapped if start in self._mapped else self._made)[start].untyped_storage()
         return _marked(empty.set_(storage, before + tensor.offset, tensor.shape, tensor.strides), tensor)
 
     def requests(self, file: int) -> Iterator[Destination]:
         """What fills them."""
         for index, (extent, start) in enumerate(zip(self._extents, self._starts, strict=True)):
+            if start in self._mapped:
+                continue
             out = self._made[start].numpy()[extent.start - start : self._stops[index] - start]
             yield Destination(file, index, 0, self._counts[index], out)

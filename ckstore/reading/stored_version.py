@@ -143,6 +143,33 @@ class StoredVersion:
             parts.append(self.chunk(number, chunk, keep=not whole)[start:stop].data.cast("B"))
         return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
 
+    def mapped(self, file: int) -> dict[int, memoryview]:
+        """The extents of a file that are stored as they are, each in one piece, by number: views of mapped packs.
+
+        What is written to them changes neither the pack nor another view. Nothing is compared with checksums.
+        """
+        packs: dict[str, memoryview] = {}
+        found = {}
+        for extent, cut in enumerate(self.layout.files[file].extents):
+            stretches = self._places.get((file, extent), [])
+            if len(stretches) != 1:
+                continue
+            _, number, position = stretches[0]
+            record = self.repository.resolver.lattice(self.document.objects[number][0])
+            if record.is_raw:
+                try:
+                    if record.pack not in packs:
+                        packs[record.pack] = self.repository.packs.mapped(record.pack)
+                except MissingPackError:  # The version is compacted just now: it is read as it is then.
+                    self.repository.resolver.forget()
+                    return {}
+                start = record.offset + position * ITEM_SIZES[record.dtype]
+                view = packs[record.pack][start : start + cut.nbytes]
+                if len(view) != cut.nbytes:
+                    raise IntegrityError(f"Pack {record.pack} is too short; restore it from a copy.")
+                found[extent] = view
+        return found
+
     def cover(self, file: int, extent: int, first: int, last: int) -> Iterator[tuple[int, int, int, int]]:
         """Where the elements from `first` to before `last` of an extent are, in order.
 

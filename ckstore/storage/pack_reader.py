@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import struct
 import zipfile
@@ -72,6 +73,17 @@ class PackReader:
     def __init__(self, store: Path, limit: int = 64) -> None:
         self._directory = store / root.PACKS
         self._open: Lru[str, _OpenPack] = Lru(limit)
+
+    def mapped(self, pack: str) -> memoryview:
+        """A pack's bytes, mapped for one reader alone: what it writes to them stays its own.
+
+        Raises
+        ------
+        MissingPackError
+            The pack is not there.
+        """
+        opened = self._opened(pack)
+        return memoryview(mmap.mmap(opened.descriptor, 0, access=mmap.ACCESS_COPY))
 
     def pread(self, pack: str, offset: int, length: int) -> bytes:
         """Exactly `length` bytes from `offset` of a pack.

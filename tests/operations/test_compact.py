@@ -116,6 +116,36 @@ def test_raw_arrays_can_be_mapped(directory: Path) -> None:
             assert record.offset % 64 == 0
 
 
+def test_a_mapped_state_dict(directory: Path) -> None:
+    path = directory / "step.pt"
+    saved = state(2) | {"conj": torch.tensor([1 + 2j, 3j]).conj(), "large": draw(2100, 2100), "none": torch.zeros(0, 3)}
+    torch.save(saved, path)
+    expected = torch.load(path, weights_only=False)
+    with ckstore.init(directory / "store") as store:
+        store.ingest(path, run="r", step=2, hot=1)
+        before = memory_of_files()
+        first, second = (store["r@2"].state_dict(mmap=True) for _ in range(2))
+        assert "raw.zip" not in before
+        assert "raw.zip" in memory_of_files()
+        for found in (first, second):
+            assert str(found) == str(expected)
+            assert all(torch.equal(found[name], expected[name]) for name in ("conj", "large", "none"))
+        assert first["model"]["weight"].data_ptr() == first["model"]["tied"].data_ptr()
+        first["model"]["weight"].zero_()
+        assert torch.equal(second["model"]["weight"], expected["model"]["weight"])
+        assert store.verify().problems == []
+        store.ingest(state(3), run="r", step=3, hot=1)
+        store.compact(["r@2"])
+        store.gc(grace=0)
+        assert torch.equal(second["model"]["half"], expected["model"]["half"])
+        assert str(store["r@2"].state_dict(mmap=True)) == str(expected)
+
+
+def memory_of_files() -> str:
+    """The files that are mapped into this process."""
+    return Path("/proc/self/maps").read_text()
+
+
 def test_compaction_makes_what_an_ingest_at_once_makes(directory: Path) -> None:
     paths = files(directory)
     with ckstore.init(directory / "store") as store, ckstore.init(directory / "cold") as cold:

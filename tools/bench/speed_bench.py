@@ -54,14 +54,14 @@ class Bench:
             self._series[key] = write_versions(directory, megabytes, versions)
         return self._series[key]
 
-    def store(self, fidelity: Fidelity = "exact") -> Path:
-        """A store that holds the whole series as one run."""
-        root = self.work / f"store-{fidelity}"
+    def store(self, fidelity: Fidelity = "exact", *, hot: int = 0) -> Path:
+        """A store that holds the whole series as one run, so many of its latest versions as they are."""
+        root = self.work / f"store-{fidelity}-{hot}"
         if not root.exists():
             self.report(f"filling a store, {fidelity}")
             with ckstore.init(root) as store:
                 for path in self.series():
-                    store.ingest(path, run="run", fidelity=fidelity)
+                    store.ingest(path, run="run", fidelity=fidelity, hot=hot)
         return root
 
 

@@ -16,12 +16,17 @@ from tools.bench.speed_clock import Contender, race
 from tools.bench.speed_figures import COMPARED, Section, Spread, compared
 
 #: What tables call what ckstore does.
+HOT, HOT_LIVE, COMPACT = "ingest, hot", "live ingest, hot", "compaction"
 INGEST, LIVE, COARSE_INGEST = "ingest", "live ingest", "coarse ingest"
+HOT_CHECKOUT, HOT_STATE_DICT = "checkout, hot version", "state_dict, hot version"
 CHECKOUT, STATE_DICT = "checkout", "state_dict"
 COARSE, LOWERED = "state_dict, coarse version", "state_dict, exact version read coarsely"
 
 #: Names of the processes that ckstore and torch.load run in.
 _OURS, _THEIRS = "ckstore", "torch"
+
+#: Hot versions that are not encoded meanwhile.
+_ALL = 1_000_000
 
 #: Rows of the largest tensor that lie between two that are read.
 _STRIDE = 173
@@ -33,7 +38,8 @@ def storing(bench: Bench) -> Section:
     paths = bench.series()
     size = paths[0].stat().st_size
     source, packed = Source(bench.work / f"source{paths[0].suffix}"), bench.work / "packed"
-    roots = {name: bench.work / f"in-{number}" for number, name in enumerate((INGEST, LIVE, COARSE_INGEST))}
+    kinds = HOT, HOT_LIVE, INGEST, LIVE, COARSE_INGEST
+    roots = {name: bench.work / f"in-{number}" for number, name in enumerate(kinds)}
     stores = {name: ckstore.init(root) for name, root in roots.items()}
     sizes: dict[str, int] = {}
 
@@ -48,9 +54,12 @@ def storing(bench: Bench) -> Section:
         packed.unlink(missing_ok=True)
 
     contenders = [
-        Contender(INGEST, partial(ingest, roots[INGEST], source.path, "exact"), take, _OURS),
+        Contender(HOT, partial(ingest, roots[HOT], source.path, "exact", hot=_ALL), take, _OURS),
+        Contender(COMPACT, partial(compact, roots[HOT]), apart=_OURS),
+        Contender(INGEST, partial(ingest, roots[INGEST], source.path, "exact"), apart=_OURS),
         Contender(COARSE_INGEST, partial(ingest, roots[COARSE_INGEST], source.path, "coarse"), apart=_OURS),
-        Contender(LIVE, lambda number: stores[LIVE].ingest(source.state, run="run", step=number)),
+        Contender(HOT_LIVE, lambda number: stores[HOT_LIVE].ingest(source.state, run="run", step=number, hot=_ALL)),
+        Contender(LIVE, lambda number: stores[LIVE].ingest(source.state, run="run", step=number, hot=0)),
         *(Contender(keeper.stores, partial(keep, keeper), remove) for keeper in KEEPERS),
     ]
     # No round comes twice: a version that the store holds already is ingested in no time.
@@ -58,7 +67,7 @@ def storing(bench: Bench) -> Section:
     saves = timings[SAVE]
     rows = [COMPARED]
     for name, found in timings.items():
-        shrinks = size / sizes[name] if name in sizes else _shrinks(stores[name])
+        shrinks = size / sizes[name] if name in sizes else _shrinks(stores[HOT if name == COMPACT else name])
         rows.append(compared(name, found[1:], SAVE, saves[1:], size, shrinks))
         if name in stores:
             rows.append(compared(f"{name}, first version", found[:1], SAVE, saves[:1], size))
@@ -71,7 +80,9 @@ def storing(bench: Bench) -> Section:
         "Storing",
         "Every round stores the next version of the run. `ingest`: the store is opened, the file read, hashed, coded "
         "against its parent, packed, synced to the medium and committed. `live ingest`: `store.ingest(state_dict)` in "
-        "a process that keeps the store open and has ingested the parent. The others write the same version, `fsync` "
+        "a process that keeps the store open and has ingested the parent. *Hot*: the version is stored as it is, until "
+        "it is durable, which is what a training loop waits for; `compaction` encodes the hot version before it, and "
+        "its *stored* is what is left then. The others write the same version, `fsync` "
         "included. The ratio is the speed over that of `torch.save` of the same state dict; *stored* is what is left "
         "of the bytes. The first version has no parent, and is a line of its own.",
         [rows],
@@ -86,7 +97,7 @@ def _shrinks(store: ckstore.Store) -> float:
 
 def restoring(bench: Bench) -> Section:
     """Checkouts and state dicts beside others."""
-    root, coarse = bench.store(), bench.store("coarse")
+    root, coarse, hot = bench.store(), bench.store("coarse"), bench.store(hot=1)
     bench.report("restoring")
     number = deepest(root)
     original = bench.series()[number - 1]
@@ -108,7 +119,10 @@ def restoring(bench: Bench) -> Section:
     check_out(root, number, out, 0)
     if not filecmp.cmp(out, original, shallow=False):
         raise AssertionError(f"version {number} does not come back byte for byte")
+    latest = len(bench.series())
     contenders = [
+        Contender(HOT_CHECKOUT, partial(check_out, hot, latest, out), remove, _OURS),
+        Contender(HOT_STATE_DICT, partial(state_dict, hot, latest, None), apart=_OURS),
         Contender(CHECKOUT, partial(check_out, root, number, out), remove, _OURS),
         Contender(STATE_DICT, partial(state_dict, root, number, None), apart=_OURS),
         Contender(COARSE, partial(state_dict, coarse, deepest(coarse), None), apart=_OURS),
@@ -120,12 +134,13 @@ def restoring(bench: Bench) -> Section:
         path.unlink(missing_ok=True)
     rows = [COMPARED]
     for name, found in timings.items():
-        against = COPY if name == CHECKOUT else LOAD
+        against = COPY if name in (CHECKOUT, HOT_CHECKOUT) else LOAD
         rows.append(compared(name, found, against, timings[against], size))
     return Section(
         "Restoring",
         "The version with the longest chain, from opening the store on: as a synced file (`checkout`, against `cp`), "
         "or as tensors in memory (`state_dict`, against `torch.load`; safetensors maps the file and reads nothing). "
+        "The hot version is the latest of a run, which is stored as it is. "
         "Coarse versions are of a run that was ingested with fidelity coarse; an exact version "
         "`at_fidelity('coarse')` has its moments exactly. The others are beside `torch.load`.",
         [rows],
@@ -192,10 +207,16 @@ def _warm(paths: list[Path], directory: Path, _: int) -> None:
         shutil.rmtree(root)
 
 
-def ingest(root: Path, source: Path, fidelity: Fidelity, number: int) -> None:
+def ingest(root: Path, source: Path, fidelity: Fidelity, number: int, *, hot: int = 0) -> None:
     """Store a file, from opening the store on."""
     with ckstore.open(root) as store:
-        store.ingest(source, run="run", step=number, fidelity=fidelity)
+        store.ingest(source, run="run", step=number, fidelity=fidelity, hot=hot)
+
+
+def compact(root: Path, _: int) -> None:
+    """Encode the hot versions but the latest, from opening the store on."""
+    with ckstore.open(root) as store:
+        store.compact()
 
 
 def check_out(root: Path, number: int, target: Path, _: int) -> None:

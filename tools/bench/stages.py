@@ -142,10 +142,10 @@ def _profiles(bench: Bench) -> Iterator[tuple[str, dict[str, float]]]:
 
     with ckstore.init(root) as store, ckstore.init(live) as kept:
         for made in (store, kept):
-            made.ingest(paths[0], run="run")
+            made.ingest(paths[0], run="run", hot=0)
         later = range(1, len(paths))
         yield profile(Contender(INGEST, lambda number: ingest(root, paths[number], "exact", number)), later)
-        yield profile(Contender(LIVE, lambda _: kept.ingest(state[0], run="run"), take), later)
+        yield profile(Contender(LIVE, lambda _: kept.ingest(state[0], run="run", hot=0), take), later)
     number, coarse = deepest(root), bench.store("coarse")
     yield profile(
         Contender(CHECKOUT, partial(check_out, root, number, out), lambda _: out.unlink(missing_ok=True)), again
