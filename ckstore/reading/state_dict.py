@@ -7,15 +7,19 @@ from concurrent.futures import ThreadPoolExecutor
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from ckstore.dtypes import ITEM_SIZES, torch_dtype
 from ckstore.errors import IntegrityError, UsageError
 from ckstore.formats import parse
 from ckstore.formats.layout import FileLayout, Tensor
+from ckstore.formats.shards import slabs
 from ckstore.formats.trees import replace_tensors
-from ckstore.reading.buffers import Destination, fill
+from ckstore.reading.buffers import Destination, fill, read_tensor
 from ckstore.reading.known_types import ObjectBuilder
+from ckstore.reading.sharded import sharded_tree
 from ckstore.runtime.large_pages import use_large_pages
 
 if TYPE_CHECKING:
@@ -68,6 +72,52 @@ def build(version: StoredVersion, file: int, allow: Sequence[type] = ()) -> Any:
     tensors = [storages.tensor(tensor) for tensor in parsed.tensors]
     skeleton_bytes = layout.size - storages.size
     return replace_tensors(parsed.tree, tensors.__getitem__, ObjectBuilder(skeleton_bytes, allow))
+
+
+def build_sharded(version: StoredVersion, directory: str, allow: Sequence[type] = ()) -> Any:
+    """What loading a checkpoint of torch.distributed.checkpoint into one process gives: whole tensors, on the CPU.
+
+    Parameters
+    ----------
+    version
+        The version.
+    directory
+        Of the checkpoint in it; empty where it is all of it.
+    allow
+        More classes whose objects are made.
+
+    Raises
+    ------
+    UsageError
+        The installed torch lacks a dtype; or see `build`.
+    """
+    tree, paths, rest = sharded_tree(version, directory)
+    tensors = [version.paths[path] for path in paths]
+    made = [torch.empty(tensor.shape, dtype=torch_dtype(tensor.dtype)) for _, tensor in tensors]
+    requests: list[Destination] = []
+    for (file, tensor), out in zip(tensors, made, strict=True):
+        for place in tensor.places(file):
+            version.require(*place)
+        flat = _bytes_of(out)
+        ordered = slabs(tensor.shards, version.layout.files)
+        if ordered is None:
+            wanted = [range(size) for size in tensor.shape]
+            flat[...] = read_tensor(version, file, tensor, wanted).reshape(-1).view(np.uint8)
+            continue
+        start = 0
+        for number, shard in ordered:
+            stop = start + prod(shard.shape) * ITEM_SIZES[shard.dtype]
+            requests.append(Destination(number, shard.extent, 0, prod(shard.shape), flat[start:stop]))
+            start = stop
+    fill(version, requests, keep=False)
+    return replace_tensors(tree, made.__getitem__, ObjectBuilder(rest, allow))
+
+
+def _bytes_of(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
+    """The memory of a contiguous tensor."""
+    memory = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+    found: npt.NDArray[np.uint8] = memory.numpy()
+    return found
 
 
 def _no_tensors(path: str) -> UsageError:
