@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -15,11 +15,12 @@ from ckstore.dtypes import ITEM_SIZES, torch_dtype
 from ckstore.errors import IntegrityError, UsageError
 from ckstore.formats import parse
 from ckstore.formats.layout import FileLayout, Tensor
+from ckstore.formats.paths import path_to_text
 from ckstore.formats.shards import slabs
 from ckstore.formats.trees import replace_tensors
 from ckstore.reading.buffers import Destination, fill, read_tensor
 from ckstore.reading.known_types import ObjectBuilder
-from ckstore.reading.sharded import sharded_tree
+from ckstore.reading.sharded import is_sharded, sharded_directories, sharded_tree
 from ckstore.runtime.large_pages import use_large_pages
 
 if TYPE_CHECKING:
@@ -111,6 +112,36 @@ def build_sharded(version: StoredVersion, directory: str, allow: Sequence[type] 
             start = stop
     fill(version, requests, keep=False)
     return replace_tensors(tree, made.__getitem__, ObjectBuilder(rest, allow))
+
+
+def outline(version: StoredVersion, leaf: Callable[[str], Any], allow: Sequence[type] = ()) -> Any:
+    """The version as `Version.state_dict` gives it, with something else in place of the tensors.
+
+    Parameters
+    ----------
+    version
+        The version.
+    leaf
+        Makes it of a tensor's path.
+    allow
+        More classes whose objects are made.
+    """
+    found: dict[str, Any] = {}
+    for directory in sharded_directories(version):
+        tree, paths, rest = sharded_tree(version, directory)
+        made = replace_tensors(tree, [leaf(path) for path in paths].__getitem__, ObjectBuilder(rest, allow))
+        found |= {directory: made} if directory else made
+    for number, layout in enumerate(version.layout.files):
+        if not layout.tensors or is_sharded(version, number):
+            continue
+        prefix = version.prefix(number)
+        leaves = [leaf(path_to_text((*prefix, *tensor.path))) for tensor in layout.tensors]
+        builder = ObjectBuilder(layout.size - sum(extent.nbytes for extent in layout.extents), allow)
+        made = replace_tensors(version.parsed(number).tree, leaves.__getitem__, builder)
+        if not version.document.is_directory:
+            return made
+        found[version.document.files[number].path] = made
+    return found
 
 
 def _bytes_of(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
