@@ -98,9 +98,7 @@ class StoreWriter(StorageWriter):
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begin a save."""
         if checkpoint_id:
-            raise UsageError(
-                "StoreWriter stores a version of a run; give it run and step, and leave checkpoint_id out."
-            )
+            raise UsageError("StoreWriter stores a version of a run: give it run and step, and no checkpoint_id.")
         self._discard()
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
