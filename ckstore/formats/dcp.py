@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from ckstore.errors import InputError
@@ -59,7 +60,7 @@ def starts_like_dcp_metadata(head: bytes) -> bool:
 def parse_dcp(source: Source) -> FileLayout | None:
     """The layout of a file of archives; the tensors of the n-th have paths that begin with n.
 
-    None where one of them is no torch zip.
+    None where it consists of others than torch zips.
 
     Raises
     ------
@@ -68,7 +69,7 @@ def parse_dcp(source: Source) -> FileLayout | None:
     """
     starts = archive_starts(source)
     layout = FileLayout("dcp", source.size, tree=[])
-    for number, (start, stop) in enumerate(zip(starts, [*starts[1:], source.size], strict=True)):
+    for number, (start, stop) in enumerate(pairwise([*starts, source.size])):
         inner = parse_torch_zip(PartSource(source, start, stop - start))
         if inner is None:
             return None
@@ -81,7 +82,7 @@ def parse_dcp(source: Source) -> FileLayout | None:
         layout.checked += [replace(one, name=f"[{number}]/{one.name}") for one in inner.checked]
         refs = [TensorRef(tensors + index) for index in range(len(inner.tensors))]
         layout.tree.append(replace_tensors(inner.tree, refs.__getitem__))
-    return layout
+    return layout if starts else None
 
 
 def read_metadata(data: bytes) -> list[Item]:

@@ -39,6 +39,8 @@ from ckstore.storage.zip_records import (
 LARGE_ENTRY_BYTES = 1 << 16
 #: Bytes that the record of an archive's first entry takes at most, where its name is of any use.
 FIRST_RECORD = 512
+#: Most archives of one file.
+MAX_ARCHIVES = 1_000_000
 _READ_BYTES = 1 << 20
 _MAX_COMMENT = 65535
 _MAX_DIRECTORY_BYTES = 1 << 29
@@ -98,12 +100,17 @@ def follows_others(source: Source) -> bool:
 
 
 def archive_starts(source: Source) -> list[int]:
-    """Where the archives begin that a file consists of, one right behind the other; none where it is no such file."""
+    """Where the archives begin that a file consists of, one right behind the other, without comments.
+
+    None at all where it is no such file.
+    """
     starts: list[int] = []
     stop = source.size
     while stop:
-        begin = _beginning(PartSource(source, 0, stop))
-        if begin is None:
+        # What ends otherwise would be searched for its end, each time anew.
+        ends = stop >= END.size and source.pread(stop - END.size, 4) == END_MAGIC
+        begin = _beginning(PartSource(source, 0, stop)) if ends else None
+        if begin is None or len(starts) == MAX_ARCHIVES:
             return []
         starts.append(begin)
         stop = begin

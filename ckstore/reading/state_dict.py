@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from ckstore.dtypes import ITEM_SIZES, torch_dtype
-from ckstore.errors import IntegrityError, UsageError
+from ckstore.errors import CkstoreError, IntegrityError, UsageError
 from ckstore.formats import parse
 from ckstore.formats.layout import FileLayout, Tensor
 from ckstore.formats.paths import path_to_text
@@ -94,7 +94,10 @@ def build_sharded(version: StoredVersion, directory: str, allow: Sequence[type] 
     """
     tree, paths, rest = sharded_tree(version, directory)
     tensors = [version.paths[path] for path in paths]
-    made = [torch.empty(tensor.shape, dtype=torch_dtype(tensor.dtype)) for _, tensor in tensors]
+    try:
+        made = [torch.empty(tensor.shape, dtype=torch_dtype(tensor.dtype)) for _, tensor in tensors]
+    except (RuntimeError, MemoryError) as error:  # Of strides of 0 a few elements make any number.
+        raise CkstoreError(f"The tensors of version {version.row.number} do not fit into memory.") from error
     requests: list[Destination] = []
     for (file, tensor), out in zip(tensors, made, strict=True):
         for place in tensor.places(file):

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 import ckstore
 from ckstore.errors import InputError
 from ckstore.formats import BytesSource, TensorRef, parse
-from ckstore.formats.dcp import nested, read_metadata
+from ckstore.formats.dcp import name_tensors, nested, read_metadata
 from tests.distributed import run_ranks
 from tests.formats.reading import assert_comes_back
 
@@ -171,6 +171,22 @@ def test_metadata_is_read_inertly(saved: Path, capfd: pytest.CaptureFixture[str]
     metadata.planner_data["trap"] = _Trap()
     assert read_metadata(pickle.dumps(metadata)) == items
     assert capfd.readouterr().out == ""
+
+
+def test_metadata_with_any_byte_changed(saved: Path) -> None:
+    """It is refused, or says something else; nothing else is raised, and no file is read beyond its end."""
+    data = (saved / "cut-2" / ".metadata").read_bytes()
+    files = {path.name: path.read_bytes() for path in (saved / "cut-2").glob("*.distcp")}
+    sources = {name: BytesSource(content) for name, content in files.items()}
+    layouts = {name: parse(source) for name, source in sources.items()}
+    refused = 0
+    for place in range(0, len(data), 7):
+        changed = data[:place] + bytes([data[place] ^ (1 << place % 8)]) + data[place + 1 :]
+        try:
+            name_tensors(dict(layouts), read_metadata(changed), sources)
+        except InputError:
+            refused += 1
+    assert refused > 100
 
 
 def test_shards_that_overlap_are_told(saved: Path, store: ckstore.Store, tmp_path: Path) -> None:
