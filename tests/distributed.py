@@ -29,6 +29,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 import ckstore
 from ckstore.integrations.dcp import StoreReader, StoreWriter
+from tools.models import GPT, windows
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -56,38 +57,19 @@ def run_ranks(world: int, what: str, **arguments: Any) -> None:
     assert [rank.returncode for rank in ranks] == [0] * world, "\n".join(told)[-6000:]
 
 
-class Network(torch.nn.Module):
-    """An embedding and some layers, of which one has fewer rows than there may be ranks."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.embedding = torch.nn.Embedding(512, width)
-        self.layers = torch.nn.ModuleList([torch.nn.Linear(width, width) for _ in range(4)])
-        self.head = torch.nn.Linear(width, 1)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.embedding(tokens)
-        for layer in self.layers:
-            x = x + torch.nn.functional.gelu(layer(x))
-        return self.head(x)
-
-
-def _sharded(mesh: DeviceMesh, width: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+def train(mesh: DeviceMesh, place: str) -> None:
+    """Train a GPT under FSDP2; each save goes to a directory, to a file with all of it, and to a store."""
     torch.manual_seed(0)
-    model = Network(width)
-    for layer in model.layers:
-        fully_shard(layer, mesh=mesh)
+    model = GPT(128, 3, 4, 64)
+    for block in model.h:
+        fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    return model, torch.optim.AdamW(model.parameters(), lr=1e-3)
-
-
-def train(mesh: DeviceMesh, place: str, width: int) -> None:
-    """Train under FSDP2; each save goes to a directory, to a file with all of it, and to a store in several ways."""
-    model, optimizer = _sharded(mesh, width)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95))
+    text = torch.tensor(list((REPOSITORY / "ckstore" / "store.py").read_bytes()))
     generator = torch.Generator().manual_seed(mesh.get_local_rank())
     for step in range(1, STEPS[-1] + 1):
-        tokens = torch.randint(512, (8, 32), generator=generator)
-        loss = (model(tokens).squeeze(-1) - (tokens % 7 - 3.0)).square().mean()
+        tokens = windows(text, 4, 65, generator)
+        loss = torch.nn.functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -153,6 +153,8 @@ def holds_tensors(source: Source) -> bool:
         return follows_others(source) or archive_holds_tensors(source) or _holds_tensors(source, _parse_archive)
     if starts_like_legacy(head) or starts_like_safetensors(head) or head.startswith(_ORBAX):
         return True
+    if starts_like_dcp_metadata(head):
+        return True
     return starts_like_msgpack(head) and _holds_tensors(source, parse_msgpack)
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pickle
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed.checkpoint as distributed
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.utils import _pytree as pytree
 
@@ -139,6 +141,59 @@ def test_without_metadata_tensors_have_numbers(saved: Path, store: ckstore.Store
     layout = assert_comes_back((saved / "cut-2" / "__0_0.distcp").read_bytes())
     assert layout.kind == "dcp"
     assert layout.tree[0] == TensorRef(0)
+
+
+def test_compressed_items_stay_bytes(store: ckstore.Store, tmp_path: Path) -> None:
+    """What an extension of torch has compressed is no archive, but a checkpoint all the same."""
+    folder = tmp_path / "step-3"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        distributed.save({"w": torch.ones(300)}, checkpoint_id=folder)
+    for path in folder.glob("*.distcp"):
+        path.write_bytes(b"\x28\xb5\x2f\xfd" + path.read_bytes())
+    store.ingest(folder, run="a")
+    assert len(store["a@3"]) == 0
+    store["a@3"].checkout(tmp_path / "back")
+    assert_same_files(folder, tmp_path / "back")
+
+
+def test_coarse_versions(saved: Path, store: ckstore.Store, tmp_path: Path) -> None:
+    """Deviations are those of whole tensors, and torch reads what is checked out."""
+    store.ingest(saved / "cut-2", run="a", fidelity="coarse")
+    version = store["a@7"]
+    off = version.deviations()
+    assert {"rows", "columns", "large", "half"} <= off.keys()
+    version.checkout(tmp_path / "coarse")
+    found, exact = {}, {}
+    for place, tensors in ((tmp_path / "coarse", found), (saved / "cut-2", exact)):
+        dcp_to_torch_save(place, tmp_path / "whole.pt")
+        tensors |= torch.load(tmp_path / "whole.pt", weights_only=False)
+    for path in ("rows", "columns", "large"):
+        assert torch.equal(found[path], version[path].torch())
+        assert 0 < (found[path] - exact[path]).abs().max() <= off[path].max_abs
+
+
+def test_whole_tensors_are_salvaged(saved: Path, store: ckstore.Store, tmp_path: Path) -> None:
+    """Where a file's bytes are lost, the tensors that have shards in it are written whole, but for those that are."""
+    store.ingest(saved / "cut-2", run="a", hot=0)
+    version = store["a@7"].stored
+    [number] = [number for number in range(len(version.layout.units)) if "rows" in version.names(number)]
+    record = version.repository.resolver.lattice(version.document.objects[number][0])
+    path = store.path
+    pack, place = record.pack, record.offset + record.length // 2
+    store.close()
+    data = bytearray((path / "packs" / pack).read_bytes())
+    data[place] ^= 255
+    (path / "packs" / pack).write_bytes(data)
+    with ckstore.open(path) as opened:
+        report = opened["a@7"].salvage(tmp_path / "out")
+    # The two have the same values, and are one object.
+    assert report.lost_tensors.keys() == {"rows", "plain/turned"}
+    [(name, paths)] = report.tensors.items()
+    assert "columns" in paths
+    found = torch.load(tmp_path / "out" / f"{name}.salvaged.pt")
+    expected = torch.load(saved / "local-1.pt", weights_only=False)
+    assert torch.equal(found["large"], expected["large"].to_local())
 
 
 def test_a_missing_file_is_told(saved: Path, store: ckstore.Store, tmp_path: Path) -> None:

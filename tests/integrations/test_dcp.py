@@ -25,7 +25,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A training of two ranks under FSDP2, saved as directories, as files, and to a store."""
     place = tmp_path_factory.mktemp("trained")
     ckstore.init(place / "writer").close()
-    run_ranks(2, "train", place=str(place), width=256)
+    run_ranks(2, "train", place=str(place))
     return place
 
 
