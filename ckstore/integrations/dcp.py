@@ -30,7 +30,7 @@ import ckstore
 from ckstore.dtypes import torch_dtype
 from ckstore.errors import UsageError
 from ckstore.formats.dcp import nested
-from ckstore.storage.durable import temporary_path
+from ckstore.storage.durable import disk_full_explained, temporary_path
 from ckstore.storage.root import PACKS
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class StoreWriter(StorageWriter):
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Make the file that all ranks write to."""
-        if not all(plan.usable for plan in plans):
+        if not all(getattr(plan, "usable", True) for plan in plans):  # torch has it since 2.7.
             raise UsageError("StoreWriter needs a plan for each save; make the planner without enable_plan_caching.")
         whole = {
             item.index.fqn: (item.tensor_data.size, item.tensor_data.properties.dtype)
@@ -128,7 +128,8 @@ class StoreWriter(StorageWriter):
         path = temporary_path(self._store.path / PACKS)
         self._discard()
         self._removal = weakref.finalize(self, path.unlink, missing_ok=True)
-        _allocate(path, max(nbytes, 1))
+        with disk_full_explained(path.parent, nbytes):
+            _allocate(path, max(nbytes, 1))
         self._staged = _Staged(str(path), starts)
         return [dataclasses.replace(plan, storage_data=self._staged) for plan in plans]
 

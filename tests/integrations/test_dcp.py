@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import gc
 import os
 import pickle
 from pathlib import Path
@@ -142,12 +144,26 @@ def test_a_save_that_fails_leaves_nothing(store: ckstore.Store) -> None:
     with pytest.raises(CheckpointException, match="no such value"):
         dcp.save(state, storage_writer=writer, planner=_Failing())
     assert store.versions() == []
+    # What failed holds the writer in a circle: it would be let go with the next save of this writer, or some time later.
     del writer
+    gc.collect()
     dcp.save(state, storage_writer=StoreWriter(store, "a", 1))
     with pytest.raises(CheckpointException, match="a@1"):
         dcp.save({"x": torch.zeros(100)}, storage_writer=StoreWriter(store, "a", 1))
     assert len(store.versions()) == 1
     assert left_over(store.path) == []
+
+
+def test_a_full_disk_is_told(store: ckstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is written: mapped memory that the disk has no room for would end the process."""
+
+    def full(*given: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(CheckpointException, match="full"):
+        dcp.save({"x": torch.ones(100)}, storage_writer=StoreWriter(store, "a", 1))
+    assert store.versions() == []
 
 
 def test_what_cannot_be_done_is_said(store: ckstore.Store) -> None:
