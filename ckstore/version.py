@@ -147,7 +147,7 @@ class Version:
             No file is of a kind that holds tensors, an object of an allowed class cannot be made, or torch is missing.
         """
         require_torch()
-        from ckstore.reading.sharded import is_sharded, sharded_directories
+        from ckstore.reading.sharded import sharded_directories, sharded_files
         from ckstore.reading.state_dict import build, build_sharded
 
         if not self.document.is_directory:
@@ -156,10 +156,11 @@ class Version:
         for directory in sharded_directories(self.stored):
             tree = build_sharded(self.stored, directory, allow)
             found |= {directory: tree} if directory else tree
+        sharded = sharded_files(self.stored)
         return found | {
             entry.path: build(self.stored, number, allow)
             for number, entry in enumerate(self.document.files)
-            if _has_values(self.layout.files[number]) and not is_sharded(self.stored, number)
+            if _has_values(self.layout.files[number]) and number not in sharded
         }
 
     def checkout(

@@ -134,8 +134,9 @@ def name_tensors(layouts: dict[str, FileLayout], items: Sequence[Item], sources:
     for file, members in by_file.items():
         layout = layouts[file]
         members.sort(key=lambda item: item.start)
-        starts = [item.start for item in members]
-        if layout.kind not in ("dcp", "torch-zip") or starts != archive_starts(sources[file]):
+        starts = archive_starts(sources[file])
+        stretches = [(start, stop - start) for start, stop in pairwise([*starts, layout.size])]
+        if layout.kind not in ("dcp", "torch-zip") or [(one.start, one.nbytes) for one in members] != stretches:
             return False
         trees = layout.tree if layout.kind == "dcp" else [layout.tree]
         tensors = []
@@ -155,8 +156,9 @@ def name_tensors(layouts: dict[str, FileLayout], items: Sequence[Item], sources:
         if not fit_together(parts):
             raise InputError(f"the shards of {'.'.join(map(str, path))} do not make up the tensor: copy all files")
     layouts |= named
-    next(iter(named.values())).facts = facts_of_mapping(objects)
-    return True
+    for layout in named.values():
+        layout.facts = facts_of_mapping(objects)
+    return bool(named)
 
 
 def nested(leaves: Iterable[tuple[Path, Any]]) -> dict[Any, Any]:

@@ -18,7 +18,7 @@ from ckstore.formats.torch.writer import write_torch
 from ckstore.formats.trees import replace_tensors, select_tensors, tensor_numbers
 from ckstore.reading.buffers import read_tensor
 from ckstore.reading.checkout import Block, beside
-from ckstore.reading.sharded import is_sharded, sharded_directories, sharded_tree
+from ckstore.reading.sharded import sharded_directories, sharded_files, sharded_tree
 from ckstore.reading.subtree import Format, chosen_tensors, stripped_names, subtree_of
 from ckstore.runtime.threads import in_order, worker_count
 
@@ -226,8 +226,9 @@ def _write_pt(
         for file, tensor in [version.paths[path]]
         if not tensor.shards
     }
+    sharded = sharded_files(version)
     for number, entry in enumerate(version.document.files):
-        if not version.layout.files[number].tensors or is_sharded(version, number):
+        if not version.layout.files[number].tensors or number in sharded:
             continue
         layout = parsed(number)
         kept = {index for index, tensor in enumerate(layout.tensors) if (number, tensor.path) in wanted}

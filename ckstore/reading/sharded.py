@@ -9,7 +9,7 @@ from ckstore.errors import InputError, IntegrityError
 from ckstore.formats.dcp import METADATA, Item, nested, read_metadata
 from ckstore.formats.layout import Path, TensorRef
 from ckstore.formats.paths import path_to_text
-from ckstore.formats.sources import PartSource
+from ckstore.formats.sources import CompositeSource, PartSource
 from ckstore.formats.torch.tree import ROOT
 from ckstore.formats.torch.zip import parse_torch_zip
 from ckstore.formats.trees import replace_tensors
@@ -27,10 +27,17 @@ def sharded_directories(version: StoredVersion) -> dict[str, int]:
     }
 
 
-def is_sharded(version: StoredVersion, file: int) -> bool:
-    """Whether a file's tensors are shards, or its objects are those of such a checkpoint."""
-    directory = posixpath.dirname(version.document.files[file].path)
-    return version.layout.files[file].kind == "dcp" and directory in sharded_directories(version)
+def sharded_files(version: StoredVersion) -> set[int]:
+    """The numbers of the files whose tensors are shards, or whose objects are those of such a checkpoint."""
+    directories = sharded_directories(version)
+    # What an earlier save has left there is no part of it, and has tensors that no metadata names.
+    return {
+        number
+        for number, (entry, layout) in enumerate(zip(version.document.files, version.layout.files, strict=True))
+        if layout.kind == "dcp"
+        and posixpath.dirname(entry.path) in directories
+        and all(tensor.box is not None for tensor in layout.tensors)
+    }
 
 
 def sharded_tree(version: StoredVersion, directory: str) -> tuple[Any, list[str], int]:
@@ -59,9 +66,9 @@ def _sharded_tree(version: StoredVersion, directory: str) -> tuple[Any, list[str
     source = version.source(sharded_directories(version)[directory])
     prefix: Path = tuple(directory.split("/")) if directory else ()
     numbers = {entry.path: number for number, entry in enumerate(version.document.files)}
+    sources: dict[int, CompositeSource] = {}
     paths: dict[str, int] = {}
     leaves: dict[Path, Any] = {}
-    rest = source.size
 
     def leaf(path: Path) -> TensorRef:
         text = path_to_text((*prefix, *path))
@@ -71,16 +78,16 @@ def _sharded_tree(version: StoredVersion, directory: str) -> tuple[Any, list[str
 
     def of_object(item: Item) -> Any:
         file = numbers[posixpath.join(directory, item.file)]
-        part = parse_torch_zip(PartSource(version.source(file), item.start, item.nbytes))
+        if file not in sources:
+            sources[file] = version.source(file)
+        part = parse_torch_zip(PartSource(sources[file], item.start, item.nbytes))
         if part is None:
             raise InputError(f"{item.file} holds no object at byte {item.start}")
         inner = [tensor.path if tensor.path != ROOT else () for tensor in part.tensors]
         return replace_tensors(part.tree, lambda index: leaf((*item.path, *inner[index])))
 
     for item in read_metadata(source.pread(0, source.size)):
-        if item.box is not None:
-            leaves[item.path] = leaf(item.path)
-        else:
-            leaves[item.path] = of_object(item)
-            rest += item.nbytes
-    return nested(leaves.items()), list(paths), rest
+        leaves[item.path] = of_object(item) if item.box is None else leaf(item.path)
+    layouts = [version.layout.files[number] for number in sources]
+    rest = sum(layout.size - sum(extent.nbytes for extent in layout.extents) for layout in layouts)
+    return nested(leaves.items()), list(paths), source.size + rest

@@ -20,7 +20,7 @@ from ckstore.formats.shards import slabs
 from ckstore.formats.trees import replace_tensors
 from ckstore.reading.buffers import Destination, fill, read_tensor
 from ckstore.reading.known_types import ObjectBuilder
-from ckstore.reading.sharded import is_sharded, sharded_directories, sharded_tree
+from ckstore.reading.sharded import sharded_directories, sharded_files, sharded_tree
 from ckstore.runtime.large_pages import use_large_pages
 
 if TYPE_CHECKING:
@@ -134,8 +134,9 @@ def outline(version: StoredVersion, leaf: Callable[[str], Any], allow: Sequence[
         tree, paths, rest = sharded_tree(version, directory)
         made = replace_tensors(tree, [leaf(path) for path in paths].__getitem__, ObjectBuilder(rest, allow))
         found |= {directory: made} if directory else made
+    sharded = sharded_files(version)
     for number, layout in enumerate(version.layout.files):
-        if not layout.tensors or is_sharded(version, number):
+        if not layout.tensors or number in sharded:
             continue
         prefix = version.prefix(number)
         leaves = [leaf(path_to_text((*prefix, *tensor.path))) for tensor in layout.tensors]

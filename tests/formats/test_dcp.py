@@ -205,6 +205,26 @@ def test_a_missing_file_is_told(saved: Path, store: ckstore.Store, tmp_path: Pat
     assert all(path.startswith("%5F_0_0.distcp/") for path in store["a@9"])
 
 
+def test_a_file_of_an_earlier_save(saved: Path, store: ckstore.Store, tmp_path: Path) -> None:
+    """Of more ranks than the last one had: it is no part of the checkpoint, and keeps a name of its own."""
+    shutil.copytree(saved / "cut-1", tmp_path / "step-9")
+    shutil.copy(saved / "cut-2" / "__1_0.distcp", tmp_path / "step-9")
+    store.ingest(tmp_path / "step-9", run="a", step=9)
+    state = store["a@9"].state_dict()
+    assert state["rows"].shape == (257, 300)
+    assert isinstance(state["__1_0.distcp"], list)
+    store["a@9"].checkout(tmp_path / "all.pt", format="pt")
+    assert torch.load(tmp_path / "all.pt").keys() == state.keys()
+
+
+def test_metadata_of_nothing(store: ckstore.Store, tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        distributed.save({}, checkpoint_id=tmp_path / "step-9")
+    store.ingest(tmp_path / "step-9", run="a")
+    assert len(store["a@9"]) == 0
+
+
 def test_metadata_that_is_none_is_told(saved: Path, store: ckstore.Store, tmp_path: Path) -> None:
     shutil.copytree(saved / "cut-2", tmp_path / "step-9")
     data = (saved / "cut-2" / ".metadata").read_bytes()
