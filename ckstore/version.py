@@ -131,7 +131,9 @@ class Version:
         A version of one file gives what `torch.load` would: parameters, conj and neg views and `requires_grad` with it.
         Objects of well-known types of the standard library, NumPy and torch are made again, others come as
         `ckstore.formats.Unknown`; tensors of other subclasses come as plain ones, without attributes of their own. A
-        directory gives a dict by file, for the files of kinds that hold tensors, but npz and npy files without any.
+        directory gives a dict by file, for the files of kinds that hold tensors, but npz and npy files without any. A
+        checkpoint of torch.distributed.checkpoint gives the state dict that was saved, with whole tensors: as it is
+        where the version is one, by its directory where it is a part.
 
         Parameters
         ----------
@@ -149,14 +151,20 @@ class Version:
             No file is of a kind that holds tensors, an object of an allowed class cannot be made, or torch is missing.
         """
         require_torch()
-        from ckstore.reading.state_dict import build
+        from ckstore.reading.sharded import sharded_directories, sharded_files
+        from ckstore.reading.state_dict import build, build_sharded
 
         if not self.document.is_directory:
             return build(self.stored, 0, allow, mmap=mmap)
-        return {
+        found: dict[str, Any] = {}
+        for directory in sharded_directories(self.stored):
+            tree = build_sharded(self.stored, directory, allow)
+            found |= {directory: tree} if directory else tree
+        sharded = sharded_files(self.stored)
+        return found | {
             entry.path: build(self.stored, number, allow, mmap=mmap)
             for number, entry in enumerate(self.document.files)
-            if _has_values(self.layout.files[number])
+            if _has_values(self.layout.files[number]) and number not in sharded
         }
 
     def checkout(
@@ -246,4 +254,4 @@ class Version:
 
 def _has_values(layout: FileLayout) -> bool:
     """Whether a file has a tree; npz and npy files whose arrays are bytes here have none."""
-    return bool(layout.tensors) or layout.kind not in ("opaque", "npy", "npz")
+    return bool(layout.tensors) or layout.kind not in ("opaque", "npy", "npz", "dcp-metadata")

@@ -3,7 +3,8 @@
 A page's ```` ```console ```` and ```` ```python ```` blocks run one after the other in one directory of
 their own. In console blocks, lines after ``$ `` are commands and the others what these print; what is printed is
 compared with numbers and ids made equal, and ``...`` on a line of its own stands for any lines. Python blocks share
-one namespace; those with prompts are doctests. Blocks of any other kind are only shown.
+one namespace; those with prompts are doctests, and one that begins with a comment that is a file's name becomes that
+file. Blocks of any other kind are only shown.
 
 The SHA-256 of a checkout is compared with those of the file that was written and, of the example run, of the file that
 went in. Training is the same bit for bit on one kind of processor and not on another, whose vector instructions sum in
@@ -181,8 +182,11 @@ def test_what_a_page_shows_is_what_happens(
     for kind, text in blocks(page):
         for library in re.findall(r"^import (h5py)$", text, re.MULTILINE):
             pytest.importorskip(library)
+        script = re.match(r"# (\w+\.py)\n", text)
         if kind == "console":
             run_console(text, tmp_path, went_in)
+        elif script:
+            (tmp_path / script[1]).write_text(text)
         else:
             run_python(text, namespace, page)
 

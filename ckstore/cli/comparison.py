@@ -57,22 +57,29 @@ class Side:
     def identity(self, path: str) -> tuple[Any, list[tuple[str, str, str]]]:
         """How the tensor views its extent, and key, signature and id of each unit that the extent lies in."""
         file, tensor = self.tensors[path]
-        units = self._units.get((file, tensor.extent), [])
+        units = self._units_of(file, tensor)
+        places = tensor.places(file)
         members = [(unit.key, unit.signature, identity) for unit, identity in units]
-        first = [member.first for unit, _ in units for member in unit.members if self._is_of(member, file, tensor)]
-        return (tensor.offset, tensor.strides, tensor.lazy, first), members
+        first = [
+            (member.first, member.count)
+            for unit, _ in units
+            for member in unit.members
+            if (member.file, member.extent) in places
+        ]
+        boxes = [(shard.box, shard.strides, shard.lazy) for _, shard in tensor.shards]
+        return (tensor.offset, tensor.strides, tensor.lazy, first, boxes), members
 
-    @staticmethod
-    def _is_of(member: Any, file: int, tensor: Tensor) -> bool:
-        return (member.file, member.extent) == (file, tensor.extent)
+    def _units_of(self, file: int, tensor: Tensor) -> list[tuple[Unit, str]]:
+        found = {unit.key: (unit, name) for place in tensor.places(file) for unit, name in self._units.get(place, ())}
+        return list(found.values())
 
     def has_own_objects(self, path: str) -> bool:
         """Whether the tensor is all that its objects hold, so that other ids mean other values."""
         file, tensor = self.tensors[path]
-        units = self._units.get((file, tensor.extent), [])
-        extent = self.version.layout.files[file].extents[tensor.extent]
-        fills = tensor_object(path, tensor)["elements"] == extent.count
-        return fills and all(len(unit.members) == 1 for unit, _ in units)
+        places = tensor.places(file)
+        count = sum(self.version.layout.files[number].extents[extent].count for number, extent in places)
+        members = {(member.file, member.extent) for unit, _ in self._units_of(file, tensor) for member in unit.members}
+        return tensor_object(path, tensor)["elements"] == count and members == set(places)
 
     def blocks(self, path: str) -> Iterator[Any]:
         """The tensor as arrays of whole rows, one after the other."""

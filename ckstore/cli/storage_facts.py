@@ -87,7 +87,8 @@ class StorageFacts:
 
     def of_tensor(self, file: int, tensor: Tensor) -> list[StoredObject]:
         """The objects that hold the tensor's extent: parts of it, or the bundle that it is a member of."""
-        return [self.objects[number] for number in self._by_extent.get((file, tensor.extent), [])]
+        numbers = {number: None for place in tensor.places(file) for number in self._by_extent.get(place, ())}
+        return [self.objects[number] for number in numbers]
 
     def depth(self, objects: Iterable[StoredObject]) -> int:
         """The largest number of deltas that restoring one of the objects takes."""

@@ -141,7 +141,7 @@ class Estimator:
         self._exact = ObjectEncoder(reader, keep=reader.keeps and _KEPT * values.size <= reader.cache.limit)
         self._coarse = CoarseEncoder(reader, policy)
         self._codebooks = None if policy.scheme == "lattice" else CodebookEncoder(reader, policy)
-        self._sizes: dict[tuple[int, int], float] = {}
+        self._sizes: dict[str, float] = {}
         self._lock = Lock()
         self._small = Lock()
 
@@ -223,16 +223,16 @@ class Estimator:
 
     def _size(self, unit: Unit) -> float:
         """Root mean square of the finite values of the tensor that a unit is, or is a part of."""
-        place = unit.members[0].file, unit.members[0].extent
+        name = unit.key if unit.is_bundle else _tensor(unit)
         with self._lock:
-            if place not in self._sizes:
+            if name not in self._sizes:
                 total = count = 0.0
                 for part in self._values.units:
-                    if (part.members[0].file, part.members[0].extent) == place:
+                    if name == (part.key if part.is_bundle else _tensor(part)):
                         squares, _, finite = statistics_of(self._values.read(part, 0, part.count), part.dtype)
                         total, count = total + squares, count + finite
-                self._sizes[place] = (total / max(count, 1)) ** 0.5
-            return self._sizes[place]
+                self._sizes[name] = (total / max(count, 1)) ** 0.5
+            return self._sizes[name]
 
     @cached_property
     def _small_share(self) -> float:
@@ -305,7 +305,8 @@ class Estimator:
         """Inshrinkerator's sensitivity of a weight's elements: |g w|, from second moments without a gradient."""
         gradient = self._gradients.get(_tensor(unit))
         if gradient is not None and not unit.is_bundle and unit.dtype in CODEBOOK_DTYPES:
-            first = unit.members[0].first
+            parts = [part for part in self._values.units if _tensor(part) == _tensor(unit)]
+            first = sum(part.count for part in parts[: parts.index(unit)])
             weight = as_float32(self._values.read(unit, 0, unit.count), unit.dtype)
             with np.errstate(all="ignore"):
                 ranks: Floats = np.abs(gradient[first : first + unit.count] * weight)

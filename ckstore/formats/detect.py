@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from ckstore.errors import InputError
 from ckstore.formats.archive import parse_archive
+from ckstore.formats.dcp import parse_dcp, starts_like_dcp_metadata
 from ckstore.formats.facts import facts_of_trainer_state
 from ckstore.formats.gguf import parse_gguf, starts_like_gguf
 from ckstore.formats.hdf5 import parse_hdf5, starts_like_hdf5
@@ -37,7 +38,7 @@ _UNREAD = (
     (0, b"\x80\4", "a pickle that torch has not written"),
     (0, b"\x80\5", "a pickle that torch has not written"),
 )  # fmt: skip
-_SEVERAL = "archives one behind another, as torch.distributed.checkpoint writes them"
+_SEVERAL = "archives one behind another, not all of which torch has written"
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
@@ -96,8 +97,9 @@ def parse(source: Source, name: str = "", *, lone: bool = False) -> FileLayout:
     if lone and is_pointer(source):
         raise InputError(f"{called} is a Git LFS pointer, not the checkpoint itself; run `git lfs pull` first.")
     several = starts_like_zip(head) and follows_others(source)
-    for kind, recognises, parser in _PARSERS:
-        if recognises(head) and not several:
+    parsers = (("distributed checkpoint", starts_like_zip, parse_dcp),) if several else _PARSERS
+    for kind, recognises, parser in parsers:
+        if recognises(head):
             try:
                 layout = parser(source)
             except InputError as error:
@@ -107,6 +109,9 @@ def parse(source: Source, name: str = "", *, lone: bool = False) -> FileLayout:
             if layout is not None:
                 return layout
     layout = parse_opaque(source)
+    if starts_like_dcp_metadata(head):
+        layout.kind = "dcp-metadata"
+        return layout
     why = _SEVERAL if several else next((why for place, magic, why in _UNREAD if head.startswith(magic, place)), "")
     if why:
         layout.bytes_for[""] = why
@@ -145,8 +150,10 @@ def holds_tensors(source: Source) -> bool:
     if starts_like_npy(head) or starts_like_npz(head) or starts_like_gguf(head) or starts_like_hdf5(head):
         return True
     if starts_like_zip(head):
-        return archive_holds_tensors(source) or _holds_tensors(source, _parse_archive)
+        return follows_others(source) or archive_holds_tensors(source) or _holds_tensors(source, _parse_archive)
     if starts_like_legacy(head) or starts_like_safetensors(head) or head.startswith(_ORBAX):
+        return True
+    if starts_like_dcp_metadata(head):
         return True
     return starts_like_msgpack(head) and _holds_tensors(source, parse_msgpack)
 

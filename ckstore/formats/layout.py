@@ -18,7 +18,10 @@ Path = tuple[Segment, ...]
 MARKS = ("conj", "neg", "parameter", "requires_grad", "array")
 
 #: Kinds of files.
-KINDS = ("torch-zip", "torch-legacy", "safetensors", "npy", "npz", "gguf", "msgpack", "hdf5", "zip", "opaque")
+KINDS = (
+    "torch-zip", "torch-legacy", "safetensors", "npy", "npz", "gguf", "msgpack", "hdf5", "zip", "dcp", "dcp-metadata",
+    "opaque",
+)  # fmt: skip
 
 #: More axes than any tensor has.
 MOST_AXES = 256
@@ -127,6 +130,22 @@ class Extent:
 
 
 @dataclass(frozen=True, slots=True)
+class Box:
+    """Where a shard lies in the tensor that it is a part of.
+
+    Attributes
+    ----------
+    first
+        The shard's first element, axis by axis.
+    whole
+        The shape of the whole tensor.
+    """
+
+    first: tuple[int, ...]
+    whole: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Tensor:
     """A named view into an extent; tied tensors share one.
 
@@ -144,6 +163,12 @@ class Tensor:
         First element, in elements of the extent.
     marks
         Some of `MARKS`.
+    box
+        Of a shard of a checkpoint that several files hold together: its place in the tensor that its path names. Such
+        paths begin in the directory of the file, not in the file.
+    shards
+        Of a tensor that is put together: the numbers of the files that its shards are in, and these. No layout holds
+        it; its `extent` is -1.
     """
 
     path: Path
@@ -153,11 +178,19 @@ class Tensor:
     extent: int
     offset: int
     marks: tuple[str, ...] = ()
+    box: Box | None = None
+    shards: tuple[tuple[int, Tensor], ...] = ()
 
     @property
     def lazy(self) -> tuple[str, ...]:
         """The marks that change values: `conj`, `neg`, both or none."""
         return tuple(mark for mark in self.marks if mark in ("conj", "neg"))
+
+    def places(self, file: int) -> list[tuple[int, int]]:
+        """(File, extent) of all its elements; `file` is the number of the tensor's own."""
+        if self.shards:
+            return [(number, shard.extent) for number, shard in self.shards if shard.extent >= 0]
+        return [(file, self.extent)] if self.extent >= 0 else []
 
 
 @dataclass(frozen=True, slots=True)

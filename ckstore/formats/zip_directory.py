@@ -12,6 +12,7 @@ from typing import Any
 
 from ckstore.errors import InputError
 from ckstore.formats.layout import Source
+from ckstore.formats.sources import PartSource
 from ckstore.runtime.checksum import crc32
 from ckstore.storage.zip_records import (
     CENTRAL,
@@ -38,6 +39,8 @@ from ckstore.storage.zip_records import (
 LARGE_ENTRY_BYTES = 1 << 16
 #: Bytes that the record of an archive's first entry takes at most, where its name is of any use.
 FIRST_RECORD = 512
+#: Most archives of one file.
+MAX_ARCHIVES = 1_000_000
 _READ_BYTES = 1 << 20
 _MAX_COMMENT = 65535
 _MAX_DIRECTORY_BYTES = 1 << 29
@@ -92,17 +95,41 @@ def first_name(head: bytes) -> str:
 
 def follows_others(source: Source) -> bool:
     """Whether the archive whose directory ends a file begins in the middle of it, behind other archives."""
+    begin = _beginning(source)
+    return begin is not None and begin > 0
+
+
+def archive_starts(source: Source) -> list[int]:
+    """Where the archives begin that a file consists of, one right behind the other, without comments.
+
+    None at all where it is no such file.
+    """
+    starts: list[int] = []
+    stop = source.size
+    while stop:
+        # What ends otherwise would be searched for its end, each time anew.
+        ends = stop >= END.size and source.pread(stop - END.size, 4) == END_MAGIC
+        begin = _beginning(PartSource(source, 0, stop)) if ends else None
+        if begin is None or len(starts) == MAX_ARCHIVES:
+            return []
+        starts.append(begin)
+        stop = begin
+    return starts[::-1]
+
+
+def _beginning(source: Source) -> int | None:
+    """Where the archive begins whose directory ends a file; None where there is none."""
     try:
         end, record = _find_end(source)
     except NoDirectoryError:
-        return False
+        return None
     located = end - LOCATOR_64.size
     begin = end - record[5] - record[6]
     if located >= END_64.size:
         magic, _, end_64, _ = LOCATOR_64.unpack(source.pread(located, LOCATOR_64.size))
         if magic == LOCATOR_64_MAGIC:
             begin = located - END_64.size - end_64
-    return begin > 0 and source.pread(begin, min(4, source.size - begin)) == LOCAL_MAGIC
+    return begin if 0 <= begin < end and source.pread(begin, min(4, source.size - begin)) == LOCAL_MAGIC else None
 
 
 def check_crc(source: Source, entry: ZipEntry) -> None:
@@ -181,6 +208,11 @@ def _find_directory(source: Source) -> tuple[int, int, int, int]:
 
 def _find_end(source: Source) -> tuple[int, tuple[Any, ...]]:
     """Where the end record of an archive lies, and the record."""
+    # Mostly there is no comment, and a file may consist of thousands of archives.
+    if source.size >= END.size:
+        record = END.unpack(source.pread(source.size - END.size, END.size))
+        if record[0] == END_MAGIC and record[7] == 0:
+            return source.size - END.size, record
     length = min(source.size, END.size + _MAX_COMMENT)
     tail = source.pread(source.size - length, length)
     found = len(tail) - END.size + 1

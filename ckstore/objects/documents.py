@@ -13,8 +13,9 @@ from ckstore.codecs.lattice import PARTS
 from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import InputError, IntegrityError, UsageError
 from ckstore.formats.directory import is_relative
-from ckstore.formats.layout import KINDS, MARKS, MOST_AXES, Checked, Extent, FileLayout, Tensor
+from ckstore.formats.layout import KINDS, MARKS, MOST_AXES, Box, Checked, Extent, FileLayout, Tensor
 from ckstore.formats.paths import path_to_text, text_to_path
+from ckstore.formats.shards import fit_together, gather_shards
 from ckstore.formats.sources import PERMISSIONS
 from ckstore.objects.identity import digest
 from ckstore.objects.records import CONTENT_RECORDS, LATTICE_RECORDS
@@ -349,6 +350,7 @@ class LayoutDocument:
                     for t in layout.tensors
                 ],
                 "checked": [[_as_text(item.name), item.start, item.stop, item.positions] for item in layout.checked],
+                **_shards(layout),
             }
             for layout in self.files
         ]
@@ -367,6 +369,9 @@ class LayoutDocument:
 
     @classmethod
     def _of(cls, document: dict[str, Any]) -> LayoutDocument:
+        boxes = [
+            {number: Box(tuple(f), tuple(w)) for number, f, w in item.get("shards", ())} for item in document["files"]
+        ]
         files = [
             FileLayout(
                 kind=item["kind"],
@@ -376,14 +381,24 @@ class LayoutDocument:
                     for start, dtype, shape, path in item["extents"]
                 ],
                 tensors=[
-                    Tensor(text_to_path(path), dtype, tuple(shape), tuple(strides), extent, offset, tuple(marks))
-                    for path, dtype, shape, strides, extent, offset, *marks in item["tensors"]
+                    Tensor(
+                        text_to_path(path), dtype, tuple(shape), tuple(strides), extent, offset, tuple(marks),
+                        boxes[file].get(number),
+                    )
+                    for number, (path, dtype, shape, strides, extent, offset, *marks) in enumerate(item["tensors"])
                 ],
                 checked=[Checked(name, start, stop, tuple(places)) for name, start, stop, places in item["checked"]],
             )
-            for item in document["files"]
-        ]
+            for file, item in enumerate(document["files"])
+        ]  # fmt: skip
         return cls(files, [Unit.from_json(unit) for unit in document["units"]])
+
+
+def _shards(layout: FileLayout) -> dict[str, Any]:
+    """The places of tensors that are shards, where a file has such."""
+    boxes = ((number, tensor.box) for number, tensor in enumerate(layout.tensors))
+    shards = [[number, box.first, box.whole] for number, box in boxes if box is not None]
+    return {"shards": shards} if shards else {}
 
 
 def _as_text(name: str) -> str:
@@ -458,6 +473,9 @@ def _wrong_part(layout: LayoutDocument, document: VersionDocument) -> str:
                 return "tensors"
         if not _are_nested_once([(checked.start, checked.stop) for checked in file.checked], file.size):
             return "checked"
+    shards = gather_shards((entry.path, file) for entry, file in zip(document.files, layout.files, strict=True))
+    if any(not fit_together([tensor for _, tensor in parts]) for parts in shards.values()):
+        return "shards"
     return "units" if len(layout.units) != len(document.objects) or _is_uncovered(layout, sizes) else ""
 
 
@@ -580,7 +598,8 @@ LAYOUT = fields(
                     "extents": rows(whole(), _DTYPE, _SHAPE, text()),
                     "tensors": rows(text(), _DTYPE, _SIZES, _SIZES, whole(-1), whole(), rest=one_of(*MARKS)),
                     "checked": rows(text(), whole(), whole(), items(whole())),
-                }
+                },
+                {"shards": rows(whole(), _SIZES, _SIZES)},
             )
         ),
         "units": rows(

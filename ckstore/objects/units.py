@@ -9,7 +9,8 @@ from typing import Any
 
 from ckstore.codecs.lattice import PARTS, chunk_length, part_dtype
 from ckstore.dtypes import ITEM_SIZES
-from ckstore.formats.layout import Extent, FileLayout, Path
+from ckstore.formats.layout import FileLayout, Path, Tensor
+from ckstore.formats.shards import directory_of, gather_shards, join, slabs
 from ckstore.objects.identity import digest
 
 #: Extents below this many elements are bundled.
@@ -117,65 +118,135 @@ class Unit:
         return cls(key, signature, dtype, tuple(shape), tuple(Member(*member) for member in members), role)
 
 
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """An extent, or the extents of shards that make up one tensor: the key, and what is stored under it."""
+
+    prefix: str
+    path: Path
+    dtype: str
+    shape: tuple[int, ...]
+    members: tuple[Member, ...]
+    mark: str = ""
+
+    @property
+    def count(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def name(self) -> str:
+        return _text(self.path) + self.mark
+
+    def members_of(self, first: int, count: int) -> tuple[Member, ...]:
+        """The stretches that hold `count` elements from `first` on."""
+        found = []
+        for member in self.members:
+            low, high = max(first, 0), min(first + count, member.count)
+            if low < high:
+                found.append(Member(member.file, member.extent, low, high - low))
+            first -= member.count
+        return tuple(found)
+
+
 def plan_units(files: Sequence[tuple[str, FileLayout]]) -> list[Unit]:
-    """The objects of a version's files, given as (prefix, layout); the prefix tells a directory's files apart."""
+    """The objects of a version's files, given as (prefix, layout); the prefix tells a directory's files apart.
+
+    Shards that follow each other in the tensor that they make up are stored as that tensor is, however it is cut.
+    """
     units: list[Unit] = []
-    small: dict[tuple[str, str, str], list[tuple[Any, Member, Extent]]] = {}
-    for number, (prefix, layout) in enumerate(files):
-        for index, extent in enumerate(layout.extents):
-            if extent.count == 0:
-                continue
-            if extent.count >= SMALL:
-                units.extend(_parts(prefix, number, index, extent))
-                continue
-            role = role_of(extent.path)
-            if not role and len(extent.shape) > 1 and extent.count >= _SMALL_WEIGHT:
-                role = "weight"
-            group = (f"{prefix}{_subtree(extent.path)}", extent.dtype, role)
-            small.setdefault(group, []).append((_order(extent.path), Member(number, index, 0, extent.count), extent))
+    small: dict[tuple[str, str, str], list[tuple[Any, _Piece]]] = {}
+    for piece in _pieces(files):
+        if piece.count >= SMALL:
+            units.extend(_parts(piece))
+            continue
+        role = role_of(piece.path)
+        if not role and len(piece.shape) > 1 and piece.count >= _SMALL_WEIGHT:
+            role = "weight"
+        group = (f"{piece.prefix}{_subtree(piece.path)}", piece.dtype, role)
+        small.setdefault(group, []).append((_order(piece.path), piece))
     units.extend(_bundles(small))
     return units
 
 
-def _parts(prefix: str, number: int, index: int, extent: Extent) -> Iterable[Unit]:
-    dtype = part_dtype(extent.dtype)
-    scale = 2 if extent.dtype in PARTS else 1
-    name = f"{prefix}{_text(extent.path)}"
-    role = role_of(extent.path) or "weight"
-    if extent.count <= PART:
-        shape = (*extent.shape[:-1], extent.shape[-1] * scale)
-        members = (Member(number, index, 0, extent.count),)
-        yield Unit(name, _signature(extent.dtype, [(name, extent.shape)]), dtype, shape, members, role)
+def _pieces(files: Sequence[tuple[str, FileLayout]]) -> Iterable[_Piece]:
+    layouts = [layout for _, layout in files]
+    shards = gather_shards((prefix.removesuffix("/"), layout) for prefix, layout in files)
+    joined: dict[tuple[int, int], _Piece | None] = {}
+    marks: dict[tuple[int, int], str] = {}
+    for (directory, path), found in shards.items():
+        whole = join(found)
+        ordered = slabs(found, layouts)
+        places = [(file, shard.extent) for file, shard in found if shard.extent >= 0]
+        if ordered is None:
+            marks |= (
+                {}
+                if len(found) == 1
+                else {(file, shard.extent): _mark(shard) for file, shard in found if shard.extent >= 0}
+            )
+            continue
+        members = tuple(Member(file, shard.extent, 0, prod(shard.shape)) for file, shard in ordered)
+        joined |= dict.fromkeys(places)
+        joined[min(places)] = _Piece(directory, path, whole.dtype, whole.shape, members)
+    for number, (prefix, layout) in enumerate(files):
+        named = any(tensor.box is not None for tensor in layout.tensors)
+        for index, extent in enumerate(layout.extents):
+            place = number, index
+            if place in joined:
+                piece = joined[place]
+                if piece is not None:
+                    yield piece
+            elif extent.count:
+                start = directory_of(prefix.removesuffix("/")) if named else prefix
+                members = (Member(number, index, 0, extent.count),)
+                yield _Piece(start, extent.path, extent.dtype, extent.shape, members, marks.get(place, ""))
+
+
+def _mark(shard: Tensor) -> str:
+    """What tells a shard from others of its tensor.
+
+    Its elements do not follow each other in the tensor, so that they are an object by themselves.
+    """
+    first = () if shard.box is None else shard.box.first
+    return f"[{','.join(f'{start}:{start + size}' for start, size in zip(first, shard.shape, strict=True))}]"
+
+
+def _parts(piece: _Piece) -> Iterable[Unit]:
+    dtype = part_dtype(piece.dtype)
+    scale = 2 if piece.dtype in PARTS else 1
+    name = f"{piece.prefix}{piece.name}"
+    role = role_of(piece.path) or "weight"
+    if piece.count <= PART:
+        shape = (*piece.shape[:-1], piece.shape[-1] * scale)
+        yield Unit(name, _signature(piece.dtype, [(name, piece.shape)]), dtype, shape, piece.members, role)
         return
-    width = extent.shape[-1] if len(extent.shape) > 1 and extent.shape[-1] <= PART else 1
+    width = piece.shape[-1] if len(piece.shape) > 1 and piece.shape[-1] <= PART else 1
     step = PART // width * width
-    for part, first in enumerate(range(0, extent.count, step)):
-        count = min(step, extent.count - first)
+    for part, first in enumerate(range(0, piece.count, step)):
+        count = min(step, piece.count - first)
         shape = (count // width, width * scale) if width > 1 else (count * scale,)
-        members = (Member(number, index, first, count),)
-        signature = _signature(extent.dtype, [(name, extent.shape), (str(part), (count,))])
-        yield Unit(f"{name}#{part}", signature, dtype, shape, members, role)
+        signature = _signature(piece.dtype, [(name, piece.shape), (str(part), (count,))])
+        yield Unit(f"{name}#{part}", signature, dtype, shape, piece.members_of(first, count), role)
 
 
-def _bundles(small: dict[tuple[str, str, str], list[tuple[Any, Member, Extent]]]) -> Iterable[Unit]:
-    merged: dict[tuple[str, str, str], list[tuple[Any, Member, Extent]]] = {}
-    for (subtree, dtype, role), members in small.items():
-        enough = sum(member.count for _, member, _ in members) >= _ROLE_MINIMUM
-        merged.setdefault((subtree, dtype, role if enough else ""), []).extend(members)
-    for (subtree, dtype, role), members in sorted(merged.items()):
-        members.sort(key=lambda item: (item[0], item[1].file, item[1].extent))
+def _bundles(small: dict[tuple[str, str, str], list[tuple[Any, _Piece]]]) -> Iterable[Unit]:
+    merged: dict[tuple[str, str, str], list[tuple[Any, _Piece]]] = {}
+    for (subtree, dtype, role), pieces in small.items():
+        enough = sum(piece.count for _, piece in pieces) >= _ROLE_MINIMUM
+        merged.setdefault((subtree, dtype, role if enough else ""), []).extend(pieces)
+    for (subtree, dtype, role), pieces in sorted(merged.items(), key=lambda item: item[0]):
+        pieces.sort(key=lambda item: (item[0], item[1].members[0].file, item[1].members[0].extent))
         part = 0
-        while members:
+        while pieces:
             total = taken = 0
-            while taken < len(members) and (taken == 0 or total + members[taken][1].count <= BUNDLE):
-                total += members[taken][1].count
+            while taken < len(pieces) and (taken == 0 or total + pieces[taken][1].count <= BUNDLE):
+                total += pieces[taken][1].count
                 taken += 1
-            chosen, members = members[:taken], members[taken:]
-            signature = _signature(dtype, [(_text(extent.path), extent.shape) for _, _, extent in chosen])
+            chosen, pieces = pieces[:taken], pieces[taken:]
+            signature = _signature(dtype, [(piece.name, piece.shape) for _, piece in chosen])
             scale = 2 if dtype in PARTS else 1
             yield Unit(
                 f"bundle:{subtree}|{dtype}|{role}#{part}", signature, part_dtype(dtype), (total * scale,),
-                tuple(member for _, member, _ in chosen), role or "other",
+                tuple(member for _, piece in chosen for member in piece.members), role or "other",
             )  # fmt: skip
             part += 1
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ckstore.errors import IntegrityError
+from ckstore.formats.shards import gather_shards
 from ckstore.objects.documents import BlobRef, CoarseFacts, FileEntry, HotFacts, LayoutDocument, VersionDocument
 from ckstore.objects.restore_cost import relative_cost, restore_work
 from ckstore.operations.request import Request
@@ -104,11 +105,18 @@ def _summary(
     return {
         "original_bytes": scanned.size,
         "elements": sum(unit.count for unit in scanned.units),
-        "tensors": sum(len(file.layout.tensors) for file in scanned.files),
+        "tensors": _count_tensors(scanned),
         "depth": depth,
         "cost": relative_cost(work, full),
         "base": depth == 0,
     }
+
+
+def _count_tensors(scanned: ScannedVersion) -> int:
+    """Number of tensors, those of several shards counted once."""
+    tensors = [tensor for file in scanned.files for tensor in file.layout.tensors]
+    shards = gather_shards((file.path, file.layout) for file in scanned.files)
+    return len(tensors) - sum(len(parts) - 1 for parts in shards.values())
 
 
 def _compressed(data: bytes) -> bytes:

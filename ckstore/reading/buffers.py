@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -99,6 +100,8 @@ def read_tensor(version: StoredVersion, file: int, tensor: Tensor, wanted: Seque
         For each axis a range, or ascending positions; see `ckstore.reading.gather.gather`.
     """
     dtype = bits_dtype(tensor.dtype)
+    if tensor.shards:
+        return _from_shards(version, tensor, wanted)
     if tensor.extent < 0 or any(len(positions) == 0 for positions in wanted):
         return np.empty([len(positions) for positions in wanted], dtype)
 
@@ -108,6 +111,38 @@ def read_tensor(version: StoredVersion, file: int, tensor: Tensor, wanted: Seque
     found = gather(stretch, dtype, tensor.offset, tensor.strides, wanted)
     resolve_views(found, tensor.dtype, tensor.lazy)
     return found
+
+
+def _from_shards(version: StoredVersion, tensor: Tensor, wanted: Sequence[Selection]) -> npt.NDArray[Any]:
+    """The same of a tensor that is put together; of its shards only those are read that hold wanted elements."""
+    # Shards that overlap, as damage may have them, leave elements that none holds.
+    found = np.zeros([len(positions) for positions in wanted], bits_dtype(tensor.dtype))
+    for file, shard in tensor.shards:
+        if shard.box is None:
+            continue
+        axes = [
+            _within(positions, first, first + size)
+            for positions, first, size in zip(wanted, shard.box.first, shard.shape, strict=True)
+        ]
+        inside = tuple(where for where, _ in axes)
+        if all(where.start < where.stop for where in inside):
+            found[inside] = read_tensor(version, file, shard, [positions for _, positions in axes])
+    return found
+
+
+def _within(positions: Selection, first: int, stop: int) -> tuple[slice, Selection]:
+    """Which of an axis's positions lie between two, and these, counted from the first."""
+    if isinstance(positions, range):
+        if positions.step < 0:
+            where, inner = _within(positions[::-1], first, stop)
+            count = len(positions)
+            assert isinstance(inner, range)
+            return slice(count - where.stop, count - where.start), inner[::-1]
+        low, high = bisect_left(positions, first), bisect_left(positions, stop)
+        found = positions[low:high]
+        return slice(low, high), range(found.start - first, found.stop - first, found.step)
+    low, high = (int(place) for place in np.searchsorted(positions, [first, stop]))
+    return slice(low, high), positions[low:high] - first
 
 
 def _whole(version: StoredVersion, place: tuple[int, int], parts: list[tuple[int, int, Bytes]]) -> Bits | None:

@@ -15,8 +15,8 @@ def tensor_deviations(version: StoredVersion) -> dict[str, Deviation]:
             parts.setdefault((member.file, member.extent), []).append((member.count, deviation))
     found = {}
     for path, (file, tensor) in version.paths.items():
-        pieces = parts.get((file, tensor.extent))
-        if pieces is not None:
+        pieces = [piece for place in tensor.places(file) for piece in parts.get(place, ())]
+        if pieces:
             total = sum(count for count, _ in pieces)
             rms = (sum(count * item.rms**2 for count, item in pieces) / total) ** 0.5
             size = (sum(count * item.size**2 for count, item in pieces) / total) ** 0.5

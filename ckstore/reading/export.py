@@ -12,12 +12,13 @@ from typing import IO, TYPE_CHECKING, Any, get_args
 
 from ckstore.errors import CkstoreError, UsageError
 from ckstore.formats.flat_writers import write_npz, write_safetensors
-from ckstore.formats.layout import Extent, FileLayout, Tensor, TensorRef
+from ckstore.formats.layout import Extent, FileLayout, Tensor, TensorRef, row_major
 from ckstore.formats.layout import Path as TensorPath
 from ckstore.formats.torch.writer import write_torch
 from ckstore.formats.trees import replace_tensors, select_tensors, tensor_numbers
 from ckstore.reading.buffers import read_tensor
 from ckstore.reading.checkout import Block, beside
+from ckstore.reading.sharded import sharded_directories, sharded_files, sharded_tree
 from ckstore.reading.subtree import Format, chosen_tensors, stripped_names, subtree_of
 from ckstore.runtime.threads import in_order, worker_count
 
@@ -149,7 +150,7 @@ class _TensorReader:
         size = prod(tensor.shape)
         if size == 0:
             return
-        if _is_contiguous(tensor) and not tensor.lazy:
+        if _is_contiguous(tensor) and not tensor.lazy and not tensor.shards:
             yield from self.extent(file, tensor.extent, tensor.offset, tensor.offset + size)
             return
         data = read_tensor(self._version, file, tensor, [range(length) for length in tensor.shape]).tobytes()
@@ -201,10 +202,33 @@ def _write_pt(
     by_name: dict[str, Any] = {}
     tensors: list[Tensor] = []
     extents: list[Extent] = []
-    places: list[tuple[int, int]] = []
-    wanted = {(file, tensor.path): names[path] for path in names for file, tensor in [version.paths[path]]}
+    places: list[tuple[int, int] | str] = []
+    joined: dict[str, TensorRef] = {}
+    for path in names:
+        whole = version.paths[path][1]
+        if whole.shards:
+            joined[path] = by_name[names[path]] = TensorRef(len(tensors))
+            extent = -1 if 0 in whole.shape else len(extents)
+            tensors.append(Tensor(whole.path, whole.dtype, whole.shape, row_major(whole.shape), extent, 0))
+            if extent >= 0:
+                extents.append(Extent(0, whole.dtype, whole.shape, whole.path))
+                places.append(path)
+    for directory in sharded_directories(version) if joined and not flat else ():
+        tree, found, _ = sharded_tree(version, directory)
+        kept = {index for index, path in enumerate(found) if path in joined}
+        if kept:
+            tree = select_tensors(tree if subtree is None else _descend(tree, subtree, kept), kept)
+            tree = replace_tensors(tree, {index: joined[found[index]] for index in kept}.__getitem__)
+            trees |= {directory: tree} if directory or subtree is not None else tree
+    wanted = {
+        (file, tensor.path): names[path]
+        for path in names
+        for file, tensor in [version.paths[path]]
+        if not tensor.shards
+    }
+    sharded = sharded_files(version)
     for number, entry in enumerate(version.document.files):
-        if not version.layout.files[number].tensors:
+        if not version.layout.files[number].tensors or number in sharded:
             continue
         layout = parsed(number)
         kept = {index for index, tensor in enumerate(layout.tensors) if (number, tensor.path) in wanted}
@@ -228,7 +252,12 @@ def _write_pt(
         top = by_name
     else:
         top = trees if version.document.is_directory else next(iter(trees.values()))
-    write_torch(out, top, tensors, extents, lambda index: reader.extent(*places[index]))
+
+    def read(index: int) -> Iterator[Block]:
+        place = places[index]
+        return reader.tensor(place) if isinstance(place, str) else reader.extent(*place)
+
+    write_torch(out, top, tensors, extents, read)
 
 
 def _descend(tree: Any, subtree: TensorPath, kept: Collection[int]) -> Any:

@@ -80,10 +80,11 @@ def salvage(
     document = version.document
     _survey(version, report)
     report.files = [entry.path for entry in document.files if entry.path not in report.lost_files]
-    for path, (number, _) in version.paths.items():
-        file = document.files[number].path
-        if file in report.lost_files and path not in report.lost_tensors:
-            report.tensors.setdefault(file, []).append(path)
+    for path, (number, tensor) in version.paths.items():
+        numbers = [shard for shard, _ in tensor.shards] or [number]
+        lost = [file for file in (document.files[one].path for one in numbers) if file in report.lost_files]
+        if lost and path not in report.lost_tensors:
+            report.tensors.setdefault(lost[0], []).append(path)
     if not report.lost_files:
         checkout(version, target, force=force, progress=progress)
         return report

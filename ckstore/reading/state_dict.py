@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from ckstore.dtypes import ITEM_SIZES, torch_dtype
-from ckstore.errors import IntegrityError, UsageError
+from ckstore.errors import CkstoreError, IntegrityError, UsageError
 from ckstore.formats import parse
 from ckstore.formats.layout import FileLayout, Tensor
+from ckstore.formats.paths import path_to_text
+from ckstore.formats.shards import slabs
 from ckstore.formats.trees import replace_tensors
-from ckstore.reading.buffers import Destination, fill
+from ckstore.reading.buffers import Destination, fill, read_tensor
 from ckstore.reading.known_types import ObjectBuilder
+from ckstore.reading.sharded import sharded_directories, sharded_files, sharded_tree
 from ckstore.runtime.large_pages import use_large_pages
 
 if TYPE_CHECKING:
@@ -71,6 +76,86 @@ def build(version: StoredVersion, file: int, allow: Sequence[type] = (), *, mmap
     tensors = [storages.tensor(tensor) for tensor in parsed.tensors]
     skeleton_bytes = layout.size - storages.size
     return replace_tensors(parsed.tree, tensors.__getitem__, ObjectBuilder(skeleton_bytes, allow))
+
+
+def build_sharded(version: StoredVersion, directory: str, allow: Sequence[type] = ()) -> Any:
+    """What loading a checkpoint of torch.distributed.checkpoint into one process gives: whole tensors, on the CPU.
+
+    Parameters
+    ----------
+    version
+        The version.
+    directory
+        Of the checkpoint in it; empty where it is all of it.
+    allow
+        More classes whose objects are made.
+
+    Raises
+    ------
+    UsageError
+        The installed torch lacks a dtype; or see `build`.
+    """
+    tree, paths, rest = sharded_tree(version, directory)
+    tensors = [version.paths[path] for path in paths]
+    try:
+        made = [torch.empty(tensor.shape, dtype=torch_dtype(tensor.dtype)) for _, tensor in tensors]
+    except (RuntimeError, MemoryError) as error:  # Of strides of 0 a few elements make any number.
+        raise CkstoreError(f"The tensors of version {version.row.number} do not fit into memory.") from error
+    requests: list[Destination] = []
+    for (file, tensor), out in zip(tensors, made, strict=True):
+        for place in tensor.places(file):
+            version.require(*place)
+        flat = _bytes_of(out)
+        ordered = slabs(tensor.shards, version.layout.files)
+        if ordered is None:
+            wanted = [range(size) for size in tensor.shape]
+            flat[...] = read_tensor(version, file, tensor, wanted).reshape(-1).view(np.uint8)
+            continue
+        start = 0
+        for number, shard in ordered:
+            stop = start + prod(shard.shape) * ITEM_SIZES[shard.dtype]
+            requests.append(Destination(number, shard.extent, 0, prod(shard.shape), flat[start:stop]))
+            start = stop
+    fill(version, requests, keep=False)
+    return replace_tensors(tree, made.__getitem__, ObjectBuilder(rest, allow))
+
+
+def outline(version: StoredVersion, leaf: Callable[[str], Any], allow: Sequence[type] = ()) -> Any:
+    """The version as `Version.state_dict` gives it, with something else in place of the tensors.
+
+    Parameters
+    ----------
+    version
+        The version.
+    leaf
+        Makes it of a tensor's path.
+    allow
+        More classes whose objects are made.
+    """
+    found: dict[str, Any] = {}
+    for directory in sharded_directories(version):
+        tree, paths, rest = sharded_tree(version, directory)
+        made = replace_tensors(tree, [leaf(path) for path in paths].__getitem__, ObjectBuilder(rest, allow))
+        found |= {directory: made} if directory else made
+    sharded = sharded_files(version)
+    for number, layout in enumerate(version.layout.files):
+        if not layout.tensors or number in sharded:
+            continue
+        prefix = version.prefix(number)
+        leaves = [leaf(path_to_text((*prefix, *tensor.path))) for tensor in layout.tensors]
+        builder = ObjectBuilder(layout.size - sum(extent.nbytes for extent in layout.extents), allow)
+        made = replace_tensors(version.parsed(number).tree, leaves.__getitem__, builder)
+        if not version.document.is_directory:
+            return made
+        found[version.document.files[number].path] = made
+    return found
+
+
+def _bytes_of(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
+    """The memory of a contiguous tensor."""
+    memory = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+    found: npt.NDArray[np.uint8] = memory.numpy()
+    return found
 
 
 def _no_tensors(path: str) -> UsageError:

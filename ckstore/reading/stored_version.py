@@ -15,6 +15,7 @@ from ckstore.errors import CkstoreError, IntegrityError, UsageError
 from ckstore.formats import CompositeSource, parse
 from ckstore.formats.layout import FileLayout, Path, Tensor
 from ckstore.formats.paths import listed, path_to_text
+from ckstore.formats.shards import join
 from ckstore.formats.skeleton import fill_crcs
 from ckstore.objects.documents import LayoutDocument, VersionDocument, check_layout
 from ckstore.objects.records import check_cut
@@ -100,19 +101,30 @@ class StoredVersion:
     def paths(self) -> dict[str, tuple[int, Tensor]]:
         """(File number, tensor) by path as text, in the order of the files."""
         found: dict[str, tuple[int, Tensor]] = {}
-        for number, (entry, layout) in enumerate(zip(self.document.files, self.layout.files, strict=True)):
-            prefix: Path = tuple(entry.path.split("/")) if self.document.is_directory else ()
+        shards: dict[str, list[tuple[int, Tensor]]] = {}
+        for number, layout in enumerate(self.layout.files):
+            prefix = self.prefix(number)
             for tensor in layout.tensors:
-                found[path_to_text((*prefix, *tensor.path))] = (number, tensor)
-        return found
+                if tensor.box is None:
+                    found[path_to_text((*prefix, *tensor.path))] = (number, tensor)
+                else:
+                    path = path_to_text((*prefix[:-1], *tensor.path))
+                    shards.setdefault(path, []).append((number, tensor))
+                    found[path] = (number, tensor)
+        return found | {path: (parts[0][0], join(parts)) for path, parts in shards.items()}
+
+    def prefix(self, file: int, tensor: Tensor | None = None) -> Path:
+        """What the paths of a file's tensors begin with: the file's own in a directory, for shards the directory's."""
+        path = tuple(self.document.files[file].path.split("/")) if self.document.is_directory else ()
+        return path[:-1] if tensor is not None and tensor.shards else path
 
     @cached_property
     def _named(self) -> dict[tuple[int, int], list[str]]:
         """Paths of the tensors of every (file, extent) that has any."""
         found: dict[tuple[int, int], list[str]] = {}
         for path, (file, tensor) in self.paths.items():
-            if tensor.extent >= 0:
-                found.setdefault((file, tensor.extent), []).append(path)
+            for place in tensor.places(file):
+                found.setdefault(place, []).append(path)
         return found
 
     @cached_property

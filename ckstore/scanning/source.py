@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ckstore.errors import InputError
 from ckstore.formats import parse, parse_opaque, step_of
+from ckstore.formats.dcp import METADATA, name_tensors, read_metadata
 from ckstore.formats.layout import FileLayout
+from ckstore.formats.shards import directory_of
 from ckstore.formats.torch.state_dict import OnUnknown
 from ckstore.runtime.local_path import local_path
 from ckstore.scanning.files import InputFile, OpenFiles
@@ -117,9 +119,35 @@ def open_directory(path: Path, *, force: bool) -> ScannedVersion:
             source = InputFile(path / entry.path, opened)
             layout = _parse(source, entry.path, force=force, lone=False)
             version.files.append(ScannedFile(entry.path, source, layout, source.mode, source.mtime_ns))
+    _name_shards(version, force=force)
     if not any(file.layout.tensors for file in version.files):
         require_checkpoint(path, entries)
     return version
+
+
+def _name_shards(version: ScannedVersion, *, force: bool) -> None:
+    """Name the tensors of checkpoints of torch.distributed.checkpoint in the directory by their metadata."""
+    for metadata in version.files:
+        if metadata.layout.kind != "dcp-metadata" or PurePosixPath(metadata.path).name != METADATA:
+            continue
+        directory = directory_of(metadata.path)
+        files = {one.path[len(directory) :]: one for one in version.files if directory_of(one.path) == directory}
+        layouts = {name: one.layout for name, one in files.items()}
+        try:
+            items = read_metadata(metadata.source.pread(0, metadata.source.size))
+            is_named = name_tensors(layouts, items, {name: one.source for name, one in files.items()})
+        except InputError as error:
+            if not force:
+                raise InputError(
+                    f"{metadata.path} does not describe a whole checkpoint: {error}; --force stores the files as "
+                    "they are."
+                ) from error
+            is_named = False
+        if is_named:
+            for name, one in files.items():
+                one.layout = layouts[name]
+        else:
+            metadata.layout.kind = "opaque"
 
 
 def _parse(source: InputFile, name: str, *, force: bool, lone: bool) -> FileLayout:

@@ -83,6 +83,7 @@ def small_files() -> dict[str, bytes]:
         "zip": saved(value),
         "own-zip": source.pread(0, source.size),
         "zipfile": copied.getvalue(),
+        "series": saved(value) + saved(torch.ones(2)),
         "legacy": saved(value, _use_new_zipfile_serialization=False),
         "safetensors": struct.pack("<Q", len(header)) + header + bytes(8),
         "npy": arrays["a.npy"],

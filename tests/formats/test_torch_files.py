@@ -8,14 +8,12 @@ import pickle
 import warnings
 import zipfile
 from collections import OrderedDict, defaultdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-import ckstore
 from ckstore.errors import InputError
 from ckstore.formats import BytesSource, FileLayout, TensorRef, Unknown, parse, path_to_text
 from tests.formats.reading import assert_comes_back, assert_tree_equals, saved
@@ -415,26 +413,21 @@ def test_facts() -> None:
     assert parse(BytesSource(saved([1, 2]))).facts == {}
 
 
-def test_files_of_distributed_checkpoints_are_opaque(tmp_path: Path) -> None:
+def test_archives_one_behind_another() -> None:
     """One `torch.save` behind another is no damaged file."""
-    import torch.distributed.checkpoint as distributed
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        distributed.save({"w": torch.randn(300, 300), "b": torch.ones(3)}, checkpoint_id=tmp_path / "step-5")
-    files = sorted((tmp_path / "step-5").glob("*.distcp"))
-    assert files
-    for path in files:
-        layout = assert_comes_back(path.read_bytes())
-        assert layout.kind == "opaque"
-        assert layout.bytes_for == {"": "archives one behind another, as torch.distributed.checkpoint writes them"}
-    one = saved({"a": torch.ones(3)})
-    assert assert_comes_back(one + one).kind == "opaque"
+    one, other = saved({"a": torch.ones(3)}), saved(torch.arange(4))
+    layout = assert_comes_back(one + other + saved("text"))
+    assert (layout.kind, layout.tree) == ("dcp", [{"a": TensorRef(0)}, TensorRef(1), "text"])
+    assert [tensor.path for tensor in layout.tensors] == [(0, "a"), (1,)]
     for data in (one + one[:-30], one[:300] + one[340:], one[:300] + bytes(40) + one[300:]):
         with pytest.raises(InputError, match="not a sound torch zip file"):
             parse(BytesSource(data))
-    with ckstore.init(tmp_path / "store") as store:
-        row = store.ingest(tmp_path / "step-5", run="a").version
-        store[row.number].checkout(tmp_path / "back")
-        assert row.step == 5
-    assert [path.read_bytes() for path in files] == [(tmp_path / "back" / path.name).read_bytes() for path in files]
+    damaged = one + one[:200] + bytes([one[200] ^ 1]) + one[201:] + other
+    with pytest.raises(InputError, match="not a sound distributed checkpoint file"):
+        parse(BytesSource(damaged))
+    foreign = io.BytesIO()
+    with zipfile.ZipFile(foreign, "w") as archive:
+        archive.writestr("notes", b"text")
+    layout = assert_comes_back(one + foreign.getvalue())
+    assert layout.kind == "opaque"
+    assert layout.bytes_for == {"": "archives one behind another, not all of which torch has written"}

@@ -240,11 +240,19 @@ def _first_tensor(args: tuple[Any, ...]) -> StoredTensor | None:
 
 
 def _from_type(args: tuple[Any, ...]) -> Any:
-    """`_rebuild_from_type_v2(function, type, args, state)`: a tensor subclass or a tensor with attributes."""
+    """`_rebuild_from_type_v2(function, type, args, state)`: a tensor subclass or a tensor with attributes.
+
+    Of a `DTensor` this is what the rank that saved it holds.
+    """
     if len(args) == 4 and type(args[0]) is Global and type(args[2]) is tuple:
         built = reduce(args[0].name, args[2])
         if type(built) is StoredTensor:
             return built
+        if type(args[1]) is Global and args[1].name == "torch.distributed.tensor.DTensor":
+            for attributes in args[3] if type(args[3]) is tuple else (args[3],):
+                local = attributes.get("_local_tensor") if isinstance(attributes, dict) else None
+                if type(local) is StoredTensor:
+                    return local
     return None
 
 

@@ -263,6 +263,8 @@ class _Describer:
         if type(node) is int:
             return _integer(node, path)
         if self._torch is not None and isinstance(node, self._torch.Tensor):
+            if type(node).__name__ == "DTensor" and type(node).__module__ == "torch.distributed.tensor":
+                return self.visit(_whole_of(node, path), path, depth)
             problem = self._problem_of(node)
             if problem:
                 return self._unknown(node, f"The tensor at {_shown(path)} {problem}")
@@ -548,6 +550,17 @@ class _ArrayMemory:
         little = self._array.astype(self._array.dtype.newbyteorder("<"), copy=False)
         flat: npt.NDArray[np.uint8] = numpy.ascontiguousarray(little).reshape(-1).view(numpy.uint8)
         return flat
+
+
+def _whole_of(tensor: Any, path: Path) -> Any:
+    """The values of a `DTensor` that this rank holds all of."""
+    ranks = tensor.device_mesh.size()
+    if ranks > 1 and not all(placement.is_replicate() for placement in tensor.placements):
+        raise UsageError(
+            f"The tensor at {_shown(path)} is a DTensor of which {ranks} ranks hold a part each; save with "
+            "`ckstore.integrations.dcp.StoreWriter`, or give its `full_tensor()`."
+        )
+    return tensor.detach().to_local()
 
 
 def _changed(path: Path) -> InputError:

@@ -109,6 +109,21 @@ def assemble(kind: str, size: int, storages: list[StorageData], views: list[View
     return FileLayout(kind, size, extents, tensors, tree=tree, facts=facts_of_mapping(tree))
 
 
+def shifted(layout: FileLayout, start: int) -> FileLayout:
+    """The layout of a file that begins at byte `start` of another; of that one's size it knows nothing."""
+    return replace(
+        layout,
+        extents=[replace(extent, start=start + extent.start) for extent in layout.extents],
+        checked=[
+            replace(
+                one, start=start + one.start, stop=start + one.stop,
+                positions=tuple(start + position for position in one.positions),
+            )
+            for one in layout.checked
+        ],
+    )  # fmt: skip
+
+
 def sort_extents(layout: FileLayout) -> None:
     """Sort the extents by their place and renumber the tensors' references."""
     order = sorted(

@@ -1,0 +1,251 @@
+"""Directories of torch.distributed.checkpoint: shards of tensors, and a file that says what they are shards of.
+
+A `.distcp` file is what `torch.save` writes, once for each shard or object, one right behind the other. `.metadata` is
+a pickle that names each, with its place in a file and in the whole tensor; it is read inertly. Without it the tensors
+of a file have numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+from ckstore.errors import InputError
+from ckstore.formats.facts import facts_of_mapping
+from ckstore.formats.layout import Box, Extent, FileLayout, Path, Source, Tensor, TensorRef
+from ckstore.formats.shards import fit_together
+from ckstore.formats.sources import PartSource
+from ckstore.formats.torch.objects import reduce
+from ckstore.formats.torch.pickle_reader import MAX_PICKLE_BYTES, Identity, Object, read_pickle
+from ckstore.formats.torch.tree import ROOT
+from ckstore.formats.torch.zip import parse_torch_zip, shifted
+from ckstore.formats.trees import replace_tensors
+from ckstore.formats.zip_directory import archive_starts
+
+#: Name of the file that says what the others of its directory hold.
+METADATA = ".metadata"
+
+_MODULE = "torch.distributed.checkpoint.metadata"
+_MODULE_BYTES = _MODULE.encode() + b"\x94\x8c\x08Metadata"
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A shard of a tensor, or an object.
+
+    Attributes
+    ----------
+    path
+        Typed path of the tensor or object.
+    file, start, nbytes
+        Where the archive lies: the path of a file below the directory, and the bytes in it.
+    box
+        Of a shard; None of an object.
+    """
+
+    path: Path
+    file: str
+    start: int
+    nbytes: int
+    box: Box | None
+
+
+def starts_like_dcp_metadata(head: bytes) -> bool:
+    """Whether a file that begins with these bytes is the metadata of a checkpoint."""
+    return head[:1] == b"\x80" and _MODULE_BYTES in head
+
+
+def parse_dcp(source: Source) -> FileLayout | None:
+    """The layout of a file of archives; the tensors of the n-th have paths that begin with n.
+
+    None where it consists of others than torch zips.
+
+    Raises
+    ------
+    InputError
+        Where one is damaged.
+    """
+    starts = archive_starts(source)
+    layout = FileLayout("dcp", source.size, tree=[])
+    for number, (start, stop) in enumerate(pairwise([*starts, source.size])):
+        inner = parse_torch_zip(PartSource(source, start, stop - start))
+        if inner is None:
+            return None
+        extents, tensors = len(layout.extents), len(layout.tensors)
+        inner = shifted(inner, start)
+        layout.extents += [replace(one, path=(number, *_inside(one.path))) for one in inner.extents]
+        for tensor in inner.tensors:
+            extent = tensor.extent + extents if tensor.extent >= 0 else -1
+            layout.tensors.append(replace(tensor, path=(number, *_inside(tensor.path)), extent=extent))
+        layout.checked += [replace(one, name=f"[{number}]/{one.name}") for one in inner.checked]
+        refs = [TensorRef(tensors + index) for index in range(len(inner.tensors))]
+        layout.tree.append(replace_tensors(inner.tree, refs.__getitem__))
+    return layout if starts else None
+
+
+def read_metadata(data: bytes) -> list[Item]:
+    """All items of a checkpoint, in the order of its state dict.
+
+    Raises
+    ------
+    InputError
+        The bytes are no metadata of a checkpoint.
+    """
+    if len(data) > MAX_PICKLE_BYTES:
+        raise InputError(f"the metadata takes more than {MAX_PICKLE_BYTES:,} bytes")
+    root, _ = read_pickle(data, reduce=reduce)
+    try:
+        return _items(_state(root, "Metadata"))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise InputError("the metadata describes no checkpoint") from error
+
+
+def name_tensors(layouts: dict[str, FileLayout], items: Sequence[Item], sources: dict[str, Source]) -> bool:
+    """Give the tensors of a checkpoint's files the names and places that its metadata says.
+
+    Parameters
+    ----------
+    layouts, sources
+        The files of the directory by their paths in it. The layouts are changed.
+    items
+        What the metadata says.
+
+    Returns
+    -------
+    bool
+        Whether it was done: not where a file is none of archives, or is cut otherwise than the metadata says.
+
+    Raises
+    ------
+    InputError
+        A file is missing, or shards do not make up the tensor that they are shards of.
+    """
+    by_file: dict[str, list[Item]] = {}
+    for item in items:
+        by_file.setdefault(item.file, []).append(item)
+    missing = sorted(by_file.keys() - layouts.keys())
+    if missing:
+        raise InputError(f"it names {missing[0]}, which is not there: copy the whole checkpoint")
+    named: dict[str, FileLayout] = {}
+    shards: dict[Path, list[Tensor]] = {}
+    objects: dict[Any, Any] = {}
+    for file, members in by_file.items():
+        layout = layouts[file]
+        members.sort(key=lambda item: item.start)
+        starts = archive_starts(sources[file])
+        stretches = [(start, stop - start) for start, stop in pairwise([*starts, layout.size])]
+        if layout.kind not in ("dcp", "torch-zip") or [(one.start, one.nbytes) for one in members] != stretches:
+            return False
+        trees = layout.tree if layout.kind == "dcp" else [layout.tree]
+        tensors = []
+        for tensor in layout.tensors:
+            number, inner = (tensor.path[0], tensor.path[1:]) if layout.kind == "dcp" else (0, _inside(tensor.path))
+            item = members[int(number)]
+            box = item.box or Box((0,) * len(tensor.shape), tensor.shape)
+            if item.box is not None and inner:
+                return False
+            tensors.append(replace(tensor, path=(*item.path, *inner), box=box))
+            shards.setdefault(tensors[-1].path, []).append(tensors[-1])
+        for number, item in enumerate(members):
+            if item.box is None and len(item.path) == 1:
+                objects[item.path[0]] = trees[number]
+        named[file] = replace(layout, kind="dcp", tensors=tensors, extents=_named_extents(layout, members))
+    for path, parts in shards.items():
+        if not fit_together(parts):
+            raise InputError(f"the shards of {'.'.join(map(str, path))} do not make up the tensor: copy all files")
+    layouts |= named
+    for layout in named.values():
+        layout.facts = facts_of_mapping(objects)
+    return bool(named)
+
+
+def nested(leaves: Iterable[tuple[Path, Any]]) -> dict[Any, Any]:
+    """The state dict of leaves by typed path; what has the keys 0, 1, 2, … and no others is a list.
+
+    Raises
+    ------
+    InputError
+        A path leads through a leaf, or two are one.
+    """
+    top: dict[Any, Any] = {}
+    inner = {id(top)}
+    containers = [top]
+    for path, leaf in leaves:
+        node = top
+        for segment in path[:-1]:
+            if segment not in node:
+                node[segment] = {}
+                inner.add(id(node[segment]))
+                containers.append(node[segment])
+            node = node[segment]
+            if id(node) not in inner:
+                raise InputError(f"{'.'.join(map(str, path))} lies in what is no container")
+        if not path or path[-1] in node:
+            raise InputError(f"{'.'.join(map(str, path))} is there twice")
+        node[path[-1]] = leaf
+    # What was made last lies deepest: whoever refers to it comes later.
+    for node in reversed(containers):
+        for key, value in node.items():
+            if id(value) in inner and list(value) and sorted(map(_place, value)) == list(range(len(value))):
+                node[key] = [value[index] for index in range(len(value))]
+    return top
+
+
+def _place(key: Any) -> int:
+    return key if type(key) is int else -1
+
+
+def _inside(path: Path) -> Path:
+    """The path below the root of an archive: a tensor that is all of it has none."""
+    return path[1:] if path[: len(ROOT)] == ROOT else path
+
+
+def _named_extents(layout: FileLayout, members: Sequence[Item]) -> list[Extent]:
+    extents = []
+    number = 0
+    for extent in layout.extents:
+        while number + 1 < len(members) and members[number + 1].start <= extent.start:
+            number += 1
+        inner = extent.path[1:] if layout.kind == "dcp" else _inside(extent.path)
+        extents.append(replace(extent, path=(*members[number].path, *inner)))
+    return extents
+
+
+def _items(metadata: dict[str, Any]) -> list[Item]:
+    paths = metadata.get("planner_data") or {}
+    wholes: dict[str, tuple[int, ...] | None] = {}
+    for name, described in metadata["state_dict_metadata"].items():
+        is_tensor = type(described) is Object and described.name == f"{_MODULE}.TensorStorageMetadata"
+        wholes[name] = _sizes(described.state["size"]) if is_tensor else None
+    order = {name: number for number, name in enumerate(wholes)}
+    items = []
+    for key, place in metadata["storage_data"].items():
+        index = _state(key.value if type(key) is Identity else key, "MetadataIndex")
+        name, stored = index["fqn"], place.state
+        whole = wholes[name]
+        box = None if whole is None else Box(_sizes(index["offset"]), whole)
+        path = paths.get(name, (name,)) if isinstance(paths, dict) else (name,)
+        file, start, nbytes = stored["relative_path"], stored["offset"], stored["length"]
+        if type(file) is not str or not all(type(one) is int and one >= 0 for one in (start, nbytes)):
+            raise ValueError("a place that is none")
+        if not path or not all(type(segment) in (str, int) for segment in path):
+            raise ValueError("a path that is none")
+        items.append((order[name], Item(tuple(path), file, start, nbytes, box)))
+    items.sort(key=lambda one: one[0])
+    return [item for _, item in items]
+
+
+def _state(node: Any, name: str) -> dict[str, Any]:
+    """The attributes of an object of a class of the metadata."""
+    if type(node) is not Object or node.name != f"{_MODULE}.{name}" or not isinstance(node.state, dict):
+        raise ValueError(f"no {name}")
+    return node.state
+
+
+def _sizes(node: Any) -> tuple[int, ...]:
+    sizes = node.args[0] if type(node) is Object and node.name == "torch.Size" else node
+    if not isinstance(sizes, tuple | list) or not all(type(size) is int and size >= 0 for size in sizes):
+        raise ValueError("sizes that are none")
+    return tuple(sizes)

@@ -1,0 +1,367 @@
+"""`torch.distributed.checkpoint` with a store in place of a directory: what ranks save together is one version."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import os
+import weakref
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, SavePlan, SavePlanner
+from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
+from torch.futures import Future
+
+import ckstore
+from ckstore.dtypes import torch_dtype
+from ckstore.errors import UsageError
+from ckstore.formats.dcp import nested
+from ckstore.storage.durable import disk_full_explained, temporary_path
+from ckstore.storage.root import PACKS
+
+if TYPE_CHECKING:
+    from ckstore.operations.ingest import IngestReport
+    from ckstore.store import Store
+    from ckstore.version import Version
+
+#: Tensors begin at multiples of this many bytes of what is staged.
+_ALIGNMENT = 64
+
+
+@dataclass(frozen=True)
+class _Staged:
+    """The file that ranks write to, and where each tensor begins in it."""
+
+    path: str
+    starts: dict[str, int]
+
+
+class StoreWriter(StorageWriter):
+    """Lets `dcp.save` and `dcp.async_save` store what all ranks hold as one version of whole tensors.
+
+    Each rank copies its shards into one file in the store's directory that holds every tensor whole; the coordinator
+    stores that as a state dict, and removes the file. So the version does not depend on the number of ranks, and the
+    next one is stored against it whatever that number is then. It is there when the coordinator's save has returned,
+    and not before.
+
+    Parameters
+    ----------
+    store
+        A store, or its path. All ranks are on one machine.
+    run, step
+        Of the version; see `Store.ingest`.
+    **options
+        What else `Store.ingest` takes, such as `metrics`.
+
+    Attributes
+    ----------
+    report
+        On the coordinator, what the ingest said; None before.
+
+    Raises
+    ------
+    UsageError
+        The save is to go without collectives, the planner keeps plans for later saves, or a `checkpoint_id` is given.
+
+    Notes
+    -----
+    What is staged takes the bytes of the state once more on the disk of the store while a save is under way.
+    """
+
+    def __init__(
+        self, store: Store | str | os.PathLike[str], run: str | None = None, step: int | None = None, **options: Any
+    ) -> None:
+        super().__init__()
+        self._store = _Opened(store)
+        self._ingest = {"run": run, "step": step, **options}
+        self._staged: _Staged | None = None
+        self._removal: Any = None
+        self.report: IngestReport | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_staged": None, "_removal": None}
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Begin a save."""
+        if checkpoint_id:
+            raise UsageError("StoreWriter stores a version of a run: give it run and step, and no checkpoint_id.")
+        self._discard()
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Take part in a save."""
+        if not kwargs.get("use_collectives", True):
+            raise UsageError("StoreWriter stores what all ranks hold as one version; leave use_collectives=False out.")
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """The plan as it is."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """Make the file that all ranks write to."""
+        if not all(getattr(plan, "usable", True) for plan in plans):  # torch has it since 2.7.
+            raise UsageError("StoreWriter needs a plan for each save; make the planner without enable_plan_caching.")
+        whole = {
+            item.index.fqn: (item.tensor_data.size, item.tensor_data.properties.dtype)
+            for plan in plans
+            for item in plan.items
+            if item.tensor_data is not None
+        }
+        starts: dict[str, int] = {}
+        nbytes = 0
+        for name, (size, dtype) in whole.items():
+            starts[name] = nbytes
+            nbytes += -(-prod(size) * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
+        path = temporary_path(self._store.path / PACKS)
+        self._discard()
+        self._removal = weakref.finalize(self, path.unlink, missing_ok=True)
+        with disk_full_explained(path.parent, nbytes):
+            _allocate(path, max(nbytes, 1))
+        self._staged = _Staged(str(path), starts)
+        return [dataclasses.replace(plan, storage_data=self._staged) for plan in plans]
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Copy this rank's shards to their places in the whole tensors."""
+        staged: _Staged = plan.storage_data
+        memory = np.memmap(staged.path, np.uint8, "r+")
+        results = []
+        for item in plan.items:
+            value = planner.resolve_data(item)
+            if isinstance(value, io.BytesIO):
+                results.append(WriteResult(item.index, len(value.getbuffer()), value.getvalue()))
+                continue
+            described = item.tensor_data
+            assert described is not None
+            whole = _mapped(memory, staged.starts[item.index.fqn], described.size, described.properties.dtype)
+            chunk = described.chunk
+            for axis, (first, size) in enumerate(zip(chunk.offsets, chunk.sizes, strict=True)):
+                whole = whole.narrow(axis, first, size)
+            whole.copy_(value.detach())
+            results.append(WriteResult(item.index, whole.nbytes, None))
+        done: Future[list[WriteResult]] = Future()
+        done.set_result(results)
+        return done
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Store the version."""
+        staged = self._staged
+        assert staged is not None
+        try:
+            state = nested(_leaves(metadata, staged, results))
+            with self._store as store:
+                self.report = store.ingest(state, **self._ingest)
+        finally:
+            self._discard()
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """No checkpoint is named by an id."""
+        return False
+
+    def _discard(self) -> None:
+        """Remove what is staged."""
+        if self._removal is not None:
+            self._removal()
+        self._staged = self._removal = None
+
+
+class StoreReader(StorageReader):
+    """Lets `dcp.load` read a version of a store, on any number of ranks; each decodes what its shards need.
+
+    Parameters
+    ----------
+    store
+        A store, or its path.
+    version
+        What names the version, such as `run@latest`. All ranks read the one that the coordinator finds.
+    allow
+        More classes whose objects are made; see `Version.state_dict`.
+
+    Raises
+    ------
+    UsageError
+        The version is no dictionary, or a `checkpoint_id` is given.
+
+    Notes
+    -----
+    Any version can be read that holds a dictionary, whatever stored it: names are those that torch gives the entries of
+    nested dictionaries, joined by dots.
+    """
+
+    def __init__(
+        self, store: Store | str | os.PathLike[str], version: str | int, *, allow: tuple[type, ...] = ()
+    ) -> None:
+        super().__init__()
+        self._store = _Opened(store)
+        self._named = version
+        self._allow = allow
+        self._uid = ""
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Begin a load."""
+        if checkpoint_id:
+            raise UsageError("StoreReader reads the version that it was given; leave checkpoint_id out.")
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """What the version holds."""
+        with self._store as store:
+            version = store[self._named]
+            self._uid = version.row.uid
+            flat, mapping = flatten_state_dict(_outline(version, self._allow))
+        described: dict[str, Any] = {}
+        for name, leaf in flat.items():
+            if isinstance(leaf, _Placeholder):
+                chunk = ChunkStorageMetadata(torch.Size([0] * leaf.ndim), leaf.shape)
+                described[name] = TensorStorageMetadata(TensorProperties(leaf.dtype), leaf.shape, [chunk])
+            else:
+                described[name] = BytesStorageMetadata()
+        return Metadata(described, planner_data=mapping, storage_data=dict.fromkeys(flat))
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Take part in a load."""
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """The plan as it is."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """Let all ranks read one version: `latest` may be another by now."""
+        return [dataclasses.replace(plan, storage_data=self._uid) for plan in plans]
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Read what this rank needs."""
+        with self._store as store:
+            version = store[plan.storage_data]
+            flat, _ = flatten_state_dict(_outline(version, self._allow))
+            for item in plan.items:
+                leaf = flat[item.storage_index.fqn]
+                if item.type == LoadItemType.BYTE_IO:
+                    data = io.BytesIO()
+                    torch.save(_filled(leaf), data)
+                    data.seek(0)
+                    planner.load_bytes(item, data)
+                    continue
+                key = tuple(
+                    slice(first, first + size) for first, size in zip(item.storage_offsets, item.lengths, strict=True)
+                )
+                target = planner.resolve_tensor(item).detach()
+                target.copy_(leaf.source.torch(key))
+                planner.commit_tensor(item, target)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """No checkpoint is named by an id."""
+        return False
+
+
+class _Opened:
+    """A store that the caller has opened; in another process, or by its path, it is opened while it is used."""
+
+    def __init__(self, store: Store | str | os.PathLike[str]) -> None:
+        is_path = isinstance(store, str | os.PathLike)
+        self.path = Path(store if isinstance(store, str | os.PathLike) else store.path)
+        self._store: Any = None if is_path else store
+        self._own: Any = None
+        self._process = os.getpid()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"path": self.path, "_store": None, "_own": None, "_process": 0}
+
+    def __enter__(self) -> Store:
+        if self._store is not None and self._process == os.getpid():
+            return self._store  # type: ignore[no-any-return]
+        self._own = ckstore.open(self.path)
+        return self._own  # type: ignore[no-any-return]
+
+    def __exit__(self, *error: object) -> None:
+        if self._own is not None:
+            self._own.close()
+        self._own = None
+
+
+def _allocate(path: Path, nbytes: int) -> None:
+    """Make a file of so many bytes, which the disk has: what is mapped cannot say that it has not."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(descriptor, 0, nbytes)
+        else:
+            os.ftruncate(descriptor, nbytes)
+    finally:
+        os.close(descriptor)
+
+
+def _mapped(memory: Any, start: int, size: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+    """A tensor in mapped memory, with a storage of its own."""
+    if 0 in size:
+        return torch.empty(size, dtype=dtype)
+    stop = start + prod(size) * dtype.itemsize
+    return torch.from_numpy(memory[start:stop]).view(dtype).view(size)
+
+
+def _leaves(
+    metadata: Metadata, staged: _Staged, results: list[list[WriteResult]]
+) -> Iterator[tuple[tuple[str | int, ...], Any]]:
+    """The tensors and objects of a save, by the paths that the planner gave them."""
+    memory = np.memmap(staged.path, np.uint8, "r+")
+    objects = {one.index.fqn: one.storage_data for rank in results for one in rank if one.storage_data is not None}
+    paths = metadata.planner_data if isinstance(metadata.planner_data, Mapping) else {}
+    for name, described in metadata.state_dict_metadata.items():
+        path = tuple(paths.get(name, (name,)))
+        if isinstance(described, TensorStorageMetadata):
+            yield path, _mapped(memory, staged.starts[name], described.size, described.properties.dtype)
+        else:
+            # Ranks of this very job have written it.
+            yield path, torch.load(io.BytesIO(objects[name]), weights_only=False)
+
+
+class _Placeholder(torch.Tensor):
+    """A tensor without values, and what reads them."""
+
+    source: Any
+
+
+def _outline(version: Version, allow: tuple[type, ...]) -> dict[str, Any]:
+    """The state dict of a version with placeholders for tensors."""
+    from ckstore.reading.state_dict import outline
+
+    def leaf(path: str) -> Any:
+        lazy = version[path]
+        if "array" in version.paths[path][1].marks:
+            return lazy.numpy()
+        empty = torch.empty(lazy.shape, dtype=torch_dtype(lazy.dtype_name), device="meta")
+        found = empty.as_subclass(_Placeholder)
+        found.source = lazy
+        return found
+
+    tree = outline(version.stored, leaf, allow)
+    if not isinstance(tree, dict):
+        raise UsageError(f"{version!r} holds no dictionary; read it with `Version.state_dict`.")
+    return tree
+
+
+def _filled(leaf: Any) -> Any:
+    """An object with the tensors in it."""
+    if isinstance(leaf, _Placeholder):
+        return leaf.source.torch()
+    if type(leaf) in (list, tuple):
+        return type(leaf)(map(_filled, leaf))
+    if isinstance(leaf, dict):
+        return {key: _filled(value) for key, value in leaf.items()}
+    return leaf

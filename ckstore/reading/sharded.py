@@ -1,0 +1,93 @@
+"""The state dict of a checkpoint of torch.distributed.checkpoint: whole tensors and objects, nested by their paths."""
+
+from __future__ import annotations
+
+import posixpath
+from typing import TYPE_CHECKING, Any
+
+from ckstore.errors import InputError, IntegrityError
+from ckstore.formats.dcp import METADATA, Item, nested, read_metadata
+from ckstore.formats.layout import Path, TensorRef
+from ckstore.formats.paths import path_to_text
+from ckstore.formats.sources import CompositeSource, PartSource
+from ckstore.formats.torch.tree import ROOT
+from ckstore.formats.torch.zip import parse_torch_zip
+from ckstore.formats.trees import replace_tensors
+
+if TYPE_CHECKING:
+    from ckstore.reading.stored_version import StoredVersion
+
+
+def sharded_directories(version: StoredVersion) -> dict[str, int]:
+    """The directories of a version that are such checkpoints, the whole being `""`, with their metadata's numbers."""
+    return {
+        posixpath.dirname(entry.path): number
+        for number, entry in enumerate(version.document.files)
+        if version.layout.files[number].kind == "dcp-metadata" and posixpath.basename(entry.path) == METADATA
+    }
+
+
+def sharded_files(version: StoredVersion) -> set[int]:
+    """The numbers of the files whose tensors are shards, or whose objects are those of such a checkpoint."""
+    directories = sharded_directories(version)
+    # What an earlier save has left there is no part of it, and has tensors that no metadata names.
+    return {
+        number
+        for number, (entry, layout) in enumerate(zip(version.document.files, version.layout.files, strict=True))
+        if layout.kind == "dcp"
+        and posixpath.dirname(entry.path) in directories
+        and all(tensor.box is not None for tensor in layout.tensors)
+    }
+
+
+def sharded_tree(version: StoredVersion, directory: str) -> tuple[Any, list[str], int]:
+    """The state dict of such a checkpoint.
+
+    Returns
+    -------
+    tuple
+        The tree, with `TensorRef` counting the paths; the paths of its tensors; and the bytes that are not tensors.
+
+    Raises
+    ------
+    IntegrityError
+        The metadata does not describe the files beside it.
+    """
+    try:
+        return _sharded_tree(version, directory)
+    except (InputError, KeyError) as error:
+        path = posixpath.join(directory, METADATA)
+        raise IntegrityError(
+            f"Version {version.row.number}: {path} does not describe the files beside it; run `ckstore verify`."
+        ) from error
+
+
+def _sharded_tree(version: StoredVersion, directory: str) -> tuple[Any, list[str], int]:
+    source = version.source(sharded_directories(version)[directory])
+    prefix: Path = tuple(directory.split("/")) if directory else ()
+    numbers = {entry.path: number for number, entry in enumerate(version.document.files)}
+    sources: dict[int, CompositeSource] = {}
+    paths: dict[str, int] = {}
+    leaves: dict[Path, Any] = {}
+
+    def leaf(path: Path) -> TensorRef:
+        text = path_to_text((*prefix, *path))
+        if text not in version.paths:
+            raise InputError(f"there is no tensor {text}")
+        return TensorRef(paths.setdefault(text, len(paths)))
+
+    def of_object(item: Item) -> Any:
+        file = numbers[posixpath.join(directory, item.file)]
+        if file not in sources:
+            sources[file] = version.source(file)
+        part = parse_torch_zip(PartSource(sources[file], item.start, item.nbytes))
+        if part is None:
+            raise InputError(f"{item.file} holds no object at byte {item.start}")
+        inner = [tensor.path if tensor.path != ROOT else () for tensor in part.tensors]
+        return replace_tensors(part.tree, lambda index: leaf((*item.path, *inner[index])))
+
+    for item in read_metadata(source.pread(0, source.size)):
+        leaves[item.path] = of_object(item) if item.box is None else leaf(item.path)
+    layouts = [version.layout.files[number] for number in sources]
+    rest = sum(layout.size - sum(extent.nbytes for extent in layout.extents) for layout in layouts)
+    return nested(leaves.items()), list(paths), source.size + rest

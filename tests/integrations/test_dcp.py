@@ -1,0 +1,178 @@
+"""`dcp.save`, `dcp.async_save` and `dcp.load` with a store, on one rank, two and three."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+
+import ckstore
+from ckstore.integrations.dcp import StoreReader, StoreWriter
+from tests.distributed import STEPS, run_ranks
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A training of two ranks under FSDP2, saved as directories, as files, and to a store."""
+    place = tmp_path_factory.mktemp("trained")
+    ckstore.init(place / "writer").close()
+    run_ranks(2, "train", place=str(place))
+    return place
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Any:
+    with ckstore.init(tmp_path / "store") as opened:
+        yield opened
+
+
+def left_over(store: Path) -> list[str]:
+    return [name for name in os.listdir(store / "packs") if name.startswith(".tmp-")]
+
+
+def test_versions_hold_what_all_ranks_hold(trained: Path) -> None:
+    """The tensors are whole, as in the file with all of it, and nothing that was staged is left."""
+    with ckstore.open(trained / "writer") as opened:
+        assert [row.step for row in opened.versions("sync")] == list(STEPS)
+        for step in STEPS:
+            expected = torch.load(trained / "pt" / f"step-{step}.pt")
+            found = opened[f"sync@{step}"].state_dict()
+            assert found["step"] == step
+            assert found["model"].keys() == expected["model"].keys()
+            for name, value in expected["model"].items():
+                assert torch.equal(found["model"][name], value)
+            for name, moments in expected["optimizer"]["state"].items():
+                for key, value in moments.items():
+                    assert torch.equal(found["optimizer"]["state"][name][key], value)
+            assert found["optimizer"]["param_groups"] == expected["optimizer"]["param_groups"]
+    assert left_over(trained / "writer") == []
+
+
+@pytest.mark.parametrize("run", ["thread", "process"])
+def test_saves_behind_the_training(trained: Path, run: str) -> None:
+    with ckstore.open(trained / "writer") as opened:
+        found, expected = opened[f"{run}@{STEPS[-1]}"], opened[f"sync@{STEPS[-1]}"]
+        assert list(found) == list(expected)
+        assert all(torch.equal(found[path].torch(), expected[path].torch()) for path in found)
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_loaded_on_another_number_of_ranks(trained: Path, world: int) -> None:
+    """Values are those of `FileSystemReader`, from a version of the writer and from one of a directory."""
+    directory = trained / "dcp" / f"step-{STEPS[-1]}"
+    with ckstore.open(trained / "writer") as opened:
+        opened.ingest(directory, run="directory")
+    places = {"directory": str(directory), "store": str(trained / "writer")}
+    for version in ("sync@latest", "directory@latest"):
+        run_ranks(world, "load", place=str(trained), version=version, **places)
+
+
+def test_a_series_takes_what_files_take(trained: Path, tmp_path: Path) -> None:
+    """Directories, the writer's versions and files with all of it: within two per cent."""
+    stored = {}
+    for kind, ending in (("dcp", ""), ("pt", ".pt")):
+        with ckstore.init(tmp_path / kind) as opened:
+            reports = [opened.ingest(trained / kind / f"step-{step}{ending}", run="a", hot=0) for step in STEPS]
+            assert [report.version.depth for report in reports] == [0, 1, 2, 3]
+            stored[kind] = sum(report.version.stored_bytes for report in reports)
+    with ckstore.open(trained / "writer") as opened:
+        stored["writer"] = sum(row.stored_bytes for row in opened.versions("sync"))
+    assert stored["dcp"] < 1.02 * stored["pt"]
+    assert stored["writer"] < 1.02 * stored["pt"]
+
+
+def test_objects_lists_and_dtypes(store: ckstore.Store) -> None:
+    state = {
+        "half": torch.randn(3, 4).bfloat16(), "scalar": torch.tensor(3.5), "none": torch.zeros(0, 2),
+        "turned": torch.arange(12).reshape(3, 4).T, "list": [torch.ones(2), {"x": torch.zeros(1)}],
+        "objects": {"rate": 0.5, "pair": (torch.arange(3), [1, "b"])}, "complex": torch.randn(3, dtype=torch.complex64),
+    }  # fmt: skip
+    dcp.save(state, storage_writer=StoreWriter(store, "a", 1, metrics={"loss": 0.25}))
+    assert store["a@1"].row.metrics == {"loss": 0.25}
+    loaded: dict[str, Any] = {
+        "half": torch.zeros(3, 4).bfloat16(), "scalar": torch.tensor(0.0), "none": torch.zeros(0, 2),
+        "turned": torch.zeros(4, 3, dtype=torch.int64), "list": [torch.zeros(2), {"x": torch.ones(1)}],
+        "objects": {"rate": 0, "pair": None}, "complex": torch.zeros(3, dtype=torch.complex64),
+    }  # fmt: skip
+    dcp.load(loaded, storage_reader=StoreReader(store, "a@latest"))
+    assert loaded["objects"]["rate"] == 0.5
+    assert torch.equal(loaded["objects"]["pair"][0], torch.arange(3))
+    assert loaded["objects"]["pair"][1] == [1, "b"]
+    assert torch.equal(loaded["list"][1]["x"], torch.zeros(1))
+    for name in ("half", "scalar", "none", "turned", "complex"):
+        assert torch.equal(loaded[name], state[name])
+
+
+def test_any_version_is_read(store: ckstore.Store) -> None:
+    """Also one that was stored from memory, with integers as keys and arrays."""
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    store.ingest({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, run="a", step=1)
+    other = torch.nn.Linear(3, 2)
+    state = {"model": other.state_dict()}
+    dcp.load(state, storage_reader=StoreReader(store.path, 1))
+    assert torch.equal(other.weight, model.weight)
+    moment = {"optimizer": {"state": {"0": {"exp_avg": torch.zeros(2, 3)}}}}
+    dcp.load(moment, storage_reader=StoreReader(store, "a"))
+    assert torch.equal(moment["optimizer"]["state"]["0"]["exp_avg"], optimizer.state[model.weight]["exp_avg"])
+    store.ingest([torch.ones(2)], run="list")
+    with pytest.raises(CheckpointException, match="holds no dictionary"):
+        dcp.load({"x": torch.ones(2)}, storage_reader=StoreReader(store, "list"))
+
+
+class _Failing(DefaultSavePlanner):
+    def resolve_data(self, write_item: Any) -> Any:
+        raise RuntimeError("no such value")
+
+
+def test_a_save_that_fails_leaves_nothing(store: ckstore.Store) -> None:
+    state = {"x": torch.ones(100)}
+    writer = StoreWriter(store, "a", 1)
+    with pytest.raises(CheckpointException, match="no such value"):
+        dcp.save(state, storage_writer=writer, planner=_Failing())
+    assert store.versions() == []
+    # What failed holds the writer in a circle: it is let go with its next save, or some time later.
+    del writer
+    gc.collect()
+    dcp.save(state, storage_writer=StoreWriter(store, "a", 1))
+    with pytest.raises(CheckpointException, match="a@1"):
+        dcp.save({"x": torch.zeros(100)}, storage_writer=StoreWriter(store, "a", 1))
+    assert len(store.versions()) == 1
+    assert left_over(store.path) == []
+
+
+def test_a_full_disk_is_told(store: ckstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is written: mapped memory that the disk has no room for would end the process."""
+
+    def full(*given: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(CheckpointException, match="full"):
+        dcp.save({"x": torch.ones(100)}, storage_writer=StoreWriter(store, "a", 1))
+    assert store.versions() == []
+
+
+def test_what_cannot_be_done_is_said(store: ckstore.Store) -> None:
+    state = {"x": torch.ones(2)}
+    with pytest.raises(ckstore.UsageError, match="no checkpoint_id"):
+        dcp.save(state, checkpoint_id="here", storage_writer=StoreWriter(store, "a", 1))
+    with pytest.raises(ckstore.UsageError, match="use_collectives"):
+        dcp.save(state, storage_writer=StoreWriter(store, "a", 1), use_collectives=False)
+    dcp.save(state, storage_writer=StoreWriter(store, "a", 1), planner=DefaultSavePlanner(enable_plan_caching=True))
+    with pytest.raises(CheckpointException, match="enable_plan_caching"):
+        dcp.save(state, storage_writer=StoreWriter(store, "a", 2), planner=DefaultSavePlanner(enable_plan_caching=True))
+    assert pickle.loads(pickle.dumps(StoreWriter(store, "a", 3))).report is None
