@@ -7,7 +7,6 @@ import shutil
 import sys
 from contextlib import suppress
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,9 +41,10 @@ class StoreIO:
     """
 
     def __init__(self, store: Store, run: str) -> None:
-        for parent in [name for name in _PARENTS if name in sys.modules] or filter(_is_installed, _PARENTS):
-            # Both packages have the class, and a Trainer of one knows nothing of the other's.
-            import_module(f"{parent}.plugins").CheckpointIO.register(StoreIO)
+        # Both packages have the class, and a Trainer of one knows nothing of the other's.
+        for parent in [name for name in _PARENTS if sys.modules.get(name)] or _PARENTS:
+            with suppress(ModuleNotFoundError):
+                import_module(f"{parent}.plugins").CheckpointIO.register(StoreIO)
         self.store = store
         self.run = run
         self._first: int | None = None
@@ -93,6 +93,8 @@ class StoreIO:
     ) -> Any:
         """The checkpoint that a pointer, a name such as `ckstore:lit@8`, or a file of Lightning's own means.
 
+        Objects of a user's own classes need ``weights_only=False``, as they do without a store.
+
         Raises
         ------
         NotFoundError
@@ -104,7 +106,7 @@ class StoreIO:
             row = self.store[spec].row
             if row.run == self.run:
                 self._note(row.step)
-        return load(name, self.store, map_location=map_location or "cpu", weights_only=bool(weights_only))
+        return load(name, self.store, map_location=map_location or "cpu", weights_only=weights_only is not False)
 
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
         """Remove a pointer, or a checkpoint of Lightning's own; the version stays in the store."""
@@ -122,10 +124,6 @@ class StoreIO:
         """Versions from this step on are this training's own."""
         found = 0 if step is None else step
         self._first = found if self._first is None else min(self._first, found)
-
-
-def _is_installed(module: str) -> bool:
-    return find_spec(module.partition(".")[0]) is not None
 
 
 def _local(path: str | os.PathLike[str]) -> Path:
