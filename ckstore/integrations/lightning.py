@@ -8,14 +8,12 @@ import sys
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ckstore.errors import ConflictError, UsageError
 from ckstore.integrations.names import PREFIX, version_name
-from ckstore.integrations.torch import load
-
-if TYPE_CHECKING:
-    from ckstore.store import Store
+from ckstore.integrations.torch import load, save
+from ckstore.store import Store, open
 
 #: Where the package `lightning`, and where `pytorch_lightning`, has the class that its Trainer asks plug-ins for.
 _PARENTS = ("lightning.fabric", "lightning_fabric")
@@ -52,6 +50,13 @@ class StoreIO:
     def __repr__(self) -> str:
         return f"<ckstore.integrations.lightning.StoreIO of {self.run}>"
 
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"store": self.store.path}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A process that Lightning spawns opens the store again."""
+        vars(self).update(state, store=open(state["store"]))
+
     @property
     def latest(self) -> str | None:
         """The name of the run's latest version, for `ckpt_path`; None where the run has none, and training begins."""
@@ -61,6 +66,8 @@ class StoreIO:
         self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any = None
     ) -> None:
         """Store a checkpoint, and write a pointer to it once it is durable.
+
+        Hidden files, in which Lightning keeps what it needs for a moment, stay files.
 
         Raises
         ------
@@ -72,6 +79,10 @@ class StoreIO:
         if storage_options is not None:
             raise UsageError("A store takes no `storage_options`; leave them out.")
         place = _local(path)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if place.name.startswith("."):
+            save(checkpoint, place)
+            return
         if self._first is None and self.store.catalog.latest(self.run) is not None:
             raise ConflictError(
                 f"Run {self.run} has versions of another training; resume it with"
@@ -83,7 +94,6 @@ class StoreIO:
             replace=step is not None and self._first is not None and step >= self._first,
         ).version  # fmt: skip
         self._note(row.step)
-        place.parent.mkdir(parents=True, exist_ok=True)
         beside = place.with_name(f".{place.name}.{os.getpid()}")
         beside.write_text(f"{PREFIX}{row.uid if row.step is None else f'{row.run}@{row.step}'}\n")
         beside.replace(place)

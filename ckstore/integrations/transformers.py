@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckstore.errors import ConflictError
+from ckstore.errors import ConflictError, UsageError
 
 if TYPE_CHECKING:
     from ckstore.store import Store
@@ -102,6 +102,8 @@ class StoreCallback:
 def resume_path(store: Store, name: str, output_dir: str | os.PathLike[str]) -> str | None:
     """Write the directory of a version where the Trainer had it, for `resume_from_checkpoint`.
 
+    All ranks call it; rank 0 writes.
+
     Parameters
     ----------
     store
@@ -120,14 +122,23 @@ def resume_path(store: Store, name: str, output_dir: str | os.PathLike[str]) -> 
     ------
     NotFoundError
         There is no such version.
+    UsageError
+        There are several ranks, which `TrainingArguments` have not brought together yet.
     """
     run, _, step = name.rpartition("@")
     if step == "latest" and store.catalog.latest(run) is None:
         return None
     version = store[name]
     directory = Path(output_dir, f"checkpoint-{version.row.step}")
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    version.checkout(directory, force=True)
+    distributed = _distributed()
+    if distributed is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UsageError(
+            "The ranks do not know one another yet; call `resume_path` once there are `TrainingArguments`."
+        )
+    if distributed is None or distributed.get_rank() == 0:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        version.checkout(directory, force=True)
+    _wait_for_all()
     return str(directory)
 
 
@@ -135,8 +146,14 @@ def _do_nothing(*_: Any, **__: Any) -> None:
     """An event that is of no concern."""
 
 
+def _distributed() -> Any:
+    """The module of torch for several ranks; None where there is one."""
+    found = sys.modules.get("torch.distributed")
+    return found if found is not None and found.is_available() and found.is_initialized() else None
+
+
 def _wait_for_all() -> None:
-    """Wait until every rank has written its files."""
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+    """Wait until every rank has come here."""
+    distributed = _distributed()
+    if distributed is not None:
         distributed.barrier()

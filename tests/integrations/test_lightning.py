@@ -62,6 +62,14 @@ def test_a_checkpoint_without_a_step_is_pointed_to_by_its_id(store: ckstore.Stor
         assert_same(io.load_checkpoint(tmp_path / f"{number}.ckpt"), {"w": torch.full((2,), float(number))})
 
 
+def test_a_spawned_process_opens_the_store_again(store: ckstore.Store, tmp_path: Path) -> None:
+    io = pickle.loads(pickle.dumps(StoreIO(store, run="lit")))
+    assert io.store is not store
+    io.save_checkpoint(checkpoint(8), tmp_path / "a.ckpt")
+    io.store.close()
+    assert_same(StoreIO(store, run="lit").load_checkpoint(tmp_path / "a.ckpt"), checkpoint(8))
+
+
 def test_removing_a_pointer_keeps_the_version(store: ckstore.Store, tmp_path: Path) -> None:
     io = StoreIO(store, run="lit")
     io.save_checkpoint(checkpoint(8), tmp_path / "a.ckpt")
@@ -69,6 +77,17 @@ def test_removing_a_pointer_keeps_the_version(store: ckstore.Store, tmp_path: Pa
     io.remove_checkpoint(tmp_path / "a.ckpt")
     assert not (tmp_path / "a.ckpt").exists()
     assert [row.step for row in store.versions("lit")] == [8]
+
+
+def test_hidden_files_are_lightning_s_own(store: ckstore.Store, tmp_path: Path) -> None:
+    """Of its search for a learning rate, and of what a spawned process gives back."""
+    io = StoreIO(store, run="lit")
+    place = tmp_path / "some" / ".lr_find_1.ckpt"
+    io.save_checkpoint(checkpoint(0), place)
+    assert_same(io.load_checkpoint(place), checkpoint(0))
+    io.remove_checkpoint(place)
+    assert store.versions() == []
+    assert os.listdir(tmp_path / "some") == []
 
 
 def test_checkpoints_of_lightning_are_read_as_ever(store: ckstore.Store, tmp_path: Path) -> None:
@@ -226,6 +245,46 @@ FABRIC = """
     """
 
 
+#: Two ranks of one machine, the second of which Lightning starts.
+RANKS = """
+    import os, sys, torch
+    import lightning.pytorch as lightning
+    from lightning.pytorch.callbacks import ModelCheckpoint
+    from torch.utils.data import DataLoader, TensorDataset
+    import ckstore
+    from ckstore.integrations.lightning import StoreIO
+
+    class Model(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 4)
+        def training_step(self, batch):
+            return self.layer(batch[0]).square().mean()
+        def configure_optimizers(self):
+            return torch.optim.AdamW(self.parameters(), 1e-2)
+
+    if __name__ == "__main__":
+        data = DataLoader(TensorDataset(torch.randn(8, 4)), batch_size=2)
+        quiet = dict(accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False)
+        store = ckstore.open("store", create=True)
+        io = StoreIO(store, "lit")
+        for epochs in (1, 2):
+            trainer = lightning.Trainer(
+                max_epochs=epochs, plugins=[io], strategy="ddp", devices=2,
+                callbacks=[ModelCheckpoint("pointers", save_top_k=-1)], **quiet
+            )
+            trainer.fit(Model(), data, ckpt_path=io.latest)
+        if trainer.global_rank == 0:
+            assert [row.step for row in store.versions()] == [2, 4], store.versions()
+            assert len(os.listdir("pointers")) == 2, os.listdir("pointers")
+        store.close()
+    """
+
+
+def test_ranks_save_and_resume(tmp_path: Path) -> None:
+    run_with("lightning", RANKS, tmp_path)
+
+
 @pytest.mark.parametrize("package", ["lightning", "pytorch_lightning"])
 def test_a_trainer_keeps_links_and_resumes_from_pointers(package: str, tmp_path: Path) -> None:
     run_with(package, TRAINING, tmp_path)
@@ -240,9 +299,10 @@ def run_with(package: str, program: str, place: Path) -> None:
         pytest.skip(f"{package} is not installed: `pip install --group frameworks`")
     if package != "lightning":
         program = program.replace("lightning.pytorch", package)
+    (place / "train.py").write_text(textwrap.dedent(program))
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], cwd=place, env=environment,
+        [sys.executable, "train.py"], cwd=place, env=environment,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout

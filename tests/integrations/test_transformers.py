@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import ckstore
-from ckstore.errors import ConflictError, NotFoundError
+from ckstore.errors import ConflictError, NotFoundError, UsageError
 from ckstore.integrations.transformers import StoreCallback, resume_path
 
 REPOSITORY = Path(__file__).parents[2]
@@ -123,6 +123,17 @@ def test_what_is_trained_again_replaces_what_was_there(store: ckstore.Store, tmp
     assert store["hf@10"]["pytorch_model.bin/w"][0] == 10.5
 
 
+def test_ranks_that_do_not_know_one_another_are_told_so(
+    store: ckstore.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = Trainer(tmp_path / "output", StoreCallback(store, "hf"))
+    trainer.begin()
+    trainer.save(5)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UsageError, match="once there are `TrainingArguments`"):
+        resume_path(store, "hf@5", tmp_path / "output")
+
+
 @pytest.mark.parametrize("step", [0, 7])
 def test_a_training_from_elsewhere_needs_a_run_of_its_own(store: ckstore.Store, tmp_path: Path, step: int) -> None:
     trainer = Trainer(tmp_path / "output", StoreCallback(store, "hf"))
@@ -178,12 +189,49 @@ BEST = """
     """
 
 
+#: Two ranks, each of which writes a file of its own.
+RANKS = """
+    import os, torch, transformers
+    import ckstore
+    from ckstore.integrations.transformers import StoreCallback, resume_path
+
+    transformers.set_seed(0)
+    size = {"n_embd": 8, "n_layer": 1, "n_head": 1, "n_positions": 8, "vocab_size": 16}
+    texts = [{"input_ids": text, "labels": text} for text in torch.randint(16, (16, 8))]
+    store = ckstore.open("store", create=True)
+    for steps in (4, 6):
+        model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**size, bos_token_id=0, eos_token_id=0))
+        arguments = transformers.TrainingArguments(
+            "output", max_steps=steps, save_steps=2, report_to=[], per_device_train_batch_size=2, use_cpu=True,
+            ddp_backend="gloo", disable_tqdm=True,
+        )
+        callback = StoreCallback(store, "hf", remove=True)
+        trainer = transformers.Trainer(model, arguments, train_dataset=texts, callbacks=[callback])
+        trainer.train(resume_from_checkpoint=resume_path(store, "hf@latest", "output"))
+    if trainer.is_world_process_zero():
+        assert [row.step for row in store.versions()] == [2, 4, 6]
+        for step in (2, 4, 6):
+            files = {entry.path for entry in store[f"hf@{step}"].document.files}
+            assert {"rng_state_0.pth", "rng_state_1.pth"} <= files, files
+    store.close()
+    """
+
+
+def test_the_files_of_all_ranks_are_stored(tmp_path: Path) -> None:
+    run(RANKS, tmp_path, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+
+
 def test_the_trainer_finds_its_best_directory(tmp_path: Path) -> None:
+    run(BEST, tmp_path)
+
+
+def run(program: str, place: Path, *launcher: str) -> None:
     if importlib.util.find_spec("transformers") is None or importlib.util.find_spec("accelerate") is None:
         pytest.skip("transformers is not installed: `pip install --group frameworks`")
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "HF_HUB_OFFLINE": "1"}
+    (place / "train.py").write_text(textwrap.dedent(program))
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(BEST)], cwd=tmp_path, env=environment,
+        [sys.executable, *launcher, "train.py"], cwd=place, env=environment,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
