@@ -32,6 +32,7 @@ import pytest
 import ckstore
 from ckstore import errors
 from ckstore.cli.verb import EXIT_CODES
+from ckstore.integrations import accelerate, jax, lightning, torch, transformers
 from ckstore.operations.compact import CompactReport
 from ckstore.operations.forget import ForgetReport
 from ckstore.operations.gc.collect import GcReport
@@ -340,6 +341,14 @@ def test_the_reference_names_the_public_api():
     ]
     for kind in (ckstore.Store, Saver, Version, Run, LazyTensor):
         wanted += members(kind)
+    for module in (accelerate, jax, lightning, torch, transformers):
+        room = module.__name__.removeprefix("ckstore.integrations.")
+        wanted += [
+            f"`{room}.{member}{signature(value)}`"
+            for member, value in vars(module).items()
+            if getattr(value, "__module__", "") == module.__name__ and not member.startswith("_")
+            if value is not ckstore.GradientAccumulator
+        ]
     missing += [line for line in wanted if line not in text]
     assert not missing, "\n".join(missing)
 

@@ -59,6 +59,8 @@ def save(
         node = state
         for key in path[:-1]:
             node = node.setdefault(key, {})
+        if path[-1] in node:
+            raise UsageError(f"Two leaves are called {path_to_text(path)}; use keys that differ as text.")
         node[path[-1]] = _array(leaf, path)
     return store.ingest(state, run=run, step=step, metrics=dict(metrics or {}), replace=replace)
 

@@ -9,6 +9,7 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,17 @@ from ckstore.errors import ConflictError, NotFoundError, UsageError
 from ckstore.integrations.jax import load, save
 
 REPOSITORY = Path(__file__).parents[2]
+
+
+class Name(Fraction):
+    """A key that no other one equals."""
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self)
+
 
 Moments = collections.namedtuple("Moments", ["count", "mu"])
 
@@ -120,8 +132,9 @@ def test_what_is_not_there_is_named(store: ckstore.Store) -> None:
         ({"a": {"b": "text"}}, "a/b is no array of numbers, but a str"),
         ({"a": np.ones(2, jnp.int4)}, "The array at a has dtype int4"),
         (np.ones(3), "save it in a dictionary"),
+        ({Fraction(1, 2): 1, Name("1/2"): 2}, "Two leaves are called 1%2F2"),
     ],
-    ids=["object", "text", "dtype", "lone"],
+    ids=["object", "text", "dtype", "lone", "twice"],
 )
 def test_what_cannot_be_stored_is_named(store: ckstore.Store, leaf: Any, hint: str) -> None:
     with pytest.raises(UsageError, match=hint):
