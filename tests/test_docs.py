@@ -53,8 +53,10 @@ PAGES = [REPOSITORY / "README.md", REPOSITORY / "CHANGELOG.md", *sorted(DOCS.rgl
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 EXECUTED = ("console", "python")
 
-#: Libraries whose pages are scripts that train: they run as programs of their own.
-GUEST = re.compile(r"^(?:import|from) (accelerate|jax|lightning|transformers)\b", re.MULTILINE)
+#: What pages import whose first block is a script that trains: they run as programs of their own.
+GUEST = re.compile(
+    r"^(?:import|from) (accelerate|jax|lightning|transformers|ckstore\.integrations\.torch)\b", re.MULTILINE
+)
 
 #: What kills a script when its second version is committed.
 KILLED = """
@@ -81,7 +83,7 @@ def blocks(page: Path) -> list[tuple[str, str]]:
 
 
 def is_program(page: Path) -> bool:
-    """Whether the first block of a page is a script that trains with another library."""
+    """Whether the first block of a page is a script that trains, and imports a guest for it."""
     kind, text = blocks(page)[0]
     return kind == "python" and GUEST.search(text) is not None
 
