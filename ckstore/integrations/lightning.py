@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ckstore.errors import ConflictError, UsageError
+from ckstore.formats.facts import facts_of_mapping
 from ckstore.integrations.names import PREFIX, version_name
 from ckstore.integrations.torch import load, save
 from ckstore.store import Store, open
@@ -46,6 +47,7 @@ class StoreIO:
         self.store = store
         self.run = run
         self._first: int | None = None
+        self._saved: int | None = None
 
     def __repr__(self) -> str:
         return f"<ckstore.integrations.lightning.StoreIO of {self.run}>"
@@ -83,17 +85,19 @@ class StoreIO:
         if place.name.startswith("."):
             save(checkpoint, place)
             return
-        if self._first is None and self.store.catalog.latest(self.run) is not None:
+        facts = facts_of_mapping(checkpoint)
+        step = facts.get("step", facts.get("epoch"))
+        if not self._is_own(step):
             raise ConflictError(
                 f"Run {self.run} has versions of another training; resume it with"
                 f" `ckpt_path='{PREFIX}{self.run}@latest'`, or give `StoreIO` another run."
             )
-        step = checkpoint.get("global_step")
         row = self.store.ingest(
             checkpoint, run=self.run, step=step, metrics=_scores(checkpoint, path), on_unknown="pickle",
-            replace=step is not None and self._first is not None and step >= self._first,
+            replace=step is not None,
         ).version  # fmt: skip
         self._note(row.step)
+        self._saved = row.step
         beside = place.with_name(f".{place.name}.{os.getpid()}")
         beside.write_text(f"{PREFIX}{row.uid if row.step is None else f'{row.run}@{row.step}'}\n")
         beside.replace(place)
@@ -128,10 +132,17 @@ class StoreIO:
                 place.unlink()
 
     def teardown(self) -> None:
-        """Nothing is open that would be closed here: the store is the caller's."""
+        """The training has ended; what is saved now is what it ended with, until it is resumed."""
+        self._first = self._saved
+
+    def _is_own(self, step: int | None) -> bool:
+        """Whether a step is this training's to save: what is there at it, if anything, may be replaced."""
+        if self._first is None:
+            return self.store.catalog.latest(self.run) is None
+        return step is None or step >= self._first
 
     def _note(self, step: int | None) -> None:
-        """Versions from this step on are this training's own."""
+        """Take note that the training has come to a step: versions from the first such on are its own."""
         found = 0 if step is None else step
         self._first = found if self._first is None else min(self._first, found)
 

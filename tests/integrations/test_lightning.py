@@ -138,6 +138,40 @@ def test_another_training_needs_a_run_of_its_own(store: ckstore.Store, tmp_path:
     assert [(row.run, row.step) for row in store.versions()] == [("lit", 8), ("fork", 9)]
 
 
+def test_a_second_training_with_the_same_plug_in_is_another_one(store: ckstore.Store, tmp_path: Path) -> None:
+    """As when the cell of a notebook is run again; what the first one ended with may be saved once more."""
+    io = StoreIO(store, run="lit")
+    for step in (4, 8):
+        io.save_checkpoint(checkpoint(step), tmp_path / f"{step}.ckpt")
+    io.teardown()
+    io.save_checkpoint(checkpoint(8) | {"epoch": 1}, tmp_path / "final.ckpt")
+    for step in (4, 5):
+        with pytest.raises(ConflictError, match="give `StoreIO` another run"):
+            io.save_checkpoint(checkpoint(step, 0.5), tmp_path / f"{step}.ckpt")
+    assert [row.step for row in store.versions("lit")] == [4, 8]
+    assert_same(io.load_checkpoint("ckstore:lit@4"), checkpoint(4))
+
+
+def test_a_test_of_a_version_does_not_give_it_away(store: ckstore.Store, tmp_path: Path) -> None:
+    StoreIO(store, run="lit").save_checkpoint(checkpoint(4), tmp_path / "4.ckpt")
+    io = StoreIO(store, run="lit")
+    io.load_checkpoint("ckstore:lit@4")
+    io.teardown()
+    with pytest.raises(ConflictError, match="give `StoreIO` another run"):
+        io.save_checkpoint(checkpoint(8), tmp_path / "8.ckpt")
+
+
+def test_what_fabric_saves_again_after_loading_replaces_what_was_there(store: ckstore.Store, tmp_path: Path) -> None:
+    for value in (0.0, 1.0):
+        io = StoreIO(store, run="fabric")
+        if value:
+            io.load_checkpoint("ckstore:fabric@7")
+        for step in (7, 9):
+            io.save_checkpoint({"step": step, "w": torch.full((3,), value)}, tmp_path / f"{step}.ckpt")
+    assert_same(store["fabric@9"].state_dict()["w"], torch.ones(3))
+    assert len(store.versions()) == 2
+
+
 def test_the_score_of_a_checkpoint_is_a_metric_of_its_version(store: ckstore.Store, tmp_path: Path) -> None:
     place = str(tmp_path / "a.ckpt")
     states = {
@@ -212,6 +246,15 @@ TRAINING = """
     assert steps("twice") == [2, 4, 6, 8, 10] and trainer.global_step == 10
     assert sorted(os.listdir("twice")) == ["last.ckpt", "step=10.ckpt", "step=8.ckpt"], os.listdir("twice")
     assert os.readlink("twice/last.ckpt") == "step=10.ckpt"
+
+    trainer.save_checkpoint("twice/final.ckpt")
+    assert steps("twice") == [2, 4, 6, 8, 10]
+    try:
+        trained("twice")
+    except ckstore.ConflictError:
+        assert steps("twice") == [2, 4, 6, 8, 10]
+    else:
+        raise AssertionError("another training went into the run")
 
     trained("async", wrap=AsyncCheckpointIO, save_top_k=-1)
     assert steps("async") == [2, 4, 6, 8], steps("async")
