@@ -18,6 +18,7 @@ import contextlib
 import doctest
 import functools
 import hashlib
+import importlib.util
 import inspect
 import os
 import re
@@ -32,6 +33,7 @@ import pytest
 import ckstore
 from ckstore import errors
 from ckstore.cli.verb import EXIT_CODES
+from ckstore.integrations import accelerate, jax, lightning, torch, transformers
 from ckstore.operations.compact import CompactReport
 from ckstore.operations.forget import ForgetReport
 from ckstore.operations.gc.collect import GcReport
@@ -52,6 +54,23 @@ PAGES = [REPOSITORY / "README.md", REPOSITORY / "CHANGELOG.md", *sorted(DOCS.rgl
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 EXECUTED = ("console", "python")
 
+#: What pages import whose first block is a script that trains: they run as programs of their own.
+GUEST = re.compile(
+    r"^(?:import|from) (accelerate|jax|lightning|transformers|ckstore\.integrations\.torch)\b", re.MULTILINE
+)
+
+#: What kills a script when its second version is committed.
+KILLED = """
+import os, signal
+from ckstore import Store
+stored = []
+def ingest(*given, ingest=Store.ingest, **named):
+    stored.append(ingest(*given, **named))
+    if len(stored) == 2: os.kill(os.getpid(), signal.SIGKILL)
+    return stored[-1]
+Store.ingest = ingest
+"""
+
 #: What differs from one run or machine to the next: ids, times, numbers with their units, plurals.
 VARIABLE = re.compile(r"\b[0-9a-f]{12,64}\b|[-+]?\d[\d,.:]*(?:e-?\d+)?(?: ?(?:B|kB|MB|GB|TB|s)\b)?|(?<=\w)s\b")
 
@@ -62,6 +81,15 @@ DIGEST = re.compile(r"^(\S+) \(version \d+\) -> (\S+) .*\bsha256 ([0-9a-f]{64})\
 def blocks(page: Path) -> list[tuple[str, str]]:
     """(Language, text) of the blocks of a page that are run."""
     return [(kind, text) for kind, text in BLOCK.findall(page.read_text()) if kind in EXECUTED]
+
+
+def is_program(page: Path) -> bool:
+    """Whether the first block of a page is a script that trains, and imports a guest for it."""
+    kind, text = blocks(page)[0]
+    return kind == "python" and GUEST.search(text) is not None
+
+
+PROGRAMS = [page for page in PAGES if blocks(page) and is_program(page)]
 
 
 def name(page: Path) -> str:
@@ -170,7 +198,7 @@ def begin(page: Path, place: Path, gpt_run: list[Path], request: pytest.FixtureR
         shutil.copytree(made, place / ".ckstore")
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=name)
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page) and page not in PROGRAMS], ids=name)
 def test_what_a_page_shows_is_what_happens(
     page: Path, gpt_run: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ):
@@ -251,6 +279,43 @@ def test_the_training_loop_goes_on_where_it_was_killed(tmp_path: Path):
         assert store.run("linear").steps == [10, 20, 30]
 
 
+def run_program(script: str, place: Path) -> int:
+    place.mkdir(exist_ok=True)
+    (place / "train.py").write_text(script)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "train.py"], cwd=place, env=environment,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode in (0, -9), done.stdout
+    return done.returncode
+
+
+@pytest.mark.parametrize("page", PROGRAMS, ids=name)
+def test_a_training_that_was_killed_ends_with_the_weights_of_one_that_was_not(page: Path, tmp_path: Path):
+    (_, script), *others = blocks(page)
+    guest = GUEST.findall(script)[0]
+    if importlib.util.find_spec(guest) is None:
+        pytest.skip(f"{guest} is not installed: `pip install --group frameworks`")
+    place, whole = tmp_path / "run", tmp_path / "whole"
+    assert run_program(script, place) == 0
+    for kind, text in others:
+        if kind == "console":
+            run_console(text, place, {})
+        else:
+            assert run_program(text, place) == 0
+    place.rename(whole)  # Some checkpoints hold paths.
+    assert run_program(KILLED + script, place) == -9
+    assert run_program(script, place) == 0
+    with ckstore.open(whole / "checkpoints", "r") as one, ckstore.open(place / "checkpoints", "r") as other:
+        (run,) = {row.run for row in other.versions()}
+        assert other.run(run).steps == one.run(run).steps
+        expected, found = one.run(run).latest, other.run(run).latest
+        assert list(found) == list(expected)
+        for path in expected:
+            assert found[path][...].tobytes() == expected[path][...].tobytes(), path
+
+
 def signature(function: Any) -> str:
     """Parameters with their defaults, without annotations and `self`."""
     parameters = [
@@ -282,6 +347,14 @@ def test_the_reference_names_the_public_api():
     ]
     for kind in (ckstore.Store, Saver, Version, Run, LazyTensor):
         wanted += members(kind)
+    for module in (accelerate, jax, lightning, torch, transformers):
+        room = module.__name__.removeprefix("ckstore.integrations.")
+        wanted += [
+            f"`{room}.{member}{signature(value)}`"
+            for member, value in vars(module).items()
+            if getattr(value, "__module__", "") == module.__name__ and not member.startswith("_")
+            if value is not ckstore.GradientAccumulator
+        ]
     missing += [line for line in wanted if line not in text]
     assert not missing, "\n".join(missing)
 

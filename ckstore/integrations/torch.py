@@ -1,18 +1,145 @@
-"""Gathers gradients while torch trains, for the scheme that ranks weights by them."""
+"""torch: states saved and loaded under names of versions, and gradients for the scheme that ranks weights by them."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import UsageError
+from ckstore.integrations.names import opened, run_and_step, version_name
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module, Parameter
 
+    from ckstore.operations.ingest import IngestReport
+    from ckstore.store import Store
+    from ckstore.version import Version
+
 #: What the mean of gradients gives to the newest one, and to all before it (Agrawal et al., SoCC 2024).
 _NEW, _OLD = 0.9, 0.1
+
+#: Kinds of files that `torch.load` opens.
+_TORCH_FILES = ("torch-zip", "torch-legacy")
+
+
+def save(
+    state: Any,
+    name: str | os.PathLike[str],
+    store: Store | str | os.PathLike[str] | None = None,
+    *,
+    metrics: Mapping[str, Any] | None = None,
+    replace: bool = False,
+) -> IngestReport | None:
+    """Save a state as `torch.save` does, under the name of a version.
+
+    Parameters
+    ----------
+    state
+        Whatever `torch.save` takes; objects of types that `Version.state_dict` does not make again are pickled.
+    name
+        `ckstore:RUN@STEP`, or `ckstore:RUN` where the state tells its step. Any other name is that of a file, which
+        `torch.save` writes.
+    store
+        The store, or its path; by default as for `ckstore.open`. One that is open keeps what the next save needs.
+    metrics, replace
+        As for `Store.ingest`.
+
+    Returns
+    -------
+    IngestReport or None
+        What was stored; None of a file.
+
+    Raises
+    ------
+    ConflictError
+        The run has another state at that step, and `replace` is not set.
+    UsageError
+        The name holds no step where one is expected, or no run can be called so.
+    """
+    import torch
+
+    spec = version_name(name)
+    if spec is None:
+        torch.save(state, name)
+        return None
+    run, step = run_and_step(spec)
+    with opened(store) as found:
+        return found.ingest(
+            state, run=run, step=step, metrics=dict(metrics or {}), replace=replace, on_unknown="pickle"
+        )  # fmt: skip
+
+
+def load(
+    name: str | os.PathLike[str],
+    store: Store | str | os.PathLike[str] | None = None,
+    *,
+    map_location: Any = None,
+    weights_only: bool = True,
+) -> Any:
+    """What `torch.load` gives, of a version.
+
+    Parameters
+    ----------
+    name
+        `ckstore:gpt@100`, `ckstore:gpt@latest`, or `ckstore:` with a number, a tag or an id. Any other name is that of
+        a file, which `torch.load` reads.
+    store
+        The store, or its path; by default as for `ckstore.open`.
+    map_location, weights_only
+        As for `torch.load`. Without `map_location`, tensors come on the CPU. Objects of types that neither
+        `Version.state_dict` nor torch knows need ``weights_only=False``, which imports and runs what the state names.
+
+    Raises
+    ------
+    NotFoundError
+        There is no such version.
+    UsageError
+        A device is asked for, and the version is no torch file, but a directory or of another kind.
+    """
+    import torch
+
+    spec = version_name(name)
+    if spec is None:
+        return torch.load(name, map_location=map_location, weights_only=weights_only)
+    with opened(store) as found:
+        version = found[spec]
+        is_torch = not version.document.is_directory and version.layout.files[0].kind in _TORCH_FILES
+        if map_location is None or str(map_location) == "cpu":
+            state = version.state_dict()
+            if not is_torch or not _holds_unknown(state):
+                return state
+        elif not is_torch:
+            raise UsageError(f"{spec} is no file of torch; load it without `map_location`, and move its tensors.")
+        return _read_by_torch(version, map_location, weights_only=weights_only)
+
+
+def _read_by_torch(version: Version, map_location: Any, *, weights_only: bool) -> Any:
+    """What torch makes of the file that the version is."""
+    import torch
+
+    with TemporaryDirectory(prefix="ckstore-") as place:
+        file = Path(place, "state.pt")
+        version.checkout(file)
+        return torch.load(file, map_location=map_location or "cpu", weights_only=weights_only)
+
+
+def _holds_unknown(state: Any) -> bool:
+    """Whether an object in a state could not be made."""
+    from ckstore.formats import Unknown
+
+    left, seen = [state], set()
+    while left:
+        node = left.pop()
+        if isinstance(node, Unknown):
+            return True
+        if isinstance(node, dict | list | tuple | set | frozenset) and id(node) not in seen:
+            seen.add(id(node))
+            left.extend([*node, *node.values()] if isinstance(node, dict) else node)
+    return False
 
 
 class GradientAccumulator:

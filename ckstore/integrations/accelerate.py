@@ -1,0 +1,117 @@
+"""accelerate: the state of an Accelerator goes into a store, and comes back, without a directory that stays."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import gettempdir
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+if TYPE_CHECKING:
+    from ckstore.operations.ingest import IngestReport
+    from ckstore.store import Store
+
+
+def save_state(
+    accelerator: Any,
+    store: Store,
+    *,
+    run: str,
+    step: int,
+    metrics: Mapping[str, Any] | None = None,
+    replace: bool = False,
+    **options: Any,
+) -> IngestReport | None:
+    """Store what `Accelerator.save_state` writes as a version; all ranks call it.
+
+    Parameters
+    ----------
+    accelerator
+        The `accelerate.Accelerator`.
+    store
+        The store, open to be written to. The directory is written beside it, where every rank must see it, and removed
+        when the version is durable. With `automatic_checkpoint_naming` it is where accelerate puts it, and stays.
+    run, step
+        Where the version belongs. What accelerate writes tells no step.
+    metrics, replace
+        As for `Store.ingest`.
+    **options
+        As for `Accelerator.save_state`.
+
+    Returns
+    -------
+    IngestReport or None
+        What was stored, in the main process; None in the others.
+
+    Raises
+    ------
+    ConflictError
+        The run has another version at that step, and `replace` is not set.
+    """
+    is_named = accelerator.project_configuration.automatic_checkpoint_naming
+    # A name that a killed process has left is taken again.
+    place = store.path.with_name(f"{store.path.name}.{quote(run, safe='')}.unfinished")
+    if accelerator.is_main_process and not is_named:
+        shutil.rmtree(place, ignore_errors=True)
+    accelerator.wait_for_everyone()
+    written = Path(accelerator.save_state(None if is_named else str(place), **options))
+    accelerator.wait_for_everyone()
+    report = None
+    try:
+        if accelerator.is_main_process:
+            report = store.ingest(written, run=run, step=step, metrics=dict(metrics or {}), replace=replace)
+    finally:
+        if accelerator.is_main_process and not is_named:
+            shutil.rmtree(place, ignore_errors=True)
+    accelerator.wait_for_everyone()
+    return report
+
+
+def load_state(accelerator: Any, store: Store, name: str, **options: Any) -> int | None:
+    """Load a version as `Accelerator.load_state` loads a directory; all ranks call it.
+
+    Parameters
+    ----------
+    accelerator
+        The `accelerate.Accelerator`, with everything prepared that was when the state was saved.
+    store
+        The store. The main process of each machine writes the directory below its directory for temporary files, and
+        removes it.
+    name
+        The version, such as `acc@latest` or `acc@500`.
+    **options
+        As for `Accelerator.load_state`.
+
+    Returns
+    -------
+    int or None
+        The version's step; None where `RUN@latest` names a run that has no version yet: nothing is loaded.
+
+    Raises
+    ------
+    NotFoundError
+        There is no such version.
+    """
+    from accelerate.utils import broadcast_object_list
+
+    run, _, at = name.rpartition("@")
+    (token,) = broadcast_object_list([secrets.token_hex(8)])
+    if at == "latest" and store.catalog.latest(run) is None:
+        return None
+    version = store[name]
+    machine = accelerator.process_index - accelerator.local_process_index
+    place = Path(gettempdir(), f"ckstore-{token}-{machine}")
+    try:
+        if accelerator.is_local_main_process:
+            version.checkout(place)
+        accelerator.wait_for_everyone()
+        accelerator.load_state(os.fspath(place), **options)
+        accelerator.wait_for_everyone()
+    finally:
+        if accelerator.is_local_main_process:
+            shutil.rmtree(place, ignore_errors=True)
+    return version.row.step

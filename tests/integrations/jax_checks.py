@@ -1,0 +1,211 @@
+"""Trees of JAX: what goes in comes back, bit for bit and on its devices; `test_jax.py` runs this."""
+
+from __future__ import annotations
+
+import collections
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import ckstore
+from ckstore.errors import ConflictError, NotFoundError, UsageError
+from ckstore.integrations.jax import load, save
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+class Name(Fraction):
+    """A key that no other one equals."""
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self)
+
+
+Moments = collections.namedtuple("Moments", ["count", "mu"])
+
+
+@jax.tree_util.register_dataclass
+@dataclass
+class State:
+    step: int
+    params: Any
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[ckstore.Store]:
+    with ckstore.init(tmp_path / "store") as made:
+        yield made
+
+
+def tree(seed: int = 0) -> Any:
+    key = jax.random.key(seed)
+    return {
+        "state": State(7 + seed, {"dense/0": {"kernel": jax.random.normal(key, (300, 200)), "bias": jnp.zeros(200)}}),
+        "list": [jax.random.normal(key, (70_000,), jnp.bfloat16), (jnp.arange(3), 2.5, True, None)],
+        "moments": Moments(jnp.int32(3), {1: np.arange(5.0), 2: np.float32(0.25)}),
+        "rng": key, "keys": jax.random.split(key, 3), "empty": {}, "none": jnp.zeros((0, 3)),
+        "float8": jnp.ones(3, jnp.float8_e4m3fn), "complex": jnp.ones(2, jnp.complex64),
+    }  # fmt: skip
+
+
+def bits(leaf: Any) -> Any:
+    if isinstance(leaf, jax.Array):
+        leaf = jax.random.key_data(leaf) if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
+        return "jax", str(leaf.dtype), leaf.shape, np.asarray(leaf).tobytes()
+    return type(leaf), getattr(leaf, "dtype", None), np.asarray(leaf).tobytes()
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    assert list(map(bits, jax.tree.leaves(found))) == list(map(bits, jax.tree.leaves(expected)))
+
+
+def test_a_tree_comes_back_as_it_was(store: ckstore.Store) -> None:
+    save(store, tree(), run="flax", step=3, metrics={"loss": 0.5})
+    assert store["flax@3"].row.metrics == {"loss": 0.5}
+    assert_same(load(store, "flax@latest", like=tree(1)), tree())
+
+
+def test_shapes_alone_are_enough(store: ckstore.Store) -> None:
+    params = tree()["state"].params
+    save(store, {"params": params, "step": 3}, run="flax", step=3)
+    assert_same(load(store, "flax@3", like={"params": jax.eval_shape(lambda: params)}), {"params": params})
+
+
+def test_arrays_come_back_with_their_sharding(store: ckstore.Store) -> None:
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("x",))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
+    array = jax.device_put(jnp.arange(8.0), sharding)
+    save(store, {"a": array}, run="flax", step=1)
+    assert load(store, "flax@1", like={"a": array})["a"].sharding == sharding
+
+
+def test_a_step_may_have_become_an_array(store: ckstore.Store) -> None:
+    """`TrainState.step` is a number before the first step, and an array of 32 bits after it."""
+    save(store, {"step": jnp.int32(7), "rate": 0.1}, run="flax", step=7)
+    assert_same(load(store, "flax@7", like={"step": 0, "rate": jnp.float32(0)}), {"step": 7, "rate": jnp.float32(0.1)})
+    with pytest.raises(UsageError, match="step has dtype int32 and shape"):
+        load(store, "flax@7", like={"step": 0.0})
+
+
+@pytest.mark.parametrize(
+    ("like", "hint"),
+    [
+        (np.zeros((2, 3)), r"w has dtype float32 and shape \[2, 3\] in the store, and float64 and \[2, 3\]"),
+        (np.zeros((3, 2), np.float32), r"\[3, 2\] in `like`; give a tree like the one"),
+        (0.0, r"and float64 and \[\] in `like`"),
+    ],
+    ids=["dtype", "shape", "number"],
+)
+def test_another_shape_or_dtype_is_refused(store: ckstore.Store, like: Any, hint: str) -> None:
+    save(store, {"w": jnp.zeros((2, 3))}, run="flax", step=1)
+    with pytest.raises(UsageError, match=hint):
+        load(store, "flax@1", like={"w": like})
+
+
+def test_what_is_not_there_is_named(store: ckstore.Store) -> None:
+    save(store, {"dense": {"kernel": jnp.zeros(3)}}, run="flax", step=1)
+    with pytest.raises(NotFoundError, match="did you mean dense/kernel"):
+        load(store, "flax@1", like={"dense": {"kernels": jnp.zeros(3)}})
+    with pytest.raises(NotFoundError, match="flax@2"):
+        load(store, "flax@2", like={})
+
+
+@pytest.mark.parametrize(
+    ("leaf", "hint"),
+    [
+        ({"a": object()}, "a is no array of numbers, but a object; leave it out"),
+        ({"a": {"b": "text"}}, "a/b is no array of numbers, but a str"),
+        ({"a": np.ones(2, jnp.int4)}, "The array at a has dtype int4"),
+        (np.ones(3), "save it in a dictionary"),
+        ({Fraction(1, 2): 1, Name("1/2"): 2}, "Two leaves are called 1%2F2"),
+    ],
+    ids=["object", "text", "dtype", "lone", "twice"],
+)
+def test_what_cannot_be_stored_is_named(store: ckstore.Store, leaf: Any, hint: str) -> None:
+    with pytest.raises(UsageError, match=hint):
+        save(store, leaf, run="flax", step=1)
+    assert store.versions() == []
+
+
+def test_what_is_there_is_replaced_on_demand_alone(store: ckstore.Store) -> None:
+    save(store, tree(), run="flax", step=3)
+    save(store, tree(), run="flax", step=3)
+    with pytest.raises(ConflictError):
+        save(store, tree(1), run="flax", step=3)
+    save(store, tree(1), run="flax", step=3, replace=True)
+    assert_same(load(store, "flax@3", like=tree()), tree(1))
+
+
+def test_states_of_flax_come_back(store: ckstore.Store) -> None:
+    run(
+        """
+        import jax, jax.numpy as jnp, optax
+        import flax.linen as nn
+        from flax import nnx
+        from flax.training.train_state import TrainState
+        import ckstore
+        from ckstore.integrations.jax import load, save
+
+        def same(one, other):
+            leaves = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+            return jax.tree.structure(one) == jax.tree.structure(other) and all(jnp.all(a == b) for a, b in leaves)
+
+        def made(seed):
+            params = model.init(jax.random.key(seed), jnp.ones((1, 4)))["params"]
+            return TrainState.create(apply_fn=model.apply, params=params, tx=tx)
+
+        model = nn.Dense(3)
+        tx = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))
+        state = made(0)
+        state = state.apply_gradients(grads=jax.tree.map(jnp.ones_like, state.params))
+        network = nnx.Linear(4, 3, rngs=nnx.Rngs(0))
+        with ckstore.init("store") as store:
+            save(store, state, run="linen", step=int(state.step))
+            assert same(load(store, "linen@1", like=made(1)), state)
+            save(store, nnx.state(network), run="nnx", step=1)
+            other = nnx.Linear(4, 3, rngs=nnx.Rngs(1))
+            nnx.update(other, load(store, "nnx@1", like=nnx.state(other)))
+            assert (other.kernel[...] == network.kernel[...]).all()
+        """,
+        store.path.parent / "flax",
+    )
+
+
+def test_torch_is_not_needed(store: ckstore.Store) -> None:
+    run(
+        """
+        import sys
+        sys.modules["torch"] = None
+        import jax.numpy as jnp
+        import ckstore
+        from ckstore.integrations.jax import load, save
+        with ckstore.init("store") as store:
+            save(store, {"w": jnp.ones(3, jnp.bfloat16)}, run="flax", step=1)
+            assert (load(store, "flax@1", like={"w": jnp.zeros(3, jnp.bfloat16)})["w"] == 1).all()
+        """,
+        store.path.parent / "alone",
+    )
+
+
+def run(program: str, place: Path) -> None:
+    place.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], cwd=place, env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout

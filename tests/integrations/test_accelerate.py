@@ -1,0 +1,135 @@
+"""The state of an Accelerator: saved, loaded, on several ranks, and no directory left."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+
+HEAD = """
+    import os, sys
+    import accelerate, torch
+    import ckstore
+    from ckstore.errors import ConflictError, NotFoundError
+    from ckstore.integrations.accelerate import load_state, save_state
+
+    def prepared(**options):
+        accelerator = accelerate.Accelerator(cpu=True, **options)
+        model = torch.nn.Linear(30, 30)
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+        return accelerator, *accelerator.prepare(model, optimizer)
+
+    def train(accelerator, model, optimizer):
+        accelerator.backward(model(torch.randn(8, 30)).square().mean())
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def weight(accelerator, model):
+        return accelerator.unwrap_model(model).weight.detach().clone()
+    """
+
+ONE = """
+    accelerator, model, optimizer = prepared()
+    store = ckstore.init("store")
+    assert load_state(accelerator, store, "a/b@latest") is None
+    train(accelerator, model, optimizer)
+    report = save_state(accelerator, store, run="a/b", step=1, metrics={"loss": 0.5})
+    assert (report.version.step, report.version.metrics) == (1, {"loss": 0.5})
+    train(accelerator, model, optimizer)
+    first = weight(accelerator, model)
+    assert load_state(accelerator, store, "a/b@1") == 1
+    train(accelerator, model, optimizer)
+    assert torch.equal(weight(accelerator, model), first), "the numbers of a generator go on where they were"
+
+    try:
+        save_state(accelerator, store, run="a/b", step=1)
+    except ConflictError:
+        pass
+    else:
+        raise AssertionError("the step is taken")
+    save_state(accelerator, store, run="a/b", step=1, replace=True, safe_serialization=False)
+    assert "pytorch_model.bin/weight" in store["a/b@1"]
+    try:
+        load_state(accelerator, store, "a/b@7")
+    except NotFoundError:
+        pass
+    else:
+        raise AssertionError("there is no such version")
+    assert os.listdir() == ["store"]
+    assert not any(name.startswith("ckstore") for name in os.listdir(os.environ["TMPDIR"]))
+    store.close()
+    """
+
+NAMED = """
+    options = accelerate.utils.ProjectConfiguration("project", automatic_checkpoint_naming=True, total_limit=2)
+    accelerator, model, optimizer = prepared(project_config=options)
+    with ckstore.init("store") as store:
+        for step in (10, 20, 30):
+            train(accelerator, model, optimizer)
+            save_state(accelerator, store, run="acc", step=step)
+        assert sorted(os.listdir("project/checkpoints")) == ["checkpoint_1", "checkpoint_2"]
+        assert [row.step for row in store.versions("acc")] == [10, 20, 30]
+        assert load_state(accelerator, store, "acc@10") == 10
+    """
+
+#: Two ranks of one machine.
+RANKS = """
+    accelerator, model, optimizer = prepared()
+    assert accelerator.num_processes == 2
+    torch.manual_seed(accelerator.process_index)
+    store = ckstore.open("store", create=True)
+    train(accelerator, model, optimizer)
+    report = save_state(accelerator, store, run="acc", step=1)
+    assert (report is None) == (accelerator.process_index == 1)
+    train(accelerator, model, optimizer)
+    first = weight(accelerator, model)
+    assert load_state(accelerator, store, "acc@latest") == 1
+    train(accelerator, model, optimizer)
+    assert torch.equal(weight(accelerator, model), first)
+    accelerator.wait_for_everyone()
+    if accelerator.is_main_process:
+        files = {entry.path for entry in store["acc@1"].document.files}
+        assert {"random_states_0.pkl", "random_states_1.pkl"} <= files
+        assert set(os.listdir()) == {"store", "program.py"}
+        assert not any(name.startswith("ckstore") for name in os.listdir(os.environ["TMPDIR"]))
+    store.close()
+    accelerator.end_training()
+    """
+
+
+def run(program: str, tmp_path: Path, *launcher: str) -> None:
+    if importlib.util.find_spec("accelerate") is None:
+        pytest.skip("accelerate is not installed: `pip install --group frameworks`")
+    place, temporary = tmp_path / "place", tmp_path / "temporary"
+    place.mkdir()
+    temporary.mkdir()
+    (place / "program.py").write_text(textwrap.dedent(HEAD) + textwrap.dedent(program))
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "TMPDIR": str(temporary), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, *launcher, "program.py"]
+    if not launcher:
+        (place / "program.py").rename(tmp_path / "program.py")
+        command[-1] = "../program.py"
+    done = subprocess.run(
+        command, cwd=place, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout
+
+
+def test_a_state_is_saved_and_loaded_and_leaves_no_directory(tmp_path: Path) -> None:
+    run(ONE, tmp_path)
+
+
+def test_directories_that_accelerate_names_stay(tmp_path: Path) -> None:
+    run(NAMED, tmp_path)
+
+
+def test_all_ranks_go_on_where_they_were(tmp_path: Path) -> None:
+    ranks = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=0", "--rdzv-backend=c10d"]
+    run(RANKS, tmp_path, *ranks, "--rdzv-endpoint=127.0.0.1:0")

@@ -1,0 +1,351 @@
+"""Pointers in place of Lightning's checkpoints, without Lightning and with it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pickle
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ckstore
+from ckstore.errors import ConflictError, NotFoundError, UsageError
+from ckstore.integrations.lightning import StoreIO
+from tests.equality import assert_same
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ckstore.Store]:
+    """Beside it nothing imports Lightning into the process of the tests."""
+    monkeypatch.setattr("ckstore.integrations.lightning._PARENTS", ())
+    with ckstore.init(tmp_path / "store") as made:
+        yield made
+
+
+def checkpoint(step: int, value: float = 0.0) -> dict[str, Any]:
+    return {"epoch": 0, "global_step": step, "state_dict": {"w": torch.full((3,), step + value)}, "callbacks": {}}
+
+
+class Custom:
+    """What no store knows."""
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+
+def test_a_pointer_lies_where_the_checkpoint_would_be(store: ckstore.Store, tmp_path: Path) -> None:
+    io = StoreIO(store, run="lit")
+    assert io.latest is None
+    io.save_checkpoint(checkpoint(8), tmp_path / "some" / "place" / "a.ckpt")
+    assert os.listdir(tmp_path / "some" / "place") == ["a.ckpt"]
+    assert (tmp_path / "some" / "place" / "a.ckpt").read_text() == "ckstore:lit@8\n"
+    assert io.latest == "ckstore:lit@latest"
+    for name in (tmp_path / "some" / "place" / "a.ckpt", "ckstore:lit@8", Path("ckstore:lit@8"), io.latest):
+        assert_same(io.load_checkpoint(name), checkpoint(8))
+
+
+def test_a_checkpoint_without_a_step_is_pointed_to_by_its_id(store: ckstore.Store, tmp_path: Path) -> None:
+    """As what Fabric saves."""
+    io = StoreIO(store, run="fabric")
+    for number in range(2):
+        io.save_checkpoint({"w": torch.full((2,), float(number))}, tmp_path / f"{number}.ckpt")
+    for number in range(2):
+        assert_same(io.load_checkpoint(tmp_path / f"{number}.ckpt"), {"w": torch.full((2,), float(number))})
+
+
+def test_a_spawned_process_opens_the_store_again(store: ckstore.Store, tmp_path: Path) -> None:
+    io = pickle.loads(pickle.dumps(StoreIO(store, run="lit")))
+    assert io.store is not store
+    io.save_checkpoint(checkpoint(8), tmp_path / "a.ckpt")
+    io.store.close()
+    assert_same(StoreIO(store, run="lit").load_checkpoint(tmp_path / "a.ckpt"), checkpoint(8))
+
+
+def test_removing_a_pointer_keeps_the_version(store: ckstore.Store, tmp_path: Path) -> None:
+    io = StoreIO(store, run="lit")
+    io.save_checkpoint(checkpoint(8), tmp_path / "a.ckpt")
+    io.remove_checkpoint(tmp_path / "a.ckpt")
+    io.remove_checkpoint(tmp_path / "a.ckpt")
+    assert not (tmp_path / "a.ckpt").exists()
+    assert [row.step for row in store.versions("lit")] == [8]
+
+
+def test_hidden_files_are_lightning_s_own(store: ckstore.Store, tmp_path: Path) -> None:
+    """Of its search for a learning rate, and of what a spawned process gives back."""
+    io = StoreIO(store, run="lit")
+    place = tmp_path / "some" / ".lr_find_1.ckpt"
+    io.save_checkpoint(checkpoint(0), place)
+    assert_same(io.load_checkpoint(place), checkpoint(0))
+    io.remove_checkpoint(place)
+    assert store.versions() == []
+    assert os.listdir(tmp_path / "some") == []
+
+
+def test_checkpoints_of_lightning_are_read_as_ever(store: ckstore.Store, tmp_path: Path) -> None:
+    torch.save(checkpoint(3), tmp_path / "old.ckpt")
+    assert_same(StoreIO(store, run="lit").load_checkpoint(tmp_path / "old.ckpt"), checkpoint(3))
+
+
+def test_objects_of_a_user_s_own_classes_need_trust(store: ckstore.Store, tmp_path: Path) -> None:
+    io = StoreIO(store, run="lit")
+    io.save_checkpoint(checkpoint(3) | {"hyper_parameters": {"model": Custom(7)}}, tmp_path / "a.ckpt")
+    with pytest.raises(pickle.UnpicklingError, match="weights_only"):
+        io.load_checkpoint(tmp_path / "a.ckpt")
+    found = io.load_checkpoint(tmp_path / "a.ckpt", weights_only=False)
+    assert found["hyper_parameters"]["model"].value == 7
+    assert_same(found["state_dict"], checkpoint(3)["state_dict"])
+
+
+def test_a_second_save_at_a_step_takes_the_place_of_the_first(store: ckstore.Store, tmp_path: Path) -> None:
+    """As with `save_last=True`, whose checkpoint knows that it is the last one."""
+    io = StoreIO(store, run="lit")
+    io.save_checkpoint(checkpoint(8), tmp_path / "a.ckpt")
+    io.save_checkpoint(checkpoint(8) | {"callbacks": {"last": {"path": "last.ckpt"}}}, tmp_path / "last.ckpt")
+    assert [row.step for row in store.versions("lit")] == [8]
+    assert io.load_checkpoint(tmp_path / "a.ckpt")["callbacks"] == {"last": {"path": "last.ckpt"}}
+
+
+def test_what_is_trained_again_after_resuming_replaces_what_was_there(store: ckstore.Store, tmp_path: Path) -> None:
+    first = StoreIO(store, run="lit")
+    for step in (4, 8, 12):
+        first.save_checkpoint(checkpoint(step), tmp_path / f"{step}.ckpt")
+    second = StoreIO(store, run="lit")
+    second.load_checkpoint("ckstore:lit@4")
+    second.save_checkpoint(checkpoint(8, 0.5), tmp_path / "8.ckpt")
+    assert_same(store["lit@8"].state_dict(), checkpoint(8, 0.5))
+    assert_same(store["lit@4"].state_dict(), checkpoint(4))
+    assert sorted(row.step or 0 for row in store.versions("lit")) == [4, 8, 12]
+
+
+def test_another_training_needs_a_run_of_its_own(store: ckstore.Store, tmp_path: Path) -> None:
+    StoreIO(store, run="lit").save_checkpoint(checkpoint(8), tmp_path / "a.ckpt")
+    other = StoreIO(store, run="lit")
+    with pytest.raises(ConflictError, match="give `StoreIO` another run"):
+        other.save_checkpoint(checkpoint(5), tmp_path / "b.ckpt")
+    assert not (tmp_path / "b.ckpt").exists()
+    fork = StoreIO(store, run="fork")
+    assert_same(fork.load_checkpoint("ckstore:lit@8"), checkpoint(8))
+    fork.save_checkpoint(checkpoint(9), tmp_path / "c.ckpt")
+    assert [(row.run, row.step) for row in store.versions()] == [("lit", 8), ("fork", 9)]
+
+
+def test_a_second_training_with_the_same_plug_in_is_another_one(store: ckstore.Store, tmp_path: Path) -> None:
+    """As when the cell of a notebook is run again; what the first one ended with may be saved once more."""
+    io = StoreIO(store, run="lit")
+    for step in (4, 8):
+        io.save_checkpoint(checkpoint(step), tmp_path / f"{step}.ckpt")
+    io.teardown()
+    io.save_checkpoint(checkpoint(8) | {"epoch": 1}, tmp_path / "final.ckpt")
+    for step in (4, 5):
+        with pytest.raises(ConflictError, match="give `StoreIO` another run"):
+            io.save_checkpoint(checkpoint(step, 0.5), tmp_path / f"{step}.ckpt")
+    assert [row.step for row in store.versions("lit")] == [4, 8]
+    assert_same(io.load_checkpoint("ckstore:lit@4"), checkpoint(4))
+
+
+def test_a_test_of_a_version_does_not_give_it_away(store: ckstore.Store, tmp_path: Path) -> None:
+    StoreIO(store, run="lit").save_checkpoint(checkpoint(4), tmp_path / "4.ckpt")
+    io = StoreIO(store, run="lit")
+    io.load_checkpoint("ckstore:lit@4")
+    io.teardown()
+    with pytest.raises(ConflictError, match="give `StoreIO` another run"):
+        io.save_checkpoint(checkpoint(8), tmp_path / "8.ckpt")
+
+
+def test_what_fabric_saves_again_after_loading_replaces_what_was_there(store: ckstore.Store, tmp_path: Path) -> None:
+    for value in (0.0, 1.0):
+        io = StoreIO(store, run="fabric")
+        if value:
+            io.load_checkpoint("ckstore:fabric@7")
+        for step in (7, 9):
+            io.save_checkpoint({"step": step, "w": torch.full((3,), value)}, tmp_path / f"{step}.ckpt")
+    assert_same(store["fabric@9"].state_dict()["w"], torch.ones(3))
+    assert len(store.versions()) == 2
+
+
+def test_the_score_of_a_checkpoint_is_a_metric_of_its_version(store: ckstore.Store, tmp_path: Path) -> None:
+    place = str(tmp_path / "a.ckpt")
+    states = {
+        "ModelCheckpoint": {"monitor": "loss", "best_k_models": {place: torch.tensor(0.25), "b.ckpt": torch.tensor(1)}},
+        "Another": {"monitor": "accuracy", "best_k_models": {"c.ckpt": torch.tensor(0.5)}},
+        "EarlyStopping": {"wait_count": 1},
+    }  # fmt: skip
+    StoreIO(store, run="lit").save_checkpoint(checkpoint(8) | {"callbacks": states}, place)
+    assert store["lit@8"].row.metrics == {"loss": 0.25}
+
+
+def test_what_cannot_be_done_is_said(store: ckstore.Store, tmp_path: Path) -> None:
+    io = StoreIO(store, run="lit")
+    with pytest.raises(UsageError, match="give ModelCheckpoint a local `dirpath`"):
+        io.save_checkpoint(checkpoint(1), "s3://bucket/a.ckpt")
+    with pytest.raises(UsageError, match="storage_options"):
+        io.save_checkpoint(checkpoint(1), tmp_path / "a.ckpt", storage_options={})
+    with pytest.raises(NotFoundError, match="lit@9"):
+        io.load_checkpoint("ckstore:lit@9")
+    assert store.versions() == []
+
+
+#: What users do with a Trainer and with Fabric; `lightning.` is what the package is imported as.
+TRAINING = """
+    import os, sys
+    import torch
+    from lightning.pytorch.callbacks import ModelCheckpoint
+    from lightning.pytorch.plugins.io import AsyncCheckpointIO
+    import lightning.pytorch as lightning
+    from torch.utils.data import DataLoader, TensorDataset
+    import ckstore
+    from ckstore.integrations.lightning import StoreIO
+
+    class Model(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 4)
+        def training_step(self, batch):
+            loss = self.layer(batch[0]).square().mean()
+            self.log("loss", loss)
+            return loss
+        def validation_step(self, batch):
+            self.log("weight", self.layer.weight.sum())
+        def configure_optimizers(self):
+            return torch.optim.AdamW(self.parameters(), 1e-2)
+
+    data = DataLoader(TensorDataset(torch.randn(8, 4)), batch_size=4)
+    store = ckstore.init("store")
+    quiet = dict(accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False)
+
+    def trained(run, wrap=lambda io: io, epochs=4, ckpt_path=None, **options):
+        saving = ModelCheckpoint(run, filename="{step}", **options)
+        trainer = lightning.Trainer(max_epochs=epochs, plugins=[wrap(StoreIO(store, run))], callbacks=[saving], **quiet)
+        model = Model()
+        trainer.fit(model, data, data, ckpt_path=ckpt_path)
+        return trainer, model, saving
+
+    def steps(run):
+        return sorted(row.step for row in store.versions(run))
+
+    trainer, model, saving = trained("twice", monitor="loss", save_top_k=2, save_last=True)
+    assert sorted(os.listdir("twice")) == ["last.ckpt", "step=6.ckpt", "step=8.ckpt"], os.listdir("twice")
+    assert steps("twice") == [2, 4, 6, 8], steps("twice")
+    assert store["twice@6"].row.metrics["loss"] > float(saving.best_model_score)
+    weight = {step: store[f"twice@{step}"]["state_dict/layer.weight"][...].sum() for step in steps("twice")}
+    for name, step in (("best", 8), ("last", 8), ("ckstore:twice@4", 4), ("twice/step=6.ckpt", 6)):
+        (found,) = trainer.validate(Model(), data, ckpt_path=name, verbose=False)
+        assert abs(found["weight"] - weight[step]) < 1e-6, name
+
+    trainer, model, saving = trained("twice", epochs=5, ckpt_path="last", monitor="loss", save_top_k=2,
+                                     save_last="link")
+    assert steps("twice") == [2, 4, 6, 8, 10] and trainer.global_step == 10
+    assert sorted(os.listdir("twice")) == ["last.ckpt", "step=10.ckpt", "step=8.ckpt"], os.listdir("twice")
+    assert os.readlink("twice/last.ckpt") == "step=10.ckpt"
+
+    trainer.save_checkpoint("twice/final.ckpt")
+    assert steps("twice") == [2, 4, 6, 8, 10]
+    try:
+        trained("twice")
+    except ckstore.ConflictError:
+        assert steps("twice") == [2, 4, 6, 8, 10]
+    else:
+        raise AssertionError("another training went into the run")
+
+    trained("async", wrap=AsyncCheckpointIO, save_top_k=-1)
+    assert steps("async") == [2, 4, 6, 8], steps("async")
+    assert len(os.listdir("async")) == 4, os.listdir("async")
+
+    store["twice@8"].checkout("model.ckpt")
+    found = Model.load_from_checkpoint("model.ckpt").layer.weight.detach().numpy()
+    assert (found == store["twice@8"]["state_dict/layer.weight"][...]).all()
+    store.close()
+    """
+
+#: The same package under its other name has no Fabric.
+FABRIC = """
+    import torch
+    from lightning.fabric import Fabric
+    import ckstore
+    from ckstore.integrations.lightning import StoreIO
+
+    with ckstore.init("store") as store:
+        fabric = Fabric(accelerator="cpu", plugins=[StoreIO(store, run="fabric")])
+        model = torch.nn.Linear(2, 2)
+        model, optimizer = fabric.setup(model, torch.optim.AdamW(model.parameters()))
+        state = {"model": model, "optimizer": optimizer, "step": 7}
+        fabric.save("a.ckpt", state)
+        before = model.weight.detach().clone()
+        with torch.no_grad():
+            model.weight.zero_()
+        state["step"] = 0
+        fabric.load("ckstore:fabric@7", state)
+        assert torch.equal(model.weight, before) and state["step"] == 7
+    """
+
+
+#: Two ranks of one machine, the second of which Lightning starts.
+RANKS = """
+    import os, sys, torch
+    import lightning.pytorch as lightning
+    from lightning.pytorch.callbacks import ModelCheckpoint
+    from torch.utils.data import DataLoader, TensorDataset
+    import ckstore
+    from ckstore.integrations.lightning import StoreIO
+
+    class Model(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 4)
+        def training_step(self, batch):
+            return self.layer(batch[0]).square().mean()
+        def configure_optimizers(self):
+            return torch.optim.AdamW(self.parameters(), 1e-2)
+
+    if __name__ == "__main__":
+        data = DataLoader(TensorDataset(torch.randn(8, 4)), batch_size=2)
+        quiet = dict(accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False)
+        store = ckstore.open("store", create=True)
+        io = StoreIO(store, "lit")
+        for epochs in (1, 2):
+            trainer = lightning.Trainer(
+                max_epochs=epochs, plugins=[io], strategy="ddp", devices=2,
+                callbacks=[ModelCheckpoint("pointers", save_top_k=-1)], **quiet
+            )
+            trainer.fit(Model(), data, ckpt_path=io.latest)
+        if trainer.global_rank == 0:
+            assert [row.step for row in store.versions()] == [2, 4], store.versions()
+            assert len(os.listdir("pointers")) == 2, os.listdir("pointers")
+        store.close()
+    """
+
+
+def test_ranks_save_and_resume(tmp_path: Path) -> None:
+    run_with("lightning", RANKS, tmp_path)
+
+
+@pytest.mark.parametrize("package", ["lightning", "pytorch_lightning"])
+def test_a_trainer_keeps_links_and_resumes_from_pointers(package: str, tmp_path: Path) -> None:
+    run_with(package, TRAINING, tmp_path)
+
+
+def test_fabric_saves_and_loads(tmp_path: Path) -> None:
+    run_with("lightning", FABRIC, tmp_path)
+
+
+def run_with(package: str, program: str, place: Path) -> None:
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed: `pip install --group frameworks`")
+    if package != "lightning":
+        program = program.replace("lightning.pytorch", package)
+    (place / "train.py").write_text(textwrap.dedent(program))
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(
+        [sys.executable, "train.py"], cwd=place, env=environment,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout

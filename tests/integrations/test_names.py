@@ -1,0 +1,110 @@
+"""`save` and `load` under names of versions, beside `torch.save` and `torch.load`."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ckstore
+from ckstore.errors import ConflictError, NotFoundError, UsageError
+from ckstore.integrations.torch import load, save
+from tests.equality import assert_same, storage_of
+
+
+class Custom:
+    """What no store knows."""
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[ckstore.Store]:
+    with ckstore.init(tmp_path / "store") as made:
+        yield made
+
+
+def state(step: int = 3) -> dict[str, Any]:
+    weight = torch.nn.Parameter(torch.full((70, 50), float(step)))
+    return {"weight": weight, "tied": weight, "half": torch.ones(5, dtype=torch.bfloat16), "step": step, "lr": 0.5}
+
+
+@pytest.mark.parametrize("how", [{}, {"map_location": "cpu"}, {"map_location": torch.device("cpu")}])
+def test_a_name_gives_what_torch_gives_for_a_file(store: ckstore.Store, tmp_path: Path, how: dict[str, Any]) -> None:
+    save(state(), "ckstore:gpt@3", store)
+    save(state(), tmp_path / "state.pt", store)
+    found = load("ckstore:gpt@3", store, **how)
+    assert_same(found, torch.load(tmp_path / "state.pt"))
+    assert_same(load(tmp_path / "state.pt", store, **how), found)
+    assert storage_of(found["weight"]) == storage_of(found["tied"])
+    assert [row.run for row in store.versions()] == ["gpt"], "the file is none"
+
+
+def test_other_devices_are_torch_s_business(store: ckstore.Store) -> None:
+    save(state(), "ckstore:gpt@3", store)
+    assert load("ckstore:gpt@3", store, map_location="meta")["weight"].device.type == "meta"
+    assert_same(load("ckstore:gpt@3", store, map_location=lambda storage, _: storage), state())
+
+
+@pytest.mark.parametrize("name", ["ckstore:gpt@latest", "ckstore:gpt", "ckstore:1", "ckstore:best", "ckstore:latest"])
+def test_whatever_names_a_version_loads_it(store: ckstore.Store, name: str) -> None:
+    """The store may be given as a path, and the step be told by the state."""
+    report = save(state(), "ckstore:gpt", store.path, metrics={"loss": 0.5})
+    assert report is not None
+    assert (report.version.step, report.version.metrics) == (3, {"loss": 0.5})
+    store.tag("gpt@3", "best")
+    assert_same(load(name, store.path), state())
+
+
+def test_the_store_is_found_as_ever(store: ckstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CKSTORE", str(store.path))
+    save(state(), "ckstore:gpt@3")
+    assert_same(load("ckstore:gpt@3"), state())
+
+
+def test_objects_of_other_classes_need_trust(store: ckstore.Store) -> None:
+    save({"w": torch.ones(3), "config": [Custom(7)]}, "ckstore:gpt@3", store)
+    with pytest.raises(pickle.UnpicklingError, match="weights_only"):
+        load("ckstore:gpt@3", store)
+    found = load("ckstore:gpt@3", store, weights_only=False)
+    assert found["config"][0].value == 7
+    assert_same(found["w"], torch.ones(3))
+
+
+def test_files_of_other_kinds_load_on_the_cpu(store: ckstore.Store, tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    (tmp_path / "model").mkdir()
+    save_file({"w": torch.ones(3)}, tmp_path / "model" / "model.safetensors")
+    store.ingest(tmp_path / "model" / "model.safetensors", run="file")
+    store.ingest(tmp_path / "model", run="directory")
+    assert_same(load("ckstore:file", store), {"w": torch.ones(3)})
+    assert_same(load("ckstore:directory", store), {"model.safetensors": {"w": torch.ones(3)}})
+    for run in ("file", "directory"):
+        with pytest.raises(UsageError, match="load it without `map_location`"):
+            load(f"ckstore:{run}", store, map_location="meta")
+
+
+def test_what_is_there_is_replaced_on_demand_alone(store: ckstore.Store) -> None:
+    save(state(), "ckstore:gpt@3", store)
+    with pytest.raises(ConflictError):
+        save(state(4), "ckstore:gpt@3", store)
+    save(state(4), "ckstore:gpt@3", store, replace=True)
+    assert_same(load("ckstore:gpt@3", store), state(4))
+
+
+@pytest.mark.parametrize("name", ["ckstore:gpt@latest", "ckstore:gpt@", "ckstore:gpt@-1", "ckstore:@3", "ckstore:"])
+def test_names_that_no_version_can_have_are_refused(store: ckstore.Store, name: str) -> None:
+    with pytest.raises(UsageError, match=r"write ckstore:RUN@STEP|cannot name a run"):
+        save(state(), name, store)
+    assert store.versions() == []
+
+
+def test_a_version_that_is_not_there_is_named(store: ckstore.Store) -> None:
+    with pytest.raises(NotFoundError, match="gpt@7"):
+        load("ckstore:gpt@7", store)

@@ -1,0 +1,237 @@
+"""Checkpoint directories of transformers' Trainer: what becomes versions, and which directories stay."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import ckstore
+from ckstore.errors import ConflictError, NotFoundError, UsageError
+from ckstore.integrations.transformers import StoreCallback, resume_path
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[ckstore.Store]:
+    with ckstore.init(tmp_path / "store") as made:
+        yield made
+
+
+class Trainer:
+    """Calls a callback as the Trainer does; a directory is its weights and the state."""
+
+    def __init__(self, output: Path, callback: StoreCallback, *, load_best: bool = False) -> None:
+        self.args = SimpleNamespace(output_dir=str(output), load_best_model_at_end=load_best)
+        self.state = SimpleNamespace(
+            global_step=0, is_world_process_zero=True, log_history=[], best_model_checkpoint=None
+        )  # fmt: skip
+        self.callback = callback
+
+    def begin(self, step: int = 0) -> None:
+        self.state.global_step = step
+        self.callback.on_train_begin(self.args, self.state, None, model=None)
+
+    def save(self, step: int, value: float = 0.0, *, best: bool = False, **logs: float) -> Path:
+        directory = Path(self.args.output_dir, f"checkpoint-{step}")
+        directory.mkdir(parents=True)
+        torch.save({"w": torch.full((300,), step + value)}, directory / "pytorch_model.bin")
+        (directory / "trainer_state.json").write_text(json.dumps({"global_step": step}))
+        self.state.global_step = step
+        self.state.log_history += [{**logs, "step": step}]
+        if best:
+            self.state.best_model_checkpoint = str(directory)
+        assert self.callback.on_save(self.args, self.state, None, model=None) is None
+        return directory
+
+
+def test_a_directory_becomes_a_version_with_what_was_logged(store: ckstore.Store, tmp_path: Path) -> None:
+    trainer = Trainer(tmp_path / "output", StoreCallback(store, "hf"))
+    trainer.begin()
+    trainer.state.log_history += [{"loss": 9.0, "step": 2}, {"loss": 8.0, "step": 4}]
+    trainer.save(5, eval_loss=0.5)
+    trainer.save(10)
+    trainer.save(15, loss=7.0)
+    found = [(row.step, row.metrics) for row in store.versions("hf")]
+    assert found == [(5, {"loss": 8.0, "eval_loss": 0.5}), (10, {}), (15, {"loss": 7.0})]
+    assert sorted(os.listdir(tmp_path / "output")) == ["checkpoint-10", "checkpoint-15", "checkpoint-5"]
+    assert {entry.path for entry in store["hf@5"].document.files} == {"pytorch_model.bin", "trainer_state.json"}
+
+
+def test_directories_go_on_demand_and_the_best_stays(store: ckstore.Store, tmp_path: Path) -> None:
+    trainer = Trainer(tmp_path / "output", StoreCallback(store, "hf", remove=True), load_best=True)
+    trainer.begin()
+    for step, is_best, left in ((5, False, set()), (10, True, {10}), (15, False, {10}), (20, True, {20})):
+        trainer.save(step, best=is_best)
+        assert {int(name.removeprefix("checkpoint-")) for name in os.listdir(tmp_path / "output")} == left
+    assert [row.step for row in store.versions("hf")] == [5, 10, 15, 20]
+
+
+def test_a_directory_that_could_not_be_stored_stays(
+    store: ckstore.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = Trainer(tmp_path / "output", StoreCallback(store, "hf", remove=True))
+    trainer.begin()
+
+    def full(*_: Any, **__: Any) -> Any:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(ckstore.Store, "ingest", full)
+    with pytest.raises(OSError, match="No space"):
+        trainer.save(5)
+    assert os.listdir(tmp_path / "output" / "checkpoint-5")
+
+
+def test_a_version_is_written_where_the_trainer_had_it(store: ckstore.Store, tmp_path: Path) -> None:
+    output = tmp_path / "output"
+    assert resume_path(store, "hf@latest", output) is None
+    assert not output.exists()
+    trainer = Trainer(output, StoreCallback(store, "hf", remove=True))
+    trainer.begin()
+    for step in (5, 10):
+        trainer.save(step)
+    torn = output / "checkpoint-10" / "torn"
+    torn.parent.mkdir()
+    torn.touch()
+    assert resume_path(store, "hf@latest", output) == str(output / "checkpoint-10")
+    assert sorted(os.listdir(output / "checkpoint-10")) == ["pytorch_model.bin", "trainer_state.json"]
+    assert resume_path(store, "hf@5", tmp_path / "elsewhere") == str(tmp_path / "elsewhere" / "checkpoint-5")
+    with pytest.raises(NotFoundError, match="hf@7"):
+        resume_path(store, "hf@7", output)
+
+
+def test_what_is_trained_again_replaces_what_was_there(store: ckstore.Store, tmp_path: Path) -> None:
+    trainer = Trainer(tmp_path / "output", StoreCallback(store, "hf", remove=True))
+    trainer.begin()
+    for step in (5, 10, 15):
+        trainer.save(step)
+    again = Trainer(tmp_path / "output", StoreCallback(store, "hf", remove=True))
+    again.begin(5)
+    again.save(10, 0.5)
+    assert sorted(row.step or 0 for row in store.versions("hf")) == [5, 10, 15]
+    assert store["hf@10"]["pytorch_model.bin/w"][0] == 10.5
+
+
+def test_ranks_that_do_not_know_one_another_are_told_so(
+    store: ckstore.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = Trainer(tmp_path / "output", StoreCallback(store, "hf"))
+    trainer.begin()
+    trainer.save(5)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UsageError, match="once there are `TrainingArguments`"):
+        resume_path(store, "hf@5", tmp_path / "output")
+
+
+@pytest.mark.parametrize("step", [0, 7])
+def test_a_training_from_elsewhere_needs_a_run_of_its_own(store: ckstore.Store, tmp_path: Path, step: int) -> None:
+    trainer = Trainer(tmp_path / "output", StoreCallback(store, "hf"))
+    trainer.begin()
+    trainer.save(5)
+    with pytest.raises(ConflictError, match="give `StoreCallback` another run"):
+        Trainer(tmp_path / "other", StoreCallback(store, "hf")).begin(step)
+    Trainer(tmp_path / "other", StoreCallback(store, "fork")).begin(step)
+
+
+def test_other_ranks_store_nothing(store: ckstore.Store, tmp_path: Path) -> None:
+    trainer = Trainer(tmp_path / "output", StoreCallback(store, "hf", remove=True))
+    trainer.state.is_world_process_zero = False
+    trainer.begin()
+    assert trainer.save(5).exists()
+    assert store.versions() == []
+
+
+def test_other_events_are_let_pass(store: ckstore.Store) -> None:
+    callback = StoreCallback(store, "hf")
+    assert callback.on_step_end(None, None, None, model=None) is None
+    with pytest.raises(AttributeError, match="has no attribute state"):
+        callback.state  # noqa: B018
+    assert repr(callback) == "<ckstore.integrations.transformers.StoreCallback of hf>"
+
+
+#: A Trainer that evaluates, loads its best model in the end, and leaves no directory but that one.
+BEST = """
+    import os, torch, transformers
+    import ckstore
+    from ckstore.integrations.transformers import StoreCallback
+
+    transformers.set_seed(0)
+    size = {"n_embd": 8, "n_layer": 1, "n_head": 1, "n_positions": 8, "vocab_size": 16}
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**size, bos_token_id=0, eos_token_id=0))
+    texts = [{"input_ids": text, "labels": text} for text in torch.randint(16, (16, 8))]
+    arguments = transformers.TrainingArguments(
+        "output", max_steps=6, save_steps=2, eval_steps=2, logging_steps=1, eval_strategy="steps", report_to=[],
+        load_best_model_at_end=True, metric_for_best_model="loss", per_device_train_batch_size=4, disable_tqdm=True,
+    )
+    with ckstore.init("store") as store:
+        callback = StoreCallback(store, "hf", remove=True)
+        trainer = transformers.Trainer(model, arguments, train_dataset=texts, eval_dataset=texts, callbacks=[callback])
+        trainer.train()
+        losses = {row.step: row.metrics["eval_loss"] for row in store.versions("hf")}
+        assert list(losses) == [2, 4, 6]
+        best = min(losses, key=losses.get)
+        assert os.listdir("output") == [f"checkpoint-{best}"], os.listdir("output")
+        weight = store[f"hf@{best}"]["model.safetensors/transformer.wte.weight"][...]
+        assert (model.transformer.wte.weight.detach().numpy() == weight).all()
+        store[f"hf@{best}"].checkout("model")
+        transformers.GPT2LMHeadModel.from_pretrained("model")
+    """
+
+
+#: Two ranks, each of which writes a file of its own.
+RANKS = """
+    import os, torch, transformers
+    import ckstore
+    from ckstore.integrations.transformers import StoreCallback, resume_path
+
+    transformers.set_seed(0)
+    size = {"n_embd": 8, "n_layer": 1, "n_head": 1, "n_positions": 8, "vocab_size": 16}
+    texts = [{"input_ids": text, "labels": text} for text in torch.randint(16, (16, 8))]
+    store = ckstore.open("store", create=True)
+    for steps in (4, 6):
+        model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**size, bos_token_id=0, eos_token_id=0))
+        arguments = transformers.TrainingArguments(
+            "output", max_steps=steps, save_steps=2, report_to=[], per_device_train_batch_size=2, use_cpu=True,
+            ddp_backend="gloo", disable_tqdm=True,
+        )
+        callback = StoreCallback(store, "hf", remove=True)
+        trainer = transformers.Trainer(model, arguments, train_dataset=texts, callbacks=[callback])
+        trainer.train(resume_from_checkpoint=resume_path(store, "hf@latest", "output"))
+    if trainer.is_world_process_zero():
+        assert [row.step for row in store.versions()] == [2, 4, 6]
+        for step in (2, 4, 6):
+            files = {entry.path for entry in store[f"hf@{step}"].document.files}
+            assert {"rng_state_0.pth", "rng_state_1.pth"} <= files, files
+    store.close()
+    """
+
+
+def test_the_files_of_all_ranks_are_stored(tmp_path: Path) -> None:
+    run(RANKS, tmp_path, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+
+
+def test_the_trainer_finds_its_best_directory(tmp_path: Path) -> None:
+    run(BEST, tmp_path)
+
+
+def run(program: str, place: Path, *launcher: str) -> None:
+    if importlib.util.find_spec("transformers") is None or importlib.util.find_spec("accelerate") is None:
+        pytest.skip("transformers is not installed: `pip install --group frameworks`")
+    (place / "train.py").write_text(textwrap.dedent(program))
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, *launcher, "train.py"], cwd=place, env=environment,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
