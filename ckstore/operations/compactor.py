@@ -134,6 +134,10 @@ class Compactor:
                     self._repository.resolver.forget()  # Objects are elsewhere now.
             except _GivenUp:
                 return
+            except RuntimeError:
+                if threading.main_thread().is_alive():
+                    raise
+                return  # The program ends without closing the store, and no pool takes work any more.
             except (CkstoreError, OSError) as error:
                 _log.warning("Versions of run %s stay as they were written: %s", run, error)
                 rows = []

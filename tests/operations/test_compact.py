@@ -455,6 +455,29 @@ def test_a_version_that_is_forgotten_or_compacted_meanwhile_is_passed_over(
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+@pytest.mark.parametrize("seconds", [0, 0.05, 0.2])
+def test_a_program_that_ends_by_an_error_says_that_alone(directory: Path, seconds: float) -> None:
+    program = """
+import sys, time
+import ckstore
+from tests.operations.test_compact import state
+store = ckstore.init(sys.argv[1])
+for step in range(4):
+    store.ingest(state(step), run="r", step=step, hot=1)
+time.sleep(float(sys.argv[2]))
+raise LookupError("the loop is broken")
+"""
+    command = [sys.executable, "-c", program, str(directory / "store"), str(seconds)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 1
+    assert ended.stderr.count("Traceback") == 1, ended.stderr
+    with ckstore.open(directory / "store") as store:
+        assert [row.step for row in store.versions()] == [0, 1, 2, 3]
+        assert store.verify().problems == []
+        store.compact()
+        assert store.verify().problems == []
+
+
 def test_a_forked_child_compacts_with_a_store_of_its_own(directory: Path) -> None:
     """Whatever the parent's thread holds at that moment, nobody lets go of in the child."""
     with ckstore.init(directory / "store") as store:
