@@ -137,6 +137,7 @@ class Change:
         heals: bool = False,
         costs: Costs | None = None,
         frees: RawPacks | None = None,
+        lease: int | None = None,
     ) -> None:
         """Let the catalog take over what was written, and the log what its manifests do not tell.
 
@@ -154,6 +155,8 @@ class Change:
             Restore costs and depths that follow, by number of the version.
         frees
             What the version was stored in while it was hot.
+        lease
+            Number of the lease that ends with this.
 
         Raises
         ------
@@ -194,6 +197,8 @@ class Change:
                     catalog.replace_version(row, references=references)
             freed = [] if frees is None else catalog.free_packs(frees.names, frees.keys, frees.needed)
             write_costs(catalog, costs or {})
+            if lease is not None:
+                catalog.end_lease(lease)
         self._committed = True
         remove_files(self.repository, freed)
 

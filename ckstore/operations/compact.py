@@ -105,7 +105,7 @@ def _lineage(repository: Repository, number: int | None) -> list[VersionRow]:
 
 def _compact(repository: Repository, row: VersionRow, progress: Progress | None) -> VersionRow:
     catalog = repository.catalog
-    with catalog.lease(f"compact {row.number}"):
+    with catalog.lease(f"compact {row.number}") as lease:
         stored = StoredVersion(repository, row)
         before = stored.document
         assert before.hot is not None
@@ -124,6 +124,7 @@ def _compact(repository: Repository, row: VersionRow, progress: Progress | None)
                 change.commit(
                     {"change": "compact", "version": row.number},
                     frees=_raw_packs(stored, is_coarse=document.coarse is not None),
+                    lease=lease,
                 )
     return within_budget(repository, catalog.version(row.number), before.hot.budget)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -120,10 +120,13 @@ def _ingest(
         request = in_place_of(repository, standing, scanned, request)
     if request.parent is not None and not request.is_hot:
         request = replace(request, parent=compacted(repository, request.parent))
-    number = catalog.reserve_number()
+    number = 0
     try:
-        with catalog.lease(f"ingest {number}"):
-            ingestion = _Ingestion(repository, number, scanned, progress)
+        with ExitStack() as held:
+            with catalog.transaction():  # Each commit waits for the disk: one for both.
+                number = catalog.reserve_number()
+                lease = held.enter_context(catalog.lease(f"ingest {number}"))
+            ingestion = _Ingestion(repository, number, scanned, lease, progress)
             if request.is_hot:
                 ingestion.store_hot(request)
             elif request.tuning is None:
@@ -131,7 +134,8 @@ def _ingest(
             else:
                 ingestion.store_best(request, request.tuning)
     except BaseException:
-        catalog.release_number(number)
+        if number:
+            catalog.release_number(number)
         repository.resolver.forget()
         raise
     return IngestReport(catalog.version(number), is_new=True)
@@ -140,9 +144,12 @@ def _ingest(
 class _Ingestion:
     """The storing of one scanned version under one number."""
 
-    def __init__(self, repository: Repository, number: int, scanned: ScannedVersion, progress: Progress | None) -> None:
+    def __init__(
+        self, repository: Repository, number: int, scanned: ScannedVersion, lease: int, progress: Progress | None
+    ) -> None:
         self._repository = repository
         self._number = number
+        self._lease = lease
         self._scanned = scanned
         self._progress = progress
         # A file may be all that this process stores; what comes after another version has a next one, too.
@@ -229,7 +236,8 @@ class _Ingestion:
         if request.verify:
             with change.version() as version:
                 check_restores(version, self._progress)
-        change.commit(needs=self._needs(stored, change.writer), replace=request.replace, heals=request.heals)
+        needs = self._needs(stored, change.writer)
+        change.commit(needs=needs, replace=request.replace, heals=request.heals, lease=self._lease)
 
     def _needs(self, stored: Mapping[str, Stored], writer: ObjectWriter) -> tuple[set[str], set[str]]:
         """Ids of the lattices and of the exact layers that a version's objects are, and are stored against."""

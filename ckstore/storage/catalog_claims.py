@@ -62,7 +62,8 @@ class CatalogClaims(CatalogReader):
     def lease(self, purpose: str, seconds: float = LEASE_SECONDS) -> Iterator[int]:
         """Hold a lease while the block runs: `gc` removes nothing while somebody else holds one.
 
-        It counts for as long as the process runs. Leases of processes of this host that are gone are dropped.
+        It counts for as long as the process runs, or until `end_lease` ends it with its number. Leases of processes of
+        this host that are gone are dropped.
 
         Parameters
         ----------
@@ -87,15 +88,20 @@ class CatalogClaims(CatalogReader):
             yield number
         finally:
             try:
-                self._end_lease(number)
+                self._give_up(number)
             except BaseException:
                 # Interrupted: `gc` would wait for it as long as this process runs.
-                self._end_lease(number)
+                self._give_up(number)
                 raise
 
-    def _end_lease(self, number: int) -> None:
+    def end_lease(self, number: int) -> None:
+        """End a lease, with the changes that it was held for."""
         with self.transaction():
             self._connection.execute("DELETE FROM leases WHERE id = ?", [number])
+
+    def _give_up(self, number: int) -> None:
+        if self._connection.rows("SELECT 1 FROM leases WHERE id = ?", [number]):
+            self.end_lease(number)
 
     def take_over_claims(self, present: CatalogReader) -> None:
         """Copy the reservations and leases of the catalog in whose place this one comes: their holders go on."""
