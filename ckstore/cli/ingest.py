@@ -23,6 +23,7 @@ from ckstore.cli.output import (
     version_object,
 )
 from ckstore.cli.progress import progress_bar
+from ckstore.cli.sources import tend
 from ckstore.cli.verb import RunName, TagName, VersionName, open_store, verb, version_of
 from ckstore.errors import CkstoreError, ConflictError, InputError, PartialError, UsageError
 from ckstore.policy import Fidelity, Scheme
@@ -297,6 +298,7 @@ def command(
                     click.echo(_line(outcome))
             if tag is not None and done:
                 store.tag(done[-1].version.row.number, tag)
+            tend(store, {item.version.row.run for item in done})
         finally:
             if as_json:
                 print_json([*(_object(store, item) for item in done), *(_failure(item) for item in failed)])
@@ -403,6 +405,7 @@ def _store_folder(
                     done.append(outcome)
                 if not as_json:
                     click.echo(_line(outcome) if isinstance(outcome, _Done) else f"{item.path} -> {outcome.message}")
+        tend(store, {item.version.row.run for item in done})
         if not as_json:
             for item in proposed:
                 if not item.run:

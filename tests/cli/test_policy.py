@@ -13,7 +13,7 @@ from ckstore.policy import Policy
 
 def test_a_run_goes_before_the_store_and_a_call_before_both(ckstore, filled: Path) -> None:
     ckstore("policy", "--quality", "3")
-    ckstore("policy", "--run", "exact", "--fidelity", "exact")
+    ckstore("policy", "exact", "--fidelity", "exact")
     ckstore("ingest", "in/step0.pt", "--run", "coarse", "--step", "7")
     ckstore("ingest", "in/step0.pt", "--run", "exact", "--step", "7")
     ckstore("ingest", "in/step0.pt", "--run", "fine", "--step", "7", "--fidelity", "exact")
@@ -28,14 +28,14 @@ def test_a_run_goes_before_the_store_and_a_call_before_both(ckstore, filled: Pat
 
 
 def test_it_outlives_a_recovery_and_is_cleared(ckstore, filled: Path) -> None:
-    ckstore("policy", "--run", "gpt", "--max-rel-error", "0.01")
+    ckstore("policy", "gpt", "--max-rel-error", "0.01")
     ckstore("policy", "--quality", "1")
     ckstore("policy", "--clear")
     recover(filled / ".ckstore")
     with library.open(filled / ".ckstore", "r") as store:
         assert store.policy("gpt") == Policy("coarse", max_rel_error=0.01)
         assert store.policy("other") == Policy()
-    assert "max-rel-error 0.01" in ckstore("policy", "--run", "gpt").out
+    assert "max-rel-error 0.01" in ckstore("policy", "gpt").out
 
 
 @pytest.mark.parametrize(
