@@ -1,19 +1,12 @@
-"""What storing files takes beside the API: proving that they come back, removing them, tending older versions."""
+"""What storing files takes beside the API: proving that they come back, and removing them."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-import click
-
-from ckstore.errors import CkstoreError, InputError
-
-if TYPE_CHECKING:
-    from ckstore.store import Store
+from ckstore.errors import InputError
 
 
 def check_restores(store: Path, number: int) -> None:
@@ -24,15 +17,6 @@ def check_restores(store: Path, number: int) -> None:
     # A store of its own: nothing that an ingest has in memory takes part.
     with Store(store, "r") as reopened:
         check_restores(reopened[number].stored)
-
-
-def tend(store: Store, runs: Iterable[str]) -> None:
-    """Do what policies say of the older versions of some runs; what goes wrong there does not concern the latest."""
-    for run in sorted(runs):
-        try:
-            store.retain(run)
-        except CkstoreError as error:
-            click.echo(f"ckstore: Older versions of run {run} stay as they are: {error}", err=True)
 
 
 class Removable:
