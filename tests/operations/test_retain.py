@@ -218,6 +218,24 @@ def test_ingests_have_it_done_behind_the_program(directory: Path, hot: int) -> N
         assert store.verify().problems == []
 
 
+def test_a_program_that_never_waits(directory: Path) -> None:
+    """Thinning, forgetting and collecting go on while versions are stored, read and tagged."""
+    with ckstore.init(directory / "store") as store:
+        store.set_policy(Policy(hot=1, retention=Retention(exact_last=3, exact_every=20, keep_last=10)), "a")
+        for step in range(50):
+            store.ingest(state(step), run="a", step=step)
+            if step % 15 == 7:
+                store.tag(f"a@{step}", f"t{step}")
+            assert is_exact(store, max(step - 2, 0))
+    with ckstore.open(directory / "store") as store:
+        store.retain("a")
+        assert list(steps(store)) == [7, 22, 37, *range(40, 50)]
+        exact = [step for step, fidelity in steps(store).items() if fidelity == "exact"]
+        assert exact == [7, 22, 37, 40, 47, 48, 49]
+        assert all(is_exact(store, step) for step in exact)
+        assert store.verify().problems == []
+
+
 def test_hot_versions_become_coarse_when_they_are_encoded(directory: Path) -> None:
     with ckstore.init(directory / "store") as store:
         for step in range(5):
