@@ -52,8 +52,8 @@ _POLICY = schema.fields(
 class Retention:
     """What becomes of a run's older versions; nothing, unless something is said.
 
-    Versions that have a tag, that another run's version follows, or that are the best, stay as they are. The latest
-    ones are those with the highest steps; where a version of the run has none, those that were ingested last.
+    Versions that have a tag, that another run's version follows, or that are the best, stay as they are. The latest N
+    are the N with the highest steps, and the N that were ingested last, which are the same where steps go up.
 
     Attributes
     ----------
@@ -81,11 +81,13 @@ class Retention:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"{_option(name)} must be 1 or more, not {value}.")
-        for name, needs in (("exact_every", "exact_last"), ("exact_best", "exact_last"), ("keep_every", "keep_last")):
-            if getattr(self, name) and getattr(self, needs) is None:
+        for name, needs in (("exact_every", "exact_last"), ("keep_every", "keep_last")):
+            if getattr(self, name) is not None and getattr(self, needs) is None:
                 raise UsageError(
                     f"{_option(name)} is for versions that are older than {_option(needs)} N says; give it."
                 )
+        if self.exact_best and not self:
+            raise UsageError("--exact-best is for versions that would not stay; give --exact-last or --keep-last.")
         if self.exact_last is not None and self.keep_last is not None and self.exact_last > self.keep_last:
             raise UsageError(
                 f"--exact-last {self.exact_last} is more than --keep-last {self.keep_last} keeps; exact-last must be at"

@@ -82,7 +82,7 @@ def command(
     Each file or directory in DIRECTORY becomes one version, once it is complete: it parses, holds tensors, and has not
     changed for a while. Names that writers give to what is unfinished (.tmp and the like), links, and what holds no
     tensors are left alone. What is stored already is not stored again; after a restart, size and mtime tell. What a
-    policy would forget at once is not stored. Where the disk is full, it waits for room.
+    policy would forget is not stored. Where the disk is full, it waits for room.
 
     Interrupted, it ends at once; SIGTERM lets it finish the version that it is storing. The store is consistent either
     way, and the next start goes on.
@@ -102,8 +102,8 @@ def command(
             wake.wait(_PATIENCE if waits else _SELDOM if wake.is_told and not watched.settling else often)
         if once:
             _say_left(watched)
-        if keeper.has_stored:
-            tend(store, [keeper.run])
+            if keeper.has_stored:
+                tend(store, [keeper.run])
 
 
 def _say_left(watched: Watched) -> None:

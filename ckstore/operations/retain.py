@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from ckstore.errors import LockedError, NotFoundError
 from ckstore.operations.compact import compact
@@ -36,6 +37,10 @@ _GARBAGE = 0.1
 
 #: Seconds for which garbage may wait for a moment in which nobody writes; what stays goes the next time.
 _PATIENCE = 2.0
+
+
+#: Ids of versions that had no exact layer to give up, by the repository that found out: it takes decoding them.
+_had_nothing: WeakKeyDictionary[Repository, set[str]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +95,14 @@ def due(
     forgotten = []
     if retention.keep_last is not None:
         stays_there = stays | _first_of_every(ordered, retention.keep_every)
-        forgotten = [row for row in ordered[: -retention.keep_last] if row.number not in stays_there]
+        stays_there |= _latest(ordered, retention.keep_last)
+        forgotten = [row for row in ordered if row.number not in stays_there]
     thinned = []
     if retention.exact_last is not None:
         going = {row.number for row in forgotten}
         exact = stays | going | set(hot) | _first_of_every(ordered, retention.exact_every)
-        older = ordered[: -retention.exact_last]
-        thinned = [row for row in older if row.fidelity == "exact" and row.number not in exact]
+        exact |= _latest(ordered, retention.exact_last)
+        thinned = [row for row in ordered if row.fidelity == "exact" and row.number not in exact]
     return Due(forgotten, thinned)
 
 
@@ -159,7 +165,7 @@ def expected(repository: Repository, run: str | None = None, retention: Retentio
 
 
 def outlived(repository: Repository, run: str, step: int) -> bool:
-    """Whether a version of a run would be forgotten at once if it were stored at a step."""
+    """Whether a version of a run would be forgotten, once others are stored, if it were stored at a step."""
     retention = policy_of(repository.catalog, run).retention
     with suppress(NotFoundError):
         rows = repository.catalog.versions(run)
@@ -191,6 +197,8 @@ def _due(repository: Repository, run: str, policy: Policy) -> Due:
 def _thin(
     repository: Repository, rows: Sequence[VersionRow], policy: Policy, progress: Callable[[int], None] | None
 ) -> list[VersionRow]:
+    given_up = _had_nothing.setdefault(repository, set())
+    rows = [row for row in rows if row.uid not in given_up]
     if not rows:
         return []
     coarse = policy if policy.is_coarse else Policy("coarse")
@@ -198,6 +206,7 @@ def _thin(
     with suppress(NotFoundError):  # Another process has forgotten one of them; the others have their turn next time.
         compact(repository, [row for row in rows if row.hot], progress=progress)
         report = thin(repository, rows, coarse, progress=progress)
+        given_up |= {row.uid for row in rows if row.number in report.skipped}
     return [item.version for item in report.versions]
 
 
@@ -206,6 +215,11 @@ def _is_worth_it(repository: Repository) -> bool:
     packs = sum(pack.bytes for pack in repository.catalog.packs())
     claimed = sum(row.stored_bytes for row in repository.catalog.versions())
     return packs - claimed > _GARBAGE * packs
+
+
+def _latest(ordered: Sequence[VersionRow], count: int) -> set[int]:
+    """Numbers of the last versions, and of those ingested last: who resumes from an older one saves what is newest."""
+    return {row.number for row in ordered[-count:]} | set(sorted(row.number for row in ordered)[-count:])
 
 
 def _first_of_every(ordered: Iterable[VersionRow], steps: int | None) -> set[int]:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from ckstore.errors import InputError
 from ckstore.scanning.scanned import ScannedVersion
@@ -20,8 +20,11 @@ from ckstore.storage.root import is_store
 
 #: Names that writers give to what is not complete yet.
 _UNFINISHED = re.compile(
-    r"^[.~]|^_?te?mp([-_.]|$)|[-_.]te?mp([-_.]|$)|\.(part|partial|incomplete|download|crdownload|lock|sw[op])$|~$", re.I
+    r"^_?te?mp([-_.]|$)|[-_.]te?mp([-_.]|$)|\.(part|partial|incomplete|download|crdownload)$|~$", re.IGNORECASE
 )
+
+#: Of files that are written together, the one that is written last.
+_LAST = {".distcp": ".metadata"}
 
 #: The files of a directory are written one after the other, with pauses: they have to be still so many times longer.
 _LONGER = 5
@@ -154,7 +157,7 @@ class Watched:
     def _present(self) -> Iterator[tuple[Path, Signature]]:
         for folder in self._folders:
             for path in sorted(folder.iterdir()):
-                if _UNFINISHED.search(path.name) or path.is_symlink():
+                if path.name.startswith((".", "~")) or _UNFINISHED.search(path.name) or path.is_symlink():
                     continue
                 with suppress(OSError):  # It has gone meanwhile, or a part of it.
                     files = frozenset(_signature(path))
@@ -193,18 +196,31 @@ def _fact(path: str, status: os.stat_result) -> _File:
 
 
 def _look_into(path: Path, seen: _Seen) -> None:
+    """Parse an input, and note what that tells."""
+    lacks = ""
     try:
         if path.is_dir():
-            unfinished = next((name for name, *_ in seen.signature if _UNFINISHED.search(Path(name).name)), None)
+            lacks = _lacks(sorted(name for name, *_ in seen.signature))
             scanned = open_directory(path, force=False)
         else:
-            unfinished = None
             scanned = ScannedVersion([open_file(path, force=False)])
         scanned.close()
     except (InputError, OSError) as error:
-        seen.is_complete, seen.why = False, str(error)
+        seen.why = str(error)
         return
     holds = any(file.layout.kind != "opaque" and file.layout.tensors for file in scanned.files)
-    seen.is_complete = holds and unfinished is None
-    seen.why = f"{path.name} holds {unfinished}, which is not complete" if holds and unfinished else ""
+    seen.is_complete = holds and not lacks
+    seen.why = lacks if holds else ""
     seen.step = step_inside(scanned)
+
+
+def _lacks(names: Sequence[str]) -> str:
+    """What tells that a directory is not complete; empty where nothing does."""
+    for name in names:
+        path = PurePosixPath(name)
+        if _UNFINISHED.search(path.name):
+            return f"it holds {name}, which is not complete."
+        last = _LAST.get(path.suffix)
+        if last is not None and (path.parent / last).as_posix() not in names:
+            return f"it has no {last}, which is written last."
+    return ""

@@ -312,7 +312,7 @@ def test_a_directory_is_one_version_once_all_of_it_is_there(tmp_path: Path) -> N
     assert watched.look(4.9) == []
     assert watched.look(5.0) == []
     assert watched.look(9.9) == []
-    assert watched.abandoned(100.0)[0][1].endswith("which is not complete")
+    assert watched.abandoned(100.0) == [(hub, "it holds optimizer.safetensors.tmp, which is not complete.")]
     save(hub / "optimizer.safetensors", 2)
     (hub / "optimizer.safetensors.tmp").unlink()
     assert watched.look(10.0) == []
@@ -323,11 +323,25 @@ def test_a_directory_is_one_version_once_all_of_it_is_there(tmp_path: Path) -> N
     assert watched.look(31.0) == [hub]
 
 
+def test_a_directory_of_shards_has_its_metadata_last(tmp_path: Path) -> None:
+    watched = Watched([tmp_path], 0.0)
+    hub = tmp_path / "step_5"
+    save(hub / "model.safetensors", 1)
+    (hub / ".gitattributes").write_text("*.bin filter=lfs")
+    (hub / "__0_0.distcp").write_bytes(b"shard")
+    watched.look(0.0)
+    assert watched.look(1.0) == []
+    assert watched.abandoned(100.0) == [(hub, "it has no .metadata, which is written last.")]
+    (hub / ".metadata").write_bytes(b"metadata")
+    watched.look(2.0)
+    assert watched.look(3.0) == [hub]
+
+
 @pytest.mark.parametrize(
     "name",
     [
         ".hidden.pt", "a.tmp", "a.pt.tmp", "tmp-checkpoint-5", "tmp_5.pt", "a.tmp.pt", "5.orbax-checkpoint-tmp-17",
-        "a.part", "a.partial", "a.incomplete", "a.crdownload", "a.pt~", "~a.pt", ".a.pt.swp", "temp-5.pt",
+        "a.part", "a.partial", "a.incomplete", "a.crdownload", "a.pt~", "~a.pt", ".a.pt.swp", "temp-5.pt", "A.TMP",
     ],
 )  # fmt: skip
 def test_names_of_what_is_unfinished(tmp_path: Path, name: str) -> None:

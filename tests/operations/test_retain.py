@@ -86,7 +86,7 @@ def retentions(draw: st.DrawFn) -> Retention:
     return Retention(
         exact,
         draw(every) if exact else None,
-        ("loss:min",) if exact and draw(st.booleans()) else (),
+        ("loss:min",) if (exact or keep) and draw(st.booleans()) else (),
         keep,
         draw(every) if keep else None,
     )
@@ -122,6 +122,15 @@ def test_what_remains_is_what_a_plain_model_says(
         assert [(item.step, item.metrics.get("loss"), item.fidelity) for item in rows] == there
 
 
+def test_what_was_ingested_last_stays_exact_whatever_its_step() -> None:
+    """Who goes on from step 3 saves step 4 next, and wants that exact."""
+    rows = [row(1, 1, {}), row(2, 3, {}), row(3, 7, {}), row(4, 9, {}), row(5, 4, {}), row(6, 5, {})]
+    found = due(rows, Retention(exact_last=2, keep_last=2))
+    assert [item.number for item in found.forgotten] == [1, 2]
+    found = due(rows, Retention(exact_last=1))
+    assert [item.number for item in found.thinned] == [1, 2, 5, 3]
+
+
 def test_versions_without_steps_are_counted_by_number() -> None:
     rows = [row(number, None, {}) for number in (3, 7, 9, 10, 12, 15, 21)]
     found = due(rows, Retention(exact_last=1, exact_every=5, keep_last=2, keep_every=10))
@@ -145,7 +154,7 @@ def test_what_is_no_number_is_not_the_best(value: Any) -> None:
     [
         ({"exact_last": 0}, "1 or more"),
         ({"exact_every": 5}, "--exact-last"),
-        ({"exact_best": ("loss:min",)}, "--exact-last"),
+        ({"exact_best": ("loss:min",)}, "--exact-last or --keep-last"),
         ({"keep_every": 5}, "--keep-last"),
         ({"exact_last": 5, "keep_last": 3}, "at most keep-last"),
         ({"exact_last": 1, "exact_best": ("loss",)}, "loss:min"),
@@ -250,6 +259,19 @@ def test_hot_versions_become_coarse_when_they_are_encoded(directory: Path) -> No
         assert is_exact(store, 3)
         store.gc()
         assert store.verify().problems == []
+
+
+def test_what_has_nothing_to_give_up_is_looked_into_once(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ckstore.operations import retain as module
+
+    with ckstore.init(directory / "store") as store:
+        for step in range(3):
+            store.ingest({"n": np.arange(step, 100_000 + step)}, run="a", step=step, hot=0)
+        store.set_policy(Policy(retention=Retention(exact_last=1)), "a")
+        assert [item.step for item in store.retain(dry_run=True).thinned] == [0, 1]
+        assert store.retain().thinned == []
+        monkeypatch.setattr(module, "thin", lambda *_: pytest.fail("it was looked into again"))
+        assert store.retain().thinned == []
 
 
 def test_a_tag_that_comes_meanwhile_protects(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
