@@ -302,6 +302,26 @@ def test_nothing_heavy_is_imported_before_something_is_encoded(place: Path) -> N
         assert done.stdout.splitlines()[stored:] == ["0 []"], done.stdout
 
 
+def test_the_system_tells_of_changes(place: Path) -> None:
+    pytest.importorskip("watchfiles")
+    script = (
+        "import sys\nfrom ckstore.cli import watch\nfrom ckstore.cli.program import run\n"
+        "watch._SELDOM, watch._POLL = 600.0, 0.1\n"
+        "sys.exit(run(['--store', '.ckstore', 'watch', 'runs', '--run', 'gpt', '--settle', '0.2']))"
+    )
+    (place / "runs").mkdir()
+    watcher = subprocess.Popen([sys.executable, "-c", script], cwd=place, stdout=subprocess.PIPE, text=True)
+    try:
+        time.sleep(3.0)
+        save(place / "runs" / "step1.safetensors", 1)
+        wait_for_steps(place, [1])
+        watcher.send_signal(signal.SIGTERM)
+        assert watcher.wait(60) == 0
+    finally:
+        watcher.kill()
+        watcher.communicate()
+
+
 def test_a_directory_is_one_version_once_all_of_it_is_there(tmp_path: Path) -> None:
     watched = Watched([tmp_path], 1.0)
     hub = tmp_path / "checkpoint-5"
