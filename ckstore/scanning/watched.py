@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from ckstore.errors import InputError
+from ckstore.formats.directory import has_checkpoint, scan
 from ckstore.scanning.scanned import ScannedVersion
 from ckstore.scanning.source import open_directory, open_file, step_inside
 from ckstore.storage.root import is_store
@@ -200,6 +201,8 @@ def _look_into(path: Path, seen: _Seen) -> None:
     lacks = ""
     try:
         if path.is_dir():
+            if not has_checkpoint(path, scan(path)):
+                return  # Logs, of which nothing is to be said.
             lacks = _lacks(sorted(name for name, *_ in seen.signature))
             scanned = open_directory(path, force=False)
         else:

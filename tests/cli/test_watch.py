@@ -343,6 +343,17 @@ def test_a_directory_is_one_version_once_all_of_it_is_there(tmp_path: Path) -> N
     assert watched.look(31.0) == [hub]
 
 
+def test_of_what_holds_no_tensors_nothing_is_said(tmp_path: Path) -> None:
+    watched = Watched([tmp_path], 0.0)
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "events.out").write_bytes(b"\0" * 5000)
+    (tmp_path / "notes.txt").write_text("nothing")
+    (tmp_path / "empty").touch()
+    watched.look(0.0)
+    assert watched.look(1.0) == []
+    assert [path.name for path, _ in watched.abandoned(100.0)] == ["empty"]
+
+
 def test_a_directory_of_shards_has_its_metadata_last(tmp_path: Path) -> None:
     watched = Watched([tmp_path], 0.0)
     hub = tmp_path / "step_5"
