@@ -131,15 +131,16 @@ def test_killed_and_started_again(place: Path, delay: float) -> None:
         watcher.kill()
         watcher.wait()
     there = len(steps(place))
+    save(runs / "step9.safetensors", 9)
     with watching(place) as watcher:
-        wait_for_steps(place, list(range(1, 9)))
+        wait_for_steps(place, list(range(1, 10)))
         watcher.send_signal(signal.SIGTERM)
         out, _ = watcher.communicate(timeout=60)
         assert watcher.returncode == 0
         assert out.count("unchanged") == 0
-        assert len(out.splitlines()) == 8 - there
+        assert len(out.splitlines()) == 9 - there
     with library.open(place / ".ckstore") as store:
-        assert len(store.versions()) == 8
+        assert len(store.versions()) == 9
         store.compact()
         assert store.verify().problems == []
 
