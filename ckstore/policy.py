@@ -1,13 +1,14 @@
-"""How faithful versions are: what a user asks for, and the settings that follow from it."""
+"""How faithful versions are, and what becomes of older ones: what a user asks for, and what follows from it."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ckstore.errors import IntegrityError, UsageError
-from ckstore.storage.schema import fields, number, one_of, read_json, text, whole
+from ckstore.storage import schema
+from ckstore.storage.schema import items, number, one_of, read_json, text, whole
 
 if TYPE_CHECKING:
     from ckstore.codecs.schemes.dynaquant import DynaQuantSettings
@@ -28,16 +29,93 @@ HOT = 1
 _FINEST, _COARSEST = 0.125, 64.0
 
 
-_POLICY = fields(
+_POLICY = schema.fields(
     {"fidelity": one_of(*FIDELITIES)},
     {
         "hot": whole(), "scheme": one_of(*SCHEMES), "quality": number(), "max_abs_error": number(),
         "max_rel_error": number(),
-        "settings": fields(
+        "settings": schema.fields(
             {"levels": whole(), "prune": number(), "protect": number(), "metric": text(), "embedding_levels": whole()}
+        ),
+        "retention": schema.fields(
+            {},
+            {
+                "exact_last": whole(1), "exact_every": whole(1), "exact_best": items(text()), "keep_last": whole(1),
+                "keep_every": whole(1),
+            },
         ),
     },
 )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """What becomes of a run's older versions; nothing, unless something is said.
+
+    Versions that have a tag, that another run's version follows, or that are the best, stay as they are. The latest N
+    are the N with the highest steps, and the N that were ingested last, which are the same where steps go up.
+
+    Attributes
+    ----------
+    exact_last
+        So many of the latest versions stay exact; older ones become coarse. None leaves all as they are.
+    exact_every
+        Of the older ones, the first of every so many steps stays exact as well.
+    exact_best
+        `METRIC:min` or `METRIC:max`: the version with the least or the largest value stays exact as well, and is not
+        forgotten.
+    keep_last
+        So many of the latest versions stay; older ones are forgotten. None forgets none.
+    keep_every
+        Of the older ones, the first of every so many steps stays as well.
+    """
+
+    exact_last: int | None = None
+    exact_every: int | None = None
+    exact_best: tuple[str, ...] = ()
+    keep_last: int | None = None
+    keep_every: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("exact_last", "exact_every", "keep_last", "keep_every"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(f"{_option(name)} must be 1 or more, not {value}.")
+        for name, needs in (("exact_every", "exact_last"), ("keep_every", "keep_last")):
+            if getattr(self, name) is not None and getattr(self, needs) is None:
+                raise UsageError(
+                    f"{_option(name)} is for versions that are older than {_option(needs)} N says; give it."
+                )
+        if self.exact_best and not self:
+            raise UsageError("--exact-best is for versions that would not stay; give --exact-last or --keep-last.")
+        if self.exact_last is not None and self.keep_last is not None and self.exact_last > self.keep_last:
+            raise UsageError(
+                f"--exact-last {self.exact_last} is more than --keep-last {self.keep_last} keeps; exact-last must be at"
+                " most keep-last."
+            )
+        for best in self.exact_best:
+            metric, _, sense = best.rpartition(":")
+            if not metric or sense not in ("min", "max"):
+                raise UsageError(f"{best!r} says no best version; give a metric and its sense, such as loss:min.")
+
+    def __bool__(self) -> bool:
+        return self.exact_last is not None or self.keep_last is not None
+
+    def __str__(self) -> str:
+        said = [
+            f"{name.replace('_', '-')} {value if isinstance(value, int) else ' '.join(value)}"
+            for name, value in self.to_json().items()
+        ]
+        return ", ".join(said) or "stay"
+
+    def to_json(self) -> dict[str, Any]:
+        """What is said, by name."""
+        said = {item.name: getattr(self, item.name) for item in fields(self)}
+        return {name: value for name, value in said.items() if value}
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +138,8 @@ class Policy:
     hot
         How many of a run's latest versions stay as they were written, raw, until `compact` encodes them; with 0 all
         are encoded at once. None leaves it at `HOT`.
+    retention
+        What becomes of a run's older versions.
     """
 
     fidelity: Fidelity = "exact"
@@ -69,6 +149,7 @@ class Policy:
     max_rel_error: float | None = None
     settings: DynaQuantSettings | None = None
     hot: int | None = None
+    retention: Retention = field(default_factory=Retention)
 
     def __post_init__(self) -> None:
         if self.fidelity not in FIDELITIES:
@@ -121,6 +202,8 @@ class Policy:
             said |= {"scheme": self.scheme, **own}
         if self.hot is not None:
             said["hot"] = self.hot
+        if self.retention:
+            said["retention"] = self.retention.to_json()
         return json.dumps(said, separators=(",", ":"))
 
     @classmethod
@@ -132,6 +215,9 @@ class Policy:
                 from ckstore.codecs.schemes.dynaquant import DynaQuantSettings
 
                 said["settings"] = DynaQuantSettings(**said["settings"])
+            if "retention" in said:
+                kept = said["retention"]
+                said["retention"] = Retention(**{**kept, "exact_best": tuple(kept.get("exact_best", ()))})
             return cls(**said)
         except (TypeError, ValueError, UsageError) as error:
             raise IntegrityError(

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ckstore.operations.gc.collect import GcReport
     from ckstore.operations.ingest import IngestReport
     from ckstore.operations.rebase import RebaseReport
+    from ckstore.operations.retain import RetainReport
     from ckstore.operations.thin import ThinReport
     from ckstore.operations.verify import VerifyReport
     from ckstore.reading.stored_version import StoredVersion
@@ -153,7 +154,10 @@ class Store:
         return rebase(self.repository, self._chosen(versions, run), budget=budget, dry_run=dry_run)
 
     def policy(self, run: str | None = None) -> Policy:
-        """How faithful the next version of a run is to be: what was set for the run, else for the store, else exact."""
+        """How faithful the next version of a run is to be, and what becomes of older ones.
+
+        What was set for the run, else for the store, else exact, and all stays.
+        """
         from ckstore.operations.naming import policy_of
 
         return policy_of(self.catalog, run)
@@ -171,6 +175,20 @@ class Store:
         from ckstore.operations.naming import set_policy
 
         set_policy(self.repository, policy, run)
+
+    def retain(
+        self, run: str | None = None, *, dry_run: bool = False, progress: Callable[[int], None] | None = None
+    ) -> RetainReport:
+        """Do what policies say of the older versions of all runs, or of one; ingests have it done behind the program.
+
+        See `ckstore.operations.retain.retain`.
+        """
+        from ckstore.operations.retain import expected, retain
+
+        if dry_run:
+            return expected(self.repository, run)
+        self.repository.require_writable()
+        return retain(self.repository, run, progress=progress)
 
     def stats(self) -> dict[str, Any]:
         """Totals, and under `ledger` the bytes of all files of the store by cause."""
@@ -384,8 +402,9 @@ class Store:
         )  # fmt: skip
         name = DEFAULT_RUN if run is None else run
         report = ingest(self.repository, source, options, progress)
-        if report.version.hot:
-            keep = self.policy(name).kept_hot if hot is None else hot
+        policy = self.policy(name)
+        if report.version.hot or policy.retention:
+            keep = policy.kept_hot if hot is None else hot
             compactor = self._compactor_of_hot()
             compactor.catch_up(name, keep)
             compactor.begin(name, keep)

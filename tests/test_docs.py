@@ -40,6 +40,7 @@ from ckstore.operations.gc.collect import GcReport
 from ckstore.operations.ingest import IngestReport
 from ckstore.operations.rebase import RebaseReport
 from ckstore.operations.recover import RecoverReport
+from ckstore.operations.retain import RetainReport
 from ckstore.operations.verify import VerifyReport
 from ckstore.run import Run
 from ckstore.saving.saver import Saver
@@ -361,7 +362,17 @@ def test_the_reference_names_the_public_api():
 
 @pytest.mark.parametrize(
     "report",
-    [IngestReport, VerifyReport, RebaseReport, CompactReport, ForgetReport, GcReport, RecoverReport, VersionRow],
+    [
+        IngestReport,
+        VerifyReport,
+        RebaseReport,
+        CompactReport,
+        RetainReport,
+        ForgetReport,
+        GcReport,
+        RecoverReport,
+        VersionRow,
+    ],
 )
 def test_the_reference_names_what_reports_hold(report: Any):
     text = (DOCS / "reference" / "python.md").read_text()

@@ -17,7 +17,7 @@ import pytest
 
 import ckstore
 from ckstore.operations.recover import recover
-from ckstore.policy import Policy
+from ckstore.policy import Policy, Retention
 from tests.checkpoints import scratch
 from tests.points_of_death import DIED, KILL, MODES, POWER, REFUSED, struck
 
@@ -62,6 +62,7 @@ OPERATIONS: dict[str, Callable[[Path], None]] = {
     "recover": rebuilt,
     "tag": opened(lambda store: store.tag("a@1", "best")),
     "untag": opened(lambda store: store.untag("last")),
+    "retain": opened(lambda store: store.retain("p")),
     "policy": opened(lambda store: store.set_policy(Policy(fidelity="coarse"), "a")),
 }
 
@@ -78,6 +79,9 @@ def pristine() -> Iterator[Path]:
             store.ingest(weights(21), run="b", step=1)
             store.ingest(weights(30), run="h", step=0, hot=0)
             store.ingest(weights(31), run="h", step=1, hot=9)
+            store.ingest(weights(40), run="p", step=0, hot=0)
+            store.ingest(weights(41), run="p", step=1, hot=0)
+            store.set_policy(Policy(retention=Retention(keep_last=1)), "p")
             store.tag("a@3", "last")
             store.forget(["b@0"])
             assert store.verify().problems == []

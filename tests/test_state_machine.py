@@ -15,6 +15,7 @@ import ckstore
 from ckstore.errors import ConflictError
 from ckstore.objects import units
 from ckstore.operations.recover import recover
+from ckstore.policy import Policy, Retention
 from ckstore.storage import durable
 from tests.checkpoints import pack_files, scratch, sha256
 
@@ -221,6 +222,30 @@ class StoreMachine(RuleBasedStateMachine):
         self.store.forget(numbers)
         for number in numbers:
             self._remove(number)
+
+    @precondition(lambda self: self.digests)
+    @rule(data=st.data(), exact=st.none() | st.integers(1, 3), keep=st.none() | st.integers(3, 5))
+    def retain(self, data: st.DataObject, exact: int | None, keep: int | None) -> None:
+        run, _ = self.places[data.draw(st.sampled_from(sorted(self.digests)))]
+        there = sorted((step, number) for number, (of, step) in self.places.items() if of == run)
+        followed = {row.parent for row in self.store.versions() if row.run != run}
+        stays = {*self.tags.values(), *followed}
+        numbers = sorted(number for _, number in there)
+        late = [{n for _, n in there[-count:]} | set(numbers[-count:]) for count in (keep or 99, exact or 99)]
+        gone = [number for _, number in there if number not in stays | late[0]]
+        may_thin = set(numbers) - late[1] - stays - set(gone) - set(self.thinned)
+        self.store.set_policy(Policy(hot=0, retention=Retention(exact_last=exact, keep_last=keep)), run)
+        expected = self.store.retain(run, dry_run=True)
+        report = self.store.retain(run)
+        self.store.set_policy(None, run)
+        assert [row.number for row in report.forgotten] == [row.number for row in expected.forgotten] == gone
+        assert {row.number for row in expected.thinned} == may_thin
+        thinned = {row.number for row in report.thinned}
+        assert thinned <= may_thin
+        for number in gone:
+            self._remove(number)
+        for number in thinned:
+            self._note_thinned(number)
 
     @rule(at_once=st.booleans())
     def gc(self, at_once: bool) -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,48 +12,23 @@ from ckstore.cli.options import policy_options
 from ckstore.cli.output import (
     counted,
     json_option,
-    name_of,
     print_json,
     print_table,
-    ratio_text,
-    size_text,
     version_object,
 )
 from ckstore.cli.progress import progress_bar
+from ckstore.cli.storing import NOT_REMOVED, Done, Failed, amounts_text, line_of, store_input, tend
 from ckstore.cli.verb import RunName, TagName, VersionName, open_store, verb, version_of
-from ckstore.errors import CkstoreError, ConflictError, InputError, PartialError, UsageError
+from ckstore.errors import PartialError, UsageError
 from ckstore.policy import Fidelity, Scheme
 
 if TYPE_CHECKING:
     from ckstore.scanning.folder import Proposed
     from ckstore.scanning.steps import Planned, StepSource
     from ckstore.store import Store
-    from ckstore.version import Version
 
 #: The parent that is looked for among all versions.
 _AUTO = "auto"
-
-_NOT_REMOVED = "--delete-source is for exact versions: coarse ones do not bring the files back."
-
-
-@dataclass(slots=True)
-class _Done:
-    """One input that is stored: its version, whether that is a fresh one, its bytes and seconds."""
-
-    path: Path
-    version: Version
-    is_new: bool
-    seconds: float
-
-
-@dataclass(slots=True)
-class _Failed:
-    """One input that is not stored, and why."""
-
-    path: Path
-    kind: str
-    exit_code: int
-    message: str
 
 
 def _metrics(ctx: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, Any]:
@@ -240,7 +212,7 @@ def command(
             raise UsageError("Schemes, qualities and error bounds are for coarse versions; leave --fidelity exact out.")
         fidelity = "coarse"
     if fidelity == "coarse" and delete_source:
-        raise UsageError(_NOT_REMOVED)
+        raise UsageError(NOT_REMOVED)
     options: dict[str, Any] = {
         "fidelity": fidelity,
         "scheme": scheme,
@@ -260,8 +232,8 @@ def command(
         # Of many the latest is stored with the others: what is brought in together is seldom resumed from at once.
         "hot": 0 if folder or len(paths) > 1 else None,
     }
-    done: list[_Done] = []
-    failed: list[_Failed] = []
+    done: list[Done] = []
+    failed: list[Failed] = []
     with open_store(ctx, "r" if dry_run else "a") as store:
         if folder:
             proposed = _proposed(paths, plan_file, recursive=recursive, force=force)
@@ -278,7 +250,7 @@ def command(
             _print_plan(store, planned, run, as_json=as_json)
             return
         if delete_source and fidelity is None and store.policy(run).is_coarse:
-            raise UsageError(f"{_NOT_REMOVED} Add --fidelity exact: the policy is coarse.")
+            raise UsageError(f"{NOT_REMOVED} Add --fidelity exact: the policy is coarse.")
         if parent not in (None, _AUTO):
             version_of(store, parent)
         if tag is not None:
@@ -287,16 +259,17 @@ def command(
             for item in planned:
                 after = parent if parent == _AUTO or not done else None
                 chosen = {**options, "parent": after, "step": item.step}
-                outcome = _ingest(store, item.path, chosen, delete_source, shown=not as_json)
-                if isinstance(outcome, _Failed):
+                outcome = store_input(store, item.path, chosen, delete_source, shown=not as_json)
+                if isinstance(outcome, Failed):
                     failed.append(outcome)
                     click.echo(f"ckstore: {outcome.message}", err=True)
                     continue
                 done.append(outcome)
                 if not as_json:
-                    click.echo(_line(outcome))
+                    click.echo(line_of(outcome))
             if tag is not None and done:
                 store.tag(done[-1].version.row.number, tag)
+            tend(store, {item.version.row.run for item in done})
         finally:
             if as_json:
                 print_json([*(_object(store, item) for item in done), *(_failure(item) for item in failed)])
@@ -387,22 +360,23 @@ def _store_folder(
     chosen = [item for item in proposed if item.run]
     _check_runs(store, {item.run for item in chosen}, options, delete)
     sizes = sum(tree_size(item.path) for item in chosen if item.path.exists())
-    done: list[_Done] = []
-    failed: list[_Failed] = []
+    done: list[Done] = []
+    failed: list[Failed] = []
     begun: set[str] = {row.name for row in store.catalog.runs()}
     try:
         with progress_bar("folder", (3 if options["verify"] else 2) * sizes, shown=not as_json) as bar:
             for item in chosen:
                 parent = None if item.run in begun else _AUTO
                 said = {**options, "run": item.run, "step": item.step, "parent": parent}
-                outcome = _ingest(store, item.path, said, delete, shown=False, bar=bar)
-                if isinstance(outcome, _Failed):
+                outcome = store_input(store, item.path, said, delete, shown=False, bar=bar)
+                if isinstance(outcome, Failed):
                     failed.append(outcome)
                 else:
                     begun.add(item.run)
                     done.append(outcome)
                 if not as_json:
-                    click.echo(_line(outcome) if isinstance(outcome, _Done) else f"{item.path} -> {outcome.message}")
+                    click.echo(line_of(outcome) if isinstance(outcome, Done) else f"{item.path} -> {outcome.message}")
+        tend(store, {item.version.row.run for item in done})
         if not as_json:
             for item in proposed:
                 if not item.run:
@@ -424,86 +398,26 @@ def _check_runs(store: Store, runs: set[str], options: dict[str, Any], delete: b
         check_run(run)
         check_run_is_no_tag(store.catalog, run)
         if delete and options["fidelity"] is None and store.policy(run).is_coarse:
-            raise UsageError(f"{_NOT_REMOVED} Add --fidelity exact: the policy is coarse.")
+            raise UsageError(f"{NOT_REMOVED} Add --fidelity exact: the policy is coarse.")
 
 
-def _ingest(
-    store: Store,
-    path: Path,
-    options: dict[str, Any],
-    delete: bool,
-    *,
-    shown: bool,
-    bar: Callable[[int], None] | None = None,
-) -> _Done | _Failed:
-    """Store one input; what is wrong with the input is returned, what is wrong with the store raised."""
-    from ckstore.cli.sources import Removable, check_restores
-    from ckstore.scanning.source import tree_size
-
-    try:
-        _check_name(path)
-        start = time.perf_counter()
-        size = tree_size(path) if path.exists() else 0
-        removable = Removable(path) if delete else None
-        with progress_bar(path.name, (3 if options["verify"] else 2) * size, shown=shown) as progress:
-            report = store.ingest(path, **options, progress=bar or progress)
-        seconds = time.perf_counter() - start
-        version = store[report.version.number]
-        if delete or (options["verify"] and not report.is_new):
-            check_restores(store.path, version.row.number)
-        if removable is not None and version.row.fidelity != "exact":
-            # A policy was set meanwhile, or what was there was thinned.
-            raise UsageError(f"{_NOT_REMOVED} {path} is stored as version {version.row.number}, and stays.")
-        if removable is not None:
-            removable.remove()
-        return _Done(path, version, report.is_new, seconds)
-    except (InputError, ConflictError) as error:
-        message = str(error) if path.name in str(error) else f"{path}: {error}"
-        return _Failed(path, error.kind, error.exit_code, message)
-    except CkstoreError:
-        raise
-    except OSError as error:
-        return _Failed(path, "error", 1, f"{error.filename or path}: {error.strerror or error}.")
-
-
-def _check_name(path: Path) -> None:
-    try:
-        str(path).encode()
-    except UnicodeEncodeError:
-        raise InputError(f"The name {str(path)!r} is not UTF-8; rename it, then ingest again.") from None
-
-
-def _finish(ctx: click.Context, count: int, failed: list[_Failed]) -> None:
+def _finish(ctx: click.Context, count: int, failed: list[Failed]) -> None:
     if len(failed) < count:
         raise PartialError(f"{len(failed)} of {count} inputs could not be stored, the others are.")
     codes = {item.exit_code for item in failed}
     ctx.exit(codes.pop() if len(codes) == 1 else 1)
 
 
-def _line(item: _Done) -> str:
-    row = item.version.row
-    name = f"{name_of(row)} -> version {row.number}"
-    if not item.is_new:
-        return f"{name}  {size_text(row.original_bytes)}  unchanged"
-    return f"{name}  {_amounts(row.original_bytes, row.stored_bytes, item.seconds)}"
-
-
-def _summary(done: list[_Done]) -> str:
+def _summary(done: list[Done]) -> str:
     fresh = [item for item in done if item.is_new]
     original = sum(item.version.row.original_bytes for item in done)
     stored = sum(item.version.row.stored_bytes for item in fresh)
     unchanged = f" ({len(done) - len(fresh)} unchanged)" if len(fresh) < len(done) else ""
-    return (
-        f"{counted(len(done), 'version')}{unchanged}  {_amounts(original, stored, sum(item.seconds for item in done))}"
-    )
+    amounts = amounts_text(original, stored, sum(item.seconds for item in done))
+    return f"{counted(len(done), 'version')}{unchanged}  {amounts}"
 
 
-def _amounts(original: int, stored: int, seconds: float) -> str:
-    rate = original / seconds / 1e9
-    return f"{size_text(original)} -> {size_text(stored)}  {ratio_text(original, stored)}  {rate:.2g} GB/s"
-
-
-def _object(store: Store, item: _Done) -> dict[str, Any]:
+def _object(store: Store, item: Done) -> dict[str, Any]:
     number = item.version.row.number
     tags = [tag for tag, tagged in store.catalog.tags().items() if tagged == number]
     return {
@@ -514,5 +428,5 @@ def _object(store: Store, item: _Done) -> dict[str, Any]:
     }
 
 
-def _failure(item: _Failed) -> dict[str, Any]:
+def _failure(item: Failed) -> dict[str, Any]:
     return {"source": str(item.path), "error": item.message, "kind": item.kind, "exit_code": item.exit_code}

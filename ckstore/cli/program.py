@@ -20,15 +20,15 @@ from ckstore.runtime.address_space import check, limit, too_little
 #: Every verb, in the order of the help; `ckstore.cli.<name>`, with _ for -, holds its `command` and is imported when it
 #: is used.
 VERBS = (
-    "init", "ingest", "checkout", "log", "show", "ls", "diff", "tag", "policy", "stats", "verify", "compact", "thin",
-    "forget", "gc", "rebase", "recover", "warm-up", "completion",
+    "init", "ingest", "watch", "checkout", "log", "show", "ls", "diff", "tag", "policy", "stats", "verify", "compact",
+    "thin", "forget", "gc", "rebase", "recover", "warm-up", "completion",
 )  # fmt: skip
 
 #: Verbs that code versions; the others read, if anything.
-_STORING = ("ingest", "compact", "thin", "rebase", "warm-up")
+_STORING = ("ingest", "watch", "policy", "compact", "thin", "rebase", "warm-up")
 
 #: Verbs that compute nothing.
-_LIGHT = ("init", "log", "tag", "policy", "forget", "completion")
+_LIGHT = ("init", "log", "tag", "forget", "completion")
 
 #: Exit codes that the command line gives without an error of the library.
 _USAGE = 2

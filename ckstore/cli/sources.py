@@ -1,4 +1,4 @@
-"""What `ingest` does around the API: proving that what is stored comes back, and removing its source."""
+"""What storing files takes beside the API: proving that they come back, and removing them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Compacts what a program has stored hot, in a thread of low priority, while the program goes on."""
+"""Compacts what a program has stored hot, and does what a policy says of older versions, while the program goes on.
+
+All of it happens in a thread of low priority.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from contextlib import suppress
 
 from ckstore.errors import CkstoreError
 from ckstore.operations.compact import compact, due
+from ckstore.operations.retain import retain
 from ckstore.repository import Repository
 
 _log = logging.getLogger("ckstore")
@@ -29,7 +33,7 @@ class _GivenUp(Exception):  # noqa: N818 - ends a compaction, and is no error
 
 
 class Compactor:
-    """Encodes the hot versions of runs that are beyond what their policy keeps.
+    """Encodes the hot versions of runs that are beyond what their policy keeps, and thins and forgets older ones.
 
     Parameters
     ----------
@@ -130,7 +134,8 @@ class Compactor:
                 with self._compacting:
                     rows = due(self._opened, run, keep=keep)
                     compact(self._opened, rows[:1], progress=self._step)
-                if rows:
+                retained = retain(self._opened, run, progress=self._step)
+                if rows or retained.thinned or retained.freed:
                     self._repository.resolver.forget()  # Objects are elsewhere now.
             except _GivenUp:
                 return
@@ -139,7 +144,7 @@ class Compactor:
                     raise
                 return  # The program ends without closing the store, and no pool takes work any more.
             except (CkstoreError, OSError) as error:
-                _log.warning("Versions of run %s stay as they were written: %s", run, error)
+                _log.warning("Older versions of run %s stay as they are: %s", run, error)
                 rows = []
             with self._lock:
                 if rows and not self._is_closed:  # Another version may be due by now.

@@ -17,7 +17,7 @@ from ckstore.errors import UsageError
 from ckstore.formats.torch.state_dict import OnUnknown
 from ckstore.operations.naming import DEFAULT_RUN, check_run, check_run_is_no_tag, policy_of
 from ckstore.operations.tuning import TOLERANCE, Tuning
-from ckstore.policy import Fidelity, Policy, Scheme
+from ckstore.policy import Fidelity, Policy, Retention, Scheme
 from ckstore.storage.catalog import Catalog, VersionRow
 from ckstore.storage.schema import DEPTH, plain_object
 
@@ -104,7 +104,8 @@ def request_of(catalog: Catalog, options: IngestOptions) -> Request:
     )
     # Whoever asks for one coarse version wants few bytes, and at once.
     kept = 0 if asked is not None and asked.is_coarse else said.hot
-    policy = replace(asked or said, hot=kept if options.hot is None else options.hot)
+    # What becomes of older versions is the run's, and not this version's.
+    policy = replace(asked or said, hot=kept if options.hot is None else options.hot, retention=Retention())
     tuning = _tuning(policy, options)
     check_run(run)
     check_run_is_no_tag(catalog, run)

@@ -67,7 +67,7 @@ def select_versions(
             raise UsageError(f"{option} {value} keeps nothing; give 1 or more, or leave it out.")
     rows = catalog.versions(run) if run is not None else [row for spec in specs for row in _named(catalog, spec)]
     kept = set(catalog.tags().values()) if keep_tagged else set()
-    for ordered in _by_run(rows):
+    for ordered in by_run(rows):
         if keep_every is not None:
             kept |= {row.number for row in ordered[::keep_every]}
         if keep_last is not None:
@@ -76,8 +76,8 @@ def select_versions(
     return [chosen[number] for number in sorted(chosen)]
 
 
-def _by_run(rows: Sequence[VersionRow]) -> Iterator[list[VersionRow]]:
-    """The versions of each run in order, each once."""
+def by_run(rows: Sequence[VersionRow]) -> Iterator[list[VersionRow]]:
+    """The versions of each run, each once: in the order of steps; where one has none, in that of numbers."""
     runs: dict[str, dict[int, VersionRow]] = {}
     for row in rows:
         runs.setdefault(row.run, {})[row.number] = row

@@ -109,7 +109,7 @@ def thin(
     dry_run
         Do all but commit.
     progress
-        Called with numbers of bytes of the versions that are done.
+        Called with numbers of bytes of objects that are done; what it raises ends the thinning between two commits.
 
     Raises
     ------
@@ -135,12 +135,10 @@ def thin(
                 chosen.append(row)
             else:
                 report.skipped.append(number)
-        batch = _Batch(repository, policy, Claims(repository, {row.number for row in chosen}), report, blocks)
+        batch = _Batch(repository, policy, Claims(repository, {row.number for row in chosen}), report, blocks, progress)
         try:
             for row in chosen:
                 _Thinning(batch, row).run()
-                if progress is not None:
-                    progress(row.original_bytes)
         finally:
             repository.resolver.forget()
             if not dry_run:
@@ -173,13 +171,20 @@ class _Batch:
     """
 
     def __init__(
-        self, repository: Repository, policy: Policy, claims: Claims, report: ThinReport, blocks: ScratchPacks | None
+        self,
+        repository: Repository,
+        policy: Policy,
+        claims: Claims,
+        report: ThinReport,
+        blocks: ScratchPacks | None,
+        progress: Callable[[int], None] | None,
     ) -> None:
         self.repository = repository
         self.policy = policy
         self.claims = claims
         self.report = report
         self.blocks = blocks
+        self.progress = progress
         self.reader = repository.reader if blocks is None else ObjectReader(repository.resolver, blocks)
         self.objects: dict[int, tuple[Sequence[Object], dict[int, CoarseUnit]]] = {}
 
@@ -238,6 +243,8 @@ class _Thinning:
                 result.append(made.object)
                 if made.facts is not None:
                     facts[number] = made.facts
+                if self.batch.progress is not None:
+                    self.batch.progress(self.version.layout.units[number].nbytes)
         return result, facts
 
     def _coarse_object(self, estimator: Estimator, number: int) -> _Coarse:

@@ -65,7 +65,7 @@ def told_step(path: Path, *, force: bool = False) -> int | None:
     """
     scanned = _opened(local_path(path), force=force)
     scanned.close()
-    return _step_inside(scanned)
+    return step_inside(scanned)
 
 
 def _opened(path: Path, *, force: bool) -> ScannedVersion:
@@ -77,11 +77,12 @@ def _opened(path: Path, *, force: bool) -> ScannedVersion:
 
 def _told_step(scanned: ScannedVersion, name: str) -> int | None:
     """The step that the files, or else a name, tell."""
-    step = _step_inside(scanned)
+    step = step_inside(scanned)
     return step_of(name) if step is None else step
 
 
-def _step_inside(scanned: ScannedVersion) -> int | None:
+def step_inside(scanned: ScannedVersion) -> int | None:
+    """The step that the files of a version tell; None where they tell none."""
     for fact in ("step", "epoch"):
         for file in scanned.files:
             value = file.layout.facts.get(fact)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 
 from ckstore.errors import InputError
@@ -29,7 +30,12 @@ class Planned:
 
 
 def plan_steps(
-    paths: Sequence[Path], source: StepSource | None = None, *, first: int = 0, force: bool = False
+    paths: Sequence[Path],
+    source: StepSource | None = None,
+    *,
+    first: int = 0,
+    force: bool = False,
+    known: Mapping[Path, int | None] = MappingProxyType({}),
 ) -> list[Planned]:
     """Several inputs with their steps, in their order; those without a step come last, by name.
 
@@ -46,11 +52,13 @@ def plan_steps(
         The first step where they come from the order.
     force
         As for the ingest: damaged files count as opaque bytes.
+    known
+        What contents tell; files that are not in it are opened.
     """
     inputs = sorted(paths, key=lambda path: natural(path.name))
     if source == "order":
         return [Planned(path, first + index, "order") for index, path in enumerate(inputs)]
-    told = [None] * len(inputs) if source == "name" else [_told(path, force=force) for path in inputs]
+    told = [None] * len(inputs) if source == "name" else [_told(path, known, force=force) for path in inputs]
     named = [None] * len(inputs) if source == "content" else steps_of_names([_name(path) for path in inputs])
     if source is None and not _differ(told) and _differ(named) and None not in named:
         told = [None] * len(inputs)
@@ -100,7 +108,9 @@ def _name(path: Path) -> str:
     return path.name or path.resolve().name
 
 
-def _told(path: Path, *, force: bool) -> int | None:
+def _told(path: Path, known: Mapping[Path, int | None], *, force: bool) -> int | None:
+    if path in known:
+        return known[path]
     with suppress(InputError, OSError):
         return told_step(path, force=force)
     return None

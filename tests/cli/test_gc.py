@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
+from ckstore.operations.gc import collect
 from ckstore.storage.catalog import Catalog
 
 from .conftest import listing
@@ -59,6 +62,7 @@ def test_damage(ckstore, filled: Path) -> None:
     assert listing(filled / ".ckstore") == before
 
 
-def test_another_one_at_work(ckstore, filled: Path) -> None:
+def test_another_one_at_work(ckstore, filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collect, "PATIENCE", 0.1)
     with Catalog.open(filled / ".ckstore", "a") as catalog, catalog.lease("gc"):
         assert str(os.getpid()) in ckstore("gc", code=11).sentence

@@ -128,7 +128,7 @@ def test_the_last_of_several_is_tagged(ckstore, place: Path) -> None:
 def test_names_that_no_run_has(ckstore, place: Path, run: str) -> None:
     before = listing(place / ".ckstore")
     assert len(ckstore("ingest", "in/step10.pt", "--run", run, code=2).sentence) < 200
-    assert len(ckstore("policy", "--fidelity", "coarse", "--run", run, code=2).sentence) < 200
+    assert len(ckstore("policy", run, "--fidelity", "coarse", code=2).sentence) < 200
     assert listing(place / ".ckstore") == before
 
 
@@ -191,15 +191,15 @@ def test_a_directory_is_deleted_but_not_what_came_later(ckstore, place: Path, mo
     shutil.copy(place / "in" / "step0.pt", tree / "sub" / "model.pt")
     (tree / "config.json").write_text("{}")
     (tree / "link").symlink_to("config.json")
-    from ckstore.cli import sources
+    from ckstore.cli import storing
 
-    prove = sources.check_restores
+    prove = storing.check_restores
 
     def late(*arguments: object) -> None:
         prove(*arguments)
         (tree / "late.txt").touch()
 
-    monkeypatch.setattr(sources, "check_restores", late)
+    monkeypatch.setattr(storing, "check_restores", late)
     ckstore("ingest", "tree", "--verify", "--delete-source")
     assert [path.name for path in tree.iterdir()] == ["late.txt"]
 
@@ -214,9 +214,9 @@ def test_a_source_that_does_not_come_back_stays(ckstore, place: Path, monkeypatc
 
 
 def test_a_source_that_changed_meanwhile_stays(ckstore, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ckstore.cli import sources
+    from ckstore.cli import storing
 
-    monkeypatch.setattr(sources, "check_restores", lambda *_: save(place / "in" / "step0.pt", step=1))
+    monkeypatch.setattr(storing, "check_restores", lambda *_: save(place / "in" / "step0.pt", step=1))
     ckstore("ingest", "in/step0.pt", "--verify", "--delete-source", code=1)
     assert (place / "in" / "step0.pt").is_file()
 
@@ -339,7 +339,7 @@ def test_sources_are_not_removed_where_the_policy_is_coarse(
     torch.save(moving(1), source)
     place = ["--store", str(tmp_path / "store")]
     assert run(["init", str(tmp_path / "store")]) == 0
-    assert run([*place, "policy", "--fidelity", "coarse", *(["--run", "gpt"] if of_run else [])]) == 0
+    assert run([*place, "policy", "--fidelity", "coarse", *(["gpt"] if of_run else [])]) == 0
     assert run([*place, "ingest", str(source), "--run", "gpt", "--verify", "--delete-source"]) == 2
     assert "--fidelity exact" in capfd.readouterr().err
     assert source.exists()

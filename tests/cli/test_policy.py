@@ -7,13 +7,15 @@ from pathlib import Path
 import pytest
 
 import ckstore as library
+from ckstore.errors import IntegrityError
 from ckstore.operations.recover import recover
 from ckstore.policy import Policy
+from tests.cli.conftest import listing
 
 
 def test_a_run_goes_before_the_store_and_a_call_before_both(ckstore, filled: Path) -> None:
     ckstore("policy", "--quality", "3")
-    ckstore("policy", "--run", "exact", "--fidelity", "exact")
+    ckstore("policy", "exact", "--fidelity", "exact")
     ckstore("ingest", "in/step0.pt", "--run", "coarse", "--step", "7")
     ckstore("ingest", "in/step0.pt", "--run", "exact", "--step", "7")
     ckstore("ingest", "in/step0.pt", "--run", "fine", "--step", "7", "--fidelity", "exact")
@@ -28,14 +30,14 @@ def test_a_run_goes_before_the_store_and_a_call_before_both(ckstore, filled: Pat
 
 
 def test_it_outlives_a_recovery_and_is_cleared(ckstore, filled: Path) -> None:
-    ckstore("policy", "--run", "gpt", "--max-rel-error", "0.01")
+    ckstore("policy", "gpt", "--max-rel-error", "0.01")
     ckstore("policy", "--quality", "1")
     ckstore("policy", "--clear")
     recover(filled / ".ckstore")
     with library.open(filled / ".ckstore", "r") as store:
         assert store.policy("gpt") == Policy("coarse", max_rel_error=0.01)
         assert store.policy("other") == Policy()
-    assert "max-rel-error 0.01" in ckstore("policy", "--run", "gpt").out
+    assert "max-rel-error 0.01" in ckstore("policy", "gpt").out
 
 
 @pytest.mark.parametrize(
@@ -45,8 +47,61 @@ def test_it_outlives_a_recovery_and_is_cleared(ckstore, filled: Path) -> None:
         ("--quality", "0"),
         ("--quality", "2", "--clear"),
         ("--scheme", "lc", "--max-abs-error", "1"),
+        ("--exact-every", "10"),
+        ("--exact-last", "5", "--keep-last", "3"),
+        ("--exact-last", "5", "--exact-best", "loss"),
+        ("--keep-last", "0"),
+        ("--clear", "--apply"),
+        ("--keep-last", "3", "--clear"),
     ],
 )
 def test_what_cannot_be_kept(ckstore, filled: Path, arguments: tuple[str, ...]) -> None:
     ckstore("policy", *arguments, code=2)
     assert ckstore("policy", "--json").json == [{"run": None, "fidelity": "exact", "hot": 0}]
+
+
+def test_what_becomes_of_older_versions(ckstore, filled: Path) -> None:
+    store = filled / ".ckstore"
+    before = listing(store)
+    foretold = ckstore("policy", "gpt", "--exact-last", "1", "--keep-last", "2", "--dry-run", "--json").json
+    gone = [{"version": 1, "run": "gpt", "step": 0}]
+    coarse = [{"version": 2, "run": "gpt", "step": 10}]
+    assert foretold == [{"forgotten": gone, "thinned": coarse, "freed": 0, "dry_run": True}]
+    assert listing(store) == before
+    assert ckstore("policy", "--apply").out.startswith("Nothing to do")
+    said = ckstore("policy", "gpt", "--exact-last", "1", "--keep-last", "2").out
+    assert said == "Versions to come of run gpt: exact. Older ones: exact-last 1, keep-last 2.\n"
+    # What is said of how faithful versions are leaves that alone, and the other way round.
+    ckstore("policy", "gpt", "--hot", "1")
+    ckstore("policy", "gpt", "--fidelity", "exact")
+    [listed] = ckstore("policy", "gpt", "--json").json
+    assert listed == {
+        "run": "gpt", "fidelity": "exact", "hot": 1, "retention": {"exact_last": 1, "keep_last": 2},
+    }  # fmt: skip
+    done = ckstore("policy", "gpt", "--apply", "--json").json[0]
+    assert (done["forgotten"], done["thinned"], done["dry_run"]) == (gone, coarse, False)
+    assert done["freed"] > 0
+    ckstore("verify")
+    ckstore("policy", "gpt", "--clear")
+    assert "retention" not in ckstore("policy", "gpt", "--json").json[0]
+    for options in (("--dry-run",), ("--apply",)):
+        assert "There is no run nothing" in ckstore("policy", "nothing", *options, code=13).sentence
+
+
+def test_an_ingest_carries_it_out(ckstore, place: Path) -> None:
+    ckstore("policy", "gpt", "--exact-last", "1", "--keep-last", "2")
+    ckstore("ingest", "in/step0.pt", "in/step10.pt", "in/step20.pt", "--run", "gpt")
+    found = [(item["step"], item["fidelity"]) for item in ckstore("log", "gpt", "--json").json]
+    assert sorted(found) == [(10, "coarse"), (20, "exact")]
+
+
+def test_a_damaged_older_version_is_said_and_the_latest_is_stored(
+    ckstore, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def damaged(*_: object) -> None:
+        raise IntegrityError("Pack 1 is missing; restore it from a copy.")
+
+    monkeypatch.setattr(library.Store, "retain", damaged)
+    result = ckstore("ingest", "in/step0.pt", "--run", "gpt")
+    assert result.sentence == "Older versions of run gpt stay as they are: Pack 1 is missing; restore it from a copy."
+    assert result.out.startswith("gpt@0 -> version 1")

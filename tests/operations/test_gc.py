@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -597,11 +598,15 @@ def test_a_process_that_ingests_all_the_time(path: Path, series: list[Path], dir
     check(path, series, ["a@5", "b@6", "c@0", "c@1", "c@2"])
 
 
-def test_two_at_once(store: ckstore.Store) -> None:
+def test_the_first_of_two_at_once_goes_first(store: ckstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     store.forget(["a@0"])
-    with store.catalog.lease("gc"), pytest.raises(LockedError, match="frees space already"):
+    monkeypatch.setattr(module, "PATIENCE", 0.1)
+    with store.catalog.lease("gc"), pytest.raises(LockedError, match="now: gc"):
         store.gc()
-    assert store.gc().bytes > 0
+    with ExitStack() as late:
+        interposed(monkeypatch, lambda: late.enter_context(store.catalog.lease("gc")) and None, "plan_for")
+        assert store.gc().bytes > 0
+        assert len(store.catalog.leases()) == 1
 
 
 def test_a_writer_that_does_not_end(store: ckstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:

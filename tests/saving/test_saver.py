@@ -18,6 +18,7 @@ import pytest
 import torch
 
 import ckstore
+from ckstore.policy import Policy, Retention
 from ckstore.runtime import memory
 from ckstore.saving import staging
 from ckstore.saving.saver import Saver
@@ -230,6 +231,21 @@ def test_older_versions_are_compacted_while_nothing_is_saved(store: ckstore.Stor
     assert store.verify().problems == []
     for step in range(3):
         assert store[f"a@{step}"].state_dict()["w"].equal(state(step)["w"])
+
+
+def test_older_versions_become_what_the_policy_says_while_nothing_is_saved(store: ckstore.Store) -> None:
+    store.set_policy(Policy(retention=Retention(exact_last=2, keep_last=4)), "a")
+    with store.saver("a") as saver:
+        for step in range(6):
+            saver.save(state(step), step=step).result()
+        deadline = time.monotonic() + 60
+        while [row.fidelity for row in store.versions("a")] != ["coarse", "coarse", "exact", "exact"]:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    assert [row.step for row in store.versions("a")] == [2, 3, 4, 5]
+    for step in (4, 5):
+        assert_same(store[f"a@{step}"].state_dict(), state(step))
+    assert store.verify().problems == []
 
 
 def test_a_process_that_is_killed_fails_what_it_had(store: ckstore.Store) -> None:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import LockedError
@@ -60,10 +61,13 @@ class GcReport:
             setattr(self, name, getattr(self, name) + value)
 
 
-def gc(repository: Repository, *, grace: float = GRACE, dry_run: bool = False) -> GcReport:
+def gc(
+    repository: Repository, *, grace: float = GRACE, dry_run: bool = False, patience: float | None = None
+) -> GcReport:
     """Free what no version needs.
 
-    Ingests and rebases may go on meanwhile; the change itself waits for a moment in which nobody else writes.
+    Ingests and rebases may go on meanwhile; the change itself waits for a moment in which nobody else writes. Where
+    another `gc` is at work, it waits for that.
 
     Parameters
     ----------
@@ -71,6 +75,8 @@ def gc(repository: Repository, *, grace: float = GRACE, dry_run: bool = False) -
         Seconds for which files that nothing refers to must have been left untouched.
     dry_run
         Change nothing, only say what would be freed.
+    patience
+        Seconds to wait for a moment in which nobody writes; ten minutes by default.
 
     Where the disk has no room for packs that are to be written again, these are left as they are.
 
@@ -79,12 +85,12 @@ def gc(repository: Repository, *, grace: float = GRACE, dry_run: bool = False) -
     IntegrityError
         Something is damaged that a present or a lost version may need; nothing was changed.
     LockedError
-        Another `gc` runs, or others wrote all the time.
+        Others wrote, or freed space, all the time.
     """
     if dry_run:
         return _expected(repository, plan_for(repository, grace), grace)
     with reserve.spent(repository.path), repository.catalog.lease(_PURPOSE) as lease:
-        return _Collection(repository, grace, lease).run()
+        return _Collection(repository, grace, lease, PATIENCE if patience is None else patience).run()
 
 
 class _Collection:
@@ -93,11 +99,11 @@ class _Collection:
     Packs that were written again for a plan which the next one takes over are not written twice.
     """
 
-    def __init__(self, repository: Repository, grace: float, lease: int) -> None:
+    def __init__(self, repository: Repository, grace: float, lease: int, patience: float) -> None:
         self._repository = repository
         self._grace = grace
         self._lease = lease
-        self._deadline = time.monotonic() + PATIENCE
+        self._deadline = time.monotonic() + patience
         # What an earlier run that was killed had written already is not added to the store.
         self._before = {info.name for info in repository.packs.list_packs()}
         # The copy of each pack, and what it was made for.
@@ -140,11 +146,11 @@ class _Collection:
             time.sleep(_PAUSE)
 
     def _writer(self) -> str | None:
-        """What another process is doing that needs objects which no version refers to yet."""
-        others = [claim for claim in self._repository.catalog.leases() if claim.number != self._lease]
-        for claim in others:
-            if claim.purpose == _PURPOSE:
-                raise LockedError(f"Process {claim.pid} on {claim.host} frees space already; wait for it to end.")
+        """What another process is doing that needs objects which no version refers to yet, or frees space itself."""
+        claims = self._repository.catalog.leases()
+        before = list(takewhile(lambda claim: claim.number != self._lease, claims))
+        # Of two that free space, the one that began first goes first.
+        others = [claim for claim in claims if claim.purpose != _PURPOSE or claim in before]
         return f"{others[0].purpose}, process {others[0].pid} on {others[0].host}" if others else None
 
     def _copy(self, plan: GcPlan) -> None:

@@ -1,0 +1,123 @@
+"""Stores one input of the command line: with a progress bar, a line that says what became of it, and its removal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ckstore.cli.output import name_of, ratio_text, size_text
+from ckstore.cli.progress import progress_bar
+from ckstore.cli.sources import Removable, check_restores
+from ckstore.errors import CkstoreError, ConflictError, InputError, UsageError
+
+if TYPE_CHECKING:
+    from ckstore.store import Store
+    from ckstore.version import Version
+
+NOT_REMOVED = "--delete-source is for exact versions: coarse ones do not bring the files back."
+
+
+@dataclass(slots=True)
+class Done:
+    """One input that is stored: its version, whether that is a fresh one, its bytes and seconds."""
+
+    path: Path
+    version: Version
+    is_new: bool
+    seconds: float
+
+
+@dataclass(slots=True)
+class Failed:
+    """One input that is not stored, and why."""
+
+    path: Path
+    kind: str
+    exit_code: int
+    message: str
+
+
+def store_input(
+    store: Store,
+    path: Path,
+    options: dict[str, Any],
+    delete: bool,
+    *,
+    shown: bool,
+    bar: Callable[[int], None] | None = None,
+) -> Done | Failed:
+    """Store one input; what is wrong with the input is returned, what is wrong with the store raised.
+
+    Parameters
+    ----------
+    options
+        Of `Store.ingest`.
+    delete
+        Remove the input once its version was read back and compared.
+    shown
+        Show a progress bar, where somebody looks.
+    bar
+        Called with numbers of bytes instead.
+    """
+    from ckstore.scanning.source import tree_size
+
+    try:
+        _check_name(path)
+        start = time.perf_counter()
+        size = tree_size(path) if path.exists() else 0
+        removable = Removable(path) if delete else None
+        with progress_bar(path.name, (3 if options["verify"] else 2) * size, shown=shown) as progress:
+            report = store.ingest(path, **options, progress=bar or progress)
+        seconds = time.perf_counter() - start
+        version = store[report.version.number]
+        if delete or (options["verify"] and not report.is_new):
+            check_restores(store.path, version.row.number)
+        if removable is not None and version.row.fidelity != "exact":
+            # A policy was set meanwhile, or what was there was thinned.
+            raise UsageError(f"{NOT_REMOVED} {path} is stored as version {version.row.number}, and stays.")
+        if removable is not None:
+            removable.remove()
+        return Done(path, version, report.is_new, seconds)
+    except (InputError, ConflictError) as error:
+        message = str(error) if path.name in str(error) else f"{path}: {error}"
+        return Failed(path, error.kind, error.exit_code, message)
+    except CkstoreError:
+        raise
+    except OSError as error:
+        return Failed(path, "error", 1, f"{error.filename or path}: {error.strerror or error}.")
+
+
+def _check_name(path: Path) -> None:
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise InputError(f"The name {str(path)!r} is not UTF-8; rename it, then ingest again.") from None
+
+
+def line_of(item: Done) -> str:
+    """What is said of an input that is stored."""
+    row = item.version.row
+    name = f"{name_of(row)} -> version {row.number}"
+    if not item.is_new:
+        return f"{name}  {size_text(row.original_bytes)}  unchanged"
+    return f"{name}  {amounts_text(row.original_bytes, row.stored_bytes, item.seconds)}"
+
+
+def amounts_text(original: int, stored: int, seconds: float) -> str:
+    """Bytes that went in and are stored, their ratio, and the speed."""
+    rate = original / seconds / 1e9
+    return f"{size_text(original)} -> {size_text(stored)}  {ratio_text(original, stored)}  {rate:.2g} GB/s"
+
+
+def tend(store: Store, runs: Iterable[str]) -> None:
+    """Do what policies say of the older versions of some runs; what goes wrong there does not concern the latest."""
+    for run in sorted(runs):
+        try:
+            store.retain(run)
+        except CkstoreError as error:
+            click.echo(f"ckstore: Older versions of run {run} stay as they are: {error}", err=True)

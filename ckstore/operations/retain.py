@@ -1,0 +1,250 @@
+"""Retain: does what a run's policy says of its older versions: which become coarse, which are forgotten.
+
+due(rows, retention, ...)      # which: a pure function of the catalog's rows
+thin(...)                      # those that become coarse, each in a commit of its own
+forget(...)                    # those that go, in the transaction that looked them up
+gc(...)                        # where enough is garbage, and nobody else is at work
+
+Thinning comes first: which version is the first of so many steps is another one once versions are forgotten.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+from ckstore.errors import LockedError, NotFoundError
+from ckstore.operations.compact import compact
+from ckstore.operations.forget import forget
+from ckstore.operations.gc.collect import gc
+from ckstore.operations.naming import policy_of
+from ckstore.operations.selection import by_run
+from ckstore.operations.thin import ThinReport, thin
+from ckstore.policy import Policy, Retention
+from ckstore.storage import reserve
+from ckstore.storage.durable import DiskFullError
+
+if TYPE_CHECKING:
+    from ckstore.repository import Repository
+    from ckstore.storage.rows import VersionRow
+
+#: Garbage is collected where at least this part of the packs' bytes is claimed by no version.
+_GARBAGE = 0.1
+
+#: Seconds for which garbage may wait for a moment in which nobody writes; what stays goes the next time.
+_PATIENCE = 2.0
+
+
+#: Ids of versions that had no exact layer to give up, by the repository that found out: it takes decoding them.
+_had_nothing: WeakKeyDictionary[Repository, set[str]] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """The versions of a run that its policy does not keep as they are, in order.
+
+    Attributes
+    ----------
+    forgotten, thinned
+        Those that go, and those that become coarse.
+    """
+
+    forgotten: list[VersionRow]
+    thinned: list[VersionRow]
+
+
+@dataclass(slots=True)
+class RetainReport:
+    """What was done with older versions, or would be.
+
+    Attributes
+    ----------
+    forgotten, thinned
+        The rows of the versions that are forgotten, and that became coarse, as they were.
+    freed
+        Bytes that the store takes less; 0 where the garbage waits for more, or for others to end.
+    """
+
+    forgotten: list[VersionRow] = field(default_factory=list)
+    thinned: list[VersionRow] = field(default_factory=list)
+    freed: int = 0
+
+
+def due(
+    rows: Sequence[VersionRow], retention: Retention, *, kept: Collection[int] = (), hot: Collection[int] = ()
+) -> Due:
+    """What a policy says of the versions of one run.
+
+    Parameters
+    ----------
+    rows
+        All versions of the run.
+    retention
+        What is asked for.
+    kept
+        Numbers of versions that stay as they are: tagged ones, and those that another run's version follows.
+    hot
+        Numbers of versions that stay hot: they become coarse once they are encoded.
+    """
+    ordered = next(by_run(rows), [])
+    stays = {*kept, *_best(ordered, retention.exact_best)}
+    forgotten = []
+    if retention.keep_last is not None:
+        stays_there = stays | _first_of_every(ordered, retention.keep_every)
+        stays_there |= _latest(ordered, retention.keep_last)
+        forgotten = [row for row in ordered if row.number not in stays_there]
+    thinned = []
+    if retention.exact_last is not None:
+        going = {row.number for row in forgotten}
+        exact = stays | going | set(hot) | _first_of_every(ordered, retention.exact_every)
+        exact |= _latest(ordered, retention.exact_last)
+        thinned = [row for row in ordered if row.fidelity == "exact" and row.number not in exact]
+    return Due(forgotten, thinned)
+
+
+def retain(
+    repository: Repository,
+    run: str | None = None,
+    *,
+    progress: Callable[[int], None] | None = None,
+) -> RetainReport:
+    """Do what the policies of all runs, or of one, say of older versions; what garbage there is then may be freed.
+
+    Killed at any moment it leaves versions as they were, or as the policy says; what is left is done the next time.
+
+    Parameters
+    ----------
+    run
+        Of this run; by default of all.
+    progress
+        Called with numbers of bytes that were encoded.
+
+    Raises
+    ------
+    DiskFullError
+        There is no room to make a version coarse; the others were forgotten.
+    IntegrityError
+        A version that is to become coarse is damaged, or what is stored against it.
+    """
+    report = RetainReport()
+    full = None
+    runs = [(name, policy) for name, policy in _policies(repository, run) if policy.retention]
+    for name, policy in runs:
+        found = _due(repository, name, policy)
+        try:
+            report.thinned += _thin(repository, found.thinned, policy, progress)
+        except DiskFullError as error:
+            full = error  # What goes now makes room for the next time.
+        if found.forgotten:
+            with reserve.spent(repository.path), repository.catalog.transaction():
+                # Looked up once more: what was tagged or forked meanwhile stays.
+                going = _due(repository, name, policy).forgotten
+                report.forgotten += forget(repository, going).versions
+    if runs and _is_worth_it(repository):
+        with suppress(LockedError):  # Whoever is at work comes first; the garbage can wait.
+            report.freed = gc(repository, patience=_PATIENCE).bytes
+    if full is not None:
+        raise full
+    return report
+
+
+def expected(repository: Repository, run: str | None = None, retention: Retention | None = None) -> RetainReport:
+    """What `retain` would do; with `retention`, what it would do if that were set."""
+    report = RetainReport()
+    own = set() if run is not None or retention is None else set(repository.catalog.policies())
+    for name, policy in _policies(repository, run):
+        if name not in own:
+            found = _due(repository, name, policy if retention is None else replace(policy, retention=retention))
+            report.forgotten += found.forgotten
+            report.thinned += found.thinned
+    return report
+
+
+def outlived(repository: Repository, run: str, step: int) -> bool:
+    """Whether a version of a run would be forgotten, once others are stored, if it were stored at a step."""
+    retention = policy_of(repository.catalog, run).retention
+    with suppress(NotFoundError):
+        rows = repository.catalog.versions(run)
+        if retention.keep_last is not None and all(row.step is not None for row in rows):
+            later = [row.step or 0 for row in rows if (row.step or 0) > step]
+            every = retention.keep_every
+            before = {(row.step or 0) // every for row in rows if (row.step or 0) < step} if every else set()
+            return len(later) >= retention.keep_last and (every is None or step // every in before)
+    return False
+
+
+def _policies(repository: Repository, run: str | None) -> list[tuple[str, Policy]]:
+    names = [known.name for known in repository.catalog.runs()] if run is None else [run]
+    return [(name, policy_of(repository.catalog, name)) for name in names]
+
+
+def _due(repository: Repository, run: str, policy: Policy) -> Due:
+    catalog = repository.catalog
+    everything = catalog.versions()
+    rows = [row for row in everything if row.run == run]
+    own = {row.number for row in rows}
+    followed = {row.parent for row in everything if row.run != run and row.parent is not None}
+    kept = {*catalog.tags().values(), *followed}
+    latest = sorted(own)[-policy.kept_hot :] if policy.kept_hot else []
+    hot = {row.number for row in rows if row.hot} & set(latest)
+    return due(rows, policy.retention, kept=kept, hot=hot)
+
+
+def _thin(
+    repository: Repository, rows: Sequence[VersionRow], policy: Policy, progress: Callable[[int], None] | None
+) -> list[VersionRow]:
+    given_up = _had_nothing.setdefault(repository, set())
+    rows = [row for row in rows if row.uid not in given_up]
+    if not rows:
+        return []
+    coarse = policy if policy.is_coarse else Policy("coarse")
+    report = ThinReport()
+    with suppress(NotFoundError):  # Another process has forgotten one of them; the others have their turn next time.
+        compact(repository, [row for row in rows if row.hot], progress=progress)
+        report = thin(repository, rows, coarse, progress=progress)
+        given_up |= {row.uid for row in rows if row.number in report.skipped}
+    return [item.version for item in report.versions]
+
+
+def _is_worth_it(repository: Repository) -> bool:
+    """Whether much of what the packs hold is claimed by no version; some of that others are stored against."""
+    packs = sum(pack.bytes for pack in repository.catalog.packs())
+    claimed = sum(row.stored_bytes for row in repository.catalog.versions())
+    return packs - claimed > _GARBAGE * packs
+
+
+def _latest(ordered: Sequence[VersionRow], count: int) -> set[int]:
+    """Numbers of the last versions, and of those ingested last: who resumes from an older one saves what is newest."""
+    return {row.number for row in ordered[-count:]} | set(sorted(row.number for row in ordered)[-count:])
+
+
+def _first_of_every(ordered: Iterable[VersionRow], steps: int | None) -> set[int]:
+    """Numbers of the first version of every so many steps; of versions without a step, of every so many numbers."""
+    if steps is None:
+        return set()
+    first: dict[tuple[bool, int], int] = {}
+    for row in ordered:
+        place = row.number if row.step is None else row.step
+        first.setdefault((row.step is None, place // steps), row.number)
+    return set(first.values())
+
+
+def _best(ordered: Sequence[VersionRow], wanted: Iterable[str]) -> set[int]:
+    """Numbers of the versions with the least or the largest value of each metric, of several the first one."""
+    found = set()
+    for best in wanted:
+        metric, _, sense = best.rpartition(":")
+        values = {row.number: _number(row.metrics.get(metric)) for row in ordered}
+        known = {number: value for number, value in values.items() if math.isfinite(value)}
+        if known:
+            found.add((min if sense == "min" else max)(known, key=known.__getitem__))
+    return found
+
+
+def _number(value: object) -> float:
+    """A metric as a number; NaN where it is none."""
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan

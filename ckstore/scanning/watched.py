@@ -1,0 +1,229 @@
+"""Directories in which checkpoints appear: which files and directories in them are complete by now.
+
+An input is complete when its files have not changed between two looks that lie far enough apart, and parse, and hold
+tensors. What a writer leaves half done does not parse.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from ckstore.errors import InputError
+from ckstore.formats.directory import has_checkpoint, scan
+from ckstore.scanning.scanned import ScannedVersion
+from ckstore.scanning.source import open_directory, open_file, step_inside
+from ckstore.storage.root import is_store
+
+#: Names that writers give to what is not complete yet.
+_UNFINISHED = re.compile(
+    r"^_?te?mp([-_.]|$)|[-_.]te?mp([-_.]|$)|\.(part|partial|incomplete|download|crdownload)$|~$", re.IGNORECASE
+)
+
+#: Of files that are written together, the one that is written last.
+_LAST = {".distcp": ".metadata"}
+
+#: The files of a directory are written one after the other, with pauses: they have to be still so many times longer.
+_LONGER = 5
+
+#: Seconds after which it is said that something does not parse: its writer is gone.
+_ABANDONED = 60.0
+
+_DIGITS = re.compile(r"[0-9]+")
+
+#: Path below the input, which is empty for a file, size, mtime in nanoseconds, inode.
+_File = tuple[str, int, int, int]
+
+#: All files of an input.
+Signature = frozenset[_File]
+
+#: Name of an input, and path below it, size and mtime of all its files.
+Traits = tuple[str, frozenset[tuple[str, int, int]]]
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What an input was at the last look.
+
+    Attributes
+    ----------
+    signature, since
+        Its files, and when they were seen so for the first time.
+    changes
+        How often they were not what they had been.
+    is_looked_into
+        Whether they were parsed.
+    why
+        Why it is not complete; empty where it is, and where nothing is to be said of it.
+    step
+        The step that its contents tell.
+    """
+
+    signature: Signature
+    since: float
+    changes: int = 0
+    is_looked_into: bool = False
+    is_complete: bool = False
+    why: str = ""
+    step: int | None = None
+
+
+class Watched:
+    """The files and directories that lie in some directories.
+
+    Parameters
+    ----------
+    folders
+        Directories. Each file or directory in them is one input; links are none.
+    settle
+        Seconds for which a file must have stayed the same; directories five times as long.
+    """
+
+    def __init__(self, folders: Sequence[Path], settle: float) -> None:
+        self._folders = folders
+        self._settle = settle
+        self._seen: dict[Path, _Seen] = {}
+
+    def look(self, now: float) -> list[Path]:
+        """The inputs that have become complete since the last look.
+
+        Parameters
+        ----------
+        now
+            Seconds, from any beginning on.
+
+        Raises
+        ------
+        OSError
+            One of the directories cannot be read.
+        """
+        there = dict(self._present())
+        for path in self._seen.keys() - there.keys():
+            del self._seen[path]
+        ready = []
+        for path, signature in there.items():
+            seen = self._seen.get(path)
+            if seen is None or seen.signature != signature:
+                self._seen[path] = _Seen(signature, now, 0 if seen is None else seen.changes + 1)
+            elif not seen.is_looked_into and now - seen.since >= self._quiet(path):
+                seen.is_looked_into = True
+                _look_into(path, seen)
+                if seen.is_complete:
+                    ready.append(path)
+        return ready
+
+    @property
+    def settling(self) -> list[Path]:
+        """The inputs that have not been still for long enough."""
+        return sorted(path for path, seen in self._seen.items() if not seen.is_looked_into)
+
+    @property
+    def growing(self) -> list[Path]:
+        """Those of them that changed while they were looked at."""
+        return [path for path in self.settling if self._seen[path].changes]
+
+    def abandoned(self, now: float, after: float = _ABANDONED) -> list[tuple[Path, str]]:
+        """The inputs that have not parsed for so many seconds, each once, and why not."""
+        found = []
+        for path, seen in self._seen.items():
+            if seen.why and now - seen.since >= after:
+                found.append((path, seen.why))
+                seen.why = ""
+        return found
+
+    def again(self, path: Path) -> None:
+        """Let an input be complete once more at the next look, if it is still the same."""
+        if path in self._seen:
+            self._seen[path].is_looked_into = False
+
+    def traits(self, path: Path) -> Traits:
+        """What tells an input again, in another process too: its name, and path, size and mtime of its files."""
+        return path.name, frozenset((name, size, mtime) for name, size, mtime, _ in self._seen[path].signature)
+
+    def is_as_it_was(self, path: Path) -> bool:
+        """Whether an input is what it was at the last look."""
+        try:
+            return path in self._seen and frozenset(_signature(path)) == self._seen[path].signature
+        except OSError:
+            return False
+
+    def alike(self, path: Path) -> dict[Path, int | None]:
+        """The complete inputs whose names differ from this one's in numbers alone, and what their contents tell."""
+        return {other: seen.step for other, seen in self._seen.items() if seen.is_complete and are_alike(other, path)}
+
+    def _present(self) -> Iterator[tuple[Path, Signature]]:
+        for folder in self._folders:
+            for path in sorted(folder.iterdir()):
+                if path.name.startswith((".", "~")) or _UNFINISHED.search(path.name) or path.is_symlink():
+                    continue
+                with suppress(OSError):  # It has gone meanwhile, or a part of it.
+                    files = frozenset(_signature(path))
+                    if files:
+                        yield path, files
+
+    def _quiet(self, path: Path) -> float:
+        return self._settle * (_LONGER if path.is_dir() else 1)
+
+
+def are_alike(one: Path, other: Path) -> bool:
+    """Whether two inputs of one directory have names that differ in numbers alone."""
+    return one.parent == other.parent and _DIGITS.sub("#", one.name) == _DIGITS.sub("#", other.name)
+
+
+def _signature(path: Path) -> Iterator[_File]:
+    """The files of an input; none of what is no input."""
+    if path.is_dir():
+        if not is_store(path):
+            yield from _files(path, path)
+    elif path.is_file():
+        yield _fact("", path.stat())
+
+
+def _files(root: Path, directory: Path) -> Iterator[_File]:
+    for entry in os.scandir(directory):
+        path = Path(entry.path)
+        if entry.is_dir(follow_symlinks=False):
+            yield from _files(root, path)
+        elif not entry.is_symlink():
+            yield _fact(path.relative_to(root).as_posix(), entry.stat())
+
+
+def _fact(path: str, status: os.stat_result) -> _File:
+    return path, status.st_size, status.st_mtime_ns, status.st_ino
+
+
+def _look_into(path: Path, seen: _Seen) -> None:
+    """Parse an input, and note what that tells."""
+    lacks = ""
+    try:
+        if path.is_dir():
+            if not has_checkpoint(path, scan(path)):
+                return  # Logs, of which nothing is to be said.
+            lacks = _lacks(sorted(name for name, *_ in seen.signature))
+            scanned = open_directory(path, force=False)
+        else:
+            scanned = ScannedVersion([open_file(path, force=False)])
+        scanned.close()
+    except (InputError, OSError) as error:
+        seen.why = str(error)
+        return
+    holds = any(file.layout.kind != "opaque" and file.layout.tensors for file in scanned.files)
+    seen.is_complete = holds and not lacks
+    seen.why = lacks if holds else ""
+    seen.step = step_inside(scanned)
+
+
+def _lacks(names: Sequence[str]) -> str:
+    """What tells that a directory is not complete; empty where nothing does."""
+    for name in names:
+        path = PurePosixPath(name)
+        if _UNFINISHED.search(path.name):
+            return f"it holds {name}, which is not complete."
+        last = _LAST.get(path.suffix)
+        if last is not None and (path.parent / last).as_posix() not in names:
+            return f"it has no {last}, which is written last."
+    return ""

@@ -1,0 +1,391 @@
+"""`ckstore watch`: what appears and is complete is stored, whatever its writers and the watcher itself die of."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ckstore as library
+from ckstore.policy import Policy, Retention
+from ckstore.scanning.watched import Watched
+from tests.checkpoints import sha256, write_safetensors
+from tests.test_full_disk import MOUNTED
+
+QUICK = ("--settle", "0.2", "--poll", "0.05")
+
+
+def array(seed: int, rows: int = 300) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(seed).standard_normal((rows, 256), np.float32)
+
+
+def save(path: Path, seed: int, rows: int = 300) -> Path:
+    """A safetensors file that appears as a whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}")
+    write_safetensors(temporary, {"w": ("float32", (rows, 256), array(seed, rows))})
+    return temporary.rename(path)
+
+
+@contextmanager
+def watching(place: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
+    """A watcher of `runs` in a process of its own, which is killed in the end."""
+    command = [sys.executable, "-m", "ckstore", "--store", str(place / ".ckstore"), "watch", str(place / "runs")]
+    (place / "runs").mkdir(exist_ok=True)
+    child = subprocess.Popen(
+        [*command, "--run", "gpt", *QUICK, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        yield child
+    finally:
+        child.kill()
+        child.communicate()
+
+
+def wait_for(condition: Callable[[], bool], what: str, seconds: float = 40.0) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, what
+        time.sleep(0.02)
+
+
+def steps(place: Path) -> list[int | None]:
+    with library.open(place / ".ckstore", "r") as store:
+        return sorted((row.step for row in store.versions() if row.run == "gpt"), key=lambda step: step or -1)
+
+
+def wait_for_steps(place: Path, expected: list[int]) -> None:
+    wait_for(lambda: steps(place) == expected, f"not {expected}")
+
+
+def test_what_appears_is_stored_and_what_is_unfinished_is_not(place: Path) -> None:
+    runs = place / "runs"
+    with watching(place) as watcher:
+        save(runs / "step1.safetensors", 1)
+        wait_for_steps(place, [1])
+        save(runs / "step2.safetensors.tmp", 2)
+        save(runs / "tmp-step3.safetensors", 3)
+        (runs / "log.txt").write_text("loss 3")
+        (runs / "last.safetensors").symlink_to("step1.safetensors")
+        save(runs / "step4.safetensors", 4)
+        wait_for_steps(place, [1, 4])
+        (runs / "step2.safetensors.tmp").rename(runs / "step2.safetensors")
+        wait_for_steps(place, [1, 2, 4])
+        watcher.send_signal(signal.SIGTERM)
+        out, err = watcher.communicate(timeout=60)
+        assert watcher.returncode == 0
+    assert [line.split()[0] for line in out.splitlines()] == ["gpt@1", "gpt@4", "gpt@2"]
+    assert "ckstore:" not in err.replace("ckstore: compiling", "")
+    with library.open(place / ".ckstore", "r") as store:
+        store["gpt@2"].checkout(place / "out")
+        assert sha256(place / "out") == sha256(runs / "step2.safetensors")
+        assert store.verify().problems == []
+
+
+def test_a_writer_that_is_slow_and_one_that_is_killed(place: Path) -> None:
+    runs = place / "runs"
+    data = save(place / "whole", 5).read_bytes()
+    writer = f"""
+import sys, time
+data = open({str(place / "whole")!r}, "rb").read()
+with open(sys.argv[1], "wb", buffering=0) as file:
+    for part in range(10):
+        file.write(data[part * len(data) // 10 : (part + 1) * len(data) // 10])
+        time.sleep(float(sys.argv[2]))
+"""
+    with watching(place):
+        slow = subprocess.Popen([sys.executable, "-c", writer, str(runs / "step5.safetensors"), "0.3"])
+        dead = subprocess.Popen([sys.executable, "-c", writer, str(runs / "step6.safetensors"), "0.3"])
+        wait_for(lambda: (runs / "step6.safetensors").exists() and (runs / "step6.safetensors").stat().st_size > 0, "6")
+        dead.kill()
+        dead.wait()
+        while slow.poll() is None:
+            assert steps(place) == [] or (runs / "step5.safetensors").stat().st_size == len(data)
+            time.sleep(0.1)
+        wait_for_steps(place, [5])
+        time.sleep(0.6)
+        assert steps(place) == [5]
+        # What was half done is written again.
+        (runs / "step6.safetensors").write_bytes(save(place / "other", 6).read_bytes())
+        wait_for_steps(place, [5, 6])
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.15, 0.4, 0.8])
+def test_killed_and_started_again(place: Path, delay: float) -> None:
+    """Nothing is stored twice, and nothing is missing."""
+    runs = place / "runs"
+    for step in range(1, 9):
+        save(runs / f"step{step}.safetensors", step)
+    with watching(place) as watcher:
+        wait_for(lambda: bool(steps(place)), "the first version")
+        time.sleep(delay)
+        watcher.kill()
+        watcher.wait()
+    there = len(steps(place))
+    save(runs / "step9.safetensors", 9)
+    with watching(place) as watcher:
+        wait_for_steps(place, list(range(1, 10)))
+        watcher.send_signal(signal.SIGTERM)
+        out, _ = watcher.communicate(timeout=60)
+        assert watcher.returncode == 0
+        assert out.count("unchanged") == 0
+        assert len(out.splitlines()) == 9 - there
+    with library.open(place / ".ckstore") as store:
+        assert len(store.versions()) == 9
+        store.compact()
+        assert store.verify().problems == []
+
+
+def test_an_interrupt_ends_it_as_any_verb(place: Path) -> None:
+    save(place / "runs" / "step1.safetensors", 1)
+    with watching(place) as watcher:
+        assert watcher.stdout is not None
+        assert watcher.stdout.readline().startswith("gpt@1 ")
+        watcher.send_signal(signal.SIGINT)
+        _, err = watcher.communicate(timeout=60)
+        assert watcher.returncode == 130
+        assert err.splitlines()[-1] == "ckstore: interrupted; the store is consistent."
+
+
+def test_many_at_once_are_stored_in_the_order_of_their_steps(ckstore, place: Path) -> None:
+    for step in (30, 4, 100, 20, 3):
+        save(place / "runs" / f"net_50k_{step}.safetensors", step)
+    (place / "runs" / "cut.safetensors").write_bytes((place / "runs" / "net_50k_3.safetensors").read_bytes()[:-9])
+    found = ckstore("watch", "runs", "--run", "gpt", "--once", *QUICK)
+    assert [line.split()[0] for line in found.out.splitlines()] == [f"gpt@{step}" for step in (3, 4, 20, 30, 100)]
+    assert "cut.safetensors is left: " in found.err
+    assert "ends within the data" in found.err
+    save(place / "runs" / "net_50k_101.safetensors", 101)
+    assert ckstore("watch", "runs", "--run", "gpt", "--once", *QUICK).out.split()[0] == "gpt@101"
+    assert ckstore("watch", "runs", "--run", "gpt", "--once", *QUICK).out == ""
+    # Not even by a name of another form, or after its policy has forgotten or thinned it.
+    with library.open(place / ".ckstore") as store:
+        store.set_policy(Policy(hot=0, retention=Retention(exact_last=1, keep_last=2)), "gpt")
+        store.retain()
+    found = ckstore("watch", "runs", "--run", "gpt", "--once", *QUICK)
+    assert found.out == ""
+    assert found.err.count("keeps nothing so old") == 4
+    assert steps(place) == [100, 101]
+    with library.open(place / ".ckstore") as store:
+        assert [row.fidelity for row in store.versions()] == ["coarse", "exact"]
+
+
+def test_sources_go_once_their_versions_are_compared(ckstore, place: Path) -> None:
+    digests = {}
+    for step in (1, 2):
+        path = save(place / "runs" / f"step{step}.safetensors", step)
+        digests[step] = sha256(path)
+    hub = place / "runs" / "checkpoint-3"
+    save(hub / "model.safetensors", 3)
+    (hub / "config.json").write_text("{}")
+    (place / "runs" / "notes.txt").write_text("keep me")
+    # One was stored by a watcher that was killed before it could remove it.
+    ckstore("ingest", "runs/step1.safetensors", "--run", "gpt")
+    found = ckstore("watch", "runs", "--run", "gpt", "--once", "--delete-source", *QUICK)
+    assert [line.split()[0] for line in found.out.splitlines()] == ["gpt@1", "gpt@2", "gpt@3"]
+    assert [path.name for path in (place / "runs").iterdir()] == ["notes.txt"]
+    with library.open(place / ".ckstore", "r") as store:
+        for step, digest in digests.items():
+            store[f"gpt@{step}"].checkout(place / f"out{step}")
+            assert sha256(place / f"out{step}") == digest
+        store["gpt@3"].checkout(place / "out3")
+        assert (place / "out3" / "config.json").read_text() == "{}"
+
+
+def test_a_source_that_is_not_what_is_stored_stays(ckstore, place: Path) -> None:
+    first = save(place / "runs" / "step1.safetensors", 1)
+    ckstore("ingest", first, "--run", "gpt")
+    save(place / "runs" / "step1.safetensors", 2)
+    found = ckstore("watch", "runs", "--run", "gpt", "--once", "--delete-source", *QUICK)
+    assert "holds other content" in found.sentence
+    assert first.exists()
+    ckstore("policy", "gpt", "--fidelity", "coarse")
+    assert "coarse" in ckstore("watch", "runs", "--run", "gpt", "--once", "--delete-source", *QUICK, code=2).sentence
+    assert first.exists()
+
+
+def test_a_version_that_does_not_come_back_leaves_its_source(ckstore, place: Path, monkeypatch) -> None:
+    from ckstore.cli import storing
+    from ckstore.errors import IntegrityError
+
+    def damaged(*_: object) -> None:
+        raise IntegrityError("It is not what was written; get it again.")
+
+    path = save(place / "runs" / "step1.safetensors", 1)
+    monkeypatch.setattr(storing, "check_restores", damaged)
+    ckstore("watch", "runs", "--run", "gpt", "--once", "--delete-source", *QUICK, code=4)
+    assert path.exists()
+
+
+def test_files_that_vanish_or_are_written_over(place: Path) -> None:
+    runs = place / "runs"
+    with watching(place) as watcher:
+        for round in range(5):
+            path = save(runs / f"step{round}.safetensors", round)
+            time.sleep(0.06 * round)
+            path.unlink()
+            save(runs / "last.safetensors", 10 + round)
+        time.sleep(0.3)
+        assert watcher.poll() is None
+        shutil.rmtree(runs / "gone", ignore_errors=True)
+        save(runs / "step9.safetensors", 9)
+        wait_for(lambda: 9 in steps(place), "9")
+        watcher.send_signal(signal.SIGTERM)
+        watcher.communicate(timeout=60)
+        assert watcher.returncode == 0
+    with library.open(place / ".ckstore", "r") as store:
+        assert store.verify().problems == []
+
+
+_FULL = """
+import subprocess, sys
+from pathlib import Path
+import ckstore
+place, runs = Path(sys.argv[1]), Path(sys.argv[2])
+command = [sys.executable, "-m", "ckstore", "--store", str(place / "store")]
+ckstore.init(place / "store").close()
+(place / "filling").write_bytes(bytes(5 << 20))
+watcher = subprocess.Popen(
+    [*command, "watch", str(runs), "--run", "gpt", "--settle", "0.1", "--poll", "0.05"],
+    stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+)
+said = watcher.stderr.readline()
+while "compiling" in said:
+    said = watcher.stderr.readline()
+assert "full" in said and "Waiting" in said, said
+assert watcher.poll() is None
+(place / "filling").unlink()
+line = watcher.stdout.readline()
+assert line.startswith("gpt@1 "), line
+watcher.terminate()
+assert watcher.wait(60) == 0
+with ckstore.open(place / "store") as store:
+    assert store.verify().problems == []
+    assert len(store.versions()) == 1
+print("went on")
+"""
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="a file system of its own takes unshare")
+def test_a_full_disk_is_waited_out(tmp_path: Path) -> None:
+    save(tmp_path / "runs" / "step1.safetensors", 1, rows=2000)
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "script.py").write_text(_FULL)
+    command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-euc", MOUNTED, "sh", str(tmp_path / "disk")]
+    done = subprocess.run(
+        [*command, sys.executable, str(tmp_path / "script.py"), str(tmp_path / "disk"), str(tmp_path / "runs")],
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    if "unshare" in done.stderr or "mount" in done.stderr:
+        pytest.skip(f"no file system of its own here: {done.stderr.strip()}")
+    assert done.stdout == "went on\n", done.stderr
+
+
+def test_nothing_heavy_is_imported_before_something_is_encoded(place: Path) -> None:
+    script = (
+        "import sys\nfrom ckstore.cli.program import run\n"
+        f"code = run(['--store', '.ckstore', 'watch', 'runs', '--run', 'gpt', '--once', *{QUICK!r}])\n"
+        "print(code, [name for name in ('torch', 'numba', 'zarr') if name in sys.modules])"
+    )
+    save(place / "runs" / "step1.safetensors", 1)
+    (place / "runs" / "cut.safetensors").write_bytes((place / "runs" / "step1.safetensors").read_bytes()[:-9])
+    for stored in (1, 0):  # A hot version takes none of them either.
+        done = subprocess.run([sys.executable, "-c", script], cwd=place, capture_output=True, text=True, check=True)
+        assert done.stdout.splitlines()[stored:] == ["0 []"], done.stdout
+
+
+def test_the_system_tells_of_changes(place: Path) -> None:
+    pytest.importorskip("watchfiles")
+    script = (
+        "import sys\nfrom ckstore.cli import watch\nfrom ckstore.cli.program import run\n"
+        "watch._SELDOM, watch._POLL = 600.0, 0.1\n"
+        "sys.exit(run(['--store', '.ckstore', 'watch', 'runs', '--run', 'gpt', '--settle', '0.2']))"
+    )
+    (place / "runs").mkdir()
+    watcher = subprocess.Popen([sys.executable, "-c", script], cwd=place, stdout=subprocess.PIPE, text=True)
+    try:
+        time.sleep(3.0)
+        save(place / "runs" / "step1.safetensors", 1)
+        wait_for_steps(place, [1])
+        watcher.send_signal(signal.SIGTERM)
+        assert watcher.wait(60) == 0
+    finally:
+        watcher.kill()
+        watcher.communicate()
+
+
+def test_a_directory_is_one_version_once_all_of_it_is_there(tmp_path: Path) -> None:
+    watched = Watched([tmp_path], 1.0)
+    hub = tmp_path / "checkpoint-5"
+    save(hub / "model.safetensors", 1)
+    assert watched.look(0.0) == []
+    assert watched.look(2.0) == []
+    (hub / "optimizer.safetensors.tmp").write_bytes(b"half")
+    assert watched.look(4.9) == []
+    assert watched.look(5.0) == []
+    assert watched.look(9.9) == []
+    assert watched.abandoned(100.0) == [(hub, "it holds optimizer.safetensors.tmp, which is not complete.")]
+    save(hub / "optimizer.safetensors", 2)
+    (hub / "optimizer.safetensors.tmp").unlink()
+    assert watched.look(10.0) == []
+    assert watched.settling == watched.growing == [hub]
+    assert watched.look(15.0) == [hub]
+    assert watched.look(30.0) == []
+    watched.again(hub)
+    assert watched.look(31.0) == [hub]
+
+
+def test_of_what_holds_no_tensors_nothing_is_said(tmp_path: Path) -> None:
+    watched = Watched([tmp_path], 0.0)
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "events.out").write_bytes(b"\0" * 5000)
+    (tmp_path / "notes.txt").write_text("nothing")
+    (tmp_path / "empty").touch()
+    watched.look(0.0)
+    assert watched.look(1.0) == []
+    assert [path.name for path, _ in watched.abandoned(100.0)] == ["empty"]
+
+
+def test_a_directory_of_shards_has_its_metadata_last(tmp_path: Path) -> None:
+    watched = Watched([tmp_path], 0.0)
+    hub = tmp_path / "step_5"
+    save(hub / "model.safetensors", 1)
+    (hub / ".gitattributes").write_text("*.bin filter=lfs")
+    (hub / "__0_0.distcp").write_bytes(b"shard")
+    watched.look(0.0)
+    assert watched.look(1.0) == []
+    assert watched.abandoned(100.0) == [(hub, "it has no .metadata, which is written last.")]
+    (hub / ".metadata").write_bytes(b"metadata")
+    watched.look(2.0)
+    assert watched.look(3.0) == [hub]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        ".hidden.pt", "a.tmp", "a.pt.tmp", "tmp-checkpoint-5", "tmp_5.pt", "a.tmp.pt", "5.orbax-checkpoint-tmp-17",
+        "a.part", "a.partial", "a.incomplete", "a.crdownload", "a.pt~", "~a.pt", ".a.pt.swp", "temp-5.pt", "A.TMP",
+    ],
+)  # fmt: skip
+def test_names_of_what_is_unfinished(tmp_path: Path, name: str) -> None:
+    save(tmp_path / name, 1)
+    watched = Watched([tmp_path], 0.0)
+    watched.look(0.0)
+    assert watched.look(1.0) == []
+
+
+@pytest.mark.parametrize("name", ["attempt-5.pt", "template.pt", "temperature_5.pt", "parts.pt", "step5.pt"])
+def test_names_that_only_look_like_it(tmp_path: Path, name: str) -> None:
+    path = save(tmp_path / name, 1)
+    watched = Watched([tmp_path], 0.0)
+    watched.look(0.0)
+    assert watched.look(1.0) == [path]
