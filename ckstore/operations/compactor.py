@@ -5,10 +5,12 @@ All of it happens in a thread of low priority.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import threading
 from contextlib import suppress
+from weakref import WeakSet
 
 from ckstore.errors import CkstoreError
 from ckstore.operations.compact import compact, due
@@ -22,6 +24,17 @@ _NICE = 10
 
 #: Versions that may wait for the thread; when there are more, whoever stores the next one compacts the first of them.
 _WAITING = 1
+
+
+#: Those that have had a thread.
+_begun: WeakSet[Compactor] = WeakSet()
+
+
+@atexit.register
+def _leave() -> None:
+    """When the program ends: nothing runs any more while modules go."""
+    for compactor in list(_begun):
+        compactor.close(finish=False)
 
 
 #: What a parent had opened, which is not closed here: its thread may have held any lock of it.
@@ -88,6 +101,7 @@ class Compactor:
                 return
             self._runs[run] = keep
             if self._thread is None:
+                _begun.add(self)
                 self._thread = threading.Thread(target=self._work, name="ckstore-compactor", daemon=True)
                 self._thread.start()
 
