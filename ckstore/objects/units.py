@@ -126,12 +126,9 @@ class _Piece:
     path: Path
     dtype: str
     shape: tuple[int, ...]
+    count: int
     members: tuple[Member, ...]
     mark: str = ""
-
-    @property
-    def count(self) -> int:
-        return prod(self.shape)
 
     @property
     def name(self) -> str:
@@ -178,15 +175,12 @@ def _pieces(files: Sequence[tuple[str, FileLayout]]) -> Iterable[_Piece]:
         ordered = slabs(found, layouts)
         places = [(file, shard.extent) for file, shard in found if shard.extent >= 0]
         if ordered is None:
-            marks |= (
-                {}
-                if len(found) == 1
-                else {(file, shard.extent): _mark(shard) for file, shard in found if shard.extent >= 0}
-            )
+            if len(found) > 1:
+                marks |= {(file, shard.extent): _mark(shard) for file, shard in found if shard.extent >= 0}
             continue
         members = tuple(Member(file, shard.extent, 0, prod(shard.shape)) for file, shard in ordered)
         joined |= dict.fromkeys(places)
-        joined[min(places)] = _Piece(directory, path, whole.dtype, whole.shape, members)
+        joined[min(places)] = _Piece(directory, path, whole.dtype, whole.shape, prod(whole.shape), members)
     for number, (prefix, layout) in enumerate(files):
         named = any(tensor.box is not None for tensor in layout.tensors)
         for index, extent in enumerate(layout.extents):
@@ -195,10 +189,10 @@ def _pieces(files: Sequence[tuple[str, FileLayout]]) -> Iterable[_Piece]:
                 piece = joined[place]
                 if piece is not None:
                     yield piece
-            elif extent.count:
+            elif count := extent.count:
                 start = directory_of(prefix.removesuffix("/")) if named else prefix
-                members = (Member(number, index, 0, extent.count),)
-                yield _Piece(start, extent.path, extent.dtype, extent.shape, members, marks.get(place, ""))
+                members = (Member(number, index, 0, count),)
+                yield _Piece(start, extent.path, extent.dtype, extent.shape, count, members, marks.get(place, ""))
 
 
 def _mark(shard: Tensor) -> str:
