@@ -68,6 +68,13 @@ class Changes:
     places: Array
     numbers: Array
 
+    @classmethod
+    def by(cls, places: Array, differences: Array) -> Changes:
+        """The changes of signed integers by some differences, of which some may be 0."""
+        changed = differences != 0
+        differences = differences[changed]
+        return cls(places[changed], (2 * (np.abs(differences) - 1) + (differences > 0)).astype(np.uint64))
+
     def patch(self, before: bytes = b"") -> bytes | None:
         """The patch behind the bytes of `before`; None where nothing differs."""
         if not self.places.size:

@@ -21,7 +21,7 @@ from ckstore.codecs.lattice import (
     scaled,
     step_exponent,
 )
-from ckstore.codecs.patches import find_changes
+from ckstore.codecs.patches import Changes, find_changes
 from ckstore.encoding.estimate import (
     BASE,
     DELTA,
@@ -219,21 +219,22 @@ class ObjectEncoder:
         encoded: Encoded,
     ) -> Integers:  # fmt: skip
         before = self.reader.integers(base, chunk)
-        changes = find_changes(bits, self.reader.exact(parent, chunk, keep=False), is_float=True)
-        patch = changes.patch(crc32(bits).to_bytes(FRAME, "little"))
-        encoded.exact.append(patch or b"")
-        if patch is None and parent.lattice == base.id:
-            encoded.coarse.append(None)
-            return before
+        frame, changes = exact_patch(bits, self.reader.exact(parent, chunk, keep=False))
+        encoded.exact.append(frame)
         if parent.lattice == base.id and not (lattice.rows.size or lattice.cols.size):
             # Elements that are as the parent's keep its integers.
-            places = changes.places
-            integers = empty(before.size, np.int32)
-            integers[...] = before
-            integers[places] = lattice.quantise(bits[places], 0, before[places])
+            then = before[changes.places]
+            now = lattice.quantise(bits[changes.places], 0, then)
+            moved = Changes.by(changes.places, now - then)
+            integers = before
+            if moved.places.size:
+                integers = empty(before.size, np.int32)
+                integers[...] = before
+                integers[changes.places] = now
         else:
             integers = lattice.quantise(bits, start, before)
-        encoded.coarse.append(find_changes(integers, before, is_float=False).patch())
+            moved = find_changes(integers, before, is_float=False)
+        encoded.coarse.append(moved.patch())
         return integers
 
     def _ordinal_chunk(self, unit: Unit, bits: Bits, chunk: int, plan: Way) -> memoryview | bytes | None:
@@ -501,6 +502,12 @@ def exact_frame(
     """A chunk of an exact layer, chained if there is a `parent`: the checksum of its bits, and its residuals."""
     residuals, classes = lattice.residuals(bits, integers, start, parent)
     return encode_chunk(residuals, classes, before=crc32(bits).to_bytes(FRAME, "little"))
+
+
+def exact_patch(bits: Bits, parent: Bits) -> tuple[bytes, Changes]:
+    """A chunk of a patched exact layer: the checksum of its bits, and the patch; no bytes where nothing differs."""
+    changes = find_changes(bits, parent, is_float=True)
+    return changes.patch(crc32(bits).to_bytes(FRAME, "little")) or b"", changes
 
 
 def _is_sparse(bits: Bits, before: Bits) -> bool:
