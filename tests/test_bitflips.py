@@ -45,7 +45,7 @@ class Whole:
 
 @pytest.fixture(scope="module")
 def whole() -> Iterator[Whole]:
-    """Two versions whose packs hold every kind of layer: linear and ordinal, bases, deltas, patches, own and chained."""
+    """Two versions whose packs hold every kind of layer: linear and ordinal, bases, deltas, patches, own, chained."""
     with scratch() as directory, pytest.MonkeyPatch.context() as patch:
         # Objects of some hundred elements take all the ways that large ones take, and every byte can be tried.
         patch.setattr(units, "SMALL", 128)

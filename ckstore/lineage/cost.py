@@ -52,7 +52,7 @@ class Work(NamedTuple):
 
 
 #: Nanoseconds for each unit of each field of `Work`.
-WEIGHTS = (180_000.0, 0.1, 0.75, 0.13, 650_000.0, 0.12, 0.1, 12_000.0, 0.9, 4_000.0, 0.13, 45_000.0, 1_500_000.0)
+WEIGHTS = (180_000.0, 0.1, 0.75, 0.13, 650_000.0, 0.12, 0.1, 12_000.0, 1.05, 4_000.0, 0.13, 45_000.0, 1_500_000.0)
 
 
 def layer(chunks: int, count: int, stored: int, *, grouped: bool, delta: bool = False) -> Work:
