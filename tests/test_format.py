@@ -36,7 +36,7 @@ def checkpoint(step: int) -> dict[str, Any]:
         decayed, shrunk = decayed * 0.9, (shrunk.float() * 0.9).bfloat16()
         rows[torch.randperm(3000, generator=generator)[:40]] += 0.125
         table[torch.randperm(3000, generator=generator)[:40]] += 0.5
-        counts[::500] -= number << 33
+        counts[torch.randperm(90_000, generator=generator)[:180]] -= torch.randint(1 << 40, (180,), generator=generator)
         single = single + draw(200, scale=1e-3)
     single[:4] = torch.tensor([float("nan"), float("inf"), -0.0, 1e-40])
     moving[0, :4] = single[:4]

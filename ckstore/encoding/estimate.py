@@ -30,7 +30,8 @@ BASE: Layer = ("base", 0)
 DELTA: Layer = ("delta", 0)
 OWN: Layer = ("own", 0)
 
-#: Patches of integers to the parent's.
+#: Patches of the parent's values, and of its integers.
+PATCHED: Layer = ("patched", 0)
 MOVED: Layer = ("moved", 0)
 
 ReadUnit = Callable[[int, int], Bits]

@@ -27,6 +27,7 @@ from ckstore.encoding.estimate import (
     DELTA,
     MOVED,
     OWN,
+    PATCHED,
     Encoded,
     Estimate,
     ReadUnit,
@@ -67,8 +68,9 @@ SPARSE = 1 / 16
 #: ... their sizes are taken from at most so many chunks, ...
 _COMPARED = 8
 
-#: ... and up to so many times the bytes of other deltas they are what is stored: all versions of the chain above them
-#: decode them, and a chain that is cheap gets long.
+#: ... and where they take so many times the bytes of other deltas at most, these are not: all versions of the chain
+#: above would decode them, and a chain that is cheap gets long. A delta to an ancestor would save a level and take the
+#: bytes of all changes since; a base is the better choice then.
 PATCH_WORTH = 1.5
 
 #: Sizes above this count as this: twice as much is still a finite number.
@@ -176,14 +178,13 @@ class ObjectEncoder:
             record = self._ordinal_parent(parent, unit)
             if record is None:
                 return None
-            names = [order for order in ("natural", "context", "patched") if (order, 0) in known.sizes]
+            names = [order for order in ("natural", "context") if (order, 0) in known.sizes]
             sizes = known.at(names, [place for place, _ in nearby_ancestors(self.reader.chain(record))])
             return None if sizes is None else self._ordinal_options(unit, record, sizes, {}, known)
         record, content = self._linear_parent(unit, parent, None)
         if record is None or content is None:
             return None
-        names = [mode for mode in ("chained", "patched") if (mode, 0) in known.sizes]
-        sizes = known.at(names, [place for place, _ in nearby_ancestors(self.reader.content_chain(content))])
+        sizes = known.at(["chained"], [place for place, _ in nearby_ancestors(self.reader.content_chain(content))])
         origin = record if record.origin is None else self.reader.resolver.lattice(record.origin)
         if sizes is None:
             return None
@@ -259,11 +260,10 @@ class ObjectEncoder:
             for place, ancestor in nearby_ancestors(self.reader.chain(record)):
                 before = sample.cut(self.reader.ordinals(ancestor, sample.chunk))
                 share = 1.0
-                if _is_sparse(sample.bits, before):
-                    stored, share = self._patch_bytes(
+                if place == 0 and _is_sparse(sample.bits, before):
+                    sizes[PATCHED], share = self._patch_bytes(
                         unit, read, sample, before, ancestor.id, partial(self.reader.ordinals, ancestor)
                     )
-                    sizes["patched", place] = stored
                 for context, (stored, factor) in self._differences(sample, before, unit.dtype).items():
                     against = "context" if context else "natural", place
                     sizes[against], factors[against] = share * stored, factor
@@ -279,16 +279,18 @@ class ObjectEncoder:
         full_cost = cost(layer(chunks, unit.count, int(base), grouped=False))
         options = [Option("base", base, full_cost, is_base=True)]
         plans = {"base": Way(None)}
-        for place, ancestor in [] if record is None else nearby_ancestors(self.reader.chain(record)):
-            orders = [order for order in ("natural", "context") if (order, place) in sizes]
-            if ("patched", place) in sizes:
-                stored, name = sizes["patched", place], f"patched-{place}"
-                price = cost(patches(chunks, int(stored)).plus(self.reader.lattice_work(ancestor)))
-                options.append(Option(name, stored, price, is_base=False))
-                plans[name] = Way(ancestor, patched=True)
-                if stored <= PATCH_WORTH * min(sizes[order, place] for order in orders):
+        chain = [] if record is None else nearby_ancestors(self.reader.chain(record))
+        if record is not None and PATCHED in sizes:
+            stored = sizes[PATCHED]
+            price = cost(patches(chunks, int(stored)).plus(self.reader.lattice_work(record)))
+            options.append(Option("patched", stored, price, is_base=False))
+            plans["patched"] = Way(record, patched=True)
+            if stored <= PATCH_WORTH * min(sizes.get((order, 0), stored) for order in ("natural", "context")):
+                chain = []
+        for place, ancestor in chain:
+            for order in ("natural", "context"):
+                if (order, place) not in sizes:
                     continue
-            for order in orders:
                 stored, name = sizes[order, place], f"{order}-{place}"
                 own_work = layer(chunks, unit.count, int(stored), grouped=order == "context", delta=True)
                 price = cost(own_work.plus(self.reader.lattice_work(ancestor)))
@@ -374,11 +376,11 @@ class ObjectEncoder:
             )
         if is_sparse:
             sizes[MOVED] = sample.nbytes_of(find_changes(integers, predicted, is_float=False))
-            for place, level, exact in ancestors:
-                sizes["patched", place], share = self._patch_bytes(
-                    unit, read, sample, exact, level.id, partial(self.reader.exact, level)
-                )
-                sizes["chained", place] *= share
+            _, level, _ = ancestors[-1]
+            sizes[PATCHED], share = self._patch_bytes(
+                unit, read, sample, before, level.id, partial(self.reader.exact, level)
+            )
+            sizes["chained", 0] *= share
         foretold = _foretold(content, sizes, factors)
         return self._linear_options(unit, record, content, lattice, origin.id, sizes, factors, foretold)
 
@@ -399,15 +401,16 @@ class ObjectEncoder:
             Option("delta", delta + own, delta_cost + own_cost, is_base=False),
         ]
         plans = {"base": Way(None), "delta": Way(record)}
-        for place, ancestor in [] if content is None else nearby_ancestors(self.reader.content_chain(content)):
+        chain = [] if content is None else nearby_ancestors(self.reader.content_chain(content))
+        if content is not None and PATCHED in sizes:
+            stored = sizes[MOVED] + sizes[PATCHED]
+            price = cost(patches(chunks, int(sizes[PATCHED])).plus(self.reader.content_work(content)))
+            options.append(Option("patched", stored, price, is_base=False))
+            plans["patched"] = Way(record, content, patched=True)
+            if stored <= PATCH_WORTH * (delta + sizes["chained", 0]):
+                chain = []
+        for place, ancestor in chain:
             chained, name = sizes["chained", place], f"chained-{place}"
-            if ("patched", place) in sizes and lattice.shift_from(record.linear) == 0:
-                stored = sizes[MOVED] + sizes["patched", place]
-                price = cost(patches(chunks, int(sizes["patched", place])).plus(self.reader.content_work(ancestor)))
-                options.append(Option(f"patched-{place}", stored, price, is_base=False))
-                plans[f"patched-{place}"] = Way(record, ancestor, patched=True)
-                if stored <= PATCH_WORTH * (delta + chained):
-                    continue
             exact_work = layer(chunks, count, int(chained), grouped=True).plus(self.reader.content_work(ancestor))
             options.append(Option(name, delta + chained, delta_cost + cost(exact_work), is_base=False))
             plans[name] = Way(record, ancestor, factor=factors.get(("chained", place), 1.0))
