@@ -66,6 +66,47 @@ def unzigzag(value: int) -> int:
     return -((value + 1) // 2) if value % 2 else value // 2
 
 
+def patched(before: Array, data: bytes, dtype: str) -> Array:
+    """The bits that a patch makes of `before`."""
+    assert zlib.crc32(data[4:]) == int.from_bytes(data[:4], "little")
+    count, at = varint(data, 4)
+    span, at = varint(data, at)
+    end = at + span // 2
+    places: list[int] = []
+    element = 0
+    while at < end:
+        length = 1
+        if span % 2:
+            apart, at = data[at], at + 1
+            more, at = varint(data, at) if apart == 255 else (0, at)
+            element += apart + more
+        else:
+            apart, at = varint(data, at)
+            more, at = varint(data, at)
+            element, length = element + apart, more + 1
+        places += range(element, element + length)
+        element += length
+    assert at == end
+    assert len(places) == count > 0
+    differences: list[int] = []
+    for first in range(0, count, 32):
+        many = min(32, count - first)
+        width, longer = data[at], data[at + 1]
+        size = (many * width + 7) // 8
+        packed = int.from_bytes(data[at + 2 : at + 2 + size], "little")
+        numbers = [packed >> width * i & (1 << width) - 1 for i in range(many)]
+        at += 2 + size
+        for _ in range(longer):
+            numbers[data[at]] |= data[at + 1] << width
+            at += 2
+        differences += [number // 2 + 1 if number % 2 else -(number // 2 + 1) for number in numbers]
+    assert data[at:] == bytes(8)
+    order = ordinals(before, dtype).copy()
+    wide = np.array([difference % (1 << 64) for difference in differences], np.uint64)
+    order[places] += wide.astype(order.dtype)
+    return bits_of(order, dtype)
+
+
 class Pack:
     """One pack: its bytes, checked against its name, and its manifest."""
 
@@ -276,6 +317,11 @@ class Reader:
             place += length
         return bytes(result + code[at:])
 
+    @staticmethod
+    def _patch(pack: Pack, record: dict[str, Any], chunk: int) -> bytes:
+        start = record["at"][0] + sum(record["patches"][:chunk])
+        return pack.data[start : start + record["patches"][chunk]]
+
     def _payload(self, pack: Pack, record: dict[str, Any], chunk: int) -> Payload | None:
         start, length = record["at"]
         shard = pack.data[start : start + length]
@@ -306,6 +352,14 @@ class Reader:
     def integers(self, lattice: str, chunk: int) -> Array:
         """Integers of a chunk of an object on a linear or rounded lattice."""
         pack, record = self.lattices[lattice]
+        if "patches" in record:
+            base = self.lattices[record["base"]][1]
+            assert [record.get(name) for name in ("step", "rows", "cols")] == [
+                base.get(name) for name in ("step", "rows", "cols")
+            ]
+            below = self.integers(record["base"], chunk)
+            data = self._patch(pack, record, chunk)
+            return patched(below.astype(np.int32), data, "int32").astype(np.int64) if data else below
         payload = self._payload(pack, record, chunk)
         stored = 0 if payload is None else payload.natural(None).astype(np.int64)
         if record["base"] is None:
@@ -331,6 +385,9 @@ class Reader:
             data = pack.data[first : first + self._length(record, chunk) * size]
             assert zlib.crc32(data) == record["crcs"][chunk]
             return np.frombuffer(data, f"<u{size}")
+        if "patches" in record:
+            before, data = self.ordinal_bits(record["base"], chunk), self._patch(pack, record, chunk)
+            return patched(before, data, record["dtype"]) if data else before
         predicted = np.zeros(self._length(record, chunk), f"u{size}")
         if record["base"] is not None:
             predicted = self.ordinal_bits(record["base"], chunk)
@@ -347,6 +404,13 @@ class Reader:
         pack, record = self.contents[content]
         lattice = self.lattices[record["lattice"]][1]
         dtype = lattice["dtype"]
+        if record["mode"] == "patched":
+            start, length = record["at"] + sum(record["lengths"][:chunk]), record["lengths"][chunk]
+            bits = self.bits(record["parent"], chunk)
+            if length:
+                bits = patched(bits, pack.data[start + 4 : start + length], dtype)
+                assert zlib.crc32(bits.tobytes()) == int.from_bytes(pack.data[start : start + 4], "little")
+            return bits
         integers = self.integers(record["lattice"], chunk)
         exponents = self.exponents(lattice, chunk)
         if record["mode"] == "own":

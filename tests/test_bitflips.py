@@ -45,21 +45,25 @@ class Whole:
 
 @pytest.fixture(scope="module")
 def whole() -> Iterator[Whole]:
-    """Two versions whose packs hold every kind of layer: linear and ordinal, bases and deltas, own and chained."""
+    """Two versions whose packs hold every kind of layer: linear and ordinal, bases, deltas, patches, own, chained."""
     with scratch() as directory, pytest.MonkeyPatch.context() as patch:
         # Objects of some hundred elements take all the ways that large ones take, and every byte can be tried.
         patch.setattr(units, "SMALL", 128)
         generator = torch.Generator().manual_seed(1)
         weight, slow = torch.randn(12, 20, generator=generator), torch.randn(150, generator=generator)
+        table, codes = torch.randn(40, 16, generator=generator), torch.arange(400)
         store = ckstore.init(directory / "store")
         digests = {}
         for step in range(2):
             path = directory / "file.pt"
             state = {"w": weight, "slow": slow, "exp_avg": weight * 0.1, "b": slow[:9].to(torch.bfloat16)}
+            state |= {"table": table, "codes": codes}
             torch.save({"model": state, "step": 10 * step}, path)
             digests[store.ingest(path, run="a", metrics={"loss": 0.5}).version.number] = sha256(path)
             weight = weight + 0.001 * torch.randn(12, 20, generator=generator)
             slow = slow + 1e-7 * torch.randn(150, generator=generator)
+            table[7] += 0.5
+            codes[[3, 70]] += 1 << 20
         store.tag(1, "first")
         store.tag(2, "best")
         store.set_policy(Policy("coarse", quality=2.0), "a")
@@ -68,7 +72,9 @@ def whole() -> Iterator[Whole]:
         store.forget([store.ingest(directory / "other.pt", run="c").version.number])
         store.gc(grace=0.0)
         modes = [store.resolver.content(content) for _, content in store[2].document.objects if content]
-        assert {"chained", "own"} & {record.mode for record in modes if record is not None}
+        assert {"chained", "own", "patched"} == {record.mode for record in modes if record is not None}
+        lattices = [store.resolver.lattice(lattice) for lattice, _ in store[2].document.objects]
+        assert {"float32", "int64"} <= {record.dtype for record in lattices if record.patches}
         assert store.verify().problems == []
         tensors = {(number, path): raw(store[number][path]) for number in digests for path in store[number]}
         rows, tags = store.versions(), store.catalog.tags()

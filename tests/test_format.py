@@ -24,6 +24,7 @@ def checkpoint(step: int) -> dict[str, Any]:
         return torch.randn(*shape, generator=generator) * scale
 
     moving, still, wide = draw(1100, 256), draw(300, 256), draw(280, 256)
+    rows, table, counts = draw(3000, 64).half(), draw(3000, 64), torch.arange(90_000)
     half, single, parts = draw(300, 256).bfloat16(), draw(200), torch.complex(draw(40), draw(40))
     decayed, shrunk = draw(70_000, scale=1e-3), draw(70_000).bfloat16()
     for number in range(1, step + 1):
@@ -33,10 +34,14 @@ def checkpoint(step: int) -> dict[str, Any]:
         wide = wide + draw(*wide.shape, scale=4.0**number * 1e-3)
         half = (half.float() + draw(*half.shape, scale=1e-3)).bfloat16()
         decayed, shrunk = decayed * 0.9, (shrunk.float() * 0.9).bfloat16()
+        rows[torch.randperm(3000, generator=generator)[:40]] += 0.125
+        table[torch.randperm(3000, generator=generator)[:40]] += 0.5
+        counts[torch.randperm(90_000, generator=generator)[:180]] -= torch.randint(1 << 40, (180,), generator=generator)
         single = single + draw(200, scale=1e-3)
     single[:4] = torch.tensor([float("nan"), float("inf"), -0.0, 1e-40])
     moving[0, :4] = single[:4]
     model = {"moving": moving, "still": still, "wide": wide, "half": half, "single": single, "parts": parts}
+    model |= {"rows": rows, "table": table, "counts": counts}
     state = {0: {"exp_avg": decayed, "shrunk": shrunk, "step": torch.tensor(step)}}
     return {"model": model, "optimizer": {"state": state}, "mask": torch.arange(100) % 3 == 0, "step": step}
 
@@ -85,7 +90,9 @@ def test_the_store_takes_every_layer_that_the_format_describes(written: Path):
     assert {(record["kind"], record["base"] is None) for record in lattices} == {
         ("linear", True), ("linear", False), ("ordinal", True), ("ordinal", False),
     }  # fmt: skip
-    assert {record["mode"] for record in contents} == {"own", "chained"}
+    assert {record["mode"] for record in contents} == {"own", "chained", "patched"}
+    patched = [record for record in lattices if "patches" in record]
+    assert {record["dtype"] for record in patched} >= {"float32", "float16", "int64"}
     assert any(record.get("context") for record in lattices)
     assert {record["dtype"] for record in lattices if "factor" in record} >= {"float32", "bfloat16"}
     assert any(pack.document.get("rebase") for pack in reader.packs.values())

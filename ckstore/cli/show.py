@@ -95,7 +95,8 @@ def _print(version: Version, shown: dict[str, Any]) -> None:
     storage = shown["storage"]
     kind = "hot" if row.hot else "base" if row.base else f"delta, {row.depth} deep"
     layers = f"{storage['base']} in full, {storage['delta']} as deltas"
-    exact = f"{storage['own']} own, {storage['chained']} chained, {storage['ordinal']} exact by themselves"
+    modes = ", ".join(f"{storage[mode]} {mode}" for mode in ("own", "chained", "patched"))
+    exact = f"{modes}, {storage['ordinal']} exact by themselves"
     print_facts([
         ("version", f"{row.number}  ({name_of(row)})"),
         ("id", row.uid),

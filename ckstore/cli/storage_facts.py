@@ -114,6 +114,7 @@ class StorageFacts:
             "ordinal": sum(item.lattice.kind == "ordinal" for item in unique),
             "own": sum(record.mode == "own" for record in exact),
             "chained": sum(record.mode == "chained" for record in exact),
+            "patched": sum(record.mode == "patched" for record in exact),
             "coarse_bytes": sum(record.nbytes for record in lattices),
             "exact_bytes": sum(sum(record.lengths) for record in exact),
         }

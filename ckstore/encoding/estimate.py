@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from ckstore.codecs.integers import payload_bits
 from ckstore.codecs.lattice import Bits, Integers
+from ckstore.codecs.patches import Changes
 from ckstore.lineage.foretold import Foretold, Layer
 from ckstore.lineage.planner import Candidates, Choice
 from ckstore.objects.documents import CoarseUnit
@@ -29,6 +30,10 @@ BASE: Layer = ("base", 0)
 DELTA: Layer = ("delta", 0)
 OWN: Layer = ("own", 0)
 
+#: Patches of the parent's values, and of its integers.
+PATCHED: Layer = ("patched", 0)
+MOVED: Layer = ("moved", 0)
+
 ReadUnit = Callable[[int, int], Bits]
 Ancestor = TypeVar("Ancestor", LatticeRecord, ContentRecord)
 
@@ -37,13 +42,15 @@ Ancestor = TypeVar("Ancestor", LatticeRecord, ContentRecord)
 class Way:
     """One way to store an object: which base its integers are stored against, and which exact layer it gets.
 
-    `lattice` is its own where ways differ in it, `additive` that of a codebook whose values are added to the base's,
-    and `merged` the end of the chain above the base that it takes the place of.
+    `patched` stores patches, of the integers and of the exact values. `lattice` is its own where ways differ in it,
+    `additive` that of a codebook whose values are added to the base's, and `merged` the end of the chain above the base
+    that it takes the place of.
     """
 
     base: LatticeRecord | None
     parent: ContentRecord | None = None
     context: bool = False
+    patched: bool = False
     factor: float = 1.0
     lattice: Lattice | None = None
     additive: bool = False
@@ -74,7 +81,8 @@ class Estimate:
         if not encoded.exact:
             return [(coarse, choice.option.stored)]
         assert self.foretold is not None
-        integers = self.foretold.sizes[BASE if choice.option.is_base else DELTA]
+        way = self.plans[choice.option.name]
+        integers = self.foretold.sizes[MOVED if way.patched else BASE if choice.option.is_base else DELTA]
         return [(coarse, integers), (exact, choice.option.stored - integers)]
 
 
@@ -83,14 +91,16 @@ class Encoded:
     """An object's layers, ready to be written: payloads of chunks, None where all integers are zero.
 
     `facts` is what a coarse version records of it; such an object has no exact layer. `aside` is what a codebook
-    does not code, for each chunk.
+    does not code, for each chunk. Payloads of `patched` layers are patches; those of the exact one are empty where
+    nothing differs.
     """
 
     identity: str
-    coarse: list[memoryview | None]
-    exact: list[memoryview]
+    coarse: list[memoryview | bytes | None]
+    exact: list[memoryview | bytes]
     facts: CoarseUnit | None = None
     aside: list[bytes] = field(default_factory=list)
+    patched: bool = False
 
     @property
     def nbytes(self) -> tuple[int, int]:
@@ -140,6 +150,10 @@ class Sample:
     def cut(self, chunk: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """The sampled elements of the same chunk of another object."""
         return chunk[self.first : self.first + self.bits.size]
+
+    def nbytes_of(self, changes: Changes) -> float:
+        """Estimated bytes of all the object's patches when the sample's changes are these."""
+        return self.scale * len(changes.patch() or b"")
 
     def nbytes(self, values: Integers, classes: npt.NDArray[np.uint8] | None = None) -> float:
         """Estimated bytes of all the object's payloads when the sample's integers are these."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from ckstore.codecs.integers import encode_changes, encode_chunk, has_changes
 from ckstore.codecs.lattice import (
+    FLOATS,
     Bits,
     Integers,
     LinearLattice,
@@ -19,10 +21,23 @@ from ckstore.codecs.lattice import (
     scaled,
     step_exponent,
 )
-from ckstore.encoding.estimate import BASE, DELTA, OWN, Encoded, Estimate, ReadUnit, Sample, Way, nearby_ancestors
+from ckstore.codecs.patches import Changes, find_changes
+from ckstore.encoding.estimate import (
+    BASE,
+    DELTA,
+    MOVED,
+    OWN,
+    PATCHED,
+    Encoded,
+    Estimate,
+    ReadUnit,
+    Sample,
+    Way,
+    nearby_ancestors,
+)
 from ckstore.encoding.magnitudes import row_width
 from ckstore.errors import IntegrityError
-from ckstore.lineage.cost import cost, layer
+from ckstore.lineage.cost import cost, layer, patches
 from ckstore.lineage.foretold import Foretold, Layer
 from ckstore.lineage.planner import Candidates, Choice, Option
 from ckstore.objects.identity import digest, lattice_id
@@ -46,6 +61,17 @@ STEP_SLACK = 0.75
 
 #: Context order is used where it saves at least this part of the payload.
 CONTEXT_GAIN = 0.03
+
+#: Patches are offered where at most this part of the elements differs from the parent's, ...
+SPARSE = 1 / 16
+
+#: ... their sizes are taken from at most so many chunks, ...
+_COMPARED = 8
+
+#: ... and where they take so many times the bytes of other deltas at most, these are not: all versions of the chain
+#: above would decode them, and a chain that is cheap gets long. A delta to an ancestor would save a level and take the
+#: bytes of all changes since; a base is the better choice then.
+PATCH_WORTH = 1.5
 
 #: Sizes above this count as this: twice as much is still a finite number.
 _LARGEST = 2.0**1000
@@ -97,16 +123,16 @@ class ObjectEncoder:
         sample = Sample.of(unit, read)
         try:
             if self._is_linear(unit):
-                estimate = self._estimate_linear(unit, sample, parent, coarse)
+                estimate = self._estimate_linear(unit, read, sample, parent, coarse)
             else:
-                estimate = self._estimate_ordinal(unit, sample, parent)
+                estimate = self._estimate_ordinal(unit, read, sample, parent)
             if known is not None and estimate.foretold is not None:
                 estimate.foretold = known.found(estimate.foretold.sizes)
             return estimate
         except IntegrityError:
             if self._is_linear(unit):
                 return self._estimate_first(unit, sample)
-            return self._estimate_ordinal(unit, sample, None)
+            return self._estimate_ordinal(unit, read, sample, None)
 
     def encode(
         self, content: str, estimate: Estimate, plan: Way, read: ReadUnit, replaced: Sequence[str] = ()
@@ -117,7 +143,7 @@ class ObjectEncoder:
         stored against them any more, and their memory is at hand.
         """
         unit = estimate.unit
-        encoded = Encoded(content, [], [])
+        encoded = Encoded(content, [], [], patched=plan.patched)
         digests: list[bytes] = []
         kept: list[Integers] = []
         for chunk, start in enumerate(range(0, unit.count, unit.chunk)):
@@ -171,6 +197,8 @@ class ObjectEncoder:
     def _linear_chunk(
         self, lattice: LinearLattice, bits: Bits, chunk: int, start: int, plan: Way, encoded: Encoded
     ) -> Integers:
+        if plan.patched and plan.base is not None and plan.parent is not None:
+            return self._patched_chunk(plan.base, plan.parent, lattice, bits, chunk, start, encoded)
         predicted = None
         if plan.base is not None:
             # The parent's exact values have the same integers.
@@ -187,8 +215,34 @@ class ObjectEncoder:
         encoded.exact.append(exact_frame(lattice, bits, integers, start, parent))
         return integers
 
-    def _ordinal_chunk(self, unit: Unit, bits: Bits, chunk: int, plan: Way) -> memoryview | None:
+    def _patched_chunk(
+        self, base: LatticeRecord, parent: ContentRecord, lattice: LinearLattice, bits: Bits, chunk: int, start: int,
+        encoded: Encoded,
+    ) -> Integers:  # fmt: skip
+        before = self.reader.integers(base, chunk)
+        frame, changes = exact_patch(bits, self.reader.exact(parent, chunk, keep=False))
+        encoded.exact.append(frame)
+        if parent.lattice == base.id and not (lattice.rows.size or lattice.cols.size):
+            # Elements that are as the parent's keep its integers.
+            then = before[changes.places]
+            now = lattice.quantise(bits[changes.places], 0, then)
+            moved = Changes.by(changes.places, now - then)
+            integers = before
+            if moved.places.size:
+                integers = empty(before.size, np.int32)
+                integers[...] = before
+                integers[changes.places] = now
+        else:
+            integers = lattice.quantise(bits, start, before)
+            moved = find_changes(integers, before, is_float=False)
+        encoded.coarse.append(moved.patch())
+        return integers
+
+    def _ordinal_chunk(self, unit: Unit, bits: Bits, chunk: int, plan: Way) -> memoryview | bytes | None:
         parent = None
+        if plan.base is not None and plan.patched:
+            parent = self.reader.ordinals(plan.base, chunk, keep=False)
+            return find_changes(bits, parent, is_float=unit.dtype in FLOATS).patch()
         if plan.base is not None:
             parent = scaled(self.reader.ordinals(plan.base, chunk, keep=False), unit.dtype, plan.factor)
         difference = ordinal_difference(bits, parent, unit.dtype)
@@ -197,7 +251,7 @@ class ObjectEncoder:
         classes = ordinal_classes(parent, unit.dtype) if plan.context and parent is not None else None
         return encode_chunk(difference, classes)
 
-    def _estimate_ordinal(self, unit: Unit, sample: Sample, parent: str | None) -> Estimate:
+    def _estimate_ordinal(self, unit: Unit, read: ReadUnit, sample: Sample, parent: str | None) -> Estimate:
         bits = sample.bits
         sizes = {BASE: sample.nbytes(ordinal_difference(bits, None, unit.dtype))}
         factors: dict[Layer, float] = {}
@@ -205,9 +259,14 @@ class ObjectEncoder:
         if record is not None:
             for place, ancestor in nearby_ancestors(self.reader.chain(record)):
                 before = sample.cut(self.reader.ordinals(ancestor, sample.chunk))
+                share = 1.0
+                if place == 0 and _is_sparse(sample.bits, before):
+                    sizes[PATCHED], share = self._patch_bytes(
+                        unit, read, sample, before, ancestor.id, partial(self.reader.ordinals, ancestor)
+                    )
                 for context, (stored, factor) in self._differences(sample, before, unit.dtype).items():
                     against = "context" if context else "natural", place
-                    sizes[against], factors[against] = stored, factor
+                    sizes[against], factors[against] = share * stored, factor
         return self._ordinal_options(unit, record, sizes, factors, _foretold(record, sizes, factors))
 
     def _ordinal_options(
@@ -220,14 +279,23 @@ class ObjectEncoder:
         full_cost = cost(layer(chunks, unit.count, int(base), grouped=False))
         options = [Option("base", base, full_cost, is_base=True)]
         plans = {"base": Way(None)}
-        for place, ancestor in [] if record is None else nearby_ancestors(self.reader.chain(record)):
+        chain = [] if record is None else nearby_ancestors(self.reader.chain(record))
+        if record is not None and PATCHED in sizes:
+            stored = sizes[PATCHED]
+            price = cost(patches(chunks, int(stored)).plus(self.reader.lattice_work(record)))
+            options.append(Option("patched", stored, price, is_base=False))
+            plans["patched"] = Way(record, patched=True)
+            if stored <= PATCH_WORTH * min(sizes.get((order, 0), stored) for order in ("natural", "context")):
+                chain = []
+        for place, ancestor in chain:
             for order in ("natural", "context"):
-                if (order, place) in sizes:
-                    stored, name = sizes[order, place], f"{order}-{place}"
-                    own_work = layer(chunks, unit.count, int(stored), grouped=order == "context", delta=True)
-                    price = cost(own_work.plus(self.reader.lattice_work(ancestor)))
-                    options.append(Option(name, stored, price, is_base=False))
-                    plans[name] = Way(ancestor, context=order == "context", factor=factors.get((order, place), 1.0))
+                if (order, place) not in sizes:
+                    continue
+                stored, name = sizes[order, place], f"{order}-{place}"
+                own_work = layer(chunks, unit.count, int(stored), grouped=order == "context", delta=True)
+                price = cost(own_work.plus(self.reader.lattice_work(ancestor)))
+                options.append(Option(name, stored, price, is_base=False))
+                plans[name] = Way(ancestor, context=order == "context", factor=factors.get((order, place), 1.0))
         debt = 0.0 if record is None else record.debt
         candidates = Candidates(tuple(options), debt)
         return Estimate(unit, candidates, plans, full_cost, (int(base), 0), foretold=foretold)
@@ -250,7 +318,32 @@ class ObjectEncoder:
             return {False: (natural, factor), True: (context, factor)}
         return {False: (natural, factor)}
 
-    def _estimate_linear(self, unit: Unit, sample: Sample, parent: str | None, coarse: str | None) -> Estimate:
+    def _patch_bytes(
+        self, unit: Unit, read: ReadUnit, sample: Sample, sampled: Bits, identity: str, before: Callable[[int], Bits]
+    ) -> tuple[float, float]:
+        """Estimated bytes of patches to another object, whose sampled values are given.
+
+        They are estimated from some chunks of which it is at hand, or from the sample's. Few elements of a sample
+        differ, and by chance more or fewer: the second result is by how much there are more.
+        """
+        step = -(-sample.chunks // _COMPARED)
+        chunks = [
+            chunk for chunk in range(0, sample.chunks, step) if self.reader.cache.get((identity, chunk)) is not None
+        ]
+        found = compared = 0
+        for chunk in chunks or [sample.chunk]:
+            first = chunk * unit.chunk
+            bits = read(first, min(first + unit.chunk, unit.count))
+            patch = find_changes(bits, before(chunk), is_float=unit.dtype in FLOATS).patch()
+            found += 0 if patch is None else FRAME + len(patch)
+            compared += bits.size
+        stored = found * unit.count / compared
+        expected = sample.nbytes_of(find_changes(sample.bits, sampled, is_float=unit.dtype in FLOATS))
+        return stored, stored / expected if expected else 1.0
+
+    def _estimate_linear(
+        self, unit: Unit, read: ReadUnit, sample: Sample, parent: str | None, coarse: str | None
+    ) -> Estimate:
         record, content = self._linear_parent(unit, parent, coarse)
         if record is None:
             return self._estimate_first(unit, sample)
@@ -261,7 +354,9 @@ class ObjectEncoder:
         if _is_unrelated(bits, before, record.dtype):
             return self._estimate_first(unit, sample)
         origin, there = self._origin(record, sample)
-        lattice = self._next_lattice(record, sample, before, origin, there)
+        is_sparse = bool(ancestors) and _is_sparse(bits, before)
+        # The change of most elements, which is none, asks for no other step.
+        lattice = record.linear if is_sparse else self._next_lattice(record, sample, before, origin, there)
         integers_before = sample.cut(self.reader.integers(record, sample.chunk))
         predicted = lattice.project(record.linear, integers_before, start)
         integers = lattice.quantise(bits, start, predicted)
@@ -279,6 +374,13 @@ class ObjectEncoder:
                 )
                 for factor in {1.0, common_factor(bits, exact, lattice.dtype)}
             )
+        if is_sparse:
+            sizes[MOVED] = sample.nbytes_of(find_changes(integers, predicted, is_float=False))
+            _, level, _ = ancestors[-1]
+            sizes[PATCHED], share = self._patch_bytes(
+                unit, read, sample, before, level.id, partial(self.reader.exact, level)
+            )
+            sizes["chained", 0] *= share
         foretold = _foretold(content, sizes, factors)
         return self._linear_options(unit, record, content, lattice, origin.id, sizes, factors, foretold)
 
@@ -299,7 +401,15 @@ class ObjectEncoder:
             Option("delta", delta + own, delta_cost + own_cost, is_base=False),
         ]
         plans = {"base": Way(None), "delta": Way(record)}
-        for place, ancestor in [] if content is None else nearby_ancestors(self.reader.content_chain(content)):
+        chain = [] if content is None else nearby_ancestors(self.reader.content_chain(content))
+        if content is not None and PATCHED in sizes:
+            stored = sizes[MOVED] + sizes[PATCHED]
+            price = cost(patches(chunks, int(sizes[PATCHED])).plus(self.reader.content_work(content)))
+            options.append(Option("patched", stored, price, is_base=False))
+            plans["patched"] = Way(record, content, patched=True)
+            if stored <= PATCH_WORTH * (delta + sizes["chained", 0]):
+                chain = []
+        for place, ancestor in chain:
             chained, name = sizes["chained", place], f"chained-{place}"
             exact_work = layer(chunks, count, int(chained), grouped=True).plus(self.reader.content_work(ancestor))
             options.append(Option(name, delta + chained, delta_cost + cost(exact_work), is_base=False))
@@ -395,6 +505,17 @@ def exact_frame(
     """A chunk of an exact layer, chained if there is a `parent`: the checksum of its bits, and its residuals."""
     residuals, classes = lattice.residuals(bits, integers, start, parent)
     return encode_chunk(residuals, classes, before=crc32(bits).to_bytes(FRAME, "little"))
+
+
+def exact_patch(bits: Bits, parent: Bits) -> tuple[bytes, Changes]:
+    """A chunk of a patched exact layer: the checksum of its bits, and the patch; no bytes where nothing differs."""
+    changes = find_changes(bits, parent, is_float=True)
+    return changes.patch(crc32(bits).to_bytes(FRAME, "little")) or b"", changes
+
+
+def _is_sparse(bits: Bits, before: Bits) -> bool:
+    """Whether few enough elements differ that a patch may be worth it."""
+    return int(np.count_nonzero(bits != before)) <= SPARSE * bits.size
 
 
 def _foretold(parent: Record | None, sizes: Mapping[Layer, float], factors: Mapping[Layer, float]) -> Foretold | None:

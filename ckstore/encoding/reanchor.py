@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ckstore.codecs.integers import encode_changes
-from ckstore.codecs.lattice import common_factor, ordinal_classes, ordinal_difference, scaled
+from ckstore.codecs.lattice import FLOATS, common_factor, ordinal_classes, ordinal_difference, scaled
+from ckstore.codecs.patches import find_changes
 from ckstore.encoding.estimate import Encoded
-from ckstore.encoding.exact import CONTEXT_GAIN, exact_frame
+from ckstore.encoding.exact import CONTEXT_GAIN, PATCH_WORTH, exact_frame, exact_patch
 from ckstore.objects.reader import ObjectReader
 from ckstore.objects.records import ContentRecord, LatticeRecord
 
@@ -25,7 +26,7 @@ class Anew:
     layers
         What is written.
     parent, factor
-        Of a chained exact layer.
+        Of a chained or patched exact layer.
     """
 
     content: str
@@ -55,7 +56,7 @@ def reanchored(reader: ObjectReader, item: tuple[str, str | None], kept: set[str
 
 
 def _chained(reader: ObjectReader, record: LatticeRecord, layer: ContentRecord, kept: set[str]) -> Anew:
-    """A chained exact layer, against an ancestor or own."""
+    """A chained or patched exact layer, against an ancestor or own."""
     ancestor = next((level for level in reader.content_chain(layer)[1:] if level.id in kept), None)
     own = _exact_layer(reader, record, layer, None, 1.0)
     anew = Anew(layer.id, record, own)
@@ -65,7 +66,18 @@ def _chained(reader: ObjectReader, record: LatticeRecord, layer: ContentRecord, 
     chained = _exact_layer(reader, record, layer, ancestor, factor)
     if _size(chained) < _size(own):
         anew = Anew(layer.id, record, chained, ancestor.id, factor)
+    if layer.mode == "patched":
+        patched = _patches(reader, layer, ancestor)
+        if _size(patched) <= PATCH_WORTH * _size(anew.layers):
+            anew = Anew(layer.id, record, patched, ancestor.id)
     return anew
+
+
+def _patches(reader: ObjectReader, layer: ContentRecord, ancestor: ContentRecord) -> Encoded:
+    encoded = Encoded(layer.lattice, [], [], patched=True)
+    for chunk in range(len(layer.lengths)):
+        encoded.exact.append(exact_patch(reader.exact(layer, chunk), reader.exact(ancestor, chunk))[0])
+    return encoded
 
 
 def _exact_layer(
@@ -85,24 +97,35 @@ def _ordinal(reader: ObjectReader, record: LatticeRecord, kept: set[str]) -> Ane
     """Ordinals, against an ancestor or in full."""
     ancestor = next((level for level in reader.chain(record)[1:] if level.id in kept), None)
     full = _ordinals(reader, record, None, 1.0, context=False)
-    best = Anew(record.id, replace(record, base=None, context=False, factor=1.0, debt=0), full)
+    alone = replace(record, base=None, context=False, factor=1.0, debt=0, patches=())
+    best = Anew(record.id, alone, full)
     if ancestor is not None:
         factor = common_factor(reader.ordinals(record, 0), reader.ordinals(ancestor, 0), record.dtype)
         for context in (False, True):
             layers = _ordinals(reader, record, ancestor, factor, context=context)
             if _size(layers) < (1 - CONTEXT_GAIN * context) * _size(best.layers):
-                moved = replace(record, base=ancestor.id, context=context, factor=factor, debt=0)
+                moved = replace(record, base=ancestor.id, context=context, factor=factor, debt=0, patches=())
                 best = Anew(record.id, moved, layers)
+        if record.patches:
+            patched = _ordinals(reader, record, ancestor, 1.0, context=False, patched=True)
+            if _size(patched) <= PATCH_WORTH * _size(best.layers):
+                best = Anew(record.id, replace(record, base=ancestor.id, debt=0), patched)
     return best
 
 
 def _ordinals(
-    reader: ObjectReader, record: LatticeRecord, base: LatticeRecord | None, factor: float, *, context: bool
-) -> Encoded:
-    encoded = Encoded(record.id, [], [])
+    reader: ObjectReader, record: LatticeRecord, base: LatticeRecord | None, factor: float, *, context: bool,
+    patched: bool = False,
+) -> Encoded:  # fmt: skip
+    encoded = Encoded(record.id, [], [], patched=patched)
     for chunk in range(record.chunks):
+        bits = reader.ordinals(record, chunk)
+        if patched and base is not None:
+            changes = find_changes(bits, reader.ordinals(base, chunk), is_float=record.dtype in FLOATS)
+            encoded.coarse.append(changes.patch())
+            continue
         before = None if base is None else scaled(reader.ordinals(base, chunk), record.dtype, factor)
-        difference = ordinal_difference(reader.ordinals(record, chunk), before, record.dtype)
+        difference = ordinal_difference(bits, before, record.dtype)
         classes = ordinal_classes(before, record.dtype) if context and before is not None else None
         encoded.coarse.append(encode_changes(difference, classes))
     return encoded

@@ -83,11 +83,16 @@ class ObjectWriter:
         content
             Its content id; None where only its integers are kept.
         parent, factor
-            Content id that a chained exact layer needs, and the factor of its values; None for an own layer.
+            Content id that a chained or patched exact layer needs, and the factor of its values; None for an own layer.
         """
         if record.id not in self._ids and layers.coarse:
             self._ids.add(record.id)
-            entry = self._add_integers(record, layers.coarse)
+            if layers.patched:
+                patches = [payload or b"" for payload in layers.coarse]
+                entry = self.coarse.add_bytes(array_name(record.id), patches, None)
+                record = replace(record, patches=tuple(map(len, patches)))
+            else:
+                entry = self._add_integers(record, layers.coarse)
             record = replace(record, offset=entry.offset, length=entry.length)
             if layers.aside:
                 entry = self.coarse.add_bytes(f"{array_name(record.id)}.aside", layers.aside, None)
@@ -95,7 +100,7 @@ class ObjectWriter:
             self.lattices.append(record)
         if content is not None and layers.exact:
             entry = self.exact.add_bytes(array_name(content), layers.exact, None)
-            mode: Mode = "own" if parent is None else "chained"
+            mode: Mode = "own" if parent is None else "patched" if layers.patched else "chained"
             lengths = tuple(len(frame) for frame in layers.exact)
             self.contents.append(
                 ContentRecord(content, record.id, mode, parent, entry.offset, lengths, "", factor, record.debt)

@@ -22,6 +22,8 @@ class Work(NamedTuple):
         decoded bit by bit.
     grouped_chunks, grouped_elements, grouped_bytes
         The same for layers in context order and for exact layers, all of their bytes together.
+    patches, patch_bytes
+        Patches that are applied to chunks, and their bytes.
     records
         Layers whose records are looked up, before anything is decoded.
     restored
@@ -37,6 +39,8 @@ class Work(NamedTuple):
     grouped_chunks: int = 0
     grouped_elements: int = 0
     grouped_bytes: int = 0
+    patches: int = 0
+    patch_bytes: int = 0
     records: int = 0
     restored: int = 0
     extents: int = 0
@@ -48,7 +52,7 @@ class Work(NamedTuple):
 
 
 #: Nanoseconds for each unit of each field of `Work`.
-WEIGHTS = (180_000.0, 0.1, 0.75, 0.13, 650_000.0, 0.12, 0.1, 4_000.0, 0.13, 45_000.0, 1_500_000.0)
+WEIGHTS = (180_000.0, 0.1, 0.75, 0.13, 650_000.0, 0.12, 0.1, 12_000.0, 1.05, 4_000.0, 0.13, 45_000.0, 1_500_000.0)
 
 
 def layer(chunks: int, count: int, stored: int, *, grouped: bool, delta: bool = False) -> Work:
@@ -58,6 +62,11 @@ def layer(chunks: int, count: int, stored: int, *, grouped: bool, delta: bool = 
     planes = 0 if delta else min(stored // max(count, 1), 2)
     coded = min(stored - planes * count, count)
     return Work(plain_chunks=chunks, plain_elements=count, plain_coded=coded, plain_raw=stored - coded, records=1)
+
+
+def patches(chunks: int, stored: int) -> Work:
+    """Work of applying patches of `stored` bytes to `chunks` chunks."""
+    return Work(patches=chunks, patch_bytes=stored, records=1)
 
 
 def cost(work: Work) -> float:

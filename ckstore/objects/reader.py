@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 from threading import Lock
 from typing import Any, Protocol, TypeVar
 
@@ -13,6 +14,7 @@ import numpy.typing as npt
 from ckstore.codecs.codebook import CodebookLattice, Indices
 from ckstore.codecs.integers import add_integers, decode_integers
 from ckstore.codecs.lattice import (
+    FLOATS,
     Bits,
     Integers,
     OrdinalLattice,
@@ -21,10 +23,11 @@ from ckstore.codecs.lattice import (
     ordinal_difference,
     scaled,
 )
+from ckstore.codecs.patches import apply_patch
 from ckstore.codecs.short_floats import SHORT
 from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import IntegrityError
-from ckstore.lineage.cost import Work, layer
+from ckstore.lineage.cost import Work, layer, patches
 from ckstore.lineage.foretold import Foretold
 from ckstore.objects.cache import ChunkCache
 from ckstore.objects.records import ContentRecord, LatticeRecord, Record, check_cut
@@ -167,11 +170,13 @@ class ObjectReader:
         check_cut(base, record)
         if (base.kind, base.additive, base.width) != (record.kind, record.additive, record.width):
             raise IntegrityError(f"Object {record.id} cannot follow {base.id}; run `ckstore recover`.")
+        if record.patches and record.kind == "linear" and record.linear.shift_from(base.linear) != 0:
+            raise IntegrityError(f"Object {record.id} cannot be a patch of {base.id}; run `ckstore recover`.")
         return base
 
     def _parent(self, record: ContentRecord) -> ContentRecord | None:
         lattice = self._lattice_of(record)
-        if record.mode != "chained":
+        if record.mode == "own":
             return None
         parent = self.resolver.content(record.parent or "")
         if parent is None:
@@ -223,14 +228,20 @@ class ObjectReader:
         for level in self.chain(record):
             if level.is_raw:
                 return Work(records=1)
+            if level.patches:
+                work = work.plus(patches(sum(map(bool, level.patches)), level.nbytes))
+                continue
             is_delta = level.base is not None
             work = work.plus(layer(level.chunks, level.count, level.nbytes, grouped=level.context, delta=is_delta))
         return work
 
     def content_work(self, record: ContentRecord) -> Work:
-        """Work of decoding all exact values of `record`, its integers' chains included."""
+        """Work of decoding all exact values of `record`, and of the chains of integers that these take."""
         work = Work()
         for level in self.content_chain(record):
+            if level.mode == "patched":
+                work = work.plus(patches(sum(map(bool, level.lengths)), sum(level.lengths)))
+                continue
             lattice = self.resolver.lattice(level.lattice)
             exact = layer(lattice.chunks, lattice.count, sum(level.lengths), grouped=True)
             work = work.plus(exact).plus(self.lattice_work(lattice))
@@ -256,6 +267,9 @@ class ObjectReader:
     def _moved(self, level: LatticeRecord, below: LatticeRecord, integers: Integers, chunk: int) -> Integers:
         """The integers of `level`, from those of `below`, which are changed where they may be."""
         place = self.index(level)[chunk]
+        if level.patches:
+            payload = None if place is None else self._payload(level.pack, level.offset + place[0], place[1])
+            return self._patched(payload, integers, None, is_float=False)
         shift = None if place is None else level.linear.shift_from(below.linear)
         if shift is None:
             integers = level.linear.project(below.linear, integers, chunk * level.chunk)
@@ -271,6 +285,18 @@ class ObjectReader:
         self.decoded_chunks += 1
         add_integers(payload, integers, shift)
         return integers
+
+    def _patched(self, patch: memoryview | None, bits: Bits, out: Bits | None, *, is_float: bool) -> Bits:
+        """A chunk that is as another one but for a patch, which is changed unless others may read it."""
+        if patch is None:
+            return bits
+        if not bits.flags.writeable:
+            own = empty(bits.size, bits.dtype) if out is None else out
+            own[...] = bits
+            bits = own
+        self.decoded_chunks += 1
+        apply_patch(patch, bits, is_float=is_float)
+        return bits
 
     def _decoded(self, key: tuple[str, int], array: npt.NDArray[Any], *, keep: bool) -> npt.NDArray[Any]:
         """A chunk that was decoded, read-only from here on."""
@@ -344,9 +370,16 @@ class ObjectReader:
         """Bits of one chunk of an object on an ordinal lattice; the array is read-only."""
         size = ITEM_SIZES[record.dtype]
         pending, _, bits = self._undecoded(self.chain(record), chunk)
+        # What is patched is so in place: where only patches follow, values are at their place already.
+        target = next((level for level in reversed(pending) if not level.patches), None)
         for level in pending:
             if level.is_raw:
-                bits = self._raw(level, chunk, out if level is record else None)
+                bits = self._raw(level, chunk, out if level is target else None)
+                continue
+            if level.patches and bits is not None:
+                place = self.index(level)[chunk]
+                patch = None if place is None else self._payload(level.pack, level.offset + place[0], place[1])
+                bits = self._patched(patch, bits, out if target is None else None, is_float=level.dtype in FLOATS)
                 continue
             if bits is not None:
                 bits = scaled(bits, level.dtype, level.factor)
@@ -355,7 +388,7 @@ class ObjectReader:
             if stored is None:
                 bits = np.zeros(_chunk_size(level, chunk), f"u{size}") if bits is None else bits
             else:
-                bits = ordinal_correct(bits, stored, level.dtype, out if level is record else None)
+                bits = ordinal_correct(bits, stored, level.dtype, out if level is target else None)
         assert bits is not None
         return self._decoded((record.id, chunk), bits, keep=keep)
 
@@ -365,18 +398,28 @@ class ObjectReader:
         bits = empty(_chunk_size(record, chunk), f"u{size}") if out is None else out
         self.blocks.read_into(record.pack, record.offset + chunk * record.chunk * size, bits.data.cast("B"))
         if crc32(bits) != record.crcs[chunk]:
-            raise IntegrityError(f"Chunk {chunk} of object {record.id} does not restore what was stored.")
+            raise _is_wrong(record.id, chunk)
         return bits
 
     def exact(self, record: ContentRecord, chunk: int, *, keep: bool = True, out: Bits | None = None) -> Bits:
         """Bits of one chunk of the original values of an object on a linear lattice; the array is read-only."""
         pending, _, bits = self._undecoded(self.content_chain(record), chunk)
+        whole = [level for level in pending if level.mode != "patched"]
+        check = None
         for level in pending:
-            lattice = self.resolver.lattice(level.lattice)
-            # The integers of one level are those that the next ones are stored against.
-            target = out if level is record else None
-            bits = self._exact_level(level, lattice, bits, chunk, keep=keep or len(pending) > 1, out=target)
+            if level.mode != "patched" or bits is None:
+                # The integers of one level are those that the next ones are stored against.
+                target = out if level is whole[-1] else None
+                lattice = self.resolver.lattice(level.lattice)
+                bits = self._exact_level(level, lattice, bits, chunk, keep=keep or len(whole) > 1, out=target)
+                check = None
+            elif level.lengths[chunk]:
+                frame = self._frame(level, chunk)
+                check = int.from_bytes(frame[:FRAME], "little")
+                bits = self._patched(frame[FRAME:], bits, None if whole else out, is_float=True)
         assert bits is not None
+        if check is not None and crc32(bits) != check:
+            raise _is_wrong(record.id, chunk)
         return self._decoded((record.id, chunk), bits, keep=keep)
 
     def bits(self, content: str, chunk: int, *, keep: bool = True, out: Bits | None = None) -> Bits:
@@ -438,15 +481,18 @@ class ObjectReader:
     ) -> Bits:
         integers = self.integers(lattice, chunk, keep=keep)
         predicted, classes = self._predict(level, lattice, integers, parent, chunk)
-        offset = level.offset + sum(level.lengths[:chunk])
-        frame = self._payload(level.pack, offset, level.lengths[chunk])
+        frame = self._frame(level, chunk)
         self.decoded_chunks += 1
         residuals = empty(integers.size, f"i{predicted.itemsize}")
         decode_integers(frame[FRAME:], residuals, classes)
         bits = ordinal_correct(predicted, residuals, lattice.dtype, out)
         if crc32(bits) != int.from_bytes(frame[:FRAME], "little"):
-            raise IntegrityError(f"Chunk {chunk} of object {level.id} does not restore what was stored.")
+            raise _is_wrong(level.id, chunk)
         return bits
+
+    def _frame(self, level: ContentRecord, chunk: int) -> memoryview:
+        """One chunk of an exact layer: the checksum of its bits, and a payload."""
+        return self._payload(level.pack, level.offset + sum(level.lengths[:chunk]), level.lengths[chunk])
 
     @staticmethod
     def _predict(
@@ -479,10 +525,15 @@ class ObjectReader:
         return target
 
     def entropies(self, record: Record) -> Iterator[tuple[float, int]]:
-        """For each stored chunk of a layer the order-0 entropy of what is coded, in bits, and the payload's bytes."""
+        """For each stored chunk of a layer the order-0 entropy of what is coded, in bits, and the payload's bytes.
+
+        Patches are none: their numbers are not entropy-coded.
+        """
         from ckstore.codecs.integers import entropy_bits
 
         if isinstance(record, ContentRecord):
+            if record.mode == "patched":
+                return
             lattice = self.resolver.lattice(record.lattice)
             for chunk, length in enumerate(record.lengths):
                 parent = None if record.parent is None else self.bits(record.parent, chunk)
@@ -491,7 +542,7 @@ class ObjectReader:
                 residuals = ordinal_difference(self.exact(record, chunk), predicted, lattice.dtype)
                 yield entropy_bits(residuals, classes), length - FRAME
             return
-        if record.is_raw:
+        if record.is_raw or record.patches:
             return
         dtype = np.dtype(f"i{ITEM_SIZES[record.dtype]}" if record.is_exact else np.int32)
         for chunk, place in enumerate(self.index(record)):
@@ -509,6 +560,8 @@ class ObjectReader:
 
     def index(self, record: LatticeRecord) -> list[tuple[int, int] | None]:
         """For each chunk (offset, length) in the record's shard, or None where all integers are zero."""
+        if record.patches:
+            return self._patches(record)
         if record.chunks == 1:
             return [(0, record.length) if record.length else None]
         key = (record.pack, record.offset)
@@ -524,6 +577,19 @@ class ObjectReader:
                     raise IntegrityError(f"The shard index of object {record.id} points outside of it.")
             index = self._indexes.put(key, index)
         return index
+
+    def _patches(self, record: LatticeRecord) -> list[tuple[int, int] | None]:
+        key = (record.pack, record.offset)
+        index = self._indexes.get(key)
+        if index is None:
+            ends = accumulate(record.patches)
+            places = [(end - size, size) if size else None for end, size in zip(ends, record.patches, strict=True)]
+            index = self._indexes.put(key, places)
+        return index
+
+
+def _is_wrong(identity: str, chunk: int) -> IntegrityError:
+    return IntegrityError(f"Chunk {chunk} of object {identity} does not restore what was stored.")
 
 
 def _chunk_size(record: LatticeRecord, chunk: int) -> int:

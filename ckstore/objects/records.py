@@ -42,7 +42,7 @@ from ckstore.storage.schema import (
     whole,
 )
 
-Mode = Literal["own", "chained"]
+Mode = Literal["own", "chained", "patched"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +76,8 @@ class LatticeRecord:
         (estimated where it is not): what restore costs are compared with.
     debt
         Bytes spent beyond the cheapest choice since the last base: what tells that a base is due.
+    patches
+        Of a delta that is stored as patches: the bytes of each chunk's, 0 where it is as the base's.
     crcs
         Of an object that is stored raw, its bits as they are: the CRC-32 of each chunk. Its lattice is ordinal.
     """
@@ -95,6 +97,7 @@ class LatticeRecord:
     origin: str | None = None
     alone: tuple[int, int] = (0, 0)
     debt: int = 0
+    patches: tuple[int, ...] = ()
     crcs: tuple[int, ...] = ()
 
     @property
@@ -181,6 +184,8 @@ class LatticeRecord:
             document["origin"] = self.origin
         if self.debt:
             document["debt"] = self.debt
+        if self.patches:
+            document["patches"] = list(self.patches)
         if self.crcs:
             document["crcs"] = list(self.crcs)
         return document
@@ -195,7 +200,7 @@ class LatticeRecord:
             factor=document.get("factor", 1.0), additive=document.get("additive", False),
             aside=tuple(document.get("aside", ())), origin=document.get("origin"),
             alone=(document["alone"][0], document["alone"][1]), debt=document.get("debt", 0),
-            crcs=tuple(document.get("crcs", ())),
+            patches=tuple(document.get("patches", ())), crcs=tuple(document.get("crcs", ())),
         )  # fmt: skip
         record._check()
         return record
@@ -209,6 +214,7 @@ class LatticeRecord:
             not (self.context and (not ordinal or self.base is None)),
             self.factor == 1.0 or (ordinal and self.dtype in SCALED),
             codebook or not self.additive,
+            not self.patches or self._fits_patches,
             not self.crcs or (ordinal and self.base is None and self._fits_raw),
         )
         if isinstance(self.lattice, CodebookLattice):
@@ -220,6 +226,17 @@ class LatticeRecord:
             )
         elif not isinstance(self.lattice, OrdinalLattice):
             self._check_plane(self.lattice)
+
+    @property
+    def _fits_patches(self) -> bool:
+        return (
+            self.kind in ("ordinal", "linear")
+            and self.base is not None
+            and not self.context
+            and self.factor == 1.0
+            and len(self.patches) == self.chunks
+            and self.length == sum(self.patches)
+        )
 
     @property
     def _fits_raw(self) -> bool:
@@ -254,11 +271,13 @@ class ContentRecord:
     lattice
         Lattice id of the integers that it corrects.
     mode
-        `own`: against the object's own lattice values; `chained`: against the exact values of `parent`.
+        `own`: against the object's own lattice values; `chained`: against the exact values of `parent`;
+        `patched`: patches of these, which take no integers.
     parent
-        Content id of the object that a chained layer needs, else None.
+        Content id of the object that a chained or patched layer needs, else None.
     pack, offset, lengths
-        Where the chunks are, one after the other: name of the pack, first byte, bytes of each.
+        Where the chunks are, one after the other: name of the pack, first byte, bytes of each; 0 for a patched chunk
+        that is as the parent's.
     factor
         Of a chained layer: the parent's values are multiplied by it before they predict.
     debt
@@ -302,7 +321,11 @@ class ContentRecord:
             offset=document["at"], lengths=tuple(document["lengths"]), pack=pack,
             factor=document.get("factor", 1.0), debt=document.get("debt", 0),
         )  # fmt: skip
-        _require(record.id, (record.mode == "chained") == (record.parent is not None))
+        _require(
+            record.id,
+            (record.mode != "own") == (record.parent is not None),
+            record.mode != "patched" or record.factor == 1.0,
+        )
         return record
 
 
@@ -329,7 +352,7 @@ LATTICE_RECORDS = items(
              "chunk": whole(1, CHUNK), "base": optional(ID), "at": row(whole(), whole()),
              "alone": row(whole(), whole())},
             {"context": flag, "additive": flag, "aside": items(whole(), 1), "origin": ID, **_DEBT,
-             "crcs": items(whole(0, (1 << 32) - 1), 1)},
+             "patches": items(whole(), 1), "crcs": items(whole(0, (1 << 32) - 1), 1)},
         ),
         by("kind", _KINDS),
     )

@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from ckstore.codecs.integer_header import overhead_bytes
-from ckstore.objects.records import LatticeRecord
+from ckstore.objects.records import ContentRecord, LatticeRecord
 from ckstore.storage import manifest
 from ckstore.storage.root import CATALOG, LOG
 
@@ -77,7 +77,7 @@ def _record(repository: Repository, pack: str, slot: int, live: bool, causes: di
         length = record.nbytes
         places = [place for place in repository.reader.index(record) if place is not None]
         payloads = [(record.offset + offset, size) for offset, size in places]
-        index = _PLACE * record.chunks + _CHECKSUM if record.chunks > 1 else 0
+        index = _PLACE * record.chunks + _CHECKSUM if record.chunks > 1 and not record.patches else 0
         cause = "coarse"
     else:
         length = sum(record.lengths)
@@ -86,13 +86,19 @@ def _record(repository: Repository, pack: str, slot: int, live: bool, causes: di
         for size in record.lengths:
             payloads.append((offset + _FRAME, size - _FRAME))
             offset += size
-        index = _FRAME * len(record.lengths)
+        index = _FRAME * sum(map(bool, record.lengths))
         cause = "exact"
+    is_patched = record.mode == "patched" if isinstance(record, ContentRecord) else bool(record.patches)
     if not live:
         causes["superseded"] += length
         return length
-    tables = sum(
-        overhead_bytes(repository.packs.pread(record.pack, offset, min(_HEAD, size)), size) for offset, size in payloads
+    tables = (
+        0
+        if is_patched
+        else sum(
+            overhead_bytes(repository.packs.pread(record.pack, offset, min(_HEAD, size)), size)
+            for offset, size in payloads
+        )
     )
     causes["indexes"] += index
     causes["tables"] += tables

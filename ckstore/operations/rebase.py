@@ -149,4 +149,4 @@ def _encode(reader: ObjectReader, item: Object) -> tuple[LatticeRecord, Encoded]
         if record.protected:
             layers.aside.append(reader.aside(record, chunk))
         layers.coarse.append(encode_changes(integers))
-    return replace(record, base=None, context=False, factor=1.0, debt=0), layers
+    return replace(record, base=None, context=False, factor=1.0, debt=0, patches=()), layers

@@ -75,6 +75,7 @@ def _checkpoints() -> Iterator[dict[str, npt.NDArray[Any]]]:
     weights = rng.normal(size=_SHAPE).astype(np.float32)
     # What is of another shape than the moments is none of their weights; their rows differ, and so do its steps.
     rows = np.exp2(np.arange(_SHAPE[0]) % 16).astype(np.float32)[:, None]
+    table = weights
     for step in range(3):
         if step == 2:
             weights = weights * np.float32(0.5)
@@ -89,6 +90,7 @@ def _checkpoints() -> Iterator[dict[str, npt.NDArray[Any]]]:
             "int8": (flat * 40).astype(np.int8),
             "int64": np.full(flat.size, step),
             "small": weights[:9, :9],
+            "table": np.where(np.arange(_SHAPE[0])[:, None] == step, weights, table),
             "exp_avg": weights * np.float32(1e-4) * rows,
             "exp_avg_sq": weights * weights * np.float32(1e-8) * rows,
         }

@@ -20,6 +20,10 @@ ORDINAL: dict[str, Any] = {
     "layer": "coarse", "id": "a" * 40, "kind": "ordinal", "dtype": "bfloat16", "count": 1000, "chunk": 300,
     "base": "b" * 40, "at": [100, 500], "alone": [400, 0], "context": True, "factor": 0.5,
 }  # fmt: skip
+PATCHED: dict[str, Any] = {
+    "layer": "coarse", "id": "a" * 40, "kind": "ordinal", "dtype": "bfloat16", "count": 1000, "chunk": 300,
+    "base": "b" * 40, "at": [100, 50], "alone": [400, 0], "patches": [20, 0, 30, 0],
+}  # fmt: skip
 EXACT: dict[str, Any] = {
     "layer": "exact", "id": "a" * 40, "lattice": "b" * 40, "mode": "chained", "parent": "c" * 40, "at": 100,
     "lengths": [10, 20, 30, 40], "factor": 0.5,
@@ -30,7 +34,7 @@ def exponents(*values: int) -> str:
     return b64encode(np.array(values, "<i2").tobytes()).decode()
 
 
-@pytest.mark.parametrize("document", [LINEAR, ORDINAL, EXACT], ids=["linear", "ordinal", "exact"])
+@pytest.mark.parametrize("document", [LINEAR, ORDINAL, PATCHED, EXACT], ids=["linear", "ordinal", "patched", "exact"])
 def test_records_come_back(document: dict[str, Any]) -> None:
     assert read_record(document).to_json() == document
 
@@ -73,6 +77,17 @@ def test_a_record_ends_behind_its_bytes() -> None:
         (ORDINAL, {"factor": "2"}),
         (ORDINAL, {"base": None}),
         (ORDINAL, {"debt": 1.5}),
+        (PATCHED, {"patches": [20, 0, 30]}),
+        (PATCHED, {"patches": [20, 0, 31, 0]}),
+        (PATCHED, {"patches": [20, 0, 31, -1]}),
+        (PATCHED, {"patches": [50]}),
+        (PATCHED, {"patches": "all"}),
+        (PATCHED, {"base": None}),
+        (PATCHED, {"context": True}),
+        (PATCHED, {"factor": 0.5}),
+        (PATCHED, {"kind": "rounded", "shift": 4, "level": 0, "width": 10}),
+        (PATCHED, {"kind": "codebook", "centroids": ""}),
+        (EXACT, {"mode": "patched"}),
         (EXACT, {"at": -1}),
         (EXACT, {"lengths": [10, -20, 30, 40]}),
         (EXACT, {"factor": float("inf")}),

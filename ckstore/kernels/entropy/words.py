@@ -129,11 +129,28 @@ def _non_zeros(typing_context: Any, array: Any, offset: Any) -> Any:
     return types.uint64(array, types.int64), generate
 
 
+@intrinsic
+def _differing(typing_context: Any, array: Any, other: Any, offset: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        vector = ir.VectorType(ir.IntType(8), int(MASKED))
+        loaded = []
+        for kind, argument in zip(signature.args[:2], arguments[:2], strict=True):
+            data = _structure(kind)(context, builder, argument).data
+            loaded.append(builder.load(builder.bitcast(builder.gep(data, [arguments[2]]), vector.as_pointer())))
+            loaded[-1].align = 1
+        return builder.bitcast(builder.icmp_signed("!=", *loaded), ir.IntType(64))
+
+    return types.uint64(array, other, types.int64), generate
+
+
 MASKED = int64(64)
 """Elements of a mask."""
 
 non_zeros: Callable[[Array, int], Word] = cast(Any, _non_zeros)
 """Which of the 64 elements from `offset` on are not zero, the first in the lowest bit; the caller checks the bounds."""
+
+differing_bytes: Callable[[Array, Array, int], Word] = cast(Any, _differing)
+"""Which of the 64 bytes from `offset` on differ between two uint8 arrays, in the same order and on the same trust."""
 
 first_bit: Callable[[Word], int] = cast(Any, _trailing_zeros)
 """Place of the lowest bit that is set, 64 where none is."""

@@ -1,0 +1,144 @@
+"""Patches: the few elements of a chunk that differ from another chunk of the same values, and nothing else.
+
+A level of a chain that changes little costs what it changes: a patch is applied to the other chunk's bits, in place.
+
+A patch; numbers of more than one byte are little-endian:
+
+======  ==========================================================================================================
+bytes   content
+======  ==========================================================================================================
+4       CRC-32 of all other bytes
+varint  elements that differ, at least one
+varint  twice the bytes of the places, and one more where elements lie apart
+        places: where elements lie apart, for each a byte, the number of elements between it and the one before (or
+        the chunk's begin); 255 where it is no less, and then a varint, how many more. Otherwise for each run of
+        elements two varints, the number of elements between it and the run before, and its length less 1
+        for every 32 of the elements, and the rest of them, a block of numbers
+8       zeros
+======  ==========================================================================================================
+
+The number of an element is twice the magnitude less 1 of its difference, and one more where that is positive. A block:
+
+======  ==========================================================================================================
+bytes   content
+======  ==========================================================================================================
+1       width w: bits of a number
+1       numbers that are longer
+        the low w bits of all numbers, the first in the lowest bits of the first byte; zeros up to a whole byte
+        for each number that is longer a byte, its place in the block, and another, what is above its low w bits
+======  ==========================================================================================================
+
+A difference is that of the ordinals of floats (`ordinal_difference`) and of other elements that of their bits, modulo
+the width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ckstore.errors import IntegrityError
+from ckstore.runtime.blocks import fixed
+from ckstore.runtime.checksum import crc32
+from ckstore.runtime.scratch import scratch
+
+Array = npt.NDArray[Any]
+
+_CHECKSUM = 4
+_PADDING = 8
+
+DAMAGED = "The patch is damaged: restore it from another copy."
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """The elements of a chunk that differ from another's, until this thread looks for others.
+
+    Attributes
+    ----------
+    places : (m,) int32
+        Their numbers, ascending.
+    numbers : (m,) uint64
+        Their differences, as they are stored.
+    """
+
+    places: Array
+    numbers: Array
+
+    @classmethod
+    def by(cls, places: Array, differences: Array) -> Changes:
+        """The changes of signed integers by some differences, of which some may be 0."""
+        changed = differences != 0
+        differences = differences[changed]
+        return cls(places[changed], (2 * (np.abs(differences) - 1) + (differences > 0)).astype(np.uint64))
+
+    def patch(self, before: bytes = b"") -> bytes | None:
+        """The patch behind the bytes of `before`; None where nothing differs."""
+        if not self.places.size:
+            return None
+        from ckstore.kernels.patches import write_patch
+
+        payload = scratch("patch", 19 * self.places.size + 96, np.uint8)
+        size = write_patch(self.places, self.numbers, self.places.size, payload)
+        body = payload[_CHECKSUM:size]
+        return before + crc32(body).to_bytes(_CHECKSUM, "little") + body.tobytes()
+
+
+def find_changes(after: Array, before: Array, *, is_float: bool) -> Changes:
+    """Compare two chunks bit by bit.
+
+    Parameters
+    ----------
+    after, before : (n,) integer arrays
+        Bits of elements of the same width.
+    is_float
+        Whether they are bits of floats.
+
+    Raises
+    ------
+    IntegrityError
+        There is not one for each.
+    """
+    from ckstore.kernels import patches as kernels
+
+    if (after.size, after.itemsize) != (before.size, before.itemsize):
+        raise IntegrityError(
+            f"{after.size} values do not fit {before.size} to compare with; run `ckstore verify` to find the object."
+        )
+    places = scratch("patch-places", after.size, np.int32)
+    numbers = scratch("patch-numbers", after.size, np.uint64)
+    count = kernels.find_changes(_bytes(after), _bytes(before), after.itemsize, is_float, places, numbers)
+    return Changes(places[:count], numbers[:count])
+
+
+def apply_patch(payload: memoryview, bits: Array, *, is_float: bool) -> None:
+    """Turn a chunk into the one that a patch was made of.
+
+    Parameters
+    ----------
+    payload
+        The patch.
+    bits : (n,) integer array, C-contiguous, writable
+        What it was made against; changed in place.
+    is_float
+        As it was when the patch was made.
+
+    Raises
+    ------
+    IntegrityError
+        The patch is damaged, or none of such a chunk; `bits` may hold anything then.
+    """
+    from ckstore.kernels import patches as kernels
+
+    body = payload[_CHECKSUM:]
+    if len(body) < 2 + _PADDING or crc32(body) != int.from_bytes(payload[:_CHECKSUM], "little"):
+        raise IntegrityError(DAMAGED)
+    if kernels.apply_patch(fixed(np.frombuffer(payload, np.uint8)), bits.view(np.uint8), bits.itemsize, is_float):
+        raise IntegrityError(DAMAGED)
+
+
+def _bytes(array: Array) -> Array:
+    return fixed(array).view(np.uint8)

@@ -1,0 +1,185 @@
+"""Runs that change few elements: versions are patches of those before, come back bit for bit, and stay cheap."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+import ckstore
+from ckstore.encoding.reanchor import reanchored
+from ckstore.errors import IntegrityError
+from ckstore.lineage.cost import cost
+from ckstore.objects.records import ContentRecord, LatticeRecord
+from ckstore.operations.recover import recover
+from tests.checkpoints import scratch
+
+ROWS, WIDTH, VERSIONS = 9000, 64, 8
+DTYPES = ["float32", "float64", "bfloat16", "float16", "int64", "int8"]
+
+Bits = npt.NDArray[Any]
+
+#: Bits of float32 that training leaves behind now and then: NaNs with payloads, infinities, negative zero, a subnormal.
+ODD = np.array([0x7FC12345, 0xFFC00001, 0x7F800000, 0xFF800000, 0x80000000, 1, 0x807FFFFF, 0x7F7FFFFF], np.uint32)
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    with scratch() as path:
+        yield path
+
+
+def states(dtype: str, odd: Bits = ODD) -> Iterator[torch.Tensor]:
+    """A table of three chunks of which every version changes other rows; in the third only the last version does."""
+    generator = np.random.default_rng(0)
+    table = torch.from_numpy(generator.standard_normal((ROWS, WIDTH)).astype(np.float32))
+    for step in range(VERSIONS):
+        if step:
+            last = ROWS if step == VERSIONS - 1 else ROWS - 900
+            rows = torch.from_numpy(generator.permutation(last)[:90])
+            change = (1 if dtype.startswith("int") else 0.05) * generator.standard_normal((90, WIDTH)).astype(
+                np.float32
+            )
+            table[rows] += torch.from_numpy(change)
+            table[step, : odd.size] = torch.from_numpy(odd.view(np.float32).copy())
+        if dtype.startswith("int"):
+            yield (torch.nan_to_num(table, 0, 0, 0).clamp(-9, 9) * (14 if dtype == "int8" else 1e9)).to(
+                getattr(torch, dtype)
+            )
+        else:
+            yield table.to(getattr(torch, dtype)).clone()
+
+
+def bytes_of(tensor: torch.Tensor) -> bytes:
+    return tensor.contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def filled(place: Path, dtype: str, odd: Bits = ODD) -> tuple[ckstore.Store, list[bytes]]:
+    store = ckstore.init(place / "store")
+    expected = []
+    for step, table in enumerate(states(dtype, odd)):
+        store.ingest({"table": table}, run="r", step=step, hot=0)
+        expected.append(bytes_of(table))
+    return store, expected
+
+
+def layers(store: ckstore.Store, step: int) -> tuple[LatticeRecord, ContentRecord | None]:
+    [(lattice, content)] = store[f"r@{step}"].document.objects
+    return store.resolver.lattice(lattice), None if content is None else store.resolver.content(content)
+
+
+def is_patched(record: LatticeRecord, layer: ContentRecord | None) -> bool:
+    return bool(record.patches) if layer is None else layer.mode == "patched"
+
+
+def check(store: ckstore.Store, expected: list[bytes]) -> None:
+    for step, data in enumerate(expected):
+        assert bytes_of(store[f"r@{step}"].state_dict()["table"]) == data
+    assert store.verify().problems == []
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_version_comes_back(place: Path, dtype: str) -> None:
+    store, expected = filled(place, dtype)
+    with store:
+        assert all(is_patched(*layers(store, step)) for step in range(1, VERSIONS))
+        check(store, expected)
+    with ckstore.open(place / "store") as store:
+        for step in reversed(range(VERSIONS)):
+            table = np.asarray(store[f"r@{step}"]["table"][step : step + 40])
+            size = len(expected[step]) // ROWS
+            assert table.tobytes() == expected[step][step * size : (step + 40) * size]
+        check(store, expected)
+
+
+def test_a_chunk_that_is_as_before_takes_nothing(place: Path) -> None:
+    store, _ = filled(place, "float32")
+    with store:
+        for step in range(2, VERSIONS):
+            record, layer = layers(store, step)
+            assert layer is not None
+            assert len(layer.lengths) == record.chunks == 3
+            assert (layer.lengths[-1] == 0) == (step < VERSIONS - 1)
+
+
+def test_versions_take_what_they_change(place: Path) -> None:
+    store, _ = filled(place, "float32")
+    with store:
+        rows = store.versions()
+        changed = 4 * 90 * WIDTH
+        assert all(row.stored_bytes < 1.15 * changed + 4000 for row in rows[1:])
+        assert all(row.cost <= 2 for row in rows)
+        assert rows[-1].depth == VERSIONS - 1
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int64"])
+def test_versions_between_may_go(place: Path, dtype: str) -> None:
+    store, expected = filled(place, dtype)
+    with store:
+        store.forget(["r@3", "r@4"])
+        store.gc()
+        for step in (0, 1, 2, 5, 6, 7):
+            assert bytes_of(store[f"r@{step}"].state_dict()["table"]) == expected[step]
+        assert is_patched(*layers(store, 5))
+        store.rebase(["r@6"], budget=1)
+        record, layer = layers(store, 6)
+        assert record.base is None
+        assert not is_patched(record, layer)
+        assert bytes_of(store["r@7"].state_dict()["table"]) == expected[7]
+        assert store.verify().problems == []
+    (place / "store" / "catalog.sqlite").unlink()
+    recover(place / "store")
+    with ckstore.open(place / "store") as store:
+        for step in (0, 1, 2, 5, 6, 7):
+            assert bytes_of(store[f"r@{step}"].state_dict()["table"]) == expected[step]
+
+
+def test_a_version_that_is_thinned_reads_patched_integers(place: Path) -> None:
+    store, expected = filled(place, "float32", ODD[:0])
+    with store:
+        store.thin(["r@5"])
+        record, layer = layers(store, 5)
+        assert layer is None
+        assert record.patches
+        off = store["r@5"].state_dict()["table"].numpy() - np.frombuffer(expected[5], np.float32).reshape(ROWS, WIDTH)
+        assert np.abs(off).max() <= 0.6 * 2.0**record.linear.step
+        for step in (4, 6, 7):
+            assert bytes_of(store[f"r@{step}"].state_dict()["table"]) == expected[step]
+        assert store.verify().problems == []
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_patch_is_made_again_against_an_ancestor(place: Path, dtype: str) -> None:
+    store, _ = filled(place, dtype)
+    with store:
+        objects = [store[f"r@{step}"].document.objects[0] for step in range(VERSIONS)]
+        anew = reanchored(store.reader, objects[4], {str(objects[2][1])})
+        assert anew.layers.patched
+        assert anew.parent == objects[2][1] or anew.record.base == objects[2][1]
+        alone = reanchored(store.reader, objects[4], set())
+        assert not alone.layers.patched
+        assert alone.record.base is None or alone.parent is None
+        assert not alone.record.patches or dtype == "float32"
+
+
+def test_what_a_level_costs_is_what_it_changes(place: Path) -> None:
+    store, _ = filled(place, "float32")
+    with store:
+        works = [store.reader.work(*store[f"r@{step}"].document.objects[0]) for step in (1, VERSIONS - 1)]
+        assert cost(works[1]) - cost(works[0]) < 0.25 * cost(works[0])
+        assert works[1].grouped_chunks == works[0].grouped_chunks
+
+
+def test_a_patch_of_integers_on_another_lattice_is_refused(place: Path) -> None:
+    store, _ = filled(place, "float32")
+    with store:
+        record, _ = layers(store, 2)
+        other = replace(record, lattice=replace(record.linear, step=record.linear.step + 1))
+        with pytest.raises(IntegrityError, match="cannot be a patch"):
+            store.reader.chain(other)
