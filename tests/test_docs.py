@@ -60,6 +60,9 @@ GUEST = re.compile(
     r"^(?:import|from) (accelerate|jax|lightning|transformers|ckstore\.integrations\.torch)\b", re.MULTILINE
 )
 
+#: Their scripts take long: they are killed and run again where `CKSTORE_GUESTS` is set.
+SLOW_GUESTS = ("lightning", "transformers")
+
 #: What kills a script when its second version is committed.
 KILLED = """
 import os, signal
@@ -305,6 +308,8 @@ def test_a_training_that_was_killed_ends_with_the_weights_of_one_that_was_not(pa
             run_console(text, place, {})
         else:
             assert run_program(text, place) == 0
+    if guest in SLOW_GUESTS and not os.environ.get("CKSTORE_GUESTS"):
+        return
     place.rename(whole)  # Some checkpoints hold paths.
     assert run_program(KILLED + script, place) == -9
     assert run_program(script, place) == 0

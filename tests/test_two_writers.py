@@ -107,7 +107,7 @@ def test_one_run_by_two_processes(directory: Path) -> None:
     ckstore.init(directory / "store").close()
     paths = run_files(directory, "a", 3, torch.randn(70_000))
     said = together([start(directory / "store", "a", paths) for _ in range(2)])
-    assert all("ckstore.errors.ConflictError" in error for error in said), said
+    assert all("ckstore.errors.ConflictError" in error for error in said), "\n".join(said)
     with ckstore.open(directory / "store") as store:
         for path in paths:
             store.ingest(path, run="a")

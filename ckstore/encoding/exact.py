@@ -161,6 +161,9 @@ class ObjectEncoder:
                 own = empty(bits.size, bits.dtype)
                 own[...] = bits  # Which lie in memory that the next objects will be read into.
                 self.reader.cache.put((content, chunk), own)
+        if plan.patched and encoded.exact and not any(encoded.exact):
+            # The parent's bits under another id, as shards that are cut otherwise have: a layer has some bytes.
+            return self.encode(content, estimate, replace(plan, patched=False), read, replaced)
         if estimate.lattice is not None:
             encoded.identity = lattice_id(estimate.lattice, unit.count, unit.chunk, digests)
             for chunk, integers in enumerate(kept):

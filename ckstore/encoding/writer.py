@@ -87,7 +87,7 @@ class ObjectWriter:
         """
         if record.id not in self._ids and layers.coarse:
             self._ids.add(record.id)
-            if layers.patched:
+            if layers.patched and any(layers.coarse):
                 patches = [payload or b"" for payload in layers.coarse]
                 entry = self.coarse.add_bytes(array_name(record.id), patches, None)
                 record = replace(record, patches=tuple(map(len, patches)))

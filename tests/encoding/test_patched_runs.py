@@ -13,9 +13,12 @@ import pytest
 import torch
 
 import ckstore
+from ckstore.encoding.estimate import Estimate, Way
+from ckstore.encoding.exact import ObjectEncoder
 from ckstore.encoding.reanchor import reanchored
 from ckstore.errors import IntegrityError
 from ckstore.lineage.cost import cost
+from ckstore.lineage.planner import Candidates
 from ckstore.objects.records import ContentRecord, LatticeRecord
 from ckstore.operations.recover import recover
 from tests.checkpoints import scratch
@@ -183,3 +186,22 @@ def test_a_patch_of_integers_on_another_lattice_is_refused(place: Path) -> None:
         other = replace(record, lattice=replace(record.linear, step=record.linear.step + 1))
         with pytest.raises(IntegrityError, match="cannot be a patch"):
             store.reader.chain(other)
+
+
+def test_the_parents_bits_under_another_id(tmp_path: Path) -> None:
+    """A patched exact layer without a patch would have no bytes: it is chained."""
+    weight = torch.randn(300, 512, generator=torch.Generator().manual_seed(3))
+    with ckstore.init(tmp_path / "store") as store:
+        version = store[store.ingest({"weight": weight}, hot=0).version.number]
+        (unit,), ((lattice, content),) = version.layout.units, version.document.objects
+        record, parent = store.resolver.lattice(lattice), store.resolver.content(str(content))
+        bits = np.concatenate([version.stored.chunk(0, chunk) for chunk in range(record.chunks)])
+        estimate = Estimate(unit, Candidates(()), {}, 0.0, (0, 0), lattice=record.linear)
+        way = Way(record, parent, patched=True)
+        layers = ObjectEncoder(store.reader).encode("other", estimate, way, lambda first, last: bits[first:last])
+        assert not layers.patched
+        assert all(layers.exact)
+        moved = bits.copy()
+        moved[7] ^= 1
+        layers = ObjectEncoder(store.reader).encode("other", estimate, way, lambda first, last: moved[first:last])
+        assert layers.patched

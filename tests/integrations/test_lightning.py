@@ -330,6 +330,8 @@ def test_ranks_save_and_resume(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("package", ["lightning", "pytorch_lightning"])
 def test_a_trainer_keeps_links_and_resumes_from_pointers(package: str, tmp_path: Path) -> None:
+    if package != "lightning" and not os.environ.get("CKSTORE_GUESTS"):
+        pytest.skip("the same package under its older name; CKSTORE_GUESTS=1 tries it")
     run_with(package, TRAINING, tmp_path)
 
 
