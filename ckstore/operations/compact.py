@@ -105,6 +105,7 @@ def _lineage(repository: Repository, number: int | None) -> list[VersionRow]:
 
 def _compact(repository: Repository, row: VersionRow, progress: Progress | None) -> VersionRow:
     catalog = repository.catalog
+    repository.resolver.forget()  # Another process may have encoded what was raw when it was looked up.
     with catalog.lease(f"compact {row.number}") as lease:
         stored = StoredVersion(repository, row)
         before = stored.document
