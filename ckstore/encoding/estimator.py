@@ -145,23 +145,23 @@ class Estimator:
         self._lock = Lock()
         self._small = Lock()
 
-    def estimate(self, unit: Unit, content: str = "") -> Estimate:
-        """Options of a unit whose content id is given."""
+    def estimate(self, unit: Unit) -> Estimate:
+        """Options of a unit."""
         with self._turn(unit):
-            return self._estimate(unit, content)
+            return self._estimate(unit)
 
     def _turn(self, unit: Unit) -> AbstractContextManager[object]:
         """What a unit's work is done in: that of small ones by one thread at a time."""
         return self._small if unit.count < _ALONE else nullcontext()
 
-    def _estimate(self, unit: Unit, content: str) -> Estimate:
+    def _estimate(self, unit: Unit) -> Estimate:
         if self._policy.is_coarse:
             estimate = self.coarse_estimate(unit)
             if estimate is not None:
                 return estimate
         read = partial(self._values.read, unit)
         parent = self._parents.get((unit.key, unit.signature))
-        if parent is None or parent.content == content:  # What another process encodes just now has no base here.
+        if parent is None:
             return self._exact.estimate(unit, read, None)
         return self._exact.estimate(unit, read, parent.content, parent.lattice)
 

@@ -78,6 +78,18 @@ class Change:
         """Whether objects of older versions are stored again, instead of those of a new one for the first time."""
         return self.row is None or self._again
 
+    def check_unencoded(self) -> None:
+        """Raise `ConflictError` where another process has encoded some of the objects meanwhile.
+
+        What is stored against other objects must be new to the store: its base could have it for a base.
+        """
+        catalog = self.repository.catalog
+        raw = set(catalog.raw_packs())
+        lattices = catalog.find_lattices(key(record.id) for record in self.writer.lattices)
+        contents = catalog.find_contents(key(record.id) for record in self.writer.contents)
+        if contents or any(pack not in raw for pack, _ in lattices.values()):
+            raise ConflictError("Another process has encoded some of these objects meanwhile; try again.")
+
     def foresee(self) -> None:
         """Let the resolver know new records before their packs have names: what restoring costs is known, no values.
 
@@ -161,7 +173,7 @@ class Change:
         Raises
         ------
         ConflictError
-            Another version is at that run and step by now, or another process has freed what would be freed.
+            Another version is at that run and step by now, or another process has encoded what was raw.
         NotFoundError
             The version that is described again was forgotten meanwhile.
         """
@@ -172,8 +184,10 @@ class Change:
             if record is not None:
                 if "version" in record:
                     version = catalog.version(record["version"])
-                    if frees is not None and not version.hot:
-                        raise ConflictError(f"Version {version.number} was compacted meanwhile.")
+                    if frees is not None:
+                        if not version.hot:
+                            raise ConflictError(f"Version {version.number} was compacted meanwhile.")
+                        self.check_unencoded()
                 log.append(self.repository.path, {**record, "packs": [pack.name for pack in self.packs]})
             if row is not None and not self._is_move:
                 tags = self._take_tags() if heals else []

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ckstore.codecs.lattice import Bits
 from ckstore.encoding.writer import ObjectWriter
-from ckstore.errors import CkstoreError, NotFoundError
+from ckstore.errors import CkstoreError, ConflictError, NotFoundError
 from ckstore.formats.skeleton import fill_crcs
 from ckstore.objects.documents import HotFacts
 from ckstore.objects.resolver import Manifest
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from ckstore.repository import Repository
 
 Progress = Callable[[int], None]
+
+#: How often a version's compaction begins again because another process has encoded objects of it meanwhile.
+_TRIES = 8
 
 
 @dataclass(slots=True)
@@ -73,12 +76,9 @@ def compact(repository: Repository, rows: Sequence[VersionRow], *, progress: Pro
     report = CompactReport()
     for row in rows:
         for before in _lineage(repository, row.number):
-            try:
-                after = _compact(repository, before, progress)
-            except CkstoreError:
-                if any(now.hot and now.uid == before.uid for now in repository.catalog.versions()):
-                    raise
-                continue  # Another process was first, or has forgotten it: what it was read from is gone.
+            after = _compact_once(repository, before, progress)
+            if after is None:
+                continue
             report.versions.append(before.number)
             report.before += before.stored_bytes
             report.after += after.stored_bytes
@@ -103,9 +103,22 @@ def _lineage(repository: Repository, number: int | None) -> list[VersionRow]:
     return found
 
 
+def _compact_once(repository: Repository, row: VersionRow, progress: Progress | None) -> VersionRow | None:
+    """The version's row afterwards; None where another process compacted it first, or forgot it."""
+    for left in reversed(range(_TRIES)):
+        repository.resolver.forget()  # Another process may have encoded what was raw when it was looked up.
+        try:
+            return _compact(repository, row, progress)
+        except CkstoreError as error:
+            if not any(now.hot and now.uid == row.uid for now in repository.catalog.versions()):
+                return None  # What it was read from may be gone.
+            if not left or not isinstance(error, ConflictError):
+                raise
+    raise AssertionError
+
+
 def _compact(repository: Repository, row: VersionRow, progress: Progress | None) -> VersionRow:
     catalog = repository.catalog
-    repository.resolver.forget()  # Another process may have encoded what was raw when it was looked up.
     with catalog.lease(f"compact {row.number}") as lease:
         stored = StoredVersion(repository, row)
         before = stored.document
@@ -116,6 +129,7 @@ def _compact(repository: Repository, row: VersionRow, progress: Progress | None)
             writer = ObjectWriter(coarse, exact)
             objects = store_objects(writer, repository.reader, repository.resolver, scanned, request, progress)
             with Change(repository, writer) as change:
+                change.check_unencoded()
                 change.foresee()
                 document, blobs = describe(
                     repository, row.number, scanned, request, [objects[content] for content in scanned.contents]

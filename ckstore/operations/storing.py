@@ -157,7 +157,7 @@ def _encoded(
     """Estimate, plan and encode objects window by window: chunks decoded for the one are at hand for the other."""
     try:
         window = next(windows, None)
-        upcoming = [pool.submit(estimator.estimate, unit, content) for content, unit in window or ()]
+        upcoming = [pool.submit(estimator.estimate, unit) for _, unit in window or ()]
         while window is not None:
             estimates = [future.result() for future in upcoming]
             choices = budget.plan(estimates)
@@ -166,7 +166,7 @@ def _encoded(
                 for (content, _), estimate, choice in zip(window, estimates, choices, strict=True)
             )
             window = next(windows, None)
-            upcoming = [pool.submit(estimator.estimate, unit, content) for content, unit in window or ()]
+            upcoming = [pool.submit(estimator.estimate, unit) for _, unit in window or ()]
             while encoding:
                 content, future = encoding.popleft()
                 yield _Job(content, *future.result())

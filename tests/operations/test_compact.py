@@ -28,7 +28,9 @@ from ckstore.operations.compact import due
 from ckstore.operations.compactor import Compactor
 from ckstore.operations.recover import recover
 from ckstore.policy import Policy
+from ckstore.reading.stored_version import StoredVersion
 from ckstore.repository import Repository
+from ckstore.version import Version
 from tests.checkpoints import draw, scratch, write_safetensors
 
 STEPS = 4
@@ -453,6 +455,31 @@ def test_a_version_that_is_forgotten_or_compacted_meanwhile_is_passed_over(
         assert compact_module.compact(store.repository, rows).versions == [3]
         assert [row.hot for row in store.versions()] == [False, False]
         assert store.verify().problems == []
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_objects_that_another_process_encodes_meanwhile_are_not_encoded_again(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    paths = files(directory)
+    torch.save({**state(STEPS), "model": state(STEPS - 1)["model"]}, directory / "still.pt")
+    paths.append(directory / "still.pt")
+    with ckstore.init(directory / "store") as store:
+        for step, path in enumerate(paths):
+            store.ingest(path, run="r", step=step, hot=9)
+        rows = store.versions()
+        with Repository(directory / "store") as other:
+            for row in rows:
+                Version(StoredVersion(other, row)).state_dict()  # The objects' records are raw ones, for this process.
+            store.compact([row.number for row in rows[:-1]])
+            if moment == "after":  # The other process comes first after the compaction has looked.
+                forget = other.resolver.forget
+                forgotten = iter([lambda: None])
+                monkeypatch.setattr(other.resolver, "forget", lambda: next(forgotten, forget)())
+            assert compact_module.compact(other, rows[-1:]).versions == [rows[-1].number]
+        check(store, paths)
+        assert store.gc(grace=0).removed == 0
+        check(store, paths)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
