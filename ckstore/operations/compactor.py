@@ -153,10 +153,10 @@ class Compactor:
                     self._repository.resolver.forget()  # Objects are elsewhere now.
             except _GivenUp:
                 return
-            except RuntimeError:
-                if threading.main_thread().is_alive():
+            except RuntimeError as error:
+                if "interpreter shutdown" not in str(error):
                     raise
-                return  # The program ends without closing the store, and no pool takes work any more.
+                return  # The program ends without closing the store: no pool takes work, no thread begins any more.
             except (CkstoreError, OSError) as error:
                 _log.warning("Older versions of run %s stay as they are: %s", run, error)
                 rows = []
