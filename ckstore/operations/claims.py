@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import takewhile
 
+from ckstore.errors import NotFoundError
 from ckstore.objects.documents import Object
 from ckstore.reading.stored_version import StoredVersion
 from ckstore.repository import Repository
+from ckstore.storage.catalog import VersionRow
+from ckstore.storage.pack_reader import MissingPackError
 
 
 class Claims:
@@ -33,7 +36,7 @@ class Claims:
         objects = set()
         for row in repository.catalog.versions():
             if row.number not in thinned:
-                objects |= set(StoredVersion(repository, row).document.objects)
+                objects |= _objects(repository, row)
         self.add(objects)
 
     def add(self, objects: Iterable[Object]) -> None:
@@ -73,3 +76,18 @@ class Claims:
         else:
             chain = [record.id for record in reader.content_chain(layer)]
         return list(takewhile(lambda identity: identity not in self.contents, chain[1:]))
+
+
+def _objects(repository: Repository, row: VersionRow) -> set[Object]:
+    """The objects of a version, which another process may compact or forget meanwhile."""
+    while True:
+        try:
+            return set(StoredVersion(repository, row).document.objects)
+        except MissingPackError:
+            try:
+                present = repository.catalog.version(row.number)
+            except NotFoundError:
+                return set()
+            if present == row:
+                raise
+            row = present

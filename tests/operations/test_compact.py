@@ -27,6 +27,7 @@ from ckstore.operations.commit import Change
 from ckstore.operations.compact import due
 from ckstore.operations.compactor import Compactor
 from ckstore.operations.recover import recover
+from ckstore.operations.thin import thin
 from ckstore.policy import Policy
 from ckstore.reading.stored_version import StoredVersion
 from ckstore.repository import Repository
@@ -480,6 +481,28 @@ def test_objects_that_another_process_encodes_meanwhile_are_not_encoded_again(
         check(store, paths)
         assert store.gc(grace=0).removed == 0
         check(store, paths)
+
+
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_a_version_that_is_compacted_while_another_one_is_thinned(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, forgotten: bool
+) -> None:
+    paths = files(directory)
+    with ckstore.init(directory / "store") as store:
+        for step, path in enumerate(paths):
+            store.ingest(path, run="r", step=step, hot=2)
+        before = store.versions()
+        store.compact()
+        if forgotten:
+            store.forget(["r@3"])
+            store.gc(grace=0)
+        with Repository(directory / "store") as other:
+            rows = iter([before])  # As they were before the other process came in.
+            versions = other.catalog.versions
+            monkeypatch.setattr(other.catalog, "versions", lambda run=None: next(rows, None) or versions(run))
+            assert [item.version.number for item in thin(other, before[:1], Policy("coarse")).versions] == [1]
+        store.resolver.forget()
+        assert store.verify().problems == []
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
