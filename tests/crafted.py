@@ -105,7 +105,7 @@ class CraftedStore:
             f"INSERT OR REPLACE INTO meta VALUES ('{pack}', '{name}')",
         )
         try:
-            said = [version["number"], version["run"], version["step"], version["created"],
+            said = [version["run"], version["step"], version["created"],
                     [[file[0], file[2]] for file in version["files"]]]  # fmt: skip
             uid = blake3(json.dumps(said, separators=(",", ":")).encode()).hexdigest(length=20)
             self.sql(f"UPDATE versions SET uid = '{uid}' WHERE pack = {number}")

@@ -118,7 +118,7 @@ def test_ids_and_places_in_the_catalog_are_those_of_the_format(written: Path):
     for number, uid, pack, offset in rows:
         held, version = reader.versions[number]
         said = [
-            number, version["run"], version["step"], version["created"],
+            version["run"], version["step"], version["created"],
             [[path, sha256] for path, _, sha256, *_ in version["files"]],
         ]  # fmt: skip
         assert identifier(json.dumps(said, separators=(",", ":")).encode()) == uid

@@ -247,9 +247,9 @@ class VersionDocument:
     def uid(self) -> str:
         """The version's id: BLAKE3 of run, step, creation time and files, 40 hexadecimal characters.
 
-        Thinning a version does not change it.
+        Thinning a version does not change it, nor does another number: it has the same id in every store.
         """
-        said = [self.number, self.run, self.step, self.created, [[f.path, f.sha256] for f in self.files]]
+        said = [self.run, self.step, self.created, [[f.path, f.sha256] for f in self.files]]
         return digest(json.dumps(said, separators=(",", ":")).encode())
 
     def blobs(self) -> list[BlobRef]:

@@ -56,7 +56,8 @@ class FoundVersions:
 
     A version goes only where another says that it replaces it, where the log says that it was forgotten, or where the
     present catalog has another one at its step: then its ingest was refused, or killed and repeated. Otherwise two that
-    claim one number, or one step of a run, both stay, and the earlier one keeps it.
+    claim one number, or one step of a run, both stay, and the earlier one keeps it. Of two with one id, copies of a
+    version that came from another store, one stays.
 
     Parameters
     ----------
@@ -90,12 +91,15 @@ class FoundVersions:
     renumbered: list[FoundVersion] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     _named: set[int] = field(default_factory=set)
+    #: The number of the copy that stays, by that of one that does not.
+    _copies: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._number()
         self._collect()
         self._replace()
         self._forget()
+        self._merge()
         self._give_steps()
         self._name_lost()
 
@@ -107,7 +111,8 @@ class FoundVersions:
             under = version.written_as if before else version.number
             if under == number and version.document.created <= when:
                 best = version
-        return number if best is None else best.number
+        present = number if best is None else best.number
+        return self._copies.get(present, present)
 
     def parent(self, version: FoundVersion) -> int | None:
         """The nearest ancestor that is still there."""
@@ -122,10 +127,12 @@ class FoundVersions:
 
     def _number(self) -> None:
         """Give every version a number of its own."""
-        logged = {record["uid"]: record for record in self.records if record.get("change") == "renumber"}
+        logged = {
+            (record["uid"], record["from"]): record for record in self.records if record.get("change") == "renumber"
+        }
         for version in self.found:
-            if version.uid in logged:
-                record = logged[version.uid]
+            record = logged.get((version.uid, version.written_as))
+            if record is not None:
                 version.renumbered = record["created"]
                 version.document = replace(version.document, number=record["version"])
             self.last_number = max(self.last_number, version.number, version.written_as)
@@ -149,14 +156,15 @@ class FoundVersions:
 
     def _collect(self) -> None:
         """Drop the versions that `gc` found to be gone; of many of them no pack tells any more."""
-        found = {version.uid: version for version in self.found}
+        found = {(version.uid, number): version for version in self.found
+                 for number in (version.written_as, version.number)}  # fmt: skip
         for record in self.records:
             if record.get("change") != "gc":
                 continue
             for uid, number, parent, created in record["versions"]:
                 self.last_number = max(self.last_number, number)
-                if uid in found:
-                    self._drop(found[uid].number)
+                if (uid, number) in found:
+                    self._drop(found[uid, number].number)
                 else:
                     self.gone[number] = None if parent is None else self.meant(parent, created)
 
@@ -181,6 +189,20 @@ class FoundVersions:
                 for number in record["versions"]:
                     self.last_number = max(self.last_number, number)
                     self._drop(self.meant(number, record["created"]))
+
+    def _merge(self) -> None:
+        """Let one of several copies of a version stay: a transfer that was killed may have left one."""
+        kept: dict[str, FoundVersion] = {}
+        known = self.present or {}
+        for version in sorted(
+            self.versions.values(),
+            key=lambda version: (version.uid in known and known[version.uid].number == version.number, version.number),
+            reverse=True,
+        ):
+            first = kept.setdefault(version.uid, version)
+            if first is not version:
+                self._drop(version.number)
+                self._copies[version.number] = first.number
 
     def _drop(self, number: int) -> None:
         version = self.versions.pop(number, None)

@@ -101,8 +101,9 @@ class Catalog(CatalogClaims):
         Raises
         ------
         ConflictError
-            There is a version at that run and step already, the version it would replace is tagged, a `gc` removed what
-            this version refers to, or its number was given to another version while the catalog was rebuilt.
+            The version, or one at its run and step, is there already, the version it would replace is tagged, a `gc`
+            removed what this version refers to, or its number was given to another version while the catalog was
+            rebuilt.
         NotFoundError
             The parent is gone.
         """
@@ -117,6 +118,8 @@ class Catalog(CatalogClaims):
                 # Between the packs and this commit a `recover` ran, and found the version in them.
                 self.release_number(row.number)
                 return
+            if self.with_uid(row.uid):
+                raise ConflictError(f"Version {row.uid} is there already; name it by its id.")
             parent = row.parent
             if parent is not None:
                 parent_row = self.version(parent)

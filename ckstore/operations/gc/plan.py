@@ -97,14 +97,17 @@ class GcPlan:
         return [origin for origin in gone_versions(going, self.survey.present) if not self._is_present(origin)]
 
     @cached_property
-    def _numbers(self) -> dict[str, int]:
-        """The present number of each version that `recover` has given another one, by its id."""
-        return {record["uid"]: record["version"] for record in self._records if record.get("change") == "renumber"}
+    def _numbers(self) -> dict[tuple[str, int], int]:
+        """The present number of each version that `recover` has given another one, by its id and number before."""
+        renumbered = [record for record in self._records if record.get("change") == "renumber"]
+        return {(record["uid"], record["from"]): record["version"] for record in renumbered}
 
     def _is_present(self, origin: Origin) -> bool:
         """Whether a version is there, also under another number: its manifest is another one once it was thinned."""
         uid, number, _, created = origin
-        return (self._numbers.get(uid, number), created) in {(row.number, row.created) for row in self.state.versions}
+        return (self._numbers.get((uid, number), number), created) in {
+            (row.number, row.created) for row in self.state.versions
+        }
 
     def _gone(self, files: Sequence[ScannedPack]) -> list[Origin]:
         """Versions that are not present, under the numbers that they had last."""
@@ -113,13 +116,14 @@ class GcPlan:
         found += [
             version_origin(document)
             for document in documents
-            if document is not None and document.uid not in self.survey.present
+            if document is not None and (document.uid, document.number) not in self.survey.present
         ]
-        logged = {origin[0] for record in self._collections for origin in record["versions"]}
+        logged = {(origin[0], origin[1]) for record in self._collections for origin in record["versions"]}
         return [
-            (uid, self._numbers.get(uid, number), parent, created)
+            (uid, self._numbers.get((uid, number), number), parent, created)
             for uid, number, parent, created in found
-            if uid not in logged and not self._is_present((uid, number, parent, created))
+            if (uid, self._numbers.get((uid, number), number)) not in logged
+            and not self._is_present((uid, number, parent, created))
         ]
 
     def _is_left_over(self, pack: ScannedPack) -> bool:

@@ -81,13 +81,13 @@ class Survey:
     dead_lattices, dead_contents
         Keys that the catalog has a place for and nothing needs.
     present
-        Ids, by their manifests, of the present versions.
+        Ids and numbers, by their manifests, of the present versions.
     """
 
     packs: dict[str, PackContents]
     dead_lattices: list[int]
     dead_contents: list[int]
-    present: set[str]
+    present: set[tuple[str, int]]
 
 
 def survey(repository: Repository, uncommitted: Sequence[ScannedPack] = ()) -> Survey:
@@ -234,8 +234,10 @@ def version_origin(document: VersionDocument) -> Origin:
     return document.uid, document.number, document.parent, document.created
 
 
-def _need_version(repository: Repository, row: VersionRow, packs: Mapping[str, PackContents], needs: _Needs) -> str:
-    """Need all of one version; returns its id by the manifest."""
+def _need_version(
+    repository: Repository, row: VersionRow, packs: Mapping[str, PackContents], needs: _Needs
+) -> tuple[str, int]:
+    """Need all of one version; returns its id and number by the manifest."""
     document = repository.resolver.document(row)
     holder = packs.get(row.pack)
     try:
@@ -250,7 +252,7 @@ def _need_version(repository: Repository, row: VersionRow, packs: Mapping[str, P
             f" see `ckstore verify {row.number}`, or forget the version."
         ) from None
     holder.is_present = True
-    return holder.version[0]
+    return holder.version[:2]
 
 
 def _need_blobs(document: VersionDocument, pack: str, packs: Mapping[str, PackContents]) -> None:
@@ -298,7 +300,7 @@ def _key(identity: str | None) -> int | None:
     return None if identity is None else key(identity)
 
 
-def gone_versions(packs: Iterable[PackContents], present: set[str]) -> list[Origin]:
+def gone_versions(packs: Iterable[PackContents], present: set[tuple[str, int]]) -> list[Origin]:
     """The versions that manifests describe and that are not present, each once."""
-    found = {pack.version[0]: pack.version for pack in packs if pack.version is not None}
-    return [version for uid, version in sorted(found.items(), key=lambda item: item[1][1]) if uid not in present]
+    found = {pack.version[:2]: pack.version for pack in packs if pack.version is not None}
+    return [version for name, version in sorted(found.items(), key=lambda item: item[1][1]) if name not in present]
