@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ckstore.operations.rebase import RebaseReport
     from ckstore.operations.retain import RetainReport
     from ckstore.operations.thin import ThinReport
+    from ckstore.operations.transfer import TransferReport
     from ckstore.operations.verify import VerifyReport
     from ckstore.reading.stored_version import StoredVersion
     from ckstore.run import Run
@@ -284,6 +285,53 @@ class Store:
         if not dry_run:
             compact(self.repository, [row for row in rows if row.hot])
         return thin(self.repository, rows, Policy("coarse", quality=quality), dry_run=dry_run, progress=progress)
+
+    def push(
+        self,
+        other: Store,
+        versions: Sequence[str | int] = (),
+        *,
+        run: str | None = None,
+        dry_run: bool = False,
+        verify: bool = False,
+        progress: Callable[[int], None] | None = None,
+    ) -> TransferReport:
+        """Let another store have versions of this one; what it has already is not sent.
+
+        Parameters
+        ----------
+        other
+            The store that they go to.
+        versions, run
+            Names of versions, and ranges, or a run of this store; without either, all versions.
+        dry_run
+            Change nothing; only say what would be sent.
+        verify
+            Decode every version that arrived and compare, before it becomes visible.
+        progress
+            Called with numbers of bytes of versions that are done; they add up to the sum of `original_bytes`.
+        """
+        from ckstore.operations.selection import select_versions
+        from ckstore.operations.transfer import transfer
+
+        if not dry_run:
+            other.repository.require_writable()
+        chosen = bool(versions) or run is not None
+        rows = select_versions(self.catalog, versions, run) if chosen else self.versions()
+        return transfer(self.repository, other.repository, rows, dry_run=dry_run, verify=verify, progress=progress)
+
+    def pull(
+        self,
+        other: Store,
+        versions: Sequence[str | int] = (),
+        *,
+        run: str | None = None,
+        dry_run: bool = False,
+        verify: bool = False,
+        progress: Callable[[int], None] | None = None,
+    ) -> TransferReport:
+        """Let this store have versions of another one; `versions` and `run` are names there. See `push`."""
+        return other.push(self, versions, run=run, dry_run=dry_run, verify=verify, progress=progress)
 
     def compact(
         self,
