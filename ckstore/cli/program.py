@@ -21,7 +21,7 @@ from ckstore.runtime.address_space import check, limit, too_little
 #: is used.
 VERBS = (
     "init", "ingest", "watch", "checkout", "log", "show", "ls", "diff", "tag", "policy", "stats", "verify", "compact",
-    "thin", "forget", "gc", "rebase", "recover", "warm-up", "completion",
+    "thin", "forget", "gc", "rebase", "push", "pull", "recover", "warm-up", "completion",
 )  # fmt: skip
 
 #: Verbs that code versions; the others read, if anything.

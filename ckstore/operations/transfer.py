@@ -22,7 +22,7 @@ from ckstore.objects.documents import VersionDocument
 from ckstore.operations.commit import Change
 from ckstore.operations.missing import find_missing
 from ckstore.operations.naming import check_run, check_run_is_no_tag, tag
-from ckstore.operations.verify import check_restores
+from ckstore.operations.verify import check_objects, check_restores
 from ckstore.reading.stored_version import StoredVersion
 from ckstore.storage import reserve
 from ckstore.storage.catalog import VersionRow
@@ -234,6 +234,7 @@ class _Transfer:
                     with change.version() as arrived:
                         _check(arrived)
                         if self._verify:
+                            check_objects(arrived)
                             check_restores(arrived)
                     change.commit(needs=missing.needs, lease=lease)
                     sent = sum(pack.bytes for pack in change.packs)

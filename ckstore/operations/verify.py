@@ -176,6 +176,15 @@ def check_restores(version: StoredVersion, progress: Callable[[int], None] | Non
             progress(nbytes)
 
 
+def check_objects(version: StoredVersion) -> None:
+    """Decode every object of a version and compare it with its ids; raises `IntegrityError`."""
+    for number, unit in enumerate(version.layout.units):
+        _, _, problem = _check_object(version.repository.reader, _ids(version, number), unit)
+        if problem:
+            named = f"{listed(version.names(number))} of version {version.row.number}"
+            raise IntegrityError(f"{named}: {problem.rstrip('.')}; run `ckstore verify`.")
+
+
 def bytes_to_check(repository: Repository, versions: Sequence[StoredVersion], sample: float | None = None) -> int:
     """Bytes that `verify` reads of packs and decodes, each object once; about as many where it takes a sample."""
     total = sum(pack.bytes for pack in repository.catalog.packs())

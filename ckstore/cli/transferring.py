@@ -1,0 +1,87 @@
+"""What `push` and `pull` have in common: the other store, what is said of each version, and how it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ckstore.cli.output import counted, json_option, name_of, print_json, size_text, tags_by_version, version_object
+from ckstore.cli.progress import progress_bar
+from ckstore.cli.verb import RunName, VersionName
+from ckstore.errors import PartialError, UsageError
+
+if TYPE_CHECKING:
+    from ckstore.operations.transfer import Transferred
+    from ckstore.store import Store
+
+Function = Callable[..., Any]
+
+_OPTIONS = (
+    click.argument("other", metavar="OTHER", type=click.Path(path_type=Path)),
+    click.argument("versions", metavar="[VERSION]...", nargs=-1, type=VersionName()),
+    click.option("--run", metavar="RUN", type=RunName(), help="All versions of this run."),
+    click.option("--dry-run", is_flag=True, help="Change nothing; say what would be sent."),
+    click.option("--verify", is_flag=True, help="Decode every version that arrived before it becomes visible."),
+    json_option,
+)
+
+
+def transfer_options(function: Function) -> Function:
+    """Add the arguments and options of a verb that sends versions."""
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
+
+
+def send(ctx: click.Context, source: Store, target: Store, versions: tuple[str, ...], options: dict[str, Any]) -> None:
+    """Send versions, say what became of each, and end with the exit code that tells."""
+    from ckstore.operations.selection import select_versions
+
+    run, dry_run, as_json = options["run"], options["dry_run"], options["as_json"]
+    if versions and run is not None:
+        raise UsageError("Give versions or --run, not both.")
+    chosen = bool(versions) or run is not None
+    rows = select_versions(source.catalog, versions, run) if chosen else source.versions()
+    total = 0 if dry_run else sum(row.original_bytes for row in rows)
+    with progress_bar(ctx.info_name or "", total, shown=not as_json) as progress:
+        report = source.push(
+            target, [row.number for row in rows], dry_run=dry_run, verify=options["verify"], progress=progress
+        )
+    if as_json:
+        tags = tags_by_version(target.catalog.tags())
+        print_json([
+            *(_object(item, tags) for item in report.versions),
+            *({"version": item.version.number, "run": item.version.run, "step": item.version.step,
+               "error": str(item.error), "kind": item.error.kind, "exit_code": item.error.exit_code}
+              for item in report.failed),
+        ])  # fmt: skip
+    else:
+        for item in report.versions:
+            click.echo(_line(item))
+        for failed in report.failed:
+            click.echo(f"ckstore: {name_of(failed.version)}: {failed.error}", err=True)
+        said = "Would send" if dry_run else "Sent"
+        there = f"; {counted(len(report.there), 'version')} there already" if report.there else ""
+        click.echo(f"{said} {counted(len(report.versions), 'version')}, {size_text(report.bytes)}{there}.")
+    if report.failed:
+        if len(report.failed) < len(rows):
+            raise PartialError(f"{len(report.failed)} of {len(rows)} versions could not be sent, the others are there.")
+        codes = {item.error.exit_code for item in report.failed}
+        ctx.exit(codes.pop() if len(codes) == 1 else 1)
+
+
+def _line(item: Transferred) -> str:
+    name = name_of(item.version)
+    if item.arrived is not None:
+        after = "" if item.arrived.parent is None else f", after version {item.arrived.parent}"
+        name = f"{name} -> version {item.arrived.number}{after}"
+    return f"{name}  {size_text(item.bytes)}"
+
+
+def _object(item: Transferred, tags: dict[int, list[str]]) -> dict[str, Any]:
+    row = item.version if item.arrived is None else item.arrived
+    own = [] if item.arrived is None else tags.get(row.number, [])
+    return {**version_object(row, own), "sent": item.bytes, "from": item.version.number}
