@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
+import shutil
 import sqlite3
 import struct
 import time
@@ -19,6 +20,7 @@ import ckstore
 from ckstore.objects.documents import MANIFEST
 from ckstore.objects.records import Record, record_from_json
 from ckstore.operations.recover import recover
+from ckstore.operations.verify import VerifyReport
 from ckstore.storage import zstd
 from ckstore.storage.manifest import decode_manifest, encode_manifest
 from ckstore.storage.pack_reader import PackReader
@@ -156,6 +158,15 @@ def limits() -> Iterator[None]:
     assert took < SECONDS, f"it took {took:.1f} s"
 
 
+def pulled(path: Path, place: Path) -> VerifyReport:
+    """What is said of the versions that another store did not take; of what it took, everything is right."""
+    shutil.rmtree(place, ignore_errors=True)
+    with ckstore.init(place) as target, ckstore.open(path, "r") as source:
+        report = target.pull(source, verify=True)
+        assert target.verify().problems == []
+        return VerifyReport(problems=[str(item.error) for item in report.failed])
+
+
 def everything(path: Path, out: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
     """Everything that can be asked of a store, one after the other."""
 
@@ -181,6 +192,7 @@ def everything(path: Path, out: Path) -> Iterator[tuple[str, Callable[[], Any]]]
     yield "stats", of(lambda store: store.stats())
     yield "verify", of(lambda store: store.verify())
     yield "policy", of(lambda store: [store.policy(row.name) for row in store.catalog.runs()])
+    yield "pull", lambda: pulled(path, out.parent / "pulled")
     yield "gc", of(lambda store: store.gc(grace=0.0), "a")
     yield "rebase", of(lambda store: store.rebase(dry_run=True), "a")
     yield "recover", lambda: recover(path)

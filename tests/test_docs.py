@@ -41,6 +41,7 @@ from ckstore.operations.ingest import IngestReport
 from ckstore.operations.rebase import RebaseReport
 from ckstore.operations.recover import RecoverReport
 from ckstore.operations.retain import RetainReport
+from ckstore.operations.transfer import TransferReport
 from ckstore.operations.verify import VerifyReport
 from ckstore.run import Run
 from ckstore.saving.saver import Saver
@@ -375,6 +376,7 @@ def test_the_reference_names_the_public_api():
         RetainReport,
         ForgetReport,
         GcReport,
+        TransferReport,
         RecoverReport,
         VersionRow,
     ],

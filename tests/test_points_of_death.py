@@ -45,6 +45,13 @@ def opened(work: Callable[[ckstore.Store], object]) -> Callable[[Path], None]:
     return operation
 
 
+def pulled(store: ckstore.Store, version: str) -> None:
+    """A version of another store, most of which this one has; what went wrong is raised."""
+    with ckstore.open(store.path.parent / "other", "r") as other:
+        for item in store.pull(other, [version]).failed:
+            raise item.error
+
+
 def rebuilt(path: Path) -> None:
     assert recover(path).problems == []
 
@@ -58,6 +65,7 @@ OPERATIONS: dict[str, Callable[[Path], None]] = {
     "thin": opened(lambda store: store.thin(["a@1"])),
     "forget": opened(lambda store: store.forget(["a@2"])),
     "gc": opened(lambda store: store.gc(grace=0)),
+    "pull": opened(lambda store: pulled(store, "b@2")),
     "rebase": opened(lambda store: store.rebase(["a@3"])),
     "recover": rebuilt,
     "tag": opened(lambda store: store.tag("a@1", "best")),
@@ -85,6 +93,9 @@ def pristine() -> Iterator[Path]:
             store.tag("a@3", "last")
             store.forget(["b@0"])
             assert store.verify().problems == []
+        shutil.copytree(path, directory / "other")
+        with ckstore.open(directory / "other") as other:
+            other.ingest(weights(22), run="b", step=2)
         np.save(directory / "in.npy", np.random.default_rng(1).standard_normal((270, 256), np.float32))
         yield path
 

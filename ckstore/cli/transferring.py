@@ -62,7 +62,8 @@ def send(ctx: click.Context, source: Store, target: Store, versions: tuple[str, 
         for item in report.versions:
             click.echo(_line(item))
         for failed in report.failed:
-            click.echo(f"ckstore: {name_of(failed.version)}: {failed.error}", err=True)
+            name, message = name_of(failed.version), str(failed.error)
+            click.echo(f"ckstore: {message if name in message else f'{name}: {message}'}", err=True)
         said = "Would send" if dry_run else "Sent"
         there = f"; {counted(len(report.there), 'version')} there already" if report.there else ""
         click.echo(f"{said} {counted(len(report.versions), 'version')}, {size_text(report.bytes)}{there}.")

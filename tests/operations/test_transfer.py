@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import ckstore
 from ckstore.errors import ConflictError, IntegrityError, UsageError
 from ckstore.objects import units
 from ckstore.objects.layer_parts import layer_parts
+from ckstore.operations import transfer as transfer_module
 from ckstore.operations.recover import recover
 from ckstore.operations.transfer import TransferReport
 from ckstore.repository import Repository
@@ -506,35 +506,63 @@ def beside_rows(path: Path) -> list[Any]:
         return store.versions()
 
 
-def test_what_the_target_thins_meanwhile_is_sent_again(origin: Path, directory: Path) -> None:
-    """The exact layers that a version would be stored against go between the look and the commit."""
-    from ckstore.operations import transfer as module
-
-    source, target = origin / "store", directory / "store"
-    ckstore.init(target).close()
-    pushed(source, target, ["gpt@3"])
-    looked = module.find_missing
-    calls = []
+def meanwhile(patch: pytest.MonkeyPatch, change: Callable[[], object]) -> list[int]:
+    """Let something happen between the look at what is missing and the commit, once; the looks are counted."""
+    looked, looks = transfer_module.find_missing, []
 
     def find_missing(*arguments: Any) -> Any:
         found = looked(*arguments)
-        if not calls:
-            with ckstore.open(target) as beside:
-                beside.thin(["gpt@3"])
-                beside.untag("best")
-        calls.append(1)
+        looks.append(1)
+        if len(looks) == 1:
+            change()
         return found
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "find_missing", find_missing)
-        report = pushed(source, target, ["gpt@4"])
-    assert not report.failed, report.failed
-    assert len(calls) == 2
-    with ckstore.open(target, "r") as store:
+    patch.setattr(transfer_module, "find_missing", find_missing)
+    return looks
+
+
+def test_what_the_target_thins_meanwhile_stays(origin: Path, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A version is stored against exact layers that another one gives up before the commit."""
+    source, target = origin / "store", directory / "store"
+    ckstore.init(target).close()
+    pushed(source, target, ["gpt@3"])
+
+    def thin() -> None:
+        with ckstore.open(target) as beside:
+            beside.thin(["gpt@3"])
+
+    meanwhile(monkeypatch, thin)
+    assert not pushed(source, target, ["gpt@4"]).failed
+    with ckstore.open(target) as store:
+        store.gc(grace=0)
         assert store["gpt@3"].fidelity == "coarse"
         store["gpt@4"].checkout(directory / "out")
         assert sha256(directory / "out") == sha256(origin / "in" / "gpt@4")
         assert store.verify().problems == []
+
+
+def test_a_version_or_parent_that_comes_or_goes_meanwhile(
+    origin: Path, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = origin / "store", directory / "store"
+    ckstore.init(target).close()
+    with pytest.MonkeyPatch.context() as patch:
+        looks = meanwhile(patch, lambda: pushed(source, target, ["gpt@1"]))
+        report = pushed(source, target, ["gpt@1"])
+        assert (len(report.there), report.versions, report.failed) == (1, [], [])
+        assert len(looks) == 2, "the other one's, and this one's"
+    with pytest.MonkeyPatch.context() as patch, ckstore.open(target) as beside:
+        looks = meanwhile(patch, lambda: beside.forget(["gpt@1"]))
+        [sent] = pushed(source, target, ["gpt@2"]).versions
+        assert len(looks) == 2
+        assert sent.arrived is not None
+        assert sent.arrived.parent is None
+    with pytest.MonkeyPatch.context() as patch, ckstore.open(target) as beside:
+        meanwhile(patch, lambda: beside.ingest(state(0), run="gpt", step=3, hot=0))
+        [failed] = pushed(source, target, ["gpt@3"]).failed
+        assert isinstance(failed.error, ConflictError)
+        assert beside.verify().problems == []
+        assert beside.catalog.reservations() == []
 
 
 def test_names_that_the_target_cannot_take(origin: Path, directory: Path) -> None:
@@ -546,9 +574,3 @@ def test_names_that_the_target_cannot_take(origin: Path, directory: Path) -> Non
         assert "fork is a tag" in str(failed.error)
         with pytest.raises(UsageError, match="reading only"):
             store.push(other)
-
-
-@pytest.mark.skipif("CKSTORE_TRANSFER" not in os.environ, reason="a measurement")
-def test_bytes(origin: Path, whole: Path) -> None:
-    for path in (origin / "store", whole):
-        print(path.name, sum(file.stat().st_size for file in (path / "packs").iterdir()))

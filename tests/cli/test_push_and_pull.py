@@ -1,0 +1,85 @@
+"""`ckstore push` and `pull`: what they say, what they refuse, and that what arrives is what was there."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from .conftest import listing
+
+
+@pytest.fixture
+def other(filled: Path, ckstore) -> Path:
+    ckstore("init", filled / "other")
+    return filled / "other"
+
+
+def test_push_sends_what_is_missing(ckstore, filled: Path, other: Path) -> None:
+    out = ckstore("push", other, "gpt@10").out.splitlines()
+    assert out[0].startswith("gpt@10 -> version 1  ")
+    assert out[1].startswith("Sent 1 version, ")
+    lines = ckstore("push", other, "--run", "gpt").out.splitlines()
+    assert [line.split("  ")[0] for line in lines[:2]] == [
+        "gpt@0 -> version 2",
+        "gpt@20 -> version 3, after version 1",
+    ]
+    assert lines[2].endswith("; 1 version there already.")
+    before = listing(other)
+    assert ckstore("push", other).out == "Sent 0 versions, 0 B; 3 versions there already.\n"
+    assert listing(other) == before
+    for step in (0, 10, 20):
+        ckstore("--store", other, "checkout", f"gpt@{step}", "-o", "out.pt", "--force")
+        assert (filled / "out.pt").read_bytes() == (filled / "in" / f"step{step}.pt").read_bytes()
+    ckstore("--store", other, "verify")
+
+
+def test_pull_names_versions_as_the_other_store_does(ckstore, filled: Path, other: Path) -> None:
+    out = ckstore("--store", other, "pull", ".ckstore", "best", "--verify").out
+    assert out.startswith("gpt@20 -> version 1  ")
+    assert ckstore("--store", other, "tag").out.split()[-4:] == ["best", "1", "gpt", "20"]
+    [sent] = ckstore("--store", other, "pull", ".ckstore", "gpt@0..gpt@10", "--json", "--dry-run").json[:1]
+    assert (sent["run"], sent["step"], sent["from"]) == ("gpt", 0, 1)
+    rows = ckstore("--store", other, "pull", ".ckstore", "--run", "gpt", "--json").json
+    assert [(row["version"], row["from"], row["step"]) for row in rows] == [(2, 1, 0), (3, 2, 10)]
+    assert all(row["sent"] > 0 for row in rows)
+    assert "(near: gpt@20, " in ckstore("--store", other, "pull", ".ckstore", "gpt@21", code=13).sentence
+
+
+def test_a_dry_run(ckstore, filled: Path, other: Path) -> None:
+    before = listing(other)
+    lines = ckstore("push", other, "--dry-run").out.splitlines()
+    assert [line.split("  ")[0] for line in lines[:3]] == ["gpt@0", "gpt@10", "gpt@20"]
+    assert lines[3].startswith("Would send 3 versions, ")
+    assert listing(other) == before
+
+
+def test_what_it_refuses(ckstore, filled: Path, other: Path) -> None:
+    assert "run `ckstore init`" in ckstore("push", "nowhere", code=10).sentence
+    assert ckstore("push", other, "gpt@0", "--run", "gpt", code=2).sentence == "Give versions or --run, not both."
+    assert "see `ckstore push --help`" in ckstore("push", code=2).sentence
+
+
+def test_a_conflict(ckstore, filled: Path, other: Path) -> None:
+    ckstore("--store", other, "ingest", "in/step0.pt", "--run", "gpt", "--step", "10")
+    result = ckstore("push", other, "gpt@10", code=12)
+    assert result.sentence == (
+        f"gpt@10 holds other content in {other}, as version 1; forget it there, or name other versions."
+    )
+    result = ckstore("push", other, code=3)
+    assert result.err.splitlines()[1] == "ckstore: 1 of 3 versions could not be sent, the others are there."
+    [said] = ckstore("push", other, "gpt@10", "--json", code=12).json
+    assert (said["version"], said["step"], said["kind"], said["exit_code"]) == (2, 10, "conflict", 12)
+
+
+def test_damage(ckstore, filled: Path, other: Path) -> None:
+    shutil.copytree(filled / ".ckstore", filled / "copy")
+    for path in (filled / "copy" / "packs").iterdir():
+        data = bytearray(path.read_bytes())
+        data[1000] ^= 1
+        path.write_bytes(data)
+    result = ckstore("--store", "copy", "push", other, code=4)
+    assert len(result.err.splitlines()) == 3
+    assert "is not what its name says; restore it from a copy" in result.err
+    assert ckstore("--store", other, "log", "--json").json == []
