@@ -83,7 +83,7 @@ def rebase(
         writer = ObjectWriter(coarse, exact)
         with ThreadPoolExecutor(worker_count(), thread_name_prefix="ckstore") as pool:
             todo = sorted(chosen, key=lambda item: (item[0], item[1] or ""))
-            done = in_order(pool, lambda item: _encode(repository.reader, item), todo, worker_count() + 1)
+            done = in_order(pool, lambda item: encoded_in_full(repository.reader, item), todo, worker_count() + 1)
             for (_, content), (record, layers) in zip(todo, done, strict=True):
                 writer.put(content, record, None, layers)
         with Change(repository, writer) as change:
@@ -132,7 +132,8 @@ def _full_cost(reader: ObjectReader, item: Object) -> float:
     return cost(layer(record.chunks, record.count, record.alone[0], grouped=False))
 
 
-def _encode(reader: ObjectReader, item: Object) -> tuple[LatticeRecord, Encoded]:
+def encoded_in_full(reader: ObjectReader, item: Object) -> tuple[LatticeRecord, Encoded]:
+    """The layers of an object by itself, with the ids that it has; it must not be one that is added to another."""
     lattice, content = item
     record = reader.resolver.lattice(lattice)
     layers = Encoded(lattice, [], [])

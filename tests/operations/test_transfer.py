@@ -17,6 +17,7 @@ import ckstore
 from ckstore.errors import ConflictError, IntegrityError, UsageError
 from ckstore.objects import units
 from ckstore.objects.layer_parts import layer_parts
+from ckstore.operations import missing as missing_module
 from ckstore.operations import transfer as transfer_module
 from ckstore.operations.recover import recover
 from ckstore.operations.transfer import TransferReport
@@ -206,7 +207,12 @@ def test_a_dry_run_says_what_would_be_sent(origin: Path, whole: Path, directory:
     assert report.bytes == sum(layers(whole).values())
 
 
-def test_versions_by_name_bring_what_they_need_and_nothing_else(origin: Path, directory: Path) -> None:
+@pytest.mark.parametrize("worth", [0.0, 0.9])
+def test_versions_by_name_bring_what_they_need_and_nothing_else(
+    origin: Path, directory: Path, worth: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With all that they are stored against, or where that takes fewer bytes in full."""
+    monkeypatch.setattr(missing_module, "_WORTH_ENCODING", worth)
     with ckstore.init(directory / "store") as store, ckstore.open(origin / "store", "r") as other:
         report = store.pull(other, ["gpt@4", "hot@1"])
         assert [item.arrived.number for item in report.versions if item.arrived] == [1, 2]
@@ -224,6 +230,32 @@ def test_versions_by_name_bring_what_they_need_and_nothing_else(origin: Path, di
         assert said[:8] == everything[uid][:8]
         assert said[11] == everything[uid][11]
     layers(directory / "store")
+
+
+def test_a_deep_version_by_itself_is_encoded_again_where_that_takes_fewer_bytes(directory: Path) -> None:
+    with ckstore.init(directory / "a") as store, ckstore.init(directory / "b") as other:
+        for step in range(4):
+            weight = draw(300, 300, scale=0.02) + draw(300, 300, seed=step + 1, scale=1e-3 * step)
+            store.ingest({"w": weight, "exp_avg": draw(300, 300, seed=9 + step)}, run="a", step=step, hot=0)
+        assert store["a@3"].row.depth > 1
+        [foretold] = other.pull(store, ["a@3"], dry_run=True).versions
+        [sent] = other.pull(store, ["a@3"]).versions
+        assert other["a@3"].row.depth == 0
+        assert sent.bytes < 1.1 * store["a@0"].row.stored_bytes
+        assert foretold.bytes == pytest.approx(sent.bytes, rel=0.05)
+        [sent] = other.pull(store, ["a@2"]).versions
+        assert sent.bytes < 1.1 * store["a@0"].row.stored_bytes
+        for step in (2, 3):
+            assert torch.equal(other[f"a@{step}"].state_dict()["w"], store[f"a@{step}"].state_dict()["w"])
+        assert other.verify().problems == []
+        store.thin(["a@3"])
+        with ckstore.init(directory / "c") as third:
+            third.pull(store, ["a@3"])
+            third.pull(store, verify=True)
+            assert third.verify().problems == []
+            for step in range(4):
+                found, said = third[f"a@{step}"].state_dict(), store[f"a@{step}"].state_dict()
+                assert all(torch.equal(found[name], said[name]) for name in said)
 
 
 @pytest.mark.timeout(3600)
