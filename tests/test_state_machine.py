@@ -71,6 +71,10 @@ class StoreMachine(RuleBasedStateMachine):
         self.thinned: dict[int, tuple[str, dict[str, torch.Tensor]]] = {}
         # A thinning of them was killed: a recovery may finish it.
         self.begun: set[int] = set()
+        # By id what was pushed to another store, as it was then: digest, weights, what was thinned, run and step.
+        self.other = self.directory / "other"
+        ckstore.init(self.other).close()
+        self.sent: dict[str, tuple[str, dict[str, torch.Tensor], Any, tuple[str, int]]] = {}
         self.steps = 0
 
     def teardown(self) -> None:
@@ -213,6 +217,48 @@ class StoreMachine(RuleBasedStateMachine):
                 self._note_thinned(number)
             else:
                 self.begun.add(number)
+
+    @precondition(lambda self: self.digests)
+    @rule(data=st.data())
+    def push(self, data: st.DataObject) -> None:
+        numbers = data.draw(st.lists(st.sampled_from(sorted(self.digests)), min_size=1, max_size=6, unique=True))
+        with ckstore.open(self.other) as other:
+            report = self.store.push(other, numbers)
+            assert len(report.versions) + len(report.there) + len(report.failed) == len(numbers)
+            for item in report.versions:
+                assert item.arrived is not None
+                number, uid = item.version.number, item.arrived.uid
+                assert uid == item.version.uid
+                before = self.thinned.get(number)
+                self.sent[uid] = self.digests[number], self.weights[number], before, self.places[number]
+            # It was replaced here since it was sent.
+            assert all(isinstance(item.error, ConflictError) for item in report.failed)
+            assert other.verify().problems == []
+            assert {row.uid for row in other.versions()} == set(self.sent)
+            for uid, (digest, *_) in self.sent.items():
+                other[uid].checkout(self.directory / "out", force=True)
+                assert sha256(self.directory / "out") == digest
+
+    @precondition(lambda self: self.sent)
+    @rule(data=st.data(), verify=st.booleans())
+    def pull(self, data: st.DataObject, verify: bool) -> None:
+        """What was forgotten or replaced here comes back, with its tags where these are free."""
+        ids = data.draw(st.lists(st.sampled_from(sorted(self.sent)), min_size=1, max_size=4, unique=True))
+        with ckstore.open(self.other, "r") as other:
+            report = self.store.pull(other, ids, verify=verify)
+            assert all(isinstance(item.error, ConflictError) for item in report.failed)
+            for item in report.versions:
+                assert item.arrived is not None
+                digest, weights, thinned, place = self.sent[item.version.uid]
+                self._note(item.arrived.number, digest, weights, *place)
+                if thinned is not None:
+                    self.thinned[item.arrived.number] = thinned
+            numbers = {place: number for number, place in self.places.items()}
+            there = [*report.there, *(item.version for item in report.versions)]
+            meant = {row.number: numbers[self.sent[row.uid][3]] for row in there}
+            for tag, number in other.catalog.tags().items():
+                if number in meant:
+                    self.tags.setdefault(tag, meant[number])
 
     @precondition(lambda self: set(self.digests) - set(self.tags.values()))
     @rule(data=st.data())
