@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
 import numpy as np
 
@@ -308,29 +309,26 @@ def _size(lattices: Iterable[LatticeRecord], contents: Iterable[ContentRecord]) 
 
 
 def _integers(reader: ObjectReader, record: LatticeRecord) -> Encoded:
-    """The payloads of a record as they are stored."""
+    """The payloads of a record as they are stored, read in one piece."""
+    data = memoryview(reader.blocks.pread(record.pack, record.offset, record.length))
     places = reader.index(record)
-    aside = _cut(reader, record.pack, record.aside[0], record.aside[1:]) if record.aside else []
     coarse: list[memoryview | bytes | None] = [
-        None if place is None else reader.blocks.pread(record.pack, record.offset + place[0], place[1])
-        for place in places
+        None if place is None else data[place[0] : place[0] + place[1]] for place in places
     ]
-    return Encoded(record.id, coarse, [], aside=aside, patched=bool(record.patches))
+    aside = _cut(reader, record.pack, record.aside[0], record.aside[1:]) if record.aside else []
+    return Encoded(record.id, coarse, [], aside=list(map(bytes, aside)), patched=bool(record.patches))
 
 
 def _exact_layer(reader: ObjectReader, record: ContentRecord) -> Encoded:
-    """The frames of an exact layer as they are stored."""
+    """The frames of an exact layer as they are stored, read in one piece."""
     frames: list[memoryview | bytes] = [*_cut(reader, record.pack, record.offset, record.lengths)]
     return Encoded(record.lattice, [], frames, patched=record.mode == "patched")
 
 
-def _cut(reader: ObjectReader, pack: str, offset: int, lengths: Sequence[int]) -> list[bytes]:
+def _cut(reader: ObjectReader, pack: str, offset: int, lengths: Sequence[int]) -> list[memoryview]:
     data = memoryview(reader.blocks.pread(pack, offset, sum(lengths)))
-    found = []
-    for length in lengths:
-        found.append(bytes(data[:length]))
-        data = data[length:]
-    return found
+    stops = [*accumulate(lengths)]
+    return [data[stop - length : stop] for stop, length in zip(stops, lengths, strict=True)]
 
 
 class _Blobs:
