@@ -153,9 +153,12 @@ def layers(path: Path) -> dict[str, int]:
 def whole(origin: Path) -> Path:
     """A store that everything was pushed to."""
     ckstore.init(origin / "whole").close()
-    report = pushed(origin / "store", origin / "whole")
+    counted: list[int] = []
+    report = pushed(origin / "store", origin / "whole", progress=counted.append)
     assert not report.failed
     assert len(report.versions) == 22
+    assert sum(counted) == sum(item.version.original_bytes for item in report.versions)
+    assert min(counted) >= 0
     return origin / "whole"
 
 
