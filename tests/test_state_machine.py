@@ -340,7 +340,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert recover(self.store.path).problems == []
         if crashed:
             self.store = ckstore.open(self.store.path)
-        for number in self.begun & set(self.digests):
+        for number in self.begun & set(self.digests) - set(self.thinned):
             if self.store[number].row.fidelity == "coarse":
                 self._note_thinned(number)
         self.begun = set()

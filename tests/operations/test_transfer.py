@@ -23,6 +23,7 @@ from ckstore.operations.recover import recover
 from ckstore.operations.transfer import TransferReport
 from ckstore.repository import Repository
 from tests.checkpoints import described, draw, pack_files, scratch, sha256
+from tests.crafted import CraftedStore
 from tests.points_of_death import DIED, KILL, POWER, struck
 from tests.test_points_of_death import ALL, SEED
 
@@ -609,3 +610,62 @@ def test_names_that_the_target_cannot_take(origin: Path, directory: Path) -> Non
         assert "fork is a tag" in str(failed.error)
         with pytest.raises(UsageError, match="reading only"):
             store.push(other)
+
+
+def first_record(**changes: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda document: document["records"][0].update(changes)
+
+
+def version_field(**changes: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda document: document["version"].update(changes)
+
+
+def own_base(document: dict[str, Any]) -> None:
+    document["records"][0]["base"] = document["records"][0]["id"]
+
+
+def swapped_objects(document: dict[str, Any]) -> None:
+    document["version"]["objects"].reverse()
+
+
+def outside(document: dict[str, Any]) -> None:
+    document["version"]["files"][0][0] = "../../escaped"
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        first_record(at=[100, 1 << 40]),
+        first_record(count=1 << 40),
+        first_record(chunk=7),
+        first_record(id="0" * 40),
+        own_base,
+        swapped_objects,
+        outside,
+        version_field(run="x@1"),
+        version_field(run="latest"),
+        version_field(parent=9),
+        version_field(layout={"name": "nothing"}),
+        version_field(objects=[]),
+    ],
+)
+def test_a_store_that_lies_is_refused_by_the_gate(directory: Path, lie: Callable[[dict[str, Any]], None]) -> None:
+    """Packs are signed again: their names say what they are. Without `--verify` nothing is decoded."""
+    with ckstore.init(directory / "source") as store:
+        store.ingest({"w": draw(300, 300), "v": draw(70_000), "n": 3}, run="a", step=1, hot=0)
+    crafted = CraftedStore(directory / "source")
+    [pack] = [name for name in crafted.packs() if "version" in crafted.read(name)[0]]
+    crafted.change(pack, lie)
+    with ckstore.init(directory / "store") as store:
+        store.ingest({"w": draw(9, 9)}, run="own", step=1, hot=0)
+        before = pack_files(store.path)
+        try:
+            with ckstore.open(directory / "source", "r") as other:
+                assert len(store.pull(other).failed) == 1
+        except ckstore.CkstoreError:
+            pass
+        assert len(store.versions()) == 1
+        assert pack_files(store.path) == before
+        assert store.verify().problems == []
+        assert store.catalog.reservations() == []
+        assert store.catalog.leases() == []
