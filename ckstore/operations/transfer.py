@@ -198,8 +198,9 @@ class _Transfer:
             try:
                 return self._send(row)
             except (MissingPackError, ConflictError, NotFoundError):
-                # `gc` has moved something in either store, or another process has changed the target.
+                # Something was moved, compacted or forgotten in either store since it was looked up.
                 self._source.resolver.forget()
+                row = self._source.catalog.version(row.number)
                 self._source.packs.close()
                 self._target.resolver.forget()
                 self._look()

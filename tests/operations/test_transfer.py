@@ -14,13 +14,13 @@ import pytest
 import torch
 
 import ckstore
-from ckstore.errors import ConflictError, IntegrityError, UsageError
+from ckstore.errors import ConflictError, IntegrityError, NotFoundError, UsageError
 from ckstore.objects import units
 from ckstore.objects.layer_parts import layer_parts
 from ckstore.operations import missing as missing_module
 from ckstore.operations import transfer as transfer_module
 from ckstore.operations.recover import recover
-from ckstore.operations.transfer import TransferReport
+from ckstore.operations.transfer import TransferReport, transfer
 from ckstore.repository import Repository
 from tests.checkpoints import described, draw, pack_files, scratch, sha256
 from tests.crafted import CraftedStore
@@ -535,6 +535,26 @@ def test_objects_that_move_in_the_source_meanwhile(origin: Path, directory: Path
     everything = restored(source, directory / "out")
     found = restored(directory / "store", directory / "out")
     assert {uid: said[11] for uid, said in found.items()} == {uid: said[11] for uid, said in everything.items()}
+
+
+def test_versions_that_are_compacted_or_forgotten_in_the_source_meanwhile(origin: Path, directory: Path) -> None:
+    source = directory / "source"
+    shutil.copytree(origin / "store", source)
+    with ckstore.open(source, "r") as store, ckstore.init(directory / "store") as other:
+        rows = store.versions("hot") + store.versions("lc")
+        with ckstore.open(source) as beside:
+            beside.compact()
+            beside.forget(["lc@0"])
+            beside.gc(grace=0)
+        report = transfer(store.repository, other.repository, rows)
+        assert [item.version.run for item in report.versions] == ["hot", "hot"]
+        [failed] = report.failed
+        assert isinstance(failed.error, NotFoundError)
+        assert not any(row.hot for row in other.versions())
+        for step in range(2):
+            other[f"hot@{step}"].checkout(directory / "out", force=True)
+            assert sha256(directory / "out") == sha256(origin / "in" / f"hot@{step}")
+        assert other.verify().problems == []
 
 
 def beside_rows(path: Path) -> list[Any]:
