@@ -245,6 +245,7 @@ def version_row(document: VersionDocument, packs: Sequence[PackInfo], entry: Pac
         base=summary["base"],
         fidelity=document.fidelity,
         hot=document.hot is not None,
+        dropped=document.dropped,
         metrics=document.metrics,
         source=document.source,
     )
