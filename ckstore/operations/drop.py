@@ -62,6 +62,7 @@ def drop(
     """
     done = []
     with repository.catalog.lease("drop"):
+        repository.resolver.notice_collection()
         for number in sorted({row.number for row in rows}):
             # As it is by now: others may have changed or moved it before the lease.
             row = repository.catalog.version(number)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -248,6 +249,19 @@ def test_hot_versions_are_encoded_first(directory: Path) -> None:
         assert store["a@1"].row.hot
 
 
+def test_packs_that_were_moved_meanwhile(directory: Path) -> None:
+    """What a process remembers of a version may be elsewhere by now: another one has freed space."""
+    with ckstore.init(directory / "store") as store:
+        paths = fill(store, 5)
+        drop(store.repository, store.versions()[1:2], OPTIMIZER)
+        assert store.verify().problems == []
+        with ckstore.open(directory / "store") as other:
+            other.forget(["a@0"])
+            assert other.gc(grace=0).bytes > 0
+        drop(store.repository, store.versions()[:2], OPTIMIZER)
+        check(store, [1, 2], paths)
+
+
 # What reads such a version
 
 
@@ -293,6 +307,28 @@ def test_files_of_a_directory(directory: Path) -> None:
         report = version.salvage(directory / "salvaged")
         assert report.files == ["model.pt"]
         assert sha256(directory / "salvaged" / "model.pt") == sha256(source / "model.pt")
+        assert store.verify().problems == []
+
+
+def test_shards(directory: Path) -> None:
+    """Of a checkpoint of torch.distributed.checkpoint whole tensors go, whatever files their shards lie in."""
+    import torch.distributed.checkpoint as dcp
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.save(state(0), checkpoint_id=directory / "step0", no_dist=True)
+    with ckstore.init(directory / "store") as store:
+        store.ingest(directory / "step0", run="a", hot=0)
+        before = set(store["latest"])
+        [row] = drop(store.repository, store.versions(), ["optimizer/*"])
+        assert row.dropped == OPTIMIZER
+        version = store["latest"]
+        assert {path for path in before if path.startswith("model/")} == set(version)
+        assert has_the_rest(version, 0)
+        with pytest.raises(NotFoundError, match="has dropped"):
+            version.checkout(directory / "out")
+        version.checkout(directory / "out.pt", format="pt")
+        assert torch.load(directory / "out.pt", weights_only=True).keys() == {"model", "epoch"}
         assert store.verify().problems == []
 
 
