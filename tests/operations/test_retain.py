@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 import ckstore
 from ckstore.errors import UsageError
+from ckstore.operations.claims import Claims
 from ckstore.operations.drop import with_globs
 from ckstore.operations.recover import recover
 from ckstore.operations.retain import due, outlived
@@ -317,6 +318,22 @@ def test_a_tag_that_comes_meanwhile_protects(directory: Path, monkeypatch: pytes
         assert [item.step for item in store.retain().forgotten] == [0, 2]
         assert [item.step for item in found[0].forgotten] == [0, 1, 2]
         assert list(steps(store)) == [1, 3]
+
+
+def test_claims_of_a_version_that_is_compacted_or_forgotten_just_now(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ckstore.init(directory / "store") as store:
+        for step in range(3):
+            store.ingest(state(step), run="a", step=step, hot=3)
+        before = store.versions()
+        store.compact()
+        store.forget(["a@1"])
+        store.gc(grace=0)
+    with ckstore.open(directory / "store") as store:
+        there = {content for number in (1, 3) for _, content in store[number].document.objects}
+        monkeypatch.setattr(store.catalog, "versions", lambda: before)
+        assert Claims(store.repository, set()).contents == there
 
 
 def test_a_store_that_holds_five_hundred_saves(directory: Path) -> None:

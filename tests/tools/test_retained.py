@@ -25,7 +25,7 @@ def test_a_training_under_a_policy(
     cells = [cell.strip() for cell in last.strip("|").split("|")]
     assert cells[0] == "12"
     assert cells[2:6] == ["7", "2", "2", "3"]
-    assert float(cells[6]) < float(cells[1]) / 2
+    assert float(cells[7]) < float(cells[1]) / 2
 
 
 def test_one_bit_is_a_difference() -> None:

@@ -77,13 +77,15 @@ def main() -> None:
     ):
         store.set_policy(Policy(retention=RETENTION), "run")
         print(f"policy: {RETENTION}; a save every {asked.every} steps")
-        print("| saves | all of them, MB | versions | whole | weights exact | coarse | store, MB |")
-        print("| ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
+        print("| saves | all of them, MB | versions | whole | weights exact | coarse | store, MB | after gc, MB |")
+        print("| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
         for number, (step, state, loss) in enumerate(training(asked.saves, asked.every), 1):
             saved += store.ingest(state, run="run", metrics={"loss": loss}).version.original_bytes
             states[step] = copy.deepcopy(state)
             if number % max(asked.saves // asked.rows, 1) == 0:
+                present = size_of(store.path)
                 store.retain("run")
+                store.gc(grace=0)
                 rows = store.versions("run")
                 whole = [row for row in rows if not row.dropped and row.fidelity == "exact"]
                 exact = [row for row in rows if row.dropped and row.fidelity == "exact"]
@@ -95,7 +97,7 @@ def main() -> None:
                     assert equal(found["model"], states[row.step or 0]["model"]), row
                 print(
                     f"| {number} | {saved / MB:.1f} | {len(rows)} | {len(whole)} | {len(exact)} "
-                    f"| {len(rows) - len(whole) - len(exact)} | {size_of(store.path) / MB:.2f} |",
+                    f"| {len(rows) - len(whole) - len(exact)} | {present / MB:.2f} | {size_of(store.path) / MB:.2f} |",
                     flush=True,
                 )
                 kept = {row.step for row in rows}
