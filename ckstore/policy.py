@@ -41,7 +41,7 @@ _POLICY = schema.fields(
             {},
             {
                 "exact_last": whole(1), "exact_every": whole(1), "exact_best": items(text()), "keep_last": whole(1),
-                "keep_every": whole(1),
+                "keep_every": whole(1), "drop": items(text(1), 1), "whole_last": whole(1),
             },
         ),
     },
@@ -68,6 +68,11 @@ class Retention:
         So many of the latest versions stay; older ones are forgotten. None forgets none.
     keep_every
         Of the older ones, the first of every so many steps stays as well.
+    drop
+        Globs over the paths of tensors that versions lose which are not among the latest, but for those that stay
+        exact by `exact_every` and `exact_best`.
+    whole_last
+        So many of the latest versions lose nothing; by default as many as `exact_last`.
     """
 
     exact_last: int | None = None
@@ -75,31 +80,39 @@ class Retention:
     exact_best: tuple[str, ...] = ()
     keep_last: int | None = None
     keep_every: int | None = None
+    drop: tuple[str, ...] = ()
+    whole_last: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("exact_last", "exact_every", "keep_last", "keep_every"):
+        for name in ("exact_last", "exact_every", "keep_last", "keep_every", "whole_last"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"{_option(name)} must be 1 or more, not {value}.")
-        for name, needs in (("exact_every", "exact_last"), ("keep_every", "keep_last")):
-            if getattr(self, name) is not None and getattr(self, needs) is None:
-                raise UsageError(
-                    f"{_option(name)} is for versions that are older than {_option(needs)} N says; give it."
-                )
+        if (self.whole_last is not None and not self.drop) or "" in self.drop:
+            raise UsageError("--whole-last is for versions that lose tensors; name these with --drop GLOB.")
+        for name, needs, said in (
+            ("drop", "--whole-last N or --exact-last N", self.kept_whole),
+            ("exact_every", "--exact-last N", self.kept_whole),
+            ("keep_every", "--keep-last N", self.keep_last),
+        ):
+            if getattr(self, name) and said is None:
+                raise UsageError(f"{_option(name)} is for versions that are older than {needs} says; give it.")
         if self.exact_best and not self:
             raise UsageError("--exact-best is for versions that would not stay; give --exact-last or --keep-last.")
-        if self.exact_last is not None and self.keep_last is not None and self.exact_last > self.keep_last:
-            raise UsageError(
-                f"--exact-last {self.exact_last} is more than --keep-last {self.keep_last} keeps; exact-last must be at"
-                " most keep-last."
-            )
+        for name in ("exact_last", "whole_last"):
+            value = getattr(self, name)
+            if value is not None and self.keep_last is not None and value > self.keep_last:
+                raise UsageError(
+                    f"{_option(name)} {value} is more than --keep-last {self.keep_last} keeps; {_option(name)[2:]} must"
+                    " be at most keep-last."
+                )
         for best in self.exact_best:
             metric, _, sense = best.rpartition(":")
             if not metric or sense not in ("min", "max"):
                 raise UsageError(f"{best!r} says no best version; give a metric and its sense, such as loss:min.")
 
     def __bool__(self) -> bool:
-        return self.exact_last is not None or self.keep_last is not None
+        return self.exact_last is not None or self.keep_last is not None or bool(self.drop)
 
     def __str__(self) -> str:
         said = [
@@ -107,6 +120,11 @@ class Retention:
             for name, value in self.to_json().items()
         ]
         return ", ".join(said) or "stay"
+
+    @property
+    def kept_whole(self) -> int | None:
+        """How many of the latest versions lose nothing; None for all."""
+        return self.exact_last if self.whole_last is None else self.whole_last
 
     def to_json(self) -> dict[str, Any]:
         """What is said, by name."""
@@ -217,7 +235,8 @@ class Policy:
                 said["settings"] = DynaQuantSettings(**said["settings"])
             if "retention" in said:
                 kept = said["retention"]
-                said["retention"] = Retention(**{**kept, "exact_best": tuple(kept.get("exact_best", ()))})
+                lists = {name: tuple(kept.get(name, ())) for name in ("exact_best", "drop")}
+                said["retention"] = Retention(**{**kept, **lists})
             return cls(**said)
         except (TypeError, ValueError, UsageError) as error:
             raise IntegrityError(

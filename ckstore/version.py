@@ -108,6 +108,13 @@ class Version:
         except KeyError:
             from difflib import get_close_matches
 
+            from ckstore.formats.paths import match_texts
+
+            if self.document.dropped and match_texts([path], self.document.dropped):
+                raise NotFoundError(
+                    f"Version {self.row.number} has dropped {', '.join(self.document.dropped)}, and {path} with it; "
+                    "choose a version that has it."
+                ) from None
             near = get_close_matches(path, self.paths, 3, 0.5)
             hint = f"; did you mean {' or '.join(near)}?" if near else "; see `ckstore ls`."
             raise NotFoundError(f"Version {self.row.number} has no tensor {path}{hint}") from None
@@ -133,7 +140,8 @@ class Version:
         `ckstore.formats.Unknown`; tensors of other subclasses come as plain ones, without attributes of their own. A
         directory gives a dict by file, for the files of kinds that hold tensors, but npz and npy files without any. A
         checkpoint of torch.distributed.checkpoint gives the state dict that was saved, with whole tensors: as it is
-        where the version is one, by its directory where it is a part.
+        where the version is one, by its directory where it is a part. Of what the version has dropped, dictionaries
+        have no entries, and lists None.
 
         Parameters
         ----------
@@ -161,11 +169,12 @@ class Version:
             tree = build_sharded(self.stored, directory, allow)
             found |= {directory: tree} if directory else tree
         sharded = sharded_files(self.stored)
-        return found | {
+        trees = {
             entry.path: build(self.stored, number, allow, mmap=mmap)
             for number, entry in enumerate(self.document.files)
             if _has_values(self.layout.files[number]) and number not in sharded
         }
+        return found | {path: tree for path, tree in trees.items() if tree is not None}
 
     def checkout(
         self,

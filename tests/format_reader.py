@@ -482,12 +482,13 @@ class Reader:
         return self.exact_bits(content, chunk) if content in self.contents else self.ordinal_bits(content, chunk)
 
     def files(self, number: int) -> Iterator[tuple[str, bytes]]:
-        """The files of a version as (path, bytes)."""
+        """The files of a version as (path, bytes), but for those of which something was dropped."""
         pack, version = self.versions[number]
         layout = json.loads(self.blob(pack, version["layout"]))
         extents: dict[tuple[int, int], bytearray] = {}
         decoded = {unit: identity for unit, identity, *_ in version.get("coarse", {"units": []})["units"]}
         coarse = set()
+        held: dict[tuple[int, int], int] = {}
         for unit, ((key, _, dtype, shape, _, members), (lattice, content)) in enumerate(
             zip(layout["units"], version["objects"], strict=True)
         ):
@@ -507,6 +508,7 @@ class Reader:
                 target = extents.setdefault((file, extent), bytearray(int(np.prod(extent_shape)) * item))
                 target[first * item : (first + length) * item] = whole[at : at + length * item]
                 at += length * item
+                held[file, extent] = held.get((file, extent), 0) + length
             assert at == len(whole), key
         crcs = list(np.frombuffer(self.blob(pack, version["crcs"]), "<u4"))
         for index, ((path, size, _, _, _, reference), cut) in enumerate(
@@ -525,11 +527,17 @@ class Reader:
                 crc = crcs.pop(0)
                 if index in coarse:
                     crc = zlib.crc32(data[begin:end])
+                if len(data) < size:
+                    continue
                 for position in positions:
                     assert data[position : position + 4] == bytes(4)
                     data[position : position + 4] = int(crc).to_bytes(4, "little")
-            assert len(data) == size
-            yield path, bytes(data)
+            if "dropped" not in version or all(
+                held.get((index, number_of), 0) == int(np.prod(extent_shape))
+                for number_of, (_, _, extent_shape, _) in enumerate(cut["extents"])
+            ):
+                assert len(data) == size
+                yield path, bytes(data)
 
     def _check_ids(
         self, lattice: str, content: str, dtype: str, chunk: int, count: int, whole: bytes, layout: Any, members: Any

@@ -35,7 +35,7 @@ def command(ctx: click.Context, run: str | None, run_option: str | None, limit: 
     All, or those of one RUN. KIND says whether a version is stored in full (base) or against others (delta), or still
     as it was written (hot; see `ckstore compact`). DEPTH is how many deltas lie between it and a base. STORED is what
     the version added to the store, and COST what restoring it costs as a multiple of restoring it from an exact, full
-    copy.
+    copy. WITHOUT names the tensors that a policy had it drop.
     """
     if run is not None and run_option is not None and run != run_option:
         raise UsageError("RUN is given twice; name one run.")
@@ -51,6 +51,7 @@ def command(ctx: click.Context, run: str | None, run_option: str | None, limit: 
         click.echo("No versions yet; `ckstore ingest` stores the first.", err=True)
         return
     coarse = any(row.fidelity != "exact" for row in rows)
+    dropped = any(row.dropped for row in rows)
     headings = [
         "version",
         "run",
@@ -66,7 +67,7 @@ def command(ctx: click.Context, run: str | None, run_option: str | None, limit: 
         "created",
     ]
     print_table(
-        [*headings, "fidelity"] if coarse else headings,
+        [*headings, *(["fidelity"] if coarse else []), *(["without"] if dropped else [])],
         [
             (
                 *(
@@ -81,6 +82,7 @@ def command(ctx: click.Context, run: str | None, run_option: str | None, limit: 
                 *(ratio_text(row.original_bytes, row.stored_bytes), f"{row.cost:.2f}x"),
                 *(", ".join(tags.get(row.number, [])) or None, time_text(row.created)),
                 *((row.fidelity,) if coarse else ()),
+                *((", ".join(row.dropped) or None,) if dropped else ()),
             )
             for row in rows
         ],

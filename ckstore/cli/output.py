@@ -92,6 +92,7 @@ def version_object(row: VersionRow, tags: Sequence[str] = ()) -> dict[str, Any]:
         "cost": row.cost,
         "fidelity": row.fidelity,
         "hot": row.hot,
+        "dropped": list(row.dropped),
         "elements": row.elements,
         "tensors": row.tensors,
         "files": row.files,

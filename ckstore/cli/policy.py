@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     ("ckstore policy --fidelity coarse --quality 2", "all runs that have no policy of their own"),
     ("ckstore policy gpt --fidelity exact", "one run"),
     ("ckstore policy gpt --exact-last 3 --exact-every 1000 --keep-last 200", "what becomes of its older versions"),
+    ("ckstore policy gpt --drop 'optimizer/*' --whole-last 3", "older versions lose their optimiser state"),
     ("ckstore policy gpt --keep-last 20 --dry-run", "what that would thin and forget now"),
     ("ckstore policy gpt --apply", "do now what is set; every ingest does so too"),
     ("ckstore policy --hot 0", "encode every version at once, the latest of a run too"),
@@ -57,6 +58,18 @@ if TYPE_CHECKING:
     help="Of the older ones, the version with the least or largest value stays exact.",
 )
 @click.option(
+    "--drop",
+    metavar="GLOB",
+    multiple=True,
+    help="Older versions lose the tensors that match, for good.  [default: none]",
+)
+@click.option(
+    "--whole-last",
+    metavar="N",
+    type=click.IntRange(min=1),
+    help="So many of a run's latest versions lose none.  [default: as many as stay exact]",
+)
+@click.option(
     "--keep-last",
     metavar="N",
     type=click.IntRange(min=1),
@@ -68,8 +81,8 @@ if TYPE_CHECKING:
     type=click.IntRange(min=1),
     help="Of the older ones, the first of every so many steps stays.",
 )
-@click.option("--apply", is_flag=True, help="Thin and forget now, and wait for it.")
-@click.option("--dry-run", is_flag=True, help="Change nothing; say what would be thinned and forgotten now.")
+@click.option("--apply", is_flag=True, help="Drop, thin and forget now, and wait for it.")
+@click.option("--dry-run", is_flag=True, help="Change nothing; say what would be dropped, thinned and forgotten now.")
 @click.option("--clear", is_flag=True, help="Remove what was set.")
 @json_option
 @click.pass_context
@@ -85,6 +98,8 @@ def command(
     exact_last: int | None,
     exact_every: int | None,
     exact_best: tuple[str, ...],
+    drop: tuple[str, ...],
+    whole_last: int | None,
     keep_last: int | None,
     keep_every: int | None,
     apply: bool,
@@ -97,14 +112,17 @@ def command(
     What `ckstore ingest` says itself comes first, then what is set for RUN, then for the store; without any of them
     versions are exact, and all stay.
 
-    Older versions become coarse as by `ckstore thin`, or are forgotten, after each ingest of their run, and garbage is
-    collected where it is worth it. Versions that have a tag, that another run follows, or that are the best stay as
-    they are. --exact-last, --exact-every, --exact-best, --keep-last and --keep-every are set together: those that are
-    not given are not set any more.
+    Older versions become coarse as by `ckstore thin`, lose tensors, or are forgotten, after each ingest of their run,
+    and garbage is collected where it is worth it. Versions that have a tag, that another run follows, or that are the
+    best or the first of --exact-every stay as they are. --exact-last, --exact-every, --exact-best, --drop,
+    --whole-last, --keep-last and --keep-every are set together: those that are not given are not set any more.
+
+    --drop takes globs as in `ckstore ls`.
     """
     policy = Policy.asked(fidelity, scheme, quality, max_abs_error, max_rel_error)
-    said = any((exact_last, exact_every, exact_best, keep_last, keep_every))
-    retention = Retention(exact_last, exact_every, exact_best, keep_last, keep_every) if said else None
+    kept = (exact_last, exact_every, exact_best, keep_last, keep_every, drop, whole_last)
+    said = any(kept)
+    retention = Retention(*kept) if said else None
     sets = policy is not None or hot is not None or said
     if clear and (sets or apply or dry_run):
         raise UsageError("Give --clear by itself.")
@@ -171,18 +189,22 @@ def _apply(store: Store, run: str | None, as_json: bool) -> None:
 
 def _print_report(report: RetainReport, as_json: bool, *, dry_run: bool) -> None:
     if as_json:
-        said = {"forgotten": _names(report.forgotten), "thinned": _names(report.thinned)}
+        said = {name: _names(getattr(report, name)) for name in ("forgotten", "thinned", "dropped")}
         print_json([{**said, "freed": report.freed, "dry_run": dry_run}])
         return
     for row in report.forgotten:
         click.echo(f"{name_of(row)} (version {row.number})  forgotten")
+    for row in report.dropped:
+        click.echo(f"{name_of(row)} (version {row.number})  without {', '.join(row.dropped)}")
     for row in report.thinned:
         click.echo(f"{name_of(row)} (version {row.number})  coarse")
-    if not (report.forgotten or report.thinned or report.freed):
+    if not (report.forgotten or report.dropped or report.thinned or report.freed):
         click.echo("Nothing to do: every version is as its policy says.")
         return
-    did = ("Would forget", "thin") if dry_run else ("Forgot", "thinned")
+    did = ("Would forget", "thin", "drop") if dry_run else ("Forgot", "thinned", "dropped")
     counts = f"{did[0]} {counted(len(report.forgotten), 'version')}, {did[1]} {len(report.thinned)}"
+    if report.dropped:
+        counts += f", {did[2]} tensors of {len(report.dropped)}"
     click.echo(f"{counts}." if dry_run else f"{counts}; freed {size_text(report.freed)}.")
 
 

@@ -108,6 +108,7 @@ def _print(version: Version, shown: dict[str, Any]) -> None:
         ("size", f"{size_text(row.original_bytes)}, {row.tensors} tensors, {row.elements:,} elements"),
         ("stored", f"{size_text(row.stored_bytes)}, {ratio_text(row.original_bytes, row.stored_bytes)}"),
         ("kind", f"{kind}, {row.fidelity}"),
+        ("dropped", _dropped_text(version)),
         ("coarse", None if shown["coarse"] is None else ", ".join(f"{k} {v}" for k, v in shown["coarse"].items())),
         ("restore cost", f"{row.cost:.2f}x of a full version"),
         ("objects", f"{storage['objects']}, of which {storage['here']} were added by this version"),
@@ -130,6 +131,13 @@ def _print(version: Version, shown: dict[str, Any]) -> None:
         click.echo()
         headings = ["lattice", "layers", "coarse bits", "exact bits", "max error", "rms error", "relative", "path"]
         print_table(headings, map(_cells, shown["tensors"]), right=range(2, 7))
+
+
+def _dropped_text(version: Version) -> str | None:
+    """What the version has given up."""
+    if not version.row.dropped:
+        return None
+    return f"{', '.join(version.row.dropped)}: {len(version)} of {version.row.tensors} tensors are left"
 
 
 def _cells(item: dict[str, Any]) -> list[object]:

@@ -194,7 +194,7 @@ class ObjectWriter:
             records = [record.to_json() for record in beside]
             body = head | {"kind": self.exact.kind, "records": records, "rebase": anew}
             self.exact.add_bytes(manifest.NAME, manifest.encode_manifest(body, {}), None)
-            self.finished.append(self.exact.finish())
+            self.exact.seal()
         else:
             self.exact.abort()
         body = head | {"kind": "coarse", "records": [record.to_json() for record in self.lattices]}
@@ -203,7 +203,10 @@ class ObjectWriter:
         if document is not None:
             body["version"] = document.to_json()
         entry = self.coarse.add_bytes(manifest.NAME, manifest.encode_manifest(body, blobs), None)
-        self.finished.append(self.coarse.finish())
+        # The disk takes both at once; the one that tells of a version has its name last.
+        self.coarse.seal()
+        for pack in (self.exact, self.coarse) if beside else (self.coarse,):
+            self.finished.append(pack.finish())
         return self.finished, entry
 
 
@@ -245,6 +248,7 @@ def version_row(document: VersionDocument, packs: Sequence[PackInfo], entry: Pac
         base=summary["base"],
         fidelity=document.fidelity,
         hot=document.hot is not None,
+        dropped=document.dropped,
         metrics=document.metrics,
         source=document.source,
     )

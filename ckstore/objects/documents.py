@@ -220,6 +220,8 @@ class VersionDocument:
         Number of the version at the same run and step whose place this one took, or None.
     hot
         What becomes of the version when it is compacted; None where its objects are encoded.
+    dropped
+        Globs over the paths of tensors that the version has given up; no unit of its layout holds them any more.
     """
 
     number: int
@@ -242,6 +244,7 @@ class VersionDocument:
     replaces: int | None = None
     coarse: CoarseFacts | None = None
     hot: HotFacts | None = None
+    dropped: tuple[str, ...] = ()
 
     @property
     def uid(self) -> str:
@@ -276,6 +279,15 @@ class VersionDocument:
             files=tuple(replace(file, skeleton=file.skeleton.with_packs(names)) for file in self.files),
         )
 
+    def elsewhere(self, pack: str) -> VersionDocument:
+        """The document with its blobs named from outside of its pack."""
+        return replace(
+            self,
+            layout=self.layout.within(pack),
+            crcs=self.crcs.within(pack),
+            files=tuple(replace(file, skeleton=file.skeleton.within(pack)) for file in self.files),
+        )
+
     def check(self) -> None:
         """Raise `InputError` for what `from_json` would refuse."""
         _require(VERSION, self.to_json())
@@ -294,6 +306,7 @@ class VersionDocument:
             "facts": self.facts, "summary": self.summary, "replaces": self.replaces,
             **({} if self.coarse is None else {"coarse": self.coarse.to_json()}),
             **({} if self.hot is None else {"hot": self.hot._asdict()}),
+            **({"dropped": self.dropped} if self.dropped else {}),
         }  # fmt: skip
 
     @classmethod
@@ -326,6 +339,7 @@ class VersionDocument:
             summary=document["summary"], replaces=document["replaces"],
             coarse=CoarseFacts.from_json(document["coarse"]) if "coarse" in document else None,
             hot=HotFacts(**document["hot"]) if "hot" in document else None,
+            dropped=tuple(document.get("dropped", ())),
         )  # fmt: skip
 
 
@@ -439,7 +453,8 @@ def _permissions(mode: int | None) -> int | None:
 def check_layout(layout: LayoutDocument, document: VersionDocument) -> None:
     """Raise `IntegrityError` unless a layout is one of a version's files and objects.
 
-    Extents lie in the files, every element of them belongs to one member of one unit, tensors lie in their extents.
+    Extents lie in the files, every element of them belongs to one member of one unit, but for those that the version
+    has dropped, and tensors lie in their extents.
     """
     wrong = _wrong_part(layout, document)
     if wrong:
@@ -476,7 +491,8 @@ def _wrong_part(layout: LayoutDocument, document: VersionDocument) -> str:
     shards = gather_shards((entry.path, file) for entry, file in zip(document.files, layout.files, strict=True))
     if any(not fit_together([tensor for _, tensor in parts]) for parts in shards.values()):
         return "shards"
-    return "units" if len(layout.units) != len(document.objects) or _is_uncovered(layout, sizes) else ""
+    wrong = len(layout.units) != len(document.objects) or _is_uncovered(layout, sizes, gaps=bool(document.dropped))
+    return "units" if wrong else ""
 
 
 def _are_nested_once(stretches: list[tuple[int, int]], size: int) -> bool:
@@ -495,8 +511,8 @@ def _are_nested_once(stretches: list[tuple[int, int]], size: int) -> bool:
     return True
 
 
-def _is_uncovered(layout: LayoutDocument, sizes: list[list[int]]) -> bool:
-    """Whether some element is in no member of a unit or in several, or is of another dtype than its unit."""
+def _is_uncovered(layout: LayoutDocument, sizes: list[list[int]], *, gaps: bool) -> bool:
+    """Whether some element is in several members of units or, but for `gaps`, in none, or has another dtype."""
     stretches: dict[tuple[int, int], list[tuple[int, int]]] = {
         (file, extent): [] for file, counts in enumerate(sizes) for extent in range(len(counts))
     }
@@ -516,10 +532,10 @@ def _is_uncovered(layout: LayoutDocument, sizes: list[list[int]]) -> bool:
     for (file, extent), found in stretches.items():
         position = 0
         for first, count in sorted(found):
-            if first != position:
+            if first < position or (first > position and not gaps):
                 return True
-            position += count
-        if position != sizes[file][extent]:
+            position = first + count
+        if position > sizes[file][extent] or (position < sizes[file][extent] and not gaps):
             return True
     return False
 
@@ -580,6 +596,7 @@ VERSION = fields(
              "units": rows(whole(), ID, rows(_ERROR, _ERROR, _ERROR), _ERROR)}
         ),
         "hot": fields({"policy": text(), "budget": number(1)}),
+        "dropped": items(text(1), 1),
     },
 )  # fmt: skip
 

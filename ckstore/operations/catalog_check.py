@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 #: What a manifest says of a version and nothing changes later: `recover` would write the same.
 _FIELDS = (
     "uid", "run", "step", "created", "manifest_offset", "manifest_length", "original_bytes", "stored_bytes",
-    "elements", "tensors", "files", "fidelity", "hot", "metrics", "source",
+    "elements", "tensors", "files", "fidelity", "hot", "dropped", "metrics", "source",
 )  # fmt: skip
 
 

@@ -149,7 +149,7 @@ class Compactor:
                     rows = due(self._opened, run, keep=keep)
                     compact(self._opened, rows[:1], progress=self._step)
                 retained = retain(self._opened, run, progress=self._step)
-                if rows or retained.thinned or retained.freed:
+                if rows or retained.thinned or retained.dropped or retained.freed:
                     self._repository.resolver.forget()  # Objects are elsewhere now.
             except _GivenUp:
                 return

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ckstore.errors import IntegrityError
+from ckstore.objects.documents import Object
 from ckstore.objects.restore_cost import relative_cost, restore_work
 from ckstore.reading.stored_version import StoredVersion
 from ckstore.repository import Repository
@@ -46,9 +47,9 @@ def write_costs(catalog: Catalog, costs: Costs) -> None:
                 catalog.update_version(number, cost=cost, depth=depth, base=depth == 0)
 
 
-def restore_cost(version: StoredVersion) -> tuple[float, int]:
-    """What restoring a version costs as a multiple of a full one, and its depth."""
+def restore_cost(version: StoredVersion, objects: Iterable[Object] | None = None) -> tuple[float, int]:
+    """What restoring a version, or these objects of it alone, costs as a multiple of a full one, and its depth."""
     reader = version.repository.reader
-    objects = set(version.document.objects)
+    objects = set(version.document.objects if objects is None else objects)
     work, full = restore_work(reader, objects, version.layout.files)
     return relative_cost(work, full), max((reader.depth(*item) for item in objects), default=0)

@@ -51,7 +51,7 @@ def describe(
     hot
         The objects are stored raw; nothing of the version is stored against another one.
     """
-    blobs = _Blobs(repository, None if hot else request.parent, compress_quickly if hot else _compressed)
+    blobs = Blobs(repository, None if hot else request.parent, compress_quickly if hot else _compressed)
     layout = LayoutDocument([file.layout for file in scanned.files], scanned.units).encode()
     crcs = np.array([crc for file in scanned.files for crc in file.crcs], "<u4").tobytes()
     facts: dict[str, Any] = {}
@@ -123,8 +123,8 @@ def _compressed(data: bytes) -> bytes:
     return compress_against(data, None)
 
 
-class _Blobs:
-    """The blobs of a version, packed against the parent's where that pays.
+class Blobs:
+    """The blobs of a version, packed against the parent's, or another one's, where that pays.
 
     Attributes
     ----------
@@ -132,7 +132,9 @@ class _Blobs:
         Those that are not the parent's own, by name.
     """
 
-    def __init__(self, repository: Repository, parent: VersionRow | None, compress: Callable[[bytes], bytes]) -> None:
+    def __init__(
+        self, repository: Repository, parent: VersionRow | None, compress: Callable[[bytes], bytes] = _compressed
+    ) -> None:
         self._compress = compress
         self.packed: dict[str, bytes] = {}
         self._repository = repository

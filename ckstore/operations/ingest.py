@@ -10,7 +10,7 @@ Change.finish(document); Change.commit()       # or, of a trial, an evaluation o
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,12 +29,13 @@ from ckstore.operations.nearest import nearest_version
 from ckstore.operations.rebase import within_budget
 from ckstore.operations.request import IngestOptions, Request, request_of
 from ckstore.operations.standing import in_place_of, is_there
-from ckstore.operations.storing import Stored, store_objects, store_raw
+from ckstore.operations.storing import Stored, all_windows, store_objects, store_raw
 from ckstore.operations.tuning import Trials, Tuning, last_choice, restored, search_space, weight
 from ckstore.operations.verify import check_restores
 from ckstore.policy import Policy
 from ckstore.repository import Repository
 from ckstore.runtime.collector import collection_seldom
+from ckstore.runtime.threads import in_turn
 from ckstore.scanning.scan import hash_version
 from ckstore.scanning.scanned import ScannedVersion
 from ckstore.scanning.source import open_source
@@ -123,12 +124,14 @@ def _ingest(
     number = 0
     try:
         with ExitStack() as held:
-            with catalog.transaction():  # Each commit waits for the disk: one for both.
+            progress = in_turn(progress)
+            windows = held.enter_context(all_windows(scanned, progress)) if request.is_hot else ()
+            with catalog.transaction():  # Each commit waits for the disk, which reading does not: one for both.
                 number = catalog.reserve_number()
                 lease = held.enter_context(catalog.lease(f"ingest {number}"))
             ingestion = _Ingestion(repository, number, scanned, lease, progress)
             if request.is_hot:
-                ingestion.store_hot(request)
+                ingestion.store_hot(request, windows)
             elif request.tuning is None:
                 ingestion.store(request)
             else:
@@ -162,12 +165,12 @@ class _Ingestion:
         with self._written(request, self._progress, found) as (change, stored, _):
             self._commit(change, request, stored)
 
-    def store_hot(self, request: Request) -> None:
-        """Write the version as it is and commit it; `compact` encodes it later."""
+    def store_hot(self, request: Request, windows: Iterable[list[int]]) -> None:
+        """Write the version as it is, as it is read, and commit it; `compact` encodes it later."""
         repository, scanned = self._repository, self._scanned
         with PackWriter(repository.path, "coarse") as coarse, PackWriter(repository.path, "raw") as raw:
             writer = ObjectWriter(coarse, raw)
-            stored = store_raw(writer, repository.resolver, scanned, self._progress)
+            stored = store_raw(writer, repository.resolver, scanned, windows, self._progress)
             with Change(repository, writer) as change:
                 change.foresee()
                 objects = [stored[content] for content in scanned.contents]

@@ -1,11 +1,12 @@
-"""Retain: does what a run's policy says of its older versions: which become coarse, which are forgotten.
+"""Retain: does what a run's policy says of its older versions: which lose tensors, become coarse, are forgotten.
 
 due(rows, retention, ...)      # which: a pure function of the catalog's rows
+drop(...)                      # those that lose tensors, each in a commit of its own
 thin(...)                      # those that become coarse, each in a commit of its own
 forget(...)                    # those that go, in the transaction that looked them up
 gc(...)                        # where enough is garbage, and nobody else is at work
 
-Thinning comes first: which version is the first of so many steps is another one once versions are forgotten.
+Forgetting comes last: which version is the first of so many steps is another one once versions are forgotten.
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ from weakref import WeakKeyDictionary
 
 from ckstore.errors import LockedError, NotFoundError
 from ckstore.operations.compact import compact
+from ckstore.operations.drop import drop, has_any, with_globs
 from ckstore.operations.forget import forget
 from ckstore.operations.gc.collect import gc
 from ckstore.operations.naming import policy_of
 from ckstore.operations.selection import by_run
 from ckstore.operations.thin import ThinReport, thin
 from ckstore.policy import Policy, Retention
+from ckstore.reading.stored_version import StoredVersion
 from ckstore.storage import reserve
 from ckstore.storage.durable import DiskFullError
 
@@ -39,8 +42,9 @@ _GARBAGE = 0.1
 _PATIENCE = 2.0
 
 
-#: Ids of versions that had no exact layer to give up, by the repository that found out: it takes decoding them.
-_had_nothing: WeakKeyDictionary[Repository, set[str]] = WeakKeyDictionary()
+#: Ids of versions that had no exact layer to give up, or, with globs, no such tensors, by the repository that found
+#: out: it takes reading them.
+_had_nothing: WeakKeyDictionary[Repository, set[str | tuple[str, ...]]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +53,13 @@ class Due:
 
     Attributes
     ----------
-    forgotten, thinned
-        Those that go, and those that become coarse.
+    forgotten, thinned, dropped
+        Those that go, those that become coarse, and those that lose tensors.
     """
 
     forgotten: list[VersionRow]
     thinned: list[VersionRow]
+    dropped: list[VersionRow]
 
 
 @dataclass(slots=True)
@@ -63,14 +68,16 @@ class RetainReport:
 
     Attributes
     ----------
-    forgotten, thinned
-        The rows of the versions that are forgotten, and that became coarse, as they were.
+    forgotten, thinned, dropped
+        The rows of the versions that are forgotten and that became coarse, as they were, and of those that lost
+        tensors, with the globs of these.
     freed
         Bytes that the store takes less; 0 where the garbage waits for more, or for others to end.
     """
 
     forgotten: list[VersionRow] = field(default_factory=list)
     thinned: list[VersionRow] = field(default_factory=list)
+    dropped: list[VersionRow] = field(default_factory=list)
     freed: int = 0
 
 
@@ -88,7 +95,7 @@ def due(
     kept
         Numbers of versions that stay as they are: tagged ones, and those that another run's version follows.
     hot
-        Numbers of versions that stay hot: they become coarse once they are encoded.
+        Numbers of versions that stay hot: they become coarse, or lose tensors, once they are encoded.
     """
     ordered = next(by_run(rows), [])
     stays = {*kept, *_best(ordered, retention.exact_best)}
@@ -97,13 +104,15 @@ def due(
         stays_there = stays | _first_of_every(ordered, retention.keep_every)
         stays_there |= _latest(ordered, retention.keep_last)
         forgotten = [row for row in ordered if row.number not in stays_there]
-    thinned = []
+    stays |= {row.number for row in forgotten} | set(hot) | _first_of_every(ordered, retention.exact_every)
+    thinned, dropped = [], []
     if retention.exact_last is not None:
-        going = {row.number for row in forgotten}
-        exact = stays | going | set(hot) | _first_of_every(ordered, retention.exact_every)
-        exact |= _latest(ordered, retention.exact_last)
+        exact = stays | _latest(ordered, retention.exact_last)
         thinned = [row for row in ordered if row.fidelity == "exact" and row.number not in exact]
-    return Due(forgotten, thinned)
+    if retention.kept_whole is not None:
+        whole = stays | _latest(ordered, retention.kept_whole)
+        dropped = [row for row in ordered if not {*row.dropped}.issuperset(retention.drop) and row.number not in whole]
+    return Due(forgotten, thinned, dropped)
 
 
 def retain(
@@ -126,9 +135,9 @@ def retain(
     Raises
     ------
     DiskFullError
-        There is no room to make a version coarse; the others were forgotten.
+        There is no room to describe a version again; the others were forgotten.
     IntegrityError
-        A version that is to become coarse is damaged, or what is stored against it.
+        A version that is to become coarse or to lose tensors is damaged, or what is stored against it.
     """
     report = RetainReport()
     full = None
@@ -136,6 +145,7 @@ def retain(
     for name, policy in runs:
         found = _due(repository, name, policy)
         try:
+            report.dropped += _drop(repository, found.dropped, policy.retention.drop, progress)
             report.thinned += _thin(repository, found.thinned, policy, progress)
         except DiskFullError as error:
             full = error  # What goes now makes room for the next time.
@@ -158,9 +168,15 @@ def expected(repository: Repository, run: str | None = None, retention: Retentio
     own = set() if run is not None or retention is None else set(repository.catalog.policies())
     for name, policy in _policies(repository, run):
         if name not in own:
-            found = _due(repository, name, policy if retention is None else replace(policy, retention=retention))
+            policy = policy if retention is None else replace(policy, retention=retention)
+            found, globs = _due(repository, name, policy), policy.retention.drop
             report.forgotten += found.forgotten
             report.thinned += found.thinned
+            report.dropped += [
+                replace(row, dropped=with_globs(row.dropped, globs))
+                for row in found.dropped
+                if has_any(StoredVersion(repository, row), globs)
+            ]
     return report
 
 
@@ -192,6 +208,21 @@ def _due(repository: Repository, run: str, policy: Policy) -> Due:
     latest = sorted(own)[-policy.kept_hot :] if policy.kept_hot else []
     hot = {row.number for row in rows if row.hot} & set(latest)
     return due(rows, policy.retention, kept=kept, hot=hot)
+
+
+def _drop(
+    repository: Repository, rows: Sequence[VersionRow], globs: tuple[str, ...], progress: Callable[[int], None] | None
+) -> list[VersionRow]:
+    given_up = _had_nothing.setdefault(repository, set())
+    rows = [row for row in rows if (row.uid, *globs) not in given_up]
+    if not rows:
+        return []
+    found: list[VersionRow] = []
+    with suppress(NotFoundError):  # Another process has forgotten one of them; the others have their turn next time.
+        compact(repository, [row for row in rows if row.hot], progress=progress)
+        found = drop(repository, rows, globs, progress=progress)
+        given_up |= {(row.uid, *globs) for row in rows} - {(row.uid, *globs) for row in found}
+    return found
 
 
 def _thin(

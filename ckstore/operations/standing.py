@@ -64,7 +64,9 @@ def _is_same(repository: Repository, standing: VersionRow, scanned: ScannedVersi
 
 
 def _is_enough(repository: Repository, standing: VersionRow, request: Request) -> bool:
-    """Whether a version of the same content is as faithful as what is asked for."""
+    """Whether a version of the same content is as faithful as what is asked for, and has given up nothing."""
+    if standing.dropped:
+        return False
     coarse, policy = repository.resolver.document(standing).coarse, request.policy
     if coarse is None or not policy.is_coarse:
         return coarse is None

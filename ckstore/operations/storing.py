@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from ckstore.encoding.budget import Budget
@@ -74,15 +74,14 @@ def store_objects(
         A file changed since it was scanned.
     """
     progress = in_turn(progress)
-    stream = None if scanned.is_hashed else one_ahead(held_windows(scanned, progress))
     estimator = Estimator(reader, scanned, request.policy, _parents(resolver, request.parent), request.gradients)
     budget = Budget(cost(assembly_work(scanned.layouts)), scanned.size, request.budget)
     objects = _Objects(reader, resolver, scanned)
-    windows = objects.hashed(estimator, budget) if stream is None else objects.streamed(stream, budget)
     with (
-        nullcontext() if stream is None else closing(stream),
+        nullcontext() if scanned.is_hashed else one_ahead(held_windows(scanned, progress)) as stream,
         ThreadPoolExecutor(worker_count(), thread_name_prefix="ckstore") as pool,
     ):
+        windows = objects.hashed(estimator, budget) if stream is None else objects.streamed(stream, budget)
         for batch in _batches(_encoded(pool, estimator, windows, budget)):
             # Of what the store holds under its content id nothing is encoded.
             stored = resolver.known_lattices(
@@ -100,36 +99,44 @@ def store_objects(
     return objects.known
 
 
+def all_windows(
+    scanned: ScannedVersion, progress: Callable[[int], None] | None
+) -> AbstractContextManager[Iterable[list[int]]]:
+    """The numbers of all units, of a version that is not hashed as they are read: from now on, in a thread."""
+    if scanned.is_hashed:
+        return nullcontext([list(range(len(scanned.units)))])
+    return one_ahead(held_windows(scanned, progress))
+
+
 def store_raw(
-    writer: ObjectWriter, resolver: CatalogResolver, scanned: ScannedVersion, progress: Callable[[int], None] | None
+    writer: ObjectWriter,
+    resolver: CatalogResolver,
+    scanned: ScannedVersion,
+    windows: Iterable[list[int]],
+    progress: Callable[[int], None] | None,
 ) -> dict[str, Stored]:
     """Write the objects that the store has not encoded yet as they are; returns all of the version's, by content id.
 
-    A version that is not hashed is read meanwhile, once.
+    `windows` are those of `all_windows`.
 
     Raises
     ------
     InputError
         A file changed since it was scanned.
     """
-    progress = in_turn(progress)
-    everything = [list(range(len(scanned.units)))]
     known: dict[str, Stored] = {}
-    with (
-        nullcontext(everything) if scanned.is_hashed else closing(one_ahead(held_windows(scanned, progress))) as windows
-    ):
-        for numbers in windows:
-            fresh = {scanned.contents[number]: scanned.units[number] for number in numbers}
-            fresh = {content: unit for content, unit in fresh.items() if content not in known}
-            known |= {content: Stored(lattice, content) for content, lattice in resolver.known(fresh).items()}
-            for content, unit in fresh.items():
-                if content not in known:
-                    bits = scanned.read(unit, 0, unit.count)
-                    scanned.check(unit, bits)
-                    writer.put_raw(content, unit.dtype, unit.chunk, bits)
-                    known[content] = Stored(content, content)
-                if progress is not None:
-                    progress(unit.nbytes)
+    for numbers in windows:
+        fresh = {scanned.contents[number]: scanned.units[number] for number in numbers}
+        fresh = {content: unit for content, unit in fresh.items() if content not in known}
+        known |= {content: Stored(lattice, content) for content, lattice in resolver.known(fresh).items()}
+        for content, unit in fresh.items():
+            if content not in known:
+                bits = scanned.read(unit, 0, unit.count)
+                scanned.check(unit, bits)
+                writer.put_raw(content, unit.dtype, unit.chunk, bits)
+                known[content] = Stored(content, content)
+            if progress is not None:
+                progress(unit.nbytes)
     writer.begin_sync()
     scanned.settle()
     return known

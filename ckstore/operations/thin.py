@@ -20,7 +20,7 @@ from ckstore.encoding.reanchor import reanchored
 from ckstore.encoding.writer import ObjectWriter
 from ckstore.errors import ConflictError, IntegrityError
 from ckstore.lineage.planner import Choice, plan
-from ckstore.objects.documents import BlobRef, CoarseFacts, CoarseUnit, Deviation, Object, VersionDocument
+from ckstore.objects.documents import CoarseFacts, CoarseUnit, Deviation, Object, VersionDocument
 from ckstore.objects.reader import ObjectReader
 from ckstore.objects.restore_cost import relative_cost, restore_work
 from ckstore.objects.units import Unit
@@ -334,7 +334,7 @@ class _Thinning:
         """What is said of the version from now on."""
         policy = self.batch.policy
         document = replace(
-            _elsewhere(self.version.document, self.row.pack),
+            self.version.document.elsewhere(self.row.pack),
             fidelity="coarse",
             objects=tuple(objects),
             hot=None,
@@ -359,13 +359,3 @@ def _has_integers(bits: Bits, dtype: str, integers: Integers) -> bool:
 
     total, _, finite = statistics_of(bits, dtype)
     return bool(finite == bits.size and isfinite(total) and np.abs(integers).max(initial=0) < MAX_INTEGER)
-
-
-def _elsewhere(document: VersionDocument, pack: str) -> VersionDocument:
-    """A document whose blobs are named from outside of its pack."""
-
-    def named(ref: BlobRef) -> BlobRef:
-        return ref.within(pack)
-
-    files = tuple(replace(file, skeleton=named(file.skeleton)) for file in document.files)
-    return replace(document, layout=named(document.layout), crcs=named(document.crcs), files=files)

@@ -77,15 +77,17 @@ def checkout(
     IntegrityError
         The store does not give back what went in.
     NotFoundError
-        No file is left.
+        No file is left, or the version has given up a part of one.
     """
     document = version.document
     if document.is_directory:
         chosen = chosen_entries(version, include, exclude)
+        version.require_whole(number for number, entry in enumerate(document.files) if entry.path in chosen)
         with beside(target, force=force, directory=True) as made:
             _write_tree(version, chosen, made, progress)
         entries = [entry.path for entry in document.files] + [path for path, _ in document.links]
         return [path for path in entries if path not in chosen]
+    version.require_whole([0])
     if os.path.isdir(target):  # which raises nothing, whatever the path
         target = target / version.document.files[0].path
     with beside(target, force=force) as made:

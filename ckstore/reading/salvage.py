@@ -112,6 +112,8 @@ def salvage(
 def _survey(version: StoredVersion, report: SalvageReport) -> None:
     """Read everything, and say in the report what is lost."""
     files = [entry.path for entry in version.document.files]
+    for number, _ in version.dropped:
+        report.lost_files[files[number]] = f"The version has dropped {', '.join(version.document.dropped)}."
     for number, path in enumerate(files):
         try:
             version.skeleton(number)

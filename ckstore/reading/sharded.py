@@ -8,14 +8,18 @@ from typing import TYPE_CHECKING, Any
 from ckstore.errors import InputError, IntegrityError
 from ckstore.formats.dcp import METADATA, Item, nested, read_metadata
 from ckstore.formats.layout import Path, TensorRef
-from ckstore.formats.paths import path_to_text
+from ckstore.formats.paths import match_texts, path_to_text
 from ckstore.formats.sources import CompositeSource, PartSource
 from ckstore.formats.torch.tree import ROOT
 from ckstore.formats.torch.zip import parse_torch_zip
-from ckstore.formats.trees import replace_tensors
+from ckstore.formats.trees import replace_tensors, select_tensors
 
 if TYPE_CHECKING:
     from ckstore.reading.stored_version import StoredVersion
+
+
+#: In place of the number of a tensor that the version has given up.
+_DROPPED = -1
 
 
 def sharded_directories(version: StoredVersion) -> dict[str, int]:
@@ -73,7 +77,9 @@ def _sharded_tree(version: StoredVersion, directory: str) -> tuple[Any, list[str
     def leaf(path: Path) -> TensorRef:
         text = path_to_text((*prefix, *path))
         if text not in version.paths:
-            raise InputError(f"there is no tensor {text}")
+            if not match_texts([text], version.document.dropped or [""]):
+                raise InputError(f"there is no tensor {text}")
+            return TensorRef(_DROPPED)
         return TensorRef(paths.setdefault(text, len(paths)))
 
     def of_object(item: Item) -> Any:
@@ -90,4 +96,7 @@ def _sharded_tree(version: StoredVersion, directory: str) -> tuple[Any, list[str
         leaves[item.path] = of_object(item) if item.box is None else leaf(item.path)
     layouts = [version.layout.files[number] for number in sources]
     rest = sum(layout.size - sum(extent.nbytes for extent in layout.extents) for layout in layouts)
-    return nested(leaves.items()), list(paths), source.size + rest
+    tree: Any = nested(leaves.items())
+    if version.document.dropped:
+        tree = select_tensors(tree, range(len(paths))) or {}
+    return tree, list(paths), source.size + rest

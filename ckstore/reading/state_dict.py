@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from ckstore.formats import parse
 from ckstore.formats.layout import FileLayout, Tensor
 from ckstore.formats.paths import path_to_text
 from ckstore.formats.shards import slabs
-from ckstore.formats.trees import replace_tensors
+from ckstore.formats.trees import replace_tensors, select_tensors
 from ckstore.reading.buffers import Destination, fill, read_tensor
 from ckstore.reading.known_types import ObjectBuilder
 from ckstore.reading.sharded import sharded_directories, sharded_files, sharded_tree
@@ -62,7 +62,8 @@ def build(version: StoredVersion, file: int, allow: Sequence[type] = (), *, mmap
     source = version.source(file)
     for extent in range(len(layout.extents)):
         version.require(file, extent)
-    storages = _Storages(layout, version.mapped(file) if mmap else {})
+    gone = {extent for number, extent in version.dropped if number == file}
+    storages = _Storages(layout, version.mapped(file) if mmap else {}, gone)
     with ThreadPoolExecutor(1, thread_name_prefix="ckstore") as aside:
         advising = aside.submit(use_large_pages, storages.spans())
         parsing = aside.submit(parse, source, path)
@@ -73,9 +74,18 @@ def build(version: StoredVersion, file: int, allow: Sequence[type] = (), *, mmap
         raise _no_tensors(path)
     if _cut(parsed) != _cut(layout):
         raise IntegrityError(f"The layout of {path} is not that of its bytes; run `ckstore verify`.")
-    tensors = [storages.tensor(tensor) for tensor in parsed.tensors]
-    skeleton_bytes = layout.size - storages.size
-    return replace_tensors(parsed.tree, tensors.__getitem__, ObjectBuilder(skeleton_bytes, allow))
+    tree, kept = _left(version, file, parsed)
+    tensors = {number: storages.tensor(parsed.tensors[number]) for number in kept}
+    skeleton_bytes = layout.size - sum(extent.nbytes for extent in layout.extents)
+    return replace_tensors(tree, tensors.__getitem__, ObjectBuilder(skeleton_bytes, allow))
+
+
+def _left(version: StoredVersion, file: int, parsed: FileLayout) -> tuple[Any, Sequence[int]]:
+    """The tree of a file without the tensors that the version has given up, and the numbers of the others."""
+    if not any(place[0] == file for place in version.dropped):
+        return parsed.tree, range(len(parsed.tensors))
+    kept = [number for number, tensor in enumerate(parsed.tensors) if version.dropped.isdisjoint(tensor.places(file))]
+    return select_tensors(parsed.tree, kept), kept
 
 
 def build_sharded(version: StoredVersion, directory: str, allow: Sequence[type] = ()) -> Any:
@@ -142,9 +152,10 @@ def outline(version: StoredVersion, leaf: Callable[[str], Any], allow: Sequence[
         if not layout.tensors or number in sharded:
             continue
         prefix = version.prefix(number)
-        leaves = [leaf(path_to_text((*prefix, *tensor.path))) for tensor in layout.tensors]
+        tree, kept = _left(version, number, version.parsed(number))
+        leaves = {index: leaf(path_to_text((*prefix, *layout.tensors[index].path))) for index in kept}
         builder = ObjectBuilder(layout.size - sum(extent.nbytes for extent in layout.extents), allow)
-        made = replace_tensors(version.parsed(number).tree, leaves.__getitem__, builder)
+        made = replace_tensors(tree, leaves.__getitem__, builder)
         if not version.document.is_directory:
             return made
         found[version.document.files[number].path] = made
@@ -181,12 +192,13 @@ def _marked(made: torch.Tensor, tensor: Tensor) -> Any:
 class _Storages:
     """The storages of a file: those of one extent that is `mapped`, and others, which nothing fills yet.
 
-    The extents of one storage follow each other without a gap, at multiples of their items' sizes; between storages the
-    torch formats write headers.
+    Those of extents that are all `gone` are not there. The extents of one storage follow each other without a gap, at
+    multiples of their items' sizes; between storages the torch formats write headers.
     """
 
-    def __init__(self, layout: FileLayout, mapped: Mapping[int, memoryview]) -> None:
+    def __init__(self, layout: FileLayout, mapped: Mapping[int, memoryview], gone: Collection[int]) -> None:
         self._extents = layout.extents
+        self._gone = gone
         # Plain arithmetic, as below: properties would be calls of Python for every tensor.
         self._counts = [prod(extent.shape) for extent in layout.extents]
         self._stops = [
@@ -210,14 +222,13 @@ class _Storages:
             for start, index in alone.items()
             if index in mapped and shares[start] == 1
         }
+        held = {start for index, start in enumerate(self._starts) if index not in gone}
+        partly = {self._starts[index] for index in gone}
         self._made = {
-            start: torch.empty(size, dtype=torch.uint8) for start, size in sizes.items() if start not in self._mapped
+            start: (torch.zeros if start in partly else torch.empty)(size, dtype=torch.uint8)
+            for start, size in sizes.items()
+            if start in held and start not in self._mapped
         }
-
-    @property
-    def size(self) -> int:
-        """Bytes of all."""
-        return sum(map(len, self._made.values())) + sum(map(len, self._mapped.values()))
 
     def spans(self) -> list[tuple[int, int]]:
         """Address and bytes of each that is to be filled."""
@@ -236,7 +247,7 @@ class _Storages:
     def requests(self, file: int) -> Iterator[Destination]:
         """What fills them."""
         for index, (extent, start) in enumerate(zip(self._extents, self._starts, strict=True)):
-            if start in self._mapped:
+            if start in self._mapped or index in self._gone:
                 continue
             out = self._made[start].numpy()[extent.start - start : self._stops[index] - start]
             yield Destination(file, index, 0, self._counts[index], out)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from math import prod
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from ckstore.codecs.lattice import PARTS, Bits
 from ckstore.dtypes import ITEM_SIZES
-from ckstore.errors import CkstoreError, IntegrityError, UsageError
+from ckstore.errors import CkstoreError, IntegrityError, NotFoundError, UsageError
 from ckstore.formats import CompositeSource, parse
 from ckstore.formats.layout import FileLayout, Path, Tensor
 from ckstore.formats.paths import listed, path_to_text
@@ -98,8 +98,35 @@ class StoredVersion:
         return layout
 
     @cached_property
+    def dropped(self) -> frozenset[tuple[int, int]]:
+        """(File, extent) of what the version has given up."""
+        if not self.document.dropped:
+            return frozenset()
+        left = {
+            (number, index): extent.count
+            for number, layout in enumerate(self.layout.files)
+            for index, extent in enumerate(layout.extents)
+        }
+        for unit in self.layout.units:
+            for member in unit.members:
+                left[member.file, member.extent] -= member.count
+        return frozenset(place for place, count in left.items() if count)
+
+    def require_whole(self, files: Iterable[int]) -> None:
+        """Raise `NotFoundError` where the version has given up a part of one of these files."""
+        gone = {file for file, _ in self.dropped}
+        for file in files:
+            if file in gone:
+                globs, path = ", ".join(self.document.dropped), self.document.files[file].path
+                besides = ", or leave the file out with --exclude" if self.document.is_directory else ""
+                raise NotFoundError(
+                    f"Version {self.row.number} has dropped {globs}, so {path} does not come back as it went in; "
+                    f"write what is left of its tensors with --format pt{besides}."
+                )
+
+    @cached_property
     def paths(self) -> dict[str, tuple[int, Tensor]]:
-        """(File number, tensor) by path as text, in the order of the files."""
+        """(File number, tensor) by path as text, in the order of the files, without what the version has given up."""
         found: dict[str, tuple[int, Tensor]] = {}
         shards: dict[str, list[tuple[int, Tensor]]] = {}
         for number, layout in enumerate(self.layout.files):
@@ -111,7 +138,14 @@ class StoredVersion:
                     path = path_to_text((*prefix[:-1], *tensor.path))
                     shards.setdefault(path, []).append((number, tensor))
                     found[path] = (number, tensor)
-        return found | {path: (parts[0][0], join(parts)) for path, parts in shards.items()}
+        found |= {path: (parts[0][0], join(parts)) for path, parts in shards.items()}
+        if not self.dropped:
+            return found
+        return {
+            path: (file, tensor)
+            for path, (file, tensor) in found.items()
+            if self.dropped.isdisjoint(tensor.places(file))
+        }
 
     def prefix(self, file: int, tensor: Tensor | None = None) -> Path:
         """What the paths of a file's tensors begin with: the file's own in a directory, for shards the directory's."""
@@ -164,7 +198,7 @@ class StoredVersion:
         found = {}
         for extent, cut in enumerate(self.layout.files[file].extents):
             stretches = self._places.get((file, extent), [])
-            if len(stretches) != 1:
+            if len(stretches) != 1 or (file, extent) in self.dropped:
                 continue
             _, number, position = stretches[0]
             record = self.repository.resolver.lattice(self.document.objects[number][0])
@@ -196,7 +230,7 @@ class StoredVersion:
         first, last = first * scale, last * scale
         if first >= last:
             return
-        stretches = self._places[file, extent]
+        stretches = self._held(file, extent)
         index = bisect_right(stretches, first, key=lambda stretch: stretch[0]) - 1
         while first < last:
             begin, number, position = stretches[index]
@@ -214,7 +248,7 @@ class StoredVersion:
         """An extent cut into (first, last) elements so that each stretch lies in one chunk of one object."""
         cut = self.layout.files[file].extents[extent]
         scale = 2 if cut.dtype in PARTS else 1
-        stretches = self._places.get((file, extent), [])
+        stretches = self._held(file, extent)
         for index, (begin, number, position) in enumerate(stretches):
             chunk = self.layout.units[number].chunk
             end = stretches[index + 1][0] if index + 1 < len(stretches) else cut.count * scale
@@ -223,6 +257,12 @@ class StoredVersion:
                 last = min(end, first + chunk - (position + first - begin) % chunk)
                 yield first // scale, last // scale
                 first = last
+
+    def _held(self, file: int, extent: int) -> list[tuple[int, int, int]]:
+        """The stretches of an extent; raises `NotFoundError` where the version has given it up."""
+        if (file, extent) in self.dropped:
+            self.require_whole([file])
+        return self._places.get((file, extent), [])
 
     def chunk(self, number: int, chunk: int, *, keep: bool = True, out: Bits | None = None) -> Bits:
         """Bits of one chunk of the unit of that number, as unsigned integers; read-only.
@@ -278,7 +318,9 @@ class StoredVersion:
                     raise self._concerning(number, error) from error
 
     def is_changed(self, file: int) -> bool:
-        """Whether a file comes back with other values than it went in with, because some are coarse."""
+        """Whether a file comes back with other values than it went in with, because some are coarse, or not at all."""
+        if any(place[0] == file for place in self.dropped):
+            return True
         objects = self.document.objects
         for unit, (lattice, content) in zip(self.layout.units, objects, strict=True):
             if any(member.file == file for member in unit.members):
@@ -317,7 +359,7 @@ class StoredVersion:
         file
             Its number.
         gaps
-            Whether elements that are lost are zeros.
+            Whether elements that are lost, or were given up, are zeros.
 
         Raises
         ------
@@ -332,7 +374,7 @@ class StoredVersion:
             first = offset // size
             try:
                 data = self.read_extent(file, index, first, -(-(offset + nbytes) // size))
-            except IntegrityError:
+            except (IntegrityError, NotFoundError):
                 if gaps:
                     return memoryview(bytes(nbytes))
                 raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
+from math import inf
 from typing import Self
 
 #: Bytes that are hashed as one piece of work.
@@ -18,9 +19,15 @@ class StreamSha256:
     """SHA-256 of blocks in order, in a thread of its own; use it as a context manager.
 
     Blocks must not change before they are hashed: `wait` tells.
+
+    Parameters
+    ----------
+    pending
+        Pieces of work that wait at most, before `update` waits; None for any number.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, pending: int | None = _PENDING) -> None:
+        self._most = inf if pending is None else pending
         self._sha = hashlib.sha256()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="ckstore-sha256")
         self._pending: deque[tuple[Future[None], int]] = deque()
@@ -41,7 +48,7 @@ class StreamSha256:
         self._unhashed += 1
         if self._size >= _BATCH:
             self._submit()
-            while len(self._pending) > _PENDING:
+            while len(self._pending) > self._most:
                 self._finish_one()
 
     def wait(self, blocks: int) -> None:

@@ -6,7 +6,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from threading import Lock
 from typing import TypeVar
 
@@ -96,13 +96,19 @@ def in_turn(call: Callable[[int], None] | None) -> Callable[[int], None] | None:
     return called
 
 
-def one_ahead(items: Generator[Item, None, None]) -> Generator[Item, None, None]:
+@contextmanager
+def one_ahead(items: Generator[Item, None, None]) -> Iterator[Iterator[Item]]:
     """The items of a generator, of which each is made in a thread of its own while the one before is used.
 
-    To be closed, as by `contextlib.closing`, before what the items are made of goes: nothing is made after that.
+    The first is begun at once. Nothing is made any more after the block.
     """
     with closing(items), ThreadPoolExecutor(1, thread_name_prefix="ckstore-ahead") as pool:
-        upcoming = pool.submit(next, items, None)
-        while (item := upcoming.result()) is not None:
-            upcoming = pool.submit(next, items, None)
-            yield item
+        first = pool.submit(next, items, None)
+
+        def made() -> Iterator[Item]:
+            upcoming = first
+            while (item := upcoming.result()) is not None:
+                upcoming = pool.submit(next, items, None)
+                yield item
+
+        yield made()

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from ckstore.errors import CkstoreError, UsageError
 from ckstore.formats.torch.state_dict import OnUnknown, describe_state_dict
 from ckstore.operations.request import checked_step, plain_metrics
+from ckstore.runtime.collector import collection_seldom
 from ckstore.saving import termination
 from ckstore.saving.process import Save, Settings, start
 from ckstore.saving.staging import Area, Packed
@@ -146,7 +147,9 @@ class Saver:
         checked, kept = checked_step(step), plain_metrics(metrics or {})
         with self._saving:
             self._check()
-            packed = Packed(describe_state_dict(state, on_unknown))
+            # A look for garbage among all that a training has made takes a tenth of a second, and finds nothing here.
+            with collection_seldom():
+                packed = Packed(describe_state_dict(state, on_unknown))
             area = self._free_area(packed.stop, wait=busy == "wait")
             if area is None:
                 future: Future[IngestReport] = Future()
@@ -154,7 +157,8 @@ class Saver:
                 return future
             try:
                 self._check()
-                area.stage(packed)
+                with collection_seldom():
+                    area.stage(packed)
             except BaseException:
                 self._set_free(area)
                 raise

@@ -167,7 +167,7 @@ class StagedStates:
             size = os.fstat(self._descriptor).st_size
             self._memory = memoryview(mmap.mmap(self._descriptor, size, access=mmap.ACCESS_READ))
         tree, tensors, extents, offsets = pickle.loads(self._memory[start:stop])
-        state = LiveState(tree, [Tensor(*one) for one in tensors], [Extent(*one) for one in extents])
+        state = LiveState(tree, [Tensor(*one) for one in tensors], [Extent(*one) for one in extents], is_still=True)
         state.memories += [
             _StagedBytes(self._memory[offset : offset + extent.nbytes])
             for extent, offset in zip(state.extents, offsets, strict=True)

@@ -17,6 +17,9 @@ WINDOW = 32 << 20
 #: Windows in memory.
 _WINDOWS = 3
 
+#: Windows of what stays where it is begin to be written sooner.
+_LENT = 8 << 20
+
 #: Where objects begin in memory: NumPy wants its items aligned, and the processor its cache lines.
 _ALIGNMENT = 64
 
@@ -61,6 +64,15 @@ class Held:
                     buffer = np.empty(nbytes, np.uint8)
             self._buffers[number] = buffer
         return None if buffer is None else buffer[position:]
+
+    def lend(self, number: int, data: memoryview) -> Iterator[list[int]]:
+        """Take note of a unit of one member, all of whose bytes are here to stay; yields a window of enough of them."""
+        unit = self._version.units[number]
+        self._version.held[unit.members[0]] = np.frombuffer(data, f"u{ITEM_SIZES[unit.dtype]}")
+        self._window.append(number)
+        self._filled += unit.nbytes
+        if self._filled >= _LENT:
+            yield from self._close()
 
     def arrived(self, number: int) -> None:
         """Take note that all bytes of a unit were read."""

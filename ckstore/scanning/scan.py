@@ -9,8 +9,10 @@ order and number of the tensors in a file.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
+from typing import cast
 
 import numpy as np
+import numpy.typing as npt
 from blake3 import blake3
 
 from ckstore.dtypes import ITEM_SIZES
@@ -126,19 +128,21 @@ class Reading:
                 position += nbytes
         for members in self._stretches.values():
             members.sort(key=lambda member: member.first)
-        self._blocks = [np.empty(BLOCK, np.uint8) for _ in range(_BLOCKS)]
+        self._blocks: list[npt.NDArray[np.uint8]] = []
 
     def windows(self, *, hold: bool) -> Iterator[list[int]]:
         """Units whose last byte was read, in windows of about `WINDOW` bytes."""
         held = Held(self._version) if hold else None
-        for file in range(len(self._version.files)):
-            yield from self._read_file(file, held)
+        for number, file in enumerate(self._version.files):
+            is_still = isinstance(file.source, StateDictSource) and file.source.is_still
+            yield from self._read_still(number, held) if is_still else self._read_file(number, held)
         if held is not None:
             yield from held.rest()
 
     def _read_file(self, number: int, held: Held | None) -> Iterator[list[int]]:
         file = self._version.files[number]
         layout = file.layout
+        self._blocks = self._blocks or [np.empty(BLOCK, np.uint8) for _ in range(_BLOCKS)]
         # What a state dict in memory would be has the checksums that fit.
         checks = None if isinstance(file.source, StateDictSource) else Checks(layout)
         skeleton = bytearray()
@@ -188,6 +192,44 @@ class Reading:
                     raise _CrcMismatch(file, checked.name)
         file.skeleton = fill_crcs(bytes(skeleton), layout, [0] * len(file.crcs))
         file.source.check_unchanged()
+
+    def _read_still(self, number: int, held: Held | None) -> Iterator[list[int]]:
+        """Read a state dict that stays as it is while it is read: nothing is copied but what is bundled."""
+        file = self._version.files[number]
+        source = cast("StateDictSource", file.source)
+        skeleton = bytearray()
+        position = 0
+        with StreamSha256(pending=None) as sha:
+            for extent, member, stop in _cuts(file.layout, number, self._stretches):
+                if member is None:
+                    skeleton += source.pread(position, stop - position)
+                    sha.update(bytes(skeleton[position - stop :]))
+                else:
+                    unit, first = self._places[number, extent, member.first]
+                    is_alone = len(self._version.units[unit].members) == 1
+                    target = None if held is None or is_alone else (yield from held.target(unit, first))
+                    hasher = blake3()
+                    for start in range(position, stop, BLOCK):
+                        part = source.view(start, min(BLOCK, stop - start))
+                        sha.update(part)
+                        hasher.update(part)
+                        if target is not None:
+                            target[: len(part)] = np.frombuffer(part, np.uint8)
+                            target = target[len(part) :]
+                    file.digests[extent, member.first] = hasher.digest()
+                    arrived = self._arrived(number, member)
+                    if held is not None and is_alone:
+                        yield from held.lend(unit, source.view(position, stop - position))
+                    elif held is not None and arrived is not None:
+                        held.arrived(arrived)
+                if self._progress is not None:
+                    self._progress(stop - position)
+                position = stop
+            file.crcs = stored_crcs(source, file.layout)
+            file.skeleton = fill_crcs(bytes(skeleton), file.layout, [0] * len(file.crcs))
+            if held is not None:
+                yield from held.rest()
+            file.sha256 = sha.hexdigest()
 
     def _arrived(self, file: int, member: Member) -> int | None:
         """Take note that a stretch was hashed; the number of its unit where that is complete now."""

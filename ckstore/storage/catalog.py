@@ -157,9 +157,9 @@ class Catalog(CatalogClaims):
             [[pack]] = self._connection.rows("SELECT id FROM packs WHERE name = ?", [row.pack])
             self._connection.execute(
                 "UPDATE versions SET pack = ?, manifest_offset = ?, manifest_length = ?, stored_bytes = ?, depth = ?,"
-                " cost = ?, base = ?, fidelity = ?, hot = ? WHERE number = ?",
+                " cost = ?, base = ?, fidelity = ?, hot = ?, dropped = ? WHERE number = ?",
                 [pack, row.manifest_offset, row.manifest_length, row.stored_bytes, row.depth, row.cost, row.base,
-                 row.fidelity, row.hot, row.number],
+                 row.fidelity, row.hot, _json(row.dropped), row.number],
             )  # fmt: skip
             self._connection.execute("DELETE FROM version_packs WHERE version = ?", [row.number])
             self._refer(row.number, {row.pack, *references})
@@ -280,7 +280,7 @@ class Catalog(CatalogClaims):
         """Change what thinning, rebasing or metrics that come later change in a version; raises `NotFoundError`."""
         values = {
             "fidelity": fidelity, "depth": depth, "cost": cost, "base": base, "stored_bytes": stored_bytes,
-            "metrics": None if metrics is None else _metrics_text(metrics),
+            "metrics": None if metrics is None else _json(dict(metrics)),
         }  # fmt: skip
         with self.transaction():
             self.version(number)
@@ -353,20 +353,21 @@ class Catalog(CatalogClaims):
             self._connection.execute("INSERT INTO version_packs VALUES (?, ?)", [number, found[0][0]])
 
     def _insert_version(self, row: VersionRow, parent: int | None) -> None:
-        marks = ", ".join("?" * 16)
+        marks = ", ".join("?" * 17)
         self._connection.execute(
             "INSERT INTO versions (number, uid, run, pack, step, parent, created, manifest_offset, manifest_length,"
-            " original_bytes, stored_bytes, elements, tensors, files, depth, cost, base, fidelity, hot, metrics,"
-            " source) VALUES (?, ?, (SELECT id FROM runs WHERE name = ?), (SELECT id FROM packs WHERE name = ?),"
+            " original_bytes, stored_bytes, elements, tensors, files, depth, cost, base, fidelity, hot, dropped,"
+            " metrics, source)"
+            " VALUES (?, ?, (SELECT id FROM runs WHERE name = ?), (SELECT id FROM packs WHERE name = ?),"
             f" {marks}, ?)",
             [
                 *(row.number, row.uid, row.run, row.pack, row.step, parent, row.created),
                 *(row.manifest_offset, row.manifest_length, row.original_bytes, row.stored_bytes, row.elements),
                 *(row.tensors, row.files, row.depth, row.cost, row.base, row.fidelity, row.hot),
-                *(_metrics_text(row.metrics), row.source),
+                *(_json(row.dropped), _json(dict(row.metrics)), row.source),
             ],
         )
 
 
-def _metrics_text(metrics: Mapping[str, Any]) -> str:
-    return json.dumps(dict(metrics), separators=(",", ":"))
+def _json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))

@@ -28,12 +28,12 @@ from ckstore.storage.rows import (
     Totals,
     VersionRow,
 )
-from ckstore.storage.schema import HIGHEST, LOWEST, optional, plain_object, read_json, rows, whole
+from ckstore.storage.schema import HIGHEST, LOWEST, items, optional, plain_object, read_json, rows, text, whole
 
 _COLUMNS = (
     "v.number, v.uid, r.name, v.step, v.parent, v.created, p.name, v.manifest_offset, v.manifest_length,"
     " v.original_bytes, v.stored_bytes, v.elements, v.tensors, v.files, v.depth, v.cost, v.base, v.fidelity,"
-    " v.hot, v.metrics, v.source"
+    " v.hot, v.dropped, v.metrics, v.source"
 )
 #: The row of `meta` that says when `gc` last changed something.
 COLLECTED = "collected"
@@ -42,6 +42,7 @@ POLICY = "policy:"
 
 _SELECT = f"SELECT {_COLUMNS} FROM versions v JOIN runs r ON r.id = v.run JOIN packs p ON p.id = v.pack"
 
+_GLOBS = items(text(1))
 _STEP_ROWS = rows(whole(1), optional(whole(LOWEST, HIGHEST)))
 _NAMES = rows(PACK_NAME)
 _NUMBER_ROWS = rows(whole(), whole())
@@ -289,5 +290,6 @@ def _version(row: Sequence[Any]) -> VersionRow:
     if values[0] == values[4]:
         raise ValueError(f"version {values[0]} is its own parent")
     values[16], values[18] = bool(values[16]), bool(values[18])
-    values[19] = read_json(values[19], plain_object)
+    values[19] = tuple(read_json(values[19], _GLOBS))
+    values[20] = read_json(values[20], plain_object)
     return VersionRow(*values)

@@ -30,6 +30,7 @@ RECORD = by(
         "rebase": fields({"packs": _PACKS, "versions": items(_VERSION)}),
         "forget": fields({"versions": items(_VERSION)}),
         "thin": fields({"packs": _PACKS, "version": _VERSION}),
+        "drop": fields({"packs": _PACKS, "version": _VERSION}),
         "compact": fields({"packs": _PACKS, "version": _VERSION}),
         "metrics": fields({"version": _VERSION, "metrics": plain_object}),
         "policy": fields({"run": text(), "policy": optional(text())}),

@@ -109,6 +109,7 @@ class PackWriter:
         self._path = durable.temporary_path(self._directory)
         self._names: set[str] = set()
         self._done = False
+        self._digest = ""
         try:
             self._zip = ZipStream(self._path)
             self._writeback = Writeback(self._zip.fileno())
@@ -268,6 +269,20 @@ class PackWriter:
         """Let the disk write what has come, while the last bytes are being prepared."""
         self._writeback.begin()
 
+    def seal(self) -> None:
+        """Write the last bytes, and let the disk begin with what it has not yet; `finish` waits for it.
+
+        Raises
+        ------
+        CkstoreError
+            The disk is full; nothing is left behind.
+        """
+        if not self._digest:
+            with durable.disk_full_explained(self._directory, self._zip.size):
+                self._digest = self._zip.finish()
+            durable.checkpoint("pack-written")
+            self._writeback.begin()
+
     def finish(self) -> PackInfo:
         """Make the pack durable under its name.
 
@@ -280,12 +295,12 @@ class PackWriter:
         CkstoreError
             The disk is full; nothing is left behind.
         """
-        with durable.disk_full_explained(self._directory, self._zip.size):
-            digest, size = self._zip.finish(), self._zip.size
-            durable.checkpoint("pack-written")
+        self.seal()
+        size = self._zip.size
+        with durable.disk_full_explained(self._directory, size):
             self._writeback.finish()
             self._zip.close()
-        name = digest + _SUFFIXES[self.kind]
+        name = self._digest + _SUFFIXES[self.kind]
         durable.checkpoint("pack-synced")
         self._done = True
         try:

@@ -64,6 +64,8 @@ class VersionRow:
     fidelity : str
     hot : bool
         Whether its objects are stored raw, until the version is compacted.
+    dropped : tuple of str
+        Globs over the paths of tensors that it has given up.
     metrics : mapping
         JSON-able.
     source : str or None
@@ -89,6 +91,7 @@ class VersionRow:
     base: bool
     fidelity: str
     hot: bool = False
+    dropped: tuple[str, ...] = ()
     metrics: Mapping[str, Any] = field(default_factory=dict)
     source: str | None = None
 
@@ -97,7 +100,7 @@ class VersionRow:
 VERSION_ROWS = rows(
     whole(1), ID, text(1), optional(whole(LOWEST, HIGHEST)), optional(whole(1)), TIME, PACK_NAME, whole(), whole(),
     whole(), whole(), whole(), whole(), whole(), whole(), number(0), whole(0, 1), one_of("exact", "coarse"),
-    whole(0, 1), text(), optional(text()),
+    whole(0, 1), text(), text(), optional(text()),
 )  # fmt: skip
 
 

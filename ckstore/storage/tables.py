@@ -39,6 +39,7 @@ CREATE TABLE versions (
     base INTEGER NOT NULL,
     fidelity TEXT NOT NULL,
     hot INTEGER NOT NULL,
+    dropped TEXT NOT NULL,
     metrics TEXT NOT NULL,
     source TEXT
 );

@@ -6,7 +6,7 @@ from pathlib import Path
 
 KEYS = {
     "version", "id", "run", "step", "parent", "base", "depth", "bytes", "stored", "ratio", "cost", "fidelity",
-    "hot", "elements", "tensors", "files", "tags", "metrics", "source", "created",
+    "hot", "dropped", "elements", "tensors", "files", "tags", "metrics", "source", "created",
 }  # fmt: skip
 
 

@@ -66,7 +66,7 @@ def test_what_becomes_of_older_versions(ckstore, filled: Path) -> None:
     foretold = ckstore("policy", "gpt", "--exact-last", "1", "--keep-last", "2", "--dry-run", "--json").json
     gone = [{"version": 1, "run": "gpt", "step": 0}]
     coarse = [{"version": 2, "run": "gpt", "step": 10}]
-    assert foretold == [{"forgotten": gone, "thinned": coarse, "freed": 0, "dry_run": True}]
+    assert foretold == [{"forgotten": gone, "thinned": coarse, "dropped": [], "freed": 0, "dry_run": True}]
     assert listing(store) == before
     assert ckstore("policy", "--apply").out.startswith("Nothing to do")
     said = ckstore("policy", "gpt", "--exact-last", "1", "--keep-last", "2").out
@@ -105,3 +105,34 @@ def test_a_damaged_older_version_is_said_and_the_latest_is_stored(
     result = ckstore("ingest", "in/step0.pt", "--run", "gpt")
     assert result.sentence == "Older versions of run gpt stay as they are: Pack 1 is missing; restore it from a copy."
     assert result.out.startswith("gpt@0 -> version 1")
+
+
+def test_older_versions_lose_what_is_dropped(ckstore, filled: Path) -> None:
+    options = ("gpt", "--drop", "model/frozen", "--whole-last", "1")
+    foretold = ckstore("policy", *options, "--dry-run").out.splitlines()
+    assert foretold == [
+        "gpt@0 (version 1)  without model/frozen",
+        "gpt@10 (version 2)  without model/frozen",
+        "Would forget 0 versions, thin 0, drop tensors of 2.",
+    ]
+    assert "without" not in ckstore("log").out.lower()
+    said = ckstore("policy", *options).out
+    assert said.endswith("Older ones: drop model/frozen, whole-last 1.\n")
+    done = ckstore("policy", "gpt", "--apply", "--json").json[0]
+    assert [item["step"] for item in done["dropped"]] == [0, 10]
+    assert ckstore("policy", "gpt", "--apply").out.startswith("Nothing to do")
+    recover(filled / ".ckstore")
+    assert [item["dropped"] for item in ckstore("log", "--json").json] == [["model/frozen"], ["model/frozen"], []]
+    assert ckstore("log").out.splitlines()[0].split()[-1] == "WITHOUT"
+    shown = ckstore("show", "gpt@0").out
+    assert "model/frozen: 4 of 5 tensors are left" in shown
+    assert "model/frozen" not in [item["path"] for item in ckstore("ls", "gpt@0", "--json").json]
+    refused = ckstore("checkout", "gpt@0", "-o", "out.pt", code=13).sentence
+    assert "has dropped model/frozen" in refused
+    assert "--format pt" in refused
+    assert not (filled / "out.pt").exists()
+    ckstore("checkout", "gpt@0", "-o", "out.pt", "--format", "pt")
+    ckstore("checkout", "gpt@0", "-o", "salvaged", "--salvage", code=4)
+    ckstore("diff", "gpt@0", "gpt@20")
+    ckstore("verify")
+    ckstore("gc")

@@ -19,6 +19,8 @@ from hypothesis import strategies as st
 
 import ckstore
 from ckstore.errors import UsageError
+from ckstore.operations.claims import Claims
+from ckstore.operations.drop import with_globs
 from ckstore.operations.recover import recover
 from ckstore.operations.retain import due, outlived
 from ckstore.policy import Policy, Retention
@@ -50,31 +52,37 @@ def is_exact(store: ckstore.Store, step: int, run: str = "a") -> bool:
 
 def row(number: int, step: int | None, metrics: dict[str, Any], fidelity: str = "exact") -> VersionRow:
     given = {item.name: None for item in dataclasses.fields(VersionRow)}
-    given |= {"number": number, "run": "a", "step": step, "metrics": metrics, "fidelity": fidelity, "hot": False}
+    given |= {"number": number, "run": "a", "step": step, "metrics": metrics, "fidelity": fidelity}
+    given |= {"hot": False, "dropped": ()}
     return VersionRow(**given)  # type: ignore[arg-type]
 
 
 # A plain model: what a page of documentation says, version by version.
 
 
-def model(
-    said: Retention, there: list[tuple[int, float | None, str]], kept: set[int]
-) -> list[tuple[int, float | None, str]]:
-    """(Step, loss, fidelity) of what remains; `there` is in the order of steps."""
+#: Step, loss, fidelity, and what was dropped.
+Saved = tuple[int, float | None, str, tuple[str, ...]]
+
+
+def model(said: Retention, there: list[Saved], kept: set[int]) -> list[Saved]:
+    """What remains; `there` is in the order of steps."""
 
     def is_first(step: int, every: int | None) -> bool:
-        return every is not None and step == min(other for other, _, _ in there if other // every == step // every)
+        return every is not None and step == min(other for other, *_ in there if other // every == step // every)
 
-    losses = [loss for _, loss, _ in there if loss is not None]
-    best = [step for step, loss, _ in there if said.exact_best and losses and loss == min(losses)][:1]
-    remains = []
-    for after, (step, loss, fidelity) in zip(range(len(there) - 1, -1, -1), there, strict=True):
+    losses = [loss for _, loss, *_ in there if loss is not None]
+    best = [step for step, loss, *_ in there if said.exact_best and losses and loss == min(losses)][:1]
+    remains: list[Saved] = []
+    for after, (step, loss, fidelity, dropped) in zip(range(len(there) - 1, -1, -1), there, strict=True):
         stays = step in kept or step in best
         if said.keep_last is not None and after >= said.keep_last and not stays and not is_first(step, said.keep_every):
             continue
         is_older = said.exact_last is not None and after >= said.exact_last
         thinned = is_older and not stays and not is_first(step, said.exact_every)
-        remains.append((step, loss, "coarse" if thinned else fidelity))
+        whole_last = said.exact_last if said.whole_last is None else said.whole_last
+        lessened = whole_last is not None and after >= whole_last and not stays and not is_first(step, said.exact_every)
+        gone = (*dropped, *(glob for glob in said.drop if glob not in dropped)) if lessened else dropped
+        remains.append((step, loss, "coarse" if thinned else fidelity, gone))
     return remains
 
 
@@ -83,12 +91,17 @@ def retentions(draw: st.DrawFn) -> Retention:
     exact = draw(st.none() | st.integers(1, 4))
     keep = draw(st.none() | st.integers(exact or 1, 8))
     every = st.none() | st.integers(1, 6)
+    whole = draw(st.none() | st.integers(1, keep or 4))
+    drop = draw(st.lists(st.sampled_from(["optimizer/*", "ema/*"]), min_size=bool(whole), unique=True))
+    drop = drop if exact or whole else []
     return Retention(
         exact,
-        draw(every) if exact else None,
-        ("loss:min",) if (exact or keep) and draw(st.booleans()) else (),
+        draw(every) if exact or drop else None,
+        ("loss:min",) if (exact or keep or drop) and draw(st.booleans()) else (),
         keep,
         draw(every) if keep else None,
+        tuple(drop),
+        whole,
     )
 
 
@@ -101,25 +114,30 @@ def test_what_remains_is_what_a_plain_model_says(
     said: Retention, saves: list[tuple[int, float | None]], tagged: set[int]
 ) -> None:
     """After each save, and again: a policy that has been applied has nothing left to do."""
-    there: list[tuple[int, float | None, str]] = []
+    there: list[Saved] = []
     rows: list[VersionRow] = []
     step = 0
     for distance, loss in saves:
         step += distance
-        there = model(said, [*there, (step, loss, "exact")], tagged)
+        there = model(said, [*there, (step, loss, "exact", ())], tagged)
         rows.append(row(step, step, {} if loss is None else {"loss": loss}))
         found = due(rows, said, kept=tagged)
         for again in (False, True):
             gone = {item.number for item in found.forgotten}
             thinned = {item.number for item in found.thinned}
-            assert not (again and (gone or thinned))
+            dropped = {item.number for item in found.dropped}
+            assert not (again and (gone or thinned or dropped))
             rows = [
-                dataclasses.replace(item, fidelity="coarse") if item.number in thinned else item
+                dataclasses.replace(
+                    item,
+                    fidelity="coarse" if item.number in thinned else item.fidelity,
+                    dropped=with_globs(item.dropped, said.drop) if item.number in dropped else item.dropped,
+                )
                 for item in rows
                 if item.number not in gone
             ]
             found = due(rows, said, kept=tagged)
-        assert [(item.step, item.metrics.get("loss"), item.fidelity) for item in rows] == there
+        assert [(item.step, item.metrics.get("loss"), item.fidelity, item.dropped) for item in rows] == there
 
 
 def test_what_was_ingested_last_stays_exact_whatever_its_step() -> None:
@@ -156,6 +174,12 @@ def test_what_is_no_number_is_not_the_best(value: Any) -> None:
         ({"exact_every": 5}, "--exact-last"),
         ({"exact_best": ("loss:min",)}, "--exact-last or --keep-last"),
         ({"keep_every": 5}, "--keep-last"),
+        ({"drop": ("optimizer/*",)}, "--whole-last N or --exact-last N"),
+        ({"drop": ("optimizer/*",), "keep_last": 3}, "--whole-last N or --exact-last N"),
+        ({"whole_last": 3}, "--drop GLOB"),
+        ({"whole_last": 3, "drop": ("",)}, "--drop GLOB"),
+        ({"whole_last": 0, "drop": ("a",)}, "1 or more"),
+        ({"whole_last": 5, "drop": ("a",), "keep_last": 3}, "at most keep-last"),
         ({"exact_last": 5, "keep_last": 3}, "at most keep-last"),
         ({"exact_last": 1, "exact_best": ("loss",)}, "loss:min"),
         ({"exact_last": 1, "exact_best": ("loss:least",)}, "loss:min"),
@@ -296,6 +320,22 @@ def test_a_tag_that_comes_meanwhile_protects(directory: Path, monkeypatch: pytes
         assert list(steps(store)) == [1, 3]
 
 
+def test_claims_of_a_version_that_is_compacted_or_forgotten_just_now(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ckstore.init(directory / "store") as store:
+        for step in range(3):
+            store.ingest(state(step), run="a", step=step, hot=3)
+        before = store.versions()
+        store.compact()
+        store.forget(["a@1"])
+        store.gc(grace=0)
+    with ckstore.open(directory / "store") as store:
+        there = {content for number in (1, 3) for _, content in store[number].document.objects}
+        monkeypatch.setattr(store.catalog, "versions", lambda: before)
+        assert Claims(store.repository, set()).contents == there
+
+
 def test_a_store_that_holds_five_hundred_saves(directory: Path) -> None:
     """Its bytes stay bounded; recent versions, tags, forks and every hundredth come back exactly."""
     saves, keep = 500, 40
@@ -330,13 +370,13 @@ with ckstore.open(sys.argv[1]) as store:
 """
 
 
-@pytest.mark.parametrize("turn", range(4))
+@pytest.mark.parametrize("turn", range(6))
 def test_killed_while_it_is_applied(directory: Path, turn: int) -> None:
     """Nothing is lost that the policy keeps, and the next time finishes."""
     with ckstore.init(directory / "store") as store:
         for step in range(10):
-            store.ingest(state(step), run="a", step=step, hot=0)
-        store.set_policy(Policy(retention=Retention(2, 4, (), 7)), "a")
+            store.ingest(state(step) | {"m": state(step, 1)["w"]}, run="a", step=step, hot=0)
+        store.set_policy(Policy(retention=Retention(2, 4, (), 7, None, ("m",), 3)), "a")
         expected = store.retain(dry_run=True)
     child = subprocess.Popen([sys.executable, "-c", _APPLYING, str(directory / "store")], stdout=subprocess.PIPE)
     assert child.stdout is not None
@@ -347,13 +387,17 @@ def test_killed_while_it_is_applied(directory: Path, turn: int) -> None:
     child.stdout.close()
     gone = {item.step for item in expected.forgotten}
     thinned = {item.step for item in expected.thinned}
+    lessened = {item.step for item in expected.dropped}
     with ckstore.open(directory / "store") as store:
+        assert {row.step for row in store.versions("a") if row.dropped} <= lessened
+        assert all(("m" in store[row.number]) == (not row.dropped) for row in store.versions("a"))
         assert set(range(10)) - set(steps(store)) <= gone
         assert {step for step, fidelity in steps(store).items() if fidelity == "coarse"} <= thinned
         assert all(is_exact(store, step) for step, fidelity in steps(store).items() if fidelity == "exact")  # type: ignore[arg-type]
         assert store.verify().problems == []
         store.retain()
         assert steps(store) == {3: "coarse", 4: "exact", 5: "coarse", 6: "coarse", 7: "coarse", 8: "exact", 9: "exact"}
+        assert [row.step for row in store.versions("a") if row.dropped] == [3, 5, 6]
         assert store.verify().problems == []
 
 

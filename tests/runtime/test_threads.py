@@ -24,7 +24,7 @@ def counted(made: list[int], last: int) -> Generator[int, None, None]:
 
 def test_items_come_in_order_and_all() -> None:
     made: list[int] = []
-    with closing(one_ahead(counted(made, 5))) as items:
+    with one_ahead(counted(made, 5)) as items:
         assert list(items) == [1, 2, 3, 4, 5]
     assert made == [1, 2, 3, 4, 5, -1]
 
@@ -37,7 +37,7 @@ def test_one_is_made_while_the_one_before_is_used() -> None:
         asked.set()
         yield 2
 
-    with closing(one_ahead(numbers())) as items:
+    with one_ahead(numbers()) as items:
         assert next(items) == 1
         assert asked.wait(10)
         assert list(items) == [2]
@@ -45,7 +45,7 @@ def test_one_is_made_while_the_one_before_is_used() -> None:
 
 def test_nothing_is_made_once_it_is_closed() -> None:
     made: list[int] = []
-    with closing(one_ahead(counted(made, 100))) as items:
+    with one_ahead(counted(made, 100)) as items:
         assert next(items) == 1
     assert made in ([1, -1], [1, 2, -1])
 
@@ -55,7 +55,7 @@ def test_what_goes_wrong_while_an_item_is_made_is_raised_where_it_is_asked_for()
         yield 1
         raise ValueError("torn")
 
-    with closing(one_ahead(numbers())) as items:
+    with one_ahead(numbers()) as items:
         assert next(items) == 1
         with pytest.raises(ValueError, match="torn"):
             next(items)

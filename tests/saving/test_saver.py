@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -208,6 +209,32 @@ def test_memory_is_had_at_once_where_the_size_is_known(store: ckstore.Store) -> 
         saver.save(state(3, size=600))  # Larger ones are staged, too.
     assert [row.step for row in store.versions()] == [1, 2, 3]
     assert store["a@3"].state_dict()["w"].equal(state(3, size=600)["w"])
+
+
+def test_nobody_looks_for_garbage_while_a_state_is_copied(
+    store: ckstore.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    collected = []
+    many = {str(number): {"a": [number], "b": torch.zeros(2)} for number in range(2000)}
+    before = gc.get_threshold()
+    with store.saver("a") as saver:
+        saver.save(many, step=0).result()
+        monkeypatch.setattr(staging.Packed, "__init__", _noting(staging.Packed.__init__, collected))
+        gc.callbacks.append(lambda phase, info: collected.append(phase))
+        try:
+            saver.save(many, step=1)
+        finally:
+            gc.callbacks.pop()
+    assert collected[: collected.index("packed")] == []
+    assert gc.get_threshold() == before
+
+
+def _noting(function: Any, noted: list[str]) -> Any:
+    def noting(*given: Any) -> None:
+        function(*given)
+        noted.append("packed")
+
+    return noting
 
 
 def test_bad_arguments(store: ckstore.Store) -> None:

@@ -76,12 +76,17 @@ class LiveState:
     ----------
     tree, tensors, extents
         As in `FileLayout`; the extents' `start` is 0, since they lie in no file yet.
+    memories
+        Where the bytes of each extent are.
+    is_still
+        Nobody writes to them while the state is read, and they stay where they are.
     """
 
     tree: Any
     tensors: list[Tensor] = field(default_factory=list)
     extents: list[Extent] = field(default_factory=list)
     memories: list[Memory] = field(default_factory=list)
+    is_still: bool = False
     _versions: list[tuple[Any, int, Path]] = field(default_factory=list)
 
     def view(self, extent: int, offset: int, nbytes: int) -> memoryview:
@@ -142,6 +147,7 @@ class StateDictSource:
         self.layout: FileLayout = plan.layout
         self.skeleton = plan.skeleton
         self._storages = plan.storages
+        self._starts = [one.start for one in plan.storages]
         self._crcs: dict[int, bytes] = {}
         self._checks, self._followed = Checks(self.layout), 0
         self._places = sorted(
@@ -179,6 +185,18 @@ class StateDictSource:
             crc = self._crc(number)
             for index in range(max(place, offset), min(place + 4, stop)):
                 target[index - offset] = crc[index - place]
+
+    @property
+    def is_still(self) -> bool:
+        """Its tensors do not change while they are read: `view` is enough."""
+        return self._state.is_still
+
+    def view(self, offset: int, nbytes: int) -> memoryview:
+        """Bytes of one storage from `offset` of the file on, where they are; the same as `read_into` in all else."""
+        index = bisect_right(self._starts, offset) - 1
+        found = self._state.view(self._storages[index].extent, offset - self._starts[index], nbytes)
+        self._follow(offset, found)
+        return found
 
     def check_unchanged(self) -> None:
         """Raise `InputError` where a tensor was changed since it was described, as far as torch or a sample tells."""

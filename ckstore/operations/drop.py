@@ -1,0 +1,147 @@
+"""Drop: versions give up the tensors of some paths for good; the rest of them stays as it is.
+
+left = units but those all of whose tensors match   # a bundle that holds others as well stays whole
+version of these                                    # its layout, its objects, what is said of coarse ones
+commit                                              # nothing is encoded: what others are stored against stays
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ckstore.encoding.writer import ObjectWriter
+from ckstore.errors import ConflictError
+from ckstore.formats.paths import match_texts
+from ckstore.objects.documents import LayoutDocument, Object
+from ckstore.operations.commit import Change
+from ckstore.operations.costs import restore_cost
+from ckstore.operations.describe import Blobs
+from ckstore.reading.stored_version import StoredVersion
+from ckstore.storage.pack import PackWriter
+
+if TYPE_CHECKING:
+    from ckstore.repository import Repository
+    from ckstore.storage.rows import VersionRow
+
+
+def drop(
+    repository: Repository,
+    rows: Sequence[VersionRow],
+    globs: Sequence[str],
+    *,
+    progress: Callable[[int], None] | None = None,
+) -> list[VersionRow]:
+    """Let versions give up tensors, each in a commit of its own; `gc` frees what no other version needs.
+
+    A tensor that shares an object with others, as small ones do, goes where all of these go, and stays otherwise.
+
+    Parameters
+    ----------
+    rows
+        The versions.
+    globs
+        Over the paths of tensors; see `ckstore.formats.paths.match_texts`.
+    progress
+        Called with numbers of bytes that were given up; what it raises ends this between two commits.
+
+    Returns
+    -------
+    list of VersionRow
+        Those that had such tensors, with the globs of all that they have dropped by now.
+
+    Raises
+    ------
+    ConflictError
+        A version is hot: it is to be compacted first.
+    IntegrityError
+        A version's manifest or layout is damaged, or an object of it that stays.
+    NotFoundError
+        A version was forgotten meanwhile.
+    """
+    done = []
+    with repository.catalog.lease("drop"):
+        repository.resolver.notice_collection()
+        for number in sorted({row.number for row in rows}):
+            # As it is by now: others may have changed or moved it before the lease.
+            row = repository.catalog.version(number)
+            if row.hot:
+                raise ConflictError(f"Version {number} is not encoded yet; run `ckstore compact {number}` first.")
+            version = StoredVersion(repository, row)
+            left = _left(version, globs)
+            if len(left) == len(version.layout.units):
+                continue
+            done.append(replace(row, dropped=_drop(version, left, globs)))
+            if progress is not None:
+                units = version.layout.units
+                progress(sum(unit.nbytes for unit in units) - sum(units[number].nbytes for number in left))
+    return done
+
+
+def has_any(version: StoredVersion, globs: Sequence[str]) -> bool:
+    """Whether a version has tensors that it would give up."""
+    return len(_left(version, globs)) < len(version.layout.units)
+
+
+def with_globs(dropped: Sequence[str], globs: Sequence[str]) -> tuple[str, ...]:
+    """What a version has dropped after more of it goes, each glob once."""
+    return tuple(dict.fromkeys((*dropped, *globs)))
+
+
+def _left(version: StoredVersion, globs: Sequence[str]) -> list[int]:
+    """Numbers of the units that a version does not give up."""
+    paths = list(version.paths)
+    going = {paths[number] for number in match_texts(paths, globs)}
+    return [
+        number
+        for number in range(len(version.layout.units))
+        if not (named := version.tensors_of(number)) or not going.issuperset(named)
+    ]
+
+
+def _drop(version: StoredVersion, left: Sequence[int], globs: Sequence[str]) -> tuple[str, ...]:
+    """Let a version have these units alone; returns what it has dropped by now."""
+    repository, row, before = version.repository, version.row, version.document
+    facts = {} if before.coarse is None else before.coarse.units
+    facts = {place: facts[number] for place, number in enumerate(left) if number in facts}
+    blobs = Blobs(repository, _nearest(repository, row))
+    layout = LayoutDocument(version.layout.files, [version.layout.units[number] for number in left])
+    document = replace(
+        before.elsewhere(row.pack),
+        fidelity="coarse" if facts else "exact",
+        layout=blobs.layout(layout.encode()),
+        objects=tuple(before.objects[number] for number in left),
+        coarse=replace(before.coarse, units=facts) if before.coarse is not None and facts else None,
+        dropped=with_globs(before.dropped, globs),
+    )
+    cost, depth = restore_cost(StoredVersion(repository, row), document.objects)
+    stored = max(row.stored_bytes - _own_bytes(version, set(before.objects) - set(document.objects)), 0)
+    summary = {**before.summary, "cost": cost, "depth": depth, "base": depth == 0, "stored_bytes": stored}
+    document = replace(document, summary=summary)
+    with (
+        PackWriter(repository.path, "coarse") as coarse,
+        PackWriter(repository.path, "exact") as exact,
+        Change(repository, ObjectWriter(coarse, exact)) as change,
+    ):
+        change.finish(document, blobs.packed, again=True)
+        change.commit({"change": "drop", "version": row.number})
+    return document.dropped
+
+
+def _own_bytes(version: StoredVersion, objects: Iterable[Object]) -> int:
+    """Bytes of objects in packs that were written for the version."""
+    resolver, reader = version.repository.resolver, version.repository.reader
+    total = 0
+    for lattice, content in objects:
+        layer = reader.exact_layer(lattice, content)
+        record = resolver.lattice(lattice)
+        sizes = [(record.pack, record.nbytes), *([] if layer is None else [(layer.pack, sum(layer.lengths))])]
+        total += sum(size for pack, size in sizes if resolver.manifest(pack).document["number"] == version.row.number)
+    return total
+
+
+def _nearest(repository: Repository, row: VersionRow) -> VersionRow:
+    """The nearest version of the run that dropped something, whose layout is most alike; or else the version itself."""
+    others = [other for other in repository.catalog.versions(row.run) if other.dropped]
+    return min(others, key=lambda other: abs(other.number - row.number), default=row)

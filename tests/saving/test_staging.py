@@ -1,0 +1,91 @@
+"""A staged state is read where it lies: nothing of what is stored depends on that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ckstore.formats.torch.state_dict import LiveState, describe_state_dict
+from ckstore.objects import units
+from ckstore.saving.staging import Area, Packed, StagedStates
+from ckstore.scanning.scan import hash_version, held_windows
+from ckstore.scanning.scanned import ScannedVersion
+from ckstore.scanning.state_dicts import scan_state_dict
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(units, "PART", 1 << 17)
+
+
+def state() -> dict[str, Any]:
+    """Tied, strided, complex, 8-bit, empty and many small tensors, one of several parts, an array."""
+    generator = torch.Generator().manual_seed(0)
+    large = torch.randn(1100, 300, generator=generator)
+    return {
+        "large": large,
+        "tied": large[3:7],
+        "strided": torch.randn(300, 512, generator=generator)[:, ::2],
+        "complex": torch.randn(300, 256, dtype=torch.complex64, generator=generator),
+        "bytes": torch.arange(100_003, dtype=torch.int64).to(torch.uint8),
+        "empty": torch.zeros(0, 3),
+        "small": {str(number): torch.randn(number, generator=generator) for number in range(50)},
+        "array": np.arange(7, dtype=">f8"),
+        "step": 7,
+    }
+
+
+@pytest.fixture
+def staged() -> Iterator[LiveState]:
+    packed = Packed(describe_state_dict(state()))
+    area = Area()
+    area.reserve(packed.stop)
+    area.stage(packed)
+    yield StagedStates(area.descriptor).read(packed.start, packed.stop)
+    area.close()
+
+
+def read(scanned: ScannedVersion, *, hold: bool) -> dict[str, bytes]:
+    """The bytes of every object, by content id."""
+    found = {}
+    windows = held_windows(scanned) if hold else iter([])
+    if not hold:
+        hash_version(scanned, force=False)
+        windows = iter([list(range(len(scanned.units)))])  # type: ignore[assignment]
+    for numbers in windows:
+        for number in numbers:
+            unit = scanned.units[number]
+            bits = scanned.read(unit, 0, unit.count)
+            scanned.check(unit, bits)
+            found[scanned.contents[number]] = bits.tobytes()
+    assert set(found) == set(scanned.contents)
+    return found
+
+
+@pytest.mark.parametrize("hold", [False, True])
+def test_it_is_what_is_copied(staged: LiveState, hold: bool) -> None:
+    assert staged.is_still
+    still, copied = scan_state_dict(staged), scan_state_dict(replace(staged, is_still=False))
+    assert read(still, hold=hold) == read(copied, hold=hold) == read(scan_state_dict(state()), hold=hold)
+    for one, other in zip(still.files, copied.files, strict=True):
+        assert (one.sha256, one.skeleton, one.crcs, one.digests) == (
+            other.sha256, other.skeleton, other.crcs, other.digests
+        )  # fmt: skip
+    assert still.units == copied.units
+
+
+def test_nothing_is_copied_but_bundles(staged: LiveState) -> None:
+    scanned = scan_state_dict(staged)
+    lent = 0
+    for numbers in held_windows(scanned):
+        for number in numbers:
+            unit = scanned.units[number]
+            bits = scanned.held[unit.members[0]]
+            assert not bits.flags.writeable
+            lent += bits.base is not None and len(unit.members) == 1
+    assert lent == sum(len(unit.members) == 1 for unit in scanned.units) > 4
