@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Sequence
 
 import numpy as np
+import numpy.typing as npt
 from blake3 import blake3
 
 from ckstore.dtypes import ITEM_SIZES
@@ -150,10 +151,8 @@ class Reading:
         following = iter(cuts)
         extent, member, stop = next(following, (-1, None, layout.size))
         hasher = blake3()
-        target = None
-        if member is not None and held is not None:
-            target = yield from held.target(*self._places[number, extent, member.first])
         with StreamSha256() as sha:
+            target = yield from self._target(held, number, extent, member, sha)
             start = index = 0
             while start < layout.size:
                 sha.wait(_BLOCKS - 1)  # Nothing waits any more for what this block's memory held.
@@ -162,7 +161,6 @@ class Reading:
                 view = self._blocks[index % _BLOCKS].data[: min(BLOCK, large[-1] - start)]
                 in_place = False
                 if target is not None and stop - start >= _LARGE:
-                    # By the time that memory is used again, more than what waits for SHA-256 was read.
                     view, in_place = target.data[: min(BLOCK, stop - start)], True
                 index += 1
                 file.source.read_into(start, view)
@@ -191,9 +189,7 @@ class Reading:
                             if held is not None and arrived is not None:
                                 held.arrived(arrived)
                         extent, member, stop = next(following, (-1, None, layout.size))
-                        target = None
-                        if member is not None and held is not None:
-                            target = yield from held.target(*self._places[number, extent, member.first])
+                        target = yield from self._target(held, number, extent, member, sha)
             file.sha256 = sha.hexdigest()
         file.crcs = stored_crcs(file.source, layout)
         if checks is not None:
@@ -202,6 +198,18 @@ class Reading:
                     raise _CrcMismatch(file, checked.name)
         file.skeleton = fill_crcs(bytes(skeleton), layout, [0] * len(file.crcs))
         file.source.check_unchanged()
+
+    def _target(
+        self, held: Held | None, file: int, extent: int, member: Member | None, sha: StreamSha256
+    ) -> Generator[list[int], None, npt.NDArray[np.uint8] | None]:
+        """Where the bytes of a stretch are kept, if they are; see `Held.target`."""
+        if member is None or held is None:
+            return None
+        before = held.windows
+        target = yield from held.target(*self._places[file, extent, member.first])
+        if held.windows != before:
+            sha.wait(0)  # Memory is used again whose bytes may wait still.
+        return target
 
     def _arrived(self, file: int, member: Member) -> int | None:
         """Take note that a stretch was hashed; the number of its unit where that is complete now."""
