@@ -345,14 +345,21 @@ def common_factor(values: Bits, parent: Bits, dtype: str) -> float:
     if np.count_nonzero(usable) < _RATIOS // 2:
         return 1.0
     now, before = now[usable], before[usable]
-    large = np.abs(before) >= np.median(np.abs(before))
+    magnitudes = np.abs(before)
+    large = magnitudes >= _median(magnitudes)
     with np.errstate(over="ignore", invalid="ignore"):
         ratios = now[large] / before[large]
-        factor = float(np.float32(np.median(ratios)))
+        factor = float(np.float32(_median(ratios)))
         change = now - before
         explained = (factor - 1.0) ** 2 * float(before @ before)
         worth_it = explained > _LEAST_EXPLAINED * float(change @ change)
     return factor if 0.25 <= factor <= 4.0 and worth_it else 1.0
+
+
+def _median(values: npt.NDArray[np.float64]) -> float:
+    """As `np.median`, which takes twice as long for so few values."""
+    ordered = np.sort(values)
+    return float((ordered[(ordered.size - 1) // 2] + ordered[ordered.size // 2]) / 2)
 
 
 def _doubles(bits: Bits, dtype: str) -> npt.NDArray[np.float64]:

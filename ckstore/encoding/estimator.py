@@ -19,7 +19,7 @@ from ckstore.codecs.schemes.dynaquant import RankStatistics, Treatment, moment_s
 from ckstore.encoding.coarse import CoarseEncoder, Steps
 from ckstore.encoding.codebooks import CodebookEncoder
 from ckstore.encoding.common_step import SPREAD, CoarseParent, CommonStep, common_step
-from ckstore.encoding.estimate import Encoded, Estimate
+from ckstore.encoding.estimate import Encoded, Estimate, ReadUnit
 from ckstore.encoding.exact import ObjectEncoder
 from ckstore.encoding.layer_types import layer_type
 from ckstore.encoding.sensitivity import Sensitivity, sensitivities
@@ -91,8 +91,8 @@ class Values(Protocol):
     def read(self, unit: Unit, first: int, last: int) -> Bits:
         """Bits of the elements from `first` to before `last` of a unit."""
 
-    def check(self, unit: Unit, bits: Bits) -> None:
-        """Raise `InputError` where the bits of a whole unit are not those that they were."""
+    def checked(self, unit: Unit) -> ReadUnit:
+        """What reads a unit, now that it was compared; raises `InputError` where it is not what it was."""
 
 
 class Estimator:
@@ -190,13 +190,8 @@ class Estimator:
 
     def _encode(self, content: str, estimate: Estimate, choice: Choice) -> tuple[Estimate, Choice, Encoded]:
         unit = estimate.unit
-        whole = self._values.read(unit, 0, unit.count)
-        self._values.check(unit, whole)
+        read = self._values.checked(unit)
         way = estimate.plans[choice.option.name]
-
-        def read(first: int, last: int) -> Bits:
-            return whole[first:last]
-
         if self._codebooks is not None and way.lattice is not None:
             coarse = self._codebooks.encode(estimate, way, read, lambda: self._treatment(unit))
             return estimate, choice, coarse

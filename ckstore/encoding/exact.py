@@ -158,9 +158,10 @@ class ObjectEncoder:
             if self._keep:
                 for before in replaced:
                     self.reader.cache.drop((before, chunk))
-                own = empty(bits.size, bits.dtype)
-                own[...] = bits  # Which lie in memory that the next objects will be read into.
-                self.reader.cache.put((content, chunk), own)
+                if self.reader.cache.get((content, chunk)) is None:  # As where it was read from a hot version.
+                    own = empty(bits.size, bits.dtype)
+                    own[...] = bits  # Which lie in memory that the next objects will be read into.
+                    self.reader.cache.put((content, chunk), own)
         if plan.patched and encoded.exact and not any(encoded.exact):
             # The parent's bits under another id, as shards that are cut otherwise have: a layer has some bytes.
             return self.encode(content, estimate, replace(plan, patched=False), read, replaced)

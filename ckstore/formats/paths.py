@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 from ckstore.errors import UsageError
 from ckstore.formats.layout import Path, Segment
@@ -24,6 +25,9 @@ _WHOLE = {"": "%", ".": "%2E", "..": "%2E%2E", "zarr.json": "%7Aarr.json"}
 #: Most names that a sentence shows.
 _SHOWN = 3
 
+#: Texts that stay parsed: the versions of a run have the same ones.
+_TEXTS = 1 << 14
+
 
 def path_to_text(path: Path) -> str:
     """The text of a typed path.
@@ -36,6 +40,7 @@ def path_to_text(path: Path) -> str:
     return "/".join(map(_segment_to_text, path))
 
 
+@lru_cache(_TEXTS)
 def text_to_path(text: str) -> Path:
     """The typed path of a text; raises `UsageError` where no path has this text.
 
@@ -97,6 +102,7 @@ def _glob(pattern: str) -> re.Pattern[str]:
     return re.compile(f"{expression}(?:/.*)?", re.DOTALL)
 
 
+@lru_cache(_TEXTS, typed=True)
 def _segment_to_text(segment: Segment) -> str:
     if isinstance(segment, int):
         return f"[{segment}]"
@@ -110,6 +116,7 @@ def _escape(match: re.Match[str]) -> str:
     return "".join(f"%{byte:02X}" for byte in match.group().encode("utf-8", "surrogatepass"))
 
 
+@lru_cache(_TEXTS)
 def _text_to_segment(text: str) -> Segment:
     integer = _INTEGER.fullmatch(text)
     if integer:

@@ -9,7 +9,7 @@ from threading import RLock
 from typing import Any
 
 from ckstore.errors import IntegrityError
-from ckstore.objects.documents import MANIFEST, BlobRef, VersionDocument
+from ckstore.objects.documents import MANIFEST, BlobRef, LayoutDocument, VersionDocument
 from ckstore.objects.records import ContentRecord, LatticeRecord, Record, record_from_json
 from ckstore.runtime.lru import Lru
 from ckstore.storage import manifest
@@ -17,8 +17,9 @@ from ckstore.storage.catalog import Catalog, VersionRow, key
 from ckstore.storage.delta import expand_against
 from ckstore.storage.pack_reader import MissingPackError, PackReader
 
-#: Manifests that stay decoded.
+#: Manifests that stay decoded, and layouts: most versions of a run have the same one.
 _MANIFESTS = 128
+_LAYOUTS = 2
 
 
 class Manifest:
@@ -64,6 +65,7 @@ class CatalogResolver:
         self._forgotten = 0
         self._collected = catalog.collected()
         self._manifests: Lru[str, Manifest] = Lru(_MANIFESTS)
+        self._layouts: Lru[bytes, LayoutDocument] = Lru(_LAYOUTS)
 
     @property
     def generation(self) -> int:
@@ -122,6 +124,18 @@ class CatalogResolver:
             raise IntegrityError(f"Pack {place.pack} has no {place.name}; run `ckstore recover`.") from error
         against = None if place.against is None else self.blob(place.against, pack)
         return expand_against(packed, against, length)
+
+    def layout(self, ref: BlobRef, pack: str) -> LayoutDocument:
+        """The layout in such a blob, which others are given as well: nobody changes it.
+
+        Raises
+        ------
+        IntegrityError
+            It is lost or damaged.
+        """
+        data = self.blob(ref, pack)
+        found = self._layouts.get(data)
+        return self._layouts.put(data, LayoutDocument.decode(data)) if found is None else found
 
     def add(self, records: Iterable[Record]) -> None:
         """Make records known that the catalog does not have yet."""

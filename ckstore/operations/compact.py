@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from ckstore.codecs.lattice import Bits
 from ckstore.encoding.writer import ObjectWriter
 from ckstore.errors import CkstoreError, ConflictError, NotFoundError
-from ckstore.formats.skeleton import fill_crcs
 from ckstore.objects.documents import HotFacts
 from ckstore.objects.resolver import Manifest
 from ckstore.objects.units import Unit
@@ -23,6 +22,7 @@ from ckstore.operations.storing import store_objects
 from ckstore.policy import Policy
 from ckstore.reading.stored_version import StoredVersion
 from ckstore.reading.values import StoredValues
+from ckstore.runtime.collector import collection_seldom
 from ckstore.scanning.scanned import ScannedFile, ScannedVersion
 from ckstore.storage.catalog import VersionRow, key
 from ckstore.storage.pack import PackWriter
@@ -63,6 +63,7 @@ def due(repository: Repository, run: str | None = None, *, keep: int | None = No
     return sorted(found, key=lambda row: row.number)
 
 
+@collection_seldom()
 def compact(repository: Repository, rows: Sequence[VersionRow], *, progress: Progress | None = None) -> CompactReport:
     """Encode hot versions, each in a commit of its own; versions that they follow come first, where these are hot.
 
@@ -210,8 +211,9 @@ class _HotVersion(ScannedVersion):
         """Bits of the elements from `first` to before `last` of a unit."""
         return self.values.read(unit, first, last)
 
-    def check(self, unit: Unit, bits: Bits) -> None:
-        """Nothing: what is read was compared with its checksums."""
+    def checked(self, unit: Unit) -> Callable[[int, int], Bits]:
+        """What reads a unit."""
+        return self.values.checked(unit)
 
 
 def _scanned_again(stored: StoredVersion) -> ScannedVersion:
@@ -219,7 +221,7 @@ def _scanned_again(stored: StoredVersion) -> ScannedVersion:
     files = [
         ScannedFile(
             entry.path, _StoredFile(entry.size), cut, entry.mode, entry.mtime_ns, entry.sha256,
-            fill_crcs(stored.skeleton(number), cut, [0] * len(cut.checked)), stored.crcs(number),
+            stored.blank_skeleton(number), stored.crcs(number),
         )
         for number, (entry, cut) in enumerate(zip(document.files, layout.files, strict=True))
     ]  # fmt: skip

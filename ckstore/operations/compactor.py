@@ -154,7 +154,7 @@ class Compactor:
             except _GivenUp:
                 return
             except RuntimeError as error:
-                if "interpreter shutdown" not in str(error):
+                if "shutdown" not in str(error):  # Of the interpreter, or of a pool that a thread has ended for it.
                     raise
                 return  # The program ends without closing the store: no pool takes work, no thread begins any more.
             except (CkstoreError, OSError) as error:

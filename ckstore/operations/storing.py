@@ -18,7 +18,7 @@ from ckstore.encoding.writer import ObjectWriter
 from ckstore.errors import IntegrityError
 from ckstore.lineage.cost import cost
 from ckstore.lineage.planner import Choice
-from ckstore.objects.documents import CoarseUnit, LayoutDocument
+from ckstore.objects.documents import CoarseUnit
 from ckstore.objects.reader import ObjectReader
 from ckstore.objects.resolver import CatalogResolver
 from ckstore.objects.restore_cost import assembly_work
@@ -148,7 +148,7 @@ def _parents(resolver: CatalogResolver, parent: VersionRow | None) -> dict[tuple
         return {}
     document = resolver.document(parent)
     try:
-        layout = LayoutDocument.decode(resolver.blob(document.layout, parent.pack))
+        layout = resolver.layout(document.layout, parent.pack)
     except IntegrityError:
         return {}  # Its layout was lost with another pack: nothing can be stored against it.
     facts = {} if document.coarse is None else document.coarse.units

@@ -91,7 +91,7 @@ class StoredVersion:
     @collection_seldom()
     def layout(self) -> LayoutDocument:
         """How its files are cut."""
-        layout = LayoutDocument.decode(self.repository.resolver.blob(self.document.layout, self.row.pack))
+        layout = self.repository.resolver.layout(self.document.layout, self.row.pack)
         check_layout(layout, self.document)
         contents = [content for _, content in self.document.objects if content is not None]
         self.repository.resolver.prefetch([lattice for lattice, _ in self.document.objects], contents)
@@ -332,17 +332,19 @@ class StoredVersion:
 
     def skeleton(self, file: int) -> bytes:
         """All bytes of a file that are not tensor data."""
-        entry = self.document.files[file]
-        layout = self.layout.files[file]
-        length = layout.size - sum([prod(extent.shape) * ITEM_SIZES[extent.dtype] for extent in layout.extents])
-        data = self.repository.resolver.blob(entry.skeleton, self.row.pack, length)
-        crcs = self.crcs(file)
+        data, crcs = self.blank_skeleton(file), self.crcs(file)
         try:
-            return fill_crcs(data, layout, crcs)
+            return fill_crcs(data, self.layout.files[file], crcs)
         except ValueError as error:
             raise IntegrityError(
                 f"The layout of version {self.row.number} has {error}; restore its pack from a copy."
             ) from error
+
+    def blank_skeleton(self, file: int) -> bytes:
+        """The same with its CRCs as zeros, which is how it is stored."""
+        layout = self.layout.files[file]
+        length = layout.size - sum([prod(extent.shape) * ITEM_SIZES[extent.dtype] for extent in layout.extents])
+        return self.repository.resolver.blob(self.document.files[file].skeleton, self.row.pack, length)
 
     def crcs(self, file: int) -> list[int]:
         """The CRC-32 of each checked stretch of a file."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -43,5 +44,6 @@ class StoredValues:
             parts.append(bits[max(first - start, 0) : last - start])
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
-    def check(self, unit: Unit, bits: Bits) -> None:
-        """Nothing: what is decoded was compared with its checksums."""
+    def checked(self, unit: Unit) -> Callable[[int, int], Bits]:
+        """What reads a unit: its chunks are compared with their checksums whenever they are decoded."""
+        return partial(self.read, unit)

@@ -25,9 +25,16 @@ _ALIGNMENT = 64
 
 
 class Held:
-    """The bytes of objects that are being read and coded: some windows, and bundles that are not complete yet."""
+    """The bytes of objects that are being read and coded: some windows, and bundles that are not complete yet.
+
+    Attributes
+    ----------
+    windows
+        How many were handed out.
+    """
 
     def __init__(self, version: ScannedVersion) -> None:
+        self.windows = 0
         self._version = version
         self._arenas = deque(np.empty(WINDOW, np.uint8) for _ in range(_WINDOWS))
         self._used = 0
@@ -101,6 +108,7 @@ class Held:
 
     def _close(self) -> Iterator[list[int]]:
         """Yield the units that have come; whoever asks for more has coded the oldest, whose memory is free again."""
+        self.windows += 1
         self._before.append(self._window)
         self._window, self._filled, self._used = [], 0, 0
         self._arenas.rotate()

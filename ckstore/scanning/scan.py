@@ -8,7 +8,7 @@ order and number of the tensors in a file.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import cast
 
 import numpy as np
@@ -32,6 +32,9 @@ BLOCK = 4 << 20
 
 #: Blocks whose memory takes turns, so that some may wait for SHA-256.
 _BLOCKS = 6
+
+#: Stretches of so many bytes are read to where they stay; others are copied there from a block that holds many.
+_LARGE = 1 << 18
 
 Progress = Callable[[int], None]
 
@@ -146,16 +149,23 @@ class Reading:
         # What a state dict in memory would be has the checksums that fit.
         checks = None if isinstance(file.source, StateDictSource) else Checks(layout)
         skeleton = bytearray()
-        cuts = _cuts(layout, number, self._stretches)
-        extent, member, stop = next(cuts, (-1, None, layout.size))
+        cuts = list(_cuts(layout, number, self._stretches))
+        large = [layout.size, *([] if held is None else _large(cuts))]
+        following = iter(cuts)
+        extent, member, stop = next(following, (-1, None, layout.size))
         hasher = blake3()
-        target = None
-        if member is not None and held is not None:
-            target = yield from held.target(*self._places[number, extent, member.first])
         with StreamSha256() as sha:
-            for index, start in enumerate(range(0, layout.size, BLOCK)):
+            target = yield from self._target(held, number, extent, member, sha)
+            start = index = 0
+            while start < layout.size:
                 sha.wait(_BLOCKS - 1)  # Nothing waits any more for what this block's memory held.
-                view = self._blocks[index % _BLOCKS].data[: min(BLOCK, layout.size - start)]
+                while large[-1] <= start:
+                    large.pop()
+                view = self._blocks[index % _BLOCKS].data[: min(BLOCK, large[-1] - start)]
+                in_place = False
+                if target is not None and stop - start >= _LARGE:
+                    view, in_place = target.data[: min(BLOCK, stop - start)], True
+                index += 1
                 file.source.read_into(start, view)
                 sha.update(view)
                 if checks is not None:
@@ -169,7 +179,8 @@ class Reading:
                     else:
                         hasher.update(part)
                     if target is not None:
-                        target[: len(part)] = np.frombuffer(part, np.uint8)
+                        if not in_place:
+                            target[: len(part)] = np.frombuffer(part, np.uint8)
                         target = target[len(part) :]
                     view = view[len(part) :]
                     start += len(part)
@@ -180,10 +191,8 @@ class Reading:
                             arrived = self._arrived(number, member)
                             if held is not None and arrived is not None:
                                 held.arrived(arrived)
-                        extent, member, stop = next(cuts, (-1, None, layout.size))
-                        target = None
-                        if member is not None and held is not None:
-                            target = yield from held.target(*self._places[number, extent, member.first])
+                        extent, member, stop = next(following, (-1, None, layout.size))
+                        target = yield from self._target(held, number, extent, member, sha)
             file.sha256 = sha.hexdigest()
         file.crcs = stored_crcs(file.source, layout)
         if checks is not None:
@@ -231,6 +240,18 @@ class Reading:
                 yield from held.rest()
             file.sha256 = sha.hexdigest()
 
+    def _target(
+        self, held: Held | None, file: int, extent: int, member: Member | None, sha: StreamSha256
+    ) -> Generator[list[int], None, npt.NDArray[np.uint8] | None]:
+        """Where the bytes of a stretch are kept, if they are; see `Held.target`."""
+        if member is None or held is None:
+            return None
+        before = held.windows
+        target = yield from held.target(*self._places[file, extent, member.first])
+        if held.windows != before:
+            sha.wait(0)  # Memory is used again whose bytes may wait still.
+        return target
+
     def _arrived(self, file: int, member: Member) -> int | None:
         """Take note that a stretch was hashed; the number of its unit where that is complete now."""
         version = self._version
@@ -255,3 +276,14 @@ def _cuts(
         size = ITEM_SIZES[layout.extents[piece.extent].dtype]
         for member in stretches.get((file, piece.extent), []):
             yield piece.extent, member, piece.start + (member.first + member.count) * size
+
+
+def _large(cuts: Sequence[tuple[int, Member | None, int]]) -> list[int]:
+    """Where large stretches begin, the last one first."""
+    begins = []
+    start = 0
+    for _, member, stop in cuts:
+        if member is not None and stop - start >= _LARGE:
+            begins.append(start)
+        start = stop
+    return begins[::-1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -141,6 +142,18 @@ class ScannedVersion:
             if position >= last:
                 break
         return np.frombuffer(parts[0] if len(parts) == 1 else b"".join(parts), f"u{size}")
+
+    def checked(self, unit: Unit) -> Callable[[int, int], Bits]:
+        """What reads a unit, whose bytes were read and compared with those that were hashed.
+
+        Raises
+        ------
+        InputError
+            They differ.
+        """
+        whole = self.read(unit, 0, unit.count)
+        self.check(unit, whole)
+        return lambda first, last: whole[first:last]
 
     def check(self, unit: Unit, bits: Bits) -> None:
         """Raise `InputError` where the unit's bytes are not those that were hashed."""

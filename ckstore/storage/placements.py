@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from ckstore.errors import ConflictError, UsageError
 from ckstore.storage.connection import Connection
 from ckstore.storage.pack import PACK_NAME
 from ckstore.storage.rows import KEY, Placement
-from ckstore.storage.schema import rows, whole
+from ckstore.storage.schema import Schema, rows, whole
 
 #: Keys looked up with one statement; SQLite's own limit on parameters is 32,766.
 _KEYS_AT_ONCE = 500
@@ -35,18 +36,19 @@ class Placements:
     def find(self, keys: Iterable[int]) -> dict[int, tuple[str, int]]:
         """Pack name and slot for those keys that are there."""
         # Sorted, so that neighbouring keys find the same page in the cache.
-        wanted = sorted(set(keys))
-        found: list[tuple[int, int, int]] = []
-        for start in range(0, len(wanted), _KEYS_AT_ONCE):
-            part = wanted[start : start + _KEYS_AT_ONCE]
-            marks = ",".join("?" * len(part))
-            query = f"SELECT key, pack, slot FROM {self._name} WHERE key IN ({marks})"
-            found += self._connection.rows(query, part, _PLACED)
-        names: dict[int, str] = {}
-        for pack in {pack for _, pack, _ in found}:
-            names.update(self._connection.rows("SELECT id, name FROM packs WHERE id = ?", [pack], _NAMES))
+        found = self._of_many(f"SELECT key, pack, slot FROM {self._name} WHERE key", keys, _PLACED)
+        names = dict(self._of_many("SELECT id, name FROM packs WHERE id", (pack for _, pack, _ in found), _NAMES))
         # Outside of a transaction, a pack may have gone between the two queries.
         return {key: (names[pack], slot) for key, pack, slot in found if pack in names}
+
+    def _of_many(self, query: str, numbers: Iterable[int], schema: Schema) -> list[Any]:
+        """What a query, which ends with a column's name, finds for many numbers."""
+        wanted = sorted(set(numbers))
+        found: list[Any] = []
+        for start in range(0, len(wanted), _KEYS_AT_ONCE):
+            part = wanted[start : start + _KEYS_AT_ONCE]
+            found += self._connection.rows(f"{query} IN ({','.join('?' * len(part))})", part, schema)
+        return found
 
     def require(self, keys: Sequence[int]) -> None:
         """Raise `ConflictError` unless all keys are there."""

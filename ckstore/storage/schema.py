@@ -171,17 +171,22 @@ def optional(schema: Schema) -> Schema:
     return lambda column: schema([value for value in column if value is not None])
 
 
-def _lists(column: Sequence[Any], lengths: Callable[[int], bool], what: str) -> None:
-    for value in column:
-        if type(value) not in (list, tuple) or not lengths(len(value)):
-            raise ValueError(f"{shown(value)} is not {what}")
+def _lists(first: int, last: int, what: str) -> Schema:
+    """Lists of so many values, whatever these are."""
+    return _one_by_one(
+        lambda column: (
+            set(map(type, column)) <= {list, tuple} and first <= min(map(len, column)) <= max(map(len, column)) <= last
+        ),
+        what,
+    )
 
 
 def items(schema: Schema, first: int = 0, last: int = LIMIT) -> Schema:
     """Lists of so many values of the schema."""
+    lists = _lists(first, last, f"a list of {first} to {last} values")
 
     def check(column: Sequence[Any]) -> None:
-        _lists(column, lambda length: first <= length <= last, f"a list of {first} to {last} values")
+        lists(column)
         schema(list(chain.from_iterable(column)))
 
     return check
@@ -190,10 +195,10 @@ def items(schema: Schema, first: int = 0, last: int = LIMIT) -> Schema:
 def row(*schemas: Schema, rest: Schema | None = None) -> Schema:
     """Lists of one value of each schema, and any number of the schema `rest`, if that is given."""
     length = len(schemas)
+    lists = _lists(length, length if rest is None else LIMIT, f"a list of {length} values")
 
     def check(column: Sequence[Any]) -> None:
-        fits = length.__eq__ if rest is None else length.__le__
-        _lists(column, fits, f"a list of {length} values")
+        lists(column)
         for place, schema in enumerate(schemas):
             _named(f"[{place}]", schema, [value[place] for value in column])
         if rest is not None:

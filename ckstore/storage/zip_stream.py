@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,8 @@ _BUFFERED = 1 << 16
 _STYLE = Style(version=20, flags=0, date=1 << 5 | 1, system=3, attributes=0o600 << 16)
 #: Of a window zlib uses all but so many bytes.
 _LOOKAHEAD = 262
+#: Members that stay deflated: the metadata of arrays of one shape are the same, in all packs.
+_DEFLATED = 1 << 9
 
 
 class ZipStream:
@@ -77,10 +80,7 @@ class ZipStream:
 
     def add_deflated(self, name: str, data: bytes) -> None:
         """Add a member, compressed as well as zlib can."""
-        # A window that is not much larger than the data costs a tenth of the time, and finds the same.
-        window = min(max((len(data) + _LOOKAHEAD).bit_length(), 9), 15)
-        deflate = zlib.compressobj(9, zlib.DEFLATED, -window)
-        packed = deflate.compress(data) + deflate.flush()
+        packed = _deflated(data)
         self._begin(name, DEFLATED, crc32(data), len(packed), len(data))
         self._write(packed)
 
@@ -129,3 +129,12 @@ class ZipStream:
         self._digest.update(view)
         while view:
             view = view[self._file.write(view) :]
+
+
+@lru_cache(_DEFLATED)
+def _deflated(data: bytes) -> bytes:
+    """Bytes as a raw stream of zlib."""
+    # A window that is not much larger than the data costs a tenth of the time, and finds the same.
+    window = min(max((len(data) + _LOOKAHEAD).bit_length(), 9), 15)
+    deflate = zlib.compressobj(9, zlib.DEFLATED, -window)
+    return deflate.compress(data) + deflate.flush()

@@ -13,6 +13,7 @@ from ckstore.codecs.lattice import (
     HYSTERESIS,
     REACH,
     LinearLattice,
+    _median,
     common_factor,
     ordinal_correct,
     ordinal_difference,
@@ -194,6 +195,12 @@ def test_the_common_factor_of_decayed_weights_is_found(dtype):
     nothing = np.full_like(bits, np.array(np.nan, dtype).view(bits.dtype))
     assert common_factor(nothing, bits, dtype) == 1.0
     assert common_factor(bits, nothing, dtype) == 1.0
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 2048, 2049])
+def test_the_median_is_that_of_numpy(count):
+    values = np.random.default_rng(count).normal(size=count)
+    assert _median(values) == np.median(values)
 
 
 def test_every_float16_keeps_its_order():

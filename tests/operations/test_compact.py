@@ -21,6 +21,7 @@ import zarr
 import ckstore
 from ckstore.errors import IntegrityError, UsageError
 from ckstore.objects import units
+from ckstore.objects.documents import LayoutDocument
 from ckstore.operations import compact as compact_module
 from ckstore.operations import compactor as compactor_module
 from ckstore.operations.commit import Change
@@ -246,6 +247,24 @@ def test_what_a_hot_version_shares_with_an_encoded_one_stays(directory: Path, fi
         assert raw_packs(store) == []
         assert store.verify().problems == []
         assert torch.equal(store["b@1"].state_dict()["model"]["half"], state(1)["model"]["half"])
+
+
+def test_the_layout_that_versions_share_is_parsed_once(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    states = [state(0), state(0) | {"model": state(1)["model"]}]
+    parsed: list[bytes] = []
+    decode = LayoutDocument.decode
+
+    def counted(data: bytes) -> LayoutDocument:
+        parsed.append(data)
+        return decode(data)
+
+    monkeypatch.setattr(LayoutDocument, "decode", counted)
+    with ckstore.init(directory / "store") as store:
+        for step, held in enumerate(states):
+            store.ingest(held, run="r", step=step, hot=STEPS)
+        store.compact()
+        assert store.verify().problems == []
+        assert len(parsed) == len(set(parsed)) == 1
 
 
 def test_a_hot_version_under_a_coarse_policy_becomes_coarse(directory: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections import deque
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,12 @@ import pytest
 import torch
 
 import ckstore
+from ckstore.runtime.sha256 import StreamSha256
 from ckstore.scanning import held as held_module
 from ckstore.scanning import scan
+from ckstore.scanning.source import open_source
 from ckstore.scanning.state_dicts import scan_state_dict
-from tests.checkpoints import sha256
+from tests.checkpoints import sha256, write_safetensors
 
 
 def state(seed: int = 0) -> dict[str, Any]:
@@ -63,6 +66,25 @@ def test_each_object_comes_once_with_its_values(window: int, monkeypatch: pytest
     for fact in ("sha256", "skeleton", "crcs", "digests"):
         assert getattr(held.files[0], fact) == getattr(hashed.files[0], fact)
     assert (in_memory == set(seen)) == (window > 1 << 12)
+
+
+def test_no_memory_is_used_again_before_it_is_hashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "step1.safetensors"
+    arrays = {f"t{number:02}": np.full(70_000, number, np.float32) for number in range(24)}
+    write_safetensors(path, {name: ("float32", array.shape, array) for name, array in arrays.items()})
+    hash_blocks = StreamSha256._hash
+
+    def slowly(self: StreamSha256, blocks: list[bytes | memoryview]) -> None:
+        time.sleep(0.02)
+        hash_blocks(self, blocks)
+
+    monkeypatch.setattr(StreamSha256, "_hash", slowly)
+    monkeypatch.setattr(held_module, "WINDOW", 300_000)  # one object each
+    scanned = open_source(path, tmp_path / "store", force=False)
+    for _ in scan.held_windows(scanned):
+        pass
+    assert scanned.files[0].sha256 == sha256(path)
+    scanned.close()
 
 
 @pytest.mark.parametrize("block", [1 << 10, 1 << 18, 4 << 20])
