@@ -33,7 +33,7 @@ BEGINNINGS = {
     "accelerate": ("accelerate", "torch._dynamo", "numba"),
     "lightning": ("lightning.pytorch", "torch._dynamo", "numba"),
     "transformers": ("transformers.trainer", "transformers.models.gpt2.modeling_gpt2", "torch._dynamo", "numba"),
-    "ranks": ("tests.distributed",),
+    "ranks": ("tests.distributed", "torch._dynamo", "numba"),
 }
 
 
