@@ -77,7 +77,8 @@ def whole() -> Iterator[Whole]:
         lattices = [store.resolver.lattice(lattice) for lattice, _ in store[2].document.objects]
         assert {"float32", "int64"} <= {record.dtype for record in lattices if record.patches}
         assert store.verify().problems == []
-        tensors = {(number, path): raw(store[number][path]) for number in digests for path in store[number]}
+        versions = {number: store[number] for number in digests}
+        tensors = {(number, path): raw(version[path]) for number, version in versions.items() for path in version}
         rows, tags = store.versions(), store.catalog.tags()
         store.close()
         yield Whole(directory / "store", digests, tensors, rows, tags)
