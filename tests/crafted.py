@@ -182,12 +182,15 @@ def everything(path: Path, out: Path) -> Iterator[tuple[str, Callable[[], Any]]]
         for row in store.versions():
             store[row.number].checkout(out / str(row.number), force=True)
 
+    def opened(store: ckstore.Store) -> Iterator[Any]:
+        return (store[row.number] for row in store.versions())
+
     yield "log", of(lambda store: [store.versions(), store.catalog.runs(), store.catalog.tags()])
     yield "checkout", of(check_out)
     yield "state_dict", of(lambda store: [store[row.number].state_dict() for row in store.versions()])
     yield (
         "tensors",
-        of(lambda store: [store[row.number][path].numpy() for row in store.versions() for path in store[row.number]]),
+        of(lambda store: [version[path].numpy() for version in opened(store) for path in version]),
     )
     yield "stats", of(lambda store: store.stats())
     yield "verify", of(lambda store: store.verify())

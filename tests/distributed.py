@@ -1,15 +1,9 @@
-"""What ranks of a job do in the tests of distributed checkpoints; each is a process of its own.
-
-``python -m tests.distributed RANK WORLD RENDEZVOUS WHAT ARGUMENTS`` is one rank, the arguments as JSON.
-"""
+"""What ranks of a job do in the tests of distributed checkpoints; each is a process of its own that runs this file."""
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
-import tempfile
 import warnings
 from pathlib import Path
 from typing import Any
@@ -29,6 +23,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 import ckstore
 from ckstore.integrations.dcp import StoreReader, StoreWriter
+from tests.forked import of_ranks, run_forked
 from tools.models import GPT, windows
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -38,23 +33,10 @@ STEPS = (4, 8, 12, 16)
 
 
 def run_ranks(world: int, what: str, **arguments: Any) -> None:
-    """Do something on so many ranks, and wait for them; what a rank says on stderr is told where it fails."""
-    meeting = Path(tempfile.mkdtemp()) / "meeting"
-    environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1"}
-    command = [sys.executable, "-m", "tests.distributed"]
-    ranks = [
-        subprocess.Popen(
-            [*command, str(rank), str(world), str(meeting), what, json.dumps(arguments)],
-            cwd=REPOSITORY, env=environment, stderr=subprocess.PIPE, text=True,
-        )
-        for rank in range(world)
-    ]  # fmt: skip
-    try:
-        told = [rank.communicate(timeout=240)[1] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0] * world, "\n".join(told)[-6000:]
+    """Do something on so many ranks, and wait for them; what a rank says is told where it fails."""
+    asked = json.dumps([what, arguments])
+    found = run_forked("ranks", Path(__file__), *({**rank, "ASKED": asked} for rank in of_ranks(world)))
+    assert [code for code, _ in found] == [0] * world, "\n".join(printed for _, printed in found)[-6000:]
 
 
 def train(mesh: DeviceMesh, place: str) -> None:
@@ -157,12 +139,12 @@ def keep(mesh: DeviceMesh, place: str) -> None:
 
 def main() -> None:
     """One rank."""
-    rank, world, meeting, what, arguments = sys.argv[1:]
+    what, arguments = json.loads(os.environ["ASKED"])
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=int(rank), world_size=int(world))
-    mesh = init_device_mesh("cpu", (int(world),))
-    globals()[what](mesh, **json.loads(arguments))
+    dist.init_process_group("gloo")
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    globals()[what](mesh, **arguments)
     dist.barrier()
     dist.destroy_process_group()
 

@@ -373,8 +373,9 @@ def run_file(seed: int, files: dict[str, bytes], directory: Path) -> str:
         with limits():
             store[row.number].checkout(directory / "out")
             try:
-                store[row.number].state_dict()
-                [store[row.number][path].numpy() for path in store[row.number]]
+                version = store[row.number]
+                version.state_dict()
+                [version[path].numpy() for path in version]
             except CkstoreError:
                 pass
     assert sha256(directory / "out") == sha256(directory / "file"), "it came back otherwise"

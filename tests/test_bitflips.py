@@ -1,6 +1,6 @@
 """One flipped bit anywhere in a store is found by `verify`, and no read returns what was never stored.
 
-A third of the bytes of a version's packs; all of them with `CKSTORE_FLIPS=1`.
+A seventh of the bytes of a version's packs; all of them with `CKSTORE_FLIPS=1`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from ckstore.policy import Policy
 from ckstore.storage import log
 from tests.checkpoints import scratch, sha256
 
-STRIDE = 1 if os.environ.get("CKSTORE_FLIPS") else 3
+STRIDE = 1 if os.environ.get("CKSTORE_FLIPS") else 7
 
 
 @dataclasses.dataclass
@@ -76,7 +77,8 @@ def whole() -> Iterator[Whole]:
         lattices = [store.resolver.lattice(lattice) for lattice, _ in store[2].document.objects]
         assert {"float32", "int64"} <= {record.dtype for record in lattices if record.patches}
         assert store.verify().problems == []
-        tensors = {(number, path): raw(store[number][path]) for number in digests for path in store[number]}
+        versions = {number: store[number] for number in digests}
+        tensors = {(number, path): raw(version[path]) for number, version in versions.items() for path in version}
         rows, tags = store.versions(), store.catalog.tags()
         store.close()
         yield Whole(directory / "store", digests, tensors, rows, tags)
@@ -94,11 +96,11 @@ def flipped(path: Path, position: int) -> None:
         file.write(bytes([byte ^ (1 << (position % 8))]))
 
 
-def problems(path: Path) -> list[str]:
-    """What `verify` has to say of the store."""
+def problems(path: Path, versions: list[int] | None = None) -> list[str]:
+    """What `verify` has to say of the store, and of these versions, or all."""
     try:
         with ckstore.open(path, "r") as store:
-            return store.verify().problems
+            return store.verify(versions).problems
     except CkstoreError as error:
         return [str(error)]
 
@@ -111,9 +113,10 @@ def check_reads(path: Path, whole: Whole) -> bool:
     except CkstoreError:
         return False
     with store:
+        opened = cache(store.__getitem__)
         for (number, name), expected in whole.tensors.items():
             try:
-                assert raw(store[number][name]) == expected, f"{name} of version {number} has wrong values"
+                assert raw(opened(number)[name]) == expected, f"{name} of version {number} has wrong values"
             except CkstoreError:
                 complete = False
         for number, digest in whole.digests.items():
@@ -165,7 +168,8 @@ def test_every_byte_of_the_log(whole: Whole, copy: Path) -> None:
     for record in names(copy / "log"):
         for position in range(record.stat().st_size):
             flipped(record, position)
-            assert any(record.name in problem for problem in problems(copy)), f"byte {position} of {record.name}"
+            found = problems(copy, None if position % 31 == 0 else [])
+            assert any(record.name in problem for problem in found), f"byte {position} of {record.name}"
             flipped(record, position)
     assert problems(copy) == []
 
@@ -174,7 +178,7 @@ def test_bytes_of_the_catalog(whole: Whole, copy: Path) -> None:
     """A catalog has bytes that mean nothing; a flip that `verify` does not find must have changed nothing."""
     catalog = copy / "catalog.sqlite"
     found = 0
-    for position in range(0, catalog.stat().st_size, 83):
+    for position in range(0, catalog.stat().st_size, 83 if STRIDE == 1 else 239):
         flipped(catalog, position)
         complete = check_reads(copy, whole)
         if problems(copy):

@@ -49,6 +49,7 @@ from ckstore.storage.rows import VersionRow
 from ckstore.tensor import LazyTensor
 from ckstore.version import Version
 from tests.checkpoints import without_compiling
+from tests.forked import run_forked
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 DOCS = REPOSITORY / "docs"
@@ -275,45 +276,40 @@ def test_the_training_loop_goes_on_where_it_was_killed(tmp_path: Path):
         "Store.ingest = ingest\n"
     )
     (tmp_path / "train.py").write_text(killed + script)
-    assert subprocess.run([sys.executable, "train.py"], cwd=tmp_path, check=False).returncode == -9
+    assert run_forked("torch", Path("train.py"), {}, cwd=tmp_path) == [(-9, "")]
     (tmp_path / "train.py").write_text(script + "\nprint('from', first)\n")
     for first in (21, 31):
-        done = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
-        assert done.stdout == f"from {first}\n"
+        assert run_forked("torch", Path("train.py"), {}, cwd=tmp_path) == [(0, f"from {first}\n")]
     with ckstore.open(tmp_path / "checkpoints", "r") as store:
         assert store.run("linear").steps == [10, 20, 30]
 
 
-def run_program(script: str, place: Path) -> int:
+def run_program(guest: str, script: str, place: Path) -> int:
     place.mkdir(exist_ok=True)
     (place / "train.py").write_text(script)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        [sys.executable, "train.py"], cwd=place, env=environment,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode in (0, -9), done.stdout
-    return done.returncode
+    [(code, printed)] = run_forked(guest, Path("train.py"), {}, cwd=place)
+    assert code in (0, -9), printed
+    return code
 
 
 @pytest.mark.parametrize("page", PROGRAMS, ids=name)
 def test_a_training_that_was_killed_ends_with_the_weights_of_one_that_was_not(page: Path, tmp_path: Path):
     (_, script), *others = blocks(page)
-    guest = GUEST.findall(script)[0]
+    guest = GUEST.findall(script)[0].rpartition(".")[2]
     if importlib.util.find_spec(guest) is None:
         pytest.skip(f"{guest} is not installed: `pip install --group frameworks`")
     place, whole = tmp_path / "run", tmp_path / "whole"
-    assert run_program(script, place) == 0
+    assert run_program(guest, script, place) == 0
     for kind, text in others:
         if kind == "console":
             run_console(text, place, {})
         else:
-            assert run_program(text, place) == 0
+            assert run_program(guest, text, place) == 0
     if guest in SLOW_GUESTS and not os.environ.get("CKSTORE_GUESTS"):
         return
     place.rename(whole)  # Some checkpoints hold paths.
-    assert run_program(KILLED + script, place) == -9
-    assert run_program(script, place) == 0
+    assert run_program(guest, KILLED + script, place) == -9
+    assert run_program(guest, script, place) == 0
     with ckstore.open(whole / "checkpoints", "r") as one, ckstore.open(place / "checkpoints", "r") as other:
         (run,) = {row.run for row in other.versions()}
         assert other.run(run).steps == one.run(run).steps

@@ -27,7 +27,7 @@ pytestmark = [
 ]
 
 #: Points of each operation and mode, unless all are asked for.
-SAMPLE = 2
+SAMPLE = 1
 ALL = os.environ.get("CKSTORE_DEATHS") == "all"
 SEED = int(os.environ.get("CKSTORE_DEATHS_SEED", "0"))
 

@@ -133,6 +133,10 @@ class Compactor:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
         try:
             self._work_off()
+        except Exception as error:
+            if threading.main_thread().is_alive() and "shutdown" not in str(error):
+                raise
+            # The program ends without closing the store: no pool takes work, no thread begins any more.
         finally:
             with self._lock:
                 if self._thread is threading.current_thread():
@@ -153,10 +157,6 @@ class Compactor:
                     self._repository.resolver.forget()  # Objects are elsewhere now.
             except _GivenUp:
                 return
-            except RuntimeError as error:
-                if "shutdown" not in str(error):  # Of the interpreter, or of a pool that a thread has ended for it.
-                    raise
-                return  # The program ends without closing the store: no pool takes work, no thread begins any more.
             except (CkstoreError, OSError) as error:
                 _log.warning("Older versions of run %s stay as they are: %s", run, error)
                 rows = []

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
-import sys
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).parents[2]
+from tests.forked import of_ranks, run_forked
 
 HEAD = """
     import os, sys
@@ -97,29 +95,23 @@ RANKS = """
     if accelerator.is_main_process:
         files = {entry.path for entry in store["acc@1"].document.files}
         assert {"random_states_0.pkl", "random_states_1.pkl"} <= files
-        assert set(os.listdir()) == {"store", "program.py"}
+        assert os.listdir() == ["store"]
         assert not any(name.startswith("ckstore") for name in os.listdir(os.environ["TMPDIR"]))
     store.close()
     accelerator.end_training()
     """
 
 
-def run(program: str, tmp_path: Path, *launcher: str) -> None:
+def run(program: str, tmp_path: Path, ranks: Sequence[dict[str, str]] = ({},)) -> None:
     if importlib.util.find_spec("accelerate") is None:
         pytest.skip("accelerate is not installed: `pip install --group frameworks`")
     place, temporary = tmp_path / "place", tmp_path / "temporary"
     place.mkdir()
     temporary.mkdir()
-    (place / "program.py").write_text(textwrap.dedent(HEAD) + textwrap.dedent(program))
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "TMPDIR": str(temporary), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, *launcher, "program.py"]
-    if not launcher:
-        (place / "program.py").rename(tmp_path / "program.py")
-        command[-1] = "../program.py"
-    done = subprocess.run(
-        command, cwd=place, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout
+    (tmp_path / "program.py").write_text(textwrap.dedent(HEAD) + textwrap.dedent(program))
+    environments = [{**rank, "TMPDIR": str(temporary)} for rank in ranks]
+    found = run_forked("accelerate", Path("../program.py"), *environments, cwd=place)
+    assert [code for code, _ in found] == [0] * len(ranks), "\n".join(printed for _, printed in found)
 
 
 def test_a_state_is_saved_and_loaded_and_leaves_no_directory(tmp_path: Path) -> None:
@@ -131,5 +123,4 @@ def test_directories_that_accelerate_names_stay(tmp_path: Path) -> None:
 
 
 def test_all_ranks_go_on_where_they_were(tmp_path: Path) -> None:
-    ranks = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=0", "--rdzv-backend=c10d"]
-    run(RANKS, tmp_path, *ranks, "--rdzv-endpoint=127.0.0.1:0")
+    run(RANKS, tmp_path, of_ranks(2))

@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import pickle
-import subprocess
-import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,8 +17,7 @@ import ckstore
 from ckstore.errors import ConflictError, NotFoundError, UsageError
 from ckstore.integrations.lightning import StoreIO
 from tests.equality import assert_same
-
-REPOSITORY = Path(__file__).parents[2]
+from tests.forked import run_forked
 
 
 @pytest.fixture
@@ -345,9 +342,5 @@ def run_with(package: str, program: str, place: Path) -> None:
     if package != "lightning":
         program = program.replace("lightning.pytorch", package)
     (place / "train.py").write_text(textwrap.dedent(program))
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    done = subprocess.run(
-        [sys.executable, "train.py"], cwd=place, env=environment,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout
+    [(code, printed)] = run_forked("lightning", Path("train.py"), {}, cwd=place)
+    assert code == 0, printed

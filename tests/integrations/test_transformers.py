@@ -5,10 +5,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import subprocess
-import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,8 +17,7 @@ import torch
 import ckstore
 from ckstore.errors import ConflictError, NotFoundError, UsageError
 from ckstore.integrations.transformers import StoreCallback, resume_path
-
-REPOSITORY = Path(__file__).parents[2]
+from tests.forked import of_ranks, run_forked
 
 
 @pytest.fixture
@@ -218,20 +215,16 @@ RANKS = """
 
 
 def test_the_files_of_all_ranks_are_stored(tmp_path: Path) -> None:
-    run(RANKS, tmp_path, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    run(RANKS, tmp_path, of_ranks(2))
 
 
 def test_the_trainer_finds_its_best_directory(tmp_path: Path) -> None:
     run(BEST, tmp_path)
 
 
-def run(program: str, place: Path, *launcher: str) -> None:
+def run(program: str, place: Path, ranks: Sequence[dict[str, str]] = ({},)) -> None:
     if importlib.util.find_spec("transformers") is None or importlib.util.find_spec("accelerate") is None:
         pytest.skip("transformers is not installed: `pip install --group frameworks`")
     (place / "train.py").write_text(textwrap.dedent(program))
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, *launcher, "train.py"], cwd=place, env=environment,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout
+    found = run_forked("transformers", Path("train.py"), *ranks, cwd=place)
+    assert [code for code, _ in found] == [0] * len(ranks), "\n".join(printed for _, printed in found)

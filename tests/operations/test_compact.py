@@ -529,11 +529,12 @@ def test_a_version_that_is_compacted_while_another_one_is_thinned(
 def test_a_program_that_ends_by_an_error_says_that_alone(directory: Path, seconds: float) -> None:
     program = """
 import sys, time
+import numpy as np
 import ckstore
-from tests.operations.test_compact import state
+weights = np.random.default_rng(0).standard_normal((2, 500, 600), np.float32)
 store = ckstore.init(sys.argv[1])
 for step in range(4):
-    store.ingest(state(step), run="r", step=step, hot=1)
+    store.ingest({"w": weights[0] + step * weights[1]}, run="r", step=step, hot=1)
 time.sleep(float(sys.argv[2]))
 raise LookupError("the loop is broken")
 """

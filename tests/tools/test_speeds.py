@@ -26,16 +26,24 @@ from tools.bench.speed_figures import COMPARED, Section, Spread, Timing, compare
 from tools.bench.speed_rows import warm_up
 
 
+@pytest.fixture(scope="module", autouse=True)
+def processes() -> Iterator[None]:
+    """Those that contenders run in stay for other tests: each has torch to import."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(speed_clock, "READY", 1 << 12)  # nothing here judges how long anything takes
+        patch.setattr(speed_clock, "settle", lambda: None)
+        yield
+    speed_clock.end_processes()
+
+
 @pytest.fixture
-def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     monkeypatch.setattr(series, "WIDTH", 64)
     monkeypatch.setattr(series, "WORDS", 1100)  # its embedding is an object of its own
     monkeypatch.setattr(peaks, "ROWS", 300)
     monkeypatch.setattr(peaks, "MEGABYTES", 1)
-    monkeypatch.setattr(speed_clock, "settle", lambda: None)
     monkeypatch.setattr(speed_process, "CACHE", "NO_CACHE")  # compiling everything takes too long
-    yield Bench(tmp_path, 1, 3, 1, report=lambda line: None)
-    speed_clock.end_processes()
+    return Bench(tmp_path, 1, 3, 1, report=lambda line: None)
 
 
 def figures(section: Section) -> Iterator[list[float]]:

@@ -23,7 +23,7 @@ import numpy as np
 from tools.bench.speed_figures import Timing
 
 #: Bytes of memory that are made ready before anything is timed: more than a round takes.
-_READY = 1 << 30
+READY = 1 << 30
 
 #: Processes that contenders run in, by name.
 _processes: dict[str, ProcessPoolExecutor] = {}
@@ -64,8 +64,8 @@ def race(contenders: Sequence[Contender], rounds: Sequence[int], *, warm: bool =
 def _timed(contender: Contender, number: int) -> Timing:
     contender.before(number)
     if contender.apart:
-        return process(contender.apart).submit(timed, contender.work, number).result()
-    return timed(contender.work, number)
+        return process(contender.apart).submit(timed, contender.work, number, READY).result()
+    return timed(contender.work, number, READY)
 
 
 def process(name: str) -> ProcessPoolExecutor:
@@ -81,10 +81,10 @@ def end_processes() -> None:
         _processes.popitem()[1].shutdown()
 
 
-def timed(work: Callable[[int], Any], number: int) -> Timing:
-    """The time of one round of some work."""
+def timed(work: Callable[[int], Any], number: int, ready: int) -> Timing:
+    """The time of one round of some work, with so many bytes of memory made ready."""
     settle()
-    ready_memory()
+    ready_memory(ready)
     processor = processor_seconds()
     begin = time.perf_counter()
     result = work(number)
@@ -106,13 +106,13 @@ def settle() -> None:
     os.sync()
 
 
-def ready_memory() -> None:
+def ready_memory(size: int) -> None:
     """Have the machine hold the memory that is taken next.
 
     A virtual machine may give free memory back to its host, and waits for it page by page, for several times as long as
     writing takes. What overwrites its last file hardly meets that; what keeps its files, as a store does, always would.
     """
-    np.empty(_READY, np.uint8)[:: mmap.PAGESIZE] = 1
+    np.empty(size, np.uint8)[:: mmap.PAGESIZE] = 1
 
 
 def processor_seconds() -> float:

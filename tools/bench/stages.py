@@ -20,6 +20,7 @@ from types import FrameType
 from typing import Any
 
 import ckstore
+from tools.bench import speed_clock
 from tools.bench.series import load
 from tools.bench.speed_bench import Bench, deepest
 from tools.bench.speed_clock import Contender, processor_seconds, ready_memory
@@ -133,7 +134,7 @@ def _profiles(bench: Bench) -> Iterator[tuple[str, dict[str, float]]]:
         found: dict[str, float] = defaultdict(float)
         for number in rounds:
             contender.before(number)
-            ready_memory()
+            ready_memory(speed_clock.READY)
             with profiled() as modules:
                 contender.work(number)
             for module, seconds in modules.items():
