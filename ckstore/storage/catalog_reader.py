@@ -44,6 +44,7 @@ _SELECT = f"SELECT {_COLUMNS} FROM versions v JOIN runs r ON r.id = v.run JOIN p
 
 _STEP_ROWS = rows(whole(1), optional(whole(LOWEST, HIGHEST)))
 _NAMES = rows(PACK_NAME)
+_SIZE_ROWS = rows(whole())
 _NUMBER_ROWS = rows(whole(), whole())
 
 
@@ -151,6 +152,11 @@ class CatalogReader:
         found = self._connection.rows("SELECT name, kind, bytes FROM packs ORDER BY id", schema=PACK_ROWS)
         return [PackRow(*row) for row in found]
 
+    def pack_bytes(self, name: str) -> int | None:
+        """The size of a pack; None where the catalog does not have it."""
+        found = self._connection.rows("SELECT bytes FROM packs WHERE name = ?", [name], _SIZE_ROWS)
+        return int(found[0][0]) if found else None
+
     def raw_packs(self) -> list[str]:
         """Names of the packs of hot versions' objects."""
         return [name for (name,) in self._connection.rows("SELECT name FROM packs WHERE kind = 'raw'", schema=_NAMES)]
@@ -189,8 +195,8 @@ class CatalogReader:
     def moved_packs(self, names: Iterable[str] | None) -> dict[str, str]:
         """The present names of those packs that `gc` has put others in the place of; of all with None."""
         if names is None:
-            query = "SELECT key, value FROM meta WHERE key NOT IN ('store', ?) AND substr(key, 1, ?) <> ?"
-            return dict(self._connection.rows(query, [COLLECTED, len(POLICY), POLICY], META_ROWS))
+            query = "SELECT key, value FROM meta WHERE key GLOB '*.zip' AND substr(key, 1, ?) <> ?"
+            return dict(self._connection.rows(query, [len(POLICY), POLICY], META_ROWS))
         wanted = sorted(set(names))
         marks = ", ".join("?" * len(wanted))
         return dict(self._connection.rows(f"SELECT key, value FROM meta WHERE key IN ({marks})", wanted, META_ROWS))

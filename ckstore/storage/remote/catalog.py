@@ -1,0 +1,150 @@
+"""The catalog of a mirror: rows follow the log, and a change is committed by the record that says it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from ckstore.errors import CkstoreError, IntegrityError, UsageError
+from ckstore.storage.catalog import Catalog
+from ckstore.storage.connection import BUSY_TIMEOUT, Mode
+from ckstore.storage.remote.changes import call_again, plain_call
+from ckstore.storage.remote.log import BehindError, Head
+from ckstore.storage.remote.mirror import EVERY, Mirror, put_snapshot
+from ckstore.storage.rows import VersionRow
+
+T = TypeVar("T")
+
+#: The row of `meta` that says how far the mirror is: number and digest of a record.
+HEAD = "head"
+#: Rows of `meta` for packs that `gc` has removed begin so, and end with the pack's name.
+GONE = "gone:"
+
+
+class RemoteCatalog(Catalog):
+    """The rows of a remote store, in the mirror.
+
+    Parameters
+    ----------
+    mirror
+        Of the store.
+    mode, timeout
+        As for `Catalog`; the mirror itself is always written to.
+    """
+
+    def __init__(self, mirror: Mirror, mode: Mode = "r", timeout: float = BUSY_TIMEOUT) -> None:
+        super().__init__(mirror.path, "a", timeout)
+        self._mirror = mirror
+        self._log = mirror.log
+        self._mode = mode
+        self._calls: list[Any] | None = None
+        self._notes: list[Mapping[str, Any]] = []
+        self._within = False
+
+    def refresh(self) -> None:
+        """Take over what others have committed; one request where there is nothing."""
+        while True:
+            head = self._head()
+            records = self._log.after(head)
+            if not records:
+                return
+            with super().transaction():
+                if self._head() != head:
+                    continue  # Another process of this mirror was first.
+                for made, record in records:
+                    self._apply(made, record)
+                self._set_head(records[-1][0])
+
+    def commit(self, change: Callable[[], T]) -> T:
+        """Make a change, and put the record that says it; where others were first, make it once more upon theirs."""
+        while True:
+            try:
+                with self.transaction():
+                    return change()
+            except BehindError:
+                self.refresh()
+
+    def note(self, record: Mapping[str, Any]) -> None:
+        """Say in the record why the rows change."""
+        self._notes.append(dict(record))
+
+    def transaction(self) -> AbstractContextManager[None]:
+        """As of a local catalog; changes for all are committed with a record."""
+        return self._transaction()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        made = None
+        with super().transaction():
+            if self._calls is not None:
+                yield
+                return
+            self._calls, self._notes = [], []
+            try:
+                yield
+                if self._calls:
+                    if self._mode == "r":
+                        raise UsageError(f"{self._mirror.url} is open for reading; open the store for writing.")
+                    made = self._log.append(self._head(), self._calls, self._notes)
+                    self._set_head(made)
+            finally:
+                self._calls = None
+        if made is not None and made.number % EVERY == 0:
+            put_snapshot(self._mirror, made.number)
+
+    def commit_version(self, row: VersionRow, *arguments: Any, **named: Any) -> int:
+        """As of a local catalog; under another number where another mirror has given this one to another version."""
+        with self.transaction():
+            there = self._select("WHERE v.number = ?", row.number)
+            if there and there[0].uid != row.uid:
+                self.release_number(row.number)
+                row = replace(row, number=self.last_number() + 1)
+            return super().commit_version(row, *arguments, **named)
+
+    def _made(self, method: Callable[..., T], arguments: tuple[Any, ...], named: dict[str, Any]) -> T:
+        """Make a call, and remember it: but not what it calls itself."""
+        if self._within or self._calls is None:
+            return method(self, *arguments, **named)
+        bound = inspect.signature(method).bind(self, *arguments, **named)
+        bound.apply_defaults()
+        given = {name: _lasting(value) for name, value in bound.arguments.items() if name != "self"}
+        self._calls.append(plain_call(method.__name__, given))
+        self._within = True
+        try:
+            return method(self, **given)
+        finally:
+            self._within = False
+
+    def _apply(self, head: Head, record: Mapping[str, Any]) -> None:
+        self._within = True
+        try:
+            for name, arguments in record["calls"]:
+                call_again(self, name, arguments)
+        except CkstoreError as error:
+            raise IntegrityError(
+                f"Record {head.number} of the log does not fit what came before it ({error}); run `ckstore recover`."
+            ) from error
+        finally:
+            self._within = False
+
+    def _head(self) -> Head:
+        found = self._connection.rows("SELECT value FROM meta WHERE key = ?", [HEAD])
+        if not found:
+            return Head()
+        number, _, digest = str(found[0][0]).partition(" ")
+        if not number.isdigit() or len(digest) != 40:
+            raise IntegrityError(f"{self._path} is damaged; run `ckstore recover` to rebuild it.")
+        return Head(int(number), digest)
+
+    def _set_head(self, head: Head) -> None:
+        self._connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", [HEAD, f"{head.number} {head.digest}"])
+
+
+def _lasting(value: Any) -> Any:
+    """An argument that can be gone through twice."""
+    if value is None or isinstance(value, (str, int, float, Mapping, Sequence)) or not isinstance(value, Iterable):
+        return value
+    return list(value)
