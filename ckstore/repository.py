@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Literal, NamedTuple, Self
 
 from ckstore.errors import UsageError
+from ckstore.storage import root
 from ckstore.storage.catalog import Catalog
 from ckstore.storage.pack_reader import PackReader
 
@@ -21,6 +23,19 @@ Mode = Literal["r", "a"]
 
 #: Limit of the cache of decoded chunks, in bytes, of a store that is opened for one thing.
 CACHE_BYTES = 64 << 20
+
+
+class Address(NamedTuple):
+    """Where a store is, for another process: an absolute path or a URL, and of a remote store its options and cache."""
+
+    place: str
+    options: tuple[tuple[str, str], ...] = ()
+    cache: str | None = None
+
+    def open(self, mode: Mode, cache_bytes: int = CACHE_BYTES) -> Repository:
+        """Open the store."""
+        cache = None if self.cache is None else Path(self.cache)
+        return Repository(root.place(self.place), mode, cache_bytes, options=dict(self.options), cache=cache)
 
 
 class Repository:
@@ -90,15 +105,20 @@ class Repository:
         from ckstore.storage.remote.packs import RemotePacks
 
         self._mirror, self.path = mirror, mirror.path
-        self.catalog = RemoteCatalog(mirror, self.mode)
-        self.packs = RemotePacks(mirror.bucket, mirror.path, self.catalog.pack_bytes, self.catalog.refresh)
-        self.catalog.refresh()
+        catalog = RemoteCatalog(mirror, self.mode)
+        catalog.refresh()
+        self.catalog, self.packs = catalog, RemotePacks(mirror, catalog)
+
+    @property
+    def address(self) -> Address:
+        """What opens the store in another process of this machine."""
+        if self._mirror is None:
+            return Address(os.path.abspath(self.path))
+        return Address(str(self.place), tuple(self._mirror.options.items()), str(self._mirror.path.parent))
 
     def reopened(self, mode: Mode, cache_bytes: int = CACHE_BYTES) -> Repository:
         """The same store once more, with caches of its own."""
-        if self._mirror is None:
-            return Repository(self.place, mode, cache_bytes)
-        return Repository(self.place, mode, cache_bytes, options=self._mirror.options, cache=self._mirror.path.parent)
+        return self.address.open(mode, cache_bytes)
 
     def close(self) -> None:
         """Close catalog and packs."""

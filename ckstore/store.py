@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from ckstore.errors import ConflictError, NoStoreError, UsageError
 from ckstore.policy import QUALITY, Fidelity, Policy, Scheme
-from ckstore.repository import CACHE_BYTES, Mode, Repository
+from ckstore.repository import CACHE_BYTES, Address, Mode, Repository
 from ckstore.storage import root
 from ckstore.storage.catalog import Catalog, VersionRow
 from ckstore.storage.pack_reader import PackReader
@@ -66,6 +66,15 @@ class Store:
     ) -> None:
         self.repository = Repository(place, mode, cache_bytes, options=options, cache=cache)
         self._compactor: Compactor | None = None
+
+    def __getstate__(self) -> tuple[Address, Mode, int]:
+        return self.repository.address, self.mode, self.repository.cache_bytes
+
+    def __setstate__(self, state: tuple[Address, Mode, int]) -> None:
+        """Open the store in another process."""
+        address, mode, cache_bytes = state
+        self.repository = address.open(mode, cache_bytes)
+        self._compactor = None
 
     def __repr__(self) -> str:
         return f"<ckstore.Store {str(self.place)!r}>"
@@ -455,7 +464,7 @@ class Store:
             raise UsageError(f"The number of workers must be 1 or more, not {workers}.")
         latest = self.catalog.latest(name)
         known = 0 if latest is None else latest.original_bytes
-        return Saver(self.path, name, workers, known if nbytes is None else nbytes)
+        return Saver(self.repository.address, name, workers, known if nbytes is None else nbytes)
 
     def _compactor_of_hot(self) -> Compactor:
         from ckstore.operations.compactor import Compactor

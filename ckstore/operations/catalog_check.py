@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ckstore.encoding.writer import version_row
 from ckstore.errors import CkstoreError
 from ckstore.operations.costs import restore_cost
-from ckstore.storage import log, manifest
+from ckstore.storage import manifest
 from ckstore.storage.catalog import VersionRow, key
 from ckstore.storage.pack import PackInfo
 
@@ -27,7 +27,7 @@ _FIELDS = (
 def catalog_problems(repository: Repository, versions: Sequence[StoredVersion]) -> Iterator[str]:
     """A sentence for everything in the catalog that contradicts the log or the manifests of `versions`."""
     try:
-        records = log.read_all(repository.path)
+        records = repository.catalog.records()
     except CkstoreError as error:
         records = []
         yield str(error)

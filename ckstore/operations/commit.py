@@ -125,11 +125,11 @@ class Change:
             The packs will not be committed: `recover` leaves them alone.
         """
         self._document = document
-        self.packs, entry = self.writer.finish(document, dict(blobs or {}), anew=again, trial=trial)
+        self.packs, self._entry = self.writer.finish(document, dict(blobs or {}), anew=again, trial=trial)
         self._again = again
         self._hold(self.writer.placed(self.packs))
         if document is not None:
-            self.row = version_row(document, self.packs, entry)
+            self.row = version_row(document, self.packs, self._entry)
 
     @contextmanager
     def version(self) -> Iterator[StoredVersion]:
@@ -178,10 +178,11 @@ class Change:
         """
         catalog = self.repository.catalog
         lattices, contents, raw = self.writer.places(self.packs)
-        row, references = self.row, set() if self._document is None else self._document.blob_packs()
+        references = set() if self._document is None else self._document.blob_packs()
         self.repository.packs.publish([pack.name for pack in self.packs])
 
         def change() -> list[str]:
+            row = self.row
             if record is not None:
                 if "version" in record:
                     version = catalog.version(record["version"])
@@ -191,8 +192,9 @@ class Change:
                         self.check_unencoded()
                 catalog.note({**record, "packs": [pack.name for pack in self.packs]})
             if row is not None and not self._is_move:
+                row = self._under_free_number(row)
                 tags = self._take_tags() if heals else []
-                number = catalog.commit_version(
+                catalog.commit_version(
                     row,
                     self.packs,
                     lattices,
@@ -203,8 +205,8 @@ class Change:
                     requires_lattices=_keys(needs[0], [*lattices, *raw]),
                     requires_contents=_keys(needs[1], contents),
                 )
-                self._set_tags(tags, number)
-                self.row = replace_fields(row, number=number)
+                self._set_tags(tags, row.number)
+                self.row = row
             else:
                 catalog.add_packs(self.packs)
                 catalog.move_lattices(lattices)
@@ -220,6 +222,18 @@ class Change:
         freed = catalog.commit(change)
         self._committed = True
         remove_files(self.repository, freed)
+
+    def _under_free_number(self, row: VersionRow) -> VersionRow:
+        """The row; of a remote store under another number, where another mirror has given that one away meanwhile."""
+        catalog = self.repository.catalog
+        document = self._document
+        assert document is not None
+        if not catalog.follows_log or catalog.number_is_free(row.number):
+            return row
+        renumbered = replace_fields(document, number=catalog.last_number() + 1)
+        catalog.release_number(row.number)
+        catalog.note({"change": "renumber", "uid": document.uid, "from": document.number, "version": renumbered.number})
+        return version_row(renumbered, self.packs, self._entry)
 
     def _take_tags(self) -> list[str]:
         """Take the tags off the version that is replaced."""

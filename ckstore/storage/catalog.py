@@ -84,6 +84,19 @@ class Catalog(CatalogClaims):
         """Write into the log what is changed, inside of the transaction that changes it."""
         log.append(self._path.parent, record)
 
+    def records(self) -> list[dict[str, Any]]:
+        """The log's records, in order; raises `IntegrityError` where one is damaged."""
+        return log.read_all(self._path.parent)
+
+    def whole_records(self) -> list[dict[str, Any]]:
+        """The log's records that are not damaged, in order."""
+        return log.read_whole(self._path.parent)[0]
+
+    @property
+    def follows_log(self) -> bool:
+        """Whether every change is in the log, ingests too: then nothing that was committed can be missing here."""
+        return False
+
     def refresh(self) -> None:
         """Take over what other mirrors of a remote store have changed."""
 
@@ -110,7 +123,7 @@ class Catalog(CatalogClaims):
         replace: bool = False,
         requires_lattices: Sequence[int] = (),
         requires_contents: Sequence[int] = (),
-    ) -> int:
+    ) -> None:
         """Make a version visible, in one transaction. One that `recover` made visible already is left as it is.
 
         Parameters
@@ -130,11 +143,6 @@ class Catalog(CatalogClaims):
         requires_lattices, requires_contents : sequence of int
             Keys of older objects that this version refers to: they must still be there.
 
-        Returns
-        -------
-        int
-            The version's number.
-
         Raises
         ------
         ConflictError
@@ -152,7 +160,7 @@ class Catalog(CatalogClaims):
                 )
             # Between the packs and this commit a `recover` ran, and found the version in them.
             self.release_number(row.number)
-            return row.number
+            return
         parent = row.parent
         if parent is not None:
             parent_row = self.version(parent)
@@ -175,7 +183,6 @@ class Catalog(CatalogClaims):
         self._contents.place(contents, displace=False)
         self._place_raw(list(raw))
         self._connection.execute("DELETE FROM reservations WHERE number = ?", [row.number])
-        return row.number
 
     @recorded
     def replace_version(self, row: VersionRow, references: Iterable[str]) -> None:
@@ -299,6 +306,10 @@ class Catalog(CatalogClaims):
     def note_collected(self, when: str) -> None:
         """Remember when `gc` moved or removed something, so that others notice."""
         self._connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", [COLLECTED, when])
+
+    @recorded
+    def note_gone(self, names: Sequence[str]) -> None:
+        """Say which packs `gc` removes: other writers of a remote store may be about to refer to them."""
 
     @recorded
     def update_version(

@@ -99,6 +99,10 @@ class CatalogReader:
             raise NotFoundError(f"There is no version {number}; see `ckstore log` for those there are.")
         return found[0]
 
+    def number_is_free(self, number: int) -> bool:
+        """Whether no version has a number."""
+        return not self._select("WHERE v.number = ?", number)
+
     def children(self, number: int) -> list[VersionRow]:
         """The versions whose parent this is, by number."""
         return self._select("WHERE v.parent = ? ORDER BY v.number", number)

@@ -6,9 +6,10 @@ import io
 import mmap
 import os
 import struct
+import time
 import zipfile
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -275,6 +276,21 @@ class PackReader:
                         found.append(PackInfo(entry.name, entry.stat().st_size, parsed[1]))
         return sorted(found, key=lambda info: info.name)
 
+    def modified(self, name: str) -> float:
+        """When a pack was written, in seconds; raises `FileNotFoundError`."""
+        return self._path(name).stat().st_mtime
+
+    def now(self) -> float:
+        """The time by the clock of `modified`."""
+        return time.time()
+
+    def files(self) -> Iterator[tuple[str, str, int]]:
+        """Every file of the store: directory, name, size in bytes."""
+        top = self._directory.parent
+        for directory, _, names in os.walk(top):
+            for name in names:
+                yield os.path.relpath(directory, top), name, os.lstat(os.path.join(directory, name)).st_size
+
     def prefetch(self, ranges: Mapping[str, Sequence[tuple[int, int]]]) -> None:
         """Say which bytes will be read, as (offset, length) by pack: those of a remote store are fetched together."""
 
@@ -286,6 +302,9 @@ class PackReader:
         self.forget(name)
         self._path(name).unlink(missing_ok=True)
         durable.checkpoint("pack-removed")
+
+    def sweep(self, grace: float) -> None:
+        """Delete from a remote store what `gc` removed more than `grace` seconds ago."""
 
     def forget(self, pack: str) -> None:
         """Close a pack that was or will be removed."""

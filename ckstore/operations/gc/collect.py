@@ -121,6 +121,7 @@ class _Collection:
             with suppress(durable.DiskFullError):
                 report.add(self._collect(rewriting=True))
         self._repository.resolver.notice_collection()
+        self._repository.packs.sweep(self._grace)
         self._sweep(report)
         return report
 
@@ -128,6 +129,7 @@ class _Collection:
         try:
             while True:
                 self._wait()
+                self._repository.catalog.refresh()
                 plan = plan_for(self._repository, self._grace, [copy.pack for copy, _ in self._copies.values()])
                 if not rewriting:
                     plan.rewritten = []
@@ -194,6 +196,7 @@ class _Collection:
                 self._move(plan.survey.packs[name], copy)
             catalog.remove_packs(going)
             self._write_sizes(plan, copies)
+            catalog.note_gone(record["removed"])
             catalog.note_collected(durable.timestamp())
             return report
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
 from typing import Any, TypeVar
 
-from ckstore.errors import CkstoreError, IntegrityError, UsageError
-from ckstore.storage.catalog import Catalog
+from ckstore.errors import CkstoreError, ConflictError, IntegrityError, UsageError
+from ckstore.storage.catalog import Catalog, recorded
 from ckstore.storage.connection import BUSY_TIMEOUT, Mode
+from ckstore.storage.pack import PackInfo
 from ckstore.storage.remote.changes import call_again, plain_call
 from ckstore.storage.remote.log import BehindError, Head
 from ckstore.storage.remote.mirror import EVERY, Mirror, put_snapshot
-from ckstore.storage.rows import VersionRow
+from ckstore.storage.rows import META_ROWS
 
 T = TypeVar("T")
 
@@ -56,7 +56,7 @@ class RemoteCatalog(Catalog):
                     continue  # Another process of this mirror was first.
                 for made, record in records:
                     self._apply(made, record)
-                self._set_head(records[-1][0])
+                    self._set_head(made)
 
     def commit(self, change: Callable[[], T]) -> T:
         """Make a change, and put the record that says it; where others were first, make it once more upon theirs."""
@@ -66,6 +66,23 @@ class RemoteCatalog(Catalog):
                     return change()
             except BehindError:
                 self.refresh()
+
+    @property
+    def follows_log(self) -> bool:
+        """True: a mirror has what the log says and nothing else."""
+        return True
+
+    def records(self) -> list[dict[str, Any]]:
+        """Why rows changed, as it was noted with all the records of the log, which are read from the first one on."""
+        return [
+            {**note, "sequence": head.number, "created": record["created"]}
+            for head, record in self._log.after(Head())
+            for note in record["notes"]
+        ]
+
+    def whole_records(self) -> list[dict[str, Any]]:
+        """As `records`: a log with a damaged record makes no mirror."""
+        return self.records()
 
     def note(self, record: Mapping[str, Any]) -> None:
         """Say in the record why the rows change."""
@@ -95,14 +112,26 @@ class RemoteCatalog(Catalog):
         if made is not None and made.number % EVERY == 0:
             put_snapshot(self._mirror, made.number)
 
-    def commit_version(self, row: VersionRow, *arguments: Any, **named: Any) -> int:
-        """As of a local catalog; under another number where another mirror has given this one to another version."""
-        with self.transaction():
-            there = self._select("WHERE v.number = ?", row.number)
-            if there and there[0].uid != row.uid:
-                self.release_number(row.number)
-                row = replace(row, number=self.last_number() + 1)
-            return super().commit_version(row, *arguments, **named)
+    def add_packs(self, packs: Sequence[PackInfo]) -> None:
+        """As of a local catalog; raises `ConflictError` for a pack that `gc` has removed before it was committed."""
+        for pack in packs:
+            if self._connection.rows("SELECT 1 FROM meta WHERE key = ?", [GONE + pack.name]):
+                raise ConflictError(f"Pack {pack.name} was removed by `gc` before it was committed; ingest it again.")
+        super().add_packs(packs)
+
+    @recorded
+    def note_gone(self, names: Sequence[str]) -> None:
+        """Let no record refer to these packs any more."""
+        for name in names:
+            self._connection.execute(
+                "INSERT OR REPLACE INTO meta VALUES (?, ?)", [GONE + name, str(self._head().number + 1)]
+            )
+
+    def gone(self) -> dict[str, int]:
+        """The packs that `gc` has removed, and by which record."""
+        query = "SELECT key, value FROM meta WHERE substr(key, 1, ?) = ?"
+        found = self._connection.rows(query, [len(GONE), GONE], META_ROWS)
+        return {name.removeprefix(GONE): int(number) for name, number in found if number.isdigit()}
 
     def _made(self, method: Callable[..., T], arguments: tuple[Any, ...], named: dict[str, Any]) -> T:
         """Make a call, and remember it: but not what it calls itself."""

@@ -116,6 +116,7 @@ CALLS: Mapping[str, Mapping[str, Kind]] = {
     "free_packs": {"names": _PACK_NAMES, "lattices": _KEY_LIST, "needed": _KEY_LIST},
     "replace_pack": {"former": _plainly(PACK_NAME), "pack": _ONE_PACK, "manifest": _ONE_ENTRY},
     "note_collected": {"when": _plainly(TIME)},
+    "note_gone": {"names": _PACK_NAMES},
     "update_version": {
         "number": _plainly(_NUMBER), "fidelity": _plainly(one_of("exact", "coarse")), "depth": _plainly(_SIZE),
         "cost": _plainly(number(0)), "base": _plainly(flag), "stored_bytes": _plainly(_SIZE),

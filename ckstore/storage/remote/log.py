@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,10 @@ from blake3 import blake3
 
 from ckstore.errors import ConflictError, FormatVersionError, IntegrityError
 from ckstore.storage import durable, zstd
+from ckstore.storage.log import RECORD as NOTE
 from ckstore.storage.remote.bucket import Bucket, UnreachableError, patiently
 from ckstore.storage.remote.changes import read_calls
-from ckstore.storage.schema import ID, TIME, expanded_limit, fields, hexadecimal, items, plain_object, read_json, whole
+from ckstore.storage.schema import ID, TIME, expanded_limit, fields, hexadecimal, items, read_json, whole
 
 FORMAT = 1
 #: Records that one object holds lines of at most, and of the others: those whose numbers this divides.
@@ -43,7 +45,7 @@ RECORD = fields(
         "before": ID,
         "created": TIME,
         "calls": read_calls,
-        "notes": items(plain_object),
+        "notes": items(NOTE),
     }
 )
 
@@ -153,6 +155,12 @@ class RemoteLog:
             self._keep(head.number, line)
             found.append((head, record))
         return found
+
+    def modified(self, numbers: Collection[int]) -> dict[int, datetime]:
+        """When records were written, by the server's clock."""
+        listed = patiently(lambda: list(self._bucket.list(self._prefix, after=self._name(min(numbers) - 1))))
+        found = {int(item.name.rpartition("/")[2]): item.modified for item in listed}
+        return {number: found[number] for number in numbers if number in found}
 
     def forget_lines(self, before: int) -> None:
         """Drop lines at hand of records up to a number."""

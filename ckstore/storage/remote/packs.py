@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 
 from ckstore.errors import IntegrityError
 from ckstore.storage import durable
 from ckstore.storage.pack import PackInfo, parse_pack_name
 from ckstore.storage.pack_reader import OpenFile, OpenPack, PackReader, missing
-from ckstore.storage.remote.bucket import Bucket, patiently
+from ckstore.storage.remote.bucket import patiently
 from ckstore.storage.remote.cache import BlockCache
+from ckstore.storage.remote.catalog import RemoteCatalog
+from ckstore.storage.remote.mirror import Mirror
 
 #: Where packs lie in the object store, and their blocks in the mirror.
 _PREFIX, _BLOCKS = "packs/", "blocks"
@@ -44,24 +46,19 @@ class RemotePacks(PackReader):
 
     Parameters
     ----------
-    bucket
-        Of the store.
     mirror
-        The mirror's directory.
-    size_of
-        The bytes of a pack, as the catalog says; None where it does not have the pack.
-    refresh
-        Called where a pack is not there: `gc` may have put another one in its place.
+        Of the store.
+    catalog
+        Of the mirror.
     """
 
-    def __init__(
-        self, bucket: Bucket, mirror: Path, size_of: Callable[[str], int | None], refresh: Callable[[], None]
-    ) -> None:
-        super().__init__(mirror)
-        self._bucket = bucket
-        self._size_of = size_of
-        self._refresh = refresh
-        self._cache = BlockCache(mirror / _BLOCKS, self._fetch)
+    def __init__(self, mirror: Mirror, catalog: RemoteCatalog) -> None:
+        super().__init__(mirror.path)
+        self._mirror = mirror
+        self._bucket = mirror.bucket
+        self._catalog = catalog
+        self._cache = BlockCache(mirror.path / _BLOCKS, self._fetch)
+        self._modified: dict[str, float] = {}
 
     def publish(self, names: Sequence[str]) -> None:
         """Put packs; that a name is its content makes it harmless to do that twice."""
@@ -81,12 +78,54 @@ class RemotePacks(PackReader):
     def list_packs(self) -> list[PackInfo]:
         """Every pack that lies in the object store, by name."""
         found = []
-        for item in self._bucket.list(_PREFIX):
+        for item in patiently(lambda: list(self._bucket.list(_PREFIX))):
             name = item.name.removeprefix(_PREFIX)
             parsed = parse_pack_name(name)
             if parsed is not None:
                 found.append(PackInfo(name, item.size, parsed[1]))
+                self._modified[name] = item.modified.timestamp()
         return found
+
+    def modified(self, name: str) -> float:
+        """When a pack was put, by the server's clock, as it was listed last; raises `FileNotFoundError`."""
+        if name not in self._modified:
+            self.list_packs()
+        try:
+            return self._modified[name]
+        except KeyError:
+            raise FileNotFoundError(name) from None
+
+    def now(self) -> float:
+        """The server's clock: what it says of an object that is written now."""
+        name = f"probe/{secrets.token_hex(16)}"
+        patiently(lambda: self._bucket.put(name, b"now"))
+        try:
+            [listed] = [item for item in patiently(lambda: list(self._bucket.list("probe/"))) if item.name == name]
+        finally:
+            self._bucket.delete([name])
+        return listed.modified.timestamp()
+
+    def files(self) -> Iterator[tuple[str, str, int]]:
+        """Every object of the store."""
+        for item in self._bucket.list(""):
+            directory, _, name = item.name.rpartition("/")
+            yield directory.partition("/")[0] or ".", name, item.size
+
+    def sweep(self, grace: float) -> None:
+        """Delete packs that `gc` removed; readers that have not heard of it have had so many seconds to do so.
+
+        What a record has removed no later one refers to, whoever writes it: nobody needs what is deleted here.
+        """
+        gone = self._catalog.gone()
+        there = [info.name for info in self.list_packs() if info.name in gone]
+        if there:
+            written = self._mirror.log.modified({gone[name] for name in there})
+            last = self.now() - grace
+            old = [name for name in there if gone[name] in written and written[gone[name]].timestamp() <= last]
+            for name in old:
+                self.remove(name)
+                durable.checkpoint("pack-deleted")
+            patiently(lambda: self._bucket.delete([_PREFIX + name for name in old]))
 
     def close(self) -> None:
         """Close every file, and wait for what is being fetched."""
@@ -102,9 +141,9 @@ class RemotePacks(PackReader):
         path = self._path(pack)
         if path.exists():
             return OpenFile(path)
-        size = self._size_of(pack)
+        size = self._catalog.pack_bytes(pack)
         if size is None:
-            size = next((item.size for item in self._bucket.list(_PREFIX) if item.name == _PREFIX + pack), None)
+            size = next((info.bytes for info in self.list_packs() if info.name == pack), None)
         if size is None:
             raise FileNotFoundError(pack)
         return _RemotePack(self._cache, pack, size)
@@ -130,7 +169,7 @@ class RemotePacks(PackReader):
             [data] = patiently(lambda: self._bucket.read_ranges(_PREFIX + pack, [(offset, length)]))
         except FileNotFoundError:
             self._open.drop(pack)
-            self._refresh()
+            self._catalog.refresh()
             raise missing(pack) from None
         except EOFError as error:
             raise IntegrityError(f"Pack {pack} is shorter than the catalog says; run `ckstore verify`.") from error
