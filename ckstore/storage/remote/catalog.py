@@ -5,14 +5,18 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 from ckstore.errors import CkstoreError, ConflictError, IntegrityError, UsageError
+from ckstore.storage import root
 from ckstore.storage.catalog import Catalog, recorded
-from ckstore.storage.connection import BUSY_TIMEOUT, Mode
+from ckstore.storage.connection import BUSY_TIMEOUT, Mode, create_file
 from ckstore.storage.pack import PackInfo
 from ckstore.storage.remote.changes import call_again, plain_call
-from ckstore.storage.remote.log import BehindError, Head
+from ckstore.storage.remote.log import BehindError, Head, RemoteLog
 from ckstore.storage.remote.mirror import EVERY, Mirror, put_snapshot
 from ckstore.storage.rows import META_ROWS
 
@@ -20,6 +24,20 @@ T = TypeVar("T")
 
 #: The row of `meta` that says how far the mirror is: number and digest of a record.
 HEAD = "head"
+#: What all mirrors agree on; ids of rows are each one's own.
+_TABLES = {
+    "versions": "SELECT v.number, v.uid, r.name, v.step, v.parent, v.created, p.name, v.manifest_offset,"
+    " v.manifest_length, v.original_bytes, v.stored_bytes, v.elements, v.tensors, v.files, v.depth, v.cost, v.base,"
+    " v.fidelity, v.hot, v.metrics, v.source FROM versions v JOIN runs r ON r.id = v.run JOIN packs p ON p.id = v.pack"
+    " ORDER BY 1",
+    "packs": "SELECT name, kind, bytes FROM packs ORDER BY 1",
+    "references": "SELECT r.version, p.name FROM version_packs r JOIN packs p ON p.id = r.pack ORDER BY 1, 2",
+    "tags": "SELECT name, version FROM tags ORDER BY 1",
+    "runs": "SELECT name FROM runs ORDER BY 1",
+    "lattices": "SELECT l.key, p.name, l.slot FROM lattices l JOIN packs p ON p.id = l.pack ORDER BY 1",
+    "contents": "SELECT c.key, p.name, c.slot FROM contents c JOIN packs p ON p.id = c.pack ORDER BY 1",
+    "policies and collections": "SELECT key, value FROM meta WHERE key NOT IN ('store', 'head') ORDER BY 1",
+}
 #: Rows of `meta` for packs that `gc` has removed begin so, and end with the pack's name.
 GONE = "gone:"
 
@@ -83,6 +101,22 @@ class RemoteCatalog(Catalog):
     def whole_records(self) -> list[dict[str, Any]]:
         """As `records`: a log with a damaged record makes no mirror."""
         return self.records()
+
+    def differences(self) -> list[str]:
+        """A sentence for each table that is not what the log makes of it, which is read from the first record on."""
+        with TemporaryDirectory(prefix="ckstore-") as directory:
+            path = Path(directory)
+            create_file(path / root.CATALOG)
+            (path / root.LOG).mkdir()
+            log = RemoteLog(self._mirror.bucket, self._log.store, path / root.LOG)
+            with RemoteCatalog(replace(self._mirror, path=path, log=log)) as again:
+                again.refresh()
+                self.refresh()
+                return [
+                    f"The mirror says otherwise of {table} than the log; run `ckstore recover` to make it again."
+                    for table, query in _TABLES.items()
+                    if self._connection.rows(query) != again._connection.rows(query)
+                ]
 
     def note(self, record: Mapping[str, Any]) -> None:
         """Say in the record why the rows change."""
