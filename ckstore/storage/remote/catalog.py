@@ -18,7 +18,7 @@ from ckstore.storage.pack import PackInfo
 from ckstore.storage.remote.changes import call_again, plain_call
 from ckstore.storage.remote.log import BehindError, Head, RemoteLog
 from ckstore.storage.remote.mirror import EVERY, Mirror, put_snapshot
-from ckstore.storage.rows import META_ROWS
+from ckstore.storage.rows import META_ROWS, VersionRow
 
 T = TypeVar("T")
 
@@ -75,6 +75,7 @@ class RemoteCatalog(Catalog):
                 for made, record in records:
                     self._apply(made, record)
                     self._set_head(made)
+                return
 
     def commit(self, change: Callable[[], T]) -> T:
         """Make a change, and put the record that says it; where others were first, make it once more upon theirs."""
@@ -145,6 +146,11 @@ class RemoteCatalog(Catalog):
                 self._calls = None
         if made is not None and made.number % EVERY == 0:
             put_snapshot(self._mirror, made.number)
+
+    def commit_version(self, row: VersionRow, *arguments: Any, **named: Any) -> None:
+        """As of a local catalog; no mirror hands the number out again, not even once the version is forgotten."""
+        super().commit_version(row, *arguments, **named)
+        self.skip_numbers(row.number)
 
     def add_packs(self, packs: Sequence[PackInfo]) -> None:
         """As of a local catalog; raises `ConflictError` for a pack that `gc` has removed before it was committed."""

@@ -245,5 +245,5 @@ def test_what_cannot_hold_a_store(server: SimulatedServer, directory: Path) -> N
 
 
 def test_options_hold_no_secret(directory: Path) -> None:
-    with pytest.raises(UsageError, match="no option secret_access_key .*credentials come from the environment"):
+    with pytest.raises(UsageError, match=r"no option secret_access_key .*credentials come from the environment"):
         ckstore.init(URL, options={"secret_access_key": "x"}, cache=directory)
