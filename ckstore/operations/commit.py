@@ -228,10 +228,10 @@ class Change:
         catalog = self.repository.catalog
         document = self._document
         assert document is not None
-        if not catalog.follows_log or catalog.number_is_free(row.number):
+        number = catalog.free_number(document.number)
+        if number == document.number:
             return row
-        renumbered = replace_fields(document, number=catalog.last_number() + 1)
-        catalog.release_number(row.number)
+        renumbered = replace_fields(document, number=number)
         catalog.note({"change": "renumber", "uid": document.uid, "from": document.number, "version": renumbered.number})
         return version_row(renumbered, self.packs, self._entry)
 

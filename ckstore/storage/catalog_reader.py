@@ -99,9 +99,9 @@ class CatalogReader:
             raise NotFoundError(f"There is no version {number}; see `ckstore log` for those there are.")
         return found[0]
 
-    def number_is_free(self, number: int) -> bool:
-        """Whether no version has a number."""
-        return not self._select("WHERE v.number = ?", number)
+    def free_number(self, number: int) -> int:
+        """A reserved number, which a version is to be committed with: of a remote store others may have used it."""
+        return number
 
     def children(self, number: int) -> list[VersionRow]:
         """The versions whose parent this is, by number."""

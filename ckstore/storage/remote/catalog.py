@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -19,6 +20,7 @@ from ckstore.storage.remote.changes import call_again, plain_call
 from ckstore.storage.remote.log import BehindError, Head, RemoteLog
 from ckstore.storage.remote.mirror import EVERY, Mirror, put_snapshot
 from ckstore.storage.rows import META_ROWS, VersionRow
+from ckstore.storage.schema import matching, rows
 
 T = TypeVar("T")
 
@@ -38,6 +40,9 @@ _TABLES = {
     "contents": "SELECT c.key, p.name, c.slot FROM contents c JOIN packs p ON p.id = c.pack ORDER BY 1",
     "policies and collections": "SELECT key, value FROM meta WHERE key NOT IN ('store', 'head') ORDER BY 1",
 }
+#: The row of `meta` that has the highest number of a version that was ever committed.
+HIGHEST = "highest"
+META_VALUES = rows(matching(re.compile("[0-9]{1,15}"), "a number"))
 #: Rows of `meta` for packs that `gc` has removed begin so, and end with the pack's name.
 GONE = "gone:"
 
@@ -148,9 +153,19 @@ class RemoteCatalog(Catalog):
             put_snapshot(self._mirror, made.number)
 
     def commit_version(self, row: VersionRow, *arguments: Any, **named: Any) -> None:
-        """As of a local catalog; no mirror hands the number out again, not even once the version is forgotten."""
+        """As of a local catalog; no mirror uses the number again, not even once the version is forgotten."""
         super().commit_version(row, *arguments, **named)
+        self._connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", [HIGHEST, str(row.number)])
         self.skip_numbers(row.number)
+
+    def free_number(self, number: int) -> int:
+        """The number, or the next one where others have committed it, or a later one, before."""
+        found = self._connection.rows("SELECT value FROM meta WHERE key = ?", [HIGHEST], META_VALUES)
+        highest = int(found[0][0]) if found else 0
+        if number > highest:
+            return number
+        self.release_number(number)
+        return highest + 1
 
     def add_packs(self, packs: Sequence[PackInfo]) -> None:
         """As of a local catalog; raises `ConflictError` for a pack that `gc` has removed before it was committed."""
