@@ -80,6 +80,7 @@ def checkout(
         No file is left.
     """
     document = version.document
+    version.foresee()
     if document.is_directory:
         chosen = chosen_entries(version, include, exclude)
         with beside(target, force=force, directory=True) as made:

@@ -291,6 +291,12 @@ class PackReader:
             for name in names:
                 yield os.path.relpath(directory, top), name, os.lstat(os.path.join(directory, name)).st_size
 
+    #: Whether packs lie in an object store.
+    is_remote = False
+
+    def prefetch_manifests(self, names: Iterable[str]) -> None:
+        """Say which packs' manifests will be read: those of a remote store are fetched together."""
+
     def prefetch(self, ranges: Mapping[str, Sequence[tuple[int, int]]]) -> None:
         """Say which bytes will be read, as (offset, length) by pack: those of a remote store are fetched together."""
 

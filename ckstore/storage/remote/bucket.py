@@ -6,7 +6,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -118,7 +118,7 @@ class ObstoreBucket:
         """All of an object."""
         import obstore
 
-        with self._explained(name):
+        with self._explained(name, reads=True):
             return bytes(obstore.get(self._store, name).bytes())
 
     def read_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
@@ -126,7 +126,7 @@ class ObstoreBucket:
         import obstore
 
         starts, lengths = [offset for offset, _ in ranges], [length for _, length in ranges]
-        with self._explained(name):
+        with self._explained(name, reads=True):
             found = obstore.get_ranges(self._store, name, starts=starts, lengths=lengths, coalesce=GAP)
         parts = [bytes(part) for part in found]
         if [len(part) for part in parts] != lengths:
@@ -151,15 +151,15 @@ class ObstoreBucket:
                 obstore.delete(self._store, list(names))
 
     @contextmanager
-    def _explained(self, name: str) -> Iterator[None]:
+    def _explained(self, name: str, *, reads: bool = False) -> Iterator[None]:
         """Turn what the client says into one sentence: of its many lines the first, which has no header in it."""
         from obstore.exceptions import BaseError
 
         try:
             yield
-        except FileNotFoundError:
-            raise
-        except BaseError as error:
+        except (FileNotFoundError, BaseError) as error:
+            if reads and isinstance(error, FileNotFoundError):
+                raise FileNotFoundError(name) from None
             said = str(error).partition("\n")[0].split(" - Server returned")[0].rstrip(". ")
             raise UnreachableError(
                 f"{self.url} could not be used for {name} ({said}); check its address, the credentials in the"
@@ -202,18 +202,22 @@ def prove(bucket: Bucket, url: str) -> None:
     """
     name = f"probe/{secrets.token_hex(16)}"
     try:
-        first, second = bucket.put_absent(name, b"first"), bucket.put_absent(name, b"other")
-        kept = bucket.read(name)
-        ranges = bucket.read_ranges(name, [(1, 2), (4, 1)])
-        listed = [item.name for item in bucket.list("probe/")]
+        lacks = _lack(bucket, name)
+    except FileNotFoundError:
+        lacks = "does not give back what was just written"
     finally:
-        bucket.delete([name])
-    lacks = ""
-    if not first or second or kept != b"first":
-        lacks = "writes an object although one is there (put if absent, If-None-Match: *)"
-    elif ranges != [b"ir", b"t"]:
-        lacks = "does not give the ranges that were asked for"
-    elif name not in listed:
-        lacks = "does not list what was just written"
+        with suppress(UnreachableError):
+            bucket.delete([name])
     if lacks:
         raise UsageError(f"{url} cannot hold a store: the server {lacks}; choose one that does, see docs/format.md.")
+
+
+def _lack(bucket: Bucket, name: str) -> str:
+    first, second = bucket.put_absent(name, b"first"), bucket.put_absent(name, b"other")
+    if not first or second or bucket.read(name) != b"first":
+        return "writes an object although one is there (put if absent, If-None-Match: *)"
+    if bucket.read_ranges(name, [(1, 2), (4, 1)]) != [b"ir", b"t"]:
+        return "does not give the ranges that were asked for"
+    if name not in [item.name for item in bucket.list("probe/")]:
+        return "does not list what was just written"
+    return ""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 
 from ckstore.errors import IntegrityError
@@ -19,6 +20,8 @@ from ckstore.storage.remote.mirror import Mirror
 _PREFIX, _BLOCKS = "packs/", "blocks"
 #: Bytes that are fetched at once into a file.
 _PIECE = 16 << 20
+#: Bytes at the end of a pack that mostly hold its manifest.
+_END = 64 << 10
 
 
 class _RemotePack:
@@ -54,6 +57,7 @@ class RemotePacks(PackReader):
 
     def __init__(self, mirror: Mirror, catalog: RemoteCatalog) -> None:
         super().__init__(mirror.path)
+        self.is_remote = True
         self._mirror = mirror
         self._bucket = mirror.bucket
         self._catalog = catalog
@@ -65,6 +69,16 @@ class RemotePacks(PackReader):
         for name in names:
             patiently(partial(self._bucket.put, _PREFIX + name, self._directory / name))
             durable.checkpoint("pack-put")
+
+    def prefetch_manifests(self, names: Iterable[str]) -> None:
+        """Begin to fetch the ends of packs, where manifests lie."""
+        ends = {}
+        for name in names:
+            with suppress(FileNotFoundError, IntegrityError):
+                size = self.size(name)
+                ends[name] = [(max(size - _END, 0), min(_END, size))]
+        if len(ends) > 1:
+            self.prefetch(ends)
 
     def prefetch(self, ranges: Mapping[str, Sequence[tuple[int, int]]]) -> None:
         """Begin to fetch what will be read."""
