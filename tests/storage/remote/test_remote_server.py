@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-import signal
-import socket
 import subprocess
 import sys
-import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,35 +15,15 @@ import torch
 import ckstore
 from ckstore.errors import CkstoreError
 from tests.checkpoints import draw, scratch
+from tests.object_store import object_store
 
 pytest.importorskip("ministack")
 
 
 @pytest.fixture(scope="module")
 def endpoint() -> Iterator[str]:
-    """An object store with a bucket `models`, in a process of its own."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    environment = {**os.environ, "BIND_HOST": "127.0.0.1", "GATEWAY_PORT": str(port), "SERVICES": "s3"}
-    server = subprocess.Popen(
-        [sys.executable, "-m", "ministack"], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    url = f"http://127.0.0.1:{port}"
-    try:
-        deadline = time.monotonic() + 60
-        while True:
-            try:
-                urllib.request.urlopen(urllib.request.Request(f"{url}/models", method="PUT"), timeout=10).read()
-                break
-            except OSError:
-                assert server.poll() is None
-                assert time.monotonic() < deadline
-                time.sleep(0.1)
+    with object_store() as url:
         yield url
-    finally:
-        server.send_signal(signal.SIGTERM)
-        server.wait(30)
 
 
 @pytest.fixture
