@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Literal, NamedTuple, Self
 
 from ckstore.errors import UsageError
+from ckstore.storage import root
 from ckstore.storage.catalog import Catalog
 from ckstore.storage.pack_reader import PackReader
 
 if TYPE_CHECKING:
     from ckstore.objects.reader import ObjectReader
     from ckstore.objects.resolver import CatalogResolver
+    from ckstore.storage.remote.mirror import Mirror
 
 Mode = Literal["r", "a"]
 
@@ -21,20 +25,37 @@ Mode = Literal["r", "a"]
 CACHE_BYTES = 64 << 20
 
 
+class Address(NamedTuple):
+    """Where a store is, for another process: an absolute path or a URL, and of a remote store its options and cache."""
+
+    place: str
+    options: tuple[tuple[str, str], ...] = ()
+    cache: str | None = None
+
+    def open(self, mode: Mode, cache_bytes: int = CACHE_BYTES) -> Repository:
+        """Open the store."""
+        cache = None if self.cache is None else Path(self.cache)
+        return Repository(root.place(self.place), mode, cache_bytes, options=dict(self.options), cache=cache)
+
+
 class Repository:
     """What operations, views and encoders take of a store.
 
     Parameters
     ----------
-    path
-        The store's directory.
+    place
+        The store's directory, or the URL of one in an object store.
     mode
         `r` reads only; `a` reads and writes.
     cache_bytes
         Limit of the cache of decoded chunks.
+    options, cache
+        Of a remote store: what its client is told, and the directory of mirrors.
 
     Attributes
     ----------
+    path
+        The store's directory; of a remote store that of its mirror.
     catalog
         The index.
     packs
@@ -45,11 +66,28 @@ class Repository:
         A version was stored through this repository: those that follow are stored against what is still at hand.
     """
 
-    def __init__(self, path: Path, mode: Mode = "a", cache_bytes: int = CACHE_BYTES) -> None:
-        self.path = path
+    def __init__(
+        self,
+        place: Path | str,
+        mode: Mode = "a",
+        cache_bytes: int = CACHE_BYTES,
+        *,
+        options: Mapping[str, str] | None = None,
+        cache: Path | None = None,
+    ) -> None:
+        self.place = place
         self.mode = mode
-        self.catalog = Catalog.open(path, mode)
-        self.packs = PackReader(path)
+        self.catalog: Catalog
+        self.packs: PackReader
+        self._mirror: Mirror | None = None
+        if isinstance(place, str):
+            from ckstore.storage.remote.mirror import find
+
+            self._follow(find(place, options, cache))
+        else:
+            self.path = place
+            self.catalog = Catalog.open(place, mode)
+            self.packs = PackReader(place)
         self.has_stored = False
         self.cache_bytes = cache_bytes
 
@@ -60,6 +98,27 @@ class Repository:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _follow(self, mirror: Mirror) -> None:
+        """Use a remote store through its mirror, as it is now."""
+        from ckstore.storage.remote.catalog import RemoteCatalog
+        from ckstore.storage.remote.packs import RemotePacks
+
+        self._mirror, self.path = mirror, mirror.path
+        catalog = RemoteCatalog(mirror, self.mode)
+        catalog.refresh()
+        self.catalog, self.packs = catalog, RemotePacks(mirror, catalog)
+
+    @property
+    def address(self) -> Address:
+        """What opens the store in another process of this machine."""
+        if self._mirror is None:
+            return Address(os.path.abspath(self.path))
+        return Address(str(self.place), tuple(self._mirror.options.items()), str(self._mirror.path.parent))
+
+    def reopened(self, mode: Mode, cache_bytes: int = CACHE_BYTES) -> Repository:
+        """The same store once more, with caches of its own."""
+        return self.address.open(mode, cache_bytes)
 
     def close(self) -> None:
         """Close catalog and packs."""

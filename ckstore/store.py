@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from ckstore.errors import ConflictError, UsageError
+from ckstore.errors import ConflictError, NoStoreError, UsageError
 from ckstore.policy import QUALITY, Fidelity, Policy, Scheme
-from ckstore.repository import CACHE_BYTES, Mode, Repository
+from ckstore.repository import CACHE_BYTES, Address, Mode, Repository
+from ckstore.storage import root
 from ckstore.storage.catalog import Catalog, VersionRow
 from ckstore.storage.pack_reader import PackReader
-from ckstore.storage.root import CATALOG, find_store
 
 if TYPE_CHECKING:
     from ckstore.formats.torch.state_dict import OnUnknown
@@ -45,20 +46,39 @@ class Store:
 
     Parameters
     ----------
-    path
-        The store's directory.
+    place
+        The store's directory, or the URL of one in an object store.
     mode
         `r` reads only; `a` reads and writes.
     cache_bytes
         Limit of the cache of decoded chunks.
+    options, cache
+        Of a remote store; see `Repository`.
     """
 
-    def __init__(self, path: Path, mode: Mode = "a", cache_bytes: int = CACHE_BYTES) -> None:
-        self.repository = Repository(path, mode, cache_bytes)
+    def __init__(
+        self,
+        place: Path | str,
+        mode: Mode = "a",
+        cache_bytes: int = CACHE_BYTES,
+        *,
+        options: Mapping[str, str] | None = None,
+        cache: Path | None = None,
+    ) -> None:
+        self.repository = Repository(place, mode, cache_bytes, options=options, cache=cache)
         self._compactor: Compactor | None = None
 
+    def __getstate__(self) -> tuple[Address, Mode, int]:
+        return self.repository.address, self.mode, self.repository.cache_bytes
+
+    def __setstate__(self, state: tuple[Address, Mode, int]) -> None:
+        """Open the store in another process."""
+        address, mode, cache_bytes = state
+        self.repository = address.open(mode, cache_bytes)
+        self._compactor = None
+
     def __repr__(self) -> str:
-        return f"<ckstore.Store {str(self.path)!r}>"
+        return f"<ckstore.Store {str(self.place)!r}>"
 
     def __enter__(self) -> Self:
         return self
@@ -75,8 +95,13 @@ class Store:
         self.repository.close()
 
     @property
+    def place(self) -> Path | str:
+        """The store's directory, or the URL of a remote store: what opens it once more."""
+        return self.repository.place
+
+    @property
     def path(self) -> Path:
-        """The store's directory."""
+        """The store's directory; of a remote store that of its mirror."""
         return self.repository.path
 
     @property
@@ -487,7 +512,7 @@ class Store:
             raise UsageError(f"The number of workers must be 1 or more, not {workers}.")
         latest = self.catalog.latest(name)
         known = 0 if latest is None else latest.original_bytes
-        return Saver(self.path, name, workers, known if nbytes is None else nbytes)
+        return Saver(self.repository.address, name, workers, known if nbytes is None else nbytes)
 
     def _compactor_of_hot(self) -> Compactor:
         from ckstore.operations.compactor import Compactor
@@ -497,16 +522,36 @@ class Store:
         return self._compactor
 
 
-def init(path: str | os.PathLike[str]) -> Store:
-    """Make a store in an empty or absent directory.
+def init(
+    path: str | os.PathLike[str],
+    *,
+    options: Mapping[str, str] | None = None,
+    cache: str | os.PathLike[str] | None = None,
+) -> Store:
+    """Make a store in an empty or absent directory, or in an object store.
+
+    Parameters
+    ----------
+    path
+        A directory, or a URL: ``s3://bucket/prefix``, ``gs://…`` or ``az://…``.
+    options, cache
+        Of a store in an object store; see `open`.
 
     Raises
     ------
     ConflictError
         Something is there already.
+    UsageError
+        The object store does not honour what a store needs of it.
     """
-    Catalog.create(Path(path)).close()
-    return Store(Path(path), "a", _cache_of_a_program())
+    place = root.place(path)
+    if isinstance(place, str):
+        from ckstore.storage.remote.mirror import create
+
+        create(place, options, None if cache is None else Path(cache))
+    else:
+        Catalog.create(place).close()
+    return open(place, options=options, cache=cache)
 
 
 def open(
@@ -515,13 +560,15 @@ def open(
     cache_bytes: int | None = None,
     *,
     create: bool = False,
+    options: Mapping[str, str] | None = None,
+    cache: str | os.PathLike[str] | None = None,
 ) -> Store:
     """Open a store: by default `$CKSTORE`, or the nearest `.ckstore` upwards.
 
     Parameters
     ----------
     path
-        The store's directory.
+        The store's directory, or the URL of one in an object store: ``s3://bucket/prefix``, ``gs://…`` or ``az://…``.
     mode
         `r` reads only; `a` reads and writes.
     cache_bytes
@@ -529,6 +576,11 @@ def open(
         holds one and a half times a version, storing the next one after it takes less time.
     create
         Make the store at `path` first where there is none: a script may run again, and in several processes at once.
+    options
+        What the client of an object store is told, such as ``{"endpoint": "https://…"}``; it is remembered on this
+        machine. Credentials come from the environment.
+    cache
+        Directory for the mirrors of remote stores; by default `$CKSTORE_CACHE`, or ``~/.cache/ckstore``.
 
     Raises
     ------
@@ -545,17 +597,25 @@ def open(
     if create:
         if path is None or mode == "r":
             raise UsageError("create=True makes a store that can be written to; give its path, and no mode.")
-        _make_sure(Path(path))
-    return Store(find_store() if path is None else Path(path), mode, limit)
+        _make_sure(root.place(path), options, cache)
+    place = root.find_store() if path is None else root.place(path)
+    return Store(place, mode, limit, options=options, cache=None if cache is None else Path(cache))
 
 
-def _make_sure(path: Path) -> None:
+def _make_sure(place: Path | str, options: Mapping[str, str] | None, cache: str | os.PathLike[str] | None) -> None:
     """Make a store where there is none, be it that another process does so meanwhile."""
+    if isinstance(place, str):
+        try:
+            Store(place, options=options, cache=None if cache is None else Path(cache)).close()
+        except NoStoreError:
+            with suppress(ConflictError):
+                init(place, options=options, cache=cache).close()
+        return
     try:
-        if not (path / CATALOG).is_file():
-            Catalog.create(path).close()
+        if not (place / root.CATALOG).is_file():
+            Catalog.create(place).close()
     except ConflictError:
-        if not (path / CATALOG).is_file():
+        if not (place / root.CATALOG).is_file():
             raise
 
 

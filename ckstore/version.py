@@ -162,6 +162,8 @@ class Version:
         from ckstore.reading.sharded import sharded_directories, sharded_files
         from ckstore.reading.state_dict import build, build_sharded
 
+        if not mmap:
+            self.stored.foresee()
         if not self.document.is_directory:
             return build(self.stored, 0, allow, mmap=mmap)
         found: dict[str, Any] = {}

@@ -25,6 +25,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,7 @@ from ckstore.tensor import LazyTensor
 from ckstore.version import Version
 from tests.checkpoints import without_compiling
 from tests.forked import run_forked
+from tests.object_store import object_store
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 DOCS = REPOSITORY / "docs"
@@ -190,6 +192,16 @@ def tutorial_store(gpt_run: list[Path], tmp_path_factory: pytest.TempPathFactory
     return place / ".ckstore"
 
 
+@pytest.fixture
+def server_settings(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """What the environment says of an object store."""
+    with object_store() as url:
+        yield {
+            "AWS_ENDPOINT_URL": url, "AWS_ALLOW_HTTP": "true", "AWS_REGION": "us-east-1", "AWS_ACCESS_KEY_ID": "key",
+            "AWS_SECRET_ACCESS_KEY": "secret", "CKSTORE_CACHE": str(tmp_path / "cache"),
+        }  # fmt: skip
+
+
 def begin(page: Path, place: Path, gpt_run: list[Path], request: pytest.FixtureRequest) -> None:
     """Put what a page starts from into its directory."""
     (place / "runs").mkdir()
@@ -199,6 +211,10 @@ def begin(page: Path, place: Path, gpt_run: list[Path], request: pytest.FixtureR
     train = f'#!/bin/sh\nPYTHONPATH={REPOSITORY} exec {sys.executable} -m tools.runs "$@"\n'
     (place / "tools" / "train").write_text(train)
     (place / "tools" / "train").chmod(0o755)
+    if page.name == "bucket.md":
+        pytest.importorskip("ministack")
+        for variable, value in request.getfixturevalue("server_settings").items():
+            request.getfixturevalue("monkeypatch").setenv(variable, value)
     if page.parent == DOCS / "how-to":
         made = request.getfixturevalue("tutorial_store")
         shutil.copytree(made, place / ".ckstore")

@@ -9,7 +9,7 @@ from pathlib import Path
 from ckstore.errors import InputError
 
 
-def check_restores(store: Path, number: int) -> None:
+def check_restores(store: Path | str, number: int) -> None:
     """Decode every file of a version from what is on disk; raises `IntegrityError` where one does not come back."""
     from ckstore.operations.verify import check_restores
     from ckstore.store import Store

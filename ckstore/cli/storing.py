@@ -76,7 +76,7 @@ def store_input(
         seconds = time.perf_counter() - start
         version = store[report.version.number]
         if delete or (options["verify"] and not report.is_new):
-            check_restores(store.path, version.row.number)
+            check_restores(store.place, version.row.number)
         if removable is not None and version.row.fidelity != "exact":
             # A policy was set meanwhile, or what was there was thinned.
             raise UsageError(f"{NOT_REMOVED} {path} is stored as version {version.row.number}, and stays.")

@@ -105,18 +105,18 @@ def verb(
     return made
 
 
-def store_path(ctx: click.Context) -> Path:
-    """The directory of the store that the command line, the environment or the working directory names.
+def store_path(ctx: click.Context) -> Path | str:
+    """The directory, or the URL, of the store that the command line, the environment or the working directory names.
 
     Raises
     ------
     NoStoreError
         There is none; one that `--store` names is checked when it is opened.
     """
-    from ckstore.storage.root import find_store
+    from ckstore.storage.root import find_store, place
 
     named = ctx.find_root().params.get("store")
-    return find_store() if named is None else Path(named)
+    return find_store() if named is None else place(named)
 
 
 def open_store(ctx: click.Context, mode: Mode = "r") -> Store:

@@ -31,7 +31,7 @@ from ckstore.dtypes import torch_dtype
 from ckstore.errors import UsageError
 from ckstore.formats.dcp import nested
 from ckstore.storage.durable import disk_full_explained, temporary_path
-from ckstore.storage.root import PACKS
+from ckstore.storage.root import PACKS, place
 
 if TYPE_CHECKING:
     from ckstore.operations.ingest import IngestReport
@@ -125,7 +125,8 @@ class StoreWriter(StorageWriter):
         for name, (size, dtype) in whole.items():
             starts[name] = nbytes
             nbytes += -(-prod(size) * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
-        path = temporary_path(self._store.path / PACKS)
+        with self._store as store:
+            path = temporary_path(store.path / PACKS)
         self._discard()
         self._removal = weakref.finalize(self, path.unlink, missing_ok=True)
         with disk_full_explained(path.parent, nbytes):
@@ -274,19 +275,19 @@ class _Opened:
     """A store that the caller has opened; in another process, or by its path, it is opened while it is used."""
 
     def __init__(self, store: Store | str | os.PathLike[str]) -> None:
-        is_path = isinstance(store, str | os.PathLike)
-        self.path = Path(store if isinstance(store, str | os.PathLike) else store.path)
-        self._store: Any = None if is_path else store
+        is_place = isinstance(store, str | os.PathLike)
+        self.place = place(store) if isinstance(store, str | os.PathLike) else store.place
+        self._store: Any = None if is_place else store
         self._own: Any = None
         self._process = os.getpid()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"path": self.path, "_store": None, "_own": None, "_process": 0}
+        return {"place": self.place, "_store": None, "_own": None, "_process": 0}
 
     def __enter__(self) -> Store:
         if self._store is not None and self._process == os.getpid():
             return self._store  # type: ignore[no-any-return]
-        self._own = ckstore.open(self.path)
+        self._own = ckstore.open(self.place)
         return self._own  # type: ignore[no-any-return]
 
     def __exit__(self, *error: object) -> None:

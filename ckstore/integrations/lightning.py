@@ -14,7 +14,7 @@ from ckstore.errors import ConflictError, UsageError
 from ckstore.formats.facts import facts_of_mapping
 from ckstore.integrations.names import PREFIX, version_name
 from ckstore.integrations.torch import load, save
-from ckstore.store import Store, open
+from ckstore.store import Store
 
 #: Where the package `lightning`, and where `pytorch_lightning`, has the class that its Trainer asks plug-ins for.
 _PARENTS = ("lightning.fabric", "lightning_fabric")
@@ -51,13 +51,6 @@ class StoreIO:
 
     def __repr__(self) -> str:
         return f"<ckstore.integrations.lightning.StoreIO of {self.run}>"
-
-    def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"store": self.store.path}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """A process that Lightning spawns opens the store again."""
-        vars(self).update(state, store=open(state["store"]))
 
     @property
     def latest(self) -> str | None:

@@ -126,6 +126,11 @@ class LatticeRecord:
         return isinstance(self.lattice, CodebookLattice) and self.lattice.protected
 
     @property
+    def start(self) -> int:
+        """The first byte of what the record places in its pack."""
+        return min(self.offset, *self.aside[:1]) if self.aside else self.offset
+
+    @property
     def end(self) -> int:
         """The first byte behind what the record places in its pack."""
         return max(self.offset + self.length, sum(self.aside))
@@ -293,6 +298,11 @@ class ContentRecord:
     pack: str = ""
     factor: float = 1.0
     debt: int = 0
+
+    @property
+    def start(self) -> int:
+        """The first byte of the record's chunks in its pack."""
+        return self.offset
 
     @property
     def end(self) -> int:

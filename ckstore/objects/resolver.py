@@ -299,4 +299,7 @@ class CatalogResolver:
         }
 
     def _at(self, places: dict[int, tuple[str, int]]) -> dict[int, Record]:
+        if self.packs.is_remote:
+            known = set(self._manifests)
+            self.packs.prefetch_manifests({pack for pack, _ in places.values()} - known)
         return {number: self._manifest(pack).record(slot) for number, (pack, slot) in places.items()}

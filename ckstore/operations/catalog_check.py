@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ckstore.encoding.writer import version_row
 from ckstore.errors import CkstoreError
 from ckstore.operations.costs import restore_cost
-from ckstore.storage import log, manifest
+from ckstore.storage import manifest
 from ckstore.storage.catalog import VersionRow, key
 from ckstore.storage.pack import PackInfo
 
@@ -27,12 +27,13 @@ _FIELDS = (
 def catalog_problems(repository: Repository, versions: Sequence[StoredVersion]) -> Iterator[str]:
     """A sentence for everything in the catalog that contradicts the log or the manifests of `versions`."""
     try:
-        records = log.read_all(repository.path)
+        records = repository.catalog.records()
     except CkstoreError as error:
         records = []
         yield str(error)
     else:
         yield from _logged(repository, records)
+    yield from repository.catalog.differences()
     yield from _packs(repository)
     yield from _places(repository)
     beside = _packs_beside(repository)
@@ -119,7 +120,7 @@ def _logged(repository: Repository, records: Sequence[Mapping[str, Any]]) -> Ite
             yield f"The policy of {run or 'the store'} is {policy}, which the log does not say; run `ckstore recover`."
     collections = [record["created"] for record in records if record["change"] == "gc"]
     collected = catalog.collected()
-    if collected and (not collections or collected < collections[0]):
+    if collected and not catalog.follows_log and (not collections or collected < collections[0]):
         yield f"The catalog says that packs were removed at {collected}, the log does not; run `ckstore recover`."
     highest = max((number for record in records for number in _numbers(record)), default=0)
     if catalog.last_number() < highest:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from dataclasses import replace as replace_fields
 from typing import Any, Self
 
 from ckstore.encoding.writer import ObjectWriter, version_row
@@ -18,10 +19,8 @@ from ckstore.objects.documents import VersionDocument
 from ckstore.operations.costs import Costs, write_costs
 from ckstore.reading.stored_version import StoredVersion
 from ckstore.repository import Repository
-from ckstore.storage import durable, log
 from ckstore.storage.catalog import Placement, VersionRow, key
 from ckstore.storage.pack import PackInfo
-from ckstore.storage.root import PACKS
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,17 +125,17 @@ class Change:
             The packs will not be committed: `recover` leaves them alone.
         """
         self._document = document
-        self.packs, entry = self.writer.finish(document, dict(blobs or {}), anew=again, trial=trial)
+        self.packs, self._entry = self.writer.finish(document, dict(blobs or {}), anew=again, trial=trial)
         self._again = again
         self._hold(self.writer.placed(self.packs))
         if document is not None:
-            self.row = version_row(document, self.packs, entry)
+            self.row = version_row(document, self.packs, self._entry)
 
     @contextmanager
     def version(self) -> Iterator[StoredVersion]:
         """The version that the finished packs hold, read from these alone."""
         assert self.row is not None
-        with Repository(self.repository.path, "r") as uncommitted:  # with caches of its own
+        with self.repository.reopened("r") as uncommitted:
             uncommitted.resolver.add(self.writer.placed(self.packs))
             yield StoredVersion(uncommitted, self.row)
 
@@ -179,8 +178,11 @@ class Change:
         """
         catalog = self.repository.catalog
         lattices, contents, raw = self.writer.places(self.packs)
-        row, references = self.row, set() if self._document is None else self._document.blob_packs()
-        with catalog.transaction():
+        references = set() if self._document is None else self._document.blob_packs()
+        self.repository.packs.publish([pack.name for pack in self.packs])
+
+        def change() -> list[str]:
+            row = self.row
             if record is not None:
                 if "version" in record:
                     version = catalog.version(record["version"])
@@ -188,8 +190,9 @@ class Change:
                         if not version.hot:
                             raise ConflictError(f"Version {version.number} was compacted meanwhile.")
                         self.check_unencoded()
-                log.append(self.repository.path, {**record, "packs": [pack.name for pack in self.packs]})
+                catalog.note({**record, "packs": [pack.name for pack in self.packs]})
             if row is not None and not self._is_move:
+                row = self._under_free_number(row)
                 tags = self._take_tags() if heals else []
                 catalog.commit_version(
                     row,
@@ -203,6 +206,7 @@ class Change:
                     requires_contents=_keys(needs[1], contents),
                 )
                 self._set_tags(tags, row.number)
+                self.row = row
             else:
                 catalog.add_packs(self.packs)
                 catalog.move_lattices(lattices)
@@ -213,8 +217,23 @@ class Change:
             write_costs(catalog, costs or {})
             if lease is not None:
                 catalog.end_lease(lease)
+            return freed
+
+        freed = catalog.commit(change)
         self._committed = True
         remove_files(self.repository, freed)
+
+    def _under_free_number(self, row: VersionRow) -> VersionRow:
+        """The row; of a remote store under another number, where another mirror has given that one away meanwhile."""
+        catalog = self.repository.catalog
+        document = self._document
+        assert document is not None
+        number = catalog.free_number(document.number)
+        if number == document.number:
+            return row
+        renumbered = replace_fields(document, number=number)
+        catalog.note({"change": "renumber", "uid": document.uid, "from": document.number, "version": renumbered.number})
+        return version_row(renumbered, self.packs, self._entry)
 
     def _take_tags(self) -> list[str]:
         """Take the tags off the version that is replaced."""
@@ -228,7 +247,7 @@ class Change:
     def _set_tags(self, tags: Sequence[str], number: int) -> None:
         for tag in tags:
             self.repository.catalog.set_tag(tag, number)
-            log.append(self.repository.path, {"change": "tag", "tag": tag, "version": number})
+            self.repository.catalog.note({"change": "tag", "tag": tag, "version": number})
 
 
 def remove_files(repository: Repository, names: Sequence[str]) -> None:
@@ -240,9 +259,7 @@ def remove_files(repository: Repository, names: Sequence[str]) -> None:
         known = {pack.name for pack in repository.catalog.packs()}
         for name in names:
             if name not in known:
-                repository.packs.forget(name)
-                (repository.path / PACKS / name).unlink(missing_ok=True)
-                durable.checkpoint("pack-removed")
+                repository.packs.remove(name)
 
 
 def remove_uncommitted(repository: Repository, packs: Iterable[PackInfo]) -> None:

@@ -148,7 +148,7 @@ class Compactor:
             self._may_go_on.wait()
             try:
                 if self._opened is None:
-                    self._opened = Repository(self._repository.path, "a", self._repository.cache_bytes)
+                    self._opened = self._repository.reopened("a", self._repository.cache_bytes)
                 with self._compacting:
                     rows = due(self._opened, run, keep=keep)
                     compact(self._opened, rows[:1], progress=self._step)

@@ -40,11 +40,14 @@ def write_costs(catalog: Catalog, costs: Costs) -> None:
     """Write restore costs and depths into the catalog, but for versions that were forgotten meanwhile."""
     if not costs:
         return
-    with catalog.transaction():
+
+    def change() -> None:
         there = {row.number for row in catalog.versions()}
         for number, (cost, depth) in costs.items():
             if number in there:
                 catalog.update_version(number, cost=cost, depth=depth, base=depth == 0)
+
+    catalog.commit(change)
 
 
 def restore_cost(version: StoredVersion, objects: Iterable[Object] | None = None) -> tuple[float, int]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ckstore.storage import log, reserve
+from ckstore.storage import reserve
 
 if TYPE_CHECKING:
     from ckstore.repository import Repository
@@ -47,8 +47,13 @@ def forget(repository: Repository, versions: Sequence[VersionRow], *, dry_run: b
     if dry_run:
         repository.catalog.check_untagged(numbers)
     elif numbers:
-        with reserve.spent(repository.path), repository.catalog.transaction():
-            repository.catalog.forget_versions(numbers)
-            repository.catalog.remove_empty_runs()
-            log.append(repository.path, {"change": "forget", "versions": numbers})
+        catalog = repository.catalog
+
+        def change() -> None:
+            catalog.forget_versions(numbers)
+            catalog.remove_empty_runs()
+            catalog.note({"change": "forget", "versions": numbers})
+
+        with reserve.spent(repository.path):
+            catalog.commit(change)
     return ForgetReport(list(versions))

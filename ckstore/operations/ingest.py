@@ -75,6 +75,7 @@ def ingest(
 ) -> IngestReport:
     """Store a checkpoint as the next version of a run; see `Store.ingest`."""
     repository.require_writable()
+    repository.catalog.refresh()
     with suppress(OSError):  # What a killed ingest left behind is only in the way of the disk.
         sweep_temporaries(repository.path / PACKS)
     request = request_of(repository.catalog, options)
@@ -121,7 +122,7 @@ def _ingest(
         request = in_place_of(repository, standing, scanned, request)
     if request.parent is not None and not request.is_hot:
         request = replace(request, parent=compacted(repository, request.parent))
-    number = 0
+    number = committed = 0
     try:
         with ExitStack() as held:
             progress = in_turn(progress)
@@ -131,17 +132,17 @@ def _ingest(
                 lease = held.enter_context(catalog.lease(f"ingest {number}"))
             ingestion = _Ingestion(repository, number, scanned, lease, progress)
             if request.is_hot:
-                ingestion.store_hot(request, windows)
+                committed = ingestion.store_hot(request, windows)
             elif request.tuning is None:
-                ingestion.store(request)
+                committed = ingestion.store(request)
             else:
-                ingestion.store_best(request, request.tuning)
+                committed = ingestion.store_best(request, request.tuning)
     except BaseException:
         if number:
             catalog.release_number(number)
         repository.resolver.forget()
         raise
-    return IngestReport(catalog.version(number), is_new=True)
+    return IngestReport(catalog.version(committed), is_new=True)
 
 
 class _Ingestion:
@@ -160,13 +161,13 @@ class _Ingestion:
         self._reader: ObjectReader = repository.reader.in_passing() if passing else repository.reader
         repository.has_stored = True
 
-    def store(self, request: Request, found: Mapping[str, float] = MappingProxyType({})) -> None:
-        """Write the version and commit it; `found` is what a search says of its setting."""
+    def store(self, request: Request, found: Mapping[str, float] = MappingProxyType({})) -> int:
+        """Write the version and commit it; `found` is what a search says of its setting. Returns its number."""
         with self._written(request, self._progress, found) as (change, stored, _):
-            self._commit(change, request, stored)
+            return self._commit(change, request, stored)
 
-    def store_hot(self, request: Request, windows: Iterable[list[int]]) -> None:
-        """Write the version as it is, as it is read, and commit it; `compact` encodes it later."""
+    def store_hot(self, request: Request, windows: Iterable[list[int]]) -> int:
+        """Write the version as it is, as it is read, and commit it; `compact` encodes it later. Returns its number."""
         repository, scanned = self._repository, self._scanned
         with PackWriter(repository.path, "coarse") as coarse, PackWriter(repository.path, "raw") as raw:
             writer = ObjectWriter(coarse, raw)
@@ -176,10 +177,13 @@ class _Ingestion:
                 objects = [stored[content] for content in scanned.contents]
                 document, blobs = describe(repository, self._number, scanned, request, objects, hot=bool(writer.raw))
                 change.finish(document, blobs)
-                self._commit(change, request, stored)
+                return self._commit(change, request, stored)
 
-    def store_best(self, request: Request, tuning: Tuning) -> None:
-        """Store under the most aggressive setting that is tolerated, exactly where none is; trials leave nothing."""
+    def store_best(self, request: Request, tuning: Tuning) -> int:
+        """Store under the most aggressive setting that is tolerated, exactly where none is; trials leave nothing.
+
+        Returns the version's number.
+        """
         reference = tuning.reference(self._scanned)
         cube = search_space(request.policy, known=knows_sensitivity(self._scanned.units, request.gradients))
         parent = None if request.parent is None else self._repository.resolver.document(request.parent)
@@ -203,9 +207,8 @@ class _Ingestion:
             found = search(trials.degradation, size, tuning.tolerance, cube, last, trials.foresee)
         if found.accepted:
             facts = {"degradation": found.degradation, "evaluations": found.evaluations}
-            self.store(replace(request, policy=found.settings), facts)
-        else:
-            self.store(replace(request, policy=Policy()))
+            return self.store(replace(request, policy=found.settings), facts)
+        return self.store(replace(request, policy=Policy()))
 
     @contextmanager
     def _trial(self, request: Request, policy: Policy) -> Iterator[tuple[Change, ObjectWriter]]:
@@ -234,13 +237,15 @@ class _Ingestion:
                 change.finish(document, blobs, trial=trial)
                 yield change, stored, writer
 
-    def _commit(self, change: Change, request: Request, stored: Mapping[str, Stored]) -> None:
-        """Make the version visible, once it was found to restore where that is wanted."""
+    def _commit(self, change: Change, request: Request, stored: Mapping[str, Stored]) -> int:
+        """Make the version visible, once it was found to restore where that is wanted; returns its number."""
         if request.verify:
             with change.version() as version:
                 check_restores(version, self._progress)
         needs = self._needs(stored, change.writer)
         change.commit(needs=needs, replace=request.replace, heals=request.heals, lease=self._lease)
+        assert change.row is not None
+        return change.row.number
 
     def _needs(self, stored: Mapping[str, Stored], writer: ObjectWriter) -> tuple[set[str], set[str]]:
         """Ids of the lattices and of the exact layers that a version's objects are, and are stored against."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 from ckstore.codecs.integer_header import overhead_bytes
@@ -37,16 +36,13 @@ def ledger(repository: Repository) -> dict[str, int]:
     """
     causes = dict.fromkeys(CAUSES, 0)
     known = {pack.name: pack.bytes for pack in repository.catalog.packs()}
-    for directory, _, names in os.walk(repository.path):
-        for name in names:
-            size = os.lstat(os.path.join(directory, name)).st_size
-            place = os.path.relpath(directory, repository.path)
-            if place == "." and name == CATALOG:
-                causes["catalog"] += size
-            elif place == LOG:
-                causes["log"] += size
-            elif name not in known:
-                causes["unreferenced packs" if place == "packs" else "other files"] += size
+    for place, name, size in repository.packs.files():
+        if (place, name) == (".", CATALOG):
+            causes["catalog"] += size
+        elif place == LOG:
+            causes["log"] += size
+        elif name not in known:
+            causes["unreferenced packs" if place == "packs" else "other files"] += size
     for name, size in known.items():
         rest = size - _manifest(repository, name, causes)
         placed = repository.catalog.lattices_in(name) + repository.catalog.contents_in(name)

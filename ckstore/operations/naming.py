@@ -8,7 +8,7 @@ from typing import Any
 from ckstore.errors import UsageError
 from ckstore.policy import Policy
 from ckstore.repository import Repository
-from ckstore.storage import log, reserve
+from ckstore.storage import reserve
 from ckstore.storage.catalog import Catalog, VersionRow
 from ckstore.storage.names import LATEST, check_length, check_tag
 
@@ -48,17 +48,26 @@ def check_tag_is_no_run(catalog: Catalog, name: str, run: str | None = None) -> 
 
 def tag(repository: Repository, row: VersionRow, name: str) -> None:
     """Let a tag mean a version; see `Store.tag`."""
-    with repository.catalog.transaction():
-        check_tag_is_no_run(repository.catalog, name)
-        repository.catalog.set_tag(name, row.number)
-        log.append(repository.path, {"change": "tag", "tag": name, "version": row.number})
+    catalog = repository.catalog
+
+    def change() -> None:
+        check_tag_is_no_run(catalog, name)
+        catalog.set_tag(name, row.number)
+        catalog.note({"change": "tag", "tag": name, "version": row.number})
+
+    catalog.commit(change)
 
 
 def untag(repository: Repository, name: str) -> None:
     """Remove a tag."""
-    with reserve.spent(repository.path), repository.catalog.transaction():
-        repository.catalog.delete_tag(name)
-        log.append(repository.path, {"change": "untag", "tag": name})
+    catalog = repository.catalog
+
+    def change() -> None:
+        catalog.delete_tag(name)
+        catalog.note({"change": "untag", "tag": name})
+
+    with reserve.spent(repository.path):
+        catalog.commit(change)
 
 
 def add_metrics(repository: Repository, row: VersionRow, metrics: Mapping[str, Any]) -> VersionRow:
@@ -66,10 +75,13 @@ def add_metrics(repository: Repository, row: VersionRow, metrics: Mapping[str, A
     if {**row.metrics, **metrics} == row.metrics:
         return row
     catalog = repository.catalog
-    with catalog.transaction():
+
+    def change() -> None:
         merged = {**catalog.version(row.number).metrics, **metrics}
         catalog.update_version(row.number, metrics=merged)
-        log.append(repository.path, {"change": "metrics", "version": row.number, "metrics": merged})
+        catalog.note({"change": "metrics", "version": row.number, "metrics": merged})
+
+    catalog.commit(change)
     return catalog.version(row.number)
 
 
@@ -79,6 +91,10 @@ def set_policy(repository: Repository, policy: Policy | None, run: str | None) -
     if run is not None:
         check_run(run)
     text = None if policy is None else policy.to_text()
-    with repository.catalog.transaction():
-        repository.catalog.set_policy(run or "", text)
-        log.append(repository.path, {"change": "policy", "run": run or "", "policy": text})
+    catalog = repository.catalog
+
+    def change() -> None:
+        catalog.set_policy(run or "", text)
+        catalog.note({"change": "policy", "run": run or "", "policy": text})
+
+    catalog.commit(change)

@@ -38,6 +38,15 @@ class RecoverReport:
     problems: list[str] = field(default_factory=list)
 
 
+def recover_remote(url: str) -> RecoverReport:
+    """Make the mirror of a remote store again, from the first record of its log on."""
+    from ckstore.storage.remote.mirror import forget
+
+    forget(url)
+    with Repository(url) as repository:
+        return RecoverReport(len(repository.catalog.versions()), len(repository.catalog.packs()), [])
+
+
 def recover(path: Path) -> RecoverReport:
     """Replace the catalog of the store at `path` by one that is built from its packs and log.
 

@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
@@ -150,10 +151,9 @@ def retain(
         except DiskFullError as error:
             full = error  # What goes now makes room for the next time.
         if found.forgotten:
-            with reserve.spent(repository.path), repository.catalog.transaction():
+            with reserve.spent(repository.path):
                 # Looked up once more: what was tagged or forked meanwhile stays.
-                going = _due(repository, name, policy).forgotten
-                report.forgotten += forget(repository, going).versions
+                report.forgotten += repository.catalog.commit(partial(_forget_due, repository, name, policy))
     if runs and _is_worth_it(repository):
         with suppress(LockedError):  # Whoever is at work comes first; the garbage can wait.
             report.freed = gc(repository, patience=_PATIENCE).bytes
@@ -191,6 +191,10 @@ def outlived(repository: Repository, run: str, step: int) -> bool:
             before = {(row.step or 0) // every for row in rows if (row.step or 0) < step} if every else set()
             return len(later) >= retention.keep_last and (every is None or step // every in before)
     return False
+
+
+def _forget_due(repository: Repository, run: str, policy: Policy) -> list[VersionRow]:
+    return forget(repository, _due(repository, run, policy).forgotten).versions
 
 
 def _policies(repository: Repository, run: str | None) -> list[tuple[str, Policy]]:

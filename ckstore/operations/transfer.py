@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ckstore.encoding.writer import ObjectWriter
@@ -216,7 +217,7 @@ class _Transfer:
         catalog, version = target.catalog, StoredVersion(self._source, row)
         check_run(version.document.run)
         check_run_is_no_tag(catalog, version.document.run)
-        number = 0
+        number = committed = 0
         try:
             with ExitStack() as held:
                 with catalog.transaction():  # Each commit waits for the disk: one for both.
@@ -238,6 +239,8 @@ class _Transfer:
                             check_objects(arrived)
                             check_restores(arrived)
                     change.commit(needs=missing.needs, lease=lease)
+                    assert change.row is not None
+                    committed = change.row.number
                     sent = sum(pack.bytes for pack in change.packs)
         except BaseException:
             if number:
@@ -245,7 +248,7 @@ class _Transfer:
             target.resolver.forget()
             raise
         share.end()
-        there = self._there[row.uid] = self._same[row.number] = catalog.version(number)
+        there = self._there[row.uid] = self._same[row.number] = catalog.version(committed)
         return there, sent
 
     def _parent(self, row: VersionRow) -> VersionRow | None:
@@ -265,10 +268,12 @@ class _Transfer:
         """Let the version's tags mean it in the target too, where these are free."""
         catalog = self._target.catalog
         for name in self._tags.get(row.number, ()):
-            if name not in catalog.tags():
-                with catalog.transaction(), suppress(UsageError):  # A run has that name.
-                    if name not in catalog.tags():
-                        tag(self._target, there, name)
+            with suppress(UsageError):  # A run has that name.
+                catalog.commit(partial(self._tag_free, there, name))
+
+    def _tag_free(self, there: VersionRow, name: str) -> None:
+        if name not in self._target.catalog.tags():
+            tag(self._target, there, name)
 
 
 class _Share:

@@ -80,6 +80,7 @@ def checkout(
         No file is left, or the version has given up a part of one.
     """
     document = version.document
+    version.foresee()
     if document.is_directory:
         chosen = chosen_entries(version, include, exclude)
         version.require_whole(number for number, entry in enumerate(document.files) if entry.path in chosen)

@@ -97,6 +97,17 @@ class StoredVersion:
         self.repository.resolver.prefetch([lattice for lattice, _ in self.document.objects], contents)
         return layout
 
+    def foresee(self) -> None:
+        """Say that all of it is about to be read: from a remote store its bytes come with few requests."""
+        packs, reader = self.repository.packs, self.repository.reader
+        if not packs.is_remote or not self.layout.units:  # The layout's records are looked up together.
+            return
+        ranges: dict[str, list[tuple[int, int]]] = {}
+        for lattice, content in set(self.document.objects):
+            for record in reader.records(lattice, content):
+                ranges.setdefault(record.pack, []).append((record.start, record.end - record.start))
+        packs.prefetch(ranges)
+
     @cached_property
     def dropped(self) -> frozenset[tuple[int, int]]:
         """(File, extent) of what the version has given up."""

@@ -14,7 +14,6 @@ import sys
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 from ckstore.errors import CkstoreError
@@ -39,7 +38,7 @@ class Settings:
     connection, areas
         Descriptors.
     store, run
-        What it stores into.
+        What it stores into: the store's address.
     workers
         Threads that encode.
     nice
@@ -49,7 +48,7 @@ class Settings:
     parent: int
     connection: int
     areas: tuple[int, ...]
-    store: str
+    store: tuple[Any, ...]
     run: str
     workers: int
     nice: int = NICE
@@ -102,11 +101,13 @@ def serve(settings: Settings, connection: Connection) -> None:
     from ckstore.operations.ingest import ingest
     from ckstore.operations.naming import policy_of
     from ckstore.operations.request import IngestOptions
-    from ckstore.repository import Repository
+    from ckstore.repository import Address
     from ckstore.saving.staging import StagedStates
 
     areas = [StagedStates(descriptor) for descriptor in settings.areas]
-    with Repository(Path(settings.store)) as repository:
+    place, options, cache = settings.store
+    address = Address(place, tuple((name, value) for name, value in options), cache)
+    with address.open("a") as repository:
         compactor = Compactor(repository)
         try:
             while True:

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     import subprocess
 
     from ckstore.operations.ingest import IngestReport
+    from ckstore.repository import Address
 
 #: One save in flight, and one that is staged.
 _AREAS = 2
@@ -47,7 +47,7 @@ class Saver:
     Parameters
     ----------
     store
-        The store's directory.
+        The store's address.
     run
         Name of the run.
     workers
@@ -56,7 +56,7 @@ class Saver:
         Size of the states to come, for which memory is had at once; 0 leaves that to the first save.
     """
 
-    def __init__(self, store: Path, run: str, workers: int, nbytes: int = 0) -> None:
+    def __init__(self, store: Address, run: str, workers: int, nbytes: int = 0) -> None:
         self.run = run
         self._process_id = os.getpid()
         self._areas = [Area() for _ in range(_AREAS)]
@@ -76,7 +76,7 @@ class Saver:
             raise
         self._connection, other = Pipe()
         areas = tuple(area.descriptor for area in self._areas)
-        settings = Settings(os.getpid(), other.fileno(), areas, os.path.abspath(store), run, workers)
+        settings = Settings(os.getpid(), other.fileno(), areas, store, run, workers)
         self._receiver = threading.Thread(
             target=self._receive, args=(settings, other), name="ckstore-saver", daemon=True
         )

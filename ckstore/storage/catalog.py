@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import wraps
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from ckstore.errors import ConflictError, NotFoundError
-from ckstore.storage import durable, root
+from ckstore.storage import durable, log, root
 from ckstore.storage.catalog_claims import CatalogClaims
 from ckstore.storage.catalog_reader import COLLECTED, POLICY
 from ckstore.storage.connection import create_file
@@ -17,7 +18,22 @@ from ckstore.storage.names import check_tag
 from ckstore.storage.pack import RAW
 from ckstore.storage.rows import Claim, PackRow, Placement, RunRow, Totals, VersionRow, key
 
+C = TypeVar("C", bound="Catalog")
+P = ParamSpec("P")
+T = TypeVar("T")
+
 __all__ = ["Catalog", "Claim", "PackRow", "Placement", "RunRow", "Totals", "VersionRow", "key"]
+
+
+def recorded(method: Callable[Concatenate[C, P], T]) -> Callable[Concatenate[C, P], T]:
+    """A change of rows, in a transaction: what other copies of a remote store's catalog have to make as well."""
+
+    @wraps(method)
+    def change(self: C, /, *arguments: P.args, **named: P.kwargs) -> T:
+        with self.transaction():
+            return self._made(method, arguments, named)
+
+    return change
 
 
 class Catalog(CatalogClaims):
@@ -59,13 +75,46 @@ class Catalog(CatalogClaims):
             temporary.unlink(missing_ok=True)
         return cls(store, "a")
 
+    def commit(self, change: Callable[[], T]) -> T:
+        """Make a change in one transaction; it is called again where another writer of a remote store came first."""
+        with self.transaction():
+            return change()
+
+    def note(self, record: Mapping[str, Any]) -> None:
+        """Write into the log what is changed, inside of the transaction that changes it."""
+        log.append(self._path.parent, record)
+
+    def records(self) -> list[dict[str, Any]]:
+        """The log's records, in order; raises `IntegrityError` where one is damaged."""
+        return log.read_all(self._path.parent)
+
+    def whole_records(self) -> list[dict[str, Any]]:
+        """The log's records that are not damaged, in order."""
+        return log.read_whole(self._path.parent)[0]
+
+    @property
+    def follows_log(self) -> bool:
+        """Whether every change is in the log, ingests too: then nothing that was committed can be missing here."""
+        return False
+
+    def differences(self) -> list[str]:
+        """A sentence for each table of a mirror that is not what the log makes of it; of a local catalog none."""
+        return []
+
+    def refresh(self) -> None:
+        """Take over what other mirrors of a remote store have changed."""
+
+    def _made(self, method: Callable[..., T], arguments: tuple[Any, ...], named: dict[str, Any]) -> T:
+        return method(self, *arguments, **named)
+
+    @recorded
     def set_policy(self, run: str, text: str | None) -> None:
         """Set or, with None, remove what `policies` says of a run, or of the store under the empty name."""
-        with self.transaction():
-            self._connection.execute("DELETE FROM meta WHERE key = ?", [POLICY + run])
-            if text is not None:
-                self._connection.execute("INSERT INTO meta VALUES (?, ?)", [POLICY + run, text])
+        self._connection.execute("DELETE FROM meta WHERE key = ?", [POLICY + run])
+        if text is not None:
+            self._connection.execute("INSERT INTO meta VALUES (?, ?)", [POLICY + run, text])
 
+    @recorded
     def commit_version(
         self,
         row: VersionRow,
@@ -107,42 +156,42 @@ class Catalog(CatalogClaims):
         NotFoundError
             The parent is gone.
         """
-        with self.transaction():
-            there = self._select("WHERE v.number = ?", row.number)
-            if there:
-                if there[0].uid != row.uid:
-                    raise ConflictError(
-                        f"Version number {row.number} was given to another version while the catalog was rebuilt;"
-                        " ingest it again."
-                    )
-                # Between the packs and this commit a `recover` ran, and found the version in them.
-                self.release_number(row.number)
-                return
-            if self.with_uid(row.uid):
-                raise ConflictError(f"Version {row.uid} is there already; name it by its id.")
-            parent = row.parent
-            if parent is not None:
-                parent_row = self.version(parent)
-            standing = None if row.step is None else self.at_step(row.run, row.step)
-            if standing is not None:
-                if not replace:
-                    raise ConflictError(
-                        f"{row.run}@{row.step} is version {standing.number} already; use --replace to replace it."
-                    )
-                if parent == standing.number:
-                    parent = parent_row.parent
-                self.forget_versions([standing.number])
-            self._lattices.require(requires_lattices)
-            self._contents.require(requires_contents)
-            self.add_packs(packs)
-            self._connection.execute("INSERT OR IGNORE INTO runs (name) VALUES (?)", [row.run])
-            self._insert_version(row, parent)
-            self._refer(row.number, {row.pack, *references})
-            self._place_encoded(list(lattices))
-            self._contents.place(contents, displace=False)
-            self._place_raw(list(raw))
-            self._connection.execute("DELETE FROM reservations WHERE number = ?", [row.number])
+        there = self._select("WHERE v.number = ?", row.number)
+        if there:
+            if there[0].uid != row.uid:
+                raise ConflictError(
+                    f"Version number {row.number} was given to another version while the catalog was rebuilt;"
+                    " ingest it again."
+                )
+            # Between the packs and this commit a `recover` ran, and found the version in them.
+            self.release_number(row.number)
+            return
+        if self.with_uid(row.uid):
+            raise ConflictError(f"Version {row.uid} is there already; name it by its id.")
+        parent = row.parent
+        if parent is not None:
+            parent_row = self.version(parent)
+        standing = None if row.step is None else self.at_step(row.run, row.step)
+        if standing is not None:
+            if not replace:
+                raise ConflictError(
+                    f"{row.run}@{row.step} is version {standing.number} already; use --replace to replace it."
+                )
+            if parent == standing.number:
+                parent = parent_row.parent
+            self.forget_versions([standing.number])
+        self._lattices.require(requires_lattices)
+        self._contents.require(requires_contents)
+        self.add_packs(packs)
+        self._connection.execute("INSERT OR IGNORE INTO runs (name) VALUES (?)", [row.run])
+        self._insert_version(row, parent)
+        self._refer(row.number, {row.pack, *references})
+        self._place_encoded(list(lattices))
+        self._contents.place(contents, displace=False)
+        self._place_raw(list(raw))
+        self._connection.execute("DELETE FROM reservations WHERE number = ?", [row.number])
 
+    @recorded
     def replace_version(self, row: VersionRow, references: Iterable[str]) -> None:
         """Let another manifest say what a version is: its place, sizes, costs and fidelity.
 
@@ -153,45 +202,45 @@ class Catalog(CatalogClaims):
         references : iterable of str
             Names of the packs in which blobs of it are.
         """
-        with self.transaction():
-            [[pack]] = self._connection.rows("SELECT id FROM packs WHERE name = ?", [row.pack])
-            self._connection.execute(
-                "UPDATE versions SET pack = ?, manifest_offset = ?, manifest_length = ?, stored_bytes = ?, depth = ?,"
-                " cost = ?, base = ?, fidelity = ?, hot = ?, dropped = ? WHERE number = ?",
-                [pack, row.manifest_offset, row.manifest_length, row.stored_bytes, row.depth, row.cost, row.base,
-                 row.fidelity, row.hot, _json(row.dropped), row.number],
-            )  # fmt: skip
-            self._connection.execute("DELETE FROM version_packs WHERE version = ?", [row.number])
-            self._refer(row.number, {row.pack, *references})
+        [[pack]] = self._connection.rows("SELECT id FROM packs WHERE name = ?", [row.pack])
+        self._connection.execute(
+            "UPDATE versions SET pack = ?, manifest_offset = ?, manifest_length = ?, stored_bytes = ?, depth = ?,"
+            " cost = ?, base = ?, fidelity = ?, hot = ?, dropped = ? WHERE number = ?",
+            [pack, row.manifest_offset, row.manifest_length, row.stored_bytes, row.depth, row.cost, row.base,
+             row.fidelity, row.hot, _json(row.dropped), row.number],
+        )  # fmt: skip
+        self._connection.execute("DELETE FROM version_packs WHERE version = ?", [row.number])
+        self._refer(row.number, {row.pack, *references})
 
+    @recorded
     def add_packs(self, packs: Sequence[Any]) -> None:
         """Make packs (`PackInfo`) known; those that are known already stay as they are."""
-        with self.transaction():
-            self._connection.execute_many(
-                "INSERT OR IGNORE INTO packs (name, kind, bytes) VALUES (?, ?, ?)",
-                [(pack.name, pack.kind, pack.bytes) for pack in packs],
-            )
+        self._connection.execute_many(
+            "INSERT OR IGNORE INTO packs (name, kind, bytes) VALUES (?, ?, ?)",
+            [(pack.name, pack.kind, pack.bytes) for pack in packs],
+        )
 
+    @recorded
     def move_lattices(self, placements: Iterable[Placement]) -> None:
         """Say where lattices are from now on (`rebase`), whether they were known or not."""
-        with self.transaction():
-            self._lattices.place(placements, displace=True)
+        self._lattices.place(placements, displace=True)
 
+    @recorded
     def move_contents(self, placements: Iterable[Placement]) -> None:
         """Say where contents are from now on (re-anchored exact layers), whether they were known or not."""
-        with self.transaction():
-            self._contents.place(placements, displace=True)
+        self._contents.place(placements, displace=True)
 
+    @recorded
     def remove_lattices(self, keys: Iterable[int]) -> int:
         """Forget where lattices are; returns how many were known."""
-        with self.transaction():
-            return self._lattices.remove(keys)
+        return self._lattices.remove(keys)
 
+    @recorded
     def remove_contents(self, keys: Iterable[int]) -> int:
         """Forget where contents are (`thin`); returns how many were known."""
-        with self.transaction():
-            return self._contents.remove(keys)
+        return self._contents.remove(keys)
 
+    @recorded
     def remove_packs(self, names: Iterable[str]) -> None:
         """Forget packs that hold nothing any more; remove their files afterwards, never before.
 
@@ -200,32 +249,32 @@ class Catalog(CatalogClaims):
         ConflictError
             One of them is still referred to.
         """
-        with self.transaction():
-            removable = {pack.name for pack in self.unreferenced_packs()}
-            for name in names:
-                if name not in removable:
-                    raise ConflictError(f"Pack {name} is still referred to; look which are free again.")
-                self._connection.execute("DELETE FROM packs WHERE name = ?", [name])
-                self._connection.execute("DELETE FROM meta WHERE value = ?", [name])
+        removable = {pack.name for pack in self.unreferenced_packs()}
+        for name in names:
+            if name not in removable:
+                raise ConflictError(f"Pack {name} is still referred to; look which are free again.")
+            self._connection.execute("DELETE FROM packs WHERE name = ?", [name])
+            self._connection.execute("DELETE FROM meta WHERE value = ?", [name])
 
+    @recorded
     def free_packs(self, names: Sequence[str], lattices: Iterable[int], needed: Collection[int] = ()) -> list[str]:
         """Forget packs that hold nothing but these lattices, and manifests; returns those that were forgotten.
 
         A pack that another version needs stays: one that has a blob of it, or one of the lattices that are `needed`.
         """
-        with self.transaction():
-            inside = {number for number, (pack, _) in self.find_lattices(lattices).items() if pack in names}
-            if not inside.isdisjoint(needed):
-                return []
-            self.remove_lattices(inside)
-            freed = []
-            for name in names:
-                used = "SELECT 1 FROM version_packs r JOIN packs p ON p.id = r.pack WHERE p.name = ? LIMIT 1"
-                if not self._connection.rows(used, [name]):
-                    self._connection.execute("DELETE FROM packs WHERE name = ?", [name])
-                    freed.append(name)
-            return freed
+        inside = {number for number, (pack, _) in self.find_lattices(lattices).items() if pack in names}
+        if not inside.isdisjoint(needed):
+            return []
+        self.remove_lattices(inside)
+        freed = []
+        for name in names:
+            used = "SELECT 1 FROM version_packs r JOIN packs p ON p.id = r.pack WHERE p.name = ? LIMIT 1"
+            if not self._connection.rows(used, [name]):
+                self._connection.execute("DELETE FROM packs WHERE name = ?", [name])
+                freed.append(name)
+        return freed
 
+    @recorded
     def replace_pack(self, former: str, pack: Any, manifest: Any) -> None:
         """Put a pack in the place of another one: the manifests and blobs of that are in this from now on.
 
@@ -239,20 +288,19 @@ class Catalog(CatalogClaims):
         manifest : Entry
             Where its manifest lies.
         """
-        with self.transaction():
-            self.add_packs([pack])
-            [[before]] = self._connection.rows("SELECT id FROM packs WHERE name = ?", [former])
-            [[after]] = self._connection.rows("SELECT id FROM packs WHERE name = ?", [pack.name])
-            self._connection.execute(
-                "UPDATE versions SET pack = ?, manifest_offset = ?, manifest_length = ? WHERE pack = ?",
-                [after, manifest.offset, manifest.length, before],
-            )
-            self._connection.execute(
-                "INSERT OR IGNORE INTO version_packs SELECT version, ? FROM version_packs WHERE pack = ?",
-                [after, before],
-            )
-            self._connection.execute("DELETE FROM version_packs WHERE pack = ?", [before])
-            self.note_moved({former: pack.name})
+        self.add_packs([pack])
+        [[before]] = self._connection.rows("SELECT id FROM packs WHERE name = ?", [former])
+        [[after]] = self._connection.rows("SELECT id FROM packs WHERE name = ?", [pack.name])
+        self._connection.execute(
+            "UPDATE versions SET pack = ?, manifest_offset = ?, manifest_length = ? WHERE pack = ?",
+            [after, manifest.offset, manifest.length, before],
+        )
+        self._connection.execute(
+            "INSERT OR IGNORE INTO version_packs SELECT version, ? FROM version_packs WHERE pack = ?",
+            [after, before],
+        )
+        self._connection.execute("DELETE FROM version_packs WHERE pack = ?", [before])
+        self.note_moved({former: pack.name})
 
     def note_moved(self, names: Mapping[str, str]) -> None:
         """Remember the present names of packs that others refer to by former ones."""
@@ -261,11 +309,16 @@ class Catalog(CatalogClaims):
                 self._connection.execute("UPDATE meta SET value = ? WHERE value = ?", [present, former])
                 self._connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", [former, present])
 
+    @recorded
     def note_collected(self, when: str) -> None:
         """Remember when `gc` moved or removed something, so that others notice."""
-        with self.transaction():
-            self._connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", [COLLECTED, when])
+        self._connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", [COLLECTED, when])
 
+    @recorded
+    def note_gone(self, names: Sequence[str]) -> None:
+        """Say which packs `gc` removes: other writers of a remote store may be about to refer to them."""
+
+    @recorded
     def update_version(
         self,
         number: int,
@@ -282,12 +335,12 @@ class Catalog(CatalogClaims):
             "fidelity": fidelity, "depth": depth, "cost": cost, "base": base, "stored_bytes": stored_bytes,
             "metrics": None if metrics is None else _json(dict(metrics)),
         }  # fmt: skip
-        with self.transaction():
-            self.version(number)
-            for column, value in values.items():
-                if value is not None:
-                    self._connection.execute(f"UPDATE versions SET {column} = ? WHERE number = ?", [value, number])
+        self.version(number)
+        for column, value in values.items():
+            if value is not None:
+                self._connection.execute(f"UPDATE versions SET {column} = ? WHERE number = ?", [value, number])
 
+    @recorded
     def forget_versions(self, numbers: Iterable[int]) -> None:
         """Remove versions from the catalog; their children get their parent. Packs and objects stay for `gc`.
 
@@ -297,12 +350,11 @@ class Catalog(CatalogClaims):
         ConflictError
             One of them is tagged.
         """
-        with self.transaction():
-            for number in numbers:
-                version = self.version(number)
-                self.check_untagged([number])
-                self._connection.execute("UPDATE versions SET parent = ? WHERE parent = ?", [version.parent, number])
-                self._connection.execute("DELETE FROM versions WHERE number = ?", [number])
+        for number in numbers:
+            version = self.version(number)
+            self.check_untagged([number])
+            self._connection.execute("UPDATE versions SET parent = ? WHERE parent = ?", [version.parent, number])
+            self._connection.execute("DELETE FROM versions WHERE number = ?", [number])
 
     def check_untagged(self, numbers: Iterable[int]) -> None:
         """Raise `ConflictError` where one of these versions is tagged."""
@@ -313,23 +365,23 @@ class Catalog(CatalogClaims):
                     f"Version {number} is tagged {tag}; remove the tag first: `ckstore tag --delete {tag}`."
                 )
 
+    @recorded
     def remove_empty_runs(self) -> None:
         """Forget the runs that have no version."""
-        with self.transaction():
-            self._connection.execute("DELETE FROM runs WHERE id NOT IN (SELECT run FROM versions)")
+        self._connection.execute("DELETE FROM runs WHERE id NOT IN (SELECT run FROM versions)")
 
+    @recorded
     def set_tag(self, name: str, number: int) -> None:
         """Let a tag mean a version, whatever it meant before; raises `NotFoundError`, `UsageError` for a bad name."""
         check_tag(name)
-        with self.transaction():
-            self.version(number)
-            self._connection.execute("INSERT OR REPLACE INTO tags VALUES (?, ?)", [name, number])
+        self.version(number)
+        self._connection.execute("INSERT OR REPLACE INTO tags VALUES (?, ?)", [name, number])
 
+    @recorded
     def delete_tag(self, name: str) -> None:
         """Remove a tag; raises `NotFoundError`."""
-        with self.transaction():
-            if not self._connection.execute("DELETE FROM tags WHERE name = ?", [name]).rowcount:
-                raise NotFoundError(f"There is no tag {name}; see `ckstore tag` for those there are.")
+        if not self._connection.execute("DELETE FROM tags WHERE name = ?", [name]).rowcount:
+            raise NotFoundError(f"There is no tag {name}; see `ckstore tag` for those there are.")
 
     def _place_encoded(self, placements: Sequence[Placement]) -> None:
         """What is raw goes with its hot version: as soon as an object is encoded, that is where it is."""

@@ -45,6 +45,7 @@ _SELECT = f"SELECT {_COLUMNS} FROM versions v JOIN runs r ON r.id = v.run JOIN p
 _GLOBS = items(text(1))
 _STEP_ROWS = rows(whole(1), optional(whole(LOWEST, HIGHEST)))
 _NAMES = rows(PACK_NAME)
+_SIZE_ROWS = rows(whole())
 _NUMBER_ROWS = rows(whole(), whole())
 
 
@@ -99,6 +100,10 @@ class CatalogReader:
             raise NotFoundError(f"There is no version {number}; see `ckstore log` for those there are.")
         return found[0]
 
+    def free_number(self, number: int) -> int:
+        """A reserved number, which a version is to be committed with: of a remote store others may have used it."""
+        return number
+
     def children(self, number: int) -> list[VersionRow]:
         """The versions whose parent this is, by number."""
         return self._select("WHERE v.parent = ? ORDER BY v.number", number)
@@ -152,6 +157,11 @@ class CatalogReader:
         found = self._connection.rows("SELECT name, kind, bytes FROM packs ORDER BY id", schema=PACK_ROWS)
         return [PackRow(*row) for row in found]
 
+    def pack_bytes(self, name: str) -> int | None:
+        """The size of a pack; None where the catalog does not have it."""
+        found = self._connection.rows("SELECT bytes FROM packs WHERE name = ?", [name], _SIZE_ROWS)
+        return int(found[0][0]) if found else None
+
     def raw_packs(self) -> list[str]:
         """Names of the packs of hot versions' objects."""
         return [name for (name,) in self._connection.rows("SELECT name FROM packs WHERE kind = 'raw'", schema=_NAMES)]
@@ -190,8 +200,8 @@ class CatalogReader:
     def moved_packs(self, names: Iterable[str] | None) -> dict[str, str]:
         """The present names of those packs that `gc` has put others in the place of; of all with None."""
         if names is None:
-            query = "SELECT key, value FROM meta WHERE key NOT IN ('store', ?) AND substr(key, 1, ?) <> ?"
-            return dict(self._connection.rows(query, [COLLECTED, len(POLICY), POLICY], META_ROWS))
+            query = "SELECT key, value FROM meta WHERE key GLOB '*.zip' AND instr(key, ':') = 0"
+            return dict(self._connection.rows(query, schema=META_ROWS))
         wanted = sorted(set(names))
         marks = ", ".join("?" * len(wanted))
         return dict(self._connection.rows(f"SELECT key, value FROM meta WHERE key IN ({marks})", wanted, META_ROWS))

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import mmap
 import os
 import struct
+import time
 import zipfile
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ckstore.errors import IntegrityError
 from ckstore.runtime.checksum import crc32c
@@ -39,13 +41,29 @@ _LARGEST_METADATA = 1 << 24
 _UNREADABLE = (KeyError, ValueError, NotImplementedError, MemoryError, zipfile.BadZipFile, struct.error)
 # pread(2) returns at most 2^31 - 4096 bytes on Linux.
 _LARGEST_READ = 1 << 30
+#: What `zipfile` reads at once.
+_BUFFER = 1 << 16
 
 
 class MissingPackError(IntegrityError):
     """A pack is not there: it was lost, or `gc` has put another one in its place."""
 
 
-class _OpenPack:
+class OpenPack(Protocol):
+    """A pack that is being read."""
+
+    @property
+    def size(self) -> int:
+        """Its bytes."""
+
+    def pread(self, offset: int, length: int) -> bytes:
+        """At most `length` bytes from `offset` on; none behind the end."""
+
+    def read_into(self, offset: int, target: memoryview) -> int:
+        """Fill some of `target` from `offset` on; returns how many bytes."""
+
+
+class OpenFile:
     """A file descriptor that is closed with its last reference: a thread that still reads keeps it alive."""
 
     __slots__ = ("descriptor", "size")
@@ -57,6 +75,44 @@ class _OpenPack:
     def __del__(self) -> None:
         if self.descriptor >= 0:
             os.close(self.descriptor)
+
+    def pread(self, offset: int, length: int) -> bytes:
+        """At most `length` bytes from `offset` on."""
+        return os.pread(self.descriptor, min(length, _LARGEST_READ), offset)
+
+    def read_into(self, offset: int, target: memoryview) -> int:
+        """Fill some of `target` from `offset` on."""
+        if not hasattr(os, "preadv"):
+            data = self.pread(offset, len(target))
+            target[: len(data)] = data
+            return len(data)
+        return os.preadv(self.descriptor, [target[:_LARGEST_READ]], offset)
+
+
+class _File(io.RawIOBase):
+    """A pack as a file, for `zipfile`."""
+
+    def __init__(self, pack: OpenPack) -> None:
+        self._pack = pack
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._pack.size}[whence]
+        if self._at < 0:
+            raise ValueError("There is nothing before the first byte.")
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        length = max(min(len(buffer), self._pack.size - self._at), 0)
+        taken = self._pack.read_into(self._at, memoryview(buffer)[:length]) if length else 0
+        self._at += taken
+        return taken
 
 
 class PackReader:
@@ -72,7 +128,7 @@ class PackReader:
 
     def __init__(self, store: Path, limit: int = 64) -> None:
         self._directory = store / root.PACKS
-        self._open: Lru[str, _OpenPack] = Lru(limit)
+        self._open: Lru[str, OpenPack] = Lru(limit)
 
     def mapped(self, pack: str) -> memoryview:
         """A pack's bytes, mapped for one reader alone: what it writes to them stays its own.
@@ -82,7 +138,7 @@ class PackReader:
         MissingPackError
             The pack is not there.
         """
-        opened = self._opened(pack)
+        opened = self._whole(pack)
         return memoryview(mmap.mmap(opened.descriptor, 0, access=mmap.ACCESS_COPY))
 
     def pread(self, pack: str, offset: int, length: int) -> bytes:
@@ -100,7 +156,7 @@ class PackReader:
         remaining = length
         while remaining:
             try:
-                part = os.pread(opened.descriptor, min(remaining, _LARGEST_READ), offset + length - remaining)
+                part = opened.pread(offset + length - remaining, remaining)
             except MemoryError as error:
                 raise IntegrityError(f"Pack {pack} has {length:,} bytes in one piece, more than fit here.") from error
             if not part:
@@ -117,15 +173,12 @@ class PackReader:
         IntegrityError
             The pack is missing or shorter than that.
         """
-        if not hasattr(os, "preadv"):
-            target[:] = self.pread(pack, offset, len(target))
-            return
         opened = self._opened(pack)
         if offset < 0 or offset + len(target) > opened.size:
             raise _short(pack, offset, len(target))
         done = 0
         while done < len(target):
-            taken = os.preadv(opened.descriptor, [target[done : done + _LARGEST_READ]], offset + done)
+            taken = opened.read_into(offset + done, target[done:])
             if not taken:
                 raise _short(pack, offset, len(target))
             done += taken
@@ -136,12 +189,9 @@ class PackReader:
 
     def digest(self, pack: str) -> str:
         """What a pack's bytes say its name should be: 40 hexadecimal characters. Reads the whole file."""
-        try:
-            descriptor, _ = durable.open_file(self._path(pack))
-        except FileNotFoundError:
-            raise _missing(pack) from None
-        with open(descriptor, "rb", buffering=0) as file:
-            return digest_file(file)
+        # Opened anew: what was put in the place of an open file counts.
+        self.forget(pack)
+        return digest_file(self._buffered(pack))
 
     def find_entry(self, pack: str, member: str) -> PackEntry:
         """Where the bytes of a stored zip member lie, from the pack's own directory.
@@ -161,10 +211,10 @@ class PackReader:
         place = self._last_member(pack, member)
         if place is None:
             try:
-                with zipfile.ZipFile(self._path(pack)) as archive:
+                with zipfile.ZipFile(self._buffered(pack)) as archive:
                     info = archive.getinfo(member)
-            except FileNotFoundError:
-                raise _missing(pack) from None
+            except MissingPackError:
+                raise
             except _UNREADABLE as error:
                 reason = f"Pack {pack} has no readable {member} ({error}); restore it from a copy."
                 raise IntegrityError(reason) from error
@@ -201,12 +251,10 @@ class PackReader:
         IntegrityError
             The pack is missing, no zip, or lacks one of them.
         """
-        self._opened(pack)
+        file = self._buffered(pack)
         try:
-            with zipfile.ZipFile(self._path(pack)) as archive:
+            with zipfile.ZipFile(file) as archive:
                 return {name: self._metadata(archive, name) for name in names}
-        except FileNotFoundError:
-            raise _missing(pack) from None
         except (*_UNREADABLE, zlib.error, EOFError) as error:
             raise IntegrityError(f"Pack {pack} has unreadable metadata ({error}); restore it from a copy.") from error
 
@@ -228,6 +276,42 @@ class PackReader:
                         found.append(PackInfo(entry.name, entry.stat().st_size, parsed[1]))
         return sorted(found, key=lambda info: info.name)
 
+    def modified(self, name: str) -> float:
+        """When a pack was written, in seconds; raises `FileNotFoundError`."""
+        return self._path(name).stat().st_mtime
+
+    def now(self) -> float:
+        """The time by the clock of `modified`."""
+        return time.time()
+
+    def files(self) -> Iterator[tuple[str, str, int]]:
+        """Every file of the store: directory, name, size in bytes."""
+        top = self._directory.parent
+        for directory, _, names in os.walk(top):
+            for name in names:
+                yield os.path.relpath(directory, top), name, os.lstat(os.path.join(directory, name)).st_size
+
+    #: Whether packs lie in an object store.
+    is_remote = False
+
+    def prefetch_manifests(self, names: Iterable[str]) -> None:
+        """Say which packs' manifests will be read: those of a remote store are fetched together."""
+
+    def prefetch(self, ranges: Mapping[str, Sequence[tuple[int, int]]]) -> None:
+        """Say which bytes will be read, as (offset, length) by pack: those of a remote store are fetched together."""
+
+    def publish(self, names: Sequence[str]) -> None:
+        """Let packs that were written here be found by all who use the store; called before they are committed."""
+
+    def remove(self, name: str) -> None:
+        """Remove a pack that the catalog does not have any more."""
+        self.forget(name)
+        self._path(name).unlink(missing_ok=True)
+        durable.checkpoint("pack-removed")
+
+    def sweep(self, grace: float) -> None:
+        """Delete from a remote store what `gc` removed more than `grace` seconds ago."""
+
     def forget(self, pack: str) -> None:
         """Close a pack that was or will be removed."""
         self._open.drop(pack)
@@ -242,13 +326,26 @@ class PackReader:
             raise IntegrityError(f"{pack!r} is not the name of a pack; run `ckstore recover` to rebuild the catalog.")
         return self._directory / pack
 
-    def _opened(self, pack: str) -> _OpenPack:
+    def _buffered(self, pack: str) -> io.BufferedReader:
+        return io.BufferedReader(_File(self._opened(pack)), _BUFFER)
+
+    def _whole(self, pack: str) -> OpenFile:
+        """A pack as a file of this machine."""
+        opened = self._opened(pack)
+        assert isinstance(opened, OpenFile)
+        return opened
+
+    def _open_pack(self, pack: str) -> OpenPack:
+        """Open a pack; raises `FileNotFoundError`."""
+        return OpenFile(self._path(pack))
+
+    def _opened(self, pack: str) -> OpenPack:
         opened = self._open.get(pack)
         if opened is None:
             try:
-                opened = self._open.put(pack, _OpenPack(self._path(pack)))
+                opened = self._open.put(pack, self._open_pack(pack))
             except FileNotFoundError:
-                raise _missing(pack) from None
+                raise missing(pack) from None
         return opened
 
 
@@ -290,7 +387,8 @@ def read_shard_index(data: bytes, chunks: int, shard_length: int | None = None) 
     return result
 
 
-def _missing(pack: str) -> MissingPackError:
+def missing(pack: str) -> MissingPackError:
+    """What is said of a pack that is not there."""
     return MissingPackError(
         f"Pack {pack} is missing from the store; restore it from a copy, then run `ckstore verify`."
     )

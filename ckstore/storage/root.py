@@ -15,8 +15,23 @@ LOG = "log"
 CATALOG = "catalog.sqlite"
 #: The directory name that is looked for upwards.
 DEFAULT_NAME = ".ckstore"
+#: How URLs of stores in object stores begin.
+REMOTE = ("s3://", "gs://", "az://")
 #: The environment variable that names a store.
 VARIABLE = "CKSTORE"
+
+
+def place(given: str | os.PathLike[str]) -> Path | str:
+    """Where a store is, as users say it: a path, or the URL of an object store, which stays as it is.
+
+    Raises
+    ------
+    UsageError
+        It is a URL of another kind.
+    """
+    if isinstance(given, str) and given.startswith(REMOTE):
+        return given.rstrip("/")
+    return local_path(given)
 
 
 def is_store(path: Path) -> bool:
@@ -56,7 +71,7 @@ def create_layout(root: Path) -> None:
     durable.sync_directory(root)
 
 
-def find_store(start: Path | None = None) -> Path:
+def find_store(start: Path | None = None) -> Path | str:
     """The store to use: `$CKSTORE`, or else the nearest `.ckstore` in `start` or above it.
 
     Parameters
@@ -71,9 +86,10 @@ def find_store(start: Path | None = None) -> Path:
     """
     named = os.environ.get(VARIABLE)
     if named:
-        if not is_store(Path(named)):
+        found = place(named)
+        if isinstance(found, Path) and not is_store(found):
             raise NoStoreError(f"${VARIABLE} names {named}, which is not a store; correct it or run `ckstore init`.")
-        return Path(named)
+        return found
     begin = (start or Path.cwd()).absolute()
     for directory in (begin, *begin.parents):
         if is_store(directory / DEFAULT_NAME):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +12,7 @@ import zarr
 from ckstore.codecs.lattice import CHUNK
 from ckstore.reading.buffers import read_tensor
 from ckstore.reading.stored_version import StoredVersion
-from ckstore.repository import Repository
+from ckstore.repository import Address
 from ckstore.views.nodes import ArrayNode, Hierarchy
 from ckstore.views.store import ViewStore
 
@@ -48,7 +46,7 @@ def version_store(version: StoredVersion) -> ViewStore:
         arrays[name] = ArrayNode(tensor.dtype, tensor.shape, chunk, dimensions, _BoxReader(version, path))
     row = version.row
     attributes = {"version": row.number, "run": row.run, "step": row.step, "id": row.uid}
-    identity = (_reopened_version, os.path.abspath(version.repository.path), row.uid, version.fidelity)
+    identity = (_reopened_version, version.repository.address, row.uid, version.fidelity)
     return ViewStore(Hierarchy(arrays, attributes), identity)
 
 
@@ -71,8 +69,8 @@ def run_store(run: str, versions: Sequence[StoredVersion]) -> ViewStore:
         "left_out": left_out,
     }
     uids = tuple(version.row.uid for version in versions)
-    path = os.path.abspath(versions[0].repository.path) if versions else ""
-    identity = (_reopened_run, path, run, uids)
+    address = versions[0].repository.address if versions else None
+    identity = (_reopened_run, address, run, uids)
     return ViewStore(Hierarchy(arrays, attributes), identity)
 
 
@@ -158,16 +156,16 @@ def _common(versions: Sequence[StoredVersion]) -> tuple[set[str], dict[str, list
     }
 
 
-def _reopened_version(path: str, uid: str, fidelity: Fidelity) -> ViewStore:
+def _reopened_version(address: Address, uid: str, fidelity: Fidelity) -> ViewStore:
     """The Zarr store of a version in a store that is opened for it: what a pickled view becomes."""
-    repository = Repository(Path(path), "r")
+    repository = address.open("r")
     return version_store(StoredVersion(repository, repository.catalog.resolve(uid)).at_fidelity(fidelity))
 
 
-def _reopened_run(path: str, name: str, uids: tuple[str, ...]) -> ViewStore:
-    if not uids:
+def _reopened_run(address: Address | None, name: str, uids: tuple[str, ...]) -> ViewStore:
+    if address is None:
         return run_store(name, [])
-    repository = Repository(Path(path), "r")
+    repository = address.open("r")
     return run_store(name, [StoredVersion(repository, repository.catalog.resolve(uid)) for uid in uids])
 
 

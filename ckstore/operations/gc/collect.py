@@ -14,7 +14,7 @@ from ckstore.operations.commit import remove_uncommitted
 from ckstore.operations.gc.plan import GcPlan, State, plan_for
 from ckstore.operations.gc.reachability import PackContents
 from ckstore.operations.gc.repack import Copy, repack
-from ckstore.storage import durable, log, reserve, root
+from ckstore.storage import durable, reserve, root
 from ckstore.storage.pack import PackInfo
 
 if TYPE_CHECKING:
@@ -121,6 +121,7 @@ class _Collection:
             with suppress(durable.DiskFullError):
                 report.add(self._collect(rewriting=True))
         self._repository.resolver.notice_collection()
+        self._repository.packs.sweep(self._grace)
         self._sweep(report)
         return report
 
@@ -128,6 +129,7 @@ class _Collection:
         try:
             while True:
                 self._wait()
+                self._repository.catalog.refresh()
                 plan = plan_for(self._repository, self._grace, [copy.pack for copy, _ in self._copies.values()])
                 if not rewriting:
                     plan.rewritten = []
@@ -170,7 +172,10 @@ class _Collection:
         catalog = self._repository.catalog
         copies = {name: copy for name, (copy, _) in self._copies.items()}
         written = {copy.pack.name for copy in copies.values()}
-        with catalog.transaction():
+        going: list[str] = []
+        self._repository.packs.publish(sorted(written))
+
+        def change() -> GcReport | None:
             # With the write lock held nobody can begin to write; whoever has begun holds a lease.
             if self._writer() or not self._holds(plan, written):
                 return None
@@ -180,9 +185,9 @@ class _Collection:
             report = self._report(plan, removed, files, copies)
             if plan.is_empty:
                 return report
-            going = [name for name in (*removed, *copies) if name not in written]
+            going[:] = [name for name in (*removed, *copies) if name not in written]
             record = {"written": sorted(written), "removed": sorted({*going, *(info.name for info in files)})}
-            log.append(self._repository.path, {"change": "gc", **record, "versions": plan.gone})
+            catalog.note({"change": "gc", **record, "versions": plan.gone})
             # Before the commit: `recover` could bring a version back out of them that lacks what goes now.
             self._unlink(info.name for info in files)
             catalog.remove_lattices(plan.survey.dead_lattices)
@@ -191,7 +196,13 @@ class _Collection:
                 self._move(plan.survey.packs[name], copy)
             catalog.remove_packs(going)
             self._write_sizes(plan, copies)
+            catalog.note_gone(record["removed"])
             catalog.note_collected(durable.timestamp())
+            return report
+
+        report = catalog.commit(change)
+        if report is None or plan.is_empty:
+            return report
         self._copies.clear()
         # With the lock held once more: a `recover` that ran in between has taken them in again.
         with catalog.transaction():
@@ -244,9 +255,7 @@ class _Collection:
 
     def _unlink(self, names: Iterable[str]) -> None:
         for name in names:
-            self._repository.packs.forget(name)
-            (self._repository.path / root.PACKS / name).unlink(missing_ok=True)
-            durable.checkpoint("pack-removed")
+            self._repository.packs.remove(name)
 
     def _sweep(self, report: GcReport) -> None:
         """Remove temporary files; with the write lock held, so that no `recover` is at work."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,7 +18,6 @@ from ckstore.operations.gc.reachability import (
     survey,
     version_origin,
 )
-from ckstore.storage import log, root
 from ckstore.storage.pack import PackInfo
 from ckstore.storage.scan_packs import DamagedPack, ScannedPack, scan_pack
 
@@ -71,7 +69,7 @@ class GcPlan:
         self.state = State.of(repository)
         self._repository = repository
         self._grace = grace
-        self._records, _ = log.read_whole(repository.path)
+        self._records = repository.catalog.whole_records()
         self._collections = [record for record in self._records if record.get("change") == "gc"]
         names = {info.name for info in own}
         scanned = list(self._scanned([info for info in self.state.files if info.name not in names]))
@@ -134,10 +132,9 @@ class GcPlan:
         if copied and copied[-1] in {row.name for row in self.state.packs}:
             return True  # A `gc` was killed before it put the copy in the place of what is still there.
         try:
-            modified = (self._repository.path / root.PACKS / pack.info.name).stat().st_mtime
+            return self._repository.packs.modified(pack.info.name) <= self._repository.packs.now() - self._grace
         except FileNotFoundError:
             return False
-        return modified <= time.time() - self._grace
 
     def _scanned(self, files: Sequence[PackInfo]) -> Iterator[ScannedPack]:
         """The packs that the catalog does not have; raises where that may be the catalog's fault, or damage."""
@@ -145,13 +142,13 @@ class GcPlan:
         for info in files:
             found = scan_pack(self._repository.packs, info, MANIFEST)
             if isinstance(found, DamagedPack):
-                if not (self._repository.path / root.PACKS / info.name).exists():
+                if info not in self._repository.packs.list_packs():
                     continue  # Whoever wrote it took it back meanwhile.
                 raise IntegrityError(
                     f"Pack {info.name} is damaged ({found.reason}) and not in the catalog; restore it from a copy and"
                     " run `ckstore recover`, or delete the file, then free space."
                 )
-            if found.document["number"] > last:
+            if found.document["number"] > last and not self._repository.catalog.follows_log:
                 raise IntegrityError(
                     f"Pack {info.name} was written for version {found.document['number']}, which the catalog is too"
                     " old to know; run `ckstore recover`, then free space."

@@ -1,0 +1,223 @@
+"""What a store needs of an object store: five requests, and the proof that they do what they say."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from ckstore.errors import CkstoreError, UsageError
+
+T = TypeVar("T")
+
+#: How a URL of an object store begins.
+SCHEMES = ("s3", "gs", "az")
+_URL = re.compile(r"(s3|gs|az)://[^/]+(/.*)?")
+
+#: Options that are not secrets; credentials come from the environment, as the clients of each kind look for them.
+OPTIONS = ("endpoint", "region", "skip_signature", "virtual_hosted_style_request", "account_name")
+
+#: Bytes between two ranges that are read as one.
+GAP = 1 << 20
+#: Seconds for which a request that may have got lost is tried again, and the first pause.
+PATIENCE = 60.0
+_PAUSE = 0.05
+
+
+class UnreachableError(CkstoreError):
+    """The object store did not answer, or refused; whether it did what was asked is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """An object: its name, its size in bytes, and when it was written, by the server's clock."""
+
+    name: str
+    size: int
+    modified: datetime
+
+
+class Bucket(Protocol):
+    """Objects by name. Safe for threads."""
+
+    def put(self, name: str, data: bytes | Path) -> None:
+        """Write an object, of bytes or of a file, over one that is there."""
+
+    def put_absent(self, name: str, data: bytes) -> bool:
+        """Write an object unless one is there; returns whether it was written. A lost response may say that it was not.
+
+        Raises
+        ------
+        UnreachableError
+            It may have been written or not.
+        """
+
+    def read(self, name: str) -> bytes:
+        """All of an object; raises `FileNotFoundError`."""
+
+    def read_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Bytes at (offset, length), close ones in one request; raises `FileNotFoundError`, `EOFError`."""
+
+    def list(self, prefix: str, after: str = "") -> Iterator[Listed]:
+        """The objects whose names begin with a prefix that ends in a slash, in order, from behind a name on."""
+
+    def delete(self, names: Sequence[str]) -> None:
+        """Remove objects, those that are not there as well."""
+
+
+class ObstoreBucket:
+    """A bucket behind S3, Google Cloud Storage or Azure, or what speaks like one of them.
+
+    Parameters
+    ----------
+    url
+        ``s3://bucket/prefix``, ``gs://…`` or ``az://…``.
+    options
+        Of `OPTIONS`.
+    """
+
+    def __init__(self, url: str, options: Mapping[str, str]) -> None:
+        try:
+            from obstore.store import from_url
+        except ImportError as error:
+            raise UsageError(f"{url} needs the package obstore; install ckstore[remote].") from error
+        self.url = url
+        plain = options.get("endpoint", "").startswith("http://")
+        with self._explained(url):
+            made: Any = from_url
+            self._store: Any = made(
+                url, client_options={"allow_http": True} if plain else None, **check_options(options)
+            )
+
+    def put(self, name: str, data: bytes | Path) -> None:
+        """Write an object, over one that is there."""
+        import obstore
+
+        with self._explained(name):
+            obstore.put(self._store, name, data)
+
+    def put_absent(self, name: str, data: bytes) -> bool:
+        """Write an object unless one is there."""
+        import obstore
+        from obstore.exceptions import AlreadyExistsError
+
+        with self._explained(name):
+            try:
+                obstore.put(self._store, name, data, mode="create", use_multipart=False)
+            except AlreadyExistsError:
+                return False
+            return True
+
+    def read(self, name: str) -> bytes:
+        """All of an object."""
+        import obstore
+
+        with self._explained(name, reads=True):
+            return bytes(obstore.get(self._store, name).bytes())
+
+    def read_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Ranges of an object."""
+        import obstore
+
+        starts, lengths = [offset for offset, _ in ranges], [length for _, length in ranges]
+        with self._explained(name, reads=True):
+            found = obstore.get_ranges(self._store, name, starts=starts, lengths=lengths, coalesce=GAP)
+        parts = [bytes(part) for part in found]
+        if [len(part) for part in parts] != lengths:
+            raise EOFError(f"{name} has fewer bytes than were asked for.")
+        return parts
+
+    def list(self, prefix: str, after: str = "") -> Iterator[Listed]:
+        """Objects in order."""
+        import obstore
+
+        with self._explained(prefix):
+            for batch in obstore.list(self._store, prefix.rstrip("/"), offset=after or None, chunk_size=1000):
+                for found in batch:
+                    yield Listed(found["path"], found["size"], found["last_modified"])
+
+    def delete(self, names: Sequence[str]) -> None:
+        """Remove objects."""
+        import obstore
+
+        with self._explained(names[0] if names else ""):
+            if names:
+                obstore.delete(self._store, list(names))
+
+    @contextmanager
+    def _explained(self, name: str, *, reads: bool = False) -> Iterator[None]:
+        """Turn what the client says into one sentence: of its many lines the first, which has no header in it."""
+        from obstore.exceptions import BaseError
+
+        try:
+            yield
+        except (FileNotFoundError, BaseError) as error:
+            if reads and isinstance(error, FileNotFoundError):
+                raise FileNotFoundError(name) from None
+            said = str(error).partition("\n")[0].split(" - Server returned")[0].rstrip(". ")
+            raise UnreachableError(
+                f"{self.url} could not be used for {name} ({said}); check its address, the credentials in the"
+                " environment, and the network."
+            ) from None
+
+
+def check_options(options: Mapping[str, str]) -> dict[str, str]:
+    """Options for the client; raises `UsageError` for an unknown one, or a secret."""
+    for name in options:
+        if name not in OPTIONS:
+            raise UsageError(
+                f"There is no option {name} (only {', '.join(OPTIONS)}); credentials come from the environment."
+            )
+    return dict(options)
+
+
+def is_remote(place: object) -> bool:
+    """Whether a place is the URL of an object store."""
+    return isinstance(place, str) and _URL.fullmatch(place) is not None
+
+
+def patiently(request: Callable[[], T]) -> T:
+    """The answer to a request that may be repeated, once the object store gives one."""
+    deadline, pause = time.monotonic() + PATIENCE, _PAUSE
+    while True:
+        try:
+            return request()
+        except UnreachableError:
+            if time.monotonic() + pause > deadline:
+                raise
+        time.sleep(pause)
+        pause *= 2 * (0.5 + secrets.randbelow(1000) / 1000)
+
+
+def prove(bucket: Bucket, url: str) -> None:
+    """Raise `UsageError` unless an object store honours conditions and ranges: without them writers undo each other.
+
+    It writes, reads and removes an object.
+    """
+    name = f"probe/{secrets.token_hex(16)}"
+    try:
+        lacks = _lack(bucket, name)
+    except FileNotFoundError:
+        lacks = "does not give back what was just written"
+    finally:
+        with suppress(UnreachableError):
+            bucket.delete([name])
+    if lacks:
+        raise UsageError(f"{url} cannot hold a store: the server {lacks}; choose one that does, see docs/format.md.")
+
+
+def _lack(bucket: Bucket, name: str) -> str:
+    first, second = bucket.put_absent(name, b"first"), bucket.put_absent(name, b"other")
+    if not first or second or bucket.read(name) != b"first":
+        return "writes an object although one is there (put if absent, If-None-Match: *)"
+    if bucket.read_ranges(name, [(1, 2), (4, 1)]) != [b"ir", b"t"]:
+        return "does not give the ranges that were asked for"
+    if name not in [item.name for item in bucket.list("probe/")]:
+        return "does not list what was just written"
+    return ""

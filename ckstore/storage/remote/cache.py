@@ -1,0 +1,201 @@
+"""Bytes of remote packs at hand: blocks on the local disk with their checksums, for all processes of a user."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from threading import Lock
+
+from ckstore.runtime.checksum import crc32c
+from ckstore.storage import durable
+
+#: Bytes of a block; the last one of a pack has fewer.
+BLOCK = 256 << 10
+#: Blocks that are fetched with one request, and requests at once.
+_TOGETHER, _REQUESTS = 32, 8
+#: Blocks between two wanted ones that are fetched with them instead of by a request of their own.
+_GAP = 4
+#: The cache takes this much at most, and a part of what is free.
+LIMIT, _SHARE = 16 << 30, 4
+#: Seconds after which a block that is read counts as used again.
+_USED = 60.0
+
+#: Reads (offset, length) of a pack from the object store.
+Fetch = Callable[[str, int, int], bytes]
+
+
+class BlockCache:
+    """Blocks of packs, fetched once. Safe for threads and processes.
+
+    Parameters
+    ----------
+    directory
+        Where blocks lie.
+    fetch
+        Reads what is not there.
+    limit
+        Bytes that the cache takes; those that were used least recently go first.
+    """
+
+    def __init__(self, directory: Path, fetch: Fetch, limit: int | None = None) -> None:
+        self._directory = directory
+        self._fetch = fetch
+        self._limit = limit
+        self._lock = Lock()
+        self._under_way: dict[tuple[str, int], Future[bytes]] = {}
+        self._pool: ThreadPoolExecutor | None = None
+        self._written = 0
+
+    def read(self, pack: str, size: int, offset: int, length: int) -> bytes:
+        """Bytes of a pack of `size` bytes; what is not at hand is fetched."""
+        first, last = offset // BLOCK, (offset + length - 1) // BLOCK
+        found = self._blocks(pack, size, range(first, last + 1))
+        if first == last:
+            start = offset - first * BLOCK
+            return found[first][start : start + length]
+        whole = b"".join(found[number] for number in range(first, last + 1))
+        return whole[offset - first * BLOCK :][:length]
+
+    def prefetch(self, wanted: Iterable[tuple[str, int, Sequence[tuple[int, int]]]]) -> None:
+        """Begin to fetch ranges of packs, given as (pack, size, ranges), that will be read."""
+        for pack, size, ranges in wanted:
+            numbers = {
+                number
+                for offset, length in ranges
+                if length
+                for number in range(offset // BLOCK, (offset + length - 1) // BLOCK + 1)
+            }
+            missing = [number for number in sorted(numbers) if not self._path(pack, number).exists()]
+            self._claim(pack, size, missing)
+
+    def drop(self, pack: str) -> None:
+        """Forget a pack."""
+        shutil.rmtree(self._directory / pack, ignore_errors=True)
+
+    def close(self) -> None:
+        """Wait for what is under way."""
+        with self._lock:
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown()
+
+    def _blocks(self, pack: str, size: int, numbers: Sequence[int]) -> dict[int, bytes]:
+        found = {}
+        for number in numbers:
+            block = self._at_hand(pack, number, min(BLOCK, size - number * BLOCK))
+            if block is not None:
+                found[number] = block
+        missing = [number for number in numbers if number not in found]
+        if missing:
+            fetched = self._claim(pack, size, missing)
+            found |= {number: future.result() for number, future in fetched.items()}
+        return found
+
+    def _claim(self, pack: str, size: int, missing: Sequence[int]) -> dict[int, Future[bytes]]:
+        """What fetches the blocks: those that another thread fetches already are waited for."""
+        if not missing:
+            return {}
+        with self._lock:
+            found = {number: future for number in missing if (future := self._under_way.get((pack, number)))}
+            fresh = [number for number in missing if number not in found]
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(_REQUESTS, thread_name_prefix="ckstore-fetch")
+            pool = self._pool
+            for number in fresh:
+                found[number] = self._under_way[pack, number] = Future()
+        for run in _runs(fresh):
+            futures = {number: found[number] for number in run if number in found}
+            pool.submit(self._fetch_run, pack, size, run, futures)
+        return found
+
+    def _fetch_run(self, pack: str, size: int, run: range, futures: dict[int, Future[bytes]]) -> None:
+        start, end = run.start * BLOCK, min(run.stop * BLOCK, size)
+        try:
+            data = self._fetch(pack, start, end - start)
+            for number in run:
+                block = data[(number - run.start) * BLOCK :][:BLOCK]
+                if (future := futures.get(number)) is not None:
+                    future.set_result(block)
+                self._keep(pack, number, block)
+        except BaseException as error:
+            for future in futures.values():
+                if not future.done():
+                    future.set_exception(error)
+        finally:
+            with self._lock:
+                for number in futures:
+                    self._under_way.pop((pack, number), None)
+        self._trim(end - start)
+
+    def _at_hand(self, pack: str, number: int, length: int) -> bytes | None:
+        path = self._path(pack, number)
+        try:
+            data = path.read_bytes()
+            if len(data) == length + 4 and crc32c(data[:-4]).to_bytes(4, "little") == data[-4:]:
+                if time.time() - path.stat().st_mtime > _USED:
+                    os.utime(path)
+                return data[:-4]
+        except OSError:
+            return None
+        return None
+
+    def _keep(self, pack: str, number: int, block: bytes) -> None:
+        """Write a block down; a disk that is full keeps it from being fetched once only."""
+        path = self._path(pack, number)
+        with suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary = durable.temporary_path(path.parent)
+            try:
+                temporary.write_bytes(block + crc32c(block).to_bytes(4, "little"))
+                temporary.replace(path)
+            finally:
+                temporary.unlink(missing_ok=True)
+
+    def _trim(self, written: int) -> None:
+        with self._lock:
+            self._written += written
+            limit = self._limit
+            if limit is None:
+                limit = min(LIMIT, shutil.disk_usage(self._directory).free // _SHARE)
+            if self._written < limit // 16:
+                return
+            self._written = 0
+        found = []
+        for path in self._directory.glob("*/*"):
+            with suppress(OSError):
+                status = path.stat()
+                found.append((status.st_mtime, status.st_size, path))
+        over = sum(size for _, size, _ in found) - limit
+        for _, size, path in sorted(found):
+            if over <= 0:
+                break
+            path.unlink(missing_ok=True)
+            over -= size
+
+    def _path(self, pack: str, number: int) -> Path:
+        return self._directory / pack / f"{number:08d}"
+
+
+def _runs(numbers: Sequence[int]) -> Iterable[range]:
+    """Numbers in order as ranges that are fetched at once, small gaps with them.
+
+    Examples
+    --------
+    >>> list(_runs([0, 1, 4, 40, 41]))
+    [range(0, 5), range(40, 42)]
+    """
+    run: range | None = None
+    for number in numbers:
+        if run is not None and number - run.stop <= _GAP and number - run.start < _TOGETHER:
+            run = range(run.start, number + 1)
+            continue
+        if run is not None:
+            yield run
+        run = range(number, number + 1)
+    if run is not None:
+        yield run

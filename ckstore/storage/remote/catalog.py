@@ -1,0 +1,234 @@
+"""The catalog of a mirror: rows follow the log, and a change is committed by the record that says it."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, TypeVar
+
+from ckstore.errors import CkstoreError, ConflictError, IntegrityError, UsageError
+from ckstore.storage import root
+from ckstore.storage.catalog import Catalog, recorded
+from ckstore.storage.connection import BUSY_TIMEOUT, Mode, create_file
+from ckstore.storage.pack import PackInfo
+from ckstore.storage.remote.changes import call_again, plain_call
+from ckstore.storage.remote.log import BehindError, Head, RemoteLog
+from ckstore.storage.remote.mirror import EVERY, Mirror, put_snapshot
+from ckstore.storage.rows import META_ROWS, VersionRow
+from ckstore.storage.schema import matching, rows
+
+T = TypeVar("T")
+
+#: The row of `meta` that says how far the mirror is: number and digest of a record.
+HEAD = "head"
+#: What all mirrors agree on; ids of rows are each one's own.
+_TABLES = {
+    "versions": "SELECT v.number, v.uid, r.name, v.step, v.parent, v.created, p.name, v.manifest_offset,"
+    " v.manifest_length, v.original_bytes, v.stored_bytes, v.elements, v.tensors, v.files, v.depth, v.cost, v.base,"
+    " v.fidelity, v.hot, v.dropped, v.metrics, v.source FROM versions v JOIN runs r ON r.id = v.run"
+    " JOIN packs p ON p.id = v.pack ORDER BY 1",
+    "packs": "SELECT name, kind, bytes FROM packs ORDER BY 1",
+    "references": "SELECT r.version, p.name FROM version_packs r JOIN packs p ON p.id = r.pack ORDER BY 1, 2",
+    "tags": "SELECT name, version FROM tags ORDER BY 1",
+    "runs": "SELECT name FROM runs ORDER BY 1",
+    "lattices": "SELECT l.key, p.name, l.slot FROM lattices l JOIN packs p ON p.id = l.pack ORDER BY 1",
+    "contents": "SELECT c.key, p.name, c.slot FROM contents c JOIN packs p ON p.id = c.pack ORDER BY 1",
+    "policies and collections": "SELECT key, value FROM meta WHERE key NOT IN ('store', 'head') ORDER BY 1",
+}
+#: The row of `meta` that has the highest number of a version that was ever committed.
+HIGHEST = "highest"
+META_VALUES = rows(matching(re.compile("[0-9]{1,15}"), "a number"))
+#: Rows of `meta` for packs that `gc` has removed begin so, and end with the pack's name.
+GONE = "gone:"
+
+
+class RemoteCatalog(Catalog):
+    """The rows of a remote store, in the mirror.
+
+    Parameters
+    ----------
+    mirror
+        Of the store.
+    mode, timeout
+        As for `Catalog`; the mirror itself is always written to.
+    """
+
+    def __init__(self, mirror: Mirror, mode: Mode = "r", timeout: float = BUSY_TIMEOUT) -> None:
+        super().__init__(mirror.path, "a", timeout)
+        self._mirror = mirror
+        self._log = mirror.log
+        self._mode = mode
+        self._calls: list[Any] | None = None
+        self._notes: list[Mapping[str, Any]] = []
+        self._within = False
+
+    def refresh(self) -> None:
+        """Take over what others have committed; one request where there is nothing."""
+        while True:
+            head = self._head()
+            records = self._log.after(head)
+            if not records:
+                return
+            with super().transaction():
+                if self._head() != head:
+                    continue  # Another process of this mirror was first.
+                for made, record in records:
+                    self._apply(made, record)
+                    self._set_head(made)
+                return
+
+    def commit(self, change: Callable[[], T]) -> T:
+        """Make a change, and put the record that says it; where others were first, make it once more upon theirs."""
+        while True:
+            try:
+                with self.transaction():
+                    return change()
+            except BehindError:
+                self.refresh()
+
+    @property
+    def follows_log(self) -> bool:
+        """True: a mirror has what the log says and nothing else."""
+        return True
+
+    def records(self) -> list[dict[str, Any]]:
+        """Why rows changed, as it was noted with all the records of the log, which are read from the first one on."""
+        return [
+            {**note, "sequence": head.number, "created": record["created"]}
+            for head, record in self._log.after(Head())
+            for note in record["notes"]
+        ]
+
+    def whole_records(self) -> list[dict[str, Any]]:
+        """As `records`: a log with a damaged record makes no mirror."""
+        return self.records()
+
+    def differences(self) -> list[str]:
+        """A sentence for each table that is not what the log makes of it, which is read from the first record on."""
+        with TemporaryDirectory(prefix="ckstore-") as directory:
+            path = Path(directory)
+            create_file(path / root.CATALOG)
+            (path / root.LOG).mkdir()
+            log = RemoteLog(self._mirror.bucket, self._log.store, path / root.LOG)
+            with RemoteCatalog(replace(self._mirror, path=path, log=log)) as again:
+                again.refresh()
+                self.refresh()
+                return [
+                    f"The mirror says otherwise of {table} than the log; run `ckstore recover` to make it again."
+                    for table, query in _TABLES.items()
+                    if self._connection.rows(query) != again._connection.rows(query)
+                ]
+
+    def note(self, record: Mapping[str, Any]) -> None:
+        """Say in the record why the rows change."""
+        self._notes.append(dict(record))
+
+    def transaction(self) -> AbstractContextManager[None]:
+        """As of a local catalog; changes for all are committed with a record."""
+        return self._transaction()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        made = None
+        with super().transaction():
+            if self._calls is not None:
+                yield
+                return
+            self._calls, self._notes = [], []
+            try:
+                yield
+                if self._calls:
+                    if self._mode == "r":
+                        raise UsageError(f"{self._mirror.url} is open for reading; open the store for writing.")
+                    made = self._log.append(self._head(), self._calls, self._notes)
+                    self._set_head(made)
+            finally:
+                self._calls = None
+        if made is not None and made.number % EVERY == 0:
+            put_snapshot(self._mirror, made.number)
+
+    def commit_version(self, row: VersionRow, *arguments: Any, **named: Any) -> None:
+        """As of a local catalog; no mirror uses the number again, not even once the version is forgotten."""
+        super().commit_version(row, *arguments, **named)
+        self._connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", [HIGHEST, str(row.number)])
+        self.skip_numbers(row.number)
+
+    def free_number(self, number: int) -> int:
+        """The number, or the next one where others have committed it, or a later one, before."""
+        found = self._connection.rows("SELECT value FROM meta WHERE key = ?", [HIGHEST], META_VALUES)
+        highest = int(found[0][0]) if found else 0
+        if number > highest:
+            return number
+        self.release_number(number)
+        return highest + 1
+
+    def add_packs(self, packs: Sequence[PackInfo]) -> None:
+        """As of a local catalog; raises `ConflictError` for a pack that `gc` has removed before it was committed."""
+        for pack in packs:
+            if self._connection.rows("SELECT 1 FROM meta WHERE key = ?", [GONE + pack.name]):
+                raise ConflictError(f"Pack {pack.name} was removed by `gc` before it was committed; ingest it again.")
+        super().add_packs(packs)
+
+    @recorded
+    def note_gone(self, names: Sequence[str]) -> None:
+        """Let no record refer to these packs any more."""
+        for name in names:
+            self._connection.execute(
+                "INSERT OR REPLACE INTO meta VALUES (?, ?)", [GONE + name, str(self._head().number + 1)]
+            )
+
+    def gone(self) -> dict[str, int]:
+        """The packs that `gc` has removed, and by which record."""
+        query = "SELECT key, value FROM meta WHERE substr(key, 1, ?) = ?"
+        found = self._connection.rows(query, [len(GONE), GONE], META_ROWS)
+        return {name.removeprefix(GONE): int(number) for name, number in found if number.isdigit()}
+
+    def _made(self, method: Callable[..., T], arguments: tuple[Any, ...], named: dict[str, Any]) -> T:
+        """Make a call, and remember it: but not what it calls itself."""
+        if self._within or self._calls is None:
+            return method(self, *arguments, **named)
+        bound = inspect.signature(method).bind(self, *arguments, **named)
+        bound.apply_defaults()
+        given = {name: _lasting(value) for name, value in bound.arguments.items() if name != "self"}
+        self._calls.append(plain_call(method.__name__, given))
+        self._within = True
+        try:
+            return method(self, **given)
+        finally:
+            self._within = False
+
+    def _apply(self, head: Head, record: Mapping[str, Any]) -> None:
+        self._within = True
+        try:
+            for name, arguments in record["calls"]:
+                call_again(self, name, arguments)
+        except CkstoreError as error:
+            raise IntegrityError(
+                f"Record {head.number} of the log does not fit what came before it ({error}); run `ckstore recover`."
+            ) from error
+        finally:
+            self._within = False
+
+    def _head(self) -> Head:
+        found = self._connection.rows("SELECT value FROM meta WHERE key = ?", [HEAD])
+        if not found:
+            return Head()
+        number, _, digest = str(found[0][0]).partition(" ")
+        if not number.isdigit() or len(digest) != 40:
+            raise IntegrityError(f"{self._path} is damaged; run `ckstore recover` to rebuild it.")
+        return Head(int(number), digest)
+
+    def _set_head(self, head: Head) -> None:
+        self._connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", [HEAD, f"{head.number} {head.digest}"])
+
+
+def _lasting(value: Any) -> Any:
+    """An argument that can be gone through twice."""
+    if value is None or isinstance(value, (str, int, float, Mapping, Sequence)) or not isinstance(value, Iterable):
+        return value
+    return list(value)

@@ -1,0 +1,246 @@
+"""The log of a remote store: one object for each change, put if absent, chained by digests.
+
+An object holds the line of its own record, the last one, and lines of those right before it, so that a mirror that was
+away catches up with few requests: record 39 comes with 33 to 38, record 48 with 1 to 47, as far as `LARGEST` bytes go.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from blake3 import blake3
+
+from ckstore.errors import ConflictError, FormatVersionError, IntegrityError
+from ckstore.storage import durable, zstd
+from ckstore.storage.log import RECORD as NOTE
+from ckstore.storage.remote.bucket import Bucket, UnreachableError, patiently
+from ckstore.storage.remote.changes import read_calls
+from ckstore.storage.schema import ID, TIME, expanded_limit, fields, hexadecimal, items, read_json, whole
+
+FORMAT = 1
+#: Records that one object holds lines of at most, and of the others: those whose numbers this divides.
+_MANY, _FEW = 256, 16
+#: Bytes of the lines of older records in one object, at most.
+LARGEST = 1 << 20
+_LAST = 10**12 - 1
+#: zstd's level: records are written in a moment in which others wait.
+_LEVEL = 3
+
+_DIGEST = 20
+
+STORE_ID = hexadecimal(32)
+RECORD = fields(
+    {
+        "format": whole(1),
+        "store": STORE_ID,
+        "number": whole(1, _LAST),
+        "nonce": hexadecimal(32),
+        "before": ID,
+        "created": TIME,
+        "calls": read_calls,
+        "notes": items(NOTE),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """How far a mirror is: number and digest of the last record that it has; 0 and zeros before the first one."""
+
+    number: int = 0
+    digest: str = "0" * 40
+
+
+class BehindError(ConflictError):
+    """Another writer has put a record first."""
+
+
+def digest_of(line: bytes) -> str:
+    """What the record behind this one says of it."""
+    return str(blake3(line).hexdigest(length=20))
+
+
+class RemoteLog:
+    """The log of one store.
+
+    Parameters
+    ----------
+    bucket
+        Where it lies.
+    store
+        The store's id: of a store that is deleted and made again, records of the former one are never taken.
+    lines
+        Directory that keeps lines at hand for the objects to come.
+    """
+
+    def __init__(self, bucket: Bucket, store: str, lines: Path) -> None:
+        self.store = store
+        self._bucket = bucket
+        self._prefix = f"log/{store}/"
+        self._lines = lines
+
+    def append(self, head: Head, calls: Sequence[Any], notes: Sequence[Mapping[str, Any]]) -> Head:
+        """Put the next record; returns the head that it makes.
+
+        Raises
+        ------
+        BehindError
+            Another record is there.
+        UnreachableError
+            Nobody knows whether it was put.
+        """
+        nonce = secrets.token_hex(16)
+        record = {
+            "format": FORMAT, "store": self.store, "number": head.number + 1, "nonce": nonce, "before": head.digest,
+            "created": durable.timestamp(), "calls": calls, "notes": list(notes),
+        }  # fmt: skip
+        line = json.dumps(record, sort_keys=True, separators=(",", ":")).encode()
+        data = _packed(b"\n".join([*self._before(head.number + 1), line]))
+        name = self._name(head.number + 1)
+        durable.checkpoint("record-put")
+
+        def put() -> bool:
+            # A response that was lost makes our own record look like another one's: whose it is, it says itself.
+            try:
+                if self._bucket.put_absent(name, data):
+                    return True
+            except UnreachableError:
+                try:
+                    there = self._bucket.read(name)
+                except FileNotFoundError:
+                    raise UnreachableError(f"{name} could not be written; try again.") from None
+            else:
+                there = self._bucket.read(name)
+            return there == data
+
+        if not patiently(put):
+            raise BehindError("Another writer was first; try again.")
+        durable.checkpoint("record-there")
+        self._keep(head.number + 1, line)
+        return Head(head.number + 1, digest_of(line))
+
+    def after(self, head: Head) -> list[tuple[Head, dict[str, Any]]]:
+        """The records behind a head, each with the head that it makes, in order.
+
+        One request where there are none.
+
+        Raises
+        ------
+        IntegrityError
+            A record is damaged or missing, or the store is another one by now.
+        FormatVersionError
+            A record was written by a later ckstore.
+        """
+        # From the head's own record on: that it is still there shows that the store is still the same one.
+        first = self._name(head.number - 1) if head.number > 1 else ""
+        listed = [item.name for item in patiently(lambda: list(self._bucket.list(self._prefix, after=first)))]
+        numbers = sorted(int(name.rpartition("/")[2]) for name in listed if name.rpartition("/")[2].isdigit())
+        if head.number and head.number not in numbers:
+            raise IntegrityError(
+                f"Record {head.number} of the log is gone: the store was deleted or made again; see `ckstore recover`."
+            )
+        last = max(numbers, default=0)
+        lines = self._lines_between(head.number, last)
+        found = []
+        for line in lines:
+            record = _read(line, head, self.store)
+            head = Head(head.number + 1, digest_of(line))
+            self._keep(head.number, line)
+            found.append((head, record))
+        return found
+
+    def modified(self, numbers: Collection[int]) -> dict[int, datetime]:
+        """When records were written, by the server's clock."""
+        listed = patiently(lambda: list(self._bucket.list(self._prefix, after=self._name(min(numbers) - 1))))
+        found = {int(item.name.rpartition("/")[2]): item.modified for item in listed}
+        return {number: found[number] for number in numbers if number in found}
+
+    def forget_lines(self, before: int) -> None:
+        """Drop lines at hand of records up to a number."""
+        for path in self._lines.iterdir():
+            if path.name.isdigit() and int(path.name) <= before:
+                path.unlink(missing_ok=True)
+
+    def _lines_between(self, known: int, last: int) -> list[bytes]:
+        """The lines of the records from behind `known` to `last`."""
+        found: list[bytes] = []
+        while last > known:
+            name = self._name(last)
+            try:
+                lines = _unpacked(patiently(partial(self._bucket.read, name))).split(b"\n")
+            except (FileNotFoundError, ValueError, RuntimeError) as error:
+                raise IntegrityError(f"Record {last} of the log is missing or damaged; restore {name}.") from error
+            lines = lines[-(last - known) :]
+            found = lines + found
+            last -= len(lines)
+        return found
+
+    def _before(self, number: int) -> list[bytes]:
+        """Lines at hand of the records right before one that come with it."""
+        count = (number - 1) % (_MANY if number % _FEW == 0 else _FEW)
+        found: list[bytes] = []
+        filled = 0
+        for earlier in range(number - 1, number - 1 - count, -1):
+            try:
+                line = (self._lines / f"{earlier:012d}").read_bytes()
+            except OSError:
+                break
+            filled += len(line)
+            if filled > LARGEST:
+                break
+            found.insert(0, line)
+        return found
+
+    def _keep(self, number: int, line: bytes) -> None:
+        path = self._lines / f"{number:012d}"
+        temporary = durable.temporary_path(self._lines)
+        temporary.write_bytes(line)
+        temporary.replace(path)
+
+    def _name(self, number: int) -> str:
+        return f"{self._prefix}{number:012d}"
+
+
+def _packed(data: bytes) -> bytes:
+    """An object of the log: a digest of what follows, the length of the lines, and the lines as a zstd frame."""
+    body = len(data).to_bytes(8, "little") + zstd.compress(data, _LEVEL)
+    return bytes(blake3(body).digest(length=_DIGEST)) + body
+
+
+def _unpacked(data: bytes) -> bytes:
+    """Undo `_packed`; raises `ValueError` or `RuntimeError` for a damaged object."""
+    digest, body = data[:_DIGEST], data[_DIGEST:]
+    length = int.from_bytes(body[:8], "little")
+    if blake3(body).digest(length=_DIGEST) != digest or length > expanded_limit(len(body)):
+        raise ValueError("its digest is not that of its bytes")
+    return zstd.expand(body[8:], length)
+
+
+def _read(line: bytes, head: Head, store: str) -> dict[str, Any]:
+    number = head.number + 1
+    try:
+        plain = read_json(line, fields({"format": whole(1)}))
+        if plain["format"] > FORMAT:
+            raise FormatVersionError(
+                f"Record {number} of the log has format {plain['format']}, this ckstore reads {FORMAT}; install a later"
+                " one."
+            )
+        RECORD([plain])
+    except ValueError as error:
+        if isinstance(error, FormatVersionError):
+            raise
+        raise IntegrityError(f"Record {number} of the log is damaged ({error}); restore it from a copy.") from error
+    record: dict[str, Any] = plain
+    if record["number"] != number or record["before"] != head.digest or record["store"] != store:
+        raise IntegrityError(
+            f"Record {number} of the log does not follow record {head.number} as it is known here; run"
+            " `ckstore recover`."
+        )
+    return record

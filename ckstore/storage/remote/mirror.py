@@ -1,0 +1,212 @@
+"""Mirrors: where they lie, how a store is made and found behind a URL, and snapshots, which new mirrors begin with."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import shutil
+import sqlite3
+from collections.abc import Mapping
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from blake3 import blake3
+
+from ckstore.errors import ConflictError, IntegrityError, NoStoreError
+from ckstore.storage import durable, root, zstd
+from ckstore.storage.connection import create_file
+from ckstore.storage.remote.bucket import Bucket, ObstoreBucket, patiently, prove
+from ckstore.storage.remote.log import STORE_ID, RemoteLog
+from ckstore.storage.schema import expanded_limit, fields, matching, optional, read_json, whole
+
+#: The object that makes a prefix a store.
+ROOT = "ckstore.json"
+FORMAT = 1
+#: The environment variable that names the directory of mirrors.
+VARIABLE = "CKSTORE_CACHE"
+#: After so many records a snapshot of the catalog is put.
+EVERY = 256
+_LEVEL = 6
+
+_SNAPSHOT_NAME = re.compile(r"snapshots/[0-9a-f]{32}/[0-9]{12}-[0-9a-f]{40}")
+_ROOT = fields(
+    {"format": whole(1), "store": STORE_ID}, {"snapshot": optional(matching(_SNAPSHOT_NAME, "a snapshot's name"))}
+)
+_REMEMBERED = fields({"store": STORE_ID, "options": fields({})})
+
+
+@dataclass(frozen=True, slots=True)
+class Mirror:
+    """A remote store as it is seen from here.
+
+    Attributes
+    ----------
+    url
+        Of the store.
+    options
+        For the client.
+    bucket
+        What lies behind the URL.
+    path
+        The mirror's directory.
+    log
+        The store's log.
+    """
+
+    url: str
+    options: Mapping[str, str]
+    bucket: Bucket
+    path: Path
+    log: RemoteLog
+
+
+def cache_directory(given: Path | None = None) -> Path:
+    """The directory of mirrors: the one that was given, `$CKSTORE_CACHE`, or `ckstore` in the user's cache."""
+    if given is not None:
+        return given.expanduser()
+    named = os.environ.get(VARIABLE)
+    if named:
+        return Path(named)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ckstore"
+
+
+def create(url: str, options: Mapping[str, str] | None = None, cache: Path | None = None) -> Mirror:
+    """Make a store behind a URL, once it is proven that it can hold one.
+
+    Raises
+    ------
+    ConflictError
+        There is one already.
+    UsageError
+        The server ignores conditions or ranges.
+    """
+    url = url.rstrip("/")
+    bucket = ObstoreBucket(url, options or {})
+    prove(bucket, url)
+    store = secrets.token_hex(16)
+    data = _plain({"format": FORMAT, "store": store})
+    if not patiently(lambda: bucket.put_absent(ROOT, data)) and bucket.read(ROOT) != data:
+        raise ConflictError(f"{url} is already a store; choose another one or use it as it is.")
+    return _mirror(url, options or {}, bucket, store, cache, None)
+
+
+def find(url: str, options: Mapping[str, str] | None = None, cache: Path | None = None) -> Mirror:
+    """The mirror of the store behind a URL; one that is not there yet begins with the last snapshot.
+
+    Raises
+    ------
+    NoStoreError
+        There is no store.
+    """
+    url = url.rstrip("/")
+    remembered = _remembered(url, cache)
+    options = {**(remembered[1] if remembered else {}), **(options or {})}
+    bucket = ObstoreBucket(url, options)
+    if remembered is not None and (cache_directory(cache) / remembered[0] / root.CATALOG).is_file():
+        return _mirror(url, options, bucket, remembered[0], cache, None)
+    try:
+        said = read_json(patiently(lambda: bucket.read(ROOT)), _ROOT)
+    except FileNotFoundError:
+        raise NoStoreError(f"{url} is not a store; run `ckstore init {url}`.") from None
+    except ValueError as error:
+        raise IntegrityError(f"{url}/{ROOT} is damaged ({error}); restore it from a copy.") from error
+    return _mirror(url, options, bucket, said["store"], cache, said.get("snapshot"))
+
+
+def put_snapshot(mirror: Mirror, number: int) -> None:
+    """Put the mirror's catalog as a snapshot of the record `number`, for mirrors to come."""
+    temporary = durable.temporary_path(mirror.path)
+    try:
+        with closing(sqlite3.connect(mirror.path / root.CATALOG)) as database:
+            database.execute("VACUUM INTO ?", [str(temporary)])
+        with closing(sqlite3.connect(temporary, isolation_level=None)) as database:
+            for table in ("reservations", "leases"):
+                database.execute(f"DELETE FROM {table}")
+            head = database.execute("SELECT value FROM meta WHERE key = 'head'").fetchone()
+        if head is None or int(head[0].partition(" ")[0]) < number:
+            return
+        data = temporary.read_bytes()
+    finally:
+        temporary.unlink(missing_ok=True)
+    packed = len(data).to_bytes(8, "little") + zstd.compress(data, _LEVEL)
+    name = f"snapshots/{mirror.log.store}/{number:012d}-{blake3(packed).hexdigest(length=20)}"
+    patiently(lambda: mirror.bucket.put(name, packed))
+    said = _plain({"format": FORMAT, "store": mirror.log.store, "snapshot": name})
+    patiently(lambda: mirror.bucket.put(ROOT, said))
+    mirror.log.forget_lines(number - EVERY)
+
+
+def _mirror(
+    url: str, options: Mapping[str, str], bucket: Bucket, store: str, cache: Path | None, snapshot: str | None
+) -> Mirror:
+    path = cache_directory(cache) / store
+    lines = path / root.LOG
+    for directory in (path, lines, path / root.PACKS):
+        directory.mkdir(parents=True, exist_ok=True)
+    if not (path / root.CATALOG).is_file():
+        temporary = durable.temporary_path(path)
+        try:
+            if snapshot is None or not _fetch(bucket, snapshot, temporary):
+                create_file(temporary)
+            # Of two processes that make one mirror, the one that is first: they differ in nothing.
+            with suppress(FileExistsError):
+                os.link(temporary, path / root.CATALOG)
+        finally:
+            temporary.unlink(missing_ok=True)
+    _remember(url, store, options, cache)
+    return Mirror(url, options, bucket, path, RemoteLog(bucket, store, lines))
+
+
+def _fetch(bucket: Bucket, name: str, path: Path) -> bool:
+    """Write a snapshot's catalog to a path; False where it is not there or damaged: the log says all of it, too."""
+    try:
+        data = patiently(lambda: bucket.read(name))
+    except FileNotFoundError:
+        return False
+    length = int.from_bytes(data[:8], "little")
+    if blake3(data).hexdigest(length=20) != name.rpartition("-")[2] or length > expanded_limit(len(data)):
+        return False
+    with suppress(ValueError, RuntimeError):
+        path.write_bytes(zstd.expand(data[8:], length))
+        return True
+    return False
+
+
+def _remembered(url: str, cache: Path | None) -> tuple[str, dict[str, str]] | None:
+    """The id and the options of the store behind a URL, as they were when it was last used from here."""
+    try:
+        said = read_json(_note(url, cache).read_bytes(), _REMEMBERED)
+    except (OSError, ValueError):
+        return None
+    return said["store"], {str(name): str(value) for name, value in said["options"].items()}
+
+
+def _remember(url: str, store: str, options: Mapping[str, str], cache: Path | None) -> None:
+    path = _note(url, cache)
+    data = _plain({"url": url, "store": store, "options": dict(options)})
+    with suppress(OSError):
+        if path.exists() and path.read_bytes() == data:
+            return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = durable.temporary_path(path.parent)
+    temporary.write_bytes(data)
+    temporary.replace(path)
+
+
+def forget(url: str, cache: Path | None = None) -> None:
+    """Remove the mirror of a store, which the next use makes again."""
+    remembered = _remembered(url, cache)
+    if remembered is not None:
+        shutil.rmtree(cache_directory(cache) / remembered[0], ignore_errors=True)
+    _note(url, cache).unlink(missing_ok=True)
+
+
+def _note(url: str, cache: Path | None) -> Path:
+    return cache_directory(cache) / "urls" / f"{blake3(url.encode()).hexdigest(length=20)}.json"
+
+
+def _plain(document: Mapping[str, object]) -> bytes:
+    return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()

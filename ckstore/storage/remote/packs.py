@@ -1,0 +1,190 @@
+"""Packs of a remote store: written here and put there, read in ranges through the cache."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+
+from ckstore.errors import IntegrityError
+from ckstore.storage import durable
+from ckstore.storage.pack import PackInfo, parse_pack_name
+from ckstore.storage.pack_reader import OpenFile, OpenPack, PackReader, missing
+from ckstore.storage.remote.bucket import patiently
+from ckstore.storage.remote.cache import BlockCache
+from ckstore.storage.remote.catalog import RemoteCatalog
+from ckstore.storage.remote.mirror import Mirror
+
+#: Where packs lie in the object store, and their blocks in the mirror.
+_PREFIX, _BLOCKS = "packs/", "blocks"
+#: Bytes that are fetched at once into a file.
+_PIECE = 16 << 20
+#: Bytes at the end of a pack that mostly hold its manifest.
+_END = 64 << 10
+
+
+class _RemotePack:
+    """A pack that lies in the object store."""
+
+    def __init__(self, cache: BlockCache, name: str, size: int) -> None:
+        self._cache = cache
+        self._name = name
+        self.size = size
+
+    def pread(self, offset: int, length: int) -> bytes:
+        """At most `length` bytes from `offset` on."""
+        length = min(length, self.size - offset)
+        return self._cache.read(self._name, self.size, offset, length) if length > 0 else b""
+
+    def read_into(self, offset: int, target: memoryview) -> int:
+        """Fill some of `target` from `offset` on."""
+        data = self.pread(offset, len(target))
+        target[: len(data)] = data
+        return len(data)
+
+
+class RemotePacks(PackReader):
+    """The packs of a remote store; what was written by this mirror, and mapped packs, are files of it.
+
+    Parameters
+    ----------
+    mirror
+        Of the store.
+    catalog
+        Of the mirror.
+    """
+
+    def __init__(self, mirror: Mirror, catalog: RemoteCatalog) -> None:
+        super().__init__(mirror.path)
+        self.is_remote = True
+        self._mirror = mirror
+        self._bucket = mirror.bucket
+        self._catalog = catalog
+        self._cache = BlockCache(mirror.path / _BLOCKS, self._fetch)
+        self._modified: dict[str, float] = {}
+
+    def publish(self, names: Sequence[str]) -> None:
+        """Put packs; that a name is its content makes it harmless to do that twice."""
+        for name in names:
+            patiently(partial(self._bucket.put, _PREFIX + name, self._directory / name))
+            durable.checkpoint("pack-put")
+
+    def prefetch_manifests(self, names: Iterable[str]) -> None:
+        """Begin to fetch the ends of packs, where manifests lie."""
+        ends = {}
+        for name in names:
+            with suppress(FileNotFoundError, IntegrityError):
+                size = self.size(name)
+                ends[name] = [(max(size - _END, 0), min(_END, size))]
+        if len(ends) > 1:
+            self.prefetch(ends)
+
+    def prefetch(self, ranges: Mapping[str, Sequence[tuple[int, int]]]) -> None:
+        """Begin to fetch what will be read."""
+        wanted = []
+        for name, parts in ranges.items():
+            opened = self._opened(name)
+            if isinstance(opened, _RemotePack):
+                wanted.append((name, opened.size, parts))
+        self._cache.prefetch(wanted)
+
+    def list_packs(self) -> list[PackInfo]:
+        """Every pack that lies in the object store, by name."""
+        found = []
+        for item in patiently(lambda: list(self._bucket.list(_PREFIX))):
+            name = item.name.removeprefix(_PREFIX)
+            parsed = parse_pack_name(name)
+            if parsed is not None:
+                found.append(PackInfo(name, item.size, parsed[1]))
+                self._modified[name] = item.modified.timestamp()
+        return found
+
+    def modified(self, name: str) -> float:
+        """When a pack was put, by the server's clock, as it was listed last; raises `FileNotFoundError`."""
+        if name not in self._modified:
+            self.list_packs()
+        try:
+            return self._modified[name]
+        except KeyError:
+            raise FileNotFoundError(name) from None
+
+    def now(self) -> float:
+        """The server's clock: what it says of an object that is written now."""
+        name = f"probe/{secrets.token_hex(16)}"
+        patiently(lambda: self._bucket.put(name, b"now"))
+        try:
+            [listed] = [item for item in patiently(lambda: list(self._bucket.list("probe/"))) if item.name == name]
+        finally:
+            self._bucket.delete([name])
+        return listed.modified.timestamp()
+
+    def files(self) -> Iterator[tuple[str, str, int]]:
+        """Every object of the store."""
+        for item in self._bucket.list(""):
+            directory, _, name = item.name.rpartition("/")
+            yield directory.partition("/")[0] or ".", name, item.size
+
+    def sweep(self, grace: float) -> None:
+        """Delete packs that `gc` removed; readers that have not heard of it have had so many seconds to do so.
+
+        What a record has removed no later one refers to, whoever writes it: nobody needs what is deleted here.
+        """
+        gone = self._catalog.gone()
+        there = [info.name for info in self.list_packs() if info.name in gone]
+        if there:
+            written = self._mirror.log.modified({gone[name] for name in there})
+            last = self.now() - grace
+            old = [name for name in there if gone[name] in written and written[gone[name]].timestamp() <= last]
+            for name in old:
+                self.remove(name)
+                durable.checkpoint("pack-deleted")
+            patiently(lambda: self._bucket.delete([_PREFIX + name for name in old]))
+
+    def close(self) -> None:
+        """Close every file, and wait for what is being fetched."""
+        self._cache.close()
+        super().close()
+
+    def forget(self, pack: str) -> None:
+        """Close a pack that was or will be removed."""
+        super().forget(pack)
+        self._cache.drop(pack)
+
+    def _open_pack(self, pack: str) -> OpenPack:
+        path = self._path(pack)
+        if path.exists():
+            return OpenFile(path)
+        size = self._catalog.pack_bytes(pack)
+        if size is None:
+            size = next((info.bytes for info in self.list_packs() if info.name == pack), None)
+        if size is None:
+            raise FileNotFoundError(pack)
+        return _RemotePack(self._cache, pack, size)
+
+    def _whole(self, pack: str) -> OpenFile:
+        """A pack as a file of the mirror, into which it is fetched."""
+        opened = self._opened(pack)
+        if not isinstance(opened, OpenFile):
+            temporary = durable.temporary_path(self._directory)
+            try:
+                with temporary.open("wb") as file:
+                    for offset in range(0, opened.size, _PIECE):
+                        file.write(self._fetch(pack, offset, min(_PIECE, opened.size - offset)))
+                temporary.replace(self._path(pack))
+            finally:
+                temporary.unlink(missing_ok=True)
+            opened = OpenFile(self._path(pack))
+            self._open.put(pack, opened)
+        return opened
+
+    def _fetch(self, pack: str, offset: int, length: int) -> bytes:
+        try:
+            [data] = patiently(lambda: self._bucket.read_ranges(_PREFIX + pack, [(offset, length)]))
+        except FileNotFoundError:
+            self._open.drop(pack)
+            self._catalog.refresh()
+            raise missing(pack) from None
+        except EOFError as error:
+            raise IntegrityError(f"Pack {pack} is shorter than the catalog says; run `ckstore verify`.") from error
+        return data

@@ -1,0 +1,111 @@
+"""An object store in memory: every request is counted, and may fail, get lost, or wait for its turn."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from threading import Lock
+
+from ckstore.storage.remote.bucket import Listed, UnreachableError
+
+
+class SimulatedServer:
+    """Objects by name, with a clock of its own that goes on by a second with each request."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, tuple[bytes, datetime]] = {}
+        self.requests: Counter[str] = Counter()
+        self.bytes: Counter[str] = Counter()
+        self.lock = Lock()
+        self._clock = itertools.count()
+        self.ignores_conditions = False
+
+    def now(self) -> datetime:
+        """The next moment."""
+        return datetime(2030, 1, 1, tzinfo=UTC) + timedelta(seconds=next(self._clock))
+
+
+class SimulatedBucket:
+    """A client of a server.
+
+    Parameters
+    ----------
+    server
+        What it talks to.
+    turn
+        Called with the kind and name of each request; what it returns is held while the request is carried out.
+    loses
+        Called likewise; where it says so, the request is carried out and its response lost.
+    """
+
+    def __init__(
+        self,
+        server: SimulatedServer,
+        turn: Callable[[str, str], AbstractContextManager[object]] | None = None,
+        loses: Callable[[str, str], bool] | None = None,
+    ) -> None:
+        self.server = server
+        self.turn = turn or (lambda kind, name: nullcontext())
+        self.loses = loses or (lambda kind, name: False)
+
+    def _request(self, kind: str, name: str) -> AbstractContextManager[object]:
+        self.server.requests[kind] += 1
+        return self.turn(kind, name)
+
+    def _respond(self, kind: str, name: str) -> None:
+        if self.loses(kind, name):
+            raise UnreachableError(f"The response to {kind} {name} was lost.")
+
+    def put(self, name: str, data: bytes | Path) -> None:
+        with self._request("put", name), self.server.lock:
+            content = data if isinstance(data, bytes) else data.read_bytes()
+            self.server.objects[name] = content, self.server.now()
+            self.server.bytes["put"] += len(content)
+        self._respond("put", name)
+
+    def put_absent(self, name: str, data: bytes) -> bool:
+        with self._request("put_absent", name), self.server.lock:
+            absent = name not in self.server.objects or self.server.ignores_conditions
+            if absent:
+                self.server.objects[name] = data, self.server.now()
+                self.server.bytes["put"] += len(data)
+        self._respond("put_absent", name)
+        return absent
+
+    def read(self, name: str) -> bytes:
+        with self._request("read", name), self.server.lock:
+            if name not in self.server.objects:
+                raise FileNotFoundError(name)
+            data = self.server.objects[name][0]
+            self.server.bytes["read"] += len(data)
+        self._respond("read", name)
+        return data
+
+    def read_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        with self._request("read_ranges", name), self.server.lock:
+            if name not in self.server.objects:
+                raise FileNotFoundError(name)
+            data = self.server.objects[name][0]
+            parts = [data[offset : offset + length] for offset, length in ranges]
+            self.server.bytes["read"] += sum(map(len, parts))
+        if [len(part) for part in parts] != [length for _, length in ranges]:
+            raise EOFError(name)
+        return parts
+
+    def list(self, prefix: str, after: str = "") -> Iterator[Listed]:
+        with self._request("list", prefix), self.server.lock:
+            found = [
+                Listed(name, len(data), modified)
+                for name, (data, modified) in sorted(self.server.objects.items())
+                if name.startswith(prefix) and name > after
+            ]
+        return iter(found)
+
+    def delete(self, names: Sequence[str]) -> None:
+        for name in names:
+            with self._request("delete", name), self.server.lock:
+                self.server.objects.pop(name, None)

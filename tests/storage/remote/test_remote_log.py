@@ -1,0 +1,210 @@
+"""The log of a remote store under lost responses, other writers, and a collection, at every request."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ckstore
+from ckstore.errors import ConflictError, IntegrityError
+from ckstore.storage.remote import catalog as catalog_module
+from ckstore.storage.remote import log as log_module
+from ckstore.storage.remote import mirror as mirror_module
+from tests.checkpoints import draw, scratch
+from tests.storage.remote.simulated import SimulatedBucket, SimulatedServer
+
+URL = "s3://models/team-a"
+SEEDS = int(os.environ.get("CKSTORE_INTERLEAVINGS", "8"))
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    with scratch() as path:
+        yield path
+
+
+def state(run: int, step: int) -> dict[str, Any]:
+    weight = draw(40, 64, seed=run)
+    return {"weight": weight + draw(40, 64, seed=100 * run + step, scale=1e-3), "shared": draw(16, 16, seed=7)}
+
+
+class Scheduler:
+    """Lets one of several threads make its next request, chosen at random once all of them want to make one."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+        self._changed = threading.Condition()
+        self._running: set[str] = set()
+        self._waiting: set[str] = set()
+        self._turn: str | None = None
+
+    @contextmanager
+    def turn(self, kind: str, name: str) -> Iterator[None]:
+        me = threading.current_thread().name
+        if me in self._running:
+            with self._changed:
+                self._waiting.add(me)
+                self._choose()
+                assert self._changed.wait_for(lambda: self._turn == me, timeout=100)
+                self._waiting.discard(me)
+                self._turn = None
+        yield
+
+    def run(self, tasks: dict[str, Callable[[], None]]) -> None:
+        """Run tasks in threads of their names; raises what the first one that failed has raised."""
+        failed: list[BaseException] = []
+
+        def worked(name: str, task: Callable[[], None]) -> None:
+            try:
+                task()
+            except BaseException as error:
+                failed.append(error)
+            finally:
+                with self._changed:
+                    self._running.discard(name)
+                    self._choose()
+
+        self._running = set(tasks)
+        threads = [threading.Thread(target=worked, args=item, name=item[0]) for item in tasks.items()]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if failed:
+            raise failed[0]
+
+    def _choose(self) -> None:
+        if self._turn is None and self._running and self._waiting == self._running:
+            self._turn = self._random.choice(sorted(self._waiting))
+        self._changed.notify_all()
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_two_writers_and_a_collection_interleaved(directory: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    server, scheduler = SimulatedServer(), Scheduler(seed)
+    chance = random.Random(seed)
+
+    def loses(kind: str, name: str) -> bool:
+        return kind in ("put", "put_absent", "list") and chance.random() < 0.15
+
+    monkeypatch.setattr(mirror_module, "ObstoreBucket", lambda url, options: SimulatedBucket(server))
+    ckstore.init(URL, cache=directory / "first").close()
+    monkeypatch.setattr(
+        mirror_module, "ObstoreBucket", lambda url, options: SimulatedBucket(server, scheduler.turn, loses)
+    )
+    monkeypatch.setattr("ckstore.storage.remote.bucket._PAUSE", 0.001)
+    reported: dict[tuple[str, int], str] = {}
+
+    def write(run: int) -> Callable[[], None]:
+        def task() -> None:
+            with ckstore.open(URL, cache=directory / f"writer{run}") as store:
+                for step in range(4):
+                    for _ in range(6):
+                        try:
+                            row = store.ingest(state(run, step), run=f"run{run}", step=step, hot=0).version
+                        except ConflictError as error:
+                            if "removed" not in str(error):
+                                raise
+                            continue  # What `gc` has taken away is stored again.
+                        reported[f"run{run}", step] = row.uid
+                        break
+                    if step == 2:
+                        store.forget([f"run{run}@0"])
+                        del reported[f"run{run}", 0]
+
+        return task
+
+    def collect() -> None:
+        with ckstore.open(URL, cache=directory / "collector") as store:
+            for _ in range(3):
+                store.gc(grace=0)
+
+    scheduler.run({"one": write(1), "two": write(2), "gc": collect})
+    monkeypatch.setattr(mirror_module, "ObstoreBucket", lambda url, options: SimulatedBucket(server))
+    with ckstore.open(URL, cache=directory / "reader") as store:
+        rows = store.versions()
+        assert {(row.run, row.step): row.uid for row in rows} == reported
+        assert len({row.number for row in rows}) == len(rows) == 6
+        for row in rows:
+            found = store[row.number].state_dict()
+            expected = state(int(row.run[-1]), row.step or 0)
+            assert all(bool((found[name] == tensor).all()) for name, tensor in expected.items())
+        assert store.verify().problems == []
+        store.gc(grace=0)
+        assert store.verify().problems == []
+        packs = {f"packs/{pack.name}" for pack in store.catalog.packs()}
+        assert {name for name in server.objects if name.startswith("packs/")} == packs
+
+
+def test_a_lost_response_is_no_conflict(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = SimulatedServer()
+    lost = iter([True, True, False, True])
+    monkeypatch.setattr("ckstore.storage.remote.bucket._PAUSE", 0.001)
+    monkeypatch.setattr(
+        mirror_module,
+        "ObstoreBucket",
+        lambda url, options: SimulatedBucket(
+            server, loses=lambda kind, name: "/log/" in f"/{name}" and kind == "put_absent" and next(lost, False)
+        ),
+    )
+    with ckstore.init(URL, cache=directory / "a") as store:
+        for step in range(4):
+            assert store.ingest(state(1, step), run="r", step=step).version.number == step + 1
+        assert [row.step for row in store.versions()] == [0, 1, 2, 3]
+    assert len([name for name in server.objects if name.startswith("log/")]) == 4
+
+
+def test_a_mirror_begins_with_a_snapshot_and_few_requests(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = SimulatedServer()
+    monkeypatch.setattr(mirror_module, "ObstoreBucket", lambda url, options: SimulatedBucket(server))
+    monkeypatch.setattr(catalog_module, "EVERY", 64)
+    monkeypatch.setattr(mirror_module, "EVERY", 64)
+    monkeypatch.setattr(log_module, "_MANY", 64)
+    with ckstore.init(URL, cache=directory / "a") as store:
+        store.ingest(state(1, 0), run="r", step=0)
+        for number in range(121):
+            store.tag("r@0", f"t{number}")
+        rows, tags = store.versions(), store.catalog.tags()
+    server.requests.clear()
+    with ckstore.open(URL, cache=directory / "b") as store:
+        assert (store.versions(), store.catalog.tags()) == (rows, tags)
+    assert server.requests.total() == 5, server.requests  # root, snapshot, list, records 122 and 112
+    server.requests.clear()
+    with ckstore.open(URL, cache=directory / "b") as store:
+        assert store.catalog.tags() == tags
+        assert store.catalog.differences() == []
+    server.requests.clear()
+    ckstore.open(URL, cache=directory / "b").close()
+    assert server.requests == {"list": 1}
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "gone", "foreign", "calls"])
+def test_a_damaged_record_is_named(directory: Path, monkeypatch: pytest.MonkeyPatch, damage: str) -> None:
+    server = SimulatedServer()
+    monkeypatch.setattr(mirror_module, "ObstoreBucket", lambda url, options: SimulatedBucket(server))
+    with ckstore.init(URL, cache=directory / "a") as store:
+        for step in range(3):
+            store.ingest(state(1, step), run="r", step=step)
+    [last] = [name for name in server.objects if name.endswith("3") and name.startswith("log/")]
+    data, modified = server.objects[last]
+    if damage == "flip":
+        server.objects[last] = data[:60] + bytes([data[60] ^ 1]) + data[61:], modified
+    elif damage == "cut":
+        server.objects[last] = data[:-5], modified
+    elif damage == "gone":
+        server.objects[f"{last[:-1]}4"] = server.objects.pop(last)
+    else:
+        line = log_module._unpacked(data).split(b"\n")[-1]
+        line = line.replace(b'"number":3', b'"number":2') if damage == "foreign" else line.replace(
+            b'"commit_version"', b'"close"'
+        )  # fmt: skip
+        server.objects[last] = log_module._packed(line), modified
+    with pytest.raises(IntegrityError, match=r"ecord \d of the log"):
+        ckstore.open(URL, cache=directory / "b")

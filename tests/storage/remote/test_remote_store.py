@@ -1,0 +1,249 @@
+"""A store in an object store does what a local one does, and several mirrors of it agree."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import ckstore
+from ckstore.errors import ConflictError, IntegrityError, NoStoreError, NotFoundError, UsageError
+from ckstore.operations.recover import recover_remote
+from ckstore.policy import Policy
+from ckstore.storage.remote import mirror as mirror_module
+from tests.checkpoints import draw, scratch
+from tests.storage.remote.simulated import SimulatedBucket, SimulatedServer
+
+URL = "s3://models/team-a"
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    with scratch() as path:
+        yield path
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> SimulatedServer:
+    made = SimulatedServer()
+    monkeypatch.setattr(mirror_module, "ObstoreBucket", lambda url, options: SimulatedBucket(made))
+    return made
+
+
+def state(step: int) -> dict[str, Any]:
+    weight = draw(300, 256)
+    for number in range(1, step + 1):
+        weight = weight + draw(300, 256, seed=number, scale=1e-3)
+    return {"model": {"weight": weight, "frozen": draw(64, 64, seed=9)}, "step": step}
+
+
+def files(directory: Path, count: int) -> list[Path]:
+    paths = []
+    for step in range(count):
+        paths.append(directory / f"step{step}.pt")
+        torch.save(state(step), paths[-1])
+    return paths
+
+
+def same(store: ckstore.Store, paths: list[Path], target: Path, run: str = "gpt") -> None:
+    for step, path in enumerate(paths):
+        store[f"{run}@{step}"].checkout(target)
+        assert hashlib.sha256(target.read_bytes()).digest() == hashlib.sha256(path.read_bytes()).digest()
+        target.unlink()
+
+
+def test_what_one_machine_stores_another_one_restores(server: SimulatedServer, directory: Path) -> None:
+    paths = files(directory, 4)
+    with ckstore.init(URL, cache=directory / "a") as store:
+        for step, path in enumerate(paths):
+            row = store.ingest(path, run="gpt", step=step, metrics={"loss": 1 / (step + 1)}).version
+            assert row.number == step + 1
+        store.tag("gpt@2", "best")
+        same(store, paths, directory / "out")
+        rows = store.versions()
+    with ckstore.open(URL, cache=directory / "b") as store:
+        assert store.versions() == rows
+        same(store, paths, directory / "out")
+        assert store.verify().problems == []
+        np.testing.assert_array_equal(store["best"]["model/weight"][5:7, 3], state(2)["model"]["weight"][5:7, 3])
+        again = pickle.loads(pickle.dumps(store))
+        assert again["best"].row == store["best"].row
+        again.close()
+
+
+def test_mirrors_that_write_in_turns_agree(server: SimulatedServer, directory: Path) -> None:
+    paths = files(directory, 6)
+    with ckstore.init(URL, cache=directory / "a") as first, ckstore.open(URL, cache=directory / "b") as second:
+        for step, path in enumerate(paths):
+            (first, second)[step % 2].ingest(path, run="gpt", step=step)
+        for store in (first, second):
+            store.catalog.refresh()
+            same(store, paths, directory / "out")
+        assert first.versions() == second.versions()
+        assert [row.parent for row in first.versions()] == [None, 1, 2, 3, 4, 5]
+        with pytest.raises(ConflictError, match="gpt@3 holds other content as version 4"):
+            second.ingest(paths[0], run="gpt", step=3)
+        assert first.verify().problems == second.verify().problems == []
+
+
+def test_a_writer_that_is_behind_commits_upon_what_others_did(
+    server: SimulatedServer, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = files(directory, 3)
+    with ckstore.init(URL, cache=directory / "a") as first, ckstore.open(URL, cache=directory / "b") as second:
+        first.ingest(paths[0], run="gpt", step=0)
+        refresh = second.catalog.refresh
+        calls = iter([lambda: None])  # The other one commits right after this one has looked.
+        monkeypatch.setattr(second.catalog, "refresh", lambda: next(calls, refresh)())
+        report = second.ingest(paths[1], run="other", step=1)
+        assert report.version.number == 2
+        second.catalog.refresh()
+        first.catalog.refresh()
+        assert first.versions() == second.versions()
+        assert [(row.number, row.run) for row in first.versions()] == [(1, "gpt"), (2, "other")]
+        assert first.verify().problems == []
+
+
+def test_every_verb(server: SimulatedServer, directory: Path) -> None:
+    paths = files(directory, 6)
+    with ckstore.init(URL, cache=directory / "a") as store:
+        for step, path in enumerate(paths):
+            store.ingest(path, run="gpt", step=step, hot=2)
+        assert [row.hot for row in store.versions()][-1]
+        store.compact()
+        assert not any(row.hot for row in store.versions())
+        same(store, paths, directory / "out")
+        store.set_policy(Policy("coarse"), run="later")
+        store.ingest({"weight": draw(300, 256, seed=77)}, run="later", step=0)
+        assert store["later@0"].row.fidelity == "coarse"
+        store.tag("gpt@1", "kept")
+        store.thin(["gpt@0"])
+        assert store["gpt@0"].row.fidelity == "coarse"
+        store.rebase(["gpt@5"])
+        assert store["gpt@5"].row.depth == 0
+        with pytest.raises(ConflictError, match="tagged kept"):
+            store.forget(["gpt@1"])
+        store.forget(["gpt@2", "gpt@3"])
+        before = {name for name in server.objects if name.startswith("packs/")}
+        report = store.gc(grace=0)
+        after = {name for name in server.objects if name.startswith("packs/")}
+        assert report.bytes > 0
+        assert before - after
+        assert {f"packs/{pack.name}" for pack in store.catalog.packs()} == after
+        assert store.verify().problems == []
+        rows = store.versions()
+    with ckstore.open(URL, cache=directory / "b") as other:
+        assert other.versions() == rows
+        assert other.catalog.policies() == {"later": Policy("coarse").to_text()}
+        assert other.catalog.tags() == {"kept": 2}
+        for step in (1, 4, 5):
+            other[f"gpt@{step}"].checkout(directory / "out")
+            assert (directory / "out").read_bytes() == paths[step].read_bytes()
+            (directory / "out").unlink()
+        assert other.verify().problems == []
+
+
+def test_a_reader_finds_what_gc_has_moved(server: SimulatedServer, directory: Path) -> None:
+    paths = files(directory, 4)
+    with ckstore.init(URL, cache=directory / "a") as store, ckstore.open(URL, cache=directory / "b") as reader:
+        for step, path in enumerate(paths):
+            store.ingest(path, run="gpt", step=step)
+        reader.catalog.refresh()
+        version = reader["gpt@3"]
+        store.forget(["gpt@0"])
+        store.rebase(["gpt@3"])
+        store.gc(grace=0)
+        version.checkout(directory / "out")
+        assert (directory / "out").read_bytes() == paths[3].read_bytes()
+
+
+def test_a_pack_that_gc_removed_before_its_commit_is_not_referred_to(
+    server: SimulatedServer, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = files(directory, 2)
+    with ckstore.init(URL, cache=directory / "a") as slow, ckstore.open(URL, cache=directory / "b") as other:
+        slow.ingest(paths[0], run="gpt", step=0)
+        publish = slow.packs.publish
+
+        def published(names: list[str]) -> None:
+            publish(names)
+            monkeypatch.undo()
+            monkeypatch.setattr(mirror_module, "ObstoreBucket", lambda url, options: SimulatedBucket(server))
+            assert other.gc(grace=0).files == len(names)
+
+        monkeypatch.setattr(slow.packs, "publish", published)
+        with pytest.raises(ConflictError, match="removed by `gc` before it was committed; ingest it again"):
+            slow.ingest(paths[1], run="gpt", step=1)
+        assert slow.ingest(paths[1], run="gpt", step=1).version.number == 3
+        same(slow, paths, directory / "out")
+        assert other.gc(grace=0).files == 0
+        same(other, paths, directory / "out")
+
+
+def test_a_mirror_is_made_again(server: SimulatedServer, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CKSTORE_CACHE", str(directory / "cache"))
+    paths = files(directory, 3)
+    with ckstore.init(URL) as store:
+        for step, path in enumerate(paths):
+            store.ingest(path, run="gpt", step=step)
+        rows, mirror = store.versions(), store.path
+    (mirror / "catalog.sqlite").write_bytes(b"junk")
+    with pytest.raises(IntegrityError, match="run `ckstore recover`"):
+        ckstore.open(URL)
+    assert recover_remote(URL).versions == 3
+    with ckstore.open(URL) as store:
+        assert store.versions() == rows
+        same(store, paths, directory / "out")
+
+
+def test_a_store_that_was_made_again_is_another_one(server: SimulatedServer, directory: Path) -> None:
+    [path] = files(directory, 1)
+    with ckstore.init(URL, cache=directory / "a") as store:
+        store.ingest(path, run="gpt", step=0)
+        server.objects.clear()
+        with pytest.raises(IntegrityError, match="was deleted or made again"):
+            store.catalog.refresh()
+
+
+def test_cached_bytes_are_checked(server: SimulatedServer, directory: Path) -> None:
+    paths = files(directory, 2)
+    with ckstore.init(URL, cache=directory / "a") as store:
+        for step, path in enumerate(paths):
+            store.ingest(path, run="gpt", step=step)
+    for _ in range(2):
+        with ckstore.open(URL, cache=directory / "b") as store:
+            same(store, paths, directory / "out")
+            blocks = sorted(store.path.glob("blocks/*/*"))
+            assert blocks
+        for block in blocks:
+            data = bytearray(block.read_bytes())
+            data[len(data) // 2] ^= 1
+            block.write_bytes(data)
+
+
+def test_what_cannot_hold_a_store(server: SimulatedServer, directory: Path) -> None:
+    with pytest.raises(NoStoreError, match="is not a store; run `ckstore init s3://models/team-a`"):
+        ckstore.open(URL, cache=directory / "a")
+    server.ignores_conditions = True
+    with pytest.raises(UsageError, match="the server writes an object although one is there"):
+        ckstore.init(URL, cache=directory / "a")
+    assert not server.objects
+    server.ignores_conditions = False
+    ckstore.init(URL, cache=directory / "a").close()
+    with pytest.raises(ConflictError, match="is already a store"):
+        ckstore.init(URL, cache=directory / "b")
+    with ckstore.open(URL, "r", cache=directory / "b") as store, pytest.raises(UsageError, match="for reading"):
+        store.set_policy(Policy("coarse"))
+    with ckstore.open(URL, cache=directory / "b") as store, pytest.raises(NotFoundError):
+        store["gpt@1"]
+
+
+def test_options_hold_no_secret(directory: Path) -> None:
+    with pytest.raises(UsageError, match=r"no option secret_access_key .*credentials come from the environment"):
+        ckstore.init(URL, options={"secret_access_key": "x"}, cache=directory)
