@@ -211,6 +211,11 @@ class CatalogReader:
         query = "SELECT p.name FROM version_packs r JOIN packs p ON p.id = r.pack WHERE r.version = ?"
         return {name for (name,) in self._connection.rows(query, [number], _NAMES)}
 
+    def identity(self) -> str:
+        """What tells this catalog from others, also from one that `recover` builds in its place."""
+        [[found]] = self._connection.rows("SELECT value FROM meta WHERE key = 'store'", schema=rows(text(1)))
+        return str(found)
+
     def collected(self) -> str:
         """When `gc` last moved or removed something; empty where it never did."""
         return self.moved_packs([COLLECTED]).get(COLLECTED, "")

@@ -762,3 +762,26 @@ def test_of_several_copies_recover_takes_the_one_that_was_committed(store: cksto
         assert again.catalog.moved_packs([contents.name]) == {contents.name: present}
         assert again.verify().problems == []
         again.gc()
+
+
+def test_a_catalog_that_is_built_again_meanwhile_takes_another_plan(
+    filled: Path, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may find objects in other packs than the one that the plan was made for."""
+    shutil.copytree(filled, directory / "store")
+    with ckstore.open(directory / "store") as store:
+        store.forget(["a@1"])
+    assert recover(directory / "store").problems == []
+    plans = []
+
+    def planned(*arguments: Any) -> garbage.GcPlan:
+        plans.append(garbage.plan_for(*arguments))
+        if len(plans) == 1:
+            assert recover(directory / "store").problems == []  # Its rows are the same.
+        return plans[-1]
+
+    monkeypatch.setattr(module, "plan_for", planned)
+    with ckstore.open(directory / "store") as store:
+        store.gc(grace=0)
+        assert len(plans) == 2
+        assert store.verify().problems == []

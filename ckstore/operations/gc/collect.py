@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
@@ -211,10 +211,10 @@ class _Collection:
         return report
 
     def _holds(self, plan: GcPlan, written: set[str]) -> bool:
-        state = State.of(self._repository)
-        files = [info for info in state.files if info.name not in written]
-        before = [info for info in plan.state.files if info.name not in written]
-        return (state.versions, state.packs, files) == (plan.state.versions, plan.state.packs, before)
+        def apart(state: State) -> State:
+            return replace(state, files=[info for info in state.files if info.name not in written])
+
+        return apart(State.of(self._repository)) == apart(plan.state)
 
     def _move(self, contents: PackContents, copy: Copy) -> None:
         """Let the catalog find in the copy what it found in the pack."""

@@ -33,8 +33,12 @@ GARBAGE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What a plan was made from: where it is the same later, the plan still holds."""
+    """What a plan was made from: where it is the same later, the plan still holds.
 
+    A catalog that `recover` has built since may find objects in other packs than the one before it did.
+    """
+
+    catalog: str
     versions: list[VersionRow]
     packs: list[PackRow]
     files: list[PackInfo]
@@ -45,7 +49,7 @@ class State:
         packs = repository.catalog.packs()
         known = {pack.name for pack in packs}
         files = [info for info in repository.packs.list_packs() if info.name not in known]
-        return cls(repository.catalog.versions(), packs, files)
+        return cls(repository.catalog.identity(), repository.catalog.versions(), packs, files)
 
 
 class GcPlan:
