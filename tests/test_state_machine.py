@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 import ckstore
 from ckstore.errors import ConflictError
 from ckstore.objects import units
+from ckstore.operations.compactor import Compactor
 from ckstore.operations.recover import recover
 from ckstore.policy import Policy, Retention
 from ckstore.storage import durable
@@ -62,6 +63,8 @@ class StoreMachine(RuleBasedStateMachine):
         self.directory = self.closing.enter_context(scratch())
         # Objects of some hundred elements take all the ways that large ones take.
         self.closing.enter_context(mock.patch.object(units, "SMALL", 100))
+        # A crash is one of the program's, and not of a thread behind it.
+        self.closing.enter_context(mock.patch.object(Compactor, "begin"))
         self.store = self._made()
         self.digests: dict[int, str] = {}
         self.weights: dict[int, dict[str, torch.Tensor]] = {}
