@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 import ckstore
 from ckstore.errors import ConflictError
 from ckstore.objects import units
+from ckstore.operations.compactor import Compactor
 from ckstore.operations.recover import recover
 from ckstore.policy import Policy, Retention
 from ckstore.storage import durable
@@ -62,7 +63,9 @@ class StoreMachine(RuleBasedStateMachine):
         self.directory = self.closing.enter_context(scratch())
         # Objects of some hundred elements take all the ways that large ones take.
         self.closing.enter_context(mock.patch.object(units, "SMALL", 100))
-        self.store = ckstore.init(self.directory / "store")
+        # A crash is one of the program's, and not of a thread behind it.
+        self.closing.enter_context(mock.patch.object(Compactor, "begin"))
+        self.store = self._made()
         self.digests: dict[int, str] = {}
         self.weights: dict[int, dict[str, torch.Tensor]] = {}
         self.places: dict[int, tuple[str, int]] = {}
@@ -177,9 +180,9 @@ class StoreMachine(RuleBasedStateMachine):
     def thin(self, data: st.DataObject) -> None:
         numbers = data.draw(st.lists(st.sampled_from(sorted(self.digests)), min_size=1, max_size=4, unique=True))
         self.store.compact(numbers)  # What is hot is compacted before it is thinned; a dry run does not.
-        before = pack_files(self.store.path)
+        before = self._files()
         expected = self.store.thin(numbers, dry_run=True)
-        assert pack_files(self.store.path) == before
+        assert self._files() == before
         report = self.store.thin(numbers)
         assert report == expected
         thinned = {item.version.number for item in report.versions}
@@ -295,17 +298,17 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(at_once=st.booleans())
     def gc(self, at_once: bool) -> None:
-        before = pack_files(self.store.path)
+        before = self._files()
         expected = self.store.gc(grace=0 if at_once else 3600, dry_run=True)
-        assert pack_files(self.store.path) == before
+        assert self._files() == before
         bytes_before = sum(map(len, before.values()))
         report = self.store.gc(grace=0 if at_once else 3600)
         assert report.rewritten == expected.rewritten
         # A copy that was taken in by a recovery may be what its original is written as again.
         assert expected.removed - report.rewritten <= report.removed <= expected.removed
-        logged = sum(len(data) for name, data in pack_files(self.store.path).items() if name.startswith("log"))
+        logged = sum(len(data) for name, data in self._files().items() if name.startswith("log"))
         logged -= sum(len(data) for name, data in before.items() if name.startswith("log"))
-        assert bytes_before - sum(map(len, pack_files(self.store.path).values())) == report.bytes - logged
+        assert bytes_before - sum(map(len, self._files().values())) == report.bytes - logged
         if at_once:
             self.left = {}
             self.begun = set()
@@ -334,12 +337,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(crashed=st.booleans())
     def recover(self, crashed: bool) -> None:
-        if crashed:
-            self.store.close()
-            (self.store.path / "catalog.sqlite").unlink()
-        assert recover(self.store.path).problems == []
-        if crashed:
-            self.store = ckstore.open(self.store.path)
+        self._recovered(crashed=crashed)
         for number in self.begun & set(self.digests) - set(self.thinned):
             if self.store[number].row.fidelity == "coarse":
                 self._note_thinned(number)
@@ -356,9 +354,9 @@ class StoreMachine(RuleBasedStateMachine):
     def reopen(self, mode: Any) -> None:
         self.store.close()
         if mode == "r":
-            with ckstore.open(self.store.path, "r") as reader:
+            with self._open("r") as reader:
                 assert {row.number for row in reader.versions()} == set(self.digests)
-        self.store = ckstore.open(self.store.path)
+        self.store = self._open()
 
     @rule(
         run=st.sampled_from(RUNS),
@@ -370,6 +368,7 @@ class StoreMachine(RuleBasedStateMachine):
         """An ingest that dies at a step of its commit; the process that goes on is another one."""
         weights = self._next(self._latest(run), change, 10)
         self.steps += 1
+        self.store.compact(run=run)  # What would be compacted on the way has commits of its own.
         path = self._file(weights, self.steps)
         seen: list[str] = []
 
@@ -387,7 +386,7 @@ class StoreMachine(RuleBasedStateMachine):
             except Crash:
                 died = True
         (self.store.path / "packs" / ".tmp-1-0123abcd").write_bytes(b"half a pack")
-        self.store = ckstore.open(self.store.path)
+        self.store = self._open()
         place = run, self.steps
         row = self.store.catalog.at_step(*place)
         if not died or at == "after-commit":
@@ -424,11 +423,29 @@ class StoreMachine(RuleBasedStateMachine):
     @rule()
     def everything(self) -> None:
         """All of it, by a process that has nothing cached."""
-        with ckstore.open(self.store.path, "r") as reader:
+        with self._open("r") as reader:
             assert reader.verify().problems == []
             for number, digest in self.digests.items():
                 reader[number].checkout(self.directory / "out", force=True)
                 assert sha256(self.directory / "out") == digest
+
+    def _made(self) -> ckstore.Store:
+        return ckstore.init(self.directory / "store")
+
+    def _open(self, mode: Any = "a") -> ckstore.Store:
+        return ckstore.open(self.store.path, mode)
+
+    def _files(self) -> dict[str, bytes]:
+        """The files that gc frees, and the log."""
+        return pack_files(self.store.path)
+
+    def _recovered(self, *, crashed: bool) -> None:
+        if crashed:
+            self.store.close()
+            (self.store.path / "catalog.sqlite").unlink()
+        assert recover(self.store.path).problems == []
+        if crashed:
+            self.store = self._open()
 
     def _latest(self, run: str) -> int | None:
         return max((number for number, (other, _) in self.places.items() if other == run), default=None)
@@ -468,7 +485,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def _begin_again(self) -> None:
         """Another process goes on; the lease of the dead one went with it."""
-        self.store = ckstore.open(self.store.path)
+        self.store = self._open()
         with mock.patch.object(durable, "is_running", return_value=False), self.store.catalog.lease("begin"):
             pass
 

@@ -123,7 +123,7 @@ def _logged(repository: Repository, records: Sequence[Mapping[str, Any]]) -> Ite
     if collected and not catalog.follows_log and (not collections or collected < collections[0]):
         yield f"The catalog says that packs were removed at {collected}, the log does not; run `ckstore recover`."
     highest = max((number for record in records for number in _numbers(record)), default=0)
-    if catalog.last_number() < highest:
+    if catalog.last_number() < highest and not catalog.follows_log:
         yield f"The catalog does not know of version {highest}, of which the log tells; run `ckstore recover`."
 
 

@@ -1,0 +1,103 @@
+"""Whatever is done to a remote store, from whichever of two machines, with whatever crashes: it holds what a dictionary
+holds.
+"""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+from unittest import mock
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import rule
+
+import ckstore
+from ckstore.storage import durable
+from ckstore.storage.remote import mirror
+from tests.checkpoints import sha256
+from tests.storage.remote.simulated import SimulatedBucket, SimulatedServer
+from tests.test_state_machine import CHANGES, RUNS, Crash, StoreMachine
+
+URL = "s3://models/team-a"
+#: Points of an ingest at which it is not committed yet, and at which it is.
+BEFORE = ["pack-written", "pack-synced", "pack-renamed", "pack-put", "record-put"]
+AFTER = ["record-there", "before-commit", "after-commit"]
+
+
+class RemoteStoreMachine(StoreMachine):
+    """The same model; two machines, each with its mirror, take turns."""
+
+    def _made(self) -> ckstore.Store:
+        self.server, self.machine = SimulatedServer(), 0
+        self.closing.enter_context(mock.patch.object(mirror, "ObstoreBucket", self._bucket))
+        return ckstore.init(URL, cache=self.directory / "0")
+
+    def _bucket(self, url: str, options: Any) -> SimulatedBucket:
+        return SimulatedBucket(self.server)
+
+    def _open(self, mode: Any = "a") -> ckstore.Store:
+        return ckstore.open(URL, mode, cache=self.directory / str(self.machine))
+
+    def _files(self) -> dict[str, bytes]:
+        return {name: data for name, (data, _) in self.server.objects.items() if name.startswith("packs/")}
+
+    def _recovered(self, *, crashed: bool) -> None:
+        self.store.close()
+        if crashed:
+            shutil.rmtree(self.directory / str(self.machine))
+        self.store = self._open()
+
+    @rule()
+    def another_machine(self) -> None:
+        self.store.close()
+        self.machine = 1 - self.machine
+        self.store = self._open()
+
+    @rule(at_once=st.booleans())
+    def gc(self, at_once: bool) -> None:
+        before = self._files()
+        self.store.gc(grace=0 if at_once else 3600, dry_run=True)
+        assert self._files() == before
+        self.store.gc(grace=0 if at_once else 3600)
+        known = {f"packs/{pack.name}" for pack in self.store.catalog.packs()}
+        assert known <= set(self._files())
+        if at_once:
+            assert known == set(self._files())
+            self.begun = set()
+
+    @rule(
+        run=st.sampled_from(RUNS),
+        change=st.sampled_from(CHANGES),
+        at=st.sampled_from(BEFORE + AFTER),
+        nth=st.integers(1, 2),
+    )
+    def crash(self, run: str, change: str, at: str, nth: int) -> None:
+        """An ingest that dies: the record makes the version, whatever becomes of the mirror's own transaction."""
+        weights = self._next(self._latest(run), change, 10)
+        self.steps += 1
+        self.store.compact(run=run)  # What would be compacted on the way has commits of its own.
+        path = self._file(weights, self.steps)
+        seen: list[str] = []
+
+        def stop(step: str) -> None:
+            if step.startswith("pack-") or any(name.startswith("pack-") for name in seen):
+                seen.append(step)
+                if step == at and seen.count(step) == (nth if at.startswith("pack-") else 1):
+                    raise Crash
+
+        died = False
+        with mock.patch.object(durable, "checkpoint", stop), mock.patch("ckstore.operations.commit.remove_uncommitted"):
+            try:
+                self.store.ingest(path, run=run, step=self.steps)
+            except Crash:
+                died = True
+        self.store = self._open()
+        row = self.store.catalog.at_step(run, self.steps)
+        assert (row is None) == (died and at in BEFORE)
+        if row is not None:
+            self._note(row.number, sha256(path), weights, run, self.steps)
+
+
+RemoteStoreMachine.TestCase.settings = settings(max_examples=10, stateful_step_count=25, deadline=None)
+TestRemoteStore = RemoteStoreMachine.TestCase
