@@ -271,6 +271,7 @@ class Catalog(CatalogClaims):
             used = "SELECT 1 FROM version_packs r JOIN packs p ON p.id = r.pack WHERE p.name = ? LIMIT 1"
             if not self._connection.rows(used, [name]):
                 self._connection.execute("DELETE FROM packs WHERE name = ?", [name])
+                self._connection.execute("DELETE FROM meta WHERE value = ?", [name])
                 freed.append(name)
         return freed
 

@@ -502,6 +502,19 @@ def test_objects_that_another_process_encodes_meanwhile_are_not_encoded_again(
         check(store, paths)
 
 
+def test_a_raw_pack_that_gc_wrote_again_goes_with_its_version(directory: Path) -> None:
+    with ckstore.init(directory / "store") as store:
+        store.ingest(state(1), run="a", step=1, hot=9)
+        store.ingest({"model": state(1)["model"]}, run="b", step=1, hot=9)  # What both have is found here.
+        before = raw_packs(store)
+        assert store.gc(grace=0).rewritten == 1
+        assert raw_packs(store) != before
+        store.compact()
+        assert raw_packs(store) == []
+        assert store.catalog.moved_packs(None) == {}
+        assert store.verify().problems == []
+
+
 @pytest.mark.parametrize("forgotten", [False, True])
 def test_a_version_that_is_compacted_while_another_one_is_thinned(
     directory: Path, monkeypatch: pytest.MonkeyPatch, forgotten: bool
