@@ -218,6 +218,24 @@ def test_a_pack_that_is_missing_is_reported_as_without_an_executor(filled: Path,
         assert store.verify(executor=executor) == expected
 
 
+def test_a_worker_of_a_cluster_that_ends_is_one_sentence(filled: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        distributed = pytest.importorskip("distributed")
+        import dask
+
+        with (
+            dask.config.set({"distributed.scheduler.allowed-failures": 0}),
+            distributed.LocalCluster(
+                n_workers=1, threads_per_worker=1, processes=True, dashboard_address=None, host="127.0.0.1"
+            ) as cluster,
+            distributed.Client(cluster) as client,
+            ckstore.open(filled, "r") as store,
+            pytest.raises(CkstoreError, match=r"^A worker of the executor ended before its work was done[^.]*\.$"),
+        ):
+            list(store.map(end, executor=client.get_executor()))
+
+
 def test_a_process_that_ends_is_one_sentence(filled: Path) -> None:
     with (
         ckstore.open(filled, "r") as store,
