@@ -135,11 +135,11 @@ def test_processes_store_the_same_versions(ckstore: Ckstore, folder: dict[str, t
 
 def test_what_a_process_cannot_store_is_said_as_without(ckstore: Ckstore, tmp_path: Path) -> None:
     for run in ("a", "b"):
-        write_safetensors(tmp_path / f"{run}1.safetensors", {"w": np.arange(900, dtype=np.float32)})
-    (tmp_path / "a2.pt").write_bytes(b"PK\3\4 cut off")
+        torch.save({"w": torch.arange(900.0)}, tmp_path / f"{run}1.pt")
+    (tmp_path / "a2.pt").write_bytes((tmp_path / "a1.pt").read_bytes()[:900])
     plan = tmp_path / "plan.csv"
     rows = [f"{tmp_path}/{run}{step},{run},{step[0]}" for run, step in
-            (("a", "1.safetensors"), ("a", "2.pt"), ("b", "1.safetensors"), ("b", "2.absent"))]  # fmt: skip
+            (("a", "1.pt"), ("a", "2.pt"), ("b", "1.pt"), ("b", "2.absent"))]  # fmt: skip
     plan.write_text("\n".join(["path,run,step", *rows]))
     ckstore("init", tmp_path / "one")
     ckstore("init", tmp_path / "two")
