@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
+import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -17,6 +19,9 @@ from ckstore.runtime.background import settle
 
 if TYPE_CHECKING:
     from ckstore.runtime.executors import Executor
+
+#: Seconds within which a pool has dropped cancelled tasks.
+_DROPPED = 0.3
 
 #: Processes that can be asked for.
 _MOST = 1024
@@ -66,10 +71,17 @@ def executor_of(name: str | None) -> Iterator[Executor | None]:
 def _processes(count: int) -> Iterator[Executor]:
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(count, mp_context=context, initializer=settle, initargs=(os.getpid(), 0))
+    # The first task starts all processes. They inherit what is blocked: interrupted before they have settled, each
+    # would print where it was.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
+        pool.submit(int)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         yield pool
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
+        # The pool's thread drops what was cancelled; it would stumble over that when it finds the processes dead.
+        time.sleep(_DROPPED)
         for process in multiprocessing.active_children():
             process.kill()
         raise
