@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Mapping
 from functools import cached_property
@@ -36,6 +37,26 @@ class Address(NamedTuple):
         """Open the store."""
         cache = None if self.cache is None else Path(self.cache)
         return Repository(root.place(self.place), mode, cache_bytes, options=dict(self.options), cache=cache)
+
+
+def opened(address: Address) -> Repository:
+    """A store that this process has open for reading, by its address: opened once, and closed when the process ends."""
+    found = _opened.get(address)
+    if found is None:
+        made = address.open("r")
+        found = _opened.setdefault(address, made)
+        if found is not made:
+            made.close()  # Another thread was first.
+    return found
+
+
+_opened: dict[Address, Repository] = {}
+
+
+@atexit.register
+def _close_opened() -> None:
+    while _opened:
+        _opened.popitem()[1].close()
 
 
 class Repository:

@@ -29,6 +29,10 @@ class Run:
         self.name = name
         self.versions = list(versions)
 
+    def __reduce__(self) -> tuple[type[Run], tuple[str, list[Version]]]:
+        """In another process it is read from the same store, which is opened there once."""
+        return Run, (self.name, self.versions)
+
     def __repr__(self) -> str:
         return f"<ckstore.Run {self.name}, {len(self)} versions>"
 

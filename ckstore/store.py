@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from ckstore.errors import ConflictError, NoStoreError, UsageError
 from ckstore.policy import QUALITY, Fidelity, Policy, Scheme
@@ -32,8 +33,11 @@ if TYPE_CHECKING:
     from ckstore.operations.verify import VerifyReport
     from ckstore.reading.stored_version import StoredVersion
     from ckstore.run import Run
+    from ckstore.runtime.executors import Executor
     from ckstore.saving.saver import Saver
     from ckstore.version import Version
+
+Result = TypeVar("Result")
 
 #: Limit of the cache of a store that a program opens, as a part of the machine's memory and in bytes: a version whose
 #: chunks fit is not decoded again when the next one is stored after it.
@@ -157,12 +161,51 @@ class Store:
         versions: Sequence[str | int] | None = None,
         *,
         sample: float | None = None,
+        executor: Executor | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> VerifyReport:
         """Check packs and the objects of all or some versions; see `ckstore.operations.verify.verify`."""
         from ckstore.operations.verify import verify
 
-        return verify(self.repository, self._chosen(versions, None), sample=sample, progress=progress)
+        chosen = self._chosen(versions, None)
+        return verify(self.repository, chosen, sample=sample, executor=executor, progress=progress)
+
+    def map(
+        self,
+        function: Callable[[Version], Result],
+        versions: Sequence[str | int] | None = None,
+        *,
+        run: str | None = None,
+        executor: Executor | None = None,
+    ) -> Iterator[Result]:
+        """Call a function with versions; yields what it returns, in their order.
+
+        Parameters
+        ----------
+        function
+            Takes a `Version`. Processes import it: it is defined at the top level of a module.
+        versions
+            Names; by default all versions, or those of `run`.
+        executor
+            Its workers call the function: a `ProcessPoolExecutor`, or ``Client.get_executor()`` of dask. They open
+            the store by its address, each once. At most 128 calls are under way or done and not yet taken. Without,
+            this thread calls it, when the next result is asked for.
+
+        Raises
+        ------
+        UsageError
+            The function cannot be handed to another process.
+        CkstoreError
+            A worker is gone. What the function raises comes as it is.
+        """
+        from ckstore.runtime.executors import spread
+        from ckstore.version import Version, called
+
+        chosen = [Version(stored) for stored in self._chosen(versions, run)]
+        if executor is None:
+            return map(function, chosen)
+        items = [(version.row.uid, version.row.number) for version in chosen]
+        return spread(executor, partial(called, function, self.repository.address), items)
 
     def rebase(
         self,

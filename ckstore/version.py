@@ -6,13 +6,14 @@ import os
 import pathlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ckstore.dtypes import require_torch
 from ckstore.errors import NotFoundError
 from ckstore.objects.documents import Deviation, LayoutDocument, VersionDocument
 from ckstore.policy import Fidelity
-from ckstore.reading.stored_version import StoredVersion
+from ckstore.reading.stored_version import StoredVersion, stored_version
+from ckstore.repository import Address
 from ckstore.runtime.collector import collection_seldom
 from ckstore.storage.catalog import VersionRow
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from ckstore.formats.layout import FileLayout, Tensor
     from ckstore.reading.salvage import SalvageReport
     from ckstore.tensor import LazyTensor
+
+Result = TypeVar("Result")
 
 
 class Version:
@@ -35,6 +38,10 @@ class Version:
 
     def __init__(self, stored: StoredVersion) -> None:
         self.stored = stored
+
+    def __reduce__(self) -> tuple[type[Version], tuple[StoredVersion]]:
+        """In another process it is read from the same store, which is opened there once."""
+        return Version, (self.stored,)
 
     def __repr__(self) -> str:
         step = "" if self.row.step is None else f"@{self.row.step}"
@@ -261,6 +268,11 @@ class Version:
         from ckstore.reading.salvage import salvage
 
         return salvage(self.stored, pathlib.Path(target), force=force, progress=progress)
+
+
+def called(function: Callable[[Version], Result], address: Address, version: tuple[str, int]) -> Result:
+    """Call a function with the version of an id and a number in the store of an address: what workers do."""
+    return function(Version(stored_version(address, *version)))
 
 
 def _has_values(layout: FileLayout) -> bool:

@@ -6,7 +6,8 @@ import math
 import re
 import shlex
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from ckstore.errors import CkstoreError, UsageError
@@ -33,18 +34,19 @@ def evaluator(command: str) -> Callable[[Path], float]:
     if not any(_PLACE in word for word in words[1:]):
         raise UsageError(f"The evaluation command {command!r} has no {_PLACE} for the checkpoint's path; add it.")
 
-    def evaluate(path: Path) -> float:
-        line = [words[0], *(word.replace(_PLACE, str(path)) for word in words[1:])]
-        try:
-            done = subprocess.run(line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=False)
-        except OSError as error:
-            raise UsageError(f"{words[0]} cannot be run: {error.strerror}; check the evaluation command.") from error
-        if done.returncode:
-            raise CkstoreError(f"The evaluation command ended with exit code {done.returncode}; nothing was stored.")
-        found = _NUMBER.findall(done.stdout.decode(errors="replace"))
-        if not found:
-            raise CkstoreError("The evaluation command printed no number; let it print the loss last.")
-        value = float(found[-1])
-        return value if math.isfinite(value) else math.nan
+    return partial(_evaluate, words)
 
-    return evaluate
+
+def _evaluate(words: Sequence[str], path: Path) -> float:
+    line = [words[0], *(word.replace(_PLACE, str(path)) for word in words[1:])]
+    try:
+        done = subprocess.run(line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=False)
+    except OSError as error:
+        raise UsageError(f"{words[0]} cannot be run: {error.strerror}; check the evaluation command.") from error
+    if done.returncode:
+        raise CkstoreError(f"The evaluation command ended with exit code {done.returncode}; nothing was stored.")
+    found = _NUMBER.findall(done.stdout.decode(errors="replace"))
+    if not found:
+        raise CkstoreError("The evaluation command printed no number; let it print the loss last.")
+    value = float(found[-1])
+    return value if math.isfinite(value) else math.nan

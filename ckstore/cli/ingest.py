@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ckstore.cli.executors import executor_of, executor_option
 from ckstore.cli.options import policy_options
 from ckstore.cli.output import (
     counted,
@@ -17,7 +18,7 @@ from ckstore.cli.output import (
     version_object,
 )
 from ckstore.cli.progress import progress_bar
-from ckstore.cli.storing import NOT_REMOVED, Done, Failed, amounts_text, line_of, store_input, tend
+from ckstore.cli.storing import AUTO, NOT_REMOVED, Done, Failed, amounts_text, line_of, store_input, store_plan, tend
 from ckstore.cli.verb import RunName, TagName, VersionName, open_store, verb, version_of
 from ckstore.errors import PartialError, UsageError
 from ckstore.policy import Fidelity, Scheme
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
     from ckstore.scanning.folder import Proposed
     from ckstore.scanning.steps import Planned, StepSource
     from ckstore.store import Store
-
-#: The parent that is looked for among all versions.
-_AUTO = "auto"
 
 
 def _metrics(ctx: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, Any]:
@@ -66,6 +64,7 @@ def _part(ctx: click.Context, parameter: click.Parameter, value: str | None) -> 
     ("ckstore ingest old/*.pth.tar --run old --step-from name --dry-run", "see first what becomes which step"),
     ("ckstore ingest OLD --recursive --dry-run --plan plan.csv", "a folder of many runs: what would become of it"),
     ("ckstore ingest --plan plan.csv", "and store that, as the file says by now"),
+    ("ckstore ingest --plan plan.csv --executor processes=8", "the same, several runs at a time"),
     ("ckstore ingest checkpoint-500 --run lora", "a Hugging Face directory as one version"),
     ("ckstore ingest last.pt --run gpt --step 400 --tag best --metric loss=2.31", "say what the file does not say"),
     ("ckstore ingest fork.pt --run gpt-b --parent gpt@400", "a run that went on from another run's version"),
@@ -149,6 +148,7 @@ def _part(ctx: click.Context, parameter: click.Parameter, value: str | None) -> 
     help="Evaluations that run at once.",
 )
 @click.option("--maximise", is_flag=True, help="What --eval prints is the better the higher it is, as an accuracy.")
+@executor_option
 @json_option
 @click.pass_context
 def command(
@@ -177,6 +177,7 @@ def command(
     evaluation: str | None,
     maximise: bool,
     jobs: int,
+    executor: str | None,
     as_json: bool,
 ) -> None:
     """Store checkpoints as versions of a run.
@@ -198,6 +199,8 @@ def command(
         )
     if plan_file is not None and bool(paths) != (recursive and dry_run):
         raise UsageError("--plan FILE stores what the file says; with a folder, --recursive --dry-run writes it.")
+    if executor is not None and not folder:
+        raise UsageError("--executor stores several runs at a time: name them with --recursive or --plan.")
     if step is not None and len(paths) > 1:
         raise UsageError("--step is for a single PATH; let the files or their names tell their steps.")
     if step is not None and step_from is not None:
@@ -240,7 +243,7 @@ def command(
             if dry_run:
                 _show_proposed(proposed, plan_file, as_json=as_json)
                 return
-            _store_folder(ctx, store, proposed, options, delete_source, as_json=as_json)
+            _store_folder(ctx, store, proposed, options, delete_source, executor, as_json=as_json)
             return
         if len(paths) == 1 and step_from is None and not dry_run:  # A single one tells its own step as it is stored.
             planned = [Planned(paths[0], step, None)]
@@ -251,13 +254,13 @@ def command(
             return
         if delete_source and fidelity is None and store.policy(run).is_coarse:
             raise UsageError(f"{NOT_REMOVED} Add --fidelity exact: the policy is coarse.")
-        if parent not in (None, _AUTO):
+        if parent not in (None, AUTO):
             version_of(store, parent)
         if tag is not None:
             _check_tag(store, tag, run)
         try:
             for item in planned:
-                after = parent if parent == _AUTO or not done else None
+                after = parent if parent == AUTO or not done else None
                 chosen = {**options, "parent": after, "step": item.step}
                 outcome = store_input(store, item.path, chosen, delete_source, shown=not as_json)
                 if isinstance(outcome, Failed):
@@ -352,7 +355,14 @@ def _show_proposed(proposed: list[Proposed], plan_file: Path | None, *, as_json:
 
 
 def _store_folder(
-    ctx: click.Context, store: Store, proposed: list[Proposed], options: dict[str, Any], delete: bool, *, as_json: bool
+    ctx: click.Context,
+    store: Store,
+    proposed: list[Proposed],
+    options: dict[str, Any],
+    delete: bool,
+    executor: str | None,
+    *,
+    as_json: bool,
 ) -> None:
     """Store what a plan says, with one progress bar, and say of each file what became of it."""
     from ckstore.scanning.source import tree_size
@@ -362,20 +372,20 @@ def _store_folder(
     sizes = sum(tree_size(item.path) for item in chosen if item.path.exists())
     done: list[Done] = []
     failed: list[Failed] = []
-    begun: set[str] = {row.name for row in store.catalog.runs()}
     try:
-        with progress_bar("folder", (3 if options["verify"] else 2) * sizes, shown=not as_json) as bar:
-            for item in chosen:
-                parent = None if item.run in begun else _AUTO
-                said = {**options, "run": item.run, "step": item.step, "parent": parent}
-                outcome = store_input(store, item.path, said, delete, shown=False, bar=bar)
+        with (
+            progress_bar("folder", (3 if options["verify"] else 2) * sizes, shown=not as_json) as bar,
+            executor_of(executor) as workers,
+        ):
+            for outcome in store_plan(store, chosen, options, delete, bar, workers):
                 if isinstance(outcome, Failed):
                     failed.append(outcome)
                 else:
-                    begun.add(item.run)
                     done.append(outcome)
                 if not as_json:
-                    click.echo(line_of(outcome) if isinstance(outcome, Done) else f"{item.path} -> {outcome.message}")
+                    said = line_of(outcome) if isinstance(outcome, Done) else f"{outcome.path} -> {outcome.message}"
+                    click.echo(said)
+        store.catalog.refresh()
         tend(store, {item.version.row.run for item in done})
         if not as_json:
             for item in proposed:

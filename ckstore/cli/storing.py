@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +18,14 @@ from ckstore.cli.sources import Removable, check_restores
 from ckstore.errors import CkstoreError, ConflictError, InputError, UsageError
 
 if TYPE_CHECKING:
+    from ckstore.repository import Address
+    from ckstore.runtime.executors import Executor
+    from ckstore.scanning.folder import Proposed
     from ckstore.store import Store
     from ckstore.version import Version
+
+#: The parent that is looked for among all versions.
+AUTO = "auto"
 
 NOT_REMOVED = "--delete-source is for exact versions: coarse ones do not bring the files back."
 
@@ -90,6 +98,83 @@ def store_input(
         raise
     except OSError as error:
         return Failed(path, "error", 1, f"{error.filename or path}: {error.strerror or error}.")
+
+
+def store_plan(
+    store: Store,
+    plan: Sequence[Proposed],
+    options: dict[str, Any],
+    delete: bool,
+    bar: Callable[[int], None] | None = None,
+    executor: Executor | None = None,
+) -> Iterator[Done | Failed]:
+    """Store what a plan says, in its order; by an executor run by run, each run by one of the workers.
+
+    The first version of a run is stored after the nearest one that is there. `options`, `delete` and `bar` are as for
+    `store_input`; by an executor, `bar` is called when a run is done.
+    """
+    if executor is not None:
+        yield from _store_by(executor, store, plan, options, delete, bar)
+        return
+    begun = {row.name for row in store.catalog.runs()}
+    for item in plan:
+        said = {**options, "run": item.run, "step": item.step, "parent": None if item.run in begun else AUTO}
+        outcome = store_input(store, item.path, said, delete, shown=False, bar=bar)
+        if isinstance(outcome, Done):
+            begun.add(item.run)
+        yield outcome
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What one worker stores: the inputs of a run, by absolute paths; the rest is as for `store_plan`."""
+
+    store: Address
+    plan: list[Proposed]
+    options: dict[str, Any]
+    delete: bool
+
+
+def _store_by(
+    executor: Executor,
+    store: Store,
+    plan: Sequence[Proposed],
+    options: dict[str, Any],
+    delete: bool,
+    bar: Callable[[int], None] | None,
+) -> Iterator[Done | Failed]:
+    from ckstore.runtime.executors import spread
+    from ckstore.scanning.source import tree_size
+
+    runs: dict[str, list[Proposed]] = {}
+    for item in plan:
+        # A worker may be in another directory.
+        runs.setdefault(item.run, []).append(replace(item, path=Path(os.path.abspath(item.path))))
+    parts = [_Part(store.repository.address, items, options, delete) for items in runs.values()]
+    sizes = [sum(tree_size(item.path) for item in part.plan if item.path.exists()) for part in parts]
+    with closing(spread(executor, _store_part, parts)) as stored:
+        for size, (outcomes, error) in zip(sizes, stored, strict=True):
+            yield from outcomes
+            if error is not None:
+                raise error
+            if bar is not None:
+                bar((3 if options["verify"] else 2) * size)
+
+
+def _store_part(part: _Part) -> tuple[list[Done | Failed], CkstoreError | None]:
+    """What became of each input of a run; and what is wrong with the store, if anything."""
+    from ckstore.storage.root import place
+    from ckstore.store import Store
+
+    address = part.store
+    cache = None if address.cache is None else Path(address.cache)
+    outcomes: list[Done | Failed] = []
+    with Store(place(address.place), options=dict(address.options), cache=cache) as store:
+        try:
+            outcomes.extend(store_plan(store, part.plan, part.options, part.delete))
+        except CkstoreError as error:
+            return outcomes, error
+    return outcomes, None
 
 
 def _check_name(path: Path) -> None:

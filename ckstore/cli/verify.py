@@ -6,6 +6,7 @@ import time
 
 import click
 
+from ckstore.cli.executors import executor_of, executor_option
 from ckstore.cli.output import counted, json_option, print_json, size_text
 from ckstore.cli.progress import progress_bar
 from ckstore.cli.verb import VersionName, open_store, verb, version_of
@@ -16,6 +17,7 @@ from ckstore.errors import IntegrityError
     ("ckstore verify", "everything: all packs, all versions"),
     ("ckstore verify latest best", "two versions"),
     ("ckstore verify --sample 0.1", "a tenth, drawn at random: often, in little time"),
+    ("ckstore verify --executor processes=8", "with eight processes"),
     exit_codes=[4, 13],
 )
 @click.argument("versions", metavar="[VERSION]...", nargs=-1, type=VersionName())
@@ -25,9 +27,12 @@ from ckstore.errors import IntegrityError
     type=click.FloatRange(0, 1, min_open=True),
     help="Check this part of the packs and objects, drawn at random.",
 )
+@executor_option
 @json_option
 @click.pass_context
-def command(ctx: click.Context, versions: tuple[str, ...], sample: float | None, as_json: bool) -> None:
+def command(
+    ctx: click.Context, versions: tuple[str, ...], sample: float | None, executor: str | None, as_json: bool
+) -> None:
     """Check that everything stored is whole.
 
     Compares every pack with the digest that it is named by, and decodes the objects of all versions, or of each
@@ -37,7 +42,7 @@ def command(ctx: click.Context, versions: tuple[str, ...], sample: float | None,
     from ckstore.operations.verify import bytes_to_check
 
     start = time.perf_counter()
-    with open_store(ctx) as store:
+    with open_store(ctx) as store, executor_of(executor) as workers:
         chosen = (
             [version_of(store, name) for name in versions]
             if versions
@@ -45,7 +50,8 @@ def command(ctx: click.Context, versions: tuple[str, ...], sample: float | None,
         )
         total = bytes_to_check(store.repository, [version.stored for version in chosen], sample)
         with progress_bar("verify", total, shown=not as_json) as progress:
-            report = store.verify([version.row.number for version in chosen], sample=sample, progress=progress)
+            numbers = [version.row.number for version in chosen]
+            report = store.verify(numbers, sample=sample, executor=workers, progress=progress)
     seconds = time.perf_counter() - start
     if as_json:
         counts = {name: getattr(report, name) for name in ("versions", "packs", "objects", "chunks", "bytes")}

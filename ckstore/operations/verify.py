@@ -5,9 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, NamedTuple
+from uuid import uuid4
 
 import numpy as np
 
@@ -17,8 +19,11 @@ from ckstore.formats.paths import listed
 from ckstore.objects.identity import MemberHasher, digest, lattice_id
 from ckstore.objects.reader import ObjectReader
 from ckstore.objects.records import LatticeRecord
+from ckstore.objects.resolver import CatalogResolver
 from ckstore.objects.units import Unit
 from ckstore.operations.catalog_check import catalog_problems
+from ckstore.repository import Address, opened
+from ckstore.runtime.executors import Executor, spread
 from ckstore.runtime.threads import in_order, worker_count
 from ckstore.storage.pack import parse_pack_name
 
@@ -56,6 +61,7 @@ def verify(
     versions: Sequence[StoredVersion],
     *,
     sample: float | None = None,
+    executor: Executor | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> VerifyReport:
     """Read packs and decode the objects of `versions`; nothing is changed.
@@ -64,6 +70,9 @@ def verify(
     ----------
     sample
         Check this part of packs and objects, drawn at random; all by default.
+    executor
+        Its workers read and decode, each task in one thread; by default threads of this process. The report is the
+        same.
     progress
         Called with numbers of bytes that were read of packs or decoded; of all together see `bytes_to_check`.
     """
@@ -78,7 +87,8 @@ def verify(
     if report.problems:
         return report  # What a damaged catalog says of packs and versions would only add confusion.
     report.problems += catalog_problems(repository, versions)
-    _check_packs(repository, report, chosen, progress)
+    call = _Call(repository.address, uuid4().hex)
+    _check_packs(repository, report, chosen, call, executor, progress)
     objects: dict[_Ids, list[_Place]] = {}
     for version in versions:
         report.versions += 1
@@ -99,17 +109,19 @@ def verify(
             groups[-1].append(item)
         else:
             groups.append([item])
-    # The store's own reader may still hold what an ingest was given.
-    reader = ObjectReader(repository.resolver, repository.packs)
     # One damaged object concerns all versions that hold it, and all that hold what is stored against it.
     concerned: dict[tuple[str, tuple[str, ...]], set[int]] = {}
-    with ThreadPoolExecutor(worker_count(), thread_name_prefix="ckstore") as pool:
-
-        def work(group: list[tuple[_Ids, list[_Place]]]) -> list[tuple[list[_Place], _Checked]]:
-            return [(places, _check_object(reader, ids, places[0].unit)) for ids, places in group]
-
-        for found in in_order(pool, work, groups, 4):
-            for places, (chunks, nbytes, problem) in found:
+    with ExitStack() as stack:
+        tasks: list[_Task] = [[(ids, places[0].unit) for ids, places in group] for group in groups]
+        if executor is None:
+            pool = stack.enter_context(ThreadPoolExecutor(worker_count(), thread_name_prefix="ckstore"))
+            # The store's own reader may still hold what an ingest was given.
+            reader = ObjectReader(repository.resolver, repository.packs)
+            checked = in_order(pool, partial(_check_group, reader), tasks, 4)
+        else:
+            checked = stack.enter_context(closing(spread(executor, partial(_check_group_elsewhere, call), tasks)))
+        for group, found in zip(groups, checked, strict=True):
+            for (_, places), (chunks, nbytes, problem) in zip(group, found, strict=True):
                 report.objects += 1
                 report.chunks += chunks
                 report.bytes += nbytes
@@ -199,20 +211,34 @@ def _check_packs(
     repository: Repository,
     report: VerifyReport,
     chosen: Callable[[], bool],
+    call: _Call,
+    executor: Executor | None,
     progress: Callable[[int], None] | None,
 ) -> None:
-    for pack in repository.catalog.packs():
-        if not chosen():
-            continue
-        report.packs += 1
-        try:
-            parsed = parse_pack_name(pack.name)
-            if parsed is None or repository.packs.digest(pack.name) != parsed[0]:
-                report.problems.append(f"Pack {pack.name} is not what its name says; restore it from a copy.")
-        except CkstoreError as error:
-            report.problems.append(str(error))
-        if progress is not None:
-            progress(pack.bytes)
+    packs = [pack for pack in repository.catalog.packs() if chosen()]
+    names = [pack.name for pack in packs]
+    if executor is None:
+        problems = (_check_pack(repository, name) for name in names)
+    else:
+        problems = spread(executor, partial(_check_pack_elsewhere, call), names)
+    with closing(problems):
+        for pack, problem in zip(packs, problems, strict=True):
+            report.packs += 1
+            if problem:
+                report.problems.append(problem)
+            if progress is not None:
+                progress(pack.bytes)
+
+
+def _check_pack(repository: Repository, name: str) -> str:
+    """A problem of a pack, or nothing."""
+    try:
+        parsed = parse_pack_name(name)
+        if parsed is None or repository.packs.digest(name) != parsed[0]:
+            return f"Pack {name} is not what its name says; restore it from a copy."
+    except CkstoreError as error:
+        return str(error)
+    return ""
 
 
 class _Ids(NamedTuple):
@@ -244,6 +270,37 @@ class _Place(NamedTuple):
 
 #: Chunks and bytes that were decoded, and a problem or nothing.
 _Checked = tuple[int, int, str]
+
+#: Objects of one key, which one worker checks.
+_Task = list[tuple[_Ids, Unit]]
+
+
+class _Call(NamedTuple):
+    """One verification: where its store is, and a name that no other one has."""
+
+    store: Address
+    name: str
+
+
+@lru_cache(1)
+def _reader(call: _Call) -> tuple[Repository, ObjectReader]:
+    """What a worker reads with: for each call afresh, since others may have compacted what was read before."""
+    repository = opened(call.store)
+    repository.catalog.refresh()
+    resolver = CatalogResolver(repository.catalog, repository.packs)
+    return repository, ObjectReader(resolver, repository.packs)
+
+
+def _check_pack_elsewhere(call: _Call, name: str) -> str:
+    return _check_pack(_reader(call)[0], name)
+
+
+def _check_group_elsewhere(call: _Call, task: _Task) -> list[_Checked]:
+    return _check_group(_reader(call)[1], task)
+
+
+def _check_group(reader: ObjectReader, task: _Task) -> list[_Checked]:
+    return [_check_object(reader, ids, unit) for ids, unit in task]
 
 
 def _check_object(reader: ObjectReader, ids: _Ids, unit: Unit) -> _Checked:

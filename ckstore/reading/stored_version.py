@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from ckstore.formats.skeleton import fill_crcs
 from ckstore.objects.documents import LayoutDocument, VersionDocument, check_layout
 from ckstore.objects.records import check_cut
 from ckstore.policy import FIDELITIES, Fidelity
-from ckstore.repository import Repository
+from ckstore.repository import Address, Repository, opened
 from ckstore.runtime.collector import collection_seldom
 from ckstore.storage.catalog import VersionRow
 from ckstore.storage.pack_reader import MissingPackError
@@ -48,6 +49,10 @@ class StoredVersion:
         self._fidelity = fidelity
         # Units whose object was found to be cut as the layout says.
         self._fitting: set[int] = set()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """In another process it is read from the store of the same address, which is opened there once."""
+        return stored_version, (self.repository.address, self.row.uid, self.row.number, self._fidelity)
 
     @property
     def fidelity(self) -> Fidelity:
@@ -398,3 +403,21 @@ class StoredVersion:
     def parsed(self, file: int, *, gaps: bool = False) -> FileLayout:
         """The layout of a file with its tree, read again from the skeleton; see `source`."""
         return parse(self.source(file, gaps=gaps), self.document.files[file].path)
+
+
+def stored_version(address: Address, uid: str, number: int, fidelity: Fidelity | None = None) -> StoredVersion:
+    """A version of the store of an address, which this process opens once.
+
+    Raises
+    ------
+    NotFoundError
+        The version is not there any more; `number` is how the message calls it.
+    """
+    repository = opened(address)
+    rows = repository.catalog.with_uid(uid)
+    if not rows:
+        repository.catalog.refresh()
+        rows = repository.catalog.with_uid(uid)
+    if not rows:
+        raise NotFoundError(f"Version {number} is not in the store {address.place} any more; choose another one.")
+    return StoredVersion(repository, rows[0], fidelity)

@@ -8,7 +8,10 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from threading import Lock
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from ckstore.runtime.executors import Executor
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -29,9 +32,9 @@ def limit_workers(most: int) -> None:
 
 
 def in_order(
-    pool: ThreadPoolExecutor, work: Callable[[Item], Result], items: Iterable[Item], ahead: int
-) -> Iterator[Result]:
-    """`work` on each item by the pool's threads, results in the order of the items, at most `ahead` under way."""
+    pool: Executor, work: Callable[[Item], Result], items: Iterable[Item], ahead: int
+) -> Generator[Result, None, None]:
+    """`work` on each item by the pool's workers, results in the order of the items, at most `ahead` under way."""
     waiting: deque[Future[Result]] = deque()
     try:
         for item in items:

@@ -11,7 +11,7 @@ import zarr
 
 from ckstore.codecs.lattice import CHUNK
 from ckstore.reading.buffers import read_tensor
-from ckstore.reading.stored_version import StoredVersion
+from ckstore.reading.stored_version import StoredVersion, stored_version
 from ckstore.repository import Address
 from ckstore.views.nodes import ArrayNode, Hierarchy
 from ckstore.views.store import ViewStore
@@ -46,7 +46,7 @@ def version_store(version: StoredVersion) -> ViewStore:
         arrays[name] = ArrayNode(tensor.dtype, tensor.shape, chunk, dimensions, _BoxReader(version, path))
     row = version.row
     attributes = {"version": row.number, "run": row.run, "step": row.step, "id": row.uid}
-    identity = (_reopened_version, version.repository.address, row.uid, version.fidelity)
+    identity = (_reopened_version, version.repository.address, row.uid, row.number, version.fidelity)
     return ViewStore(Hierarchy(arrays, attributes), identity)
 
 
@@ -68,9 +68,9 @@ def run_store(run: str, versions: Sequence[StoredVersion]) -> ViewStore:
         "steps": [version.row.step for version in versions],
         "left_out": left_out,
     }
-    uids = tuple(version.row.uid for version in versions)
+    names = tuple((version.row.uid, version.row.number) for version in versions)
     address = versions[0].repository.address if versions else None
-    identity = (_reopened_run, address, run, uids)
+    identity = (_reopened_run, address, run, names)
     return ViewStore(Hierarchy(arrays, attributes), identity)
 
 
@@ -156,17 +156,13 @@ def _common(versions: Sequence[StoredVersion]) -> tuple[set[str], dict[str, list
     }
 
 
-def _reopened_version(address: Address, uid: str, fidelity: Fidelity) -> ViewStore:
-    """The Zarr store of a version in a store that is opened for it: what a pickled view becomes."""
-    repository = address.open("r")
-    return version_store(StoredVersion(repository, repository.catalog.resolve(uid)).at_fidelity(fidelity))
+def _reopened_version(address: Address, uid: str, number: int, fidelity: Fidelity) -> ViewStore:
+    """The Zarr store of a version of a store that this process opens once: what a pickled view becomes."""
+    return version_store(stored_version(address, uid, number).at_fidelity(fidelity))
 
 
-def _reopened_run(address: Address | None, name: str, uids: tuple[str, ...]) -> ViewStore:
-    if address is None:
-        return run_store(name, [])
-    repository = address.open("r")
-    return run_store(name, [StoredVersion(repository, repository.catalog.resolve(uid)) for uid in uids])
+def _reopened_run(address: Address | None, name: str, versions: tuple[tuple[str, int], ...]) -> ViewStore:
+    return run_store(name, [] if address is None else [stored_version(address, *version) for version in versions])
 
 
 __all__ = ["chunk_shape", "run_group", "run_store", "version_group", "version_store"]

@@ -110,6 +110,51 @@ def test_every_file_is_accounted_for(ckstore: Ckstore, folder: dict[str, tuple[s
     assert "unchanged" in ckstore("ingest", "old", "--recursive").out.splitlines()[-1]
 
 
+def test_processes_store_the_same_versions(ckstore: Ckstore, folder: dict[str, tuple[str, int | None]]) -> None:
+    """Each run by one of them, in the order of its steps; then nothing is left to do."""
+    ckstore("init")
+    ckstore("ingest", "old", "--recursive", "--dry-run", "--plan", "plan.csv")
+    result = ckstore("ingest", "--plan", "plan.csv", "--executor", "processes=2")
+    assert result.out.count("left out: ") == len(LEFT)
+    assert result.out.splitlines()[-1].startswith(f"{len(folder)} versions")
+    with open_store(".ckstore", "r") as store:
+        stored = {f"{row.run}@{row.step}": store[row.number] for row in store.versions()}
+        assert sorted(stored) == sorted(f"{run}@{step}" for run, step in folder.values())
+        for path, (run, step) in folder.items():
+            stored[f"{run}@{step}"].checkout(Path("out"))
+            assert digests(Path("out")) == digests(Path("old") / path)
+            shutil.rmtree("out") if Path("out").is_dir() else Path("out").unlink()
+        for run in {run for run, _ in folder.values()}:
+            steps = [row.step for row in store.versions(run) if row.step is not None]
+            assert steps == sorted(steps)
+        assert store.verify().problems == []
+    again = ckstore("ingest", "--plan", "plan.csv", "--executor", "processes=2", "--json").json
+    assert not any(item["new"] for item in again)
+    assert len(again) == len(folder)
+
+
+def test_what_a_process_cannot_store_is_said_as_without(ckstore: Ckstore, tmp_path: Path) -> None:
+    for run in ("a", "b"):
+        torch.save({"w": torch.arange(900.0)}, tmp_path / f"{run}1.pt")
+    (tmp_path / "a2.pt").write_bytes((tmp_path / "a1.pt").read_bytes()[:900])
+    plan = tmp_path / "plan.csv"
+    rows = [f"{tmp_path}/{run}{step},{run},{step[0]}" for run, step in
+            (("a", "1.pt"), ("a", "2.pt"), ("b", "1.pt"), ("b", "2.absent"))]  # fmt: skip
+    plan.write_text("\n".join(["path,run,step", *rows]))
+    ckstore("init", tmp_path / "one")
+    ckstore("init", tmp_path / "two")
+    plain = ckstore("--store", tmp_path / "one", "ingest", "--plan", plan, "--json", code=3)
+    by_processes = ["--executor", "processes=2", "--json"]
+    found = ckstore("--store", tmp_path / "two", "ingest", "--plan", plan, *by_processes, code=3)
+    assert found.sentence == plain.sentence == "2 of 4 inputs could not be stored, the others are."
+    assert [item for item in found.json if "error" in item] == [item for item in plain.json if "error" in item]
+
+
+def test_an_executor_is_for_several_runs(ckstore: Ckstore, place: Path) -> None:
+    sentence = ckstore("ingest", "in/step0.pt", "--executor", "processes=2", code=2).sentence
+    assert "--recursive or --plan" in sentence
+
+
 def test_an_edited_plan_after_an_interruption(ckstore: Ckstore, folder: dict[str, tuple[str, int | None]]) -> None:
     ckstore("init")
     ckstore("ingest", "old/gan", "--recursive", "--dry-run", "--plan", "plan.csv")

@@ -7,13 +7,17 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 import ckstore
 from ckstore.errors import CkstoreError
+from ckstore.version import Version
 from tests.checkpoints import draw, scratch
 from tests.object_store import object_store
 
@@ -83,3 +87,32 @@ def test_a_bucket_that_is_not_there(endpoint: str, directory: Path) -> None:
     assert "do-not-write" not in str(caught.value)
     assert "\n" not in str(caught.value)
     assert not any((directory / "cache").glob("*/catalog.sqlite"))
+
+
+def weight_sum(version: Version) -> float:
+    return float(np.asarray(version["weight"][:]).sum())
+
+
+def test_processes_read_a_bucket_and_see_what_came(endpoint: str, directory: Path) -> None:
+    """A worker that has the store open follows it: versions that were stored meanwhile are there, and verified."""
+    options = {"endpoint": endpoint, "region": "us-east-1"}
+    with (
+        ckstore.init("s3://models/bulk", options=options) as store,
+        ProcessPoolExecutor(1, mp_context=get_context("spawn")) as executor,
+    ):
+        for step in range(3):
+            store.ingest({"weight": draw(200, 300, seed=step)}, run="gpt", step=step)
+            assert list(store.map(weight_sum, executor=executor)) == list(store.map(weight_sum))
+            found = store.verify(executor=executor)
+            assert (found.problems, found.versions) == ([], step + 1)
+        store.forget(["gpt@0"])
+        store.gc(grace=0)
+        assert store.verify(executor=executor) == store.verify()
+        paths = [directory / f"{run}.pt" for run in ("a", "b")]
+        for seed, path in enumerate(paths):
+            torch.save({"weight": draw(200, 300, seed=10 + seed)}, path)
+        (directory / "plan.csv").write_text("".join(["path,run,step\n", *(f"{p},{p.stem},1\n" for p in paths)]))
+        plan = ["ingest", "--plan", str(directory / "plan.csv"), "--executor", "processes=2"]
+        assert "2 versions" in command("--store", "s3://models/bulk", *plan)
+        assert len(list(store.map(weight_sum, [3], executor=executor))) == 1
+        assert store.verify(executor=executor).problems == []

@@ -1,0 +1,105 @@
+"""`--executor`: who does bulk work, processes of this machine or the workers of a dask cluster."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.types import StringParamType
+
+from ckstore.errors import UsageError
+from ckstore.runtime.background import settle
+
+if TYPE_CHECKING:
+    from ckstore.runtime.executors import Executor
+
+#: Seconds within which a pool has dropped cancelled tasks.
+_DROPPED = 0.3
+
+#: Processes that can be asked for.
+_MOST = 1024
+
+#: Seconds within which the scheduler of a cluster answers.
+_PATIENCE = 10
+
+
+class ExecutorName(StringParamType):
+    """`processes=N` or `dask=HOST:PORT`."""
+
+    name = "executor"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The text, once it is seen to be one of both."""
+        kind, _, where = str(value).partition("=")
+        host, _, port = where.rpartition(":")
+        if kind == "dask":
+            fits = bool(host) and port.isascii() and port.isdigit()
+        else:
+            fits = kind == "processes" and where.isascii() and where.isdigit() and 1 <= int(where) <= _MOST
+        if not fits:
+            self.fail(f"{value!r} is not of the form processes=N or dask=HOST:PORT", param, ctx)
+        return str(value)
+
+
+executor_option = click.option(
+    "--executor",
+    metavar="WORKERS",
+    type=ExecutorName(),
+    help="Who does the work: processes=N of this machine, or dask=HOST:PORT, the workers of that scheduler.",
+)
+
+
+@contextmanager
+def executor_of(name: str | None) -> Iterator[Executor | None]:
+    """The executor of a name, for the block; None where there is no name."""
+    if name is None:
+        yield None
+        return
+    kind, _, where = name.partition("=")
+    with _processes(int(where)) if kind == "processes" else _dask(where) as executor:
+        yield executor
+
+
+@contextmanager
+def _processes(count: int) -> Iterator[Executor]:
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(count, mp_context=context, initializer=settle, initargs=(os.getpid(), 0))
+    # The first task starts all processes. They inherit what is blocked: interrupted before they have settled, each
+    # would print where it was.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        pool.submit(int)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        yield pool
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        # The pool's thread drops what was cancelled; it would stumble over that when it finds the processes dead.
+        time.sleep(_DROPPED)
+        for process in multiprocessing.active_children():
+            process.kill()
+        raise
+    finally:
+        pool.shutdown()
+
+
+@contextmanager
+def _dask(address: str) -> Iterator[Executor]:
+    try:
+        from distributed import Client
+    except ImportError:
+        raise UsageError("--executor dask=… takes the package distributed: pip install 'ckstore[dask]'.") from None
+    try:
+        client = Client(f"tcp://{address}", timeout=_PATIENCE, set_as_default=False)
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"No scheduler of dask answers at {address}; start one with `dask scheduler`, or name the address of yours."
+        ) from error
+    with client:
+        yield client.get_executor()

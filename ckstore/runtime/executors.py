@@ -1,0 +1,82 @@
+"""Bulk work by an executor of others: processes of this machine, or a cluster."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import BrokenExecutor, CancelledError, Future, ProcessPoolExecutor
+from contextlib import closing
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+from ckstore.errors import CkstoreError, UsageError
+from ckstore.runtime.threads import in_order, limit_workers
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+#: Tasks that are under way or done and not yet taken.
+AHEAD = 128
+
+_LOST = (
+    "A worker of the executor ended before its work was done: it was killed, lacked memory, or could not import the "
+    'program, whose work must be under `if __name__ == "__main__":`; make another executor and repeat the call.'
+)
+
+
+class Executor(Protocol):
+    """What `concurrent.futures.ProcessPoolExecutor` and `dask.distributed.Client.get_executor()` have in common."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any) -> Future[Any]:
+        """Have a function called, somewhere and some time."""
+
+
+def spread(executor: Executor, work: Callable[[Item], Result], items: Iterable[Item]) -> Generator[Result, None, None]:
+    """`work` on each item by an executor, results in the order of the items.
+
+    Each task codes with one thread: an executor has as many workers as there are cores for it.
+
+    Raises
+    ------
+    UsageError
+        `work` cannot be handed to another process.
+    CkstoreError
+        A worker is gone. What `work` raises comes as it is.
+    """
+    if isinstance(executor, ProcessPoolExecutor):
+        try:
+            pickle.dumps(work)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise UsageError(
+                f"The function cannot be handed to another process ({error}); define it at the top level of a module."
+            ) from error
+    tasks = in_order(executor, partial(_in_one_thread, _here(), work), items, AHEAD)
+    with closing(tasks):
+        while True:
+            try:
+                result = next(tasks)
+            except StopIteration:
+                return
+            except Exception as error:
+                if isinstance(error, BrokenExecutor | CancelledError) or _is_of_dask(error):
+                    raise CkstoreError(_LOST) from error
+                raise
+            yield result
+
+
+def _here() -> tuple[str, int]:
+    return socket.gethostname(), os.getpid()
+
+
+def _in_one_thread(program: tuple[str, int], work: Callable[[Item], Result], item: Item) -> Result:
+    """Call `work`; where this is not the program itself, threads are the executor's business."""
+    if program != _here():
+        limit_workers(1)
+    return work(item)
+
+
+def _is_of_dask(error: Exception) -> bool:
+    """Whether the cluster failed, and not what it was to do."""
+    return type(error).__module__.partition(".")[0] == "distributed"

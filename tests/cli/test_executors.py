@@ -1,0 +1,105 @@
+"""`--executor` of the command line; what executors do is in `tests/test_executors.py`."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from .conftest import Ckstore
+
+
+def counts(out: str) -> str:
+    """What `verify` prints, without the seconds."""
+    return re.sub(r"in [\d.]+ s", "", out)
+
+
+def test_processes_verify(ckstore: Ckstore, filled: Path) -> None:
+    assert counts(ckstore("verify", "--executor", "processes=2").out) == counts(ckstore("verify").out)
+    pack = sorted(Path(".ckstore/packs").iterdir())[0]
+    data = bytearray(pack.read_bytes())
+    data[len(data) // 2] ^= 1
+    pack.chmod(0o644)
+    pack.write_bytes(data)
+    plain = ckstore("verify", code=4)
+    assert ckstore("verify", "--executor", "processes=2", code=4).err == plain.err
+
+
+def test_a_cluster_verifies(ckstore: Ckstore, filled: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # What the cluster's own code says is not ours to mend.
+        distributed = pytest.importorskip("distributed")
+        with distributed.LocalCluster(
+            n_workers=1, threads_per_worker=2, processes=True, dashboard_address=None, host="127.0.0.1"
+        ) as cluster:
+            address = cluster.scheduler_address.removeprefix("tcp://")
+            found = ckstore("verify", "--executor", f"dask={address}")
+    assert counts(found.out) == counts(ckstore("verify").out)
+
+
+@pytest.mark.parametrize("name", ["processes", "processes=0", "processes=many", "dask=there", "dask=:1", "threads=2"])
+def test_what_names_no_executor_is_refused(ckstore: Ckstore, filled: Path, name: str) -> None:
+    sentence = ckstore("verify", "--executor", name, code=2).sentence
+    assert f"{name!r} is not of the form processes=N or dask=HOST:PORT" in sentence
+
+
+def test_a_scheduler_that_is_not_there_is_one_sentence(
+    ckstore: Ckstore, filled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("distributed")
+    monkeypatch.setattr("ckstore.cli.executors._PATIENCE", 0.5)
+    assert (
+        "No scheduler of dask answers at 127.0.0.1:9"
+        in ckstore("verify", "--executor", "dask=127.0.0.1:9", code=2).sentence
+    )
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.4, 2.0])
+def test_an_interruption_is_one_sentence_and_ends_the_processes(filled: Path, seconds: float) -> None:
+    """Whenever it comes, to the program and to all that it started, as from a terminal."""
+    slow = "import sys, time; time.sleep(60)"
+    command = [sys.executable, "-m", "ckstore", "ingest", "in", "--recursive", "--executor", "processes=2",
+               "--max-degradation", "1%", "--eval", f"{sys.executable} -c '{slow}' {{}}"]  # fmt: skip
+    with subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + 60
+        while len(workers_of(process.pid)) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        workers = workers_of(process.pid)
+        assert len(workers) == 2
+        time.sleep(seconds)
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.stderr is not None
+        said = process.stderr.read()
+    assert process.returncode == 130
+    assert said.split("\n")[-2:] == ["ckstore: interrupted; the store is consistent.", ""], said
+    assert "Traceback" not in said
+    deadline = time.monotonic() + 5
+    while any(map(runs, workers)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not any(map(runs, workers))
+
+
+def runs(process: int) -> bool:
+    """Whether it is there, and not one that has ended and that nobody has asked about."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2][0] != "Z"
+    except OSError:
+        return False
+
+
+def workers_of(parent: int) -> list[int]:
+    """The processes of a pool."""
+    found = []
+    for place in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
+        with suppress(OSError):
+            if b"spawn_main" in Path(f"/proc/{place}/cmdline").read_bytes():
+                found.append(int(place))
+    return found

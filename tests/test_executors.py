@@ -1,0 +1,245 @@
+"""Bulk work by processes and by a dask cluster: pickling, `map`, `verify`, and what is said of workers that fail."""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import os
+import pickle
+import pkgutil
+import shutil
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ckstore
+from ckstore import repository
+from ckstore.errors import CkstoreError, NotFoundError, UsageError
+from ckstore.operations.verify import VerifyReport
+from ckstore.runtime.executors import Executor
+from ckstore.runtime.threads import worker_count
+from ckstore.version import Version
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[Executor]:
+    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module")
+def dask() -> Iterator[Executor]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # What the cluster's own code says is not ours to mend.
+        distributed = pytest.importorskip("distributed")
+        cluster = distributed.LocalCluster(
+            n_workers=1, threads_per_worker=2, processes=True, dashboard_address=None, host="127.0.0.1"
+        )
+        with cluster, distributed.Client(cluster) as client:
+            yield client.get_executor()
+
+
+@pytest.fixture(params=["processes", "dask"])
+def executor(request: pytest.FixtureRequest) -> Executor:
+    found: Executor = request.getfixturevalue(request.param)
+    return found
+
+
+@pytest.fixture(scope="module")
+def _filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("executors") / "store"
+    rng = np.random.default_rng(0)
+    names = ("a", "b", "c", "d")
+    weights = {name: rng.standard_normal((300, 400)).astype(np.float32) for name in names}
+    with ckstore.init(path) as store:
+        for step in range(4):
+            store.ingest({"model": weights, "step": step}, run="gpt", step=step)
+            for name in names:
+                weights[name] = weights[name] + rng.standard_normal((300, 400)).astype(np.float32) / 1000
+    return path
+
+
+@pytest.fixture
+def filled(_filled: Path, tmp_path: Path) -> Path:
+    """A store of four versions of its own."""
+    return Path(shutil.copytree(_filled, tmp_path / "store"))
+
+
+# What workers call.
+
+
+def step_of(version: Version) -> int | None:
+    return version.row.step
+
+
+def sum_of(version: Version) -> float:
+    return float(np.asarray(version["model/a"][:]).sum(dtype=np.float64))
+
+
+def itself(version: Version) -> Version:
+    return version
+
+
+def store_of(version: Version) -> tuple[int, int]:
+    """The process, and the store that it has open."""
+    return os.getpid(), id(version.stored.repository)
+
+
+def threads_of(version: Version) -> int:
+    return worker_count()
+
+
+def refuse(version: Version) -> None:
+    version["model/nothing"]
+
+
+def end(version: Version) -> None:
+    os._exit(1)
+
+
+def test_versions_and_runs_pickle(filled: Path) -> None:
+    with ckstore.open(filled) as store:
+        version = store["gpt@2"]
+        assert sum_of(pickle.loads(pickle.dumps(version))) == sum_of(version)
+        tensor = pickle.loads(pickle.dumps(version["model/b"]))
+        np.testing.assert_array_equal(tensor[:5], version["model/b"][:5])
+        coarse = pickle.loads(pickle.dumps(version.at_fidelity("coarse")))
+        assert coarse.fidelity == "coarse"
+        run = pickle.loads(pickle.dumps(store.run("gpt")[1:]))
+        assert (run.name, run.steps) == ("gpt", [1, 2, 3])
+        assert len({id(each.stored.repository) for each in [*run, coarse]}) == 1
+        text = pickle.dumps(version)
+        store.forget(["gpt@2"])
+        with pytest.raises(NotFoundError, match="Version 3 is not in the store"):
+            pickle.loads(text)
+
+
+def test_stores_of_pickled_versions_are_closed_with_the_process(filled: Path) -> None:
+    with ckstore.open(filled) as store:
+        found = pickle.loads(pickle.dumps(store["gpt@2"])).stored.repository
+    assert found in repository._opened.values()
+    repository._close_opened()
+    assert not repository._opened
+    with pytest.raises(Exception, match="closed"):
+        found.catalog.versions()
+
+
+def test_map_yields_in_order_what_it_does_without_an_executor(filled: Path, executor: Executor) -> None:
+    with ckstore.open(filled, "r") as store:
+        assert list(store.map(step_of, ["gpt@3", 1, "gpt@2"])) == [3, 0, 2]
+        assert list(store.map(step_of, ["gpt@3", 1, "gpt@2"], executor=executor)) == [3, 0, 2]
+        assert list(store.map(sum_of, run="gpt", executor=executor)) == list(map(sum_of, store.run("gpt")))
+        assert [version.row.step for version in store.map(itself, executor=executor)] == [0, 1, 2, 3]
+
+
+def test_a_worker_opens_a_store_once_and_codes_with_one_thread(filled: Path, executor: Executor) -> None:
+    with ckstore.open(filled, "r") as store:
+        places = list(store.map(store_of, [1, 2, 3, 4] * 5, executor=executor))
+        assert len(set(places)) == len({process for process, _ in places})
+        assert os.getpid() not in {process for process, _ in places}
+        assert set(store.map(threads_of, executor=executor)) == {1}
+
+
+def test_threads_of_this_process_are_left_as_many_as_they_are(filled: Path) -> None:
+    before = worker_count()
+    with ckstore.open(filled, "r") as store, ThreadPoolExecutor(2) as pool:
+        assert set(store.map(threads_of, executor=pool)) == {before}
+
+
+def test_errors_come_back_as_what_they_are(filled: Path, executor: Executor) -> None:
+    with ckstore.open(filled, "r") as store, pytest.raises(NotFoundError, match="has no tensor model/nothing"):
+        list(store.map(refuse, executor=executor))
+
+
+def test_what_no_process_can_be_given_is_said(filled: Path, processes: Executor) -> None:
+    with ckstore.open(filled, "r") as store, pytest.raises(UsageError, match="top level of a module"):
+        list(store.map(lambda version: version, executor=processes))
+
+
+def test_a_version_that_was_stored_meanwhile_is_found(filled: Path, executor: Executor) -> None:
+    with ckstore.open(filled) as store:
+        list(store.map(step_of, executor=executor))
+        store.ingest({"model": {"a": np.ones(5)}}, run="gpt", step=9)
+        assert list(store.map(step_of, ["gpt"], executor=executor)) == [9]
+        assert store.verify(executor=executor).problems == []
+
+
+def every_error() -> list[type[CkstoreError]]:
+    for module in pkgutil.walk_packages(ckstore.__path__, "ckstore."):
+        if not module.name.startswith("ckstore.integrations.") and not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    found: list[type[CkstoreError]] = [CkstoreError]
+    for kind in found:
+        found += [each for each in kind.__subclasses__() if each not in found]
+    return [kind for kind in found if kind.__module__.startswith("ckstore.")]
+
+
+@pytest.mark.parametrize("kind", every_error())
+def test_every_error_pickles(kind: type[CkstoreError]) -> None:
+    error = pickle.loads(pickle.dumps(kind("What is wrong; what to do.")))
+    assert type(error) is kind
+    assert (str(error), error.args) == ("What is wrong; what to do.", ("What is wrong; what to do.",))
+
+
+def damage(path: Path, parts: list[float]) -> None:
+    """Flip a byte at these parts of every pack's length."""
+    for number, pack in enumerate(sorted((path / "packs").iterdir())):
+        data = bytearray(pack.read_bytes())
+        if number < len(parts):
+            data[int(parts[number] * len(data))] ^= 0x10
+        pack.chmod(0o644)
+        pack.write_bytes(data)
+
+
+@pytest.mark.parametrize("parts", [[], [0.1, 0.5, 0.9], [0.3, 0.3, 0.3, 0.3], [0.999, 0.6], [0.0, 0.75, 0.2]])
+def test_verify_reports_what_it_does_without_an_executor(filled: Path, executor: Executor, parts: list[float]) -> None:
+    damage(filled, parts)
+    with ckstore.open(filled, "r") as store:
+        expected = store.verify()
+    assert bool(expected.problems) == bool(parts)
+    with ckstore.open(filled, "r") as store:
+        done: list[int] = []
+        found: VerifyReport = store.verify(executor=executor, progress=done.append)
+        assert found == expected
+        here: list[int] = []
+        store.verify(progress=here.append)
+        assert done == here
+
+
+def test_a_pack_that_is_missing_is_reported_as_without_an_executor(filled: Path, executor: Executor) -> None:
+    sorted((filled / "packs").iterdir())[1].unlink()
+    with ckstore.open(filled, "r") as store:
+        expected = store.verify()
+        assert expected.problems
+        assert store.verify(executor=executor) == expected
+
+
+def test_a_worker_of_a_cluster_that_ends_is_one_sentence(filled: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        distributed = pytest.importorskip("distributed")
+        import dask
+
+        with (
+            dask.config.set({"distributed.scheduler.allowed-failures": 0}),
+            distributed.LocalCluster(
+                n_workers=1, threads_per_worker=1, processes=True, dashboard_address=None, host="127.0.0.1"
+            ) as cluster,
+            distributed.Client(cluster) as client,
+            ckstore.open(filled, "r") as store,
+            pytest.raises(CkstoreError, match=r"^A worker of the executor ended before its work was done[^.]*\.$"),
+        ):
+            list(store.map(end, executor=client.get_executor()))
+
+
+def test_a_process_that_ends_is_one_sentence(filled: Path) -> None:
+    with (
+        ckstore.open(filled, "r") as store,
+        ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool,
+        pytest.raises(CkstoreError, match=r"^A worker of the executor ended before its work was done[^.]*\.$"),
+    ):
+        list(store.map(end, executor=pool))
