@@ -11,6 +11,7 @@ an error that a user would see; a mirror that is not what the log says; packs th
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import signal
@@ -74,7 +75,7 @@ class Outcome:
                 f"{self.commits} commits in {self.seconds:.0f} s, {self.commits / max(self.seconds, 1):.1f} a second;"
                 f" {self.unreported} more by writers that were killed before they could say so",
                 f"{self.kills} processes killed, {self.collections} collections, {self.reads} versions read meanwhile",
-                f"{self.again} versions were stored again because a collection had removed their packs",
+                f"{self.again} changes were made again because a collection had removed their packs",
                 f"requests: {asked}; {sum(asked.values()) / max(self.commits, 1):.1f} a commit, all processes together",
                 f"faults of the network: {met}",
                 f"{len(self.faults)} faults",
@@ -95,13 +96,16 @@ class Worker:
     def work(self) -> None:
         """What the process is for, for ever; an error is told, and is a fault."""
         role: Callable[[ckstore.Store], None] = getattr(self, self.name.rstrip("0123456789"))
+        logging.getLogger("ckstore").addHandler(_Warnings(self))
         while True:
             try:
                 with ckstore.open(URL, cache=self.cache) as store:
                     for _ in range(self.random.randrange(1, 20)):
                         role(store)
             except Exception as error:
-                self.journal.tell("fault", f"{self.name}: {type(error).__name__}: {error}\n{traceback.format_exc()}")
+                where = traceback.extract_tb(error.__traceback__)[-1]
+                said = f"{type(error).__name__}: {error} ({where.filename}:{where.lineno})"
+                self.journal.tell("fault", f"{self.name}: {said}")
                 time.sleep(0.5)
 
     def writer(self, store: ckstore.Store) -> None:
@@ -135,6 +139,19 @@ class Worker:
             store.catalog.refresh()
             problem = difference(store, run, step)
             self.journal.tell("fault" if problem else "read", problem)
+
+
+class _Warnings(logging.Handler):
+    """What threads in the background say: that others were first is no fault."""
+
+    def __init__(self, worker: Worker) -> None:
+        super().__init__(logging.WARNING)
+        self._worker = worker
+
+    def emit(self, record: logging.LogRecord) -> None:
+        said = record.getMessage()
+        rightly = "removed by `gc`" in said or "meanwhile" in said
+        self._worker.journal.tell("again" if rightly else "fault", f"{self._worker.name}: {said}")
 
 
 def difference(store: ckstore.Store, run: str, step: int) -> str:
@@ -226,7 +243,9 @@ def _conclude(directory: Path, names: list[str], outcome: Outcome) -> None:
             for count, what in ((len(found), "run and step"), (len({row.number for row in rows}), "number")):
                 if count != len(rows):
                     faults.append(f"{step}: two versions have one {what}")
-            faults += [f"{step}: {name} has another id" for name, uid in reported.items() if found.get(name, uid) != uid]
+            faults += [
+                f"{step}: {name} has another id" for name, uid in reported.items() if found.get(name, uid) != uid
+            ]
             faults += [f"{step}: {name} was never tried" for name in found if name not in journal.names("trying")]
             for run, number in sorted({*reported, *found}):  # type: ignore[type-var]
                 problem = difference(store, run, number or 0)

@@ -128,7 +128,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         self._answer(answer.status, answer.getheaders(), data)
 
-    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _handle
+    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _handle  # noqa: N815
 
     def _answer(self, status: int, headers: list[tuple[str, str]], data: bytes) -> None:
         self.send_response_only(status)
