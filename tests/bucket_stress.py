@@ -37,7 +37,9 @@ from tests.stressing import Journal
 
 URL = "s3://models/stressed"
 #: Mean seconds between two kills, and between two collections.
-BETWEEN_KILLS, BETWEEN_COLLECTIONS = 1.0, 2.0
+BETWEEN_KILLS, BETWEEN_COLLECTIONS = 1.0, 0.5
+#: Of so many seconds all writers rest the first: a collection makes its change when nobody has committed since its plan.
+ROUND, REST = 8.0, 3.0
 
 _SHAPE = (48, 64)
 
@@ -110,6 +112,7 @@ class Worker:
 
     def writer(self, store: ckstore.Store) -> None:
         """Store the next version of a run, and say so."""
+        time.sleep(max(0.0, REST - time.monotonic() % ROUND))
         run = f"run-{self.name}"
         step = max((number for other, number in self.journal.names("trying") if other == run), default=-1) + 1
         self.journal.tell("trying", run, step)
