@@ -38,7 +38,7 @@ from tests.stressing import Journal
 URL = "s3://models/stressed"
 #: Mean seconds between two kills, and between two collections.
 BETWEEN_KILLS, BETWEEN_COLLECTIONS = 1.0, 0.5
-#: Of so many seconds all writers rest the first: a collection makes its change when nobody has committed since its plan.
+#: Of so many seconds writers rest the first: a collection needs a moment in which nobody has committed since its plan.
 ROUND, REST = 8.0, 3.0
 
 _SHAPE = (48, 64)
