@@ -74,6 +74,7 @@ class GcPlan:
         self._repository = repository
         self._grace = grace
         self._records = repository.catalog.whole_records()
+        self._names = {row.name for row in self.state.packs}
         self._collections = [record for record in self._records if record.get("change") == "gc"]
         names = {info.name for info in own}
         scanned = list(self._scanned([info for info in self.state.files if info.name not in names]))
@@ -97,6 +98,11 @@ class GcPlan:
         """The versions whose manifests go."""
         going = [*self.removed, *(pack for pack in self.rewritten if not pack.is_present)]
         return [origin for origin in gone_versions(going, self.survey.present) if not self._is_present(origin)]
+
+    @cached_property
+    def _now(self) -> float:
+        """The clock of where the packs lie, when it was first asked: later it could only say that more is old."""
+        return self._repository.packs.now()
 
     @cached_property
     def _numbers(self) -> dict[tuple[str, int], int]:
@@ -133,10 +139,10 @@ class GcPlan:
         if any(pack.info.name in record["removed"] for record in self._collections):
             return True  # A `gc` was killed before it came to remove the file.
         copied = pack.document.get("stands_for", [])
-        if copied and copied[-1] in {row.name for row in self.state.packs}:
+        if copied and copied[-1] in self._names:
             return True  # A `gc` was killed before it put the copy in the place of what is still there.
         try:
-            return self._repository.packs.modified(pack.info.name) <= self._repository.packs.now() - self._grace
+            return self._repository.packs.modified(pack.info.name) <= self._now - self._grace
         except FileNotFoundError:
             return False
 

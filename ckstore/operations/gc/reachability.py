@@ -193,7 +193,9 @@ class _Needs:
 def _read_packs(repository: Repository, graph: _Graph) -> dict[str, PackContents]:
     lattices, layers = repository.catalog.placed_lattices(), repository.catalog.placed_contents()
     found = {}
-    for pack in repository.catalog.packs():
+    packs = repository.catalog.packs()
+    repository.packs.prefetch_manifests(pack.name for pack in packs)
+    for pack in packs:
         manifest = repository.resolver.manifest(pack.name)
         document = manifest.document
         try:

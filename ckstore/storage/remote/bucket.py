@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -28,6 +28,8 @@ GAP = 1 << 20
 #: Seconds for which a request that may have got lost is tried again, and the first pause.
 PATIENCE = 60.0
 _PAUSE = 0.05
+#: Seconds for which the client itself repeats a request, or one part of a pack, before it says that it failed.
+_CLIENT_PATIENCE = 10
 
 
 class UnreachableError(CkstoreError):
@@ -92,7 +94,10 @@ class ObstoreBucket:
         with self._explained(url):
             made: Any = from_url
             self._store: Any = made(
-                url, client_options={"allow_http": True} if plain else None, **check_options(options)
+                url,
+                client_options={"allow_http": True} if plain else None,
+                retry_config={"retry_timeout": timedelta(seconds=_CLIENT_PATIENCE)},
+                **check_options(options),
             )
 
     def put(self, name: str, data: bytes | Path) -> None:
@@ -153,7 +158,7 @@ class ObstoreBucket:
     @contextmanager
     def _explained(self, name: str, *, reads: bool = False) -> Iterator[None]:
         """Turn what the client says into one sentence: of its many lines the first, which has no header in it."""
-        from obstore.exceptions import BaseError
+        from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
 
         try:
             yield
@@ -161,7 +166,9 @@ class ObstoreBucket:
             if reads and isinstance(error, FileNotFoundError):
                 raise FileNotFoundError(name) from None
             said = str(error).partition("\n")[0].split(" - Server returned")[0].rstrip(". ")
-            raise UnreachableError(
+            # What a repetition does not mend: the bucket is not there, or the credentials do not do.
+            final = isinstance(error, (FileNotFoundError, PermissionDeniedError, UnauthenticatedError))
+            raise (CkstoreError if final else UnreachableError)(
                 f"{self.url} could not be used for {name} ({said}); check its address, the credentials in the"
                 " environment, and the network."
             ) from None
@@ -195,6 +202,34 @@ def patiently(request: Callable[[], T]) -> T:
         pause *= 2 * (0.5 + secrets.randbelow(1000) / 1000)
 
 
+def put_own(bucket: Bucket, name: str, data: bytes) -> bool:
+    """Write an object whose bytes are like no other's; returns whether it is there now, and not another one.
+
+    Raises
+    ------
+    UnreachableError
+        Nobody knows whether it was written.
+    """
+    return patiently(lambda: _put_own_once(bucket, name, data))
+
+
+def _put_own_once(bucket: Bucket, name: str, data: bytes) -> bool:
+    """As `put_own`. Whose an object is that is there, its bytes say: a lost response makes our own look like another's.
+
+    "Exists" can also mean that somebody else's request is under way, and that nothing is there (409 of S3).
+    """
+    failed = UnreachableError(f"{name} could not be written, and nothing is there; try again.")
+    try:
+        if bucket.put_absent(name, data):
+            return True
+    except UnreachableError as error:
+        failed = error
+    try:
+        return bucket.read(name) == data
+    except FileNotFoundError:
+        raise failed from None
+
+
 def prove(bucket: Bucket, url: str) -> None:
     """Raise `UsageError` unless an object store honours conditions and ranges: without them writers undo each other.
 
@@ -206,15 +241,14 @@ def prove(bucket: Bucket, url: str) -> None:
     except FileNotFoundError:
         lacks = "does not give back what was just written"
     finally:
-        with suppress(UnreachableError):
+        with suppress(CkstoreError):
             bucket.delete([name])
     if lacks:
         raise UsageError(f"{url} cannot hold a store: the server {lacks}; choose one that does, see docs/format.md.")
 
 
 def _lack(bucket: Bucket, name: str) -> str:
-    first, second = bucket.put_absent(name, b"first"), bucket.put_absent(name, b"other")
-    if not first or second or bucket.read(name) != b"first":
+    if not _put_own_once(bucket, name, b"first") or _put_own_once(bucket, name, b"other"):
         return "writes an object although one is there (put if absent, If-None-Match: *)"
     if bucket.read_ranges(name, [(1, 2), (4, 1)]) != [b"ir", b"t"]:
         return "does not give the ranges that were asked for"

@@ -20,7 +20,7 @@ from blake3 import blake3
 from ckstore.errors import ConflictError, FormatVersionError, IntegrityError
 from ckstore.storage import durable, zstd
 from ckstore.storage.log import RECORD as NOTE
-from ckstore.storage.remote.bucket import Bucket, UnreachableError, patiently
+from ckstore.storage.remote.bucket import Bucket, patiently, put_own
 from ckstore.storage.remote.changes import read_calls
 from ckstore.storage.schema import ID, TIME, expanded_limit, fields, hexadecimal, items, read_json, whole
 
@@ -106,21 +106,7 @@ class RemoteLog:
         name = self._name(head.number + 1)
         durable.checkpoint("record-put")
 
-        def put() -> bool:
-            # A response that was lost makes our own record look like another one's: whose it is, it says itself.
-            try:
-                if self._bucket.put_absent(name, data):
-                    return True
-            except UnreachableError:
-                try:
-                    there = self._bucket.read(name)
-                except FileNotFoundError:
-                    raise UnreachableError(f"{name} could not be written; try again.") from None
-            else:
-                there = self._bucket.read(name)
-            return there == data
-
-        if not patiently(put):
+        if not put_own(self._bucket, name, data):
             raise BehindError("Another writer was first; try again.")
         durable.checkpoint("record-there")
         self._keep(head.number + 1, line)

@@ -18,7 +18,7 @@ from blake3 import blake3
 from ckstore.errors import ConflictError, IntegrityError, NoStoreError
 from ckstore.storage import durable, root, zstd
 from ckstore.storage.connection import create_file
-from ckstore.storage.remote.bucket import Bucket, ObstoreBucket, patiently, prove
+from ckstore.storage.remote.bucket import Bucket, ObstoreBucket, patiently, prove, put_own
 from ckstore.storage.remote.log import STORE_ID, RemoteLog
 from ckstore.storage.schema import expanded_limit, fields, matching, optional, read_json, whole
 
@@ -88,7 +88,7 @@ def create(url: str, options: Mapping[str, str] | None = None, cache: Path | Non
     prove(bucket, url)
     store = secrets.token_hex(16)
     data = _plain({"format": FORMAT, "store": store})
-    if not patiently(lambda: bucket.put_absent(ROOT, data)) and bucket.read(ROOT) != data:
+    if not put_own(bucket, ROOT, data):
         raise ConflictError(f"{url} is already a store; choose another one or use it as it is.")
     return _mirror(url, options or {}, bucket, store, cache, None)
 

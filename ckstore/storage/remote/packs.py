@@ -116,12 +116,12 @@ class RemotePacks(PackReader):
         try:
             [listed] = [item for item in patiently(lambda: list(self._bucket.list("probe/"))) if item.name == name]
         finally:
-            self._bucket.delete([name])
+            patiently(lambda: self._bucket.delete([name]))
         return listed.modified.timestamp()
 
     def files(self) -> Iterator[tuple[str, str, int]]:
         """Every object of the store."""
-        for item in self._bucket.list(""):
+        for item in patiently(lambda: list(self._bucket.list(""))):
             directory, _, name = item.name.rpartition("/")
             yield directory.partition("/")[0] or ".", name, item.size
 

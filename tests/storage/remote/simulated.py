@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -14,7 +15,15 @@ from ckstore.storage.remote.bucket import Listed, UnreachableError
 
 
 class SimulatedServer:
-    """Objects by name, with a clock of its own that goes on by a second with each request."""
+    """Objects by name, with a clock of its own that goes on by a second with each request.
+
+    Attributes
+    ----------
+    latency
+        Seconds that each request takes.
+    bandwidth
+        Bytes a second of the one link that all clients share; 0 for one that takes no time.
+    """
 
     def __init__(self) -> None:
         self.objects: dict[str, tuple[bytes, datetime]] = {}
@@ -23,6 +32,15 @@ class SimulatedServer:
         self.lock = Lock()
         self._clock = itertools.count()
         self.ignores_conditions = False
+        self.latency = self.bandwidth = 0.0
+        self._link = Lock()
+
+    def transfer(self, kind: str, nbytes: int) -> None:
+        """Count bytes, and take the time that they need."""
+        with self._link:
+            self.bytes[kind] += nbytes
+            if self.bandwidth:
+                time.sleep(nbytes / self.bandwidth)
 
     def now(self) -> datetime:
         """The next moment."""
@@ -54,6 +72,8 @@ class SimulatedBucket:
 
     def _request(self, kind: str, name: str) -> AbstractContextManager[object]:
         self.server.requests[kind] += 1
+        if self.server.latency:
+            time.sleep(self.server.latency)
         return self.turn(kind, name)
 
     def _respond(self, kind: str, name: str) -> None:
@@ -61,18 +81,18 @@ class SimulatedBucket:
             raise UnreachableError(f"The response to {kind} {name} was lost.")
 
     def put(self, name: str, data: bytes | Path) -> None:
+        content = data if isinstance(data, bytes) else data.read_bytes()
+        self.server.transfer("put", len(content))
         with self._request("put", name), self.server.lock:
-            content = data if isinstance(data, bytes) else data.read_bytes()
             self.server.objects[name] = content, self.server.now()
-            self.server.bytes["put"] += len(content)
         self._respond("put", name)
 
     def put_absent(self, name: str, data: bytes) -> bool:
+        self.server.transfer("put", len(data))
         with self._request("put_absent", name), self.server.lock:
             absent = name not in self.server.objects or self.server.ignores_conditions
             if absent:
                 self.server.objects[name] = data, self.server.now()
-                self.server.bytes["put"] += len(data)
         self._respond("put_absent", name)
         return absent
 
@@ -81,7 +101,7 @@ class SimulatedBucket:
             if name not in self.server.objects:
                 raise FileNotFoundError(name)
             data = self.server.objects[name][0]
-            self.server.bytes["read"] += len(data)
+        self.server.transfer("read", len(data))
         self._respond("read", name)
         return data
 
@@ -91,7 +111,7 @@ class SimulatedBucket:
                 raise FileNotFoundError(name)
             data = self.server.objects[name][0]
             parts = [data[offset : offset + length] for offset, length in ranges]
-            self.server.bytes["read"] += sum(map(len, parts))
+        self.server.transfer("read", sum(map(len, parts)))
         if [len(part) for part in parts] != [length for _, length in ranges]:
             raise EOFError(name)
         return parts

@@ -13,10 +13,22 @@ import pytest
 import torch
 
 import ckstore
-from ckstore.errors import ConflictError, IntegrityError, NoStoreError, NotFoundError, UsageError
+from ckstore.errors import (
+    CkstoreError,
+    ConflictError,
+    IntegrityError,
+    LockedError,
+    NoStoreError,
+    NotFoundError,
+    UsageError,
+)
+from ckstore.operations.gc import collect as collect_module
+from ckstore.operations.gc.collect import gc
+from ckstore.operations.gc.plan import plan_for
 from ckstore.operations.recover import recover_remote
 from ckstore.policy import Policy
 from ckstore.storage.remote import mirror as mirror_module
+from ckstore.storage.remote.log import RemoteLog
 from tests.checkpoints import draw, scratch
 from tests.storage.remote.simulated import SimulatedBucket, SimulatedServer
 
@@ -247,3 +259,60 @@ def test_what_cannot_hold_a_store(server: SimulatedServer, directory: Path) -> N
 def test_options_hold_no_secret(directory: Path) -> None:
     with pytest.raises(UsageError, match=r"no option secret_access_key .*credentials come from the environment"):
         ckstore.init(URL, options={"secret_access_key": "x"}, cache=directory)
+
+
+def test_packs_that_others_put_meanwhile_do_not_keep_gc_from_its_change(
+    server: SimulatedServer, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = files(directory, 3)
+    with ckstore.init(URL, cache=directory / "a") as store, ckstore.open(URL, cache=directory / "b") as other:
+        for step, path in enumerate(paths):
+            store.ingest(path, run="gpt", step=step)
+        store.forget(["gpt@0"])
+        store.rebase(["gpt@2"])
+        other.catalog.refresh()
+        plans = []
+
+        def planned(*arguments: Any) -> Any:
+            plans.append(plan_for(*arguments))
+            server.objects["packs/" + "0" * 38 + f"{len(plans):02}.exact.zip"] = b"a pack", server.now()
+            return plans[-1]
+
+        monkeypatch.setattr(collect_module, "plan_for", planned)
+        assert other.gc(grace=0).bytes > 0
+        assert len(plans) == 1
+
+
+def test_gc_asks_for_the_time_once(server: SimulatedServer, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ckstore.init(URL, cache=directory / "a") as store:
+        for step in range(10):
+            store.ingest({"w": draw(9, 9, seed=step)}, run="gpt", step=step)
+        with monkeypatch.context() as context:
+            context.setattr(RemoteLog, "append", lambda *arguments: (_ for _ in ()).throw(CkstoreError("killed")))
+            for step in range(10, 16):
+                with pytest.raises(CkstoreError, match="killed"):
+                    store.ingest({"w": draw(9, 9, seed=step)}, run="gpt", step=step)
+    with ckstore.open(URL, cache=directory / "b") as store:
+        server.requests.clear()
+        assert store.gc(grace=0).files >= 6
+        assert server.requests["put"] == 2  # When what is left was put, and when what is removed was.
+
+
+def test_gc_gives_up_where_others_commit_all_the_time(
+    server: SimulatedServer, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ckstore.init(URL, cache=directory / "a") as store, ckstore.open(URL, cache=directory / "b") as other:
+        for step in range(2):
+            store.ingest({"w": draw(9, 9, seed=step)}, run="gpt", step=step)
+        store.forget(["gpt@0"])
+        other.catalog.refresh()
+        steps = iter(range(2, 1000))
+
+        def planned(*arguments: Any) -> Any:
+            plan = plan_for(*arguments)
+            store.ingest({"w": draw(9, 9, seed=len(store.versions()) + 2)}, run="gpt", step=next(steps))
+            return plan
+
+        monkeypatch.setattr(collect_module, "plan_for", planned)
+        with pytest.raises(LockedError, match="Others write all the time; free space when they are done"):
+            gc(other.repository, grace=0, patience=0.5)
