@@ -186,7 +186,7 @@ class _Transfer:
             there = self._steps.get((row.run, row.step))
             if there is not None and not _is_same(self._source, row, self._target, there):
                 raise ConflictError(
-                    f"{row.run}@{row.step} holds other content in {self._target.path}, as version {there.number};"
+                    f"{row.run}@{row.step} holds other content in {self._target.place}, as version {there.number};"
                     " forget it there, or name other versions."
                 )
         if there is not None:

@@ -47,12 +47,21 @@ class BlockCache:
         self._directory = directory
         self._fetch = fetch
         self._limit = limit
-        self._lock = Lock()
-        self._under_way: dict[tuple[str, int], Future[bytes]] = {}
-        self._pool: ThreadPoolExecutor | None = None
+        self._start()
         # Bytes written since the limit was looked at, in parts of what may be: many a process writes little, and only
         # by chance is one of them the one that looks.
         self._written = secrets.randbelow(1 << 20) / (1 << 20)
+
+    def _start(self) -> None:
+        self._process = os.getpid()
+        self._lock = Lock()
+        self._under_way: dict[tuple[str, int], Future[bytes]] = {}
+        self._pool: ThreadPoolExecutor | None = None
+
+    def _own(self) -> None:
+        """In a process that was forked off, start again: threads, and locks that they held, are the parent's."""
+        if self._process != os.getpid():
+            self._start()
 
     def read(self, pack: str, size: int, offset: int, length: int) -> bytes:
         """Bytes of a pack of `size` bytes; what is not at hand is fetched."""
@@ -82,6 +91,7 @@ class BlockCache:
 
     def close(self) -> None:
         """Wait for what is under way."""
+        self._own()
         with self._lock:
             pool, self._pool = self._pool, None
         if pool is not None:
@@ -103,6 +113,7 @@ class BlockCache:
         """What fetches the blocks: those that another thread fetches already are waited for."""
         if not missing:
             return {}
+        self._own()
         with self._lock:
             found = {number: future for number in missing if (future := self._under_way.get((pack, number)))}
             fresh = {number: Future[bytes]() for number in missing if number not in found}

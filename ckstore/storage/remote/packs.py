@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
 from ckstore.errors import IntegrityError
 from ckstore.storage import durable
 from ckstore.storage.pack import PackInfo, parse_pack_name
-from ckstore.storage.pack_reader import OpenFile, OpenPack, PackReader, missing
+from ckstore.storage.pack_reader import MissingPackError, OpenFile, OpenPack, PackReader, missing
 from ckstore.storage.remote.bucket import patiently
 from ckstore.storage.remote.cache import BlockCache
 from ckstore.storage.remote.catalog import RemoteCatalog
@@ -27,15 +27,21 @@ _END = 64 << 10
 class _RemotePack:
     """A pack that lies in the object store."""
 
-    def __init__(self, cache: BlockCache, name: str, size: int) -> None:
+    def __init__(self, cache: BlockCache, name: str, size: int, look_again: Callable[[str], None]) -> None:
         self._cache = cache
+        self._look_again = look_again
         self._name = name
         self.size = size
 
     def pread(self, offset: int, length: int) -> bytes:
         """At most `length` bytes from `offset` on."""
         length = min(length, self.size - offset)
-        return self._cache.read(self._name, self.size, offset, length) if length > 0 else b""
+        try:
+            return self._cache.read(self._name, self.size, offset, length) if length > 0 else b""
+        except MissingPackError:
+            # Here and not in the thread that fetches, which a transaction of this one may keep from the catalog.
+            self._look_again(self._name)
+            raise
 
     def read_into(self, offset: int, target: memoryview) -> int:
         """Fill some of `target` from `offset` on."""
@@ -160,7 +166,7 @@ class RemotePacks(PackReader):
             size = next((info.bytes for info in self.list_packs() if info.name == pack), None)
         if size is None:
             raise FileNotFoundError(pack)
-        return _RemotePack(self._cache, pack, size)
+        return _RemotePack(self._cache, pack, size, self._look_again)
 
     def _whole(self, pack: str) -> OpenFile:
         """A pack as a file of the mirror, into which it is fetched."""
@@ -178,12 +184,15 @@ class RemotePacks(PackReader):
             self._open.put(pack, opened)
         return opened
 
+    def _look_again(self, pack: str) -> None:
+        """A pack is gone: hear of what others have done."""
+        self._open.drop(pack)
+        self._catalog.refresh()
+
     def _fetch(self, pack: str, offset: int, length: int) -> bytes:
         try:
             [data] = patiently(lambda: self._bucket.read_ranges(_PREFIX + pack, [(offset, length)]))
         except FileNotFoundError:
-            self._open.drop(pack)
-            self._catalog.refresh()
             raise missing(pack) from None
         except EOFError as error:
             raise IntegrityError(f"Pack {pack} is shorter than the catalog says; run `ckstore verify`.") from error

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sqlite3
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import ckstore
-from ckstore.errors import ConflictError
+from ckstore.errors import ConflictError, IntegrityError
 from ckstore.operations.drop import drop
+from ckstore.operations.recover import recover_remote
+from ckstore.storage.pack_reader import MissingPackError
+from ckstore.storage.remote import catalog as catalog_module
 from ckstore.storage.remote import mirror as mirror_module
+from ckstore.storage.remote.bucket import UnreachableError
 from tests.checkpoints import draw, scratch
 from tests.storage.remote.simulated import SimulatedBucket, SimulatedServer
 
@@ -100,3 +109,98 @@ def test_a_version_that_was_thinned_meanwhile_does_not_become_exact_again(
         assert store.verify().problems == []
         assert set(store["r@0"].state_dict()) == {"weight", "frozen"}
         assert same(store["r@1"].state_dict(), 1)
+
+
+def test_a_pack_that_is_gone_is_missed_inside_of_a_transaction_too(server: SimulatedServer, directory: Path) -> None:
+    with ckstore.init(URL, cache=directory / "a") as store:
+        store.ingest(state(0), run="r", step=0, hot=0)
+    with ckstore.open(URL, cache=directory / "b") as store:
+        name = store["r@0"].row.pack
+        del server.objects[f"packs/{name}"]
+        raised: list[BaseException] = []
+
+        def read() -> None:
+            try:
+                with store.catalog.transaction():
+                    store.repository.packs.pread(name, 0, 1)
+            except BaseException as error:
+                raised.append(error)
+
+        thread = threading.Thread(target=read, daemon=True)
+        thread.start()
+        thread.join(30)
+        assert [type(error) for error in raised] == [MissingPackError]
+
+
+def test_a_commit_without_its_snapshot_is_a_commit(
+    server: SimulatedServer, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catalog_module, "EVERY", 2)
+
+    def fails(*arguments: object) -> None:
+        raise UnreachableError("The network is gone.")
+
+    monkeypatch.setattr(catalog_module, "put_snapshot", fails)
+    with ckstore.init(URL, cache=directory / "a") as store:
+        for step in range(2):
+            assert store.ingest(state(step), run="r", step=step, hot=0).is_new
+        assert len(store.versions()) == 2
+
+
+def test_a_mirror_of_an_empty_store_does_not_outlive_it(server: SimulatedServer, directory: Path) -> None:
+    ckstore.init(URL, cache=directory / "a").close()
+    server.objects.clear()
+    with ckstore.init(URL, cache=directory / "b") as store:
+        row = store.ingest(state(0), run="r", step=0, hot=0).version
+    with ckstore.open(URL, cache=directory / "a") as store:
+        assert store.versions() == [row]
+
+
+def test_recovery_goes_by_the_log_and_not_by_a_snapshot_that_lies(
+    server: SimulatedServer, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CKSTORE_CACHE", str(directory / "cache"))
+    with ckstore.init(URL, cache=directory / "a", options={"region": "us-east-1"}) as store:
+        for step in range(2):
+            store.ingest(state(step), run="r", step=step, hot=0)
+        with ckstore.open(URL, cache=directory / "liar") as liar:
+            with closing(sqlite3.connect(liar.path / "catalog.sqlite")) as database, database:
+                database.execute("UPDATE versions SET fidelity = 'coarse'")
+                database.execute("UPDATE meta SET value = ? WHERE key = 'head'", [f"2 {'0' * 40}"])
+            mirror_module.put_snapshot(liar.repository._mirror, 2)
+        store.tag("r@0", "t")
+        rows = store.versions()
+    with pytest.raises(IntegrityError, match=r"does not follow record 2 .* run `ckstore recover`"):
+        ckstore.open(URL, options={"region": "us-east-1"})
+    assert recover_remote(URL).versions == 2
+    with ckstore.open(URL) as store:
+        assert store.versions() == rows
+        assert store.repository.address.options == (("region", "us-east-1"),)
+
+
+def test_a_snapshot_is_not_put_over_another_store(server: SimulatedServer, directory: Path) -> None:
+    with ckstore.init(URL, cache=directory / "a") as store:
+        store.ingest(state(0), run="r", step=0, hot=0)
+        server.objects.clear()
+        ckstore.init(URL, cache=directory / "b").close()
+        there = dict(server.objects)
+        mirror_module.put_snapshot(store.repository._mirror, 1)
+    assert server.objects == there
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_process_fetches_for_itself(server: SimulatedServer, directory: Path) -> None:
+    with ckstore.init(URL, cache=directory / "a") as store:
+        store.ingest(state(0), run="r", step=0, hot=0)
+    with ckstore.open(URL, cache=directory / "b") as store:
+        version = store["r@0"]
+        assert version["weight"][0, 0] == state(0)["weight"][0, 0]
+        for block in store.path.glob("blocks/*/*"):
+            block.unlink()
+        name, size = version.row.pack, store.repository.packs.size(version.row.pack)
+        child = os.fork()
+        if child == 0:
+            signal.alarm(60)
+            os._exit(0 if len(store.repository.packs.pread(name, 0, size)) == size else 1)
+        assert os.waitpid(child, 0)[1] == 0
