@@ -9,7 +9,7 @@ from functools import partial
 
 from ckstore.errors import IntegrityError
 from ckstore.storage import durable
-from ckstore.storage.pack import PackInfo, parse_pack_name
+from ckstore.storage.pack import PackInfo, digest_file, parse_pack_name
 from ckstore.storage.pack_reader import MissingPackError, OpenFile, OpenPack, PackReader, missing
 from ckstore.storage.remote.bucket import patiently
 from ckstore.storage.remote.cache import BlockCache
@@ -95,6 +95,11 @@ class RemotePacks(PackReader):
                 wanted.append((name, opened.size, parts))
         self._cache.prefetch(wanted)
 
+    def digest(self, pack: str) -> str:
+        """As of a local pack, but of the bytes that lie in the object store, whatever is here."""
+        self.forget(pack)
+        return digest_file(self._buffered(pack, self._remote(pack, self.size(pack))))
+
     def list_packs(self) -> list[PackInfo]:
         """Every pack that lies in the object store, by name."""
         found = []
@@ -166,6 +171,9 @@ class RemotePacks(PackReader):
             size = next((info.bytes for info in self.list_packs() if info.name == pack), None)
         if size is None:
             raise FileNotFoundError(pack)
+        return self._remote(pack, size)
+
+    def _remote(self, pack: str, size: int) -> _RemotePack:
         return _RemotePack(self._cache, pack, size, self._look_again)
 
     def _whole(self, pack: str) -> OpenFile:

@@ -204,3 +204,46 @@ def test_a_forked_process_fetches_for_itself(server: SimulatedServer, directory:
             signal.alarm(60)
             os._exit(0 if len(store.repository.packs.pread(name, 0, size)) == size else 1)
         assert os.waitpid(child, 0)[1] == 0
+
+
+def test_who_wrote_a_pack_verifies_what_others_read(server: SimulatedServer, directory: Path) -> None:
+    with ckstore.init(URL, cache=directory / "a") as store:
+        store.ingest(state(0), run="r", step=0, hot=0)
+        assert store.verify().problems == []
+        name = f"packs/{store['r@0'].row.pack}"
+        data, modified = server.objects[name]
+        server.objects[name] = data[:100] + bytes([data[100] ^ 1]) + data[101:], modified
+        assert any("is not what its name says" in problem for problem in store.verify().problems)
+
+
+@pytest.mark.parametrize("way", ["out", "in", "across"])
+def test_versions_go_into_a_remote_store_and_out_of_it(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    servers = {URL: SimulatedServer(), f"{URL}-b": SimulatedServer()}
+    monkeypatch.setattr(mirror_module, "ObstoreBucket", lambda url, options: SimulatedBucket(servers[url]))
+    ckstore.init(URL, cache=directory / "a").close()
+    ckstore.init(f"{URL}-b", cache=directory / "a").close()
+    ckstore.init(directory / "local").close()
+    places = {"out": (URL, "local"), "in": ("local", URL), "across": (URL, f"{URL}-b")}
+
+    def opened(place: str) -> ckstore.Store:
+        return ckstore.open(directory / place) if place == "local" else ckstore.open(place, cache=directory / "a")
+
+    before, after = places[way]
+    with opened(before) as source, opened(after) as target:
+        for step in range(4):
+            source.ingest(state(step), run="r", step=step, hot=2)
+        source.tag("r@1", "best")
+        assert len(source.push(target, ["r@0", "r@1"]).versions) == 2
+        report = target.pull(source)
+        assert (len(report.versions), len(report.there), report.failed) == (2, 2, [])
+        assert source.push(target).versions == []
+        assert [row.uid for row in target.versions()] == [row.uid for row in source.versions()]
+        assert target.catalog.tags() == {"best": target["r@1"].row.number}
+        with pytest.raises(ConflictError, match="r@0 holds other content"):
+            target.ingest(state(9), run="r", step=0)
+    with opened(after) as store:
+        for step in range(4):
+            assert same(store[f"r@{step}"].state_dict(), step)
+        assert store.verify().problems == []
