@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -18,6 +19,8 @@ from ckstore.storage.remote.mirror import Mirror
 
 #: Where packs lie in the object store, and their blocks in the mirror.
 _PREFIX, _BLOCKS = "packs/", "blocks"
+#: Seconds for which a pack that was written here, or mapped, is read from its file.
+_KEPT = 24 * 3600.0
 #: Bytes that are fetched at once into a file.
 _PIECE = 16 << 20
 #: Bytes at the end of a pack that mostly hold its manifest.
@@ -72,6 +75,7 @@ class RemotePacks(PackReader):
 
     def publish(self, names: Sequence[str]) -> None:
         """Put packs; that a name is its content makes it harmless to do that twice."""
+        self._leave_to_cache()
         for name in names:
             patiently(partial(self._bucket.put, _PREFIX + name, self._directory / name))
             durable.checkpoint("pack-put")
@@ -191,6 +195,15 @@ class RemotePacks(PackReader):
             opened = OpenFile(self._path(pack))
             self._open.put(pack, opened)
         return opened
+
+    def _leave_to_cache(self) -> None:
+        """Remove the files of packs that were written here, and committed, a while ago: they are there, too."""
+        known = {pack.name for pack in self._catalog.packs()}
+        oldest = time.time() - _KEPT
+        for path in self._directory.iterdir():
+            with suppress(OSError):
+                if path.name in known and path.stat().st_mtime < oldest:
+                    path.unlink()
 
     def _look_again(self, pack: str) -> None:
         """A pack is gone: hear of what others have done."""

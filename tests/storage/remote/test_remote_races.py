@@ -247,3 +247,20 @@ def test_versions_go_into_a_remote_store_and_out_of_it(
         for step in range(4):
             assert same(store[f"r@{step}"].state_dict(), step)
         assert store.verify().problems == []
+
+
+def test_packs_that_were_written_here_long_ago_take_no_place(server: SimulatedServer, directory: Path) -> None:
+    with ckstore.init(URL, cache=directory / "a") as store:
+        store.ingest(state(0), run="r", step=0, hot=0)
+        written = list((store.path / "packs").iterdir())
+        uncommitted = store.path / "packs" / f"{'0' * 40}.zip"
+        uncommitted.touch()
+        for path in [*written, uncommitted]:
+            os.utime(path, (0, 0))
+        store.ingest(state(1), run="r", step=1, hot=0)
+        assert written
+        assert not any(path.exists() for path in written)
+        assert uncommitted.exists()
+        for step in range(2):
+            assert same(store[f"r@{step}"].state_dict(), step)
+        assert store.verify().problems == []
