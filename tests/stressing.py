@@ -76,7 +76,8 @@ class Journal:
 
     def read(self) -> list[list[Any]]:
         """All lines so far."""
-        return [json.loads(line) for line in self._path.read_text().splitlines()]
+        text = self._path.read_text()
+        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]  # The last one may be coming.
 
     def names(self, what: str) -> set[Name]:
         """The versions that lines of a kind name."""

@@ -149,6 +149,7 @@ class Change:
         costs: Costs | None = None,
         frees: RawPacks | None = None,
         lease: int | None = None,
+        before: VersionRow | None = None,
     ) -> None:
         """Let the catalog take over what was written, and the log what its manifests do not tell.
 
@@ -168,16 +169,20 @@ class Change:
             What the version was stored in while it was hot.
         lease
             Number of the lease that ends with this.
+        before
+            The version that is described again, as it was read: leases do not keep other mirrors from changing it.
 
         Raises
         ------
         ConflictError
-            Another version is at that run and step by now, or another process has encoded what was raw.
+            Another version is at that run and step by now, another process has encoded what was raw or described the
+            version again, or what something is stored against was freed.
         NotFoundError
             The version that is described again was forgotten meanwhile.
         """
         catalog = self.repository.catalog
         lattices, contents, raw = self.writer.places(self.packs)
+        bases = self._bases(lattices, contents)
         references = set() if self._document is None else self._document.blob_packs()
         self.repository.packs.publish([pack.name for pack in self.packs])
 
@@ -186,6 +191,8 @@ class Change:
             if record is not None:
                 if "version" in record:
                     version = catalog.version(record["version"])
+                    if before is not None and _described(version) != _described(before):
+                        raise ConflictError(f"Version {version.number} was changed by others meanwhile; try again.")
                     if frees is not None:
                         if not version.hot:
                             raise ConflictError(f"Version {version.number} was compacted meanwhile.")
@@ -208,6 +215,7 @@ class Change:
                 self._set_tags(tags, row.number)
                 self.row = row
             else:
+                catalog.require(*bases)
                 catalog.add_packs(self.packs)
                 catalog.move_lattices(lattices)
                 catalog.move_contents(contents)
@@ -222,6 +230,20 @@ class Change:
         freed = catalog.commit(change)
         self._committed = True
         remove_files(self.repository, freed)
+
+    def _bases(self, lattices: Iterable[Placement], contents: Iterable[Placement]) -> tuple[list[int], list[int]]:
+        """Keys of the older lattices and exact layers that a version described again is, or objects are stored against.
+
+        A lease keeps the `gc` of this mirror from freeing them, but not that of another one.
+        """
+        find = self.repository.resolver.content
+        below = {record.lattice for record in self.writer.contents}
+        below |= {record.base for record in self.writer.lattices if record.base is not None}
+        parents = {record.parent for record in self.writer.contents if record.parent is not None}
+        if self._document is not None and self._again:
+            below |= {lattice for lattice, _ in self._document.objects}
+            parents |= {content for _, content in self._document.objects if content is not None and find(content)}
+        return _keys(below, lattices), _keys(parents, contents)
 
     def _under_free_number(self, row: VersionRow) -> VersionRow:
         """The row; of a remote store under another number, where another mirror has given that one away meanwhile."""
@@ -270,6 +292,11 @@ def remove_uncommitted(repository: Repository, packs: Iterable[PackInfo]) -> Non
     # Where nobody can say now whether the commit took place, `gc` removes what no version needs.
     with suppress(CkstoreError):
         remove_files(repository, [pack.name for pack in packs])
+
+
+def _described(row: VersionRow) -> tuple[str, str, int]:
+    """Where a manifest says what a version is."""
+    return row.uid, row.pack, row.manifest_offset
 
 
 def _keys(identities: Iterable[str], placed: Iterable[Placement]) -> list[int]:

@@ -111,8 +111,10 @@ def _compact_once(repository: Repository, row: VersionRow, progress: Progress | 
         try:
             return _compact(repository, row, progress)
         except CkstoreError as error:
-            if not any(now.hot and now.uid == row.uid for now in repository.catalog.versions()):
+            present = [now for now in repository.catalog.versions() if now.hot and now.uid == row.uid]
+            if not present:
                 return None  # What it was read from may be gone.
+            [row] = present
             if not left or not isinstance(error, ConflictError):
                 raise
     raise AssertionError
@@ -141,6 +143,7 @@ def _compact(repository: Repository, row: VersionRow, progress: Progress | None)
                     {"change": "compact", "version": row.number},
                     frees=_raw_packs(stored, is_coarse=document.coarse is not None),
                     lease=lease,
+                    before=row,
                 )
     return within_budget(repository, catalog.version(row.number), before.hot.budget)
 

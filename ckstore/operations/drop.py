@@ -125,7 +125,7 @@ def _drop(version: StoredVersion, left: Sequence[int], globs: Sequence[str]) -> 
         Change(repository, ObjectWriter(coarse, exact)) as change,
     ):
         change.finish(document, blobs.packed, again=True)
-        change.commit({"change": "drop", "version": row.number})
+        change.commit({"change": "drop", "version": row.number}, before=row)
     return document.dropped
 
 

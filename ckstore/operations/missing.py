@@ -95,8 +95,8 @@ class Missing:
             parsed = parse_pack_name(name)
             if parsed is None or packs.digest(name) != parsed[0]:
                 raise IntegrityError(
-                    f"Pack {name} in {repository.path} is not what its name says; restore it from a copy, or see"
-                    f" `ckstore --store {repository.path} verify`."
+                    f"Pack {name} in {repository.place} is not what its name says; restore it from a copy, or see"
+                    f" `ckstore --store {repository.place} verify`."
                 )
             trusted.add(name)
         report = progress or (lambda count: None)

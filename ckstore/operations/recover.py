@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from ckstore.operations.found_versions import FoundVersion, FoundVersions, found
 from ckstore.repository import Repository
 from ckstore.storage import log, reserve
 from ckstore.storage.catalog import Catalog, Placement, VersionRow, key
-from ckstore.storage.catalog_replacement import replace_catalog
+from ckstore.storage.catalog_replacement import replace_catalog, replace_file
 from ckstore.storage.pack import PackInfo
 from ckstore.storage.scan_packs import DamagedPack, ScannedPack, scan_packs
 
@@ -39,10 +40,23 @@ class RecoverReport:
 
 
 def recover_remote(url: str) -> RecoverReport:
-    """Make the mirror of a remote store again, from the first record of its log on."""
-    from ckstore.storage.remote.mirror import forget
+    """Make the catalog of a remote store's mirror again, from the first record of its log on.
 
-    forget(url)
+    Options and cached bytes stay; other processes of this mirror go on.
+    """
+    from ckstore.storage.remote.catalog import RemoteCatalog
+    from ckstore.storage.remote.mirror import find
+
+    mirror = find(url, from_log=True)
+
+    def fill(beside: Path, present: Catalog | None) -> None:
+        with RemoteCatalog(replace(mirror, path=beside)) as catalog:
+            catalog.refresh()
+            if present is not None:
+                with suppress(IntegrityError):
+                    catalog.take_over_claims(present)
+
+    replace_file(mirror.path, fill)
     with Repository(url) as repository:
         return RecoverReport(len(repository.catalog.versions()), len(repository.catalog.packs()), [])
 

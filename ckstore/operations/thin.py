@@ -328,7 +328,7 @@ class _Thinning:
             if facts:
                 change.foresee()
             change.finish(self._document(writer, objects, facts) if facts else None, again=True)
-            change.commit({"change": "thin", "version": self.row.number})
+            change.commit({"change": "thin", "version": self.row.number}, before=self.row)
 
     def _document(self, writer: ObjectWriter, objects: list[Object], facts: dict[int, CoarseUnit]) -> VersionDocument:
         """What is said of the version from now on."""

@@ -186,7 +186,7 @@ class _Transfer:
             there = self._steps.get((row.run, row.step))
             if there is not None and not _is_same(self._source, row, self._target, there):
                 raise ConflictError(
-                    f"{row.run}@{row.step} holds other content in {self._target.path}, as version {there.number};"
+                    f"{row.run}@{row.step} holds other content in {self._target.place}, as version {there.number};"
                     " forget it there, or name other versions."
                 )
         if there is not None:
@@ -198,8 +198,11 @@ class _Transfer:
         for left in reversed(range(_TRIES)):
             try:
                 return self._send(row)
-            except (MissingPackError, ConflictError, NotFoundError):
-                # Something was moved, compacted or forgotten in either store since it was looked up.
+            except (ConflictError, NotFoundError, IntegrityError) as error:
+                # Something was moved, compacted or forgotten in either store since it was looked up; what is taken for
+                # damage may be what was looked up before that.
+                if isinstance(error, IntegrityError) and not isinstance(error, MissingPackError) and left < _TRIES - 1:
+                    raise
                 self._source.resolver.forget()
                 row = self._source.catalog.version(row.number)
                 self._source.packs.close()

@@ -180,8 +180,7 @@ class Catalog(CatalogClaims):
             if parent == standing.number:
                 parent = parent_row.parent
             self.forget_versions([standing.number])
-        self._lattices.require(requires_lattices)
-        self._contents.require(requires_contents)
+        self.require(requires_lattices, requires_contents)
         self.add_packs(packs)
         self._connection.execute("INSERT OR IGNORE INTO runs (name) VALUES (?)", [row.run])
         self._insert_version(row, parent)
@@ -190,6 +189,11 @@ class Catalog(CatalogClaims):
         self._contents.place(contents, displace=False)
         self._place_raw(list(raw))
         self._connection.execute("DELETE FROM reservations WHERE number = ?", [row.number])
+
+    def require(self, lattices: Sequence[int], contents: Sequence[int]) -> None:
+        """Raise `ConflictError` unless all of these keys are there."""
+        self._lattices.require(lattices)
+        self._contents.require(contents)
 
     @recorded
     def replace_version(self, row: VersionRow, references: Iterable[str]) -> None:

@@ -29,14 +29,23 @@ def replace_catalog(store: Path, build: Callable[[Catalog, Catalog | None], None
     LockedError
         Another process is writing to the present catalog.
     """
+
+    def fill(beside: Path, present: Catalog | None) -> None:
+        with Catalog(beside, "a") as catalog, catalog.transaction():
+            build(catalog, present)
+
+    replace_file(store, fill)
+
+
+def replace_file(store: Path, fill: Callable[[Path, Catalog | None], None]) -> None:
+    """As `replace_catalog`, but what fills the empty catalog is given the directory in which it is."""
     beside = durable.temporary_path(store)
     beside.mkdir()
     try:
         create_file(beside / root.CATALOG)
         # From before the packs are listed: a version that is committed after that would not be in the new catalog.
         with _writers_kept_out(store) as present:
-            with Catalog(beside, "a") as catalog, catalog.transaction():
-                build(catalog, present)
+            fill(beside, present)
             durable.checkpoint("catalog-built")
             with place_lock(store, exclusive=True):
                 if present is None:

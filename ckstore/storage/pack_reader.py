@@ -326,8 +326,8 @@ class PackReader:
             raise IntegrityError(f"{pack!r} is not the name of a pack; run `ckstore recover` to rebuild the catalog.")
         return self._directory / pack
 
-    def _buffered(self, pack: str) -> io.BufferedReader:
-        return io.BufferedReader(_File(self._opened(pack)), _BUFFER)
+    def _buffered(self, pack: str, opened: OpenPack | None = None) -> io.BufferedReader:
+        return io.BufferedReader(_File(opened or self._opened(pack)), _BUFFER)
 
     def _whole(self, pack: str) -> OpenFile:
         """A pack as a file of this machine."""

@@ -689,3 +689,31 @@ def test_a_store_that_lies_is_refused_by_the_gate(directory: Path, lie: Callable
         assert store.verify().problems == []
         assert store.catalog.reservations() == []
         assert store.catalog.leases() == []
+
+
+def test_what_was_compacted_while_it_was_looked_up_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find_missing, compacting = transfer_module.find_missing, []
+
+    def found(version: Any, *arguments: Any) -> Any:
+        if compacting:  # As if the version's manifest had been read after, and its objects before the commit.
+            with compacting.pop() as other:
+                other.compact()
+            raise IntegrityError("Version 1 needs an object that is lost; run `ckstore verify 1`.")
+        return find_missing(version, *arguments)
+
+    monkeypatch.setattr(transfer_module, "find_missing", found)
+    states = [{"weight": draw(300, 256, seed=1) + draw(300, 256, seed=2 + step, scale=1e-3)} for step in range(3)]
+    ckstore.init(tmp_path / "a").close()
+    ckstore.init(tmp_path / "b").close()
+    with ckstore.open(tmp_path / "a") as source, ckstore.open(tmp_path / "b") as target:
+        for step, state in enumerate(states):
+            source.ingest(state, run="r", step=step, hot=3)
+        rows = source.versions()
+        compacting.append(ckstore.open(tmp_path / "a"))
+        report = transfer(source.repository, target.repository, rows)
+        assert report.failed == []
+        assert len(report.versions) == 3
+        for step, state in enumerate(states):
+            assert bool((target[f"r@{step}"].state_dict()["weight"] == state["weight"]).all())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
 import time
@@ -30,6 +31,9 @@ PATIENCE = 60.0
 _PAUSE = 0.05
 #: Seconds for which the client itself repeats a request, or one part of a pack, before it says that it failed.
 _CLIENT_PATIENCE = 10
+
+#: The process whose threads carry out the clients' requests, once there was one.
+_process: dict[str, int] = {}
 
 
 class UnreachableError(CkstoreError):
@@ -157,21 +161,40 @@ class ObstoreBucket:
 
     @contextmanager
     def _explained(self, name: str, *, reads: bool = False) -> Iterator[None]:
-        """Turn what the client says into one sentence: of its many lines the first, which has no header in it."""
-        from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
+        """Turn what the client says into one sentence."""
+        from obstore import exceptions
 
+        _check_process(self.url)
         try:
             yield
-        except (FileNotFoundError, BaseError) as error:
+        except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as error:
+            # Asking again would not help, as it does where it is not known what happened.
+            raise CkstoreError(
+                f"{self.url} refused {name} ({_said(error)}); check the credentials in the environment"
+                " and what they allow."
+            ) from None
+        except (FileNotFoundError, exceptions.BaseError) as error:
             if reads and isinstance(error, FileNotFoundError):
                 raise FileNotFoundError(name) from None
-            said = str(error).partition("\n")[0].split(" - Server returned")[0].rstrip(". ")
-            # What a repetition does not mend: the bucket is not there, or the credentials do not do.
-            final = isinstance(error, (FileNotFoundError, PermissionDeniedError, UnauthenticatedError))
-            raise (CkstoreError if final else UnreachableError)(
-                f"{self.url} could not be used for {name} ({said}); check its address, the credentials in the"
+            # A bucket that is not there does not come by repeating.
+            raise (CkstoreError if isinstance(error, FileNotFoundError) else UnreachableError)(
+                f"{self.url} could not be used for {name} ({_said(error)}); check its address, the credentials in the"
                 " environment, and the network."
             ) from None
+
+
+def _said(error: BaseException) -> str:
+    """Of what the client says the first line, which has no header in it."""
+    return str(error).partition("\n")[0].split(" - Server returned")[0].rstrip(". ")
+
+
+def _check_process(url: str) -> None:
+    """Raise `CkstoreError` in a process that was forked off one that has used a client: it would wait for ever."""
+    if _process.setdefault("id", os.getpid()) != os.getpid():
+        raise CkstoreError(
+            f"{url} cannot be used in a process that was forked from one that has used an object store; start processes"
+            " with the method spawn or forkserver."
+        )
 
 
 def check_options(options: Mapping[str, str]) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -46,10 +47,21 @@ class BlockCache:
         self._directory = directory
         self._fetch = fetch
         self._limit = limit
+        self._start()
+        # Bytes written since the limit was looked at, in parts of what may be: many a process writes little, and only
+        # by chance is one of them the one that looks.
+        self._written = secrets.randbelow(1 << 20) / (1 << 20)
+
+    def _start(self) -> None:
+        self._process = os.getpid()
         self._lock = Lock()
         self._under_way: dict[tuple[str, int], Future[bytes]] = {}
         self._pool: ThreadPoolExecutor | None = None
-        self._written = 0
+
+    def _own(self) -> None:
+        """In a process that was forked off, start again: threads, and locks that they held, are the parent's."""
+        if self._process != os.getpid():
+            self._start()
 
     def read(self, pack: str, size: int, offset: int, length: int) -> bytes:
         """Bytes of a pack of `size` bytes; what is not at hand is fetched."""
@@ -79,6 +91,7 @@ class BlockCache:
 
     def close(self) -> None:
         """Wait for what is under way."""
+        self._own()
         with self._lock:
             pool, self._pool = self._pool, None
         if pool is not None:
@@ -100,18 +113,18 @@ class BlockCache:
         """What fetches the blocks: those that another thread fetches already are waited for."""
         if not missing:
             return {}
+        self._own()
         with self._lock:
             found = {number: future for number in missing if (future := self._under_way.get((pack, number)))}
-            fresh = [number for number in missing if number not in found]
+            fresh = {number: Future[bytes]() for number in missing if number not in found}
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(_REQUESTS, thread_name_prefix="ckstore-fetch")
-            pool = self._pool
-            for number in fresh:
-                found[number] = self._under_way[pack, number] = Future()
-        for run in _runs(fresh):
-            futures = {number: found[number] for number in run if number in found}
-            pool.submit(self._fetch_run, pack, size, run, futures)
-        return found
+            for run in _runs(sorted(fresh)):
+                futures = {number: fresh[number] for number in run if number in fresh}
+                # Nobody waits for what a pool that is shut down does not take.
+                self._pool.submit(self._fetch_run, pack, size, run, futures)
+                self._under_way |= {(pack, number): future for number, future in futures.items()}
+        return found | fresh
 
     def _fetch_run(self, pack: str, size: int, run: range, futures: dict[int, Future[bytes]]) -> None:
         start, end = run.start * BLOCK, min(run.stop * BLOCK, size)
@@ -158,13 +171,13 @@ class BlockCache:
 
     def _trim(self, written: int) -> None:
         with self._lock:
-            self._written += written
             limit = self._limit
             if limit is None:
                 limit = min(LIMIT, shutil.disk_usage(self._directory).free // _SHARE)
-            if self._written < limit // 16:
+            self._written += written / max(limit // 16, 1)
+            if self._written < 1:
                 return
-            self._written = 0
+            self._written = 0.0
         found = []
         for path in self._directory.glob("*/*"):
             with suppress(OSError):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 import re
+import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -75,6 +76,8 @@ class RemoteCatalog(Catalog):
             if not records:
                 return
             with super().transaction():
+                if self._calls is not None:  # What this transaction has read before would be of another time.
+                    raise BehindError("Another writer was first; try again.")
                 if self._head() != head:
                     continue  # Another process of this mirror was first.
                 for made, record in records:
@@ -150,7 +153,10 @@ class RemoteCatalog(Catalog):
             finally:
                 self._calls = None
         if made is not None and made.number % EVERY == 0:
-            put_snapshot(self._mirror, made.number)
+            with suppress(
+                CkstoreError, OSError, ValueError, sqlite3.Error
+            ):  # The change is committed, with or without.
+                put_snapshot(self._mirror, made.number)
 
     def commit_version(self, row: VersionRow, *arguments: Any, **named: Any) -> None:
         """As of a local catalog; no mirror uses the number again, not even once the version is forgotten."""
@@ -219,7 +225,7 @@ class RemoteCatalog(Catalog):
         if not found:
             return Head()
         number, _, digest = str(found[0][0]).partition(" ")
-        if not number.isdigit() or len(digest) != 40:
+        if re.fullmatch("[0-9]{1,12}", number) is None or len(digest) != 40:
             raise IntegrityError(f"{self._path} is damaged; run `ckstore recover` to rebuild it.")
         return Head(int(number), digest)
 

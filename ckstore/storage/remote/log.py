@@ -102,7 +102,7 @@ class RemoteLog:
             "created": durable.timestamp(), "calls": calls, "notes": list(notes),
         }  # fmt: skip
         line = json.dumps(record, sort_keys=True, separators=(",", ":")).encode()
-        data = _packed(b"\n".join([*self._before(head.number + 1), line]))
+        data = _packed(b"\n".join([*self._before(head), line]))
         name = self._name(head.number + 1)
         durable.checkpoint("record-put")
 
@@ -168,8 +168,12 @@ class RemoteLog:
             last -= len(lines)
         return found
 
-    def _before(self, number: int) -> list[bytes]:
-        """Lines at hand of the records right before one that come with it."""
+    def _before(self, head: Head) -> list[bytes]:
+        """Lines at hand of a head's record and those right before it that come with the next one.
+
+        A line that was damaged here must not get to others: each is what the one behind it says.
+        """
+        number, digest = head.number + 1, head.digest
         count = (number - 1) % (_MANY if number % _FEW == 0 else _FEW)
         found: list[bytes] = []
         filled = 0
@@ -179,8 +183,9 @@ class RemoteLog:
             except OSError:
                 break
             filled += len(line)
-            if filled > LARGEST:
+            if filled > LARGEST or digest_of(line) != digest:
                 break
+            digest = json.loads(line)["before"]
             found.insert(0, line)
         return found
 

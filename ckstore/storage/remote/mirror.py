@@ -6,7 +6,6 @@ import json
 import os
 import re
 import secrets
-import shutil
 import sqlite3
 from collections.abc import Mapping
 from contextlib import closing, suppress
@@ -93,8 +92,12 @@ def create(url: str, options: Mapping[str, str] | None = None, cache: Path | Non
     return _mirror(url, options or {}, bucket, store, cache, None)
 
 
-def find(url: str, options: Mapping[str, str] | None = None, cache: Path | None = None) -> Mirror:
+def find(
+    url: str, options: Mapping[str, str] | None = None, cache: Path | None = None, *, from_log: bool = False
+) -> Mirror:
     """The mirror of the store behind a URL; one that is not there yet begins with the last snapshot.
+
+    With `from_log` it begins with nothing, and is looked for under the id that the store has now.
 
     Raises
     ------
@@ -105,7 +108,7 @@ def find(url: str, options: Mapping[str, str] | None = None, cache: Path | None 
     remembered = _remembered(url, cache)
     options = {**(remembered[1] if remembered else {}), **(options or {})}
     bucket = ObstoreBucket(url, options)
-    if remembered is not None and (cache_directory(cache) / remembered[0] / root.CATALOG).is_file():
+    if not from_log and remembered is not None and _is_followed(cache_directory(cache) / remembered[0]):
         return _mirror(url, options, bucket, remembered[0], cache, None)
     try:
         said = read_json(patiently(lambda: bucket.read(ROOT)), _ROOT)
@@ -113,7 +116,12 @@ def find(url: str, options: Mapping[str, str] | None = None, cache: Path | None 
         raise NoStoreError(f"{url} is not a store; run `ckstore init {url}`.") from None
     except ValueError as error:
         raise IntegrityError(f"{url}/{ROOT} is damaged ({error}); restore it from a copy.") from error
-    return _mirror(url, options, bucket, said["store"], cache, said.get("snapshot"))
+    return _mirror(url, options, bucket, said["store"], cache, None if from_log else said.get("snapshot"))
+
+
+def _is_followed(path: Path) -> bool:
+    """Whether a mirror has records, which show that the store is still the same one as soon as it follows the log."""
+    return (path / root.CATALOG).is_file() and any(name.isdigit() for name in os.listdir(path / root.LOG))
 
 
 def put_snapshot(mirror: Mirror, number: int) -> None:
@@ -133,6 +141,8 @@ def put_snapshot(mirror: Mirror, number: int) -> None:
         temporary.unlink(missing_ok=True)
     packed = len(data).to_bytes(8, "little") + zstd.compress(data, _LEVEL)
     name = f"snapshots/{mirror.log.store}/{number:012d}-{blake3(packed).hexdigest(length=20)}"
+    if read_json(patiently(lambda: mirror.bucket.read(ROOT)), _ROOT)["store"] != mirror.log.store:
+        return  # Another store is there by now.
     patiently(lambda: mirror.bucket.put(name, packed))
     said = _plain({"format": FORMAT, "store": mirror.log.store, "snapshot": name})
     patiently(lambda: mirror.bucket.put(ROOT, said))
@@ -194,14 +204,6 @@ def _remember(url: str, store: str, options: Mapping[str, str], cache: Path | No
     temporary = durable.temporary_path(path.parent)
     temporary.write_bytes(data)
     temporary.replace(path)
-
-
-def forget(url: str, cache: Path | None = None) -> None:
-    """Remove the mirror of a store, which the next use makes again."""
-    remembered = _remembered(url, cache)
-    if remembered is not None:
-        shutil.rmtree(cache_directory(cache) / remembered[0], ignore_errors=True)
-    _note(url, cache).unlink(missing_ok=True)
 
 
 def _note(url: str, cache: Path | None) -> Path:

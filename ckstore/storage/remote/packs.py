@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
 from ckstore.errors import IntegrityError
 from ckstore.storage import durable
-from ckstore.storage.pack import PackInfo, parse_pack_name
-from ckstore.storage.pack_reader import OpenFile, OpenPack, PackReader, missing
+from ckstore.storage.pack import PackInfo, digest_file, parse_pack_name
+from ckstore.storage.pack_reader import MissingPackError, OpenFile, OpenPack, PackReader, missing
 from ckstore.storage.remote.bucket import patiently
 from ckstore.storage.remote.cache import BlockCache
 from ckstore.storage.remote.catalog import RemoteCatalog
@@ -18,6 +19,8 @@ from ckstore.storage.remote.mirror import Mirror
 
 #: Where packs lie in the object store, and their blocks in the mirror.
 _PREFIX, _BLOCKS = "packs/", "blocks"
+#: Seconds for which a pack that was written here, or mapped, is read from its file.
+_KEPT = 24 * 3600.0
 #: Bytes that are fetched at once into a file.
 _PIECE = 16 << 20
 #: Bytes at the end of a pack that mostly hold its manifest.
@@ -27,15 +30,21 @@ _END = 64 << 10
 class _RemotePack:
     """A pack that lies in the object store."""
 
-    def __init__(self, cache: BlockCache, name: str, size: int) -> None:
+    def __init__(self, cache: BlockCache, name: str, size: int, look_again: Callable[[str], None]) -> None:
         self._cache = cache
+        self._look_again = look_again
         self._name = name
         self.size = size
 
     def pread(self, offset: int, length: int) -> bytes:
         """At most `length` bytes from `offset` on."""
         length = min(length, self.size - offset)
-        return self._cache.read(self._name, self.size, offset, length) if length > 0 else b""
+        try:
+            return self._cache.read(self._name, self.size, offset, length) if length > 0 else b""
+        except MissingPackError:
+            # Here and not in the thread that fetches, which a transaction of this one may keep from the catalog.
+            self._look_again(self._name)
+            raise
 
     def read_into(self, offset: int, target: memoryview) -> int:
         """Fill some of `target` from `offset` on."""
@@ -66,6 +75,7 @@ class RemotePacks(PackReader):
 
     def publish(self, names: Sequence[str]) -> None:
         """Put packs; that a name is its content makes it harmless to do that twice."""
+        self._leave_to_cache()
         for name in names:
             patiently(partial(self._bucket.put, _PREFIX + name, self._directory / name))
             durable.checkpoint("pack-put")
@@ -88,6 +98,11 @@ class RemotePacks(PackReader):
             if isinstance(opened, _RemotePack):
                 wanted.append((name, opened.size, parts))
         self._cache.prefetch(wanted)
+
+    def digest(self, pack: str) -> str:
+        """As of a local pack, but of the bytes that lie in the object store, whatever is here."""
+        self.forget(pack)
+        return digest_file(self._buffered(pack, self._remote(pack, self.size(pack))))
 
     def list_packs(self) -> list[PackInfo]:
         """Every pack that lies in the object store, by name."""
@@ -160,7 +175,10 @@ class RemotePacks(PackReader):
             size = next((info.bytes for info in self.list_packs() if info.name == pack), None)
         if size is None:
             raise FileNotFoundError(pack)
-        return _RemotePack(self._cache, pack, size)
+        return self._remote(pack, size)
+
+    def _remote(self, pack: str, size: int) -> _RemotePack:
+        return _RemotePack(self._cache, pack, size, self._look_again)
 
     def _whole(self, pack: str) -> OpenFile:
         """A pack as a file of the mirror, into which it is fetched."""
@@ -178,12 +196,24 @@ class RemotePacks(PackReader):
             self._open.put(pack, opened)
         return opened
 
+    def _leave_to_cache(self) -> None:
+        """Remove the files of packs that were written here, and committed, a while ago: they are there, too."""
+        known = {pack.name for pack in self._catalog.packs()}
+        oldest = time.time() - _KEPT
+        for path in self._directory.iterdir():
+            with suppress(OSError):
+                if path.name in known and path.stat().st_mtime < oldest:
+                    path.unlink()
+
+    def _look_again(self, pack: str) -> None:
+        """A pack is gone: hear of what others have done."""
+        self._open.drop(pack)
+        self._catalog.refresh()
+
     def _fetch(self, pack: str, offset: int, length: int) -> bytes:
         try:
             [data] = patiently(lambda: self._bucket.read_ranges(_PREFIX + pack, [(offset, length)]))
         except FileNotFoundError:
-            self._open.drop(pack)
-            self._catalog.refresh()
             raise missing(pack) from None
         except EOFError as error:
             raise IntegrityError(f"Pack {pack} is shorter than the catalog says; run `ckstore verify`.") from error

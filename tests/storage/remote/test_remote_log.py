@@ -208,3 +208,18 @@ def test_a_damaged_record_is_named(directory: Path, monkeypatch: pytest.MonkeyPa
         server.objects[last] = log_module._packed(line), modified
     with pytest.raises(IntegrityError, match=r"ecord \d of the log"):
         ckstore.open(URL, cache=directory / "b")
+
+
+def test_a_line_that_is_damaged_here_does_not_get_to_others(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = SimulatedServer()
+    monkeypatch.setattr(mirror_module, "ObstoreBucket", lambda url, options: SimulatedBucket(server))
+    with ckstore.init(URL, cache=directory / "a") as store:
+        store.ingest(state(1, 0), run="r", step=0)
+        for number in range(3):
+            store.tag("r@0", f"t{number}")
+        [line] = (store.path / "log").glob("*2")
+        line.write_bytes(bytes(line.stat().st_size))  # As a power cut leaves what was not synced.
+        store.tag("r@0", "last")
+        tags = store.catalog.tags()
+    with ckstore.open(URL, cache=directory / "b") as store:
+        assert store.catalog.tags() == tags

@@ -81,6 +81,20 @@ def test_a_team_uses_a_bucket(endpoint: str, directory: Path) -> None:
     assert not [path for path in written if b"do-not-write-this-down" in path.read_bytes()]
 
 
+def test_the_process_of_a_saver_stores_in_a_bucket(endpoint: str, directory: Path) -> None:
+    url = "s3://models/saved"
+    with ckstore.init(url, options={"endpoint": endpoint, "region": "us-east-1"}) as store:
+        states = [{"weight": draw(200, 300, seed=step)} for step in range(3)]
+        with store.saver("gpt") as saver:
+            for step, state in enumerate(states):
+                saver.save(state, step=step)
+    with ckstore.open(url, cache=directory / "other", options={"endpoint": endpoint, "region": "us-east-1"}) as store:
+        assert [row.step for row in store.versions("gpt")] == [0, 1, 2]
+        for step, state in enumerate(states):
+            assert torch.equal(torch.as_tensor(store[f"gpt@{step}"].state_dict()["weight"]), state["weight"])
+        assert store.verify().problems == []
+
+
 def test_a_bucket_that_is_not_there(endpoint: str, directory: Path) -> None:
     with pytest.raises(CkstoreError, match=r"could not be used .*check its address, the credentials") as caught:
         ckstore.init("s3://nobody/store", options={"endpoint": endpoint})

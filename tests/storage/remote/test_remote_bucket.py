@@ -1,0 +1,48 @@
+"""The client of a real server: what it says where nothing else would help."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+from ckstore.errors import CkstoreError
+from ckstore.storage.remote.bucket import ObstoreBucket, UnreachableError, patiently
+
+pytest.importorskip("obstore")
+
+
+@pytest.fixture
+def bucket() -> ObstoreBucket:
+    return ObstoreBucket("s3://models/team-a", {"region": "us-east-1"})
+
+
+def test_a_refusal_is_not_waited_for(bucket: ObstoreBucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    import obstore
+    from obstore.exceptions import PermissionDeniedError
+
+    def refused(*arguments: object) -> None:
+        raise PermissionDeniedError("Access denied - Server returned secret-in-a-header\nmore of it")
+
+    monkeypatch.setattr(obstore, "get", refused)
+    before = time.monotonic()
+    with pytest.raises(CkstoreError, match=r"refused ckstore.json \(Access denied\); check the credentials") as raised:
+        patiently(lambda: bucket.read("ckstore.json"))
+    assert not isinstance(raised.value, UnreachableError)
+    assert time.monotonic() - before < 5
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_process_is_told_that_it_cannot_ask(bucket: ObstoreBucket) -> None:
+    child = os.fork()
+    if child == 0:
+        signal.alarm(30)
+        try:
+            patiently(lambda: bucket.read("ckstore.json"))
+        except CkstoreError as error:
+            os._exit(0 if "start processes with the method spawn" in str(error) else 1)
+        os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0

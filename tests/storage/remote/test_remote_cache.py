@@ -1,0 +1,82 @@
+"""Blocks at hand: threads that want the same, a pool that ends, a limit that short processes keep."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ckstore.storage.remote.cache import BLOCK, BlockCache
+from tests.checkpoints import scratch
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    with scratch() as path:
+        yield path
+
+
+def content(offset: int, length: int) -> bytes:
+    return b"".join(bytes([number]) * BLOCK for number in range(offset // BLOCK, (offset + length) // BLOCK))
+
+
+def test_a_gap_that_another_thread_is_fetching(directory: Path) -> None:
+    begun, may_end = threading.Event(), threading.Event()
+
+    def fetch(pack: str, offset: int, length: int) -> bytes:
+        if (offset, length) == (BLOCK, 6 * BLOCK):
+            begun.set()
+            assert may_end.wait(30)
+        return content(offset, length)
+
+    cache = BlockCache(directory, fetch)
+    found: dict[int, object] = {}
+
+    def read(first: int, count: int) -> None:
+        try:
+            found[first] = cache.read("pack", 8 * BLOCK, first * BLOCK, count * BLOCK)
+        except BaseException as error:
+            found[first] = error
+
+    cache.prefetch([("pack", 8 * BLOCK, [(BLOCK, 1), (6 * BLOCK, 1)])])  # In one request, with what is between.
+    assert begun.wait(30)
+    threads = [threading.Thread(target=read, args=part) for part in ((6, 1), (0, 4))]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + 30
+    while not (directory / "pack" / f"{3:08d}").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.05)
+    may_end.set()
+    for thread in threads:
+        thread.join()
+    assert found == {0: content(0, 4 * BLOCK), 6: content(6 * BLOCK, BLOCK)}
+    cache.close()
+
+
+def test_a_block_that_no_pool_took_is_fetched_by_the_next_one(directory: Path) -> None:
+    cache = BlockCache(directory, lambda pack, offset, length: content(offset, length))
+    cache.read("pack", 4 * BLOCK, 0, 1)
+    assert cache._pool is not None
+    cache._pool.shutdown()
+    with pytest.raises(RuntimeError, match="cannot schedule"):
+        cache.read("pack", 4 * BLOCK, BLOCK, 1)
+    cache.close()
+    found: list[bytes] = []
+    thread = threading.Thread(target=lambda: found.append(cache.read("pack", 4 * BLOCK, BLOCK, BLOCK)), daemon=True)
+    thread.start()
+    thread.join(30)
+    assert found == [content(BLOCK, BLOCK)]
+    cache.close()
+
+
+def test_caches_that_write_little_keep_the_limit(directory: Path) -> None:
+    limit = 64 * BLOCK
+    for number in range(600):
+        cache = BlockCache(directory, lambda pack, offset, length: content(offset, length), limit)
+        cache.read(f"pack{number}", BLOCK, 0, BLOCK)
+        cache.close()
+    assert sum(path.stat().st_size for path in directory.glob("*/*")) < 3 * limit

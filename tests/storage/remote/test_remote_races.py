@@ -1,0 +1,266 @@
+"""What other mirrors do to a version between the moment in which it is read and the commit of what was made of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ckstore
+from ckstore.errors import ConflictError, IntegrityError
+from ckstore.operations.drop import drop
+from ckstore.operations.recover import recover_remote
+from ckstore.storage.pack_reader import MissingPackError
+from ckstore.storage.remote import catalog as catalog_module
+from ckstore.storage.remote import mirror as mirror_module
+from ckstore.storage.remote.bucket import UnreachableError
+from tests.checkpoints import draw, scratch
+from tests.storage.remote.simulated import SimulatedBucket, SimulatedServer
+
+URL = "s3://models/team-a"
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    with scratch() as path:
+        yield path
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> SimulatedServer:
+    made = SimulatedServer()
+    monkeypatch.setattr(mirror_module, "ObstoreBucket", lambda url, options: SimulatedBucket(made))
+    monkeypatch.setattr("ckstore.storage.remote.bucket._PAUSE", 0.001)
+    return made
+
+
+def state(step: int) -> dict[str, Any]:
+    weight = draw(300, 256)
+    for number in range(1, step + 1):
+        weight = weight + draw(300, 256, seed=number, scale=1e-3)
+    return {"weight": weight, "frozen": draw(64, 64, seed=9), "moment": draw(300, 256, seed=500 + step)}
+
+
+def same(found: dict[str, Any], step: int, names: Sequence[str] = ("weight", "frozen", "moment")) -> bool:
+    return all(bool((found[name] == tensor).all()) for name, tensor in state(step).items() if name in names)
+
+
+def once_published(store: ckstore.Store, monkeypatch: pytest.MonkeyPatch, task: Callable[[], None]) -> None:
+    """Do something when the packs of the store's next change are put, and before it is committed."""
+    publish = store.packs.publish
+    tasks = iter([task])
+
+    def published(names: Sequence[str]) -> None:
+        publish(names)
+        next(tasks, lambda: None)()
+
+    monkeypatch.setattr(store.packs, "publish", published)
+
+
+def test_what_a_version_is_compacted_against_is_freed_by_another_mirror(
+    server: SimulatedServer, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ckstore.init(URL, cache=directory / "a") as store:
+        store.ingest(state(0), run="r", step=0, hot=0)
+        store.ingest(state(1), run="r", step=1, hot=1)
+        with ckstore.open(URL, cache=directory / "b") as other:
+
+            def free() -> None:
+                other.forget(["r@0"])
+                other.gc(grace=0)
+
+            once_published(store, monkeypatch, free)
+            store.compact()
+            assert not store["r@1"].row.hot
+            store.gc(grace=0)
+        assert store.verify().problems == []
+    with ckstore.open(URL, cache=directory / "c") as store:
+        assert same(store["r@1"].state_dict(), 1)
+        assert store.verify().problems == []
+
+
+def test_a_version_that_was_thinned_meanwhile_does_not_become_exact_again(
+    server: SimulatedServer, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ckstore.init(URL, cache=directory / "a") as store:
+        for step in range(2):
+            store.ingest(state(step), run="r", step=step, hot=0)
+        with ckstore.open(URL, cache=directory / "b") as other:
+
+            def thin() -> None:
+                other.thin(["r@0"])
+                other.gc()
+
+            once_published(store, monkeypatch, thin)
+            with pytest.raises(ConflictError, match="Version 1 was changed by others meanwhile; try again"):
+                drop(store.repository, [store["r@0"].row], ["moment"])
+            assert store["r@0"].row.fidelity == "coarse"
+            assert store["r@0"].row.dropped == ()
+            drop(store.repository, [store["r@0"].row], ["moment"])
+    with ckstore.open(URL, cache=directory / "c") as store:
+        store.gc(grace=0)
+        assert store.verify().problems == []
+        assert set(store["r@0"].state_dict()) == {"weight", "frozen"}
+        assert same(store["r@1"].state_dict(), 1)
+
+
+def test_a_pack_that_is_gone_is_missed_inside_of_a_transaction_too(server: SimulatedServer, directory: Path) -> None:
+    with ckstore.init(URL, cache=directory / "a") as store:
+        store.ingest(state(0), run="r", step=0, hot=0)
+    with ckstore.open(URL, cache=directory / "b") as store:
+        name = store["r@0"].row.pack
+        del server.objects[f"packs/{name}"]
+        raised: list[BaseException] = []
+
+        def read() -> None:
+            try:
+                with store.catalog.transaction():
+                    store.repository.packs.pread(name, 0, 1)
+            except BaseException as error:
+                raised.append(error)
+
+        thread = threading.Thread(target=read, daemon=True)
+        thread.start()
+        thread.join(30)
+        assert [type(error) for error in raised] == [MissingPackError]
+
+
+def test_a_commit_without_its_snapshot_is_a_commit(
+    server: SimulatedServer, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catalog_module, "EVERY", 2)
+
+    def fails(*arguments: object) -> None:
+        raise UnreachableError("The network is gone.")
+
+    monkeypatch.setattr(catalog_module, "put_snapshot", fails)
+    with ckstore.init(URL, cache=directory / "a") as store:
+        for step in range(2):
+            assert store.ingest(state(step), run="r", step=step, hot=0).is_new
+        assert len(store.versions()) == 2
+
+
+def test_a_mirror_of_an_empty_store_does_not_outlive_it(server: SimulatedServer, directory: Path) -> None:
+    ckstore.init(URL, cache=directory / "a").close()
+    server.objects.clear()
+    with ckstore.init(URL, cache=directory / "b") as store:
+        row = store.ingest(state(0), run="r", step=0, hot=0).version
+    with ckstore.open(URL, cache=directory / "a") as store:
+        assert store.versions() == [row]
+
+
+def test_recovery_goes_by_the_log_and_not_by_a_snapshot_that_lies(
+    server: SimulatedServer, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CKSTORE_CACHE", str(directory / "cache"))
+    with ckstore.init(URL, cache=directory / "a", options={"region": "us-east-1"}) as store:
+        for step in range(2):
+            store.ingest(state(step), run="r", step=step, hot=0)
+        with ckstore.open(URL, cache=directory / "liar") as liar:
+            with closing(sqlite3.connect(liar.path / "catalog.sqlite")) as database, database:
+                database.execute("UPDATE versions SET fidelity = 'coarse'")
+                database.execute("UPDATE meta SET value = ? WHERE key = 'head'", [f"2 {'0' * 40}"])
+            mirror_module.put_snapshot(liar.repository._mirror, 2)
+        store.tag("r@0", "t")
+        rows = store.versions()
+    with pytest.raises(IntegrityError, match=r"does not follow record 2 .* run `ckstore recover`"):
+        ckstore.open(URL, options={"region": "us-east-1"})
+    assert recover_remote(URL).versions == 2
+    with ckstore.open(URL) as store:
+        assert store.versions() == rows
+        assert store.repository.address.options == (("region", "us-east-1"),)
+
+
+def test_a_snapshot_is_not_put_over_another_store(server: SimulatedServer, directory: Path) -> None:
+    with ckstore.init(URL, cache=directory / "a") as store:
+        store.ingest(state(0), run="r", step=0, hot=0)
+        server.objects.clear()
+        ckstore.init(URL, cache=directory / "b").close()
+        there = dict(server.objects)
+        mirror_module.put_snapshot(store.repository._mirror, 1)
+    assert server.objects == there
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_process_fetches_for_itself(server: SimulatedServer, directory: Path) -> None:
+    with ckstore.init(URL, cache=directory / "a") as store:
+        store.ingest(state(0), run="r", step=0, hot=0)
+    with ckstore.open(URL, cache=directory / "b") as store:
+        version = store["r@0"]
+        assert version["weight"][0, 0] == state(0)["weight"][0, 0]
+        for block in store.path.glob("blocks/*/*"):
+            block.unlink()
+        name, size = version.row.pack, store.repository.packs.size(version.row.pack)
+        child = os.fork()
+        if child == 0:
+            signal.alarm(60)
+            os._exit(0 if len(store.repository.packs.pread(name, 0, size)) == size else 1)
+        assert os.waitpid(child, 0)[1] == 0
+
+
+def test_who_wrote_a_pack_verifies_what_others_read(server: SimulatedServer, directory: Path) -> None:
+    with ckstore.init(URL, cache=directory / "a") as store:
+        store.ingest(state(0), run="r", step=0, hot=0)
+        assert store.verify().problems == []
+        name = f"packs/{store['r@0'].row.pack}"
+        data, modified = server.objects[name]
+        server.objects[name] = data[:100] + bytes([data[100] ^ 1]) + data[101:], modified
+        assert any("is not what its name says" in problem for problem in store.verify().problems)
+
+
+@pytest.mark.parametrize("way", ["out", "in", "across"])
+def test_versions_go_into_a_remote_store_and_out_of_it(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    servers = {URL: SimulatedServer(), f"{URL}-b": SimulatedServer()}
+    monkeypatch.setattr(mirror_module, "ObstoreBucket", lambda url, options: SimulatedBucket(servers[url]))
+    ckstore.init(URL, cache=directory / "a").close()
+    ckstore.init(f"{URL}-b", cache=directory / "a").close()
+    ckstore.init(directory / "local").close()
+    places = {"out": (URL, "local"), "in": ("local", URL), "across": (URL, f"{URL}-b")}
+
+    def opened(place: str) -> ckstore.Store:
+        return ckstore.open(directory / place) if place == "local" else ckstore.open(place, cache=directory / "a")
+
+    before, after = places[way]
+    with opened(before) as source, opened(after) as target:
+        for step in range(4):
+            source.ingest(state(step), run="r", step=step, hot=2)
+        source.tag("r@1", "best")
+        assert len(source.push(target, ["r@0", "r@1"]).versions) == 2
+        report = target.pull(source)
+        assert (len(report.versions), len(report.there), report.failed) == (2, 2, [])
+        assert source.push(target).versions == []
+        assert [row.uid for row in target.versions()] == [row.uid for row in source.versions()]
+        assert target.catalog.tags() == {"best": target["r@1"].row.number}
+        with pytest.raises(ConflictError, match="r@0 holds other content"):
+            target.ingest(state(9), run="r", step=0)
+    with opened(after) as store:
+        for step in range(4):
+            assert same(store[f"r@{step}"].state_dict(), step)
+        assert store.verify().problems == []
+
+
+def test_packs_that_were_written_here_long_ago_take_no_place(server: SimulatedServer, directory: Path) -> None:
+    with ckstore.init(URL, cache=directory / "a") as store:
+        store.ingest(state(0), run="r", step=0, hot=0)
+        written = list((store.path / "packs").iterdir())
+        uncommitted = store.path / "packs" / f"{'0' * 40}.zip"
+        uncommitted.touch()
+        for path in [*written, uncommitted]:
+            os.utime(path, (0, 0))
+        store.ingest(state(1), run="r", step=1, hot=0)
+        assert written
+        assert not any(path.exists() for path in written)
+        assert uncommitted.exists()
+        for step in range(2):
+            assert same(store[f"r@{step}"].state_dict(), step)
+        assert store.verify().problems == []
