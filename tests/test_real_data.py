@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import ckstore
+from ckstore.encoding.budget import PLANNED
 from ckstore.operations.recover import recover
 from tests.checkpoints import described, scratch
 
@@ -70,7 +71,7 @@ def test_deltas_of_small_tensors_are_small(shared_data: Path, directory: Path) -
     """484,563 bytes; 491,000 with histograms that were too coarse for the groups of a tensor of 2^14 elements."""
     with ckstore.init(directory / "store") as store:
         for path in ordered(shared_data / "espcn")[:4]:
-            store.ingest(path, run="espcn")
+            store.ingest(path, run="espcn", budget=2.0 * 0.9 / PLANNED)  # What was planned for when this was measured.
         assert sum(row.stored_bytes for row in store.versions()[1:]) < 487_000
 
 

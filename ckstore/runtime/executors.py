@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import pickle
 import socket
+import sys
 from collections.abc import Callable, Generator, Iterable
-from concurrent.futures import BrokenExecutor, CancelledError, Future, ProcessPoolExecutor
+from concurrent.futures import BrokenExecutor, CancelledError, Future
 from contextlib import closing
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -45,7 +46,7 @@ def spread(executor: Executor, work: Callable[[Item], Result], items: Iterable[I
     CkstoreError
         A worker is gone. What `work` raises comes as it is.
     """
-    if isinstance(executor, ProcessPoolExecutor):
+    if _is_of_processes(executor):
         try:
             pickle.dumps(work)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -64,6 +65,12 @@ def spread(executor: Executor, work: Callable[[Item], Result], items: Iterable[I
                     raise CkstoreError(_LOST) from error
                 raise
             yield result
+
+
+def _is_of_processes(executor: Executor) -> bool:
+    # Whoever made one has imported the module, which cannot be imported any more while the program ends.
+    module = sys.modules.get("concurrent.futures.process")
+    return module is not None and isinstance(executor, module.ProcessPoolExecutor)
 
 
 def _here() -> tuple[str, int]:

@@ -213,8 +213,8 @@ class CatalogReader:
 
     def identity(self) -> str:
         """What tells this catalog from others, also from one that `recover` builds in its place."""
-        [[found]] = self._connection.rows("SELECT value FROM meta WHERE key = 'store'", schema=rows(text(1)))
-        return str(found)
+        found = self._connection.rows("SELECT value FROM meta WHERE key = 'store'", schema=rows(text()))
+        return str(found[0][0]) if found else ""
 
     def collected(self) -> str:
         """When `gc` last moved or removed something; empty where it never did."""

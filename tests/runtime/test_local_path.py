@@ -1,4 +1,4 @@
-"""Paths that are URLs are refused, and make no directory named `s3:`."""
+"""URLs of no object store, or where no store is meant, are refused, and make no directory named `s3:`."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from ckstore.cli.program import run
 from ckstore.errors import UsageError
 from ckstore.runtime.local_path import local_path
 
-URLS = ["s3://bucket/store", "gs://b/s", "file:///tmp/s", "https://example.org/x.pt", "az:/one-slash"]
+URLS = ["hdfs://bucket/store", "file:///tmp/s", "https://example.org/x.pt", "az:/one-slash"]
+#: Where a store is meant, URLs of object stores are not refused.
+STORE = [["init", "{}"], ["--store", "{}", "init"], ["--store", "{}", "log"], ["--store", "{}", "recover"]]
+FILE = [["--store", "store", "ingest", "{}"], ["--store", "store", "checkout", "1", "-o", "{}"]]
 
 
-@pytest.mark.parametrize("url", URLS)
 @pytest.mark.parametrize(
-    "verb",
-    [
-        ["init", "{}"], ["--store", "{}", "init"], ["--store", "{}", "log"], ["--store", "{}", "recover"],
-        ["--store", "store", "ingest", "{}"], ["--store", "store", "checkout", "1", "-o", "{}"],
-    ],
-    ids=" ".join,
-)  # fmt: skip
+    ("verb", "url"),
+    [(verb, url) for verb in STORE + FILE for url in URLS]
+    + [(verb, url) for verb in FILE for url in ("s3://bucket/x.pt", "gs://b/x.pt")],
+    ids=lambda value: value if isinstance(value, str) else " ".join(value),
+)
 def test_a_url_is_refused(
     verb: list[str], url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
