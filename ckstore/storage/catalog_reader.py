@@ -200,8 +200,8 @@ class CatalogReader:
     def moved_packs(self, names: Iterable[str] | None) -> dict[str, str]:
         """The present names of those packs that `gc` has put others in the place of; of all with None."""
         if names is None:
-            query = "SELECT key, value FROM meta WHERE key GLOB '*.zip' AND instr(key, ':') = 0"
-            return dict(self._connection.rows(query, schema=META_ROWS))
+            query = "SELECT key, value FROM meta WHERE key NOT IN ('store', ?) AND instr(key, ':') = 0"
+            return dict(self._connection.rows(query, [COLLECTED], META_ROWS))
         wanted = sorted(set(names))
         marks = ", ".join("?" * len(wanted))
         return dict(self._connection.rows(f"SELECT key, value FROM meta WHERE key IN ({marks})", wanted, META_ROWS))

@@ -26,7 +26,7 @@ from ckstore.storage.schema import matching, rows
 T = TypeVar("T")
 
 #: The row of `meta` that says how far the mirror is: number and digest of a record.
-HEAD = "head"
+HEAD = "mirror:head"
 #: What all mirrors agree on; ids of rows are each one's own.
 _TABLES = {
     "versions": "SELECT v.number, v.uid, r.name, v.step, v.parent, v.created, p.name, v.manifest_offset,"
@@ -39,10 +39,10 @@ _TABLES = {
     "runs": "SELECT name FROM runs ORDER BY 1",
     "lattices": "SELECT l.key, p.name, l.slot FROM lattices l JOIN packs p ON p.id = l.pack ORDER BY 1",
     "contents": "SELECT c.key, p.name, c.slot FROM contents c JOIN packs p ON p.id = c.pack ORDER BY 1",
-    "policies and collections": "SELECT key, value FROM meta WHERE key NOT IN ('store', 'head') ORDER BY 1",
+    "policies and collections": "SELECT key, value FROM meta WHERE key NOT IN ('store', 'mirror:head') ORDER BY 1",
 }
 #: The row of `meta` that has the highest number of a version that was ever committed.
-HIGHEST = "highest"
+HIGHEST = "mirror:highest"
 META_VALUES = rows(matching(re.compile("[0-9]{1,15}"), "a number"))
 #: Rows of `meta` for packs that `gc` has removed begin so, and end with the pack's name.
 GONE = "gone:"

@@ -133,7 +133,7 @@ def put_snapshot(mirror: Mirror, number: int) -> None:
         with closing(sqlite3.connect(temporary, isolation_level=None)) as database:
             for table in ("reservations", "leases"):
                 database.execute(f"DELETE FROM {table}")
-            head = database.execute("SELECT value FROM meta WHERE key = 'head'").fetchone()
+            head = database.execute("SELECT value FROM meta WHERE key = 'mirror:head'").fetchone()
         if head is None or int(head[0].partition(" ")[0]) < number:
             return
         data = temporary.read_bytes()

@@ -166,7 +166,7 @@ def test_recovery_goes_by_the_log_and_not_by_a_snapshot_that_lies(
         with ckstore.open(URL, cache=directory / "liar") as liar:
             with closing(sqlite3.connect(liar.path / "catalog.sqlite")) as database, database:
                 database.execute("UPDATE versions SET fidelity = 'coarse'")
-                database.execute("UPDATE meta SET value = ? WHERE key = 'head'", [f"2 {'0' * 40}"])
+                database.execute("UPDATE meta SET value = ? WHERE key = 'mirror:head'", [f"2 {'0' * 40}"])
             mirror_module.put_snapshot(liar.repository._mirror, 2)
         store.tag("r@0", "t")
         rows = store.versions()
