@@ -43,6 +43,8 @@ Result = TypeVar("Result")
 #: chunks fit is not decoded again when the next one is stored after it.
 _MEMORY_SHARE = 1 / 16
 _LARGEST_CACHE = 4 << 30
+#: Seconds for which a remote store is not asked again what others have committed.
+_RECENT = 1.0
 
 
 class Store:
@@ -115,8 +117,12 @@ class Store:
 
     @property
     def catalog(self) -> Catalog:
-        """The index."""
-        return self.repository.catalog
+        """The index; of a remote store with what other machines had committed a second ago."""
+        return self._followed().catalog
+
+    def _followed(self) -> Repository:
+        self.repository.catalog.refresh(within=_RECENT)
+        return self.repository
 
     @property
     def packs(self) -> PackReader:
@@ -220,7 +226,7 @@ class Store:
 
         if not dry_run:
             self.repository.require_writable()
-        return rebase(self.repository, self._chosen(versions, run), budget=budget, dry_run=dry_run)
+        return rebase(self._followed(), self._chosen(versions, run), budget=budget, dry_run=dry_run)
 
     def policy(self, run: str | None = None) -> Policy:
         """How faithful the next version of a run is to be, and what becomes of older ones.
@@ -243,7 +249,7 @@ class Store:
         """
         from ckstore.operations.naming import set_policy
 
-        set_policy(self.repository, policy, run)
+        set_policy(self._followed(), policy, run)
 
     def retain(
         self, run: str | None = None, *, dry_run: bool = False, progress: Callable[[int], None] | None = None
@@ -255,15 +261,15 @@ class Store:
         from ckstore.operations.retain import expected, retain
 
         if dry_run:
-            return expected(self.repository, run)
+            return expected(self._followed(), run)
         self.repository.require_writable()
-        return retain(self.repository, run, progress=progress)
+        return retain(self._followed(), run, progress=progress)
 
     def stats(self) -> dict[str, Any]:
         """Totals, and under `ledger` the bytes of all files of the store by cause."""
         from ckstore.operations.ledger import stats
 
-        return stats(self.repository)
+        return stats(self._followed())
 
     def _stored(self, row: VersionRow) -> StoredVersion:
         from ckstore.reading.stored_version import StoredVersion
@@ -278,13 +284,13 @@ class Store:
         """Let a tag mean a version; `UsageError` where a run has that name."""
         from ckstore.operations.naming import tag
 
-        tag(self.repository, self.catalog.resolve(spec), name)
+        tag(self._followed(), self.catalog.resolve(spec), name)
 
     def untag(self, name: str) -> None:
         """Remove a tag."""
         from ckstore.operations.naming import untag
 
-        untag(self.repository, name)
+        untag(self._followed(), name)
 
     def forget(
         self,
@@ -314,7 +320,7 @@ class Store:
 
         if not dry_run:
             self.repository.require_writable()
-        return gc(self.repository, grace=grace, dry_run=dry_run)
+        return gc(self._followed(), grace=grace, dry_run=dry_run)
 
     def thin(
         self,
@@ -386,7 +392,7 @@ class Store:
             other.repository.require_writable()
         chosen = bool(versions) or run is not None
         rows = select_versions(self.catalog, versions, run) if chosen else self.versions()
-        return transfer(self.repository, other.repository, rows, dry_run=dry_run, verify=verify, progress=progress)
+        return transfer(self.repository, other._followed(), rows, dry_run=dry_run, verify=verify, progress=progress)
 
     def pull(
         self,
@@ -412,7 +418,7 @@ class Store:
         from ckstore.operations.compact import compact, due
 
         self.repository.require_writable()
-        rows = due(self.repository, run, keep=0)
+        rows = due(self._followed(), run, keep=0)
         if versions is not None:
             rows = [self.catalog.resolve(spec) for spec in versions]
         return compact(self.repository, rows, progress=progress)

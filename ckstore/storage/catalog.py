@@ -101,8 +101,8 @@ class Catalog(CatalogClaims):
         """A sentence for each table of a mirror that is not what the log makes of it; of a local catalog none."""
         return []
 
-    def refresh(self) -> None:
-        """Take over what other mirrors of a remote store have changed."""
+    def refresh(self, within: float = 0.0) -> None:
+        """Take over what other mirrors of a remote store have changed, unless that was done so many seconds ago."""
 
     def _made(self, method: Callable[..., T], arguments: tuple[Any, ...], named: dict[str, Any]) -> T:
         return method(self, *arguments, **named)

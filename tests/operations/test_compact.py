@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -36,6 +38,8 @@ from ckstore.version import Version
 from tests.checkpoints import draw, scratch, write_safetensors
 
 STEPS = 4
+#: How often a compaction is killed.
+KILLS = int(os.environ.get("CKSTORE_KILLS", "2"))
 
 
 @pytest.fixture
@@ -350,33 +354,57 @@ def test_a_setting_that_makes_no_sense() -> None:
         Policy(hot=-1)
 
 
-_KILLED = """
+_COMPACTS = """
 import sys, ckstore
 with ckstore.open(sys.argv[1]) as store:
+    store.compact([])
     print("begun", flush=True)
     store.compact()
+    print("done", flush=True)
 """
 
 
-@pytest.mark.parametrize("turn", range(4))
-def test_killed_while_compacting(directory: Path, turn: int) -> None:
-    paths = files(directory)
-    with ckstore.init(directory / "store") as store:
-        for step, path in enumerate(paths):
-            store.ingest(path, run="r", step=step, hot=STEPS)
-    began = time.monotonic()
-    child = subprocess.Popen([sys.executable, "-c", _KILLED, str(directory / "store")], stdout=subprocess.PIPE)
+def compacting(store: Path) -> subprocess.Popen[bytes]:
+    """A process that begins to compact all versions right now."""
+    child = subprocess.Popen([sys.executable, "-c", _COMPACTS, str(store)], stdout=subprocess.PIPE)
     assert child.stdout is not None
-    child.stdout.readline()
-    time.sleep((time.monotonic() - began) * 0.5 * turn / 4)
-    os.kill(child.pid, signal.SIGKILL)
-    child.wait()
-    child.stdout.close()
-    with ckstore.open(directory / "store") as store:
-        check(store, paths)
-        store.compact()
-        check(store, paths)
-        assert [row.hot for row in store.versions()] == [False] * STEPS
+    assert child.stdout.readline() == b"begun\n"
+    return child
+
+
+@pytest.fixture(scope="module")
+def hot() -> Iterator[tuple[Path, list[Path], float]]:
+    """A store of hot versions, their files, and the seconds that a process takes to compact them."""
+    with scratch() as directory:
+        paths = files(directory)
+        with ckstore.init(directory / "store") as store:
+            for step, path in enumerate(paths):
+                store.ingest(path, run="r", step=step, hot=STEPS)
+        shutil.copytree(directory / "store", directory / "copy")
+        with compacting(directory / "copy") as child:
+            began = time.monotonic()
+            assert child.stdout is not None
+            assert child.stdout.readline() == b"done\n"
+            yield directory / "store", paths, time.monotonic() - began
+
+
+@pytest.mark.parametrize("seed", range(KILLS))
+def test_killed_while_compacting(hot: tuple[Path, list[Path], float], directory: Path, seed: int) -> None:
+    """At a random moment: nothing is lost, what is left over can be collected, and another process goes on."""
+    store, paths, seconds = hot
+    place = Path(shutil.copytree(store, directory / "store"))
+    chance = random.Random(seed)
+    with compacting(place) as child:
+        time.sleep(chance.uniform(0, seconds))
+        child.kill()
+    with ckstore.open(place) as opened:
+        check(opened, paths)
+        if chance.random() < 0.5:
+            opened.gc(grace=0)
+            check(opened, paths)
+        opened.compact()
+        check(opened, paths)
+        assert not any(row.hot for row in opened.versions())
 
 
 def test_files_of_all_kinds(directory: Path) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import math
 import re
 import sqlite3
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
@@ -67,12 +69,17 @@ class RemoteCatalog(Catalog):
         self._calls: list[Any] | None = None
         self._notes: list[Mapping[str, Any]] = []
         self._within = False
+        self._followed = -math.inf
 
-    def refresh(self) -> None:
+    def refresh(self, within: float = 0.0) -> None:
         """Take over what others have committed; one request where there is nothing."""
+        if self._followed + within > time.monotonic():
+            return
         while True:
             head = self._head()
+            asked = time.monotonic()
             records = self._log.after(head)
+            self._followed = asked
             if not records:
                 return
             with super().transaction():

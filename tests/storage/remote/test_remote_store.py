@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import ckstore
+from ckstore import store as store_module
 from ckstore.errors import (
     CkstoreError,
     ConflictError,
@@ -102,6 +103,30 @@ def test_mirrors_that_write_in_turns_agree(server: SimulatedServer, directory: P
         with pytest.raises(ConflictError, match="gpt@3 holds other content as version 4"):
             second.ingest(paths[0], run="gpt", step=3)
         assert first.verify().problems == second.verify().problems == []
+
+
+def test_a_store_that_stays_open_hears_of_others(
+    server: SimulatedServer, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "_RECENT", 0.0)
+    with ckstore.init(URL, cache=directory / "a") as first, ckstore.open(URL, cache=directory / "b") as second:
+        first.ingest(state(0), run="gpt", step=0)
+        assert second["gpt@latest"].step == 0
+        second.tag("gpt@latest", "good")
+        assert first["good"].step == 0
+        first.set_policy(Policy("coarse"), "gpt")
+        assert second.policy("gpt").fidelity == "coarse"
+        second.forget(["gpt@0"])
+        assert first.versions() == []
+
+
+def test_what_was_heard_just_now_is_not_asked_for_again(server: SimulatedServer, directory: Path) -> None:
+    with ckstore.init(URL, cache=directory / "a") as store:
+        store.ingest(state(0), run="gpt", step=0)
+        store.catalog.refresh()
+        before = server.requests.total()
+        assert store["gpt@latest"].step == 0
+        assert server.requests.total() == before
 
 
 def test_a_writer_that_is_behind_commits_upon_what_others_did(
