@@ -33,3 +33,5 @@ def settle(parent: int, nice: int) -> None:
         os._exit(1)
     with suppress(OSError, AttributeError):
         os.nice(nice)
+        # Whoever wakes it goes on, instead of waiting until it has run for a while.
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))

@@ -11,6 +11,7 @@ from bisect import bisect_left, bisect_right
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from ckstore.dtypes import ITEM_SIZES
@@ -396,7 +397,7 @@ class _Describer:
     def _problem_of(self, tensor: Any) -> str:
         """Why a tensor cannot be stored; empty where it can."""
         torch = self._torch
-        dtype = str(tensor.dtype).removeprefix("torch.")
+        dtype = _name_of_dtype(tensor.dtype)
         plain = type(tensor) in (torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", torch.Tensor))
         nested = tensor.is_nested  # of which not even the size can be asked for
         if not plain or nested or tensor.layout != torch.strided or tensor.is_quantized or dtype not in ITEM_SIZES:
@@ -407,19 +408,18 @@ class _Describer:
     def _torch_tensor(self, tensor: Any, path: Path) -> _Found:
         torch = self._torch
         path = path or ROOT
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        said = (tensor.is_conj(), tensor.is_neg(), isinstance(tensor, torch.nn.Parameter), tensor.requires_grad)
-        marks = tuple(mark for mark, holds in zip(MARKS, (*said, False), strict=True) if holds)
+        is_conj, is_neg = tensor.is_conj(), tensor.is_neg()
+        said = (is_conj, is_neg, isinstance(tensor, torch.nn.Parameter), tensor.requires_grad, False)
+        marks = tuple(mark for mark, holds in zip(MARKS, said, strict=True) if holds) if any(said) else ()
         if not tensor.is_inference():
             self._versions.append((tensor, tensor._version, path))
         value = tensor.detach()
         # The values as they lie in memory, which the marks then apply to.
-        value = value.conj() if value.is_conj() else value
-        value = torch._neg_view(value) if value.is_neg() else value
-        storage = value.untyped_storage()
-        memory = (str(value.device), storage.data_ptr())
-        shape, strides = tuple(value.shape), tuple(value.stride())
-        return _Found(path, dtype, shape, strides, value.storage_offset(), memory, value, marks)
+        value = value.conj() if is_conj else value
+        value = torch._neg_view(value) if is_neg else value
+        memory = (value.device, value.untyped_storage().data_ptr())
+        shape, strides = tuple(value.shape), value.stride()
+        return _Found(path, _name_of_dtype(tensor.dtype), shape, strides, value.storage_offset(), memory, value, marks)
 
     def _array_or_object(self, array: Any, path: Path, depth: int) -> Any:
         """An array as a tensor with a mark; as it pickles itself where torch has not its dtype."""
@@ -472,7 +472,7 @@ class _Describer:
             return
         same = all(
             (one.dtype, one.shape, one.strides, one.offset) == (first.dtype, first.shape, first.strides, first.offset)
-            for one in group
+            for one in group[1:]
         )
         shape = memory_shape(first.shape, first.strides)
         if same and shape is None:
@@ -495,6 +495,11 @@ class _Describer:
         for found in group:
             offset = found.offset - low // item
             yield found, Tensor(found.path, found.dtype, found.shape, found.strides, number, offset, found.marks)
+
+
+@cache
+def _name_of_dtype(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _add(state: LiveState, extent: Extent, memory: Memory) -> None:
