@@ -14,7 +14,7 @@ from ckstore.errors import ConflictError, NoStoreError, UsageError
 from ckstore.policy import QUALITY, Fidelity, Policy, Scheme
 from ckstore.repository import CACHE_BYTES, Address, Mode, Repository
 from ckstore.storage import root
-from ckstore.storage.catalog import Catalog, VersionRow
+from ckstore.storage.catalog import RECENT, Catalog, VersionRow
 from ckstore.storage.pack_reader import PackReader
 
 if TYPE_CHECKING:
@@ -43,8 +43,6 @@ Result = TypeVar("Result")
 #: chunks fit is not decoded again when the next one is stored after it.
 _MEMORY_SHARE = 1 / 16
 _LARGEST_CACHE = 4 << 30
-#: Seconds for which a remote store is not asked again what others have committed.
-_RECENT = 1.0
 
 
 class Store:
@@ -121,7 +119,7 @@ class Store:
         return self._followed().catalog
 
     def _followed(self) -> Repository:
-        self.repository.catalog.refresh(within=_RECENT)
+        self.repository.catalog.refresh(within=RECENT)
         return self.repository
 
     @property

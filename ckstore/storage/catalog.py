@@ -24,6 +24,9 @@ T = TypeVar("T")
 
 __all__ = ["Catalog", "Claim", "PackRow", "Placement", "RunRow", "Totals", "VersionRow", "key"]
 
+#: Seconds for which a store that stays open need not ask again what other machines have committed.
+RECENT = 1.0
+
 
 def recorded(method: Callable[Concatenate[C, P], T]) -> Callable[Concatenate[C, P], T]:
     """A change of rows, in a transaction: what other copies of a remote store's catalog have to make as well."""

@@ -108,14 +108,15 @@ def test_mirrors_that_write_in_turns_agree(server: SimulatedServer, directory: P
 def test_a_store_that_stays_open_hears_of_others(
     server: SimulatedServer, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_module, "_RECENT", 0.0)
+    monkeypatch.setattr(store_module, "RECENT", 0.0)
     with ckstore.init(URL, cache=directory / "a") as first, ckstore.open(URL, cache=directory / "b") as second:
         first.ingest(state(0), run="gpt", step=0)
-        assert second["gpt@latest"].step == 0
+        assert second["gpt@latest"].row.step == 0
         second.tag("gpt@latest", "good")
-        assert first["good"].step == 0
+        assert first["good"].row.step == 0
         first.set_policy(Policy("coarse"), "gpt")
         assert second.policy("gpt").fidelity == "coarse"
+        first.untag("good")
         second.forget(["gpt@0"])
         assert first.versions() == []
 
@@ -125,7 +126,7 @@ def test_what_was_heard_just_now_is_not_asked_for_again(server: SimulatedServer,
         store.ingest(state(0), run="gpt", step=0)
         store.catalog.refresh()
         before = server.requests.total()
-        assert store["gpt@latest"].step == 0
+        assert store["gpt@latest"].row.step == 0
         assert server.requests.total() == before
 
 
@@ -136,8 +137,8 @@ def test_a_writer_that_is_behind_commits_upon_what_others_did(
     with ckstore.init(URL, cache=directory / "a") as first, ckstore.open(URL, cache=directory / "b") as second:
         first.ingest(paths[0], run="gpt", step=0)
         refresh = second.catalog.refresh
-        calls = iter([lambda: None])  # The other one commits right after this one has looked.
-        monkeypatch.setattr(second.catalog, "refresh", lambda: next(calls, refresh)())
+        calls = iter([lambda within: None] * 2)  # The other one commits right after this one has looked.
+        monkeypatch.setattr(second.catalog, "refresh", lambda within=0.0: next(calls, refresh)(within))
         report = second.ingest(paths[1], run="other", step=1)
         assert report.version.number == 2
         second.catalog.refresh()
