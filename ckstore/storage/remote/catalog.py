@@ -78,14 +78,14 @@ class RemoteCatalog(Catalog):
 
     def commit(self, change: Callable[[], T]) -> T:
         """Make a change, and put the record that says it; where others were first, make it once more upon theirs."""
-        overtaken = False
+        lost = 0
         while True:
             try:
-                with self._transaction(overtaken=overtaken):
+                with self._transaction(lost=lost):
                     return change()
             except BehindError as error:
                 self._follow(error.records)
-                overtaken = True
+                lost += 1
 
     def _follow(self, records: Sequence[tuple[Head, Mapping[str, Any]]]) -> bool:
         """Take over records; False where they do not begin behind the head: another process of this mirror was first.
@@ -148,7 +148,7 @@ class RemoteCatalog(Catalog):
         return self._transaction()
 
     @contextmanager
-    def _transaction(self, *, overtaken: bool = False) -> Iterator[None]:
+    def _transaction(self, *, lost: int = 0) -> Iterator[None]:
         made = None
         with super().transaction():
             if self._calls is not None:
@@ -160,7 +160,7 @@ class RemoteCatalog(Catalog):
                 if self._calls:
                     if self._mode == "r":
                         raise UsageError(f"{self._mirror.url} is open for reading; open the store for writing.")
-                    made = self._log.append(self._head(), self._calls, self._notes, overtaken=overtaken)
+                    made = self._log.append(self._head(), self._calls, self._notes, lost=lost)
                     self._set_head(made)
             finally:
                 self._calls = None

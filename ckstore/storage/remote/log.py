@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -28,6 +30,8 @@ FORMAT = 1
 _MANY, _FEW = 256, 16
 #: Bytes of the lines of older records in one object, at most.
 LARGEST = 1 << 20
+#: Of so many puts of a record that fail in a row, one lists the log: the second one.
+_LISTED = 4
 _LAST = 10**12 - 1
 #: zstd's level: records are written in a moment in which others wait.
 _LEVEL = 3
@@ -95,13 +99,13 @@ class RemoteLog:
         self._prefix = f"log/{store}/"
         self._lines = lines
 
-    def append(
-        self, head: Head, calls: Sequence[Any], notes: Sequence[Mapping[str, Any]], *, overtaken: bool = False
-    ) -> Head:
+    def append(self, head: Head, calls: Sequence[Any], notes: Sequence[Mapping[str, Any]], *, lost: int = 0) -> Head:
         """Put the next record; returns the head that it makes.
 
         Where one is there, it is read: it may be ours, of a put whose response was lost, and else it is the one that
-        has to be applied. Who was `overtaken` just before is likely to be further behind, and lists the log instead.
+        has to be applied. Who has `lost` races just before will probably lose this one, too, and reads while it puts;
+        since it may be behind by more than one record, and would run after the others for ever, it lists the log now
+        and then instead.
 
         Raises
         ------
@@ -120,13 +124,22 @@ class RemoteLog:
         name = self._name(head.number + 1)
         durable.checkpoint("record-put")
 
+        lists = lost % _LISTED == 1
+        reading: list[Future[list[bytes]]] = []
+
         def there() -> list[bytes]:
-            lines = self._lines_after(head) if overtaken else self._lines_of(head.number + 1)[-1:]
+            with suppress(FileNotFoundError):  # It was put after it was read.
+                if reading:
+                    return reading.pop().result()[-1:]
+            lines = self._lines_after(head) if lists else self._lines_of(head.number + 1)[-1:]
             if not lines:
                 raise FileNotFoundError(name)
             return lines
 
-        found = patiently(lambda: put_or_find(self._bucket, name, data, there))
+        with ThreadPoolExecutor(1) as pool:
+            if lost and not lists:
+                reading.append(pool.submit(self._lines_of, head.number + 1))
+            found = patiently(lambda: put_or_find(self._bucket, name, data, there))
         if found is not None and found[0] != line:
             raise BehindError(self._followed(head, found))
         durable.checkpoint("record-there")
