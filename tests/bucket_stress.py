@@ -40,8 +40,6 @@ URL = "s3://models/stressed"
 BETWEEN_KILLS, BETWEEN_COLLECTIONS = 1.0, 0.5
 #: How often the collector is spared: the more is left of killed writers, the longer it takes.
 SPARED = 0.9
-#: Of so many seconds writers rest the first: a collection needs a moment in which nobody has committed since its plan.
-ROUND, REST = 8.0, 3.0
 
 _SHAPE = (48, 64)
 
@@ -114,7 +112,6 @@ class Worker:
 
     def writer(self, store: ckstore.Store) -> None:
         """Store the next version of a run, and say so."""
-        time.sleep(max(0.0, REST - time.monotonic() % ROUND))
         run = f"run-{self.name}"
         step = max((number for other, number in self.journal.names("trying") if other == run), default=-1) + 1
         self.journal.tell("trying", run, step)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 from threading import Lock
@@ -46,6 +46,9 @@ FRAME = 4
 
 #: Payloads of up to so many bytes are read into memory that is used again.
 _PAYLOAD = 4 << 20
+
+#: Records of up to so many bytes are fetched from a remote store whole, whatever is wanted of them.
+_SMALL = 1 << 20
 
 #: Bytes of chunks of what is done once.
 _PASSING = 64 << 20
@@ -213,6 +216,31 @@ class ObjectReader:
             return list(self.chain(self.resolver.lattice(lattice)))
         levels = self.content_chain(record)
         return [*levels, *(below for level in levels for below in self.chain(self._lattice_of(level)))]
+
+    def index_ranges(self, record: Record, chunks: Collection[int] | None) -> list[tuple[int, int]]:
+        """Where in its pack the index of a record lies, as (offset, length), if `ranges` of some chunks read that."""
+        if chunks is None or isinstance(record, ContentRecord) or not self._is_picked(record) or record.patches:
+            return []
+        length = _INDEX_ENTRY * record.chunks + _INDEX_CHECKSUM
+        return [(record.offset + max(record.length - length, 0), min(length, record.length))]
+
+    def ranges(self, record: Record, chunks: Collection[int] | None) -> list[tuple[int, int]]:
+        """Where in its pack lies what some chunks of a record take, or all with None, as (offset, length).
+
+        Of a small record that is all of it.
+        """
+        if chunks is not None and isinstance(record, ContentRecord):
+            before = list(accumulate(record.lengths, initial=0))
+            return [(record.offset + before[chunk], record.lengths[chunk]) for chunk in chunks]
+        if chunks is None or isinstance(record, ContentRecord) or not self._is_picked(record):
+            return [(record.start, record.end - record.start)]
+        places = [self.index(record)[chunk] for chunk in chunks]
+        return [(record.offset + place[0], place[1]) for place in places if place is not None]
+
+    @staticmethod
+    def _is_picked(record: LatticeRecord) -> bool:
+        """Whether single chunks of a record are worth a look into its index."""
+        return record.end - record.start > _SMALL and record.chunks > 1 and not record.is_raw and not record.protected
 
     def _undecoded(self, chain: Sequence[Level], chunk: int) -> tuple[list[Level], Level | None, Bits | None]:
         """The levels of a chain that must be decoded, lowest first; the one below them and its chunk where cached."""

@@ -66,6 +66,8 @@ def fill(
             places.setdefault((number, chunk), []).append((start, stop, out))
             position += nbytes
 
+    version.foresee(places)
+
     def work(place: tuple[int, int]) -> int:
         parts = places[place]
         target = None if keep else _whole(version, place, parts)

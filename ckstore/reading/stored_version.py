@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -19,7 +20,7 @@ from ckstore.formats.paths import listed, path_to_text
 from ckstore.formats.shards import join
 from ckstore.formats.skeleton import fill_crcs
 from ckstore.objects.documents import LayoutDocument, VersionDocument, check_layout
-from ckstore.objects.records import check_cut
+from ckstore.objects.records import Record, check_cut
 from ckstore.policy import FIDELITIES, Fidelity
 from ckstore.repository import Address, Repository, opened
 from ckstore.runtime.collector import collection_seldom
@@ -49,6 +50,7 @@ class StoredVersion:
         self._fidelity = fidelity
         # Units whose object was found to be cut as the layout says.
         self._fitting: set[int] = set()
+        self._foreseen = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         """In another process it is read from the store of the same address, which is opened there once."""
@@ -90,6 +92,8 @@ class StoredVersion:
     @cached_property
     def document(self) -> VersionDocument:
         """What the manifest says of the version."""
+        if self.repository.packs.is_remote:
+            self.repository.packs.prefetch_manifests(self.repository.catalog.chain_packs(self.row.number))
         return self.repository.resolver.document(self.row)
 
     @cached_property
@@ -102,16 +106,29 @@ class StoredVersion:
         self.repository.resolver.prefetch([lattice for lattice, _ in self.document.objects], contents)
         return layout
 
-    def foresee(self) -> None:
-        """Say that all of it is about to be read: from a remote store its bytes come with few requests."""
+    def foresee(self, places: Iterable[tuple[int, int]] | None = None) -> None:
+        """Say which chunks are about to be read, as (unit, chunk): from a remote store they come with few requests.
+
+        Without `places` all of it is. What is lost is said when it is read.
+        """
         packs, reader = self.repository.packs, self.repository.reader
-        if not packs.is_remote or not self.layout.units:  # The layout's records are looked up together.
+        if not packs.is_remote or self._foreseen or not self.layout.units:  # Their records are looked up together.
             return
-        ranges: dict[str, list[tuple[int, int]]] = {}
-        for lattice, content in set(self.document.objects):
-            for record in reader.records(lattice, content):
-                ranges.setdefault(record.pack, []).append((record.start, record.end - record.start))
-        packs.prefetch(ranges)
+        self._foreseen = places is None
+        chosen: dict[int, set[int] | None] = dict.fromkeys(range(len(self.layout.units))) if places is None else {}
+        for number, chunk in places or ():
+            chunks = chosen.setdefault(number, set())
+            assert chunks is not None
+            chunks.add(chunk)
+        wanted: list[tuple[Record, set[int] | None]] = []
+        for number, chunks in chosen.items():
+            lattice, content = self.document.objects[number]
+            with suppress(IntegrityError):
+                records = reader.records(lattice, None if self._is_lowered else content)
+                wanted += [(record, chunks) for record in records]
+        packs.prefetch(_by_pack((record, reader.index_ranges(record, chunks)) for record, chunks in wanted))
+        with suppress(IntegrityError):
+            packs.prefetch(_by_pack((record, reader.ranges(record, chunks)) for record, chunks in wanted))
 
     @cached_property
     def dropped(self) -> frozenset[tuple[int, int]]:
@@ -403,6 +420,14 @@ class StoredVersion:
     def parsed(self, file: int, *, gaps: bool = False) -> FileLayout:
         """The layout of a file with its tree, read again from the skeleton; see `source`."""
         return parse(self.source(file, gaps=gaps), self.document.files[file].path)
+
+
+def _by_pack(found: Iterable[tuple[Record, Iterable[tuple[int, int]]]]) -> dict[str, list[tuple[int, int]]]:
+    """Ranges of records by the packs that these are in."""
+    ranges: dict[str, list[tuple[int, int]]] = {}
+    for record, parts in found:
+        ranges.setdefault(record.pack, []).extend(parts)
+    return ranges
 
 
 def stored_version(address: Address, uid: str, number: int, fidelity: Fidelity | None = None) -> StoredVersion:

@@ -211,6 +211,22 @@ class CatalogReader:
         query = "SELECT p.name FROM version_packs r JOIN packs p ON p.id = r.pack WHERE r.version = ?"
         return {name for (name,) in self._connection.rows(query, [number], _NAMES)}
 
+    def chain_packs(self, number: int) -> set[str]:
+        """Names of the packs that restoring a version is likely to take; others may be needed instead.
+
+        Those of the version and of its blobs, and of as many of its ancestors as its chains are long.
+        """
+        query = (
+            "WITH RECURSIVE line(parent, pack, depth) AS (SELECT parent, pack, depth FROM versions WHERE number = ?1"
+            " UNION ALL SELECT v.parent, v.pack, l.depth - 1 FROM line l JOIN versions v ON v.number = l.parent"
+            " WHERE l.depth > 0) SELECT p.name FROM packs p JOIN line l ON p.id = l.pack"
+            " UNION SELECT p.name FROM packs p JOIN version_packs r ON r.pack = p.id WHERE r.version = ?1"
+            # Its exact layers were added right before what tells of it.
+            " UNION SELECT p.name FROM packs p JOIN versions v ON p.id = v.pack - 1"
+            " WHERE v.number = ?1 AND p.kind = 'exact'"
+        )
+        return {name for (name,) in self._connection.rows(query, [number], _NAMES)}
+
     def identity(self) -> str:
         """What tells this catalog from others, also from one that `recover` builds in its place."""
         found = self._connection.rows("SELECT value FROM meta WHERE key = 'store'", schema=rows(text()))

@@ -18,8 +18,10 @@ import numpy as np
 import torch
 
 import ckstore
+from ckstore.policy import Policy
 from ckstore.storage.remote import mirror
 from tests.checkpoints import scratch
+from tests.equality import assert_same
 from tests.storage.remote.simulated import SimulatedBucket, SimulatedServer
 
 #: Seconds a request, and bytes a second.
@@ -116,6 +118,35 @@ class Bench:
             with self.measured(f"10 rows of {largest}, depth {deep.depth}"):
                 _ = version[largest][:10]
 
+    def restores(self, paths: list[Path]) -> list[str]:
+        """Cold restores of the deepest version as a state dict, exact and coarse, beside the file over the same link.
+
+        The file is fetched at the link's speed, and then loaded with `torch.load`, from the page cache.
+        """
+        nbytes = paths[-1].stat().st_size
+        start = time.perf_counter()
+        torch.load(paths[-1], weights_only=False)
+        whole = LATENCY + nbytes / BANDWIDTH + time.perf_counter() - start
+        lines = [f"| {nbytes / 1e6:.0f} MB, torch.load | | 1 | {nbytes:,} | 1.00 | {whole:.2f} | |"]
+        for fidelity in ("exact", "coarse"):
+            self.fresh()
+            with ckstore.init(_URL, cache=self.cache("writer")) as store:
+                store.set_policy(Policy(fidelity), run="r")
+                for step, path in enumerate(paths):
+                    store.ingest(path, run="r", step=step, hot=0)
+                deep = max(store.versions(), key=lambda row: (row.depth, row.number))
+            for name in ("compiles", "cold"):
+                with self.measured(name), ckstore.open(_URL, cache=self.cache(name)) as store:
+                    found = store[deep.number].state_dict()
+                row = self.rows.pop()
+            if fidelity == "exact":
+                assert_same(found, torch.load(paths[deep.number - 1], weights_only=False))
+            lines.append(
+                f"| {nbytes / 1e6:.0f} MB, {fidelity} | {deep.depth} | {sum(row.requests.values())} | {row.read:,} |"
+                f" {row.read / nbytes:.3f} | {row.seconds:.2f} | {whole / row.seconds:.1f}x |"
+            )
+        return lines
+
     def commits(self, writers: int, seconds: float) -> str:
         """How many versions a second so many writers commit, each to a run of its own and with a mirror of its own."""
         self.fresh()
@@ -159,10 +190,30 @@ def drifting(directory: Path, count: int) -> list[Path]:
     return paths
 
 
+def trained(directory: Path, megabytes: float, count: int) -> list[Path]:
+    """Checkpoints of random weights that AdamW moves by random gradients, ten steps from one to the next."""
+    generator = torch.Generator().manual_seed(0)
+    rows = round(megabytes * 1e6 / 12 / 8 / 1024)
+    model = torch.nn.ParameterDict(
+        {f"layer{number}": torch.randn(rows, 1024, generator=generator) / 32 for number in range(8)}
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
+    paths = []
+    for step in range(10 * count):
+        for parameter in model.values():
+            parameter.grad = 1e-2 * torch.randn(parameter.shape, generator=generator)
+        optimizer.step()
+        if step % 10 == 9:
+            paths.append(directory / f"trained{len(paths)}.pt")
+            torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, paths[-1])
+    return paths
+
+
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("checkpoints", nargs="*", type=Path)
+    parser.add_argument("--megabytes", type=float, default=270, help="of checkpoints that are made to be restored")
     parser.add_argument("--versions", type=int, default=3000, help="of the store that is opened")
     parser.add_argument("--seconds", type=float, default=10, help="for which writers commit")
     parser.add_argument("--writers", type=int, action="append", help="at once  [default: 1 and 8]")
@@ -174,6 +225,9 @@ def main() -> None:
         print("| what | requests | of which | bytes read | bytes written | seconds |\n|---|---|---|---|---|---|")
         for row in bench.rows:
             print(f"| {' | '.join(row.cells())} |")
+        print("\n| restore | depth | requests | bytes read | of the file's | seconds | faster |\n" + "|---" * 7 + "|")
+        for paths in ([given.checkpoints] if given.checkpoints else []) + [trained(directory, given.megabytes, 4)]:
+            print("\n".join(bench.restores(paths)))
         print("\n| writers | commits a second | requests a commit |\n|---|---|---|")
         for writers in given.writers or [1, 8]:
             print(bench.commits(writers, given.seconds))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import LockedError
 from ckstore.operations.commit import remove_uncommitted
-from ckstore.operations.gc.plan import GcPlan, State, plan_for
+from ckstore.operations.gc.plan import GcPlan, plan_for
 from ckstore.operations.gc.reachability import PackContents
 from ckstore.operations.gc.repack import Copy, repack
 from ckstore.storage import durable, reserve, root
@@ -19,7 +19,7 @@ from ckstore.storage.pack import PackInfo
 
 if TYPE_CHECKING:
     from ckstore.repository import Repository
-    from ckstore.storage.catalog import Placement
+    from ckstore.storage.catalog import Placement, VersionRow
 
 #: Seconds for which a file that nothing refers to must have been left untouched before it is removed.
 GRACE = 3600.0
@@ -170,7 +170,7 @@ class _Collection:
         remove_uncommitted(self._repository, copies)
 
     def _commit(self, plan: GcPlan) -> GcReport | None:
-        """Make the change; None where the state is not that of the plan any more, or somebody writes."""
+        """Make the change; None where what came since the plan needs what it takes away, or somebody writes."""
         catalog = self._repository.catalog
         copies = {name: copy for name, (copy, _) in self._copies.items()}
         written = {copy.pack.name for copy in copies.values()}
@@ -179,25 +179,27 @@ class _Collection:
 
         def change() -> GcReport | None:
             # With the write lock held nobody can begin to write; whoever has begun holds a lease.
-            if self._writer() or not self._holds(plan, written):
+            if self._writer() or not plan.holds(written):
                 return None
+            known = {pack.name for pack in catalog.packs()}
             # A pack that was found to be unneeded can be what another one is written as: both lie there after a crash.
             removed = [pack.name for pack in plan.removed if pack.name not in written]
-            files = [info for info in plan.files if info.name not in written]
+            files = [info for info in plan.files if info.name not in written and info.name not in known]
             report = self._report(plan, removed, files, copies)
             if plan.is_empty:
                 return report
             going[:] = [name for name in (*removed, *copies) if name not in written]
             record = {"written": sorted(written), "removed": sorted({*going, *(info.name for info in files)})}
-            catalog.note({"change": "gc", **record, "versions": plan.gone})
+            catalog.note({"change": "gc", **record, "versions": plan.gone(known)})
             # Before the commit: `recover` could bring a version back out of them that lacks what goes now.
             self._unlink(info.name for info in files)
             catalog.remove_lattices(plan.survey.dead_lattices)
             catalog.remove_contents(plan.survey.dead_contents)
+            rows = catalog.versions()
             for name, copy in copies.items():
                 self._move(plan.survey.packs[name], copy)
             catalog.remove_packs(going)
-            self._write_sizes(plan, copies)
+            self._write_sizes(rows, plan, copies)
             catalog.note_gone(record["removed"])
             catalog.note_collected(durable.timestamp())
             return report
@@ -212,15 +214,6 @@ class _Collection:
             self._unlink(name for name in going if name not in known)
         return report
 
-    def _holds(self, plan: GcPlan, written: set[str]) -> bool:
-        # Whoever puts packs into a bucket finds at the commit that what these need is gone; somebody always puts some.
-        ignored = self._repository.catalog.follows_log
-
-        def apart(state: State) -> State:
-            return replace(state, files=[info for info in state.files if not ignored and info.name not in written])
-
-        return apart(State.of(self._repository)) == apart(plan.state)
-
     def _move(self, contents: PackContents, copy: Copy) -> None:
         """Let the catalog find in the copy what it found in the pack."""
         catalog = self._repository.catalog
@@ -229,7 +222,7 @@ class _Collection:
         places: list[Placement] = [(number, copy.pack.name, copy.slots[slot]) for number, slot in placed(contents.name)]
         (catalog.move_contents if contents.kind == "exact" else catalog.move_lattices)(places)
 
-    def _write_sizes(self, plan: GcPlan, copies: dict[str, Copy]) -> None:
+    def _write_sizes(self, rows: Iterable[VersionRow], plan: GcPlan, copies: dict[str, Copy]) -> None:
         """Write into the catalog what each version has added to the store and is still there."""
         removed = {pack.name for pack in plan.removed}
         sizes = {
@@ -242,7 +235,9 @@ class _Collection:
             for pack in plan.survey.packs.values()
             if pack.kind != "coarse" and pack.name in sizes
         }
-        for row in plan.state.versions:
+        for row in rows:
+            if row.pack not in plan.survey.packs:
+                continue  # It came since the plan, and nothing of it goes.
             if "stored_bytes" in self._repository.resolver.document(row).summary:
                 continue  # It gave up its exact layers, and its layers stand in several packs.
             pack = plan.survey.packs[row.pack]

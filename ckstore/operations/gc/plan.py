@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -18,6 +18,7 @@ from ckstore.operations.gc.reachability import (
     survey,
     version_origin,
 )
+from ckstore.storage.catalog import key
 from ckstore.storage.pack import PackInfo
 from ckstore.storage.scan_packs import DamagedPack, ScannedPack, scan_pack
 
@@ -33,7 +34,7 @@ GARBAGE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What a plan was made from: where it is the same later, the plan still holds.
+    """What a plan was made from.
 
     A catalog that `recover` has built since may find objects in other packs than the one before it did.
     """
@@ -65,8 +66,6 @@ class GcPlan:
         Packs of the catalog of which nothing is needed, and those with enough garbage.
     files
         Packs that the catalog does not have and that are old enough.
-    gone
-        Versions to be written into the log: present once, or never committed, and not in the log yet.
     """
 
     def __init__(self, repository: Repository, grace: float, own: Sequence[PackInfo] = ()) -> None:
@@ -78,14 +77,13 @@ class GcPlan:
         self._collections = [record for record in self._records if record.get("change") == "gc"]
         names = {info.name for info in own}
         scanned = list(self._scanned([info for info in self.state.files if info.name not in names]))
-        going = [pack for pack in scanned if self._is_left_over(pack)]
-        self.files = [pack.info for pack in going]
-        staying = [pack for pack in scanned if pack not in going]
+        self._going = [pack for pack in scanned if self._is_left_over(pack)]
+        self.files = [pack.info for pack in self._going]
+        staying = [pack for pack in scanned if pack not in self._going]
         self.survey: Survey = survey(repository, staying)
         contents = self.survey.packs.values()
         self.removed = [pack for pack in contents if not pack.is_needed]
         self.rewritten = [pack for pack in contents if pack.is_needed and _is_worth_it(pack)]
-        self.gone = self._gone(going)
 
     @property
     def is_empty(self) -> bool:
@@ -117,9 +115,58 @@ class GcPlan:
             (row.number, row.created) for row in self.state.versions
         }
 
-    def _gone(self, files: Sequence[ScannedPack]) -> list[Origin]:
-        """Versions that are not present, under the numbers that they had last."""
+    def holds(self, written: Collection[str]) -> bool:
+        """Whether it may be carried out now: what others have committed since needs nothing of what goes.
+
+        What stays, stays with all that it is stored against. So it is enough to look at what versions and records that
+        came since name themselves: nothing that goes can be further below.
+
+        Parameters
+        ----------
+        written
+            Packs that were written for it.
+        """
+        catalog, resolver = self._repository.catalog, self._repository.resolver
+        packs = {pack.name for pack in catalog.packs()}
+        going = {pack.name: pack for pack in (*self.removed, *self.rewritten)}
+        if catalog.identity() != self.state.catalog or not going.keys() <= packs:
+            return False
+        # Whoever puts packs into a bucket finds at the commit that what these need is gone; somebody always puts some.
+        if not catalog.follows_log:
+            known = {*packs, *written, *(info.name for info in self.state.files)}
+            if any(info.name not in known for info in self._repository.packs.list_packs()):
+                return False
+        dead = {*self.survey.dead_lattices, *self.survey.dead_contents}
+        came = packs - self._names
+        self._repository.packs.prefetch_manifests(came)
+        for name in came:
+            for record in resolver.manifest(name).document["records"]:
+                named = [record.get(field) for field in ("id", "base", "origin", "lattice", "parent")]
+                if not dead.isdisjoint(key(identity) for identity in named if identity is not None):
+                    return False
+        before = {_described(row) for row in self.state.versions}
+        for row in catalog.versions():
+            if _described(row) in before:
+                continue
+            document = resolver.document(row)
+            named = [identity for ids in document.objects for identity in ids]
+            if not dead.isdisjoint(key(identity) for identity in named if identity is not None):
+                return False
+            if row.pack in going and not going[row.pack].is_present:
+                return False
+            for ref in document.blobs():
+                holder = going.get(ref.pack or row.pack)
+                if holder is not None and ref.name not in holder.wanted:
+                    return False
+        return True
+
+    def gone(self, committed: Collection[str]) -> list[Origin]:
+        """Versions to be written into the log: present once, or never committed, and not in the log yet.
+
+        They have the numbers that they had last. Of `files`, those that were committed since the plan do not count.
+        """
         found = gone_versions(self.survey.packs.values(), self.survey.present)
+        files = [pack for pack in self._going if pack.info.name not in committed]
         documents = [described_version(pack.document["version"]) for pack in files if "version" in pack.document]
         found += [
             version_origin(document)
@@ -176,6 +223,11 @@ def plan_for(repository: Repository, grace: float, own: Sequence[PackInfo] = ())
             # What was read before and after somebody's commit need not agree.
             if State.of(repository) == before:
                 raise
+
+
+def _described(row: VersionRow) -> tuple[int, str, str, int]:
+    """Which version a row means, and where its manifest lies."""
+    return row.number, row.uid, row.pack, row.manifest_offset
 
 
 def _is_worth_it(pack: PackContents) -> bool:

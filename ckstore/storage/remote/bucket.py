@@ -237,18 +237,28 @@ def put_own(bucket: Bucket, name: str, data: bytes) -> bool:
 
 
 def _put_own_once(bucket: Bucket, name: str, data: bytes) -> bool:
-    """As `put_own`. Whose an object is that is there, its bytes say: a lost response makes our own look like another's.
+    return put_or_find(bucket, name, data, lambda: bucket.read(name)) in (None, data)
 
-    "Exists" can also mean that somebody else's request is under way, and that nothing is there (409 of S3).
+
+def put_or_find(bucket: Bucket, name: str, data: bytes, find: Callable[[], T]) -> T | None:
+    """Write an object; None where it was written, else what `find` finds there, or `FileNotFoundError`.
+
+    Whose an object is that is there, its bytes must say: a lost response makes our own look like another's. "Exists"
+    can also mean that somebody else's request is under way, and that nothing is there (409 of S3).
+
+    Raises
+    ------
+    UnreachableError
+        It was not written, and nothing is there; or nobody knows.
     """
     failed = UnreachableError(f"{name} could not be written, and nothing is there; try again.")
     try:
         if bucket.put_absent(name, data):
-            return True
+            return None
     except UnreachableError as error:
         failed = error
     try:
-        return bucket.read(name) == data
+        return find()
     except FileNotFoundError:
         raise failed from None
 

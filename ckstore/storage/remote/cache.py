@@ -13,14 +13,17 @@ from pathlib import Path
 from threading import Lock
 
 from ckstore.runtime.checksum import crc32c
+from ckstore.runtime.lru import Lru
 from ckstore.storage import durable
 
 #: Bytes of a block; the last one of a pack has fewer.
 BLOCK = 256 << 10
 #: Blocks that are fetched with one request, and requests at once.
-_TOGETHER, _REQUESTS = 32, 8
+_TOGETHER, _REQUESTS = 16, 16
 #: Blocks between two wanted ones that are fetched with them instead of by a request of their own.
 _GAP = 4
+#: Blocks that stay in memory: most are read several times, for one chunk after the other.
+_RECENT = 128
 #: The cache takes this much at most, and a part of what is free.
 LIMIT, _SHARE = 16 << 30, 4
 #: Seconds after which a block that is read counts as used again.
@@ -57,6 +60,7 @@ class BlockCache:
         self._lock = Lock()
         self._under_way: dict[tuple[str, int], Future[bytes]] = {}
         self._pool: ThreadPoolExecutor | None = None
+        self._recent: Lru[tuple[str, int], bytes] = Lru(_RECENT)
 
     def _own(self) -> None:
         """In a process that was forked off, start again: threads, and locks that they held, are the parent's."""
@@ -88,6 +92,9 @@ class BlockCache:
     def drop(self, pack: str) -> None:
         """Forget a pack."""
         shutil.rmtree(self._directory / pack, ignore_errors=True)
+        for place in self._recent:
+            if place[0] == pack:
+                self._recent.drop(place)
 
     def close(self) -> None:
         """Wait for what is under way."""
@@ -98,6 +105,7 @@ class BlockCache:
             pool.shutdown()
 
     def _blocks(self, pack: str, size: int, numbers: Sequence[int]) -> dict[int, bytes]:
+        self._own()
         found = {}
         for number in numbers:
             block = self._at_hand(pack, number, min(BLOCK, size - number * BLOCK))
@@ -127,11 +135,12 @@ class BlockCache:
         return found | fresh
 
     def _fetch_run(self, pack: str, size: int, run: range, futures: dict[int, Future[bytes]]) -> None:
-        start, end = run.start * BLOCK, min(run.stop * BLOCK, size)
+        nbytes = min(run.stop * BLOCK, size) - run.start * BLOCK
         try:
-            data = self._fetch(pack, start, end - start)
+            data = self._fetch(pack, run.start * BLOCK, nbytes)
             for number in run:
-                block = data[(number - run.start) * BLOCK :][:BLOCK]
+                start = (number - run.start) * BLOCK
+                block = self._recent.put((pack, number), data[start : start + BLOCK])
                 if (future := futures.get(number)) is not None:
                     future.set_result(block)
                 self._keep(pack, number, block)
@@ -143,16 +152,19 @@ class BlockCache:
             with self._lock:
                 for number in futures:
                     self._under_way.pop((pack, number), None)
-        self._trim(end - start)
+        self._trim(nbytes)
 
     def _at_hand(self, pack: str, number: int, length: int) -> bytes | None:
+        recent = self._recent.get((pack, number))
+        if recent is not None:
+            return recent
         path = self._path(pack, number)
         try:
             data = path.read_bytes()
             if len(data) == length + 4 and crc32c(data[:-4]).to_bytes(4, "little") == data[-4:]:
                 if time.time() - path.stat().st_mtime > _USED:
                     os.utime(path)
-                return data[:-4]
+                return self._recent.put((pack, number), data[:-4])
         except OSError:
             return None
         return None

@@ -19,6 +19,7 @@ from ckstore.storage import root
 from ckstore.storage.catalog import Catalog, recorded
 from ckstore.storage.connection import BUSY_TIMEOUT, Mode, create_file
 from ckstore.storage.pack import PackInfo
+from ckstore.storage.remote import bucket
 from ckstore.storage.remote.changes import call_again, plain_call
 from ckstore.storage.remote.log import BehindError, Head, RemoteLog
 from ckstore.storage.remote.mirror import EVERY, Mirror, put_snapshot
@@ -57,49 +58,60 @@ class RemoteCatalog(Catalog):
     ----------
     mirror
         Of the store.
-    mode, timeout
+    mode
         As for `Catalog`; the mirror itself is always written to.
     """
 
-    def __init__(self, mirror: Mirror, mode: Mode = "r", timeout: float = BUSY_TIMEOUT) -> None:
-        super().__init__(mirror.path, "a", timeout)
+    def __init__(self, mirror: Mirror, mode: Mode = "r") -> None:
+        # Other processes of the mirror hold its lock while they put a record, and look whether it is there.
+        super().__init__(mirror.path, "a", BUSY_TIMEOUT + 2 * bucket.PATIENCE)
         self._mirror = mirror
         self._log = mirror.log
         self._mode = mode
         self._calls: list[Any] | None = None
         self._notes: list[Mapping[str, Any]] = []
         self._within = False
-        self._followed = -math.inf
+        self._heard = -math.inf
 
     def refresh(self, within: float = 0.0) -> None:
         """Take over what others have committed; one request where there is nothing."""
-        if self._followed + within > time.monotonic():
+        asked = time.monotonic()
+        if self._heard + within > asked:
             return
-        while True:
-            head = self._head()
-            asked = time.monotonic()
-            records = self._log.after(head)
-            self._followed = asked
-            if not records:
-                return
-            with super().transaction():
-                if self._calls is not None:  # What this transaction has read before would be of another time.
-                    raise BehindError("Another writer was first; try again.")
-                if self._head() != head:
-                    continue  # Another process of this mirror was first.
-                for made, record in records:
-                    self._apply(made, record)
-                    self._set_head(made)
-                return
+        while records := self._log.after(self._head()):
+            if self._follow(records):
+                break
+        self._heard = asked
 
     def commit(self, change: Callable[[], T]) -> T:
         """Make a change, and put the record that says it; where others were first, make it once more upon theirs."""
+        lost = 0
         while True:
             try:
-                with self.transaction():
+                with self._transaction(lost=lost):
                     return change()
-            except BehindError:
-                self.refresh()
+            except BehindError as error:
+                self._follow(error.records)
+                lost += 1
+
+    def _follow(self, records: Sequence[tuple[Head, Mapping[str, Any]]]) -> bool:
+        """Take over records; False where they do not begin behind the head: another process of this mirror was first.
+
+        Raises
+        ------
+        BehindError
+            A change is under way: what it has read before would be of another time.
+        """
+        with super().transaction():
+            if self._calls is not None:
+                raise BehindError(records)
+            first = records[0][1]
+            if Head(first["number"] - 1, first["before"]) != self._head():
+                return False
+            for made, record in records:
+                self._apply(made, record)
+                self._set_head(made)
+        return True
 
     @property
     def follows_log(self) -> bool:
@@ -143,7 +155,7 @@ class RemoteCatalog(Catalog):
         return self._transaction()
 
     @contextmanager
-    def _transaction(self) -> Iterator[None]:
+    def _transaction(self, *, lost: int = 0) -> Iterator[None]:
         made = None
         with super().transaction():
             if self._calls is not None:
@@ -155,7 +167,7 @@ class RemoteCatalog(Catalog):
                 if self._calls:
                     if self._mode == "r":
                         raise UsageError(f"{self._mirror.url} is open for reading; open the store for writing.")
-                    made = self._log.append(self._head(), self._calls, self._notes)
+                    made = self._log.append(self._head(), self._calls, self._notes, lost=lost)
                     self._set_head(made)
             finally:
                 self._calls = None

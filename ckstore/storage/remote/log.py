@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from blake3 import blake3
 from ckstore.errors import ConflictError, FormatVersionError, IntegrityError
 from ckstore.storage import durable, zstd
 from ckstore.storage.log import RECORD as NOTE
-from ckstore.storage.remote.bucket import Bucket, patiently, put_own
+from ckstore.storage.remote.bucket import Bucket, patiently, put_or_find
 from ckstore.storage.remote.changes import read_calls
 from ckstore.storage.schema import ID, TIME, expanded_limit, fields, hexadecimal, items, read_json, whole
 
@@ -29,6 +30,8 @@ FORMAT = 1
 _MANY, _FEW = 256, 16
 #: Bytes of the lines of older records in one object, at most.
 LARGEST = 1 << 20
+#: Of so many puts of a record that fail in a row, one lists the log: the second one.
+_LISTED = 4
 _LAST = 10**12 - 1
 #: zstd's level: records are written in a moment in which others wait.
 _LEVEL = 3
@@ -59,7 +62,17 @@ class Head:
 
 
 class BehindError(ConflictError):
-    """Another writer has put a record first."""
+    """Another writer has put a record first.
+
+    Parameters
+    ----------
+    records
+        Records behind the head, each with the head that it makes, in order, as far as they were read.
+    """
+
+    def __init__(self, records: Sequence[tuple[Head, Mapping[str, Any]]] = ()) -> None:
+        super().__init__("Another writer was first; try again.")
+        self.records = records
 
 
 def digest_of(line: bytes) -> str:
@@ -86,8 +99,13 @@ class RemoteLog:
         self._prefix = f"log/{store}/"
         self._lines = lines
 
-    def append(self, head: Head, calls: Sequence[Any], notes: Sequence[Mapping[str, Any]]) -> Head:
+    def append(self, head: Head, calls: Sequence[Any], notes: Sequence[Mapping[str, Any]], *, lost: int = 0) -> Head:
         """Put the next record; returns the head that it makes.
+
+        Where one is there, it is read: it may be ours, of a put whose response was lost, and else it is the one that
+        has to be applied. Who has `lost` races just before will probably lose this one, too, and reads while it puts;
+        since it may be behind by more than one record, and would run after the others for ever, it lists the log now
+        and then instead.
 
         Raises
         ------
@@ -106,8 +124,24 @@ class RemoteLog:
         name = self._name(head.number + 1)
         durable.checkpoint("record-put")
 
-        if not put_own(self._bucket, name, data):
-            raise BehindError("Another writer was first; try again.")
+        lists = lost % _LISTED == 1
+        reading: list[Future[list[bytes]]] = []
+
+        def there() -> list[bytes]:
+            with suppress(FileNotFoundError):  # It was put after it was read.
+                if reading:
+                    return reading.pop().result()[-1:]
+            lines = self._lines_after(head) if lists else self._lines_of(head.number + 1)[-1:]
+            if not lines:
+                raise FileNotFoundError(name)
+            return lines
+
+        with ThreadPoolExecutor(1) as pool:
+            if lost and not lists:
+                reading.append(pool.submit(self._lines_of, head.number + 1))
+            found = patiently(lambda: put_or_find(self._bucket, name, data, there))
+        if found is not None and found[0] != line:
+            raise BehindError(self._followed(head, found))
         durable.checkpoint("record-there")
         self._keep(head.number + 1, line)
         return Head(head.number + 1, digest_of(line))
@@ -124,6 +158,10 @@ class RemoteLog:
         FormatVersionError
             A record was written by a later ckstore.
         """
+        return self._followed(head, self._lines_after(head))
+
+    def _lines_after(self, head: Head) -> list[bytes]:
+        """The lines of the records behind a head."""
         # From the head's own record on: that it is still there shows that the store is still the same one.
         first = self._name(head.number - 1) if head.number > 1 else ""
         listed = [item.name for item in patiently(lambda: list(self._bucket.list(self._prefix, after=first)))]
@@ -132,8 +170,10 @@ class RemoteLog:
             raise IntegrityError(
                 f"Record {head.number} of the log is gone: the store was deleted or made again; see `ckstore recover`."
             )
-        last = max(numbers, default=0)
-        lines = self._lines_between(head.number, last)
+        return self._lines_between(head.number, max(numbers, default=0))
+
+    def _followed(self, head: Head, lines: Sequence[bytes]) -> list[tuple[Head, dict[str, Any]]]:
+        """The records of lines behind a head, each with the head that it makes; they are kept at hand."""
         found = []
         for line in lines:
             record = _read(line, head, self.store)
@@ -148,25 +188,28 @@ class RemoteLog:
         found = {int(item.name.rpartition("/")[2]): item.modified for item in listed}
         return {number: found[number] for number in numbers if number in found}
 
-    def forget_lines(self, before: int) -> None:
-        """Drop lines at hand of records up to a number."""
-        for path in self._lines.iterdir():
-            if path.name.isdigit() and int(path.name) <= before:
-                path.unlink(missing_ok=True)
-
     def _lines_between(self, known: int, last: int) -> list[bytes]:
         """The lines of the records from behind `known` to `last`."""
         found: list[bytes] = []
         while last > known:
-            name = self._name(last)
             try:
-                lines = _unpacked(patiently(partial(self._bucket.read, name))).split(b"\n")
-            except (FileNotFoundError, ValueError, RuntimeError) as error:
-                raise IntegrityError(f"Record {last} of the log is missing or damaged; restore {name}.") from error
-            lines = lines[-(last - known) :]
+                lines = self._lines_of(last)[-(last - known) :]
+            except FileNotFoundError as error:
+                raise self._lost(last) from error
             found = lines + found
             last -= len(lines)
         return found
+
+    def _lines_of(self, number: int) -> list[bytes]:
+        """The lines in the object of a record, its own last; raises `FileNotFoundError`."""
+        data = patiently(lambda: self._bucket.read(self._name(number)))
+        try:
+            return _unpacked(data).split(b"\n")
+        except (ValueError, RuntimeError) as error:
+            raise self._lost(number) from error
+
+    def _lost(self, number: int) -> IntegrityError:
+        return IntegrityError(f"Record {number} of the log is missing or damaged; restore {self._name(number)}.")
 
     def _before(self, head: Head) -> list[bytes]:
         """Lines at hand of a head's record and those right before it that come with the next one.
@@ -190,10 +233,15 @@ class RemoteLog:
         return found
 
     def _keep(self, number: int, line: bytes) -> None:
+        """Have a line at hand; now and then those go that no object will hold."""
         path = self._lines / f"{number:012d}"
         temporary = durable.temporary_path(self._lines)
         temporary.write_bytes(line)
         temporary.replace(path)
+        if number % _MANY == 0:
+            for path in self._lines.iterdir():
+                if path.name.isdigit() and int(path.name) <= number - _MANY:
+                    path.unlink(missing_ok=True)
 
     def _name(self, number: int) -> str:
         return f"{self._prefix}{number:012d}"

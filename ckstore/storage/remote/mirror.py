@@ -146,7 +146,6 @@ def put_snapshot(mirror: Mirror, number: int) -> None:
     patiently(lambda: mirror.bucket.put(name, packed))
     said = _plain({"format": FORMAT, "store": mirror.log.store, "snapshot": name})
     patiently(lambda: mirror.bucket.put(ROOT, said))
-    mirror.log.forget_lines(number - EVERY)
 
 
 def _mirror(

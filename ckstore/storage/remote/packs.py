@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
 
 from ckstore.errors import IntegrityError
 from ckstore.storage import durable
@@ -21,6 +22,8 @@ from ckstore.storage.remote.mirror import Mirror
 _PREFIX, _BLOCKS = "packs/", "blocks"
 #: Seconds for which a pack that was written here, or mapped, is read from its file.
 _KEPT = 24 * 3600.0
+#: Packs that are put at once.
+_PUTS = 4
 #: Bytes that are fetched at once into a file.
 _PIECE = 16 << 20
 #: Bytes at the end of a pack that mostly hold its manifest.
@@ -75,28 +78,33 @@ class RemotePacks(PackReader):
 
     def publish(self, names: Sequence[str]) -> None:
         """Put packs; that a name is its content makes it harmless to do that twice."""
-        self._leave_to_cache()
-        for name in names:
-            patiently(partial(self._bucket.put, _PREFIX + name, self._directory / name))
-            durable.checkpoint("pack-put")
+        self._leave_to_cache(names)
+
+        def put(name: str) -> None:
+            patiently(lambda: self._bucket.put(_PREFIX + name, self._directory / name))
+
+        with ThreadPoolExecutor(_PUTS) as pool:
+            for _ in pool.map(put, names):
+                durable.checkpoint("pack-put")
 
     def prefetch_manifests(self, names: Iterable[str]) -> None:
         """Begin to fetch the ends of packs, where manifests lie."""
         ends = {}
         for name in names:
-            with suppress(FileNotFoundError, IntegrityError):
+            with suppress(IntegrityError):
                 size = self.size(name)
                 ends[name] = [(max(size - _END, 0), min(_END, size))]
-        if len(ends) > 1:
-            self.prefetch(ends)
+        self.prefetch(ends)
 
     def prefetch(self, ranges: Mapping[str, Sequence[tuple[int, int]]]) -> None:
         """Begin to fetch what will be read."""
         wanted = []
-        for name, parts in ranges.items():
-            opened = self._opened(name)
-            if isinstance(opened, _RemotePack):
-                wanted.append((name, opened.size, parts))
+        # Last the one of which most is read: the others are needed for each chunk of that.
+        for name, parts in sorted(ranges.items(), key=lambda item: sum(length for _, length in item[1])):
+            with suppress(IntegrityError):
+                opened = self._opened(name)
+                if isinstance(opened, _RemotePack):
+                    wanted.append((name, opened.size, parts))
         self._cache.prefetch(wanted)
 
     def digest(self, pack: str) -> str:
@@ -189,6 +197,9 @@ class RemotePacks(PackReader):
                 with temporary.open("wb") as file:
                     for offset in range(0, opened.size, _PIECE):
                         file.write(self._fetch(pack, offset, min(_PIECE, opened.size - offset)))
+                    # What is mapped is compared with nothing: after a power cut it must be whole, or not there.
+                    file.flush()
+                    os.fsync(file.fileno())
                 temporary.replace(self._path(pack))
             finally:
                 temporary.unlink(missing_ok=True)
@@ -196,14 +207,16 @@ class RemotePacks(PackReader):
             self._open.put(pack, opened)
         return opened
 
-    def _leave_to_cache(self) -> None:
-        """Remove the files of packs that were written here, and committed, a while ago: they are there, too."""
-        known = {pack.name for pack in self._catalog.packs()}
+    def _leave_to_cache(self, names: Collection[str]) -> None:
+        """Remove the files of other packs that were written here a while ago.
+
+        They were put and committed, or whoever wrote them was killed.
+        """
         oldest = time.time() - _KEPT
         for path in self._directory.iterdir():
             with suppress(OSError):
-                if path.name in known and path.stat().st_mtime < oldest:
-                    path.unlink()
+                if path.name not in names and path.stat().st_mtime < oldest:
+                    durable.remove(path)
 
     def _look_again(self, pack: str) -> None:
         """A pack is gone: hear of what others have done."""

@@ -223,3 +223,84 @@ def test_a_line_that_is_damaged_here_does_not_get_to_others(directory: Path, mon
         tags = store.catalog.tags()
     with ckstore.open(URL, cache=directory / "b") as store:
         assert store.catalog.tags() == tags
+
+
+def test_mirrors_that_only_follow_forget_old_lines(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = SimulatedServer()
+    monkeypatch.setattr(mirror_module, "ObstoreBucket", lambda url, options: SimulatedBucket(server))
+    monkeypatch.setattr(log_module, "_MANY", 16)
+    with ckstore.init(URL, cache=directory / "a") as store, ckstore.open(URL, cache=directory / "b") as other:
+        store.ingest(state(1, 0), run="r", step=0)
+        for number in range(40):
+            store.tag("r@0", f"t{number}")
+            if number % 10 == 0:
+                other.catalog.refresh()
+        other.catalog.refresh()
+        for mirror in (store, other):
+            assert len(list((mirror.path / "log").iterdir())) <= 32
+        other.tag("r@0", "last")
+    with ckstore.open(URL, cache=directory / "c") as store:
+        assert len(store.catalog.tags()) == 41
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_lost_race_takes_a_put_and_a_read(directory: Path, monkeypatch: pytest.MonkeyPatch, lost: bool) -> None:
+    server = SimulatedServer()
+    losing: list[bool] = []
+    monkeypatch.setattr("ckstore.storage.remote.bucket._PAUSE", 0.001)
+    monkeypatch.setattr(
+        mirror_module,
+        "ObstoreBucket",
+        lambda url, options: SimulatedBucket(
+            server, loses=lambda kind, name: kind == "put_absent" and bool(losing) and losing.pop()
+        ),
+    )
+    with ckstore.init(URL, cache=directory / "a") as store, ckstore.open(URL, cache=directory / "b") as other:
+        store.ingest(state(1, 0), run="r", step=0)
+        other.catalog.refresh()
+        store.tag("r@0", "first")
+        server.requests.clear()
+        losing[:] = [lost]
+        other.tag("r@0", "second")
+        assert server.requests == {"put_absent": 2, "read": 1}
+        for number in range(9):
+            store.tag("r@0", f"t{number}")
+        server.requests.clear()
+        other.tag("r@0", "third")
+        # The record behind its own; when that was not the last one, the last one; and beside the third put, in vain.
+        assert server.requests == {"put_absent": 3, "read": 3, "list": 1}
+        store.catalog.refresh()
+        assert len(store.catalog.tags()) == 12
+        assert store.catalog.tags() == other.catalog.tags()
+        assert [store.catalog.differences(), other.catalog.differences()] == [[], []]
+
+
+def test_our_own_record_behind_which_others_have_put_theirs(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The response to the second put of a commit is lost, and others have gone on before it is looked for."""
+    server = SimulatedServer()
+    puts: list[str] = []
+
+    def loses(kind: str, name: str) -> bool:
+        if kind != "put_absent" or not name.startswith("log/"):
+            return False
+        puts.append(name)
+        if len(puts) == 2:
+            for number in range(3):
+                store.tag("r@0", f"behind{number}")
+            return True
+        return False
+
+    monkeypatch.setattr("ckstore.storage.remote.bucket._PAUSE", 0.001)
+    monkeypatch.setattr(mirror_module, "ObstoreBucket", lambda url, options: SimulatedBucket(server))
+    with ckstore.init(URL, cache=directory / "a") as store:
+        store.ingest(state(1, 0), run="r", step=0)
+        monkeypatch.setattr(mirror_module, "ObstoreBucket", lambda url, options: SimulatedBucket(server, loses=loses))
+        with ckstore.open(URL, cache=directory / "b") as other:
+            store.tag("r@0", "first")
+            other.tag("r@0", "ours")
+            assert len(puts) == 2
+            other.catalog.refresh()
+            store.catalog.refresh()
+            assert set(other.catalog.tags()) == {"first", "ours", "behind0", "behind1", "behind2"}
+            assert store.catalog.tags() == other.catalog.tags()
+            assert other.catalog.differences() == []

@@ -6,6 +6,7 @@ import os
 import signal
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -18,6 +19,7 @@ from ckstore.errors import ConflictError, IntegrityError
 from ckstore.operations.drop import drop
 from ckstore.operations.recover import recover_remote
 from ckstore.storage.pack_reader import MissingPackError
+from ckstore.storage.remote import bucket as bucket_module
 from ckstore.storage.remote import catalog as catalog_module
 from ckstore.storage.remote import mirror as mirror_module
 from ckstore.storage.remote.bucket import UnreachableError
@@ -253,14 +255,51 @@ def test_packs_that_were_written_here_long_ago_take_no_place(server: SimulatedSe
     with ckstore.init(URL, cache=directory / "a") as store:
         store.ingest(state(0), run="r", step=0, hot=0)
         written = list((store.path / "packs").iterdir())
-        uncommitted = store.path / "packs" / f"{'0' * 40}.zip"
-        uncommitted.touch()
-        for path in [*written, uncommitted]:
+        killed = [store.path / "packs" / name for name in (f"{'0' * 40}.zip", f"{'1' * 40}.zip")]
+        for path in killed:
+            path.touch()
+        for path in [*written, killed[0]]:
             os.utime(path, (0, 0))
         store.ingest(state(1), run="r", step=1, hot=0)
         assert written
-        assert not any(path.exists() for path in written)
-        assert uncommitted.exists()
+        assert not any(path.exists() for path in [*written, killed[0]])
+        assert killed[1].exists()  # Its writer may be about to commit it.
         for step in range(2):
             assert same(store[f"r@{step}"].state_dict(), step)
         assert store.verify().problems == []
+
+
+def test_a_pack_that_is_mapped_is_whole_before_it_has_its_name(
+    server: SimulatedServer, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ckstore.init(URL, cache=directory / "a") as store:
+        store.ingest(state(0), run="r", step=0, hot=1)
+    synced: list[int] = []
+    with ckstore.open(URL, cache=directory / "b") as store:
+        name = store.catalog.raw_packs()[0]
+        monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_size))
+        mapped = store.packs.mapped(name)
+        assert synced == [len(mapped)]
+
+
+def test_who_waits_for_a_slow_put_of_another_process_does_not_give_up_before_that(
+    server: SimulatedServer, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bucket_module, "PATIENCE", 5.0)
+    monkeypatch.setattr(catalog_module, "BUSY_TIMEOUT", 0.0)
+    with ckstore.init(URL, cache=directory / "a") as store, ckstore.open(URL, cache=directory / "a") as other:
+        store.ingest(state(0), run="r", step=0, hot=0)
+        begun, append = threading.Event(), store.catalog._log.append
+
+        def slow(*arguments: Any, **named: Any) -> Any:
+            begun.set()
+            time.sleep(0.3)
+            return append(*arguments, **named)
+
+        monkeypatch.setattr(store.catalog._log, "append", slow)
+        thread = threading.Thread(target=lambda: store.tag("r@0", "slow"))
+        thread.start()
+        assert begun.wait(30)
+        other.tag("r@0", "fast")
+        thread.join()
+        assert store.catalog.tags() == {"slow": 1, "fast": 1}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import pickle
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -314,7 +315,9 @@ def test_gc_asks_for_the_time_once(server: SimulatedServer, directory: Path, mon
         for step in range(10):
             store.ingest({"w": draw(9, 9, seed=step)}, run="gpt", step=step)
         with monkeypatch.context() as context:
-            context.setattr(RemoteLog, "append", lambda *arguments: (_ for _ in ()).throw(CkstoreError("killed")))
+            context.setattr(
+                RemoteLog, "append", lambda *arguments, **named: (_ for _ in ()).throw(CkstoreError("killed"))
+            )
             for step in range(10, 16):
                 with pytest.raises(CkstoreError, match="killed"):
                     store.ingest({"w": draw(9, 9, seed=step)}, run="gpt", step=step)
@@ -324,21 +327,130 @@ def test_gc_asks_for_the_time_once(server: SimulatedServer, directory: Path, mon
         assert server.requests["put"] == 2  # When what is left was put, and when what is removed was.
 
 
-def test_gc_gives_up_where_others_commit_all_the_time(
+class Planned:
+    """Stands for `plan_for`: after each plan it does what it is told, before anything is committed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, task: Callable[[], object]) -> None:
+        self.count = 0
+        self._task = task
+        monkeypatch.setattr(collect_module, "plan_for", self._planned)
+
+    def _planned(self, *arguments: Any) -> Any:
+        plan = plan_for(*arguments)
+        self.count += 1
+        self._task()
+        return plan
+
+
+def test_gc_frees_space_while_others_commit(
     server: SimulatedServer, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with ckstore.init(URL, cache=directory / "a") as store, ckstore.open(URL, cache=directory / "b") as other:
-        for step in range(2):
-            store.ingest({"w": draw(9, 9, seed=step)}, run="gpt", step=step)
+        for step in range(4):
+            store.ingest(state(step), run="gpt", step=step, hot=0)
         store.forget(["gpt@0"])
+        store.rebase(["gpt@2"])
         other.catalog.refresh()
+        before = {info.name for info in store.packs.list_packs()}
+
+        def commit() -> None:
+            # Upon what it keeps, of what it keeps, and with what it has never seen.
+            step = len(store.versions()) + 1
+            store.ingest(state(step), run="gpt", step=step, hot=0)
+            store.ingest(state(3) | {"step": step}, run="again", step=step, hot=0)
+            store.ingest({"w": draw(9, 9, seed=step)}, run="other", step=step, hot=0)
+
+        planned = Planned(monkeypatch, commit)
+        report = gc(other.repository, grace=0, patience=0)
+        assert planned.count == 1
+        assert report.removed + report.rewritten > 0
+        assert before - {info.name for info in store.packs.list_packs()}
+    with ckstore.open(URL, cache=directory / "c") as store:
+        assert len(store.versions()) == 6
+        for row in store.versions():
+            found = store[row.number].state_dict()
+            if row.run == "gpt":
+                assert bool((found["model"]["weight"] == state(row.step or 0)["model"]["weight"]).all())
+        assert store.verify().problems == []
+        assert store.catalog.differences() == []
+
+
+def test_gc_plans_again_where_others_commit_what_it_would_remove(
+    server: SimulatedServer, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ckstore.init(URL, cache=directory / "a") as store, ckstore.open(URL, cache=directory / "b") as other:
+        for step in range(3):
+            store.ingest({"w": draw(90, 90, seed=step), "kept": draw(9, 9)}, run=f"r{step}", step=0, hot=0)
+        store.forget(["r0@0", "r1@0"])
+        other.catalog.refresh()
+        steps = iter([1])
+
+        def commit() -> None:
+            for step in steps:
+                store.ingest({"w": draw(90, 90, seed=0)}, run="again", step=step, hot=0)
+
+        planned = Planned(monkeypatch, commit)
+        assert gc(other.repository, grace=0, patience=60).removed > 0
+        assert planned.count == 2
+    with ckstore.open(URL, cache=directory / "c") as store:
+        assert bool((store["again@1"].state_dict()["w"] == draw(90, 90, seed=0)).all())
+        assert store.verify().problems == []
+
+
+def test_gc_gives_up_where_others_commit_what_it_would_remove_all_the_time(
+    server: SimulatedServer, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ckstore.init(URL, cache=directory / "a") as store, ckstore.open(URL, cache=directory / "b") as other:
+        states = [{"w": draw(90, 90, seed=seed)} for seed in range(2)]
+        for seed, content in enumerate(states):
+            store.ingest(content, run="gpt", step=seed, hot=0)
+        store.forget(["gpt@0"])
         steps = iter(range(2, 1000))
 
-        def planned(*arguments: Any) -> Any:
-            plan = plan_for(*arguments)
-            store.ingest({"w": draw(9, 9, seed=len(store.versions()) + 2)}, run="gpt", step=next(steps))
-            return plan
+        def commit() -> None:
+            step = next(steps)
+            store.ingest(states[step % 2], run="gpt", step=step, hot=0)
+            store.forget([f"gpt@{step - 1}"])
 
-        monkeypatch.setattr(collect_module, "plan_for", planned)
+        Planned(monkeypatch, commit)
         with pytest.raises(LockedError, match="Others write all the time; free space when they are done"):
-            gc(other.repository, grace=0, patience=0.5)
+            gc(other.repository, grace=0, patience=0.2)
+
+
+def test_packs_that_are_committed_while_gc_is_about_to_remove_them_stay(
+    server: SimulatedServer, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ckstore.init(URL, cache=directory / "a") as store, ckstore.open(URL, cache=directory / "b") as other:
+        store.ingest(state(0), run="gpt", step=0, hot=0)
+        store.ingest(state(1), run="gpt", step=1, hot=0)
+        store.forget(["gpt@0"])
+        store.rebase(["gpt@1"])
+        published, planned = threading.Event(), threading.Event()
+        publish = store.packs.publish
+
+        def waiting(names: list[str]) -> None:
+            publish(names)
+            published.set()
+            assert planned.wait(60)
+
+        monkeypatch.setattr(store.packs, "publish", waiting)
+        thread = threading.Thread(target=lambda: store.ingest(state(2), run="gpt", step=2, hot=0))
+        thread.start()
+        assert published.wait(60)
+
+        def commit() -> None:
+            planned.set()
+            thread.join()
+
+        plans = Planned(monkeypatch, commit)
+        assert gc(other.repository, grace=0, patience=0).files == 0
+        assert plans.count == 1
+    with ckstore.open(URL, cache=directory / "c") as store:
+        assert [row.step for row in store.versions()] == [1, 2]
+        assert bool((store["gpt@2"].state_dict()["model"]["weight"] == state(2)["model"]["weight"]).all())
+        assert store.verify().problems == []
+        assert not any(
+            record.get("versions")
+            for record in store.catalog.records()
+            if record["change"] == "gc" and any(origin[0] == store["gpt@2"].row.uid for origin in record["versions"])
+        )
