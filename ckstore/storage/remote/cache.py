@@ -83,7 +83,7 @@ class BlockCache:
         What lies in the first part of each pack comes first: objects of one kind lie in one order in all packs of a
         chain, so the first ones can be decoded while the others come.
         """
-        runs: list[tuple[float, str, int, range]] = []
+        runs: list[tuple[float, str, int, list[int]]] = []
         for pack, size, ranges in wanted:
             numbers = {
                 number
@@ -92,9 +92,12 @@ class BlockCache:
                 for number in range(offset // BLOCK, (offset + length - 1) // BLOCK + 1)
             }
             missing = [number for number in sorted(numbers) if not self._path(pack, number).exists()]
-            runs += [(run.start * BLOCK / size, pack, size, run) for run in _runs(missing)]
-        for _, pack, size, run in sorted(runs, key=lambda item: item[0]):
-            self._claim(pack, size, run)
+            runs += [
+                (run.start * BLOCK / size, pack, size, [number for number in missing if number in run])
+                for run in _runs(missing)
+            ]
+        for _, pack, size, missing in sorted(runs, key=lambda item: item[0]):
+            self._claim(pack, size, missing)
 
     def drop(self, pack: str) -> None:
         """Forget a pack."""
