@@ -94,7 +94,7 @@ class RemoteCatalog(Catalog):
                 self._follow(error.records)
                 lost += 1
 
-    def _follow(self, records: Sequence[tuple[Head, dict[str, Any]]]) -> bool:
+    def _follow(self, records: Sequence[tuple[Head, Mapping[str, Any]]]) -> bool:
         """Take over records; False where they do not begin behind the head: another process of this mirror was first.
 
         Raises
