@@ -27,6 +27,9 @@ from ckstore.runtime.collector import collection_seldom
 from ckstore.storage.catalog import VersionRow
 from ckstore.storage.pack_reader import MissingPackError
 
+#: Packs of a remote store of up to so many bytes are fetched whole: less is gained by a range than a request takes.
+_SMALL_PACK = 1 << 20
+
 #: How often `gc` may move an object while it is being read.
 _MOVES = 3
 
@@ -93,7 +96,7 @@ class StoredVersion:
     def document(self) -> VersionDocument:
         """What the manifest says of the version."""
         if self.repository.packs.is_remote:
-            self.repository.packs.prefetch_manifests(self.repository.catalog.chain_packs(self.row.number))
+            self.repository.packs.prefetch_manifests(self.repository.catalog.chain_packs(self.row.number), _SMALL_PACK)
         return self.repository.resolver.document(self.row)
 
     @cached_property

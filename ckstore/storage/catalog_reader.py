@@ -28,7 +28,7 @@ from ckstore.storage.rows import (
     Totals,
     VersionRow,
 )
-from ckstore.storage.schema import HIGHEST, LOWEST, items, optional, plain_object, read_json, rows, text, whole
+from ckstore.storage.schema import HIGHEST, ID, LOWEST, items, optional, plain_object, read_json, rows, text, whole
 
 _COLUMNS = (
     "v.number, v.uid, r.name, v.step, v.parent, v.created, p.name, v.manifest_offset, v.manifest_length,"
@@ -45,6 +45,7 @@ _SELECT = f"SELECT {_COLUMNS} FROM versions v JOIN runs r ON r.id = v.run JOIN p
 _GLOBS = items(text(1))
 _STEP_ROWS = rows(whole(1), optional(whole(LOWEST, HIGHEST)))
 _NAMES = rows(PACK_NAME)
+_DESCRIBED = rows(whole(), ID, PACK_NAME, whole())
 _SIZE_ROWS = rows(whole())
 _NUMBER_ROWS = rows(whole(), whole())
 
@@ -92,6 +93,11 @@ class CatalogReader:
         if not found and not self._connection.rows("SELECT 1 FROM runs WHERE name = ?", [run]):
             raise NotFoundError(f"There is no run {run}; see `ckstore log` for those there are.")
         return found
+
+    def described(self) -> list[tuple[int, str, str, int]]:
+        """Number and id of every version, and the pack and place of the manifest that says what it is."""
+        query = "SELECT v.number, v.uid, p.name, v.manifest_offset FROM versions v JOIN packs p ON p.id = v.pack"
+        return self._connection.rows(query, schema=_DESCRIBED)
 
     def version(self, number: int) -> VersionRow:
         """The version of a number; raises `NotFoundError`."""

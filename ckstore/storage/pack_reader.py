@@ -294,8 +294,11 @@ class PackReader:
     #: Whether packs lie in an object store.
     is_remote = False
 
-    def prefetch_manifests(self, names: Iterable[str]) -> None:
-        """Say which packs' manifests will be read: those of a remote store are fetched together."""
+    def prefetch_manifests(self, names: Iterable[str], whole: int = 0) -> None:
+        """Say which packs' manifests will be read: those of a remote store are fetched together.
+
+        Packs of up to `whole` bytes come whole: objects in them will be wanted, too.
+        """
 
     def prefetch(self, ranges: Mapping[str, Sequence[tuple[int, int]]]) -> None:
         """Say which bytes will be read, as (offset, length) by pack: those of a remote store are fetched together."""

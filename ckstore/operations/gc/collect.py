@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from itertools import takewhile
+from itertools import count, takewhile
 from typing import TYPE_CHECKING, Any
 
 from ckstore.errors import LockedError
@@ -172,30 +172,39 @@ class _Collection:
     def _commit(self, plan: GcPlan) -> GcReport | None:
         """Make the change; None where what came since the plan needs what it takes away, or somebody writes."""
         catalog = self._repository.catalog
-        copies = {name: copy for name, (copy, _) in self._copies.items()}
-        written = {copy.pack.name for copy in copies.values()}
+        copies: dict[str, Copy] = {}
+        written = {copy.pack.name for copy, _ in self._copies.values()}
         going: list[str] = []
         self._repository.packs.publish(sorted(written))
 
+        tries = count()
+
         def change() -> GcReport | None:
             # With the write lock held nobody can begin to write; whoever has begun holds a lease.
-            if self._writer() or not plan.holds(written):
+            late = next(tries) and time.monotonic() > self._deadline
+            if late or self._writer() or not plan.holds(written):
                 return None
+            # What others have freed since is neither removed nor written again.
             known = {pack.name for pack in catalog.packs()}
+            copies.clear()
+            copies.update((name, copy) for name, (copy, _) in self._copies.items() if name in known)
             # A pack that was found to be unneeded can be what another one is written as: both lie there after a crash.
-            removed = [pack.name for pack in plan.removed if pack.name not in written]
+            removed = [pack.name for pack in plan.removed if pack.name in known and pack.name not in written]
             files = [info for info in plan.files if info.name not in written and info.name not in known]
             report = self._report(plan, removed, files, copies)
             if plan.is_empty:
                 return report
             going[:] = [name for name in (*removed, *copies) if name not in written]
-            record = {"written": sorted(written), "removed": sorted({*going, *(info.name for info in files)})}
+            record = {
+                "written": sorted(copy.pack.name for copy in copies.values()),
+                "removed": sorted({*going, *(info.name for info in files)}),
+            }
             catalog.note({"change": "gc", **record, "versions": plan.gone(known)})
             # Before the commit: `recover` could bring a version back out of them that lacks what goes now.
             self._unlink(info.name for info in files)
             catalog.remove_lattices(plan.survey.dead_lattices)
             catalog.remove_contents(plan.survey.dead_contents)
-            rows = catalog.versions()
+            rows = catalog.versions() if going else []  # Else nothing of what they have added to the store goes.
             for name, copy in copies.items():
                 self._move(plan.survey.packs[name], copy)
             catalog.remove_packs(going)
@@ -207,6 +216,7 @@ class _Collection:
         report = catalog.commit(change)
         if report is None or plan.is_empty:
             return report
+        self._drop([name for name in self._copies if name not in copies])
         self._copies.clear()
         # With the lock held once more: a `recover` that ran in between has taken them in again.
         with catalog.transaction():
@@ -224,11 +234,11 @@ class _Collection:
 
     def _write_sizes(self, rows: Iterable[VersionRow], plan: GcPlan, copies: dict[str, Copy]) -> None:
         """Write into the catalog what each version has added to the store and is still there."""
-        removed = {pack.name for pack in plan.removed}
+        present = {pack.name for pack in self._repository.catalog.packs()}
         sizes = {
             pack.name: copies[pack.name].pack.bytes if pack.name in copies else pack.bytes
             for pack in plan.survey.packs.values()
-            if pack.name not in removed
+            if pack.name in copies or pack.name in present
         }
         exact = {
             (pack.number, pack.created): sizes[pack.name]
@@ -238,11 +248,12 @@ class _Collection:
         for row in rows:
             if row.pack not in plan.survey.packs:
                 continue  # It came since the plan, and nothing of it goes.
-            if "stored_bytes" in self._repository.resolver.document(row).summary:
-                continue  # It gave up its exact layers, and its layers stand in several packs.
             pack = plan.survey.packs[row.pack]
             stored = sizes[pack.name] + exact.get((pack.number, pack.created), 0)
-            if stored != row.stored_bytes and pack.stored_bytes is None:
+            if stored == row.stored_bytes or pack.stored_bytes is not None:
+                continue
+            # Unless it gave up its exact layers, and its layers stand in several packs.
+            if "stored_bytes" not in self._repository.resolver.document(row).summary:
                 self._repository.catalog.update_version(row.number, stored_bytes=stored)
 
     def _report(

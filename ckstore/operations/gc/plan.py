@@ -74,6 +74,9 @@ class GcPlan:
         self._grace = grace
         self._records = repository.catalog.whole_records()
         self._names = {row.name for row in self.state.packs}
+        # What needs nothing of what goes: what the plan was made from, and what came since and was looked at.
+        self._sound_packs = set(self._names)
+        self._sound_rows = {(row.number, row.uid, row.pack, row.manifest_offset) for row in self.state.versions}
         self._collections = [record for record in self._records if record.get("change") == "gc"]
         names = {info.name for info in own}
         scanned = list(self._scanned([info for info in self.state.files if info.name not in names]))
@@ -129,7 +132,7 @@ class GcPlan:
         catalog, resolver = self._repository.catalog, self._repository.resolver
         packs = {pack.name for pack in catalog.packs()}
         going = {pack.name: pack for pack in (*self.removed, *self.rewritten)}
-        if catalog.identity() != self.state.catalog or not going.keys() <= packs:
+        if catalog.identity() != self.state.catalog:
             return False
         # Whoever puts packs into a bucket finds at the commit that what these need is gone; somebody always puts some.
         if not catalog.follows_log:
@@ -137,17 +140,16 @@ class GcPlan:
             if any(info.name not in known for info in self._repository.packs.list_packs()):
                 return False
         dead = {*self.survey.dead_lattices, *self.survey.dead_contents}
-        came = packs - self._names
+        came = packs - self._sound_packs
         self._repository.packs.prefetch_manifests(came)
         for name in came:
             for record in resolver.manifest(name).document["records"]:
                 named = [record.get(field) for field in ("id", "base", "origin", "lattice", "parent")]
                 if not dead.isdisjoint(key(identity) for identity in named if identity is not None):
                     return False
-        before = {_described(row) for row in self.state.versions}
-        for row in catalog.versions():
-            if _described(row) in before:
-                continue
+        self._sound_packs |= came
+        fresh = [described for described in catalog.described() if described not in self._sound_rows]
+        for row in [catalog.version(number) for number, *_ in fresh]:
             document = resolver.document(row)
             named = [identity for ids in document.objects for identity in ids]
             if not dead.isdisjoint(key(identity) for identity in named if identity is not None):
@@ -158,6 +160,7 @@ class GcPlan:
                 holder = going.get(ref.pack or row.pack)
                 if holder is not None and ref.name not in holder.wanted:
                     return False
+        self._sound_rows.update(fresh)
         return True
 
     def gone(self, committed: Collection[str]) -> list[Origin]:
@@ -223,11 +226,6 @@ def plan_for(repository: Repository, grace: float, own: Sequence[PackInfo] = ())
             # What was read before and after somebody's commit need not agree.
             if State.of(repository) == before:
                 raise
-
-
-def _described(row: VersionRow) -> tuple[int, str, str, int]:
-    """Which version a row means, and where its manifest lies."""
-    return row.number, row.uid, row.pack, row.manifest_offset
 
 
 def _is_worth_it(pack: PackContents) -> bool:

@@ -78,7 +78,12 @@ class BlockCache:
         return whole[offset - first * BLOCK :][:length]
 
     def prefetch(self, wanted: Iterable[tuple[str, int, Sequence[tuple[int, int]]]]) -> None:
-        """Begin to fetch ranges of packs, given as (pack, size, ranges), that will be read."""
+        """Begin to fetch ranges of packs, given as (pack, size, ranges), that will be read.
+
+        What lies in the first part of each pack comes first: objects of one kind lie in one order in all packs of a
+        chain, so the first ones can be decoded while the others come.
+        """
+        runs: list[tuple[float, str, int, list[int]]] = []
         for pack, size, ranges in wanted:
             numbers = {
                 number
@@ -87,6 +92,11 @@ class BlockCache:
                 for number in range(offset // BLOCK, (offset + length - 1) // BLOCK + 1)
             }
             missing = [number for number in sorted(numbers) if not self._path(pack, number).exists()]
+            runs += [
+                (run.start * BLOCK / size, pack, size, [number for number in missing if number in run])
+                for run in _runs(missing)
+            ]
+        for _, pack, size, missing in sorted(runs, key=lambda item: item[0]):
             self._claim(pack, size, missing)
 
     def drop(self, pack: str) -> None:

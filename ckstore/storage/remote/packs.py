@@ -87,20 +87,20 @@ class RemotePacks(PackReader):
             for _ in pool.map(put, names):
                 durable.checkpoint("pack-put")
 
-    def prefetch_manifests(self, names: Iterable[str]) -> None:
-        """Begin to fetch the ends of packs, where manifests lie."""
+    def prefetch_manifests(self, names: Iterable[str], whole: int = 0) -> None:
+        """Begin to fetch the ends of packs, where manifests lie, and small packs whole."""
         ends = {}
         for name in names:
             with suppress(IntegrityError):
                 size = self.size(name)
-                ends[name] = [(max(size - _END, 0), min(_END, size))]
+                length = size if size <= whole else _END
+                ends[name] = [(max(size - length, 0), min(length, size))]
         self.prefetch(ends)
 
     def prefetch(self, ranges: Mapping[str, Sequence[tuple[int, int]]]) -> None:
         """Begin to fetch what will be read."""
         wanted = []
-        # Last the one of which most is read: the others are needed for each chunk of that.
-        for name, parts in sorted(ranges.items(), key=lambda item: sum(length for _, length in item[1])):
+        for name, parts in ranges.items():
             with suppress(IntegrityError):
                 opened = self._opened(name)
                 if isinstance(opened, _RemotePack):
