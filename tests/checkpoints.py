@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ckstore.repository import Repository
 from ckstore.runtime.compiling import MESSAGE
 
 #: What safetensors calls the dtypes.
@@ -71,13 +72,16 @@ def _entry(path: Path) -> tuple[Any, ...]:
     return "file", sha256(path), status.st_mode, status.st_mtime_ns
 
 
-def pack_files(store: Path) -> dict[str, bytes]:
-    """Every file below a store's `packs` and `log`: what an ingest that is refused must not change."""
-    return {
-        str(path.relative_to(store)): path.read_bytes()
-        for folder in ("packs", "log")
-        for path in sorted((store / folder).iterdir())
-    }
+def listing(store: Path | str) -> dict[str, int]:
+    """Names, which are digests, and sizes of a store's packs and log records: what an ingest that is refused keeps."""
+    with Repository(store, "r") as repository:
+        files = repository.packs.files()
+        return {f"{folder}/{name}": size for folder, name, size in files if folder in ("packs", "log")}
+
+
+def pack_bytes(store: Path | str) -> int:
+    """Bytes of a store's packs, and of what else lies beside them."""
+    return sum(size for name, size in listing(store).items() if name.startswith("packs/"))
 
 
 @contextmanager

@@ -98,9 +98,3 @@ def filled(place: Path, _filled: Path) -> Path:
     shutil.rmtree(place / ".ckstore")
     shutil.copytree(_filled, place / ".ckstore")
     return place
-
-
-def listing(store: Path) -> dict[str, int]:
-    """Names and sizes of all packs and log records, to see that nothing was added."""
-    files = [*(store / "packs").iterdir(), *(store / "log").iterdir()]
-    return {str(path.relative_to(store)): path.stat().st_size for path in files}

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from ckstore.cli.output import percent_text
-from tests.checkpoints import without_compiling
+from tests.checkpoints import listing, without_compiling
 
-from .conftest import checkpoint, listing
+from .conftest import checkpoint
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

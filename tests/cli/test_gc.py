@@ -9,12 +9,11 @@ import pytest
 
 from ckstore.operations.gc import collect
 from ckstore.storage.catalog import Catalog
-
-from .conftest import listing
+from tests.checkpoints import listing, pack_bytes
 
 
 def size(place: Path) -> int:
-    return sum(path.stat().st_size for path in (place / ".ckstore" / "packs").iterdir())
+    return pack_bytes(place / ".ckstore")
 
 
 def test_what_was_forgotten_is_freed(ckstore, filled: Path) -> None:
