@@ -299,6 +299,7 @@ def test_names_that_are_not_utf8(store: ckstore.Store, directory: Path) -> None:
     assert row.source.endswith("\\udcff/f.pt")
 
 
+@pytest.mark.local
 def test_the_store_is_not_put_into_itself(store: ckstore.Store, directory: Path) -> None:
     assert "store itself" in refused(store, lambda: store.ingest(directory))
     assert "store itself" in refused(store, lambda: store.ingest(store.path, force=True))

@@ -70,19 +70,18 @@ def check(store: ckstore.Store, dropped: list[int], paths: list[Path], **options
     """The versions of run a at these steps are the rest, the others what went in, to whoever reads them."""
     assert store.verify().problems == []
     assert steps(store) == dropped
-    reader = Reader(store.path)
+    reader = Reader(store.place) if isinstance(store.place, Path) else None
     for row in store.versions("a"):
         version = store[row.number]
         assert row.step is not None
         assert costs.restore_cost(version.stored) == (row.cost, row.depth)
-        files = dict(reader.files(row.number))
+        files = dict(reader.files(row.number)) if reader else {}
         if row.dropped:
             assert files == {}
             assert version.fidelity == "exact"
             assert has_the_rest(version, row.step, **options)
         else:
-            [data] = files.values()
-            assert data == paths[row.step].read_bytes()
+            assert [*files.values()] == [paths[row.step].read_bytes()] * (reader is not None)
             version.checkout(store.path.parent / "out", force=True)
             assert sha256(store.path.parent / "out") == sha256(paths[row.step])
 
@@ -108,7 +107,7 @@ def test_older_versions_lose_it_and_keep_the_rest(directory: Path, still: bool) 
         rows = store.versions()
     for lost in (False, True):
         if lost:
-            (directory / "store" / CATALOG).unlink()
+            (store.path / CATALOG).unlink()
         assert recover(directory / "store").problems == []
         with ckstore.open(directory / "store") as store:
             assert store.versions() == rows
@@ -167,7 +166,7 @@ def test_with_coarse_versions(directory: Path, order: str) -> None:
         store["a@3"].checkout(directory / "out")
         assert sha256(directory / "out") == sha256(paths[3])
         assert store.verify().problems == []
-    (directory / "store" / CATALOG).unlink()
+    (store.path / CATALOG).unlink()
     assert recover(directory / "store").problems == []
     with ckstore.open(directory / "store") as store:
         assert steps(store) == [0, 1, 2]

@@ -12,7 +12,7 @@ import torch
 import ckstore
 from ckstore.errors import ConflictError, NotFoundError, UsageError
 from ckstore.operations.recover import recover
-from ckstore.storage import durable, log
+from ckstore.storage import durable
 from tests.checkpoints import listing, scratch, sha256
 
 
@@ -65,7 +65,7 @@ def test_forgotten_versions_are_gone_and_others_stay(store: ckstore.Store, paths
     for name in ("a@1", 2, report.versions[0].uid[:8]):
         with pytest.raises(NotFoundError):
             store[name]
-    assert log.read_all(store.path)[-1]["change"] == "forget"
+    assert store.catalog.records()[-1]["change"] == "forget"
     # Their steps and their content can come again, under other numbers.
     assert store.ingest(paths[1], run="a").version.number == 7
     check(store, paths, [*left, (7, "a", 1)])
@@ -127,6 +127,7 @@ class Crash(BaseException):
     """The process is gone."""
 
 
+@pytest.mark.local
 @pytest.mark.parametrize(("step", "done"), [("log-written", False), ("before-commit", False), ("after-commit", True)])
 def test_a_crash(
     store: ckstore.Store, paths: list[Path], step: str, done: bool, monkeypatch: pytest.MonkeyPatch

@@ -29,6 +29,8 @@ from ckstore.storage.pack_reader import PackReader
 from tests.checkpoints import moving, scratch, sha256
 from tests.coarse_checks import same_bits, values_of
 
+pytestmark = pytest.mark.local
+
 
 @pytest.fixture
 def directory() -> Iterator[Path]:

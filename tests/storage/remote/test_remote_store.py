@@ -224,6 +224,29 @@ def test_a_store_that_was_made_again_is_another_one(server: SimulatedServer, dir
             store.catalog.refresh()
 
 
+def test_what_others_change_while_a_store_is_verified_is_no_problem(
+    server: SimulatedServer, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = files(directory, 3)
+    with ckstore.init(URL, cache=directory / "a") as store, ckstore.open(URL, cache=directory / "b") as other:
+        for step, path in enumerate(paths):
+            store.ingest(path, run="gpt", step=step)
+        check = store.catalog.check
+
+        def checked() -> list[str]:
+            other.catalog.refresh()
+            other.tag("gpt@0", "kept")
+            other.forget(["gpt@2"])
+            return check()
+
+        with monkeypatch.context() as context:
+            context.setattr(store.catalog, "check", checked)
+            report = store.verify()
+        assert (report.problems, report.versions) == ([], 3)
+        report = store.verify()
+        assert (report.problems, report.versions) == ([], 2)
+
+
 def test_a_copy_of_a_bucket_goes_on_in_its_own_way(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     servers = {URL: SimulatedServer(), "s3://models/copy": SimulatedServer()}
     monkeypatch.setattr(mirror_module, "ObstoreBucket", lambda url, options: SimulatedBucket(servers[url]))
