@@ -171,6 +171,7 @@ class Store:
         """Check packs and the objects of all or some versions; see `ckstore.operations.verify.verify`."""
         from ckstore.operations.verify import verify
 
+        self.catalog.refresh()
         chosen = self._chosen(versions, None)
         return verify(self.repository, chosen, sample=sample, executor=executor, progress=progress)
 

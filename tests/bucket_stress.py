@@ -171,11 +171,8 @@ def stress(seconds: float, seed: int, writers: int) -> Outcome:
     chosen = random.Random(seed)
     outcome = Outcome()
     names = [*(f"writer{number}" for number in range(writers)), "collector0", "reader0"]
-    with scratch() as directory, object_store() as target, fault_proxy(target, {}, seed) as proxy:
-        os.environ |= {
-            "AWS_ACCESS_KEY_ID": "someone", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1",
-            "AWS_ENDPOINT_URL": proxy, "AWS_ALLOW_HTTP": "true", "CKSTORE_CACHE": str(directory / "cache"),
-        }  # fmt: skip
+    with scratch() as directory, object_store() as server, fault_proxy(server.endpoint, {}, seed) as proxy:
+        os.environ |= {**server.anywhere, "AWS_ENDPOINT_URL": proxy, "CKSTORE_CACHE": str(directory / "cache")}
         # The client runs threads that a fork does not take along: this process makes no request before the last fork.
         subprocess.run([sys.executable, "-m", "ckstore", "init", URL], check=True, stdout=subprocess.DEVNULL)
         with ckstore.init(directory / "warm") as store:

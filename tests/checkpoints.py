@@ -7,8 +7,8 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ckstore.repository import Repository
 from ckstore.runtime.compiling import MESSAGE
+from ckstore.storage.remote.bucket import ObstoreBucket
 
 #: What safetensors calls the dtypes.
 SAFETENSORS_NAMES = {
@@ -71,13 +73,51 @@ def _entry(path: Path) -> tuple[Any, ...]:
     return "file", sha256(path), status.st_mode, status.st_mtime_ns
 
 
-def pack_files(store: Path) -> dict[str, bytes]:
-    """Every file below a store's `packs` and `log`: what an ingest that is refused must not change."""
-    return {
-        str(path.relative_to(store)): path.read_bytes()
-        for folder in ("packs", "log")
-        for path in sorted((store / folder).iterdir())
-    }
+def listing(store: Path | str) -> dict[str, int]:
+    """Names, which are digests, and sizes of a store's packs and log records: what an ingest that is refused keeps."""
+    with Repository(store, "r") as repository:
+        files = repository.packs.files()
+        return {f"{folder}/{name}": size for folder, name, size in files if folder in ("packs", "log")}
+
+
+def packs_of(store: Path | str) -> list[str]:
+    """Names of a store's packs, in order."""
+    return sorted(name.removeprefix("packs/") for name in listing(store) if name.startswith("packs/"))
+
+
+def pack_bytes(store: Path | str) -> int:
+    """Bytes of a store's packs, and of what else lies beside them."""
+    return sum(size for name, size in listing(store).items() if name.startswith("packs/"))
+
+
+def change_pack(store: Path | str, name: str, data: bytes | None) -> bytes:
+    """Put other bytes, or none at all, in the place of a pack's; returns those that were there."""
+    with Repository(store, "r") as repository:
+        pack = repository.path / "packs" / name
+        if not isinstance(repository.place, str):
+            before = pack.read_bytes() if pack.exists() else b""
+            pack.unlink(missing_ok=True)
+            if data is not None:
+                pack.write_bytes(data)
+            return before
+        bucket = ObstoreBucket(repository.place, {})
+        before = b""
+        with suppress(FileNotFoundError):
+            before = bucket.read(f"packs/{name}")
+        bucket.delete([f"packs/{name}"])
+        if data is not None:
+            bucket.put(f"packs/{name}", data)
+        # As on a machine that has read nothing yet.
+        pack.unlink(missing_ok=True)
+        shutil.rmtree(repository.path / "blocks", ignore_errors=True)
+        return before
+
+
+def flip(store: Path | str, pack: str, where: Callable[[int], int]) -> None:
+    """Flip one bit of a pack, of the byte that `where` makes of its length."""
+    data = bytearray(change_pack(store, pack, None))
+    data[where(len(data))] ^= 4
+    change_pack(store, pack, bytes(data))
 
 
 @contextmanager

@@ -11,6 +11,8 @@ import hypothesis
 import pytest
 
 from ckstore import policy
+from tests import places
+from tests.object_store import object_store
 from tools import runs
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -19,6 +21,24 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.register_profile("search", deadline=None, max_examples=2000)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """On remote stores, leave out what is of a local one by nature."""
+    if os.environ.get(places.VARIABLE) != "bucket":
+        return
+    config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("local")])
+    items[:] = [item for item in items if not item.get_closest_marker("local")]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def stores_in_a_bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Where `CKSTORE_TEST_PLACE=bucket`, the stores of tests are remote ones."""
+    if os.environ.get(places.VARIABLE) != "bucket":
+        yield
+        return
+    with object_store() as server, places.in_bucket(server, tmp_path_factory.mktemp("mirrors")):
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

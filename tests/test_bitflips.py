@@ -30,6 +30,8 @@ from ckstore.policy import Policy
 from ckstore.storage import log
 from tests.checkpoints import scratch, sha256
 
+pytestmark = pytest.mark.local
+
 STRIDE = 1 if os.environ.get("CKSTORE_FLIPS") else 7
 
 

@@ -311,8 +311,8 @@ def test_an_exact_ingest_of_the_same_content_makes_a_version_exact(store: ckstor
     assert store.verify().problems == []
     (store.path / CATALOG).unlink()
     store.close()
-    assert recover(store.path).problems == []
-    with ckstore.open(store.path) as again:
+    assert recover(store.place).problems == []
+    with ckstore.open(store.place) as again:
         assert [again[f"r@{step}"].fidelity for step in range(3)] == ["coarse", "exact", "coarse"]
         assert again["best"].row.step == 1
         assert again.verify().problems == []

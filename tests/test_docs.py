@@ -195,11 +195,8 @@ def tutorial_store(gpt_run: list[Path], tmp_path_factory: pytest.TempPathFactory
 @pytest.fixture
 def server_settings(tmp_path: Path) -> Iterator[dict[str, str]]:
     """What the environment says of an object store."""
-    with object_store() as url:
-        yield {
-            "AWS_ENDPOINT_URL": url, "AWS_ALLOW_HTTP": "true", "AWS_REGION": "us-east-1", "AWS_ACCESS_KEY_ID": "key",
-            "AWS_SECRET_ACCESS_KEY": "secret", "CKSTORE_CACHE": str(tmp_path / "cache"),
-        }  # fmt: skip
+    with object_store() as server:
+        yield {**server.anywhere, "CKSTORE_CACHE": str(tmp_path / "cache")}
 
 
 def begin(page: Path, place: Path, gpt_run: list[Path], request: pytest.FixtureRequest) -> None:
@@ -212,7 +209,6 @@ def begin(page: Path, place: Path, gpt_run: list[Path], request: pytest.FixtureR
     (place / "tools" / "train").write_text(train)
     (place / "tools" / "train").chmod(0o755)
     if page.name == "bucket.md":
-        pytest.importorskip("ministack")
         for variable, value in request.getfixturevalue("server_settings").items():
             request.getfixturevalue("monkeypatch").setenv(variable, value)
     if page.parent == DOCS / "how-to":

@@ -23,6 +23,7 @@ from ckstore.operations.verify import VerifyReport
 from ckstore.runtime.executors import Executor
 from ckstore.runtime.threads import worker_count
 from ckstore.version import Version
+from tests.checkpoints import change_pack, flip, packs_of
 
 
 @pytest.fixture(scope="module")
@@ -187,12 +188,8 @@ def test_every_error_pickles(kind: type[CkstoreError]) -> None:
 
 def damage(path: Path, parts: list[float]) -> None:
     """Flip a byte at these parts of every pack's length."""
-    for number, pack in enumerate(sorted((path / "packs").iterdir())):
-        data = bytearray(pack.read_bytes())
-        if number < len(parts):
-            data[int(parts[number] * len(data))] ^= 0x10
-        pack.chmod(0o644)
-        pack.write_bytes(data)
+    for pack, part in zip(packs_of(path), parts, strict=False):
+        flip(path, pack, lambda length, part=part: int(part * length))
 
 
 @pytest.mark.parametrize("parts", [[], [0.1, 0.5, 0.9], [0.3, 0.3, 0.3, 0.3], [0.999, 0.6], [0.0, 0.75, 0.2]])
@@ -211,7 +208,7 @@ def test_verify_reports_what_it_does_without_an_executor(filled: Path, executor:
 
 
 def test_a_pack_that_is_missing_is_reported_as_without_an_executor(filled: Path, executor: Executor) -> None:
-    sorted((filled / "packs").iterdir())[1].unlink()
+    change_pack(filled, packs_of(filled)[1], None)
     with ckstore.open(filled, "r") as store:
         expected = store.verify()
         assert expected.problems

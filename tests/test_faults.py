@@ -27,7 +27,7 @@ from ckstore.storage import durable
 from ckstore.storage.catalog import Catalog
 from ckstore.storage.pack import PackWriter
 from ckstore.storage.root import sweep_temporaries
-from tests.checkpoints import draw, pack_files, scratch, sha256
+from tests.checkpoints import draw, listing, scratch, sha256
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 KILLED = -signal.SIGKILL
@@ -132,8 +132,8 @@ def test_an_ingest_that_is_killed(store: ckstore.Store, paths: list[Path], step:
     check(store, paths[:3])
     # Everything that lies there is in order, whoever was killed.
     sweep_temporaries(store.path, grace=-1)
-    assert recover(store.path).problems == []
-    with ckstore.open(store.path) as again:
+    assert recover(store.place).problems == []
+    with ckstore.open(store.place) as again:
         check(again, paths[:3])
 
 
@@ -175,13 +175,13 @@ def test_an_ingest_that_is_killed_at_random_times(store: ckstore.Store, paths: l
             assert store[row.number].document.files[0].sha256 in {sha256(path) for path in paths}
     assert store.ingest(paths[3], run="a").is_new
     assert store.catalog.leases() == [], "leases of processes that are gone do not count"
-    assert recover(store.path).problems == []
+    assert recover(store.place).problems == []
 
 
 def unchanged(store: ckstore.Store) -> Callable[[], bool]:
     """Asks later whether versions and files are still those of now."""
-    rows, files = store.versions(), pack_files(store.path)
-    return lambda: store.versions() == rows and pack_files(store.path) == files
+    rows, files = store.versions(), listing(store.place)
+    return lambda: store.versions() == rows and listing(store.place) == files
 
 
 def test_a_file_size_limit(store: ckstore.Store, paths: list[Path]) -> None:
@@ -259,7 +259,7 @@ def test_a_commit_that_is_refused_leaves_no_packs(
         store.ingest(paths[1], run="a")
     monkeypatch.undo()
     assert same()
-    assert recover(store.path).versions == 1
+    assert recover(store.place).versions == 1
 
 
 def test_an_ingest_after_one_whose_packs_could_not_be_removed(

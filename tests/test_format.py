@@ -15,6 +15,8 @@ import torch
 import ckstore
 from tests.format_reader import Reader, identifier
 
+pytestmark = pytest.mark.local
+
 
 def checkpoint(step: int) -> dict[str, Any]:
     """A run whose tensors take every layer: moving, standing still, scaled, widening; floats, complex, integers."""

@@ -15,6 +15,8 @@ import ckstore
 from ckstore.operations.gc import collect
 from ckstore.storage import durable, reserve
 
+pytestmark = pytest.mark.local
+
 #: Runs a script with a small file system of its own, mounted at its first argument.
 MOUNTED = 'mount -t tmpfs -o size=6m tmpfs "$1" && shift && exec "$@"'
 

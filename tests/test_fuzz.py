@@ -22,6 +22,8 @@ from tests.checkpoints import scratch
 from tests.crafted import CraftedStore, sealed
 from tests.fuzzing import KINDS, Fuzzer, Watched, make_store, mutated
 
+pytestmark = pytest.mark.local
+
 #: Cases that once found something.
 FOUND: list[tuple[str, int]] = [("payloads", 4), ("catalogs", 1033), ("catalogs", 1510)]
 

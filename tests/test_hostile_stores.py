@@ -19,6 +19,8 @@ from ckstore.operations.recover import recover
 from tests.checkpoints import scratch, sha256
 from tests.crafted import CraftedStore, everything, limits, sealed, with_manifest
 
+pytestmark = pytest.mark.local
+
 
 @pytest.fixture(scope="module")
 def small() -> Iterator[Path]:

@@ -23,6 +23,7 @@ from tests.points_of_death import DIED, REFUSED
 from tests.test_points_of_death import ALL, OPERATIONS, SEED, pristine, state, without_uids
 
 pytestmark = [
+    pytest.mark.local,
     pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork"),
     pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning"),
 ]

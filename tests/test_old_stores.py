@@ -16,6 +16,8 @@ from ckstore.operations.recover import recover
 from ckstore.storage import connection
 from tests.checkpoints import scratch, sha256
 
+pytestmark = pytest.mark.local
+
 STORES = Path(__file__).parent / "fixtures" / "stores"
 
 

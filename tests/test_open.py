@@ -28,6 +28,7 @@ def test_several_processes_may_begin_at_once(tmp_path: Path) -> None:
             list(pool.map(lambda _, place=tmp_path / str(number): ckstore.open(place, create=True).close(), range(8)))
 
 
+@pytest.mark.local
 def test_nothing_else_is_taken_for_a_store(tmp_path: Path) -> None:
     (tmp_path / "mine").write_bytes(b"content")
     with pytest.raises(ckstore.ConflictError, match="not empty"):

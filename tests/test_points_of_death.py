@@ -22,6 +22,7 @@ from tests.checkpoints import scratch
 from tests.points_of_death import DIED, KILL, MODES, POWER, REFUSED, struck
 
 pytestmark = [
+    pytest.mark.local,
     pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork"),
     pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning"),
 ]

@@ -60,9 +60,9 @@ def test_a_series(shared_data: Path, directory: Path, series: str) -> None:
     check(store, sources, directory / "out")
     store.close()
     (store.path / "catalog.sqlite").unlink()
-    report = recover(store.path)
+    report = recover(store.place)
     assert (report.versions, report.problems) == (len(paths), [])
-    with ckstore.open(store.path, "r") as again:
+    with ckstore.open(store.place, "r") as again:
         assert again.verify().problems == []
         check(again, sources, directory / "out")
 
@@ -86,7 +86,7 @@ def test_a_trained_run(kind: str, directory: Path, request: pytest.FixtureReques
     check(store, sources, directory / "out")
     store.close()
     (store.path / "catalog.sqlite").unlink()
-    assert recover(store.path).problems == []
-    with ckstore.open(store.path, "r") as again:
+    assert recover(store.place).problems == []
+    with ckstore.open(store.place, "r") as again:
         check(again, sources, directory / "out")
         assert again.verify().problems == []

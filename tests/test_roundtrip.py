@@ -154,10 +154,10 @@ def test_every_depth_after_a_rebase_and_after_a_recovery(directory: Path) -> Non
     check_all(store, expected, directory)
     assert store.verify().problems == []
     store.close()
-    before = [(row.number, row.step, row.uid, row.parent, row.depth) for row in ckstore.open(store.path).versions()]
+    before = [(row.number, row.step, row.uid, row.parent, row.depth) for row in ckstore.open(store.place).versions()]
     (store.path / "catalog.sqlite").unlink()
-    assert recover(store.path).problems == []
-    with ckstore.open(store.path, "r") as again:
+    assert recover(store.place).problems == []
+    with ckstore.open(store.place, "r") as again:
         assert [(r.number, r.step, r.uid, r.parent, r.depth) for r in again.versions()] == before
         assert again.verify().problems == []
         check_all(again, expected, directory)
@@ -170,7 +170,7 @@ def test_another_process_reads_the_same_bytes(directory: Path, flush: str) -> No
     expected |= ingest_all(store, adamw_run(directory, 2), run="a")
     store.close()
     (directory / "out").mkdir()
-    command = [sys.executable, "-c", READ_ALL, str(store.path), str(directory / "out"), flush]
+    command = [sys.executable, "-c", READ_ALL, str(store.place), str(directory / "out"), flush]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert {int(number): digest for number, digest in json.loads(done.stdout).items()} == expected
@@ -189,7 +189,7 @@ def test_products_that_are_rounded_up_to_the_least_normal_number_are_read_alike(
         "bits = ckstore.open(sys.argv[1])['a@1']['w'][:].view('u8')\n"
         "print(hashlib.sha256(bits.tobytes()).hexdigest())\n"
     )
-    command = [sys.executable, "-c", script, str(directory / "store")]
+    command = [sys.executable, "-c", script, str(store.place)]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == hashlib.sha256((values * 0.5).numpy().tobytes()).hexdigest()
@@ -205,10 +205,11 @@ def test_a_process_that_flushes_subnormals_ingests_what_stands_in_the_file(direc
     paths = with_subnormals(directory, 3)
     script = (
         "import sys, torch; assert torch.set_flush_denormal(True); import ckstore\n"
-        "with ckstore.init(sys.argv[1]) as store:\n"
+        "with ckstore.open(sys.argv[1]) as store:\n"
         "    for path in sys.argv[2:]: store.ingest(path, run='tiny', hot=0)\n"
     )
-    command = [sys.executable, "-c", script, str(directory / "store"), *map(str, paths)]
+    with ckstore.init(directory / "store") as store:
+        command = [sys.executable, "-c", script, str(store.place), *map(str, paths)]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     with ckstore.open(directory / "store") as store:
@@ -510,7 +511,7 @@ def test_a_verified_ingest_that_does_not_come_back(directory: Path, monkeypatch:
     assert store.catalog.reservations() == []
     assert not store.ingest(paths[0], run="a").is_new
     check_all(store, ingest_all(store, paths[1:], run="a", verify=True), directory)
-    assert recover(store.path).versions == 2
+    assert recover(store.place).versions == 2
 
 
 def test_digest_of_a_state_dict_in_memory(directory: Path) -> None:

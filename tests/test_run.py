@@ -31,7 +31,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
 
 
 def test_a_run_is_its_versions_in_order(run: Run) -> None:
-    store = ckstore.open(run.latest.stored.repository.path)
+    store = ckstore.open(run.latest.stored.repository.place)
     assert len(run) == 4
     assert [version.row.step for version in run] == run.steps == [0, 10, 20, 30]
     assert run.latest.row.number == run[-1].row.number == 4

@@ -18,7 +18,7 @@ from ckstore.operations.compactor import Compactor
 from ckstore.operations.recover import recover
 from ckstore.policy import Policy, Retention
 from ckstore.storage import durable
-from tests.checkpoints import pack_files, scratch, sha256
+from tests.checkpoints import listing, scratch, sha256
 
 RUNS = ["a", "b", "c"]
 TAGS = ["best", "last", "x"]
@@ -433,17 +433,17 @@ class StoreMachine(RuleBasedStateMachine):
         return ckstore.init(self.directory / "store")
 
     def _open(self, mode: Any = "a") -> ckstore.Store:
-        return ckstore.open(self.store.path, mode)
+        return ckstore.open(self.store.place, mode)
 
     def _files(self) -> dict[str, bytes]:
         """The files that gc frees, and the log."""
-        return pack_files(self.store.path)
+        return listing(self.store.place)
 
     def _recovered(self, *, crashed: bool) -> None:
         if crashed:
             self.store.close()
             (self.store.path / "catalog.sqlite").unlink()
-        assert recover(self.store.path).problems == []
+        assert recover(self.store.place).problems == []
         if crashed:
             self.store = self._open()
 

@@ -13,6 +13,7 @@ from tests import stressing
 from tests.stressing import Journal, Worker, expected, stress
 
 pytestmark = [
+    pytest.mark.local,
     pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="there is no /proc"),
     pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning"),
 ]

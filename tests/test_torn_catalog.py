@@ -20,6 +20,8 @@ from ckstore.operations.recover import recover
 from tests.checkpoints import scratch
 from tests.test_points_of_death import SEED, opened, state, weights, without_uids
 
+pytestmark = pytest.mark.local
+
 SECTOR = 512
 STAGES = ("journal", "number", "pages", "removal")
 #: States of each stage.

@@ -6,7 +6,7 @@ import click
 
 from ckstore.cli.output import counted, json_option, print_json
 from ckstore.cli.verb import store_path, verb
-from ckstore.errors import IntegrityError, NoStoreError
+from ckstore.errors import IntegrityError
 
 
 @verb(
@@ -22,16 +22,9 @@ def command(ctx: click.Context, as_json: bool) -> None:
     From packs and log; nothing is deleted. Everything that is damaged or missing, or that two versions claim, is a line
     on stderr, and the exit code is 4 where there is one. Nobody else can write meanwhile.
     """
-    from ckstore.operations.recover import recover, recover_remote
-    from ckstore.storage.root import is_store
+    from ckstore.operations.recover import recover
 
-    path = store_path(ctx)
-    if isinstance(path, str):
-        report = recover_remote(path)
-    elif is_store(path):
-        report = recover(path)
-    else:
-        raise NoStoreError(f"{path} is not a store: it has no packs and log; name another one with --store.")
+    report = recover(store_path(ctx))
     if as_json:
         print_json([{"versions": report.versions, "packs": report.packs, "problems": list(report.problems)}])
     else:

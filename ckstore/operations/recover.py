@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -9,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from ckstore.encoding.writer import version_row
-from ckstore.errors import CkstoreError, IntegrityError
+from ckstore.errors import CkstoreError, IntegrityError, NoStoreError
 from ckstore.objects.documents import MANIFEST
 from ckstore.operations.costs import update_costs
 from ckstore.operations.found_versions import FoundVersion, FoundVersions, found_version, last_targets
 from ckstore.repository import Repository
-from ckstore.storage import log, reserve
+from ckstore.storage import log, reserve, root
 from ckstore.storage.catalog import Catalog, Placement, VersionRow, key
 from ckstore.storage.catalog_replacement import replace_catalog, replace_file
 from ckstore.storage.pack import PackInfo
@@ -39,7 +40,32 @@ class RecoverReport:
     problems: list[str] = field(default_factory=list)
 
 
-def recover_remote(url: str) -> RecoverReport:
+def recover(path: str | os.PathLike[str]) -> RecoverReport:
+    """Replace the catalog of the store at `path` by one that is built from its packs and log.
+
+    Versions that were forgotten stay forgotten, tags point where they pointed. A pack that was complete when its
+    ingest was interrupted brings its version back. Nobody else writes meanwhile; who reads goes on.
+
+    Of a remote store, named by its URL, the catalog of the mirror is made again, from the log alone.
+
+    Raises
+    ------
+    NoStoreError
+        There is no store.
+    LockedError
+        Another process is writing.
+    FormatVersionError
+        A later ckstore wrote something here.
+    """
+    place = root.place(path)
+    if isinstance(place, str):
+        return _recover_mirror(place)
+    if not root.is_store(place):
+        raise NoStoreError(f"{place} is not a store: it has no packs and log; name another one with --store.")
+    return _recover_directory(place)
+
+
+def _recover_mirror(url: str) -> RecoverReport:
     """Make the catalog of a remote store's mirror again, from the first record of its log on.
 
     Options and cached bytes stay; other processes of this mirror go on.
@@ -61,19 +87,8 @@ def recover_remote(url: str) -> RecoverReport:
         return RecoverReport(len(repository.catalog.versions()), len(repository.catalog.packs()), [])
 
 
-def recover(path: Path) -> RecoverReport:
-    """Replace the catalog of the store at `path` by one that is built from its packs and log.
-
-    Versions that were forgotten stay forgotten, tags point where they pointed. A pack that was complete when its
-    ingest was interrupted brings its version back. Nobody else writes meanwhile; who reads goes on.
-
-    Raises
-    ------
-    LockedError
-        Another process is writing.
-    FormatVersionError
-        A later ckstore wrote something here.
-    """
+def _recover_directory(path: Path) -> RecoverReport:
+    """As `recover`, of a directory."""
     report = RecoverReport()
     rebased = False
 

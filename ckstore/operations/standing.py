@@ -31,7 +31,7 @@ def in_place_of(repository: Repository, standing: VersionRow, scanned: ScannedVe
     Raises
     ------
     ConflictError
-        That one holds other content, and `request.replace` is not set.
+        That one holds other content, and `request.replace` is not set, or it is tagged.
     """
     if _is_same(repository, standing, scanned):
         parent = request.parent
@@ -44,6 +44,7 @@ def in_place_of(repository: Repository, standing: VersionRow, scanned: ScannedVe
             f"{request.run}@{request.step} holds other content as version {standing.number}; "
             "choose another step or run, use --replace, or of several inputs tell where steps come from (--step-from)."
         )
+    repository.catalog.check_untagged([standing.number])
     return request
 
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from ckstore.storage.catalog import Catalog
-from tests.checkpoints import without_compiling
+import ckstore as library
+from tests.checkpoints import change_pack, packs_of, without_compiling
 
 from .conftest import checkpoint
 
@@ -227,17 +227,17 @@ def test_near_matches(ckstore, filled: Path, name: str, near: str) -> None:
 
 def test_require_exact(ckstore, filled: Path) -> None:
     ckstore("checkout", "best", "--require-exact", "-o", "exact.pt")
-    with Catalog.open(filled / ".ckstore", "a") as catalog:
-        catalog.update_version(3, fidelity="coarse")
+    with library.open(filled / ".ckstore") as store, store.catalog.transaction():
+        store.catalog.update_version(3, fidelity="coarse")
     assert "no exact values" in ckstore("checkout", "best", "--require-exact", "-o", "coarse.pt", code=4).sentence
     assert not (filled / "coarse.pt").exists()
 
 
 def test_a_damaged_pack(ckstore, filled: Path) -> None:
-    for pack in (filled / ".ckstore" / "packs").iterdir():
-        data = bytearray(pack.read_bytes())
+    for pack in packs_of(filled / ".ckstore"):
+        data = bytearray(change_pack(filled / ".ckstore", pack, None))
         data[200 : len(data) // 2] = bytes(len(data) // 2 - 200)
-        pack.write_bytes(data)
+        change_pack(filled / ".ckstore", pack, bytes(data))
     ckstore("checkout", "best", "-o", "out.pt", code=4)
     assert not (filled / "out.pt").exists()
     assert [path for path in filled.iterdir() if path.name.startswith(".tmp")] == []
@@ -254,8 +254,9 @@ def test_salvage(ckstore, filled: Path) -> None:
     """What is whole is written, what is not is named, and the exit code says that something is missing."""
     ckstore("checkout", "best", "-o", "whole.pt", "--salvage")
     assert (filled / "whole.pt").read_bytes() == (filled / "in" / "step20.pt").read_bytes()
-    for pack in (filled / ".ckstore" / "packs").glob("*.exact.zip"):
-        pack.unlink()
+    for pack in packs_of(filled / ".ckstore"):
+        if pack.endswith(".exact.zip"):
+            change_pack(filled / ".ckstore", pack, None)
     result = ckstore("checkout", "best", "-o", "out.pt", "--salvage", code=4)
     assert "0 whole files, " in result.out
     lost = [line for line in result.err.splitlines() if " is lost: " in line]

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from ckstore.cli.output import percent_text
-from tests.checkpoints import without_compiling
+from tests.checkpoints import listing, without_compiling
 
-from .conftest import checkpoint, listing
+from .conftest import checkpoint
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -145,8 +145,8 @@ def test_checkout_of_coarse_values_of_an_exact_version(ckstore, filled: Path) ->
 
 
 def test_stdout_holds_the_file_and_nothing_else(ckstore, coarse: Path) -> None:
-    command = [sys.executable, "-m", "ckstore", "--store", str(coarse / ".ckstore"), "checkout", "gpt@20", "-o", "-"]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, check=True)
+    command = [sys.executable, "-m", "ckstore", "checkout", "gpt@20", "-o", "-"]
+    done = subprocess.run(command, capture_output=True, check=True)
     assert without_compiling(done.stderr.decode()).count("\n") == 1
     assert "is coarse" in done.stderr.decode()
     ckstore("checkout", "gpt@20", "-o", "out.pt")

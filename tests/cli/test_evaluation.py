@@ -10,8 +10,7 @@ import pytest
 
 from ckstore.cli.evaluation import evaluator
 from ckstore.errors import CkstoreError, UsageError
-
-from .conftest import listing
+from tests.checkpoints import listing
 
 
 def python(code: str) -> str:

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.checkpoints import flip, packs_of
+
 from .conftest import Ckstore
 
 
@@ -24,11 +26,7 @@ def counts(out: str) -> str:
 
 def test_processes_verify(ckstore: Ckstore, filled: Path) -> None:
     assert counts(ckstore("verify", "--executor", "processes=2").out) == counts(ckstore("verify").out)
-    pack = sorted(Path(".ckstore/packs").iterdir())[0]
-    data = bytearray(pack.read_bytes())
-    data[len(data) // 2] ^= 1
-    pack.chmod(0o644)
-    pack.write_bytes(data)
+    flip(".ckstore", packs_of(".ckstore")[0], lambda length: length // 2)
     plain = ckstore("verify", code=4)
     assert ckstore("verify", "--executor", "processes=2", code=4).err == plain.err
 

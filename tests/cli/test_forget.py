@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import listing
+from tests.checkpoints import listing
 
 
 def steps(ckstore) -> list[int]:

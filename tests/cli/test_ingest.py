@@ -20,9 +20,9 @@ from ckstore import open as open_store
 from ckstore.cli.program import run
 from ckstore.policy import Policy
 from ckstore.scanning.steps import natural
-from tests.checkpoints import moving
+from tests.checkpoints import listing, moving
 
-from .conftest import checkpoint, listing
+from .conftest import checkpoint
 
 
 def save(path: Path, **changes: object) -> Path:

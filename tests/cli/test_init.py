@@ -13,6 +13,7 @@ def _nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CKSTORE", raising=False)
 
 
+@pytest.mark.local
 def test_the_default_place(ckstore, tmp_path: Path) -> None:
     assert ".ckstore" in ckstore("init").out
     assert (tmp_path / ".ckstore" / "catalog.sqlite").is_file()
@@ -27,6 +28,7 @@ def test_a_named_place(ckstore, tmp_path: Path) -> None:
     assert not (tmp_path / ".ckstore").exists()
 
 
+@pytest.mark.local
 def test_nothing_is_overwritten(ckstore, tmp_path: Path) -> None:
     ckstore("init", "store")
     before = (tmp_path / "store" / "catalog.sqlite").read_bytes()

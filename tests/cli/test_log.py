@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests.checkpoints import pack_bytes
+
 KEYS = {
     "version", "id", "run", "step", "parent", "base", "depth", "bytes", "stored", "ratio", "cost", "fidelity",
     "hot", "dropped", "elements", "tensors", "files", "tags", "metrics", "source", "created",
@@ -20,8 +22,7 @@ def test_json(ckstore, filled: Path) -> None:
     ]
     assert rows[0]["base"]
     assert [row["bytes"] for row in rows] == [(filled / "in" / f"step{step}.pt").stat().st_size for step in (0, 10, 20)]
-    packs = sum(path.stat().st_size for path in (filled / ".ckstore" / "packs").iterdir())
-    assert sum(row["stored"] for row in rows) == packs
+    assert sum(row["stored"] for row in rows) == pack_bytes(filled / ".ckstore")
 
 
 def test_table(ckstore, filled: Path) -> None:

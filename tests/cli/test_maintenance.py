@@ -7,19 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.checkpoints import change_pack, flip, listing, packs_of
+
 
 def restored(ckstore, place: Path) -> None:
     for step in (0, 10, 20):
         ckstore("checkout", f"gpt@{step}", "-o", "out.pt", "--force")
         assert (place / "out.pt").read_bytes() == (place / "in" / f"step{step}.pt").read_bytes()
-
-
-def flip(path: Path, offset: int) -> None:
-    with path.open("r+b") as file:
-        file.seek(offset)
-        byte = file.read(1)[0]
-        file.seek(offset)
-        file.write(bytes([byte ^ 1]))
 
 
 def test_stats(ckstore, filled: Path) -> None:
@@ -45,20 +39,21 @@ def test_verify(ckstore, filled: Path) -> None:
 
 
 def test_verify_finds_a_flipped_bit(ckstore, filled: Path) -> None:
-    pack = max((filled / ".ckstore" / "packs").iterdir(), key=lambda path: path.stat().st_size)
-    flip(pack, pack.stat().st_size // 2)
+    sizes = listing(filled / ".ckstore")
+    pack = max(packs_of(filled / ".ckstore"), key=lambda name: sizes[f"packs/{name}"])
+    flip(filled / ".ckstore", pack, lambda length: length // 2)
     result = ckstore("verify", code=4)
-    assert pack.name in result.err
+    assert pack in result.err
     assert all(line.startswith("ckstore: ") for line in result.err.splitlines())
     assert "problem" in result.err.splitlines()[-1]
     result = ckstore("verify", "--json", code=4)
-    assert any(pack.name in problem for problem in result.json[0]["problems"])
+    assert any(pack in problem for problem in result.json[0]["problems"])
 
 
 def test_verify_finds_a_lost_pack(ckstore, filled: Path) -> None:
-    pack = next((filled / ".ckstore" / "packs").iterdir())
-    pack.unlink()
-    assert pack.name in ckstore("verify", code=4).err
+    pack = packs_of(filled / ".ckstore")[0]
+    change_pack(filled / ".ckstore", pack, None)
+    assert pack in ckstore("verify", code=4).err
 
 
 def test_rebase(ckstore, filled: Path) -> None:
@@ -88,6 +83,7 @@ def test_rebase_refuses(ckstore, filled: Path, arguments: list[str], code: int) 
     assert ckstore("rebase", *arguments, code=code).sentence
 
 
+@pytest.mark.local
 @pytest.mark.parametrize("damage", ["lost", "damaged", "cut"])
 def test_recover(ckstore, filled: Path, damage: str) -> None:
     ckstore("tag", "gpt@0", "first")
@@ -104,10 +100,11 @@ def test_recover(ckstore, filled: Path, damage: str) -> None:
     restored(ckstore, filled)
 
 
+@pytest.mark.local
 def test_recover_names_damaged_packs(ckstore, filled: Path) -> None:
-    pack = next((filled / ".ckstore" / "packs").iterdir())
-    flip(pack, 100)
+    pack = packs_of(filled / ".ckstore")[0]
+    flip(filled / ".ckstore", pack, lambda _: 100)
     (filled / ".ckstore" / "catalog.sqlite").unlink()
-    assert pack.name in ckstore("recover", code=4).err
-    assert pack.is_file()
-    assert any(pack.name in problem for problem in ckstore("recover", "--json", code=4).json[0]["problems"])
+    assert pack in ckstore("recover", code=4).err
+    assert (filled / ".ckstore" / "packs" / pack).is_file()
+    assert any(pack in problem for problem in ckstore("recover", "--json", code=4).json[0]["problems"])

@@ -10,7 +10,7 @@ import ckstore as library
 from ckstore.errors import IntegrityError
 from ckstore.operations.recover import recover
 from ckstore.policy import Policy
-from tests.cli.conftest import listing
+from tests.checkpoints import listing
 
 
 def test_a_run_goes_before_the_store_and_a_call_before_both(ckstore, filled: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import listing
+from tests.checkpoints import listing
 
 
 @pytest.fixture

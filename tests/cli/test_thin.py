@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from .conftest import listing
+from tests.checkpoints import listing
 
 
 def restores(ckstore, place: Path, step: int) -> bool:

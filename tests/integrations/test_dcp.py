@@ -123,7 +123,7 @@ def test_any_version_is_read(store: ckstore.Store) -> None:
     store.ingest({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, run="a", step=1)
     other = torch.nn.Linear(3, 2)
     state = {"model": other.state_dict()}
-    dcp.load(state, storage_reader=StoreReader(store.path, 1))
+    dcp.load(state, storage_reader=StoreReader(store.place, 1))
     assert torch.equal(other.weight, model.weight)
     moment = {"optimizer": {"state": {"0": {"exp_avg": torch.zeros(2, 3)}}}}
     dcp.load(moment, storage_reader=StoreReader(store, "a"))

@@ -54,15 +54,15 @@ def test_other_devices_are_torch_s_business(store: ckstore.Store) -> None:
 @pytest.mark.parametrize("name", ["ckstore:gpt@latest", "ckstore:gpt", "ckstore:1", "ckstore:best", "ckstore:latest"])
 def test_whatever_names_a_version_loads_it(store: ckstore.Store, name: str) -> None:
     """The store may be given as a path, and the step be told by the state."""
-    report = save(state(), "ckstore:gpt", store.path, metrics={"loss": 0.5})
+    report = save(state(), "ckstore:gpt", store.place, metrics={"loss": 0.5})
     assert report is not None
     assert (report.version.step, report.version.metrics) == (3, {"loss": 0.5})
     store.tag("gpt@3", "best")
-    assert_same(load(name, store.path), state())
+    assert_same(load(name, store.place), state())
 
 
 def test_the_store_is_found_as_ever(store: ckstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CKSTORE", str(store.path))
+    monkeypatch.setenv("CKSTORE", str(store.place))
     save(state(), "ckstore:gpt@3")
     assert_same(load("ckstore:gpt@3"), state())
 

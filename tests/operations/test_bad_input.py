@@ -19,7 +19,7 @@ import torch
 
 import ckstore
 from ckstore.errors import CkstoreError, ConflictError, InputError, NotFoundError, UsageError
-from tests.checkpoints import described, pack_files, scratch, sha256, write_safetensors
+from tests.checkpoints import described, listing, scratch, sha256, write_safetensors
 
 FIRST = torch.arange(80_000, dtype=torch.float32).reshape(400, 200)
 
@@ -100,7 +100,7 @@ DAMAGED = [
 
 def refused(store: ckstore.Store, call: Callable[[], Any], kind: type[CkstoreError] = InputError) -> str:
     """The error's sentence; versions, packs and log are what they were."""
-    rows, files = store.versions(), pack_files(store.path)
+    rows, files = store.versions(), listing(store.place)
     with pytest.raises(kind) as raised:
         call()
     message = str(raised.value)
@@ -108,7 +108,7 @@ def refused(store: ckstore.Store, call: Callable[[], Any], kind: type[CkstoreErr
     assert "\n" not in message
     assert len(message) < 600
     assert store.versions() == rows
-    assert pack_files(store.path) == files
+    assert listing(store.place) == files
     assert store.catalog.reservations() == []
     return message
 
@@ -299,13 +299,14 @@ def test_names_that_are_not_utf8(store: ckstore.Store, directory: Path) -> None:
     assert row.source.endswith("\\udcff/f.pt")
 
 
+@pytest.mark.local
 def test_the_store_is_not_put_into_itself(store: ckstore.Store, directory: Path) -> None:
     assert "store itself" in refused(store, lambda: store.ingest(directory))
     assert "store itself" in refused(store, lambda: store.ingest(store.path, force=True))
 
 
 def test_a_store_that_is_open_for_reading(store: ckstore.Store, directory: Path) -> None:
-    with ckstore.open(store.path, "r") as reader:
+    with ckstore.open(store.place, "r") as reader:
         refused(store, lambda: reader.ingest(directory / "good.pt", run="b"), UsageError)
         refused(store, lambda: reader.tag("a@0", "x"), UsageError)
         refused(store, lambda: reader.rebase(), UsageError)

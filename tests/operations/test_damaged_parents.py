@@ -12,6 +12,7 @@ import pytest
 import ckstore
 from ckstore.errors import CkstoreError, ConflictError, IntegrityError
 from ckstore.operations.recover import recover
+from tests.checkpoints import change_pack, flip
 
 
 def weights(step: int) -> npt.NDArray[np.float32]:
@@ -27,25 +28,18 @@ def state(step: int) -> dict[str, npt.NDArray[np.float32]]:
     return {"w": weights(step), "exp_avg": weights(step + 7)}
 
 
-def exact_pack(store: ckstore.Store, spec: str) -> Path:
+def exact_pack(store: ckstore.Store, spec: str) -> str:
     """The pack of exact layers that a version was committed with."""
     for _, content in store[spec].document.objects:
         record = store.resolver.content(content or "")
         if record is not None:
-            return store.path / "packs" / record.pack
+            return record.pack
     raise AssertionError("the version has no exact layer")
 
 
-def coarse_pack(store: ckstore.Store, spec: str) -> Path:
+def coarse_pack(store: ckstore.Store, spec: str) -> str:
     """The pack of integers, layout and manifest that a version was committed with."""
-    return store.path / "packs" / store[spec].row.pack
-
-
-def damage(path: Path) -> None:
-    """Flip a bit in the middle of a file."""
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
+    return store[spec].row.pack
 
 
 @pytest.fixture
@@ -58,11 +52,11 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "store"
 
 
-def spoil(path: Path, which: Callable[[ckstore.Store, str], Path], spec: str) -> None:
+def spoil(path: Path, which: Callable[[ckstore.Store, str], str], spec: str) -> None:
     """Damage a pack of a version, then recover."""
     with ckstore.open(path) as store:
         pack = which(store, spec)
-    damage(pack)
+    flip(path, pack, lambda length: length // 2)
     recover(path)
 
 
@@ -118,21 +112,21 @@ def test_other_content_still_needs_replace(path: Path) -> None:
 def test_a_version_whose_pack_was_cut_short_or_is_gone_is_not_taken_for_whole(path: Path) -> None:
     with ckstore.open(path) as store:
         pack = exact_pack(store, "a@2")
-    data = pack.read_bytes()
-    pack.write_bytes(data[:100])
+    data = change_pack(path, pack, None)
+    change_pack(path, pack, data[:100])
     with ckstore.open(path) as store, pytest.raises(IntegrityError):
         store.ingest(state(2), run="a", step=2)
-    pack.unlink()
+    change_pack(path, pack, None)
     with ckstore.open(path) as store, pytest.raises(IntegrityError):
         store.ingest(state(2), run="a", step=2)
-    pack.write_bytes(data)
+    change_pack(path, pack, data)
     with ckstore.open(path) as store:
         assert not store.ingest(state(2), run="a", step=2).is_new
 
 
 @pytest.mark.parametrize("which", [exact_pack, coarse_pack])
 @pytest.mark.parametrize("lost", ["a@0", "a@1", "a@2"])
-def test_a_run_goes_on_whatever_was_lost(path: Path, which: Callable[[ckstore.Store, str], Path], lost: str) -> None:
+def test_a_run_goes_on_whatever_was_lost(path: Path, which: Callable[[ckstore.Store, str], str], lost: str) -> None:
     """A parent's values, what they are stored against, the origin of the run, layout and skeleton."""
     spoil(path, which, lost)
     with ckstore.open(path) as store:

@@ -14,7 +14,7 @@ from torch import nn
 import ckstore
 from ckstore.errors import ConflictError
 from ckstore.storage.catalog import VersionRow
-from tests.checkpoints import moving, pack_files, scratch, sha256
+from tests.checkpoints import listing, moving, scratch, sha256
 
 #: What a version costs at least: its manifest and the frames around it.
 OVERHEAD = 6_000
@@ -96,11 +96,11 @@ def test_a_rerun_of_the_same_ingest(store: ckstore.Store, directory: Path) -> No
     (tree / "config.json").write_text("{}")
     first = [store.ingest(directory / "file.pt", run="a"), store.ingest(tree, run="b")]
     assert [report.is_new for report in first] == [True, True]
-    files = pack_files(store.path)
+    files = listing(store.place)
     again = [store.ingest(directory / "file.pt", run="a"), store.ingest(tree, run="b")]
     assert [report.is_new for report in again] == [False, False]
     assert [report.version for report in again] == [report.version for report in first]
-    assert pack_files(store.path) == files
+    assert listing(store.place) == files
     assert len(store.versions()) == 2
     (tree / "config.json").write_text("{ }")
     with pytest.raises(ckstore.errors.ConflictError):

@@ -12,8 +12,8 @@ import torch
 import ckstore
 from ckstore.errors import ConflictError, NotFoundError, UsageError
 from ckstore.operations.recover import recover
-from ckstore.storage import durable, log
-from tests.checkpoints import pack_files, scratch, sha256
+from ckstore.storage import durable
+from tests.checkpoints import listing, scratch, sha256
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_forgotten_versions_are_gone_and_others_stay(store: ckstore.Store, paths
     for name in ("a@1", 2, report.versions[0].uid[:8]):
         with pytest.raises(NotFoundError):
             store[name]
-    assert log.read_all(store.path)[-1]["change"] == "forget"
+    assert store.catalog.records()[-1]["change"] == "forget"
     # Their steps and their content can come again, under other numbers.
     assert store.ingest(paths[1], run="a").version.number == 7
     check(store, paths, [*left, (7, "a", 1)])
@@ -78,8 +78,8 @@ def test_they_stay_forgotten(store: ckstore.Store, paths: list[Path], lost: bool
     rows = store.versions()
     if lost:
         (store.path / "catalog.sqlite").unlink()
-    assert recover(store.path).problems == []
-    with ckstore.open(store.path) as again:
+    assert recover(store.place).problems == []
+    with ckstore.open(store.place) as again:
         assert again.versions() == rows
         assert again["a@4"].row.number == number
         check(again, paths, [(1, "a", 0), (4, "a", 3), (6, "b", 0), (7, "a", 4)])
@@ -91,7 +91,7 @@ def test_a_whole_run(store: ckstore.Store, paths: list[Path]) -> None:
     check(store, paths, [(6, "b", 0)])
     with pytest.raises(NotFoundError):
         store.run("a")
-    recover(store.path)
+    recover(store.place)
     assert [run.name for run in store.catalog.runs()] == ["b"]
 
 
@@ -103,21 +103,21 @@ def test_what_is_kept(store: ckstore.Store, paths: list[Path]) -> None:
 
 
 def test_all_or_nothing(store: ckstore.Store, paths: list[Path]) -> None:
-    rows, files = store.versions(), pack_files(store.path)
+    rows, files = store.versions(), listing(store.place)
     for dry_run in (False, True):
         with pytest.raises(ConflictError, match=r"Version 6 is tagged best.*ckstore tag --delete best"):
             store.forget(["a@1", "b@0"], dry_run=dry_run)
         with pytest.raises(NotFoundError):
             store.forget(["a@1", "nowhere"], dry_run=dry_run)
     assert store.forget(["a@1"], dry_run=True).versions == [rows[1]]
-    assert (store.versions(), pack_files(store.path)) == (rows, files)
+    assert (store.versions(), listing(store.place)) == (rows, files)
     store.untag("best")
     store.forget(["a@1", "b@0"])
     assert [row.number for row in store.versions()] == [1, 3, 4, 5]
 
 
 def test_a_store_that_is_read_only(store: ckstore.Store) -> None:
-    with ckstore.open(store.path, "r") as reader:
+    with ckstore.open(store.place, "r") as reader:
         assert [row.number for row in reader.forget(["a@1"], dry_run=True).versions] == [2]
         with pytest.raises(UsageError, match="reading only"):
             reader.forget(["a@1"])
@@ -127,6 +127,7 @@ class Crash(BaseException):
     """The process is gone."""
 
 
+@pytest.mark.local
 @pytest.mark.parametrize(("step", "done"), [("log-written", False), ("before-commit", False), ("after-commit", True)])
 def test_a_crash(
     store: ckstore.Store, paths: list[Path], step: str, done: bool, monkeypatch: pytest.MonkeyPatch
@@ -144,5 +145,5 @@ def test_a_crash(
     left = [(1, "a", 0), (2, "a", 1), (3, "a", 2), (6, "b", 0)]
     whole = [*left[:3], (4, "a", 3), (5, "a", 4), left[3]]
     check(store, paths, left if done else whole)
-    assert recover(store.path).problems == []
+    assert recover(store.place).problems == []
     check(store, paths, left)

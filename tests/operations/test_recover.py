@@ -29,6 +29,8 @@ from ckstore.storage.pack_reader import PackReader
 from tests.checkpoints import moving, scratch, sha256
 from tests.coarse_checks import same_bits, values_of
 
+pytestmark = pytest.mark.local
+
 
 @pytest.fixture
 def directory() -> Iterator[Path]:
@@ -100,34 +102,34 @@ def test_everything_comes_back(store: ckstore.Store, loss: str) -> None:
         os.truncate(catalog, catalog.stat().st_size // 2)
     if loss != "none":
         assert "ckstore recover" in complaint(store.path)
-    assert recover(store.path).problems == []
-    with ckstore.open(store.path) as again:
+    assert recover(store.place).problems == []
+    with ckstore.open(store.place) as again:
         assert seen(again) == before
         assert again.verify().problems == []
 
 
 def test_twice_is_once(store: ckstore.Store) -> None:
     before = seen(store)
-    recover(store.path)
-    recover(store.path)
-    with ckstore.open(store.path) as again:
+    recover(store.place)
+    recover(store.place)
+    with ckstore.open(store.place) as again:
         assert seen(again) == before
 
 
 def test_an_open_store_goes_on(store: ckstore.Store, paths: list[Path]) -> None:
     """A process that has the store open notices that the catalog was replaced."""
-    recover(store.path)
+    recover(store.place)
     number = store.ingest(paths[0], run="c").version.number
     store.tag(number, "later")
-    with ckstore.open(store.path) as again:
+    with ckstore.open(store.place) as again:
         assert again["later"].row.number == number
         assert again.verify().problems == []
 
 
 def test_numbers_are_not_given_twice(store: ckstore.Store, paths: list[Path]) -> None:
     taken = {row.number for row in store.versions()}
-    recover(store.path)
-    with ckstore.open(store.path) as again:
+    recover(store.place)
+    with ckstore.open(store.place) as again:
         number = again.ingest(paths[0], run="c").version.number
         assert number > max(taken)
 
@@ -140,10 +142,10 @@ def test_a_pack_that_is_damaged(store: ckstore.Store, paths: list[Path]) -> None
     data = bytearray(pack.read_bytes())
     data[len(data) // 2] ^= 1
     pack.write_bytes(data)
-    report = recover(store.path)
+    report = recover(store.place)
     assert any(rows[0].pack in problem for problem in report.problems)
     assert pack.read_bytes() == data
-    with ckstore.open(store.path) as again:
+    with ckstore.open(store.place) as again:
         assert again.verify().problems
         # `a@2` was stored in full by the rebase.
         again["a@2"].checkout(store.path.parent / "out")
@@ -162,10 +164,10 @@ def test_foreign_files_are_left_alone(store: ckstore.Store) -> None:
     for name in names:
         (store.path / "packs" / name).write_bytes(b"x")
     (store.path / "log" / "readme").write_text("x")
-    report = recover(store.path)
+    report = recover(store.place)
     assert len(report.problems) == 2
     assert all((store.path / "packs" / name).exists() for name in names)
-    with ckstore.open(store.path) as again:
+    with ckstore.open(store.place) as again:
         assert seen(again) == before
 
 
@@ -177,29 +179,29 @@ def test_a_log_record_that_is_damaged(store: ckstore.Store) -> None:
     assert b"best" in whole
     record.write_bytes(whole.replace(b"best", b"bust"))
     (store.path / "catalog.sqlite").unlink()
-    [problem] = recover(store.path).problems
+    [problem] = recover(store.place).problems
     assert record.name in problem
     assert "a tag may be missing" in problem
-    with ckstore.open(store.path) as again:
+    with ckstore.open(store.place) as again:
         assert again.versions() == rows
     record.unlink()
-    [problem] = recover(store.path).problems
+    [problem] = recover(store.place).problems
     assert "record 2 is missing" in problem
     record.write_bytes(whole)
-    assert recover(store.path).problems == []
-    with ckstore.open(store.path) as again:
+    assert recover(store.place).problems == []
+    with ckstore.open(store.place) as again:
         assert seen(again) == before
 
 
 def test_a_log_that_is_gone(store: ckstore.Store) -> None:
     rows = store.versions()
     shutil.rmtree(store.path / "log")
-    [problem] = recover(store.path).problems
+    [problem] = recover(store.place).problems
     assert "There is no log" in problem
-    with ckstore.open(store.path) as again:
+    with ckstore.open(store.place) as again:
         assert again.versions() == rows
         again.tag("a@1", "best")
-    assert recover(store.path).problems == []
+    assert recover(store.place).problems == []
 
 
 def test_what_a_crash_leaves_behind(store: ckstore.Store, paths: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,8 +227,8 @@ def test_what_a_crash_leaves_behind(store: ckstore.Store, paths: list[Path], mon
     assert "logged" not in store.catalog.tags()
     assert not [row for row in store.versions() if row.run == "c"]
     assert store.verify().problems == []
-    recover(store.path)
-    with ckstore.open(store.path) as again:
+    recover(store.place)
+    with ckstore.open(store.place) as again:
         assert again["logged"].row.step == 0
         again["c@9"].checkout(store.path.parent / "out")
         assert sha256(store.path.parent / "out") == sha256(paths[1])

@@ -24,7 +24,7 @@ from ckstore.operations.recover import recover
 from ckstore.operations.retain import due, outlived
 from ckstore.policy import Policy, Retention
 from ckstore.storage.rows import VersionRow
-from tests.checkpoints import pack_files, scratch
+from tests.checkpoints import listing, scratch
 
 
 @pytest.fixture
@@ -212,9 +212,9 @@ def test_older_versions_are_thinned_and_forgotten(directory: Path) -> None:
         store.ingest(state(1), run="fork", step=100, parent="a@1", hot=0)
         store.tag("a@2", "best")
         store.set_policy(Policy(retention=Retention(2, 4, ("loss:min",), 6, 8)), "a")
-        before = pack_files(store.path)
+        before = listing(store.place)
         foretold = store.retain("a", dry_run=True)
-        assert pack_files(store.path) == before
+        assert listing(store.place) == before
         assert len(steps(store)) == 12
         report = store.retain()
         assert report.forgotten == foretold.forgotten
@@ -333,7 +333,7 @@ def test_a_store_that_takes_hundreds_of_saves(directory: Path) -> None:
                 store.ingest(values, run="fork", step=0, parent="a@49")
             if step % 20 == 19:
                 wait_for_thread(store)
-                sizes.append(sum(len(data) for data in pack_files(store.path).values()))
+                sizes.append(sum(listing(store.place).values()))
         kept = {0, 49, 50, 51, 100, 150, *range(saves - keep, saves)}
         assert set(steps(store)) == kept
         for step in (0, 50, 51, 100, 150, *range(saves - 3, saves)):

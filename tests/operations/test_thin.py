@@ -28,7 +28,7 @@ from ckstore.storage import durable, log
 from ckstore.storage.catalog import Catalog
 from ckstore.storage.pack import PackWriter
 from ckstore.storage.root import CATALOG
-from tests.checkpoints import described, draw, pack_files, scratch, sha256, write_safetensors
+from tests.checkpoints import described, draw, listing, pack_bytes, scratch, sha256, write_safetensors
 from tests.coarse_checks import check_deviations, loaded, same_bits
 from tests.format_reader import Reader
 
@@ -117,10 +117,6 @@ def chained(generous: Path, directory: Path) -> Iterator[ckstore.Store]:
         yield opened
 
 
-def size(path: Path) -> int:
-    return sum(file.stat().st_size for file in (path / "packs").iterdir())
-
-
 def restored(path: Path, *, by_format: bool = False) -> dict[str, str]:
     """SHA-256 of what every version comes back as, to a process that has nothing cached, and by the format alone."""
     found = {}
@@ -181,13 +177,13 @@ def test_most_of_a_versions_own_bytes_go(gpt_run: list[Path], directory: Path) -
     with ckstore.init(directory / "store") as store:
         rows = [store.ingest(path, run="gpt").version for path in gpt_run]
         for row in (rows[-1], rows[2]):
-            before = size(store.path)
+            before = pack_bytes(store.place)
             report = store.thin([row.number])
             assert [item.version for item in report.versions] == [row]
-            assert size(store.path) - before >= report.added > 0
+            assert pack_bytes(store.place) - before >= report.added > 0
             gone = store.gc(grace=0).bytes
             assert report.freed <= gone <= report.freed + 200_000
-            assert before - size(store.path) >= 0.9 * row.stored_bytes
+            assert before - pack_bytes(store.place) >= 0.9 * row.stored_bytes
         thinned = {rows[-1].number: gpt_run[-1], rows[2].number: gpt_run[2]}
         for number, path in zip([row.number for row in rows], gpt_run, strict=True):
             store[number].checkout(directory / "out", force=True)
@@ -214,9 +210,9 @@ def test_others_come_back_as_they_went_in(path: Path, series: list[Path], chosen
         for row, was in zip(store.versions(), before, strict=True):
             assert [getattr(row, name) for name in stay] == [getattr(was, name) for name in stay]
         assert store.catalog.tags() == tags
-        total = size(path)
+        total = pack_bytes(path)
         store.gc(grace=0)
-        assert total - size(path) >= 0.9 * expected
+        assert total - pack_bytes(path) >= 0.9 * expected
     outlasts(path, series, names)
 
 
@@ -262,9 +258,9 @@ def test_what_is_kept(path: Path, series: list[Path]) -> None:
 
 def test_thinning_again_does_nothing(store: ckstore.Store) -> None:
     store.thin(["a@2", "a@3"])
-    files, rows = pack_files(store.path), store.versions()
+    files, rows = listing(store.place), store.versions()
     assert store.thin(["a@2..a@3"]) == ThinReport(skipped=[3, 4])
-    assert (pack_files(store.path), store.versions()) == (files, rows)
+    assert (listing(store.place), store.versions()) == (files, rows)
 
 
 def test_one_after_the_other_is_as_good_as_at_once(path: Path, series: list[Path], directory: Path) -> None:
@@ -280,7 +276,7 @@ def test_one_after_the_other_is_as_good_as_at_once(path: Path, series: list[Path
     assert len(at_once.versions) == 3
     outlasts(path, series, {"a@1", "a@2", "a@3"})
     outlasts(other, series, {"a@1", "a@2", "a@3"})
-    assert size(other) < 1.1 * size(path)
+    assert pack_bytes(other) < 1.1 * pack_bytes(path)
 
 
 # What others share, and are stored against
@@ -385,9 +381,9 @@ def test_with_forgotten_and_rebased_versions(path: Path, series: list[Path]) -> 
         store.forget(["a@3"])
         report = store.thin(["a@0"])
         assert report.reanchored > 0
-        before = size(path)
+        before = pack_bytes(path)
         store.gc(grace=0)
-        assert before - size(path) >= 0.9 * report.freed
+        assert before - pack_bytes(path) >= 0.9 * report.freed
         store.rebase(["a@5"])
         store.thin(["a@4"])
     outlasts(path, series, {"a@0", "a@4"})
@@ -405,11 +401,11 @@ def test_runs_of_other_kinds(
                 store.ingest(path, run=name)
             rows = store.versions(name)
             dry = store.thin([rows[0].number, rows[1].number], dry_run=True)
-            before = size(store.path)
+            before = pack_bytes(store.place)
             report = store.thin([rows[0].number, rows[1].number])
             assert report == dry
             store.gc(grace=0)
-            assert size(store.path) < before, name
+            assert pack_bytes(store.place) < before, name
             for row, path in zip(store.versions(name), files, strict=False):
                 store[row.number].checkout(directory / "out", force=True)
                 assert (sha256(directory / "out") == sha256(path)) == (row.fidelity == "exact")
@@ -461,9 +457,9 @@ def test_a_version_that_keeps_all_keeps_what_it_is_stored_against(directory: Pat
             store.ingest(directory / f"{step}.pt", run="r", step=step)
         report = store.thin(run="r")
         assert ([item.version.step for item in report.versions], report.skipped) == ([0], [2, 3])
-        before = size(store.path)
+        before = pack_bytes(store.place)
         store.gc(grace=0)
-        assert before - size(store.path) >= 0.9 * report.freed > 0
+        assert before - pack_bytes(store.place) >= 0.9 * report.freed > 0
         (store.path / CATALOG).unlink()
     assert recover(directory / "store").problems == []
     with ckstore.open(directory / "store") as store:
@@ -548,8 +544,8 @@ def test_a_dry_run_needs_no_place_in_the_store(path: Path, monkeypatch: pytest.M
 
 
 def unchanged(store: ckstore.Store) -> Callable[[], bool]:
-    rows, files = store.versions(), pack_files(store.path)
-    return lambda: store.versions() == rows and pack_files(store.path) == files
+    rows, files = store.versions(), listing(store.place)
+    return lambda: store.versions() == rows and listing(store.place) == files
 
 
 @pytest.mark.parametrize("damage", ["flipped", "missing"])
@@ -721,7 +717,7 @@ def test_an_fsync_that_fails(store: ckstore.Store, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_commit_that_fails_leaves_no_packs(store: ckstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    packs = [name for name in pack_files(store.path) if name.startswith("packs")]
+    packs = [name for name in listing(store.place) if name.startswith("packs")]
 
     def fail(*arguments: Any, **options: Any) -> None:
         raise ZeroDivisionError
@@ -730,9 +726,9 @@ def test_a_commit_that_fails_leaves_no_packs(store: ckstore.Store, monkeypatch: 
     with pytest.raises(ZeroDivisionError):
         store.thin(["a@3"])
     monkeypatch.undo()
-    assert [name for name in pack_files(store.path) if name.startswith("packs")] == packs
+    assert [name for name in listing(store.place) if name.startswith("packs")] == packs
     assert store["a@3"].fidelity == "exact"
-    assert recover(store.path).problems == []
+    assert recover(store.place).problems == []
     assert store["a@3"].fidelity == "exact"
 
 
@@ -756,10 +752,10 @@ def test_a_version_that_is_forgotten_meanwhile(path: Path, series: list[Path], m
 
     interposed(monkeypatch, forget)
     with ckstore.open(path) as store:
-        files = pack_files(path)
+        files = listing(path)
         with pytest.raises(NotFoundError):
             store.thin(["a@2"])
-        assert {name for name in pack_files(path) if name.startswith("packs")} <= files.keys()
+        assert {name for name in listing(path) if name.startswith("packs")} <= files.keys()
         assert store.catalog.leases() == []
     assert "a@2" not in restored(path)
     outlasts(path, series, set())

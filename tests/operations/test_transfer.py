@@ -22,7 +22,7 @@ from ckstore.operations import transfer as transfer_module
 from ckstore.operations.recover import recover
 from ckstore.operations.transfer import TransferReport, transfer
 from ckstore.repository import Repository
-from tests.checkpoints import described, draw, pack_files, scratch, sha256
+from tests.checkpoints import described, draw, listing, scratch, sha256
 from tests.crafted import CraftedStore
 from tests.points_of_death import DIED, KILL, POWER, struck
 from tests.test_points_of_death import ALL, SEED
@@ -193,10 +193,10 @@ def test_it_is_rebuilt_and_collected_as_if_it_had_been_ingested(origin: Path, wh
 
 
 def test_when_nothing_is_missing_nothing_is_done(origin: Path, whole: Path) -> None:
-    before = pack_files(whole), (whole / "catalog.sqlite").read_bytes()
+    before = listing(whole), (whole / "catalog.sqlite").read_bytes()
     report = pushed(origin / "store", whole)
     assert (len(report.there), report.versions, report.failed) == (22, [], [])
-    assert (pack_files(whole), (whole / "catalog.sqlite").read_bytes()) == before
+    assert (listing(whole), (whole / "catalog.sqlite").read_bytes()) == before
 
 
 def test_a_dry_run_says_what_would_be_sent(origin: Path, whole: Path, directory: Path) -> None:
@@ -205,7 +205,7 @@ def test_a_dry_run_says_what_would_be_sent(origin: Path, whole: Path, directory:
     with ckstore.open(origin / "store", "r") as store, ckstore.open(directory / "store", "r") as other:
         report = store.push(other, dry_run=True)
     assert (directory / "store" / "catalog.sqlite").read_bytes() == before
-    assert not pack_files(directory / "store")
+    assert not listing(directory / "store")
     assert [item.version.number for item in report.versions] == list(range(1, 23))
     assert all(item.arrived is None for item in report.versions)
     assert report.bytes == sum(layers(whole).values())
@@ -678,14 +678,14 @@ def test_a_store_that_lies_is_refused_by_the_gate(directory: Path, lie: Callable
     crafted.change(pack, lie)
     with ckstore.init(directory / "store") as store:
         store.ingest({"w": draw(9, 9)}, run="own", step=1, hot=0)
-        before = pack_files(store.path)
+        before = listing(store.place)
         try:
             with ckstore.open(directory / "source", "r") as other:
                 assert len(store.pull(other).failed) == 1
         except ckstore.CkstoreError:
             pass
         assert len(store.versions()) == 1
-        assert pack_files(store.path) == before
+        assert listing(store.place) == before
         assert store.verify().problems == []
         assert store.catalog.reservations() == []
         assert store.catalog.leases() == []

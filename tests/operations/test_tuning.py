@@ -18,7 +18,7 @@ from ckstore.errors import UsageError
 from ckstore.operations.tuning import LC_QUALITIES, QUALITIES, Tuning, search_space
 from ckstore.policy import Policy
 from ckstore.storage.catalog import Catalog
-from tests.checkpoints import described, pack_files, scratch, sha256, write_safetensors
+from tests.checkpoints import described, listing, scratch, sha256, write_safetensors
 from tests.coarse_checks import check_deviations, loaded
 
 Evaluate = Callable[[Path], float]
@@ -163,10 +163,10 @@ def test_a_result_that_is_no_number_is_not_tolerated(store: ckstore.Store, place
     values = iter([1.0])
     row = store.ingest(saved(place, 0), run="r", max_degradation=1e9, evaluate=lambda path: next(values, value)).version
     assert row.fidelity == "exact"
-    before = pack_files(store.path)
+    before = listing(store.place)
     with pytest.raises(UsageError, match="finite"):
         store.ingest(saved(place, 1), run="r", max_degradation=1e9, evaluate=lambda path: value)
-    assert pack_files(store.path) == before
+    assert listing(store.place) == before
     assert store.catalog.reservations() == []
 
 
@@ -209,7 +209,7 @@ def test_trials_leave_nothing(store: ckstore.Store, place: Path, monkeypatch: py
 
 @pytest.mark.parametrize("call", [0, 1, 3])
 def test_an_evaluation_that_fails(store: ckstore.Store, place: Path, call: int) -> None:
-    before = pack_files(store.path)
+    before = listing(store.place)
     model = Model(0)
 
     def evaluate(path: Path) -> float:
@@ -219,7 +219,7 @@ def test_an_evaluation_that_fails(store: ckstore.Store, place: Path, call: int) 
 
     with pytest.raises(ZeroDivisionError):
         store.ingest(saved(place, 0), run="r", max_degradation=0.1, evaluate=evaluate)
-    assert pack_files(store.path) == before
+    assert listing(store.place) == before
     assert (store.versions(), store.catalog.reservations(), store.catalog.leases()) == ([], [], [])
     assert store.ingest(saved(place, 0), run="r").is_new
 

@@ -60,7 +60,7 @@ def test_links_that_leave_the_version_are_refused(
     pretend(version, links=tuple(links))
     with pytest.raises(IntegrityError):
         version.checkout(tmp_path / "target")
-    assert sorted(os.listdir(tmp_path)) == ["source", "store"]
+    assert {*os.listdir(tmp_path)} - {"store"} == {"source"}
 
 
 def test_links_within_the_version_are_made(version: Version, tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_a_directory_is_replaced_whole(version: Version, tmp_path: Path) -> None
     (target / "mine").write_text("x")
     version.checkout(target, force=True)
     assert sorted(os.listdir(target)) == ["m.pt", "sub"]
-    assert sorted(os.listdir(tmp_path)) == ["source", "store", "target"]
+    assert {*os.listdir(tmp_path)} - {"store"} == {"source", "target"}
 
 
 def test_what_stood_there_comes_back_where_it_cannot_be_replaced(
@@ -94,7 +94,7 @@ def test_what_stood_there_comes_back_where_it_cannot_be_replaced(
     with pytest.raises(OSError, match="no"):
         version.checkout(target, force=True)
     assert (target / "mine").read_text() == "x"
-    assert sorted(os.listdir(tmp_path)) == ["source", "store", "target"]
+    assert {*os.listdir(tmp_path)} - {"store"} == {"source", "target"}
 
 
 def test_a_link_comes_with_what_it_leads_through(tmp_path: Path) -> None:

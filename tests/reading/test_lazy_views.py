@@ -83,7 +83,7 @@ def test_state_dicts_are_what_torch_loads(version: ckstore.Version) -> None:
 
 
 def of_the_run(version: ckstore.Version, path: str) -> Any:
-    with ckstore.open(version.stored.repository.path) as store:
+    with ckstore.open(version.stored.repository.place) as store:
         return store.run("main").arrays[path][0]
 
 

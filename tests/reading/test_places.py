@@ -59,7 +59,7 @@ def craft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Craft]:
     (tmp_path / "target").mkdir()
     yield make
     assert (tmp_path / "victim").read_text() == "mine"
-    assert sorted(os.listdir(tmp_path)) == ["store", "target", "victim"]
+    assert sorted({*os.listdir(tmp_path)} - {"store"}) == ["target", "victim"]
     assert os.listdir(tmp_path / "target") == []
 
 
@@ -147,6 +147,7 @@ def test_no_name_is_taken_from_a_source_that_has_none(
     shutil.rmtree("version-1")
 
 
+@pytest.mark.local
 def test_recover_leaves_out_the_version_and_nothing_else(craft: Craft, tmp_path: Path) -> None:
     store = craft(False, {"path": "../victim"})
     torch.save({"w": torch.full((3,), 2.0)}, tmp_path / "target" / "good.pt")

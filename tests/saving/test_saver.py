@@ -242,7 +242,7 @@ def test_bad_arguments(store: ckstore.Store) -> None:
         store.saver("a@1")
     with pytest.raises(ckstore.UsageError, match="workers must be 1 or more, not 0"):
         store.saver("a", workers=0)
-    with ckstore.open(store.path, "r") as reading, pytest.raises(ckstore.UsageError, match="for reading only"):
+    with ckstore.open(store.place, "r") as reading, pytest.raises(ckstore.UsageError, match="for reading only"):
         reading.saver("a")
 
 

@@ -30,6 +30,8 @@ from ckstore.storage.catalog_replacement import replace_catalog
 from ckstore.storage.pack import PackEntry, PackInfo
 from tests.storage.version_writer import identifier, write_version
 
+pytestmark = pytest.mark.local
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 

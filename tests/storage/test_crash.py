@@ -15,6 +15,8 @@ from ckstore.storage.pack_reader import PackReader
 from ckstore.storage.scan_packs import ScannedPack, scan_packs
 from tests.storage.version_writer import write_version
 
+pytestmark = pytest.mark.local
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 KILLED = -9
 

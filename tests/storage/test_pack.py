@@ -22,6 +22,8 @@ from ckstore.storage import pack as pack_module
 from ckstore.storage.pack import PackEntry, PackWriter
 from ckstore.storage.pack_reader import PackReader, read_shard_index
 
+pytestmark = pytest.mark.local
+
 BYTES = [{"name": "bytes", "configuration": {"endian": "little"}}]
 
 

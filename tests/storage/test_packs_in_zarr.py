@@ -16,6 +16,8 @@ from ckstore.codecs.lattice import floats
 from ckstore.objects.identity import array_name
 from ckstore.objects.records import LatticeRecord
 
+pytestmark = pytest.mark.local
+
 #: Of arrays whose rows have exponents of their own, and that have several chunks.
 WHOLE = "ignore:Combining a `sharding_indexed` codec"
 

@@ -13,6 +13,8 @@ from ckstore.storage.pack import PackWriter
 from ckstore.storage.scan_packs import DamagedPack, ScannedPack, scan_packs
 from tests.storage.version_writer import write_version
 
+pytestmark = pytest.mark.local
+
 
 def test_packs_come_in_the_order_in_which_they_were_written(filled, store):
     for step in range(6):

@@ -13,6 +13,8 @@ from ckstore.errors import CkstoreError, ConflictError, NoStoreError
 from ckstore.storage import durable, root
 from ckstore.storage.catalog import Catalog
 
+pytestmark = pytest.mark.local
+
 
 def test_the_nearest_store_upwards_is_found(tmp_path, monkeypatch):
     monkeypatch.delenv(root.VARIABLE, raising=False)

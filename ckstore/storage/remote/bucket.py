@@ -17,9 +17,10 @@ from ckstore.errors import CkstoreError, UsageError
 
 T = TypeVar("T")
 
-#: How a URL of an object store begins.
-SCHEMES = ("s3", "gs", "az")
-_URL = re.compile(r"(s3|gs|az)://[^/]+(/.*)?")
+#: Clients would take what follows ? and # for something else than names, and what stands before @ for credentials.
+_URL = re.compile(r"(s3|gs|az)://[^/?#@]+(/[^?#]*)?")
+#: What is signed with a token has it in its address.
+_QUERY = re.compile(r"\?\S*")
 
 #: Options that are not secrets; credentials come from the environment, as the clients of each kind look for them.
 OPTIONS = ("endpoint", "region", "skip_signature", "virtual_hosted_style_request", "account_name")
@@ -93,6 +94,11 @@ class ObstoreBucket:
             from obstore.store import from_url
         except ImportError as error:
             raise UsageError(f"{url} needs the package obstore; install ckstore[remote].") from error
+        if _URL.fullmatch(url) is None:
+            raise UsageError(
+                f"The URL of a store is {url[:2]}://bucket/prefix, without ?, # and @; credentials come from the"
+                " environment."
+            )
         self.url = url
         plain = options.get("endpoint", "").startswith("http://")
         with self._explained(url):
@@ -184,8 +190,8 @@ class ObstoreBucket:
 
 
 def _said(error: BaseException) -> str:
-    """Of what the client says the first line, which has no header in it."""
-    return str(error).partition("\n")[0].split(" - Server returned")[0].rstrip(". ")
+    """Of what the client says the first line, which has no header in it, and no token."""
+    return _QUERY.sub("", str(error).partition("\n")[0].split(" - Server returned")[0]).rstrip(". ")
 
 
 def _check_process(url: str) -> None:
@@ -204,12 +210,9 @@ def check_options(options: Mapping[str, str]) -> dict[str, str]:
             raise UsageError(
                 f"There is no option {name} (only {', '.join(OPTIONS)}); credentials come from the environment."
             )
+    if re.search("[?#@]", options.get("endpoint", "")):
+        raise UsageError("An endpoint is an address, without ?, # and @; credentials come from the environment.")
     return dict(options)
-
-
-def is_remote(place: object) -> bool:
-    """Whether a place is the URL of an object store."""
-    return isinstance(place, str) and _URL.fullmatch(place) is not None
 
 
 def patiently(request: Callable[[], T]) -> T:

@@ -119,27 +119,34 @@ class RemoteCatalog(Catalog):
         return True
 
     def records(self) -> list[dict[str, Any]]:
-        """Why rows changed, as it was noted with all the records of the log, which are read from the first one on."""
+        """Why rows changed: what was noted with the records that the mirror has; they are read from the first one on."""
         return [
             {**note, "sequence": head.number, "created": record["created"]}
-            for head, record in self._log.after(Head())
+            for head, record in self._records()
             for note in record["notes"]
         ]
+
+    def _records(self) -> list[tuple[Head, dict[str, Any]]]:
+        last = self._head().number
+        return [(made, record) for made, record in self._log.after(Head()) if made.number <= last]
 
     def whole_records(self) -> list[dict[str, Any]]:
         """As `records`: a log with a damaged record makes no mirror."""
         return self.records()
 
     def differences(self) -> list[str]:
-        """A sentence for each table that is not what the log makes of it, which is read from the first record on."""
+        """A sentence for each table that is not what the log makes of it, which is read from the first record on.
+
+        What others have committed since the mirror followed the log is not looked at.
+        """
         with TemporaryDirectory(prefix="ckstore-") as directory:
             path = Path(directory)
             create_file(path / root.CATALOG)
             (path / root.LOG).mkdir()
             log = RemoteLog(self._mirror.bucket, self._log.store, path / root.LOG)
             with RemoteCatalog(replace(self._mirror, path=path, log=log)) as again:
-                again.refresh()
-                self.refresh()
+                if records := self._records():
+                    again._follow(records)
                 return [
                     f"The mirror says otherwise of {table} than the log; run `ckstore recover` to make it again."
                     for table, query in _TABLES.items()

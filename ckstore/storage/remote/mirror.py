@@ -108,7 +108,7 @@ def find(
     remembered = _remembered(url, cache)
     options = {**(remembered[1] if remembered else {}), **(options or {})}
     bucket = ObstoreBucket(url, options)
-    if not from_log and remembered is not None and _is_followed(cache_directory(cache) / remembered[0]):
+    if not from_log and remembered is not None and _is_followed(_directory(url, remembered[0], cache)):
         return _mirror(url, options, bucket, remembered[0], cache, None)
     try:
         said = read_json(patiently(lambda: bucket.read(ROOT)), _ROOT)
@@ -151,7 +151,7 @@ def put_snapshot(mirror: Mirror, number: int) -> None:
 def _mirror(
     url: str, options: Mapping[str, str], bucket: Bucket, store: str, cache: Path | None, snapshot: str | None
 ) -> Mirror:
-    path = cache_directory(cache) / store
+    path = _directory(url, store, cache)
     lines = path / root.LOG
     for directory in (path, lines, path / root.PACKS):
         directory.mkdir(parents=True, exist_ok=True)
@@ -206,7 +206,16 @@ def _remember(url: str, store: str, options: Mapping[str, str], cache: Path | No
 
 
 def _note(url: str, cache: Path | None) -> Path:
-    return cache_directory(cache) / "urls" / f"{blake3(url.encode()).hexdigest(length=20)}.json"
+    return cache_directory(cache) / "urls" / f"{_short(url)}.json"
+
+
+def _directory(url: str, store: str, cache: Path | None) -> Path:
+    """Where the mirror of a store lies: a copy of a bucket has the store's id, and goes on in its own way."""
+    return cache_directory(cache) / f"{store}-{_short(url)}"
+
+
+def _short(url: str) -> str:
+    return str(blake3(url.encode()).hexdigest(length=20))
 
 
 def _plain(document: Mapping[str, object]) -> bytes:

@@ -34,6 +34,19 @@ def test_a_refusal_is_not_waited_for(bucket: ObstoreBucket, monkeypatch: pytest.
     assert time.monotonic() - before < 5
 
 
+def test_a_token_in_an_address_is_not_repeated(bucket: ObstoreBucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    import obstore
+    from obstore.exceptions import GenericError
+
+    def failed(*arguments: object) -> None:
+        raise GenericError("Error performing GET http://127.0.0.1:1/a?sv=2021&sig=secret in 10s - refused")
+
+    monkeypatch.setattr(obstore, "get", failed)
+    with pytest.raises(UnreachableError, match=r"GET http://127.0.0.1:1/a in 10s - refused") as raised:
+        bucket.read("ckstore.json")
+    assert "secret" not in str(raised.value)
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_process_is_told_that_it_cannot_ask(bucket: ObstoreBucket) -> None:

@@ -18,13 +18,11 @@ from tests.checkpoints import draw, scratch
 from tests.fault_proxy import FaultProxy
 from tests.object_store import object_store
 
-pytest.importorskip("ministack")
-
 
 @pytest.fixture(scope="module")
 def target() -> Iterator[str]:
-    with object_store() as url:
-        yield url
+    with object_store() as server:
+        yield server.endpoint
 
 
 class Scripted(FaultProxy):

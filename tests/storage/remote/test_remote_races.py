@@ -17,7 +17,7 @@ import pytest
 import ckstore
 from ckstore.errors import ConflictError, IntegrityError
 from ckstore.operations.drop import drop
-from ckstore.operations.recover import recover_remote
+from ckstore.operations.recover import recover
 from ckstore.storage.pack_reader import MissingPackError
 from ckstore.storage.remote import bucket as bucket_module
 from ckstore.storage.remote import catalog as catalog_module
@@ -174,7 +174,7 @@ def test_recovery_goes_by_the_log_and_not_by_a_snapshot_that_lies(
         rows = store.versions()
     with pytest.raises(IntegrityError, match=r"does not follow record 2 .* run `ckstore recover`"):
         ckstore.open(URL, options={"region": "us-east-1"})
-    assert recover_remote(URL).versions == 2
+    assert recover(URL).versions == 2
     with ckstore.open(URL) as store:
         assert store.versions() == rows
         assert store.repository.address.options == (("region", "us-east-1"),)

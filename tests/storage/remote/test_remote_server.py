@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,25 +16,23 @@ import torch
 
 import ckstore
 from ckstore.errors import CkstoreError
+from ckstore.storage.remote.bucket import ObstoreBucket
 from ckstore.version import Version
 from tests.checkpoints import draw, scratch
-from tests.object_store import object_store
-
-pytest.importorskip("ministack")
+from tests.object_store import ObjectStore, object_store
 
 
 @pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    with object_store() as url:
-        yield url
+def server() -> Iterator[ObjectStore]:
+    with object_store() as server:
+        yield server
 
 
 @pytest.fixture
-def directory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def directory(server: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     with scratch() as path:
-        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "someone")
-        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "do-not-write-this-down")
-        monkeypatch.setenv("AWS_REGION", "us-east-1")
+        for variable, value in server.credentials.items():
+            monkeypatch.setenv(variable, value)
         monkeypatch.setenv("CKSTORE_CACHE", str(path / "cache"))
         yield path
 
@@ -46,72 +43,81 @@ def command(*arguments: str) -> str:
     return ended.stdout
 
 
-def test_a_team_uses_a_bucket(endpoint: str, directory: Path) -> None:
+def test_a_team_uses_a_bucket(server: ObjectStore, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = []
     weight = draw(200, 300)
     for step in range(3):
         paths.append(directory / f"step{step}.pt")
         weight = weight + draw(200, 300, seed=step + 1, scale=1e-3)
         torch.save({"model": {"weight": weight}}, paths[-1])
-    url = "s3://models/team-a"
-    said = command("init", url, "--option", f"endpoint={endpoint}", "--option", "region=us-east-1")
+    url = f"{server.url}/team-a"
+    options = [f"--option={name}={value}" for name, value in server.options.items()]
+    said = command("init", url, *options)
     assert said == f"Made a store at {url}.\n"
     command("--store", url, "ingest", *map(str, paths), "--run", "gpt")
     command("--store", url, "tag", "gpt@1", "best")
     log = command("--store", url, "log")
-    os.environ["CKSTORE_CACHE"] = str(directory / "another machine")
-    os.environ["AWS_ENDPOINT_URL"] = endpoint
-    os.environ["AWS_ALLOW_HTTP"] = "true"
-    try:
-        assert command("--store", url, "log") == log
-        for step, path in enumerate(paths):
-            command("--store", url, "checkout", f"gpt@{step}", "-o", str(directory / "out.pt"), "--force")
-            restored = (directory / "out.pt").read_bytes()
-            assert hashlib.sha256(restored).digest() == hashlib.sha256(path.read_bytes()).digest()
-        command("--store", url, "forget", "gpt@0")
-        command("--store", url, "gc", "--grace", "0")
-        command("--store", url, "verify")
-        command("--store", url, "recover")
-        assert "best" in command("--store", url, "log")
-        with ckstore.open(url) as store:
-            assert store["best"]["model/weight"].shape == (200, 300)
-    finally:
-        del os.environ["AWS_ENDPOINT_URL"], os.environ["AWS_ALLOW_HTTP"]
+    monkeypatch.setenv("CKSTORE_CACHE", str(directory / "another machine"))
+    for variable, value in server.anywhere.items():
+        monkeypatch.setenv(variable, value)
+    assert command("--store", url, "log") == log
+    for step, path in enumerate(paths):
+        command("--store", url, "checkout", f"gpt@{step}", "-o", str(directory / "out.pt"), "--force")
+        restored = (directory / "out.pt").read_bytes()
+        assert hashlib.sha256(restored).digest() == hashlib.sha256(path.read_bytes()).digest()
+    command("--store", url, "forget", "gpt@0")
+    command("--store", url, "gc", "--grace", "0")
+    command("--store", url, "verify")
+    command("--store", url, "recover")
+    assert "best" in command("--store", url, "log")
+    with ckstore.open(url) as store:
+        assert store["best"]["model/weight"].shape == (200, 300)
     written = [path for path in directory.rglob("*") if path.is_file()]
-    assert not [path for path in written if b"do-not-write-this-down" in path.read_bytes()]
+    assert not [path for path in written if server.secret.encode() in path.read_bytes()]
 
 
-def test_the_process_of_a_saver_stores_in_a_bucket(endpoint: str, directory: Path) -> None:
-    url = "s3://models/saved"
-    with ckstore.init(url, options={"endpoint": endpoint, "region": "us-east-1"}) as store:
+def test_the_process_of_a_saver_stores_in_a_bucket(server: ObjectStore, directory: Path) -> None:
+    url = f"{server.url}/saved"
+    with ckstore.init(url, options=server.options) as store:
         states = [{"weight": draw(200, 300, seed=step)} for step in range(3)]
         with store.saver("gpt") as saver:
             for step, state in enumerate(states):
                 saver.save(state, step=step)
-    with ckstore.open(url, cache=directory / "other", options={"endpoint": endpoint, "region": "us-east-1"}) as store:
+    with ckstore.open(url, cache=directory / "other", options=server.options) as store:
         assert [row.step for row in store.versions("gpt")] == [0, 1, 2]
         for step, state in enumerate(states):
             assert torch.equal(torch.as_tensor(store[f"gpt@{step}"].state_dict()["weight"]), state["weight"])
         assert store.verify().problems == []
 
 
-def test_a_bucket_that_is_not_there(endpoint: str, directory: Path) -> None:
+def test_a_bucket_that_is_not_there(server: ObjectStore, directory: Path) -> None:
     with pytest.raises(CkstoreError, match=r"could not be used .*check its address, the credentials") as caught:
-        ckstore.init("s3://nobody/store", options={"endpoint": endpoint})
-    assert "do-not-write" not in str(caught.value)
+        ckstore.init(f"{server.url[:5]}nobody/store", options=server.options)
+    assert server.secret not in str(caught.value)
     assert "\n" not in str(caught.value)
     assert not any((directory / "cache").glob("*/catalog.sqlite"))
+
+
+def test_a_server_that_ignores_conditions_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with object_store("rclone") as server, scratch() as directory:
+        for variable, value in {**server.anywhere, "CKSTORE_CACHE": str(directory)}.items():
+            monkeypatch.setenv(variable, value)
+        init = [sys.executable, "-m", "ckstore", "init", f"{server.url}/store"]
+        ended = subprocess.run(init, capture_output=True, text=True, timeout=120)
+        assert ended.returncode == 2
+        assert f"{server.url}/store cannot hold a store: the server writes an object although one is" in ended.stderr
+        assert not list(ObstoreBucket(f"{server.url}/store", {}).list(""))
+        assert not list(directory.iterdir())
 
 
 def weight_sum(version: Version) -> float:
     return float(np.asarray(version["weight"][:]).sum())
 
 
-def test_processes_read_a_bucket_and_see_what_came(endpoint: str, directory: Path) -> None:
+def test_processes_read_a_bucket_and_see_what_came(server: ObjectStore, directory: Path) -> None:
     """A worker that has the store open follows it: versions that were stored meanwhile are there, and verified."""
-    options = {"endpoint": endpoint, "region": "us-east-1"}
     with (
-        ckstore.init("s3://models/bulk", options=options) as store,
+        ckstore.init(f"{server.url}/bulk", options=server.options) as store,
         ProcessPoolExecutor(1, mp_context=get_context("spawn")) as executor,
     ):
         for step in range(3):
@@ -127,6 +133,6 @@ def test_processes_read_a_bucket_and_see_what_came(endpoint: str, directory: Pat
             torch.save({"weight": draw(200, 300, seed=10 + seed)}, path)
         (directory / "plan.csv").write_text("".join(["path,run,step\n", *(f"{p},{p.stem},1\n" for p in paths)]))
         plan = ["ingest", "--plan", str(directory / "plan.csv"), "--executor", "processes=2"]
-        assert "2 versions" in command("--store", "s3://models/bulk", *plan)
+        assert "2 versions" in command("--store", f"{server.url}/bulk", *plan)
         assert len(list(store.map(weight_sum, [3], executor=executor))) == 1
         assert store.verify(executor=executor).problems == []

@@ -27,7 +27,7 @@ from ckstore.errors import (
 from ckstore.operations.gc import collect as collect_module
 from ckstore.operations.gc.collect import gc
 from ckstore.operations.gc.plan import plan_for
-from ckstore.operations.recover import recover_remote
+from ckstore.operations.recover import recover
 from ckstore.policy import Policy
 from ckstore.storage.remote import mirror as mirror_module
 from ckstore.storage.remote.log import RemoteLog
@@ -76,10 +76,11 @@ def test_what_one_machine_stores_another_one_restores(server: SimulatedServer, d
     paths = files(directory, 4)
     with ckstore.init(URL, cache=directory / "a") as store:
         for step, path in enumerate(paths):
-            row = store.ingest(path, run="gpt", step=step, metrics={"loss": 1 / (step + 1)}).version
+            row = store.ingest(path, run="gpt", step=step, metrics={"loss": 1 / (step + 1), "accuracy": 1}).version
             assert row.number == step + 1
         store.tag("gpt@2", "best")
         same(store, paths, directory / "out")
+        assert store.verify().problems == []
         rows = store.versions()
     with ckstore.open(URL, cache=directory / "b") as store:
         assert store.versions() == rows
@@ -235,7 +236,7 @@ def test_a_mirror_is_made_again(server: SimulatedServer, directory: Path, monkey
     (mirror / "catalog.sqlite").write_bytes(b"junk")
     with pytest.raises(IntegrityError, match="run `ckstore recover`"):
         ckstore.open(URL)
-    assert recover_remote(URL).versions == 3
+    assert recover(URL).versions == 3
     with ckstore.open(URL) as store:
         assert store.versions() == rows
         same(store, paths, directory / "out")
@@ -248,6 +249,45 @@ def test_a_store_that_was_made_again_is_another_one(server: SimulatedServer, dir
         server.objects.clear()
         with pytest.raises(IntegrityError, match="was deleted or made again"):
             store.catalog.refresh()
+
+
+def test_what_others_change_while_a_store_is_verified_is_no_problem(
+    server: SimulatedServer, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = files(directory, 3)
+    with ckstore.init(URL, cache=directory / "a") as store, ckstore.open(URL, cache=directory / "b") as other:
+        for step, path in enumerate(paths):
+            store.ingest(path, run="gpt", step=step)
+        check = store.catalog.check
+
+        def checked() -> list[str]:
+            other.catalog.refresh()
+            other.tag("gpt@0", "kept")
+            other.forget(["gpt@2"])
+            return check()
+
+        with monkeypatch.context() as context:
+            context.setattr(store.catalog, "check", checked)
+            report = store.verify()
+        assert (report.problems, report.versions) == ([], 3)
+        report = store.verify()
+        assert (report.problems, report.versions) == ([], 2)
+
+
+def test_a_copy_of_a_bucket_goes_on_in_its_own_way(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    servers = {URL: SimulatedServer(), "s3://models/copy": SimulatedServer()}
+    monkeypatch.setattr(mirror_module, "ObstoreBucket", lambda url, options: SimulatedBucket(servers[url]))
+    paths = files(directory, 3)
+    with ckstore.init(URL, cache=directory / "a") as store:
+        store.ingest(paths[0], run="gpt", step=0)
+        servers["s3://models/copy"].objects |= servers[URL].objects
+        store.ingest(paths[1], run="gpt", step=1)
+        with ckstore.open("s3://models/copy", cache=directory / "a") as copy:
+            assert [row.step for row in copy.versions()] == [0]
+            copy.ingest(paths[2], run="gpt", step=2)
+            store.catalog.refresh()
+            assert [row.step for row in store.versions()] == [0, 1]
+            assert copy.verify().problems == store.verify().problems == []
 
 
 def test_cached_bytes_are_checked(server: SimulatedServer, directory: Path) -> None:
@@ -281,6 +321,22 @@ def test_what_cannot_hold_a_store(server: SimulatedServer, directory: Path) -> N
         store.set_policy(Policy("coarse"))
     with ckstore.open(URL, cache=directory / "b") as store, pytest.raises(NotFoundError):
         store["gpt@1"]
+
+
+@pytest.mark.parametrize(
+    "url", ["s3://me:secret@models/a", "az://models/a?sig=secret", "gs://models/a#secret", "s3://", "s3:///secret"]
+)
+def test_a_url_holds_no_secret(directory: Path, url: str) -> None:
+    with pytest.raises(UsageError, match=f"is {url[:2]}://bucket/prefix, without .*come from the env") as caught:
+        ckstore.init(url, cache=directory)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("endpoint", ["https://me:secret@host", "https://host/?sig=secret"])
+def test_an_endpoint_holds_no_secret(directory: Path, endpoint: str) -> None:
+    with pytest.raises(UsageError, match="An endpoint is an address, without") as caught:
+        ckstore.init(URL, options={"endpoint": endpoint}, cache=directory)
+    assert "secret" not in str(caught.value)
 
 
 def test_options_hold_no_secret(directory: Path) -> None:
