@@ -299,10 +299,13 @@ class Saver:
             if isinstance(answer, BaseException):
                 self._error = self._error or answer
             self._changed.notify_all()
-        if isinstance(answer, BaseException):
-            future.set_exception(answer)
-        else:
-            future.set_result(answer)
+        try:
+            if isinstance(answer, BaseException):
+                future.set_exception(answer)
+            else:
+                future.set_result(answer)
+        except BaseException as error:  # Futures take care of an `Exception`: `sys.exit` would end this thread.
+            _log.error("A callback of a save has raised %r; the saver goes on.", error)
         with self._changed:
             del self._under_way[number]
             self._changed.notify_all()

@@ -160,6 +160,14 @@ def test_a_callback_that_saves_or_closes_waits_for_nobody(store: ckstore.Store) 
     assert [row.step for row in store.versions()] == [0]
 
 
+def test_a_callback_that_wants_to_exit_ends_nothing(store: ckstore.Store, caplog: pytest.LogCaptureFixture) -> None:
+    with store.saver("a") as saver:
+        saver.save({"w": torch.zeros(3_000_000)}, step=0).add_done_callback(lambda _: sys.exit(3))
+        saver.save({"w": torch.ones(5)}, step=1).result(60)
+    assert "A callback of a save has raised SystemExit(3)" in caplog.text
+    assert [row.step for row in store.versions()] == [0, 1]
+
+
 def test_replacing(store: ckstore.Store) -> None:
     with store.saver("a") as saver:
         saver.save(state(1))
