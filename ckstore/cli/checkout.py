@@ -160,6 +160,12 @@ def _salvage(version: Version, target: Path, *, force: bool) -> None:
         click.echo(f"ckstore: {path} is lost: {why}", err=True)
     whole = f"{counted(len(report.files), 'whole file')}, {counted(tensors, 'tensor')} of others"
     click.echo(f"{name_of(version.row)} (version {version.row.number}) -> {target}  {whole}")
+    dropped = {version.document.files[number].path for number, _ in version.stored.dropped}
+    if report.lost_files and not report.lost_tensors and dropped.issuperset(report.lost_files):
+        raise IntegrityError(
+            f"Nothing of version {version.row.number} is damaged, but it has dropped "
+            f"{', '.join(version.document.dropped)}; {counted(len(dropped), 'file')} can only come back in part."
+        )
     if report.lost_files:
         lost = f"{counted(len(report.lost_files), 'file')} and {counted(len(report.lost_tensors), 'tensor')}"
         raise IntegrityError(

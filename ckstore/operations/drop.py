@@ -79,9 +79,9 @@ def drop(
     return done
 
 
-def has_any(version: StoredVersion, globs: Sequence[str]) -> bool:
-    """Whether a version has tensors that it would give up."""
-    return len(_left(version, globs)) < len(version.layout.units)
+def going(version: StoredVersion, globs: Sequence[str]) -> set[int]:
+    """Numbers of the units that a version would give up."""
+    return {*range(len(version.layout.units))} - {*_left(version, globs)}
 
 
 def with_globs(dropped: Sequence[str], globs: Sequence[str]) -> tuple[str, ...]:
@@ -92,11 +92,11 @@ def with_globs(dropped: Sequence[str], globs: Sequence[str]) -> tuple[str, ...]:
 def _left(version: StoredVersion, globs: Sequence[str]) -> list[int]:
     """Numbers of the units that a version does not give up."""
     paths = list(version.paths)
-    going = {paths[number] for number in match_texts(paths, globs)}
+    matching = {paths[number] for number in match_texts(paths, globs)}
     return [
         number
         for number in range(len(version.layout.units))
-        if not (named := version.tensors_of(number)) or not going.issuperset(named)
+        if not (named := version.tensors_of(number)) or not matching.issuperset(named)
     ]
 
 

@@ -25,6 +25,8 @@ def policy_of(catalog: Catalog, run: str | None) -> Policy:
 
 def check_run(run: str) -> None:
     """Raise `UsageError` for a name that cannot be told from that of a version."""
+    if not isinstance(run, str):
+        raise UsageError(f"The name of a run is text, not {run!r}; write run={str(run)!r}.")
     check_length(run)
     if not run or not run.isprintable() or run != run.strip() or "@" in run or run == LATEST:
         raise UsageError(

@@ -19,14 +19,14 @@ from functools import partial
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from ckstore.errors import LockedError, NotFoundError
+from ckstore.errors import ConflictError, LockedError, NotFoundError
 from ckstore.operations.compact import compact
-from ckstore.operations.drop import drop, has_any, with_globs
+from ckstore.operations.drop import drop, going, with_globs
 from ckstore.operations.forget import forget
 from ckstore.operations.gc.collect import gc
 from ckstore.operations.naming import policy_of
 from ckstore.operations.selection import by_run
-from ckstore.operations.thin import ThinReport, thin
+from ckstore.operations.thin import ThinReport, may_have_any, thin
 from ckstore.policy import Policy, Retention
 from ckstore.reading.stored_version import StoredVersion
 from ckstore.storage import reserve
@@ -146,8 +146,9 @@ def retain(
     for name, policy in runs:
         found = _due(repository, name, policy)
         try:
-            report.dropped += _drop(repository, found.dropped, policy.retention.drop, progress)
-            report.thinned += _thin(repository, found.thinned, policy, progress)
+            dropped, thinned = _describe_again(repository, name, policy, found, progress)
+            report.dropped += dropped
+            report.thinned += thinned
         except DiskFullError as error:
             full = error  # What goes now makes room for the next time.
         if found.forgotten:
@@ -163,7 +164,7 @@ def retain(
 
 
 def expected(repository: Repository, run: str | None = None, retention: Retention | None = None) -> RetainReport:
-    """What `retain` would do; with `retention`, what it would do if that were set."""
+    """What `retain` would do; with `retention`, what it would do if that were set. Nothing is decoded."""
     report = RetainReport()
     own = set() if run is not None or retention is None else set(repository.catalog.policies())
     for name, policy in _policies(repository, run):
@@ -171,11 +172,12 @@ def expected(repository: Repository, run: str | None = None, retention: Retentio
             policy = policy if retention is None else replace(policy, retention=retention)
             found, globs = _due(repository, name, policy), policy.retention.drop
             report.forgotten += found.forgotten
-            report.thinned += found.thinned
+            gone = {row.number: going(StoredVersion(repository, row), globs) for row in found.dropped}
+            report.thinned += [
+                row for row in found.thinned if may_have_any(StoredVersion(repository, row), gone.get(row.number, ()))
+            ]
             report.dropped += [
-                replace(row, dropped=with_globs(row.dropped, globs))
-                for row in found.dropped
-                if has_any(StoredVersion(repository, row), globs)
+                replace(row, dropped=with_globs(row.dropped, globs)) for row in found.dropped if gone[row.number]
             ]
     return report
 
@@ -212,6 +214,35 @@ def _due(repository: Repository, run: str, policy: Policy) -> Due:
     latest = sorted(own)[-policy.kept_hot :] if policy.kept_hot else []
     hot = {row.number for row in rows if row.hot} & set(latest)
     return due(rows, policy.retention, kept=kept, hot=hot)
+
+
+def _describe_again(
+    repository: Repository, run: str, policy: Policy, due_before: Due, progress: Callable[[int], None] | None
+) -> tuple[list[VersionRow], list[VersionRow]]:
+    """Let versions lose tensors and become coarse; returns those that did, also where others did the same meanwhile."""
+    globs, found = policy.retention.drop, due_before
+    for left in reversed(range(1 + len(found.dropped) + len(found.thinned))):
+        try:
+            dropped = _drop(repository, found.dropped, globs, progress)
+            thinned = _thin(repository, found.thinned, policy, progress)
+            break
+        except ConflictError:  # Another process, or a thread of this one, was first with a version.
+            if not left:
+                raise
+            found = _due(repository, run, policy)
+    if found is not due_before:
+        found = _due(repository, run, policy)
+        dropped = [
+            replace(row, dropped=with_globs(row.dropped, globs)) for row in _done(due_before.dropped, found.dropped)
+        ]
+        thinned = _done(due_before.thinned, found.thinned)
+    return dropped, thinned
+
+
+def _done(before: Iterable[VersionRow], after: Iterable[VersionRow]) -> list[VersionRow]:
+    """Versions that were due, and are no more."""
+    still = {row.number for row in after}
+    return [row for row in before if row.number not in still]
 
 
 def _drop(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ckstore.codecs.lattice import Bits, Integers, statistics_of
+from ckstore.codecs.lattice import STEP_RANGE, Bits, Integers, statistics_of
 from ckstore.encoding.comparison import Comparison
 from ckstore.encoding.estimate import Encoded, Estimate
 from ckstore.encoding.estimator import Estimator, ParentObject, parent_objects
@@ -157,6 +157,19 @@ def _check_present(repository: Repository, row: VersionRow) -> None:
         for record in repository.reader.records(*item):
             if record.end > repository.packs.size(record.pack):
                 raise IntegrityError(f"Pack {record.pack} is too short; restore it from a copy.")
+
+
+def may_have_any(version: StoredVersion, going: Collection[int] = ()) -> bool:
+    """Whether a version may have exact layers to give up, units that are `going` apart: as far as dtypes and roles say.
+
+    Values that are not finite stay exact nevertheless, which takes reading them.
+    """
+    return any(
+        number not in going
+        and unit.role != "other"
+        and version.layout.files[unit.members[0].file].extents[unit.members[0].extent].dtype in STEP_RANGE
+        for number, unit in enumerate(version.layout.units)
+    )
 
 
 class _Batch:
@@ -348,7 +361,13 @@ class _Thinning:
         depth = max((self.repository.reader.depth(*item) for item in objects), default=0)
         written = {record.id for record in writer.lattices}
         records = [self.repository.resolver.lattice(lattice) for lattice in {lattice for lattice, _ in objects}]
-        stored = sum(record.nbytes for record in records if record.id in written or record.pack == self.row.pack)
+        resolver, number = self.repository.resolver, self.row.number
+        # Not those of the row's pack alone: after tensors were dropped that is another one.
+        stored = sum(
+            record.nbytes
+            for record in records
+            if record.id in written or resolver.manifest(record.pack).document["number"] == number
+        )
         cost = {"cost": relative_cost(work, full), "depth": depth, "base": depth == 0}
         return {**document.summary, **cost, "stored_bytes": stored}
 

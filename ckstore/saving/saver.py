@@ -138,10 +138,11 @@ class Saver:
             other one will.
         UsageError
             The state dict holds what cannot be stored, step or metrics are not plain, the saver is closed, or there
-            is not enough memory for a copy; nothing was staged.
+            is not enough memory for a copy, or a future's callback saves; nothing was staged.
         InputError
             The state dict was changed while it was copied, by another thread.
         """
+        self._check_thread()
         if busy not in ("wait", "skip"):
             raise UsageError(f"`busy` is `wait` or `skip`, not {busy!r}.")
         checked, kept = checked_step(step), plain_metrics(metrics or {})
@@ -154,6 +155,7 @@ class Saver:
             if area is None:
                 future: Future[IngestReport] = Future()
                 future.cancel()
+                future.set_running_or_notify_cancel()  # Else `concurrent.futures.wait` waits for it for ever.
                 return future
             try:
                 self._check()
@@ -179,9 +181,12 @@ class Saver:
         ------
         CkstoreError or OSError
             A save failed, and no later one has raised that.
+        UsageError
+            A future's callback closes.
         """
         if os.getpid() != self._process_id:
             return
+        self._check_thread()
         with self._saving:
             if self._is_closed:
                 return
@@ -201,6 +206,11 @@ class Saver:
         termination.leave(self)
         if error is not None:
             raise error
+
+    def _check_thread(self) -> None:
+        """Raise `UsageError` in a future's callback: the thread that calls it is the one that would be waited for."""
+        if threading.current_thread() is self._receiver:
+            raise UsageError("A future's callback can neither save nor close; let it tell the thread that saves.")
 
     def _check(self) -> None:
         """Raise what went wrong before, or what keeps the saver from saving."""
@@ -289,10 +299,13 @@ class Saver:
             if isinstance(answer, BaseException):
                 self._error = self._error or answer
             self._changed.notify_all()
-        if isinstance(answer, BaseException):
-            future.set_exception(answer)
-        else:
-            future.set_result(answer)
+        try:
+            if isinstance(answer, BaseException):
+                future.set_exception(answer)
+            else:
+                future.set_result(answer)
+        except BaseException as error:  # Futures take care of an `Exception`: `sys.exit` would end this thread.
+            _log.error("A callback of a save has raised %r; the saver goes on.", error)
         with self._changed:
             del self._under_way[number]
             self._changed.notify_all()

@@ -173,6 +173,25 @@ def test_with_coarse_versions(directory: Path, order: str) -> None:
         assert store.verify().problems == []
 
 
+def test_what_is_left_is_all_that_becomes_coarse(directory: Path) -> None:
+    """What a version stores is the same in either order, and a dry run says what is done."""
+    sizes = []
+    for name, globs in (("both", OPTIMIZER), ("nothing", ("*/exp_avg*", "model/*"))):
+        with ckstore.init(directory / name) as store:
+            fill(store, 3)
+            store.set_policy(Policy(retention=Retention(exact_last=1, drop=globs)), "a")
+            foretold, report = store.retain("a", dry_run=True), store.retain("a")
+            assert [row.step for row in report.dropped] == [row.step for row in foretold.dropped] == [0, 1]
+            assert [row.step for row in report.thinned] == [row.step for row in foretold.thinned]
+            assert bool(report.thinned) == (name == "both")
+            sizes.append(sum(row.stored_bytes for row in store.versions()[:2]))
+    with ckstore.init(directory / "thinned") as store:
+        fill(store, 3)
+        store.thin(["a@0..a@1"])
+        drop(store.repository, store.versions()[:2], OPTIMIZER)
+        assert sum(row.stored_bytes for row in store.versions()[:2]) == pytest.approx(sizes[0], rel=0.05)
+
+
 def test_only_what_was_coarse_goes(directory: Path) -> None:
     """The rest of such a version is exact: it says so."""
     with ckstore.init(directory / "store") as store:

@@ -11,6 +11,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,31 @@ def test_an_error_is_raised_by_the_future_and_the_next_save(store: ckstore.Store
         saver.save(state(4))
 
 
+def test_a_callback_that_saves_or_closes_waits_for_nobody(store: ckstore.Store) -> None:
+    refused: list[str] = []
+
+    def callback(future: Any) -> None:
+        for call in (lambda: saver.save({"w": torch.zeros(5)}, step=1), saver.close):
+            with pytest.raises(ckstore.UsageError, match="callback can neither save nor close") as caught:
+                call()
+            refused.append(str(caught.value))
+
+    with store.saver("a") as saver:
+        future = saver.save({"w": torch.zeros(3_000_000)}, step=0)
+        future.add_done_callback(callback)
+        future.result()
+    assert len(refused) == 2
+    assert [row.step for row in store.versions()] == [0]
+
+
+def test_a_callback_that_wants_to_exit_ends_nothing(store: ckstore.Store, caplog: pytest.LogCaptureFixture) -> None:
+    with store.saver("a") as saver:
+        saver.save({"w": torch.zeros(3_000_000)}, step=0).add_done_callback(lambda _: sys.exit(3))
+        saver.save({"w": torch.ones(5)}, step=1).result(60)
+    assert "A callback of a save has raised SystemExit(3)" in caplog.text
+    assert [row.step for row in store.versions()] == [0, 1]
+
+
 def test_replacing(store: ckstore.Store) -> None:
     with store.saver("a") as saver:
         saver.save(state(1))
@@ -153,7 +179,9 @@ def test_one_save_is_in_flight_and_one_is_staged(store: ckstore.Store) -> None:
     with store.saver("a") as saver:
         os.kill(process_of(saver), signal.SIGSTOP)
         futures = [saver.save(state(1)), saver.save(state(2))]
-        assert saver.save(state(3), busy="skip").cancelled()
+        skipped = saver.save(state(3), busy="skip")
+        assert skipped.cancelled()
+        assert skipped in wait([skipped], timeout=10).done
         waiting = threading.Thread(target=lambda: futures.append(saver.save(state(4))))
         waiting.start()
         waiting.join(0.5)
@@ -240,6 +268,8 @@ def _noting(function: Any, noted: list[str]) -> Any:
 def test_bad_arguments(store: ckstore.Store) -> None:
     with pytest.raises(ckstore.UsageError, match="cannot name a run"):
         store.saver("a@1")
+    with pytest.raises(ckstore.UsageError, match="name of a run is text, not 3"):
+        store.saver(3)  # type: ignore[arg-type]
     with pytest.raises(ckstore.UsageError, match="workers must be 1 or more, not 0"):
         store.saver("a", workers=0)
     with ckstore.open(store.place, "r") as reading, pytest.raises(ckstore.UsageError, match="for reading only"):
