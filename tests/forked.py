@@ -10,30 +10,41 @@ from __future__ import annotations
 import atexit
 import gc
 import importlib
-import json
 import os
+import pkgutil
+import select
+import shlex
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
+import time
+import traceback
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
+
+import ckstore
+from tests import stand_in
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
+#: What the `main` of a program is in, by its name.
+MODULES = {"ckstore": "ckstore.cli", "torchrun": "torch.distributed.run"}
 
-#: What programs begin with that use these; what they import when they come to it is among it.
+#: What programs begin with besides all of ckstore that use these; what they import when they come to it is among it.
 BEGINNINGS = {
-    "torch": ("torch", "torch._dynamo", "numba"),
-    "jax": ("jax", "optax", "numba"),
-    "accelerate": ("accelerate", "torch._dynamo", "numba"),
-    "lightning": ("lightning.pytorch", "torch._dynamo", "numba"),
-    "transformers": ("transformers.trainer", "transformers.models.gpt2.modeling_gpt2", "torch._dynamo", "numba"),
-    "ranks": ("tests.distributed", "torch._dynamo", "numba"),
+    "torch": ("torch._dynamo", "torch.distributed.run"),
+    "jax": ("jax", "optax"),
+    "accelerate": ("accelerate", "torch._dynamo"),
+    "lightning": ("lightning.pytorch", "torch._dynamo"),
+    "transformers": ("transformers.trainer", "transformers.models.gpt2.modeling_gpt2", "torch._dynamo"),
+    "ranks": ("tests.distributed", "torch._dynamo"),
 }
 
 
@@ -44,37 +55,62 @@ class Server:
     ----------
     modules
         Names of modules that programs begin with.
+
+    Attributes
+    ----------
+    programs
+        Directory for `PATH`: its `ckstore`, `python` and `torchrun` are forked, and are real in all other respects.
     """
 
     def __init__(self, *modules: str) -> None:
-        # With one thread there is none that a fork would lose.
-        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.forked", *modules], cwd=REPOSITORY, env=environment,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
-        )  # fmt: skip
+        # Names of sockets may be a hundred bytes long.
+        self._directory = tempfile.TemporaryDirectory(prefix="ckstore-", ignore_cleanup_errors=True)
+        self.programs = Path(self._directory.name)
+        self._socket = str(self.programs / "socket")
+        for name in ("ckstore", "python", "torchrun"):
+            command = shlex.join([sys.executable, "-IS", stand_in.__file__, sys.executable, self._socket, name])
+            (self.programs / name).write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+            (self.programs / name).chmod(0o755)
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(self._socket)
+            listener.listen(128)  # Who comes while modules are imported waits.
+            # With one thread there is none that a fork would lose.
+            environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.forked", str(listener.fileno()), *modules],
+                cwd=REPOSITORY, env=environment, stdin=subprocess.PIPE, pass_fds=[listener.fileno()],
+                start_new_session=True,
+            )  # fmt: skip
 
-    def run(self, programs: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Run programs at once, and wait for them; their exit codes."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(programs) + "\n")
-        self._process.stdin.flush()
-        codes: list[int] = json.loads(self._process.stdout.readline())
-        return codes
+    def run(self, script: Path, environments: Sequence[Mapping[str, str]], cwd: Path) -> list[tuple[int, str]]:
+        """Run a script, at once for each of some environments; exit codes, and what was printed."""
+        with ExitStack() as stack:
+            nothing = stack.enter_context(Path(os.devnull).open("rb")).fileno()
+            printed = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in environments]
+            asked = [
+                stack.enter_context(
+                    stand_in.ask(self._socket, ["python", str(script)], cwd, environment, [nothing, *[to.fileno()] * 2])
+                )
+                for environment, to in zip(environments, printed, strict=True)
+            ]
+            codes = [stand_in.exit_code(one) for one in asked]
+            for to in printed:
+                to.seek(0)
+            return [(code, to.read()) for code, to in zip(codes, printed, strict=True)]
 
     def end(self) -> None:
         """End the process, and programs that hang."""
         os.killpg(self._process.pid, signal.SIGKILL)
         self._process.communicate()
+        self._directory.cleanup()
 
 
 @contextmanager
-def _server(kind: str) -> Iterator[Server]:
-    """The server of a kind; that of another one is ended, as it takes much memory."""
-    server = _servers.pop(kind, None)
-    _end_all()
-    server = server or Server(*BEGINNINGS[kind])
+def forking(kind: str) -> Iterator[Server]:
+    """The server of a kind, a name in `BEGINNINGS`; one beside that of torch is kept, as each takes much memory."""
+    for other in _servers.keys() - {kind, "torch"}:
+        _servers.pop(other).end()
+    server = _servers.pop(kind, None) or Server(*BEGINNINGS[kind])
     try:
         yield server
     except BaseException:
@@ -88,7 +124,7 @@ _servers: dict[str, Server] = {}
 
 @atexit.register
 def _end_all() -> None:
-    """End the server that is kept for whoever asks for the same modules next."""
+    """End the servers that are kept for whoever asks for the same modules next."""
     while _servers:
         _servers.popitem()[1].end()
 
@@ -105,19 +141,9 @@ def run_forked(
     environments
         Variables beside those of this process.
     """
-    with tempfile.TemporaryDirectory() as directory:
-        programs = [
-            {
-                "script": str(script),
-                "cwd": str(cwd),
-                "environment": {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", **environment},
-                "printed": f"{directory}/{number}",
-            }
-            for number, environment in enumerate(environments)
-        ]
-        with _server(kind) as server:
-            codes = server.run(programs)
-        return [(code, Path(program["printed"]).read_text()) for code, program in zip(codes, programs, strict=True)]
+    own = {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    with forking(kind) as server:
+        return server.run(script, [{**os.environ, **own, **environment} for environment in environments], cwd)
 
 
 def of_ranks(world: int) -> list[dict[str, str]]:
@@ -129,45 +155,102 @@ def of_ranks(world: int) -> list[dict[str, str]]:
     return [{**meeting, **sizes, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world)]
 
 
-def _serve() -> dict[str, Any] | None:
-    """Fork for each program that is asked for; returns what a forked process is to run, None at the end of it all."""
-    for line in sys.stdin:
-        children = []
-        for program in json.loads(line):
-            child = os.fork()
-            if not child:
-                return dict(program)
-            children.append(child)
-        print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]), flush=True)
-    return None
+def _begin(modules: Sequence[str]) -> None:
+    """Import some modules and all of ckstore, and what numba looks up before the first kernel is called."""
+    for module in modules:
+        with suppress(ImportError):  # A program that needs it says so itself.
+            importlib.import_module(module)
+    for info in pkgutil.walk_packages(ckstore.__path__, "ckstore."):
+        if not info.name.startswith("ckstore.integrations") and not info.name.endswith("__main__"):
+            importlib.import_module(info.name)
+    from numba.core.registry import cpu_target
+
+    cpu_target.typing_context.refresh()
+    cpu_target.target_context.refresh()
 
 
-def _become(program: Mapping[str, Any]) -> None:
+def _serve(listener: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """Fork for each program that is asked for; in a forked process, returns what it is to run, and its streams."""
+    # The end of stdin is that of the process that began this one.
+    while sys.stdin not in select.select([listener, sys.stdin], [], [])[0]:
+        asking, _ = listener.accept()
+        with suppress(ChildProcessError):  # There is none.
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        if os.fork():
+            asking.close()
+            continue
+        # A process that waits for the program, so that programs may run beside one another.
+        program, streams = stand_in.asked(asking)
+        child = os.fork()
+        if not child:
+            asking.close()
+            listener.close()
+            return program, streams
+        for stream in streams:
+            os.close(stream)
+        asking.sendall(str(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])).encode())
+        os._exit(0)
+    sys.exit()
+
+
+def _become(program: Mapping[str, Any], streams: Sequence[int]) -> None:
     """Be a process that runs this program alone."""
     os.chdir(program["cwd"])
     os.environ.clear()
     os.environ.update(program["environment"])
-    printed = os.open(program["printed"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    for old, own in ((nothing, 0), (printed, 1), (printed, 2)):
-        os.dup2(old, own)
-    os.close(printed)
-    os.close(nothing)
-    script = program["script"]
-    sys.argv = [script]
-    sys.path[0] = str(Path(script).resolve().parent)
+    time.tzset()
+    for own, stream in enumerate(streams):
+        os.dup2(stream, own)
+        os.close(stream)
+    # As they were, they believe to be elsewhere in their files.
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+    name, *sys.argv = program["arguments"]
+    actions = [os.environ.get("PYTHONWARNINGS", "")]
+    while sys.argv and sys.argv[0].startswith("-") and name == "python":
+        option = sys.argv.pop(0)
+        actions += [sys.argv.pop(0)] if option == "-W" else []
+    for action in filter(None, actions):
+        warnings.simplefilter(action)  # type: ignore[arg-type]
     main = ModuleType("__main__")
-    main.__file__ = script
     sys.modules["__main__"] = main
-    exec(compile(Path(script).read_bytes(), script, "exec"), vars(main))
+    if name == "python":
+        main.__file__ = str(Path(sys.argv[0]).resolve())
+        sys.path[0] = str(Path(main.__file__).parent)
+        exec(compile(Path(sys.argv[0]).read_bytes(), sys.argv[0], "exec"), vars(main))
+        return
+    sys.argv.insert(0, name)
+    sys.path[0] = str(Path(sys.executable).parent)
+    module = importlib.import_module(MODULES[name])
+    sys.exit(module.main())
+
+
+def _live(program: Mapping[str, Any], streams: Sequence[int]) -> NoReturn:
+    """Be a process that runs this program alone, and end as one does, but for taking modules apart.
+
+    That touches all of what was imported, which is copied for it: a third of a second.
+    """
+    code: Any = 1
+    try:
+        _become(program, streams)
+        code = 0
+    except SystemExit as ended:
+        code = ended.code
+        if isinstance(code, str):
+            print(code, file=sys.stderr)
+        code = code if isinstance(code, int) else int(code is not None)
+    except BaseException:
+        traceback.print_exc()
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":
-    for module in sys.argv[1:]:
-        with suppress(ImportError):  # A program that needs it says so itself.
-            importlib.import_module(module)
+    _begin(sys.argv[2:])
     gc.collect()
     gc.freeze()
-    asked = _serve()
-    if asked is not None:
-        _become(asked)
+    _live(*_serve(socket.socket(fileno=int(sys.argv[1]))))

@@ -50,7 +50,7 @@ from ckstore.storage.rows import VersionRow
 from ckstore.tensor import LazyTensor
 from ckstore.version import Version
 from tests.checkpoints import without_compiling
-from tests.forked import run_forked
+from tests.forked import forking, run_forked
 from tests.object_store import object_store
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -66,6 +66,9 @@ GUEST = re.compile(
 
 #: Their scripts take long: they are killed and run again where `CKSTORE_GUESTS` is set.
 SLOW_GUESTS = ("lightning", "transformers")
+
+#: Pages whose commands start as users start them: most verbs, what compiles, and what a signal ends.
+WHOLE = ("README.md", "tutorial.md", "containers.md", "watch.md")
 
 #: What kills a script when its second version is committed.
 KILLED = """
@@ -150,12 +153,22 @@ def check_digests(shown: str, printed: str, place: Path, went_in: dict[str, str]
         assert [found[2] for found in DIGEST.findall(shown)] == [found[2] for found in DIGEST.findall(printed)]
 
 
-def run_console(block: str, place: Path, went_in: dict[str, str]) -> None:
+def run_console(block: str, place: Path, went_in: dict[str, str], beginning: str = "torch") -> None:
+    """Run commands; those of a `beginning` in `tests.forked.BEGINNINGS` are forked from a process that has it."""
     environment = {name: value for name, value in os.environ.items() if name != "CKSTORE"}
-    environment |= {
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}", "PYTHONWARNINGS": "error",
-        "TZ": "UTC", "LC_ALL": "C.UTF-8",
-    }  # fmt: skip
+    programs = [str(Path(sys.executable).parent), environment["PATH"]]
+    with contextlib.ExitStack() as stack:
+        if beginning:
+            forked = str(stack.enter_context(forking(beginning)).programs)
+            programs.insert(0, forked)
+            environment["PYTHON_EXEC"] = f"{forked}/python"  # What `torchrun` starts.
+        environment |= {
+            "PATH": os.pathsep.join(programs), "PYTHONWARNINGS": "error", "TZ": "UTC", "LC_ALL": "C.UTF-8",
+        }  # fmt: skip
+        run_commands(block, place, went_in, environment)
+
+
+def run_commands(block: str, place: Path, went_in: dict[str, str], environment: dict[str, str]) -> None:
     for command, shown in commands(block):
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", command], cwd=place, env=environment,
@@ -230,7 +243,7 @@ def test_what_a_page_shows_is_what_happens(
             pytest.importorskip(library)
         script = re.match(r"# (\w+\.py)\n", text)
         if kind == "console":
-            run_console(text, tmp_path, went_in)
+            run_console(text, tmp_path, went_in, "" if page.name in WHOLE else "torch")
         elif script:
             (tmp_path / script[1]).write_text(text)
         else:
@@ -314,7 +327,7 @@ def test_a_training_that_was_killed_ends_with_the_weights_of_one_that_was_not(pa
     assert run_program(guest, script, place) == 0
     for kind, text in others:
         if kind == "console":
-            run_console(text, place, {})
+            run_console(text, place, {}, guest)
         else:
             assert run_program(guest, text, place) == 0
     if guest in SLOW_GUESTS and not os.environ.get("CKSTORE_GUESTS"):

@@ -31,7 +31,7 @@ FOUND: list[tuple[str, int]] = [("payloads", 4), ("catalogs", 1033), ("catalogs"
 def test_mutations_of_everything() -> None:
     """For some seconds; another process, so that none ends this one."""
     watched = Watched(
-        float(os.environ.get("CKSTORE_FUZZ_SECONDS", "9")), first=int(os.environ.get("CKSTORE_FUZZ", "0"))
+        float(os.environ.get("CKSTORE_FUZZ_SECONDS", "5")), first=int(os.environ.get("CKSTORE_FUZZ", "0"))
     )
     print(watched)
     assert not watched.faults

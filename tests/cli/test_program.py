@@ -284,41 +284,50 @@ def test_the_first_use_says_that_it_compiles(tmp_path: Path) -> None:
     assert ingested("two", 2) == ""
 
 
-#: Runs a verb, and prints by name and types the kernels that it called: where none is kept, each would be compiled.
+#: Runs verbs, each in a process that has called no kernel, and prints by name and types the kernels that it called:
+#: where none is kept, each would be compiled.
 CALLED = """
-import importlib, json, pkgutil, sys
-from ckstore.cli.program import run
-assert run(sys.argv[1:]) == 0
+import importlib, json, os, pkgutil, sys
 import ckstore.kernels
+from ckstore.cli.program import run
 from numba.core.registry import CPUDispatcher
-called = set()
-for info in pkgutil.walk_packages(ckstore.kernels.__path__, "ckstore.kernels."):
-    for name, value in vars(sys.modules.get(info.name)).items() if info.name in sys.modules else ():
-        if isinstance(value, CPUDispatcher):
-            called |= {f"{name}{types}" for types in (*value.stats.cache_hits, *value.stats.cache_misses)}
-print(json.dumps(sorted(called)))
+for arguments in json.loads(sys.argv[1]):
+    if child := os.fork():
+        assert os.waitpid(child, 0)[1] == 0
+        continue
+    assert run(arguments) == 0
+    called = set()
+    for info in pkgutil.walk_packages(ckstore.kernels.__path__, "ckstore.kernels."):
+        for name, value in vars(sys.modules.get(info.name)).items() if info.name in sys.modules else ():
+            if isinstance(value, CPUDispatcher):
+                called |= {f"{name}{types}" for types in (*value.stats.cache_hits, *value.stats.cache_misses)}
+    print("called", json.dumps(sorted(called)))
+    break
 """
 
 
 def test_what_two_versions_have_compiled_is_all_that_later_ones_need(tmp_path: Path) -> None:
-    store, path = str(tmp_path / "store"), tmp_path / "step1.safetensors"
-
-    def called(*arguments: str) -> set[str]:
-        command = [sys.executable, "-c", CALLED, "--store", store, *arguments]
-        return set(json.loads(subprocess.run(command, capture_output=True, check=True).stdout.splitlines()[-1]))
-
+    store = str(tmp_path / "store")
     assert process("--store", store, "init").stderr == ""
     assert process("--store", store, "policy", "--hot", "0").stderr == ""
     rng = np.random.default_rng(0)
     weights = rng.normal(size=(256, 256))
-    known: set[str] = set()
-    for number in range(4):
+    verbs: list[list[str]] = []
+    for step in range(1, 5):
         weights += 0.01 * rng.normal(size=weights.shape)
         moments = {"exp_avg": 1e-4 * rng.normal(size=weights.shape), "exp_avg_sq": 1e-8 * rng.random(weights.shape)}
         arrays = {"model.weight": weights, **{f"optimizer.state.0.{name}": moments[name] for name in moments}}
+        path = tmp_path / f"step{step}.safetensors"
         write_safetensors(path, {name: ("float32", a.shape, a.astype(np.float32)) for name, a in arrays.items()})
-        found = called("ingest", str(path), "--step", str(number + 1))
-        found |= called("checkout", f"main@{number + 1}", "-o", str(tmp_path / "out"), "--force")
+        verbs.append(["--store", store, "ingest", str(path), "--step", str(step)])
+        verbs.append(["--store", store, "checkout", f"main@{step}", "-o", str(tmp_path / "out"), "--force"])
+    command = [sys.executable, "-c", CALLED, json.dumps(verbs)]
+    said = subprocess.run(command, capture_output=True, check=True, text=True).stdout.splitlines()
+    called = [set(json.loads(line.removeprefix("called "))) for line in said if line.startswith("called ")]
+    assert len(called) == len(verbs)
+    known: set[str] = set()
+    for number in range(4):
+        found = called[2 * number] | called[2 * number + 1]
         assert len(found) > 5
         assert number < 2 or found <= known, found - known
         known |= found
