@@ -119,7 +119,7 @@ class RemoteCatalog(Catalog):
         return True
 
     def records(self) -> list[dict[str, Any]]:
-        """Why rows changed: what was noted with the records that the mirror has; they are read from the first one on."""
+        """Why rows changed: what was noted with the records that the mirror has, all of which are read."""
         return [
             {**note, "sequence": head.number, "created": record["created"]}
             for head, record in self._records()
