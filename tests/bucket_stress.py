@@ -200,7 +200,7 @@ def stress(seconds: float, seed: int, writers: int) -> Outcome:
                 _end(pid)
         outcome.seconds = time.monotonic() - start
         outcome.requests = counts(proxy) - before
-        os.environ["AWS_ENDPOINT_URL"] = target  # What is looked at now takes no faults, and a proxy takes time.
+        os.environ["AWS_ENDPOINT_URL"] = server.endpoint  # What is looked at now takes no faults.
         _conclude(directory, names, outcome)
     return outcome
 

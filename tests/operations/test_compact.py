@@ -110,7 +110,7 @@ def test_plain_zarr_shows_raw_values(directory: Path) -> None:
     with ckstore.init(directory / "store") as store:
         store.ingest(state(1), run="r", step=1, hot=1)
         [pack] = raw_packs(store)
-        shown = zarr.open_group(zarr.storage.ZipStore(pack, mode="r"), mode="r")
+        shown = zarr.open_group(zarr.storage.ZipStore(store.path / "packs" / pack, mode="r"), mode="r")
         arrays = [np.asarray(array[:]) for name, array in shown.arrays() if name != "manifest"]
     weight = state(1)["model"]["weight"].numpy().ravel()
     assert any(array.dtype == np.float32 and np.array_equal(array, weight) for array in arrays)
