@@ -1,8 +1,9 @@
 """Runs programs in processes that are forked from one which has imported what they begin with.
 
 Importing torch takes two seconds of a processor and importing what builds on it up to seven, which is more than tests
-then do with it. A forked program is a process like any other: it has an environment and a working directory, may be
-killed, and ends with an exit code.
+then do with it. A forked program is a process like any other: it has an environment, a working directory and streams,
+may be killed, and ends with an exit code. What a program forgets to import and its server has imported goes unnoticed:
+README and tutorial, which run most verbs, are run by real processes.
 """
 
 from __future__ import annotations

@@ -290,7 +290,9 @@ CALLED = """
 import importlib, json, os, pkgutil, sys
 import ckstore.kernels
 from ckstore.cli.program import run
-from numba.core.registry import CPUDispatcher
+from numba.core.registry import CPUDispatcher, cpu_target
+cpu_target.typing_context.refresh()
+cpu_target.target_context.refresh()
 for arguments in json.loads(sys.argv[1]):
     if child := os.fork():
         assert os.waitpid(child, 0)[1] == 0
