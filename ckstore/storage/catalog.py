@@ -107,6 +107,13 @@ class Catalog(CatalogClaims):
     def refresh(self, within: float = 0.0) -> None:
         """Take over what other mirrors of a remote store have changed, unless that was done so many seconds ago."""
 
+    def named_with(self, pack: str) -> tuple[Collection[int], Collection[str]] | None:
+        """What the version that a pack came with names; None where only manifests say it.
+
+        Keys of its objects and of all that these are stored against, and packs of its blobs.
+        """
+        return None
+
     def _made(self, method: Callable[..., T], arguments: tuple[Any, ...], named: dict[str, Any]) -> T:
         return method(self, *arguments, **named)
 

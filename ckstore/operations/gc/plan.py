@@ -141,18 +141,25 @@ class GcPlan:
                 return False
         dead = {*self.survey.dead_lattices, *self.survey.dead_contents}
         came = packs - self._sound_packs
-        self._repository.packs.prefetch_manifests(came)
+        unread = set()
         for name in came:
+            named = catalog.named_with(name)
+            if named is None or not going.keys().isdisjoint(named[1]):
+                unread.add(name)
+            elif not dead.isdisjoint(named[0]):
+                return False
+        self._repository.packs.prefetch_manifests(unread)
+        for name in unread:
             for record in resolver.manifest(name).document["records"]:
-                named = [record.get(field) for field in ("id", "base", "origin", "lattice", "parent")]
-                if not dead.isdisjoint(key(identity) for identity in named if identity is not None):
+                ids = [record.get(field) for field in ("id", "base", "origin", "lattice", "parent")]
+                if not dead.isdisjoint(key(identity) for identity in ids if identity is not None):
                     return False
         self._sound_packs |= came
         fresh = [described for described in catalog.described() if described not in self._sound_rows]
-        for row in [catalog.version(number) for number, *_ in fresh]:
+        for row in [catalog.version(number) for number, _, pack, _ in fresh if pack in unread or pack not in came]:
             document = resolver.document(row)
-            named = [identity for ids in document.objects for identity in ids]
-            if not dead.isdisjoint(key(identity) for identity in named if identity is not None):
+            ids = [identity for pair in document.objects for identity in pair]
+            if not dead.isdisjoint(key(identity) for identity in ids if identity is not None):
                 return False
             if row.pack in going and not going[row.pack].is_present:
                 return False

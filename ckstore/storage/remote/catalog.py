@@ -7,7 +7,7 @@ import math
 import re
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 from ckstore.errors import CkstoreError, ConflictError, IntegrityError, UsageError
+from ckstore.runtime.lru import Lru
 from ckstore.storage import root
 from ckstore.storage.catalog import Catalog, recorded
 from ckstore.storage.connection import BUSY_TIMEOUT, Mode, create_file
@@ -72,6 +73,7 @@ class RemoteCatalog(Catalog):
         self._notes: list[Mapping[str, Any]] = []
         self._within = False
         self._heard = -math.inf
+        self._named: Lru[str, tuple[Collection[int], Collection[str]]] = Lru(EVERY)
 
     def refresh(self, within: float = 0.0) -> None:
         """Take over what others have committed; one request where there is nothing."""
@@ -239,12 +241,26 @@ class RemoteCatalog(Catalog):
         try:
             for name, arguments in record["calls"]:
                 call_again(self, name, arguments)
+                if name == "commit_version":
+                    self._notice(arguments)
         except CkstoreError as error:
             raise IntegrityError(
                 f"Record {head.number} of the log does not fit what came before it ({error}); run `ckstore recover`."
             ) from error
         finally:
             self._within = False
+
+    def _notice(self, arguments: Mapping[str, Any]) -> None:
+        """Remember what a version of others names."""
+        places = [place for kind in ("lattices", "contents", "raw") for place in arguments.get(kind, ())]
+        keys = {number for _, numbers, _ in places for number in numbers}
+        keys.update(arguments.get("requires_lattices", ()), arguments.get("requires_contents", ()))
+        for pack, *_ in arguments["packs"]:
+            self._named.put(pack, (keys, frozenset(arguments.get("references", ()))))
+
+    def named_with(self, pack: str) -> tuple[Collection[int], Collection[str]] | None:
+        """As of a local catalog; of packs that came with the last versions of others."""
+        return self._named.get(pack)
 
     def _head(self) -> Head:
         found = self._connection.rows("SELECT value FROM meta WHERE key = ?", [HEAD])

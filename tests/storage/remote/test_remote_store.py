@@ -456,6 +456,25 @@ def test_gc_plans_again_where_others_commit_what_it_would_remove(
         assert store.verify().problems == []
 
 
+def test_gc_reads_nothing_between_a_commit_of_others_and_its_own(
+    server: SimulatedServer, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ckstore.init(URL, cache=directory / "a") as store, ckstore.open(URL, cache=directory / "b") as other:
+        for step in range(3):
+            store.ingest({"w": draw(90, 90, seed=step)}, run=f"r{step}", step=0, hot=0)
+        store.forget(["r0@0"])
+
+        def commit() -> None:
+            store.ingest({"w": draw(90, 90, seed=1), "more": draw(9, 9)}, run="again", step=1, hot=0)
+            server.requests.clear()
+
+        planned = Planned(monkeypatch, commit)
+        assert gc(other.repository, grace=0, patience=60).removed > 0
+        assert planned.count == 1
+        assert server.requests["read_ranges"] == 0
+        assert other.verify().problems == []
+
+
 def test_gc_gives_up_where_others_commit_what_it_would_remove_all_the_time(
     server: SimulatedServer, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
