@@ -18,6 +18,7 @@ import torch
 
 from ckstore.repository import Repository
 from ckstore.runtime.compiling import MESSAGE
+from ckstore.storage import root
 from ckstore.storage.remote.bucket import ObstoreBucket
 
 #: What safetensors calls the dtypes.
@@ -75,9 +76,16 @@ def _entry(path: Path) -> tuple[Any, ...]:
 
 def listing(store: Path | str) -> dict[str, int]:
     """Names, which are digests, and sizes of a store's packs and log records: what an ingest that is refused keeps."""
-    with Repository(store, "r") as repository:
+    with Repository(root.place(store), "r") as repository:
         files = repository.packs.files()
         return {f"{folder}/{name}": size for folder, name, size in files if folder in ("packs", "log")}
+
+
+def lose_catalog(store: Path | str) -> None:
+    """Remove the index of a store, or of its mirror."""
+    with Repository(root.place(store), "r") as repository:
+        path = repository.path
+    (path / "catalog.sqlite").unlink()
 
 
 def packs_of(store: Path | str) -> list[str]:
@@ -92,7 +100,7 @@ def pack_bytes(store: Path | str) -> int:
 
 def change_pack(store: Path | str, name: str, data: bytes | None) -> bytes:
     """Put other bytes, or none at all, in the place of a pack's; returns those that were there."""
-    with Repository(store, "r") as repository:
+    with Repository(root.place(store), "r") as repository:
         pack = repository.path / "packs" / name
         if not isinstance(repository.place, str):
             before = pack.read_bytes() if pack.exists() else b""

@@ -24,7 +24,7 @@ from ckstore.objects.records import record_from_json
 from ckstore.operations.recover import recover
 from ckstore.storage.root import CATALOG
 
-from .checkpoints import draw, scratch, sha256, write_safetensors
+from .checkpoints import draw, flip, lose_catalog, scratch, sha256, write_safetensors
 from .coarse_checks import check_deviations, loaded, same_bits, stored, tensors_of, values_of
 from .crafted import read_record
 from .format_reader import Reader
@@ -208,7 +208,7 @@ def test_values_outlast_rebase_and_recover(written: Path, place: Path) -> None:
         assert all(row.depth == 0 for row in store.versions())
         assert store.verify().problems == []
         assert restored(store, place) == first_time(written)
-    (place / "copy" / CATALOG).unlink()
+    lose_catalog(place / "copy")
     assert recover(place / "copy").problems == []
     with ckstore.open(place / "copy") as store:
         assert [row.fidelity for row in store.versions()] == ["coarse"] * 4
@@ -265,10 +265,7 @@ def test_a_flipped_bit_in_a_coarse_pack_is_found(written: Path, place: Path) -> 
     with ckstore.open(place / "copy", "r") as store:
         version = store["r@0"]
         record = store.resolver.lattice(version.document.objects[0][0])
-    pack = place / "copy" / "packs" / record.pack
-    data = bytearray(pack.read_bytes())
-    data[record.offset + 40] ^= 4
-    pack.write_bytes(data)
+    flip(place / "copy", record.pack, lambda _: record.offset + 40)
     with ckstore.open(place / "copy", "r") as store:
         assert store.verify().problems
         with pytest.raises(IntegrityError):
@@ -530,6 +527,7 @@ def test_an_exact_layer_above_what_has_none_is_refused(store: ckstore.Store, pla
         store.reader.bits("c" * 40, 0)
 
 
+@pytest.mark.local
 def test_a_reader_written_from_the_format_reads_coarse_versions(written: Path) -> None:
     reader = Reader(written / "store")
     kinds = {(record["kind"], record["base"] is None) for _, record in reader.lattices.values()}
@@ -539,6 +537,7 @@ def test_a_reader_written_from_the_format_reads_coarse_versions(written: Path) -
         assert data == (written / "out" / str(number)).read_bytes()
 
 
+@pytest.mark.local
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
 def test_that_reader_reads_coarse_values_of_every_float(store: ckstore.Store, place: Path, dtype: torch.dtype) -> None:
     """Among them the least and the largest, and exponents by rows and columns."""
@@ -557,6 +556,7 @@ def test_that_reader_reads_coarse_values_of_every_float(store: ckstore.Store, pl
         assert data == (place / str(number)).read_bytes()
 
 
+@pytest.mark.local
 def test_coarse_objects_stand_in_plain_zarr_arrays(written: Path) -> None:
     import zarr
 

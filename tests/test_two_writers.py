@@ -13,7 +13,7 @@ import torch
 
 import ckstore
 from ckstore.operations.recover import recover
-from tests.checkpoints import scratch, sha256
+from tests.checkpoints import lose_catalog, scratch, sha256
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -97,7 +97,7 @@ def test_the_same_files_by_two_processes(directory: Path) -> None:
     paths = run_files(directory, "a", 3, torch.randn(70_000))
     assert together([start(directory / "store", name, paths) for name in "ab"]) == []
     check(directory / "store", {"a": paths, "b": paths}, directory / "out")
-    (directory / "store" / "catalog.sqlite").unlink()
+    lose_catalog(directory / "store")
     assert recover(directory / "store").problems == []
     check(directory / "store", {"a": paths, "b": paths}, directory / "out")
 

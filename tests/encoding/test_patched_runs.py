@@ -21,7 +21,7 @@ from ckstore.lineage.cost import cost
 from ckstore.lineage.planner import Candidates
 from ckstore.objects.records import ContentRecord, LatticeRecord
 from ckstore.operations.recover import recover
-from tests.checkpoints import scratch
+from tests.checkpoints import lose_catalog, scratch
 
 ROWS, WIDTH, VERSIONS = 9000, 64, 8
 DTYPES = ["float32", "float64", "bfloat16", "float16", "int64", "int8"]
@@ -136,7 +136,7 @@ def test_versions_between_may_go(place: Path, dtype: str) -> None:
         assert not is_patched(record, layer)
         assert bytes_of(store["r@7"].state_dict()["table"]) == expected[7]
         assert store.verify().problems == []
-    (place / "store" / "catalog.sqlite").unlink()
+    lose_catalog(place / "store")
     recover(place / "store")
     with ckstore.open(place / "store") as store:
         for step in (0, 1, 2, 5, 6, 7):

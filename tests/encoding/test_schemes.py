@@ -21,9 +21,8 @@ from ckstore.objects.records import LatticeRecord
 from ckstore.objects.units import Unit
 from ckstore.operations.recover import recover
 from ckstore.policy import Policy
-from ckstore.storage.root import CATALOG
 from ckstore.version import Version
-from tests.checkpoints import scratch, sha256
+from tests.checkpoints import lose_catalog, scratch, sha256
 from tests.coarse_checks import check_deviations, loaded, same_bits, values_of
 
 PUBLISHED = ["lc", "dynaquant"]
@@ -282,7 +281,7 @@ def test_values_outlast_all_that_is_done(runs: dict[str, tuple[Path, list[Path]]
         rows = store.versions()
     del first[2]
     assert restored(path, place) == first
-    (path / CATALOG).unlink()
+    lose_catalog(path)
     assert recover(path).problems == []
     assert restored(path, place) == first
     with ckstore.open(path) as store:

@@ -28,7 +28,7 @@ from ckstore.storage import durable, log
 from ckstore.storage.catalog import Catalog
 from ckstore.storage.pack import PackWriter
 from ckstore.storage.root import CATALOG
-from tests.checkpoints import described, draw, listing, pack_bytes, scratch, sha256, write_safetensors
+from tests.checkpoints import described, draw, listing, lose_catalog, pack_bytes, scratch, sha256, write_safetensors
 from tests.coarse_checks import check_deviations, loaded, same_bits
 from tests.format_reader import Reader
 
@@ -151,7 +151,7 @@ def outlasts(path: Path, series: list[Path], thinned: set[str]) -> None:
     assert restored(path) == first
     for lost in (False, True):
         if lost:
-            (path / CATALOG).unlink()
+            lose_catalog(path)
         assert recover(path).problems == []
         with ckstore.open(path) as store:
             assert store.versions() == rows
@@ -627,7 +627,7 @@ def test_a_thinning_that_dies_at_any_checkpoint(short: tuple[Path, list[Path]], 
             pass
         # A pack that was complete may come back with the catalog.
         recovered = Path(shutil.copytree(copy, directory / "recovered" / "store"))
-        (recovered / CATALOG).unlink()
+        lose_catalog(recovered)
         assert recover(recovered).problems == []
         found = restored(copy)
         assert found == {

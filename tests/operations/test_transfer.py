@@ -22,7 +22,7 @@ from ckstore.operations import transfer as transfer_module
 from ckstore.operations.recover import recover
 from ckstore.operations.transfer import TransferReport, transfer
 from ckstore.repository import Repository
-from tests.checkpoints import described, draw, listing, scratch, sha256
+from tests.checkpoints import described, draw, listing, lose_catalog, scratch, sha256
 from tests.crafted import CraftedStore
 from tests.points_of_death import DIED, KILL, POWER, struck
 from tests.test_points_of_death import ALL, SEED
@@ -181,7 +181,7 @@ def test_everything_comes_back_with_ids_lineage_metrics_and_tags(origin: Path, w
 def test_it_is_rebuilt_and_collected_as_if_it_had_been_ingested(origin: Path, whole: Path, directory: Path) -> None:
     shutil.copytree(whole, directory / "store")
     before = restored(whole, directory / "out")
-    (directory / "store" / "catalog.sqlite").unlink()
+    lose_catalog(directory / "store")
     assert recover(directory / "store").problems == []
     assert restored(directory / "store", directory / "out") == before
     with ckstore.open(directory / "store") as store:
@@ -296,7 +296,7 @@ def test_killed_at_any_moment_and_repeated_it_sends_the_rest(
             assert abs(sum(pack.bytes for pack in store.catalog.packs()) - bytes_of_packs) < 44 * 32
         assert restored(target, directory / "out") == expected
         if point % 2:
-            (target / "catalog.sqlite").unlink()
+            lose_catalog(target)
         assert recover(target).problems == []
         assert restored(target, directory / "out") == expected
     if ALL:
@@ -328,7 +328,7 @@ def test_a_copy_that_a_killed_push_left_is_the_same_version(origin: Path, direct
         with ckstore.open(target) as store:
             store.tag("gpt@1", "kept")
         shutil.copytree(target, directory / "lost")
-        (directory / "lost" / "catalog.sqlite").unlink()
+        lose_catalog(directory / "lost")
         for path in (target, directory / "lost"):
             assert recover(path).problems == []
             with ckstore.open(path) as store:
@@ -393,7 +393,7 @@ def test_content_that_the_target_has_otherwise_is_not_sent_again(origin: Path, d
             store[f"gpt@{step}"].checkout(directory / "out", force=True)
             assert sha256(directory / "out") == sha256(origin / "in" / f"gpt@{step}")
         assert store.verify().problems == []
-    (directory / "store" / "catalog.sqlite").unlink()
+    lose_catalog(directory / "store")
     assert recover(directory / "store").problems == []
 
 
@@ -449,12 +449,12 @@ def test_a_version_that_was_forgotten_comes_again(origin: Path, directory: Path,
     for _ in range(2):
         assert recover(target).problems == []
         assert restored(target, directory / "out") == expected
-        (target / "catalog.sqlite").unlink()
+        lose_catalog(target)
     recover(target)
     with ckstore.open(target) as store:
         store.forget(["gpt@1"])
         store.gc(grace=0)
-    (target / "catalog.sqlite").unlink()
+    lose_catalog(target)
     recover(target)
     assert [said[1] for said in restored(target, directory / "out").values()] == [0]
 
