@@ -49,6 +49,9 @@ def command(ctx: click.Context, before: str, after: str, globs: tuple[str, ...],
         kind: sum(change["change"] == kind for change in changes) for kind in ("added", "removed", "shape", "values")
     }
     named = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
+    for row in (comparison.before.version.row, comparison.after.version.row):
+        if changes and row.dropped:
+            click.echo(f"ckstore: Version {row.number} has dropped {', '.join(row.dropped)}.", err=True)
     click.echo(f"{named or 'no difference'}; {compared - len(changes)} of {compared} tensors are the same.")
 
 

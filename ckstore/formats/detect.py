@@ -93,7 +93,7 @@ def parse(source: Source, name: str = "", *, lone: bool = False) -> FileLayout:
     called = _printable(name) or "The file"
     head = source.pread(0, min(source.size, FIRST_RECORD))
     if lone and not head:
-        raise InputError(f"{called} is empty.")
+        raise InputError(f"{called} is empty; leave it out, or save it again.")
     if lone and is_pointer(source):
         raise InputError(f"{called} is a Git LFS pointer, not the checkpoint itself; run `git lfs pull` first.")
     several = starts_like_zip(head) and follows_others(source)

@@ -91,7 +91,7 @@ class FileSource:
         status = os.fstat(self._descriptor)
         if not stat.S_ISREG(status.st_mode):
             self.close()
-            raise InputError(f"{self.path} is not a regular file.")
+            raise InputError(f"{self.path} is not a regular file; name a checkpoint file or directory.")
         self._identity = _identity(status)
         self._size = status.st_size
         self.mtime_ns = status.st_mtime_ns

@@ -123,7 +123,9 @@ def _read_by_torch(version: Version, map_location: Any, *, weights_only: bool) -
 
     with TemporaryDirectory(prefix="ckstore-") as place:
         file = Path(place, "state.pt")
-        version.checkout(file)
+        # A file that lost tensors does not come back; what is left is written as another one, where that holds it all.
+        is_left = version.row.dropped and not _holds_unknown(version.state_dict())
+        version.checkout(file, format="pt" if is_left else None)
         return torch.load(file, map_location=map_location or "cpu", weights_only=weights_only)
 
 

@@ -134,7 +134,9 @@ def _near(catalog: Versions, text: str) -> str:
             names = [f"{run}@{other}" for other in near]
             return f" (near: {', '.join(names)})" if names else ""
         names = [f"{run}@{other}" for other in steps]
-    elif separator:
-        names = [f"{name}@{step}" for name in names]
+    elif separator:  # Of a run that has no such step its name.
+        runs = get_close_matches(run, names, n=_SUGGESTIONS)
+        matches = [name if _of_run(catalog, f"{name}@{step}") is None else f"{name}@{step}" for name in runs]
+        return f" (near: {', '.join(matches)})" if matches else ""
     matches = get_close_matches(text, names, n=_SUGGESTIONS)
     return f" (near: {', '.join(matches)})" if matches else ""

@@ -134,6 +134,6 @@ def test_older_versions_lose_what_is_dropped(ckstore, filled: Path) -> None:
     ckstore("checkout", "gpt@0", "-o", "out.pt", "--format", "pt")
     said = ckstore("checkout", "gpt@0", "-o", "salvaged", "--salvage", code=4).err
     assert "Nothing of version 1 is damaged, but it has dropped model/frozen" in said
-    ckstore("diff", "gpt@0", "gpt@20")
+    assert ckstore("diff", "gpt@0", "gpt@20").err == "ckstore: Version 1 has dropped model/frozen.\n"
     ckstore("verify")
     ckstore("gc")

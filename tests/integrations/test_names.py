@@ -13,6 +13,7 @@ import torch
 import ckstore
 from ckstore.errors import ConflictError, NotFoundError, UsageError
 from ckstore.integrations.torch import load, save
+from ckstore.operations.drop import drop
 from tests.equality import assert_same, storage_of
 
 
@@ -74,6 +75,18 @@ def test_objects_of_other_classes_need_trust(store: ckstore.Store) -> None:
     found = load("ckstore:gpt@3", store, weights_only=False)
     assert found["config"][0].value == 7
     assert_same(found["w"], torch.ones(3))
+
+
+def test_what_is_left_of_a_version_loads_whoever_reads_it(store: ckstore.Store) -> None:
+    """With tensors dropped it is no file any more, for torch neither."""
+    moments = {"m": torch.ones(300, 300)}
+    store.ingest(state() | {"optimizer": moments}, run="gpt", step=3, hot=0)
+    store.ingest(state() | {"optimizer": moments, "own": Custom(7)}, run="own", step=3, hot=0, on_unknown="pickle")
+    drop(store.repository, store.versions(), ["optimizer/*"])
+    assert load("ckstore:gpt@3", store, map_location="meta")["weight"].device.type == "meta"
+    assert "optimizer" not in load("ckstore:gpt@3", store)
+    with pytest.raises(NotFoundError, match=r"has dropped optimizer/\*"):  # Exports hold no such objects.
+        load("ckstore:own@3", store, weights_only=False)
 
 
 def test_files_of_other_kinds_load_on_the_cpu(store: ckstore.Store, tmp_path: Path) -> None:
