@@ -62,6 +62,7 @@ def recover(path: str | os.PathLike[str]) -> RecoverReport:
         return _recover_mirror(place)
     if not root.is_store(place):
         raise NoStoreError(f"{place} is not a store: it has no packs and log; name another one with --store.")
+    root.check_no_mirror(place)
     return _recover_directory(place)
 
 

@@ -68,9 +68,12 @@ class CatalogReader:
         NoStoreError
             The directory is not a store.
         LockedError, IntegrityError, FormatVersionError
+        UsageError
+            It is the mirror of a remote store.
         """
         if not root.is_store(store):
             raise NoStoreError(f"{store} is not a store; run `ckstore init`, or name another one with --store.")
+        root.check_no_mirror(store)
         return cls(store, mode, timeout)
 
     def close(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ckstore.errors import ConflictError, NoStoreError
+from ckstore.errors import ConflictError, NoStoreError, UsageError
 from ckstore.runtime.local_path import local_path
 from ckstore.storage import durable
 
@@ -13,6 +13,8 @@ from ckstore.storage import durable
 PACKS = "packs"
 LOG = "log"
 CATALOG = "catalog.sqlite"
+#: Name inside a directory that only looks like a store, and follows one in a bucket.
+MIRROR = "mirror"
 #: The directory name that is looked for upwards.
 DEFAULT_NAME = ".ckstore"
 #: How URLs of stores in object stores begin.
@@ -44,6 +46,12 @@ def is_store(path: Path) -> bool:
     """
     local_path(path)
     return (path / PACKS).is_dir() and ((path / CATALOG).is_file() or (path / LOG).is_dir())
+
+
+def check_no_mirror(path: Path) -> None:
+    """Raise `UsageError` for a directory that is the mirror of a remote store: what is stored there reaches nobody."""
+    if (path / MIRROR).is_file():
+        raise UsageError(f"{path} is the mirror of a store in a bucket; open that one by its URL.")
 
 
 def create_layout(root: Path) -> None:

@@ -155,6 +155,7 @@ def _mirror(
     lines = path / root.LOG
     for directory in (path, lines, path / root.PACKS):
         directory.mkdir(parents=True, exist_ok=True)
+    (path / root.MIRROR).touch()
     if not (path / root.CATALOG).is_file():
         temporary = durable.temporary_path(path)
         try:

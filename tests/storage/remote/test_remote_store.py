@@ -107,6 +107,16 @@ def test_mirrors_that_write_in_turns_agree(server: SimulatedServer, directory: P
         assert first.verify().problems == second.verify().problems == []
 
 
+def test_a_mirror_is_no_store_by_itself(server: SimulatedServer, directory: Path) -> None:
+    with ckstore.init(URL, cache=directory / "a") as store:
+        store.ingest(state(0), run="gpt", step=0)
+        mirror = store.path
+    with pytest.raises(UsageError, match="open that one by its URL"):
+        ckstore.open(mirror)
+    with pytest.raises(UsageError, match="open that one by its URL"):
+        recover(mirror)
+
+
 def test_a_store_that_stays_open_hears_of_others(
     server: SimulatedServer, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
