@@ -786,3 +786,26 @@ def test_a_catalog_that_is_built_again_meanwhile_takes_another_plan(
         store.gc(grace=0)
         assert len(plans) == 2
         assert store.verify().problems == []
+
+
+@pytest.mark.parametrize("read", ["placed_lattices", "placed_contents", "packs", "versions"])
+@pytest.mark.parametrize("looks", [1, 2, 3])
+def test_a_plan_is_of_one_moment(path: Path, monkeypatch: pytest.MonkeyPatch, read: str, looks: int) -> None:
+    """Another process stores objects elsewhere, and is done, after any of the looks at the catalog."""
+    with ckstore.open(path) as store, ckstore.open(path) as other:
+        catalog = store.repository.catalog
+        look = getattr(catalog, read)
+        for change in (lambda: other.rebase(["a@2"]), lambda: other.thin(["a@3"]), lambda: other.forget(["a@5"])):
+            turns = count(1)
+
+            def looked(*arguments: Any, turns: count[int] = turns, change: Callable[[], object] = change) -> Any:
+                found = look(*arguments)
+                if next(turns) == looks:
+                    change()
+                return found
+
+            with monkeypatch.context() as context:
+                context.setattr(catalog, read, looked)
+                store.gc(grace=0)
+            store.gc(grace=0)
+            assert store.verify().problems == []

@@ -106,7 +106,7 @@ class RemoteCatalog(Catalog):
         """
         with super().transaction():
             if self._calls is not None:
-                raise BehindError(records)
+                raise BehindError(records=records)
             first = records[0][1]
             if Head(first["number"] - 1, first["before"]) != self._head():
                 return False

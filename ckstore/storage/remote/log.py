@@ -66,12 +66,18 @@ class BehindError(ConflictError):
 
     Parameters
     ----------
+    message
+        One sentence.
     records
         Records behind the head, each with the head that it makes, in order, as far as they were read.
     """
 
-    def __init__(self, records: Sequence[tuple[Head, Mapping[str, Any]]] = ()) -> None:
-        super().__init__("Another writer was first; try again.")
+    def __init__(
+        self,
+        message: str = "Another writer was first; try again.",
+        records: Sequence[tuple[Head, Mapping[str, Any]]] = (),
+    ) -> None:
+        super().__init__(message)
         self.records = records
 
 
@@ -141,7 +147,7 @@ class RemoteLog:
                 reading.append(pool.submit(self._lines_of, head.number + 1))
             found = patiently(lambda: put_or_find(self._bucket, name, data, there))
         if found is not None and found[0] != line:
-            raise BehindError(self._followed(head, found))
+            raise BehindError(records=self._followed(head, found))
         durable.checkpoint("record-there")
         self._keep(head.number + 1, line)
         return Head(head.number + 1, digest_of(line))
