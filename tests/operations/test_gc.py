@@ -26,7 +26,7 @@ from ckstore.objects.records import LatticeRecord
 from ckstore.operations.gc import collect as module
 from ckstore.operations.gc import plan as garbage
 from ckstore.operations.gc.collect import GcReport
-from ckstore.operations.gc.repack import layer_parts
+from ckstore.operations.gc.repack import layer_parts, repack
 from ckstore.operations.recover import recover
 from ckstore.storage import durable
 from ckstore.storage import manifest as manifests
@@ -724,8 +724,6 @@ def test_a_lease_ends_although_its_end_is_interrupted(tmp_path: Path, monkeypatc
 @pytest.mark.local
 def test_two_copies_of_one_pack_are_no_problem(store: ckstore.Store) -> None:
     """What killed ones have copied lies beside what the next one copies, and stands for the same pack."""
-    from ckstore.operations.gc.repack import repack
-
     store.forget(["a@0..a@2"])
     packs = garbage.plan_for(store.repository, 0.0).survey.packs.values()
     contents = next(pack for pack in packs if pack.kind == "exact" and pack.slots)
@@ -809,3 +807,32 @@ def test_a_plan_is_of_one_moment(path: Path, monkeypatch: pytest.MonkeyPatch, re
                 store.gc(grace=0)
             store.gc(grace=0)
             assert store.verify().problems == []
+
+
+@pytest.mark.local
+@pytest.mark.parametrize("forgets", [True, False])
+def test_a_pack_and_its_copy_are_both_written_again(
+    series: list[Path], directory: Path, monkeypatch: pytest.MonkeyPatch, forgets: bool
+) -> None:
+    """A recovery takes in what a `gc` had copied and not committed, and finds objects in either."""
+    monkeypatch.setattr(garbage, "GARBAGE_SHARE", 0.0)  # So that each `gc` writes everything again.
+    path = directory / "store"
+    with ckstore.init(path) as store:
+        for number, checkpoint in enumerate(series):
+            store.ingest(checkpoint, run=f"r{number // 3}", hot=1)  # With blobs of the version before.
+        store.compact()
+        copies = {contents.name: repack(store.repository, contents).pack.name
+                  for contents in garbage.plan_for(store.repository, 0.0).rewritten}  # fmt: skip
+    assert recover(path).problems == []
+    with ckstore.open(path) as store:
+        if forgets:  # Otherwise the pack is written again as the copy that is there.
+            store.forget([f"r{run}@{3 * run}" for run in range(3)])
+        going = {contents.name for contents in garbage.plan_for(store.repository, 0.0).rewritten}
+        assert any({pack, copy} <= going for pack, copy in copies.items())
+        store.gc(grace=0)
+        assert store.verify().problems == []
+    assert recover(path).problems == []
+    with ckstore.open(path) as store:
+        assert store.verify().problems == []
+        store.gc(grace=0)
+    check(path, series, [f"r{step // 3}@{step}" for step in range(9) if step % 3 or not forgets])

@@ -186,9 +186,11 @@ class _Collection:
                 return None
             # What others have freed since is neither removed nor written again.
             known = {pack.name for pack in catalog.packs()}
+            # A pack can be what another one is written as: both lie there after a crash. It stays as it is.
             copies.clear()
-            copies.update((name, copy) for name, (copy, _) in self._copies.items() if name in known)
-            # A pack that was found to be unneeded can be what another one is written as: both lie there after a crash.
+            copies.update(
+                (name, copy) for name, (copy, _) in self._copies.items() if name in known and name not in written
+            )
             removed = [pack.name for pack in plan.removed if pack.name in known and pack.name not in written]
             files = [info for info in plan.files if info.name not in written and info.name not in known]
             report = self._report(plan, removed, files, copies)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,7 @@ from ckstore.objects.documents import MANIFEST
 from ckstore.operations.gc.reachability import (
     Origin,
     PackContents,
+    State,
     Survey,
     described_version,
     gone_versions,
@@ -24,33 +24,10 @@ from ckstore.storage.scan_packs import DamagedPack, ScannedPack, scan_pack
 
 if TYPE_CHECKING:
     from ckstore.repository import Repository
-    from ckstore.storage.catalog import VersionRow
-    from ckstore.storage.rows import PackRow
 
 #: A pack is written again where at least this part of it, or so many bytes of it, are garbage.
 GARBAGE_SHARE = 0.1
 GARBAGE_BYTES = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """What a plan was made from.
-
-    A catalog that `recover` has built since may find objects in other packs than the one before it did.
-    """
-
-    catalog: str
-    versions: list[VersionRow]
-    packs: list[PackRow]
-    files: list[PackInfo]
-
-    @classmethod
-    def of(cls, repository: Repository) -> State:
-        """The present state; files are packs that the catalog does not have."""
-        packs = repository.catalog.packs()
-        known = {pack.name for pack in packs}
-        files = [info for info in repository.packs.list_packs() if info.name not in known]
-        return cls(repository.catalog.identity(), repository.catalog.versions(), packs, files)
 
 
 class GcPlan:
@@ -83,7 +60,7 @@ class GcPlan:
         self._going = [pack for pack in scanned if self._is_left_over(pack)]
         self.files = [pack.info for pack in self._going]
         staying = [pack for pack in scanned if pack not in self._going]
-        self.survey: Survey = survey(repository, staying)
+        self.survey: Survey = survey(repository, self.state, staying)
         contents = self.survey.packs.values()
         self.removed = [pack for pack in contents if not pack.is_needed]
         self.rewritten = [pack for pack in contents if pack.is_needed and _is_worth_it(pack)]

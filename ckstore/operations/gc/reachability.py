@@ -11,6 +11,8 @@ from ckstore.errors import IntegrityError
 from ckstore.objects.documents import VersionDocument
 from ckstore.objects.layer_parts import layer_parts
 from ckstore.storage.catalog import VersionRow, key
+from ckstore.storage.pack import PackInfo
+from ckstore.storage.rows import PackRow
 from ckstore.storage.scan_packs import ScannedPack
 
 if TYPE_CHECKING:
@@ -18,6 +20,46 @@ if TYPE_CHECKING:
 
 #: (Id by the manifest, number and parent there, time) of a version.
 Origin = tuple[str, int, int | None, str]
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What a plan was made from, as it was at one moment.
+
+    A catalog that `recover` has built since may find objects in other packs than the one before it did.
+
+    Attributes
+    ----------
+    catalog
+        Its identity.
+    versions, packs
+        Its rows.
+    lattices, contents
+        Keys of the objects in each slot of each pack, by the pack's name.
+    files
+        Packs that the catalog does not have.
+    """
+
+    catalog: str
+    versions: list[VersionRow]
+    packs: list[PackRow]
+    lattices: dict[str, dict[int, int]]
+    contents: dict[str, dict[int, int]]
+    files: list[PackInfo]
+
+    @classmethod
+    def of(cls, repository: Repository) -> State:
+        """The present state."""
+        catalog = repository.catalog
+        while True:
+            identity, packs, described = catalog.identity(), catalog.packs(), catalog.described()
+            versions, lattices, contents = catalog.versions(), catalog.placed_lattices(), catalog.placed_contents()
+            # Objects are elsewhere only where packs have come. Who else writes is not kept from it for so long.
+            if (catalog.identity(), catalog.packs(), catalog.described()) == (identity, packs, described):
+                break
+        known = {pack.name for pack in packs}
+        files = [info for info in repository.packs.list_packs() if info.name not in known]
+        return cls(identity, versions, packs, lattices, contents, files)
 
 
 @dataclass(slots=True)
@@ -90,7 +132,7 @@ class Survey:
     present: set[tuple[str, int]]
 
 
-def survey(repository: Repository, uncommitted: Sequence[ScannedPack] = ()) -> Survey:
+def survey(repository: Repository, state: State, uncommitted: Sequence[ScannedPack] = ()) -> Survey:
     """Find what the present versions need; every manifest is read, nothing is decoded.
 
     They need their manifests and blobs, their objects, and all that those are stored against. Of the latest version of
@@ -98,8 +140,8 @@ def survey(repository: Repository, uncommitted: Sequence[ScannedPack] = ()) -> S
 
     Parameters
     ----------
-    store
-        Its catalog must not change meanwhile; whoever relies on the result compares.
+    state
+        Of the catalog; whoever relies on the result looks at what came since.
     uncommitted
         Packs that the catalog does not have and that stay: `recover` could bring a version of theirs back, so what
         they refer to is needed.
@@ -110,9 +152,9 @@ def survey(repository: Repository, uncommitted: Sequence[ScannedPack] = ()) -> S
         A manifest cannot be read, or a version is not whole: what would repair it must not be removed.
     """
     graph = _Graph()
-    contents = _read_packs(repository, graph)
+    contents = _read_packs(repository, state, graph)
     needs = _Needs(graph)
-    rows = repository.catalog.versions()
+    rows = state.versions
     present = {_need_version(repository, row, contents, needs) for row in rows}
     for pack in uncommitted:
         _need_uncommitted(repository, pack, contents, needs)
@@ -190,18 +232,16 @@ class _Needs:
             self.content(key(content))
 
 
-def _read_packs(repository: Repository, graph: _Graph) -> dict[str, PackContents]:
-    lattices, layers = repository.catalog.placed_lattices(), repository.catalog.placed_contents()
+def _read_packs(repository: Repository, state: State, graph: _Graph) -> dict[str, PackContents]:
     found = {}
-    packs = repository.catalog.packs()
-    repository.packs.prefetch_manifests(pack.name for pack in packs)
-    for pack in packs:
+    repository.packs.prefetch_manifests(pack.name for pack in state.packs)
+    for pack in state.packs:
         manifest = repository.resolver.manifest(pack.name)
         document = manifest.document
         try:
             size = repository.packs.size(pack.name)
             found[pack.name] = _contents(pack.name, pack.kind, size, document, manifest.blobs)
-            placed = layers if pack.kind == "exact" else lattices
+            placed = state.contents if pack.kind == "exact" else state.lattices
             graph.add(pack.name, pack.kind, placed.get(pack.name, {}), document["records"])
         except IntegrityError:
             raise

@@ -37,8 +37,9 @@ class Copy:
 def repack(repository: Repository, contents: PackContents) -> Copy:
     """Write a pack again with what is needed of it, and finish it; the catalog is left as it is.
 
-    The manifest says whose place the pack takes (`stands_for`), since blobs are named by the names of packs. Otherwise
-    it is what it was, but for the records, blobs and the version that are not needed.
+    The manifest says whose place the pack takes (`stands_for`), since blobs are named by the names of packs: of the
+    names that the original stood for, those that still mean it. Otherwise it is what it was, but for the records, blobs
+    and the version that are not needed.
 
     Raises
     ------
@@ -58,7 +59,10 @@ def repack(repository: Repository, contents: PackContents) -> Copy:
         metadata = repository.packs.array_metadata(contents.name, arrays)
         copied = [_copy(repository, writer, contents.name, records[slot], metadata) for slot in slots]
         document = {**before.document, "records": copied}
-        document["stands_for"] = [*document.get("stands_for", ()), contents.name]
+        former = document.get("stands_for", ())
+        # Where a `gc` was killed, a pack may lie there beside its copy, each with something that the other one lacks.
+        moved = repository.catalog.moved_packs(former)
+        document["stands_for"] = [*(name for name in former if moved.get(name) == contents.name), contents.name]
         if not contents.is_present:
             document.pop("version", None)
         blobs = {name: data for name, data in before.blobs.items() if name in contents.wanted}
