@@ -258,6 +258,9 @@ class CatalogResolver:
         """The record of a lattice id; of a content id that was stored raw once, that of the integers it has now."""
         record = self._lattices.get(identity) or self.known_lattice(identity)
         if record is None:
+            with self._lock:
+                if self._contents.get(identity) is None:
+                    self._contents.pop(identity, None)  # It had no exact layer then; since, it was encoded elsewhere.
             content = self.content(identity)
             record = None if content is None else self.known_lattice(content.lattice)
         if record is None:

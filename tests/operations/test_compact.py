@@ -565,6 +565,18 @@ def test_a_version_that_is_compacted_while_another_one_is_thinned(
         assert store.verify().problems == []
 
 
+def test_an_object_that_is_encoded_between_two_looks_is_found(directory: Path) -> None:
+    """First it has no exact layer, then no raw place any more."""
+    with ckstore.init(directory / "store") as store:
+        row = store.ingest(state(1), run="r", step=1, hot=9).version
+        with Repository(directory / "store") as other:
+            objects = StoredVersion(other, row).document.objects
+            assert all(other.reader.exact_layer(*item) is None for item in objects)
+            store.compact()
+            for lattice, _ in objects:
+                assert not other.resolver.lattice(lattice).is_raw
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 @pytest.mark.parametrize("seconds", [0, 0.05, 0.2])
 def test_a_program_that_ends_by_an_error_says_that_alone(directory: Path, seconds: float) -> None:
