@@ -94,19 +94,34 @@ class CatalogResolver:
     def document(self, row: VersionRow) -> VersionDocument:
         """What the manifest says of a version, with the present names of packs.
 
+        Where another process has described the version elsewhere since the row was read, that is what is said of it.
+
         Raises
         ------
         IntegrityError
             It is not the version of the catalog's row.
+        NotFoundError
+            The version was forgotten meanwhile.
         """
+        try:
+            document = self._described(row)
+        except IntegrityError:
+            present = self.catalog.version(row.number)
+            if present.pack == row.pack or present.uid != row.uid:
+                raise
+            return self.document(present).elsewhere(present.pack)
+        names = document.blob_packs()
+        moved = self.catalog.moved_packs(names) if names else {}
+        return document.with_packs(moved) if moved else document
+
+    def _described(self, row: VersionRow) -> VersionDocument:
+        """What the manifest in the pack of a row says."""
         said = self.manifest(row.pack).document.get("version")
         # `recover` gives one of two versions that claim one number another, and with it another id.
         document = None if said is None else replace(VersionDocument.from_json(said), number=row.number)
         if document is None or document.uid != row.uid:
             raise IntegrityError(f"The catalog takes another version for version {row.number}; run `ckstore recover`.")
-        names = document.blob_packs()
-        moved = self.catalog.moved_packs(names) if names else {}
-        return document.with_packs(moved) if moved else document
+        return document
 
     def blob(self, ref: BlobRef, pack: str, length: int | None = None) -> bytes:
         """The bytes of a blob that a manifest in `pack` names.

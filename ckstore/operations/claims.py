@@ -10,7 +10,6 @@ from ckstore.objects.documents import Object
 from ckstore.reading.stored_version import StoredVersion
 from ckstore.repository import Repository
 from ckstore.storage.catalog import VersionRow
-from ckstore.storage.pack_reader import MissingPackError
 
 
 class Claims:
@@ -79,15 +78,8 @@ class Claims:
 
 
 def _objects(repository: Repository, row: VersionRow) -> set[Object]:
-    """The objects of a version, which another process may compact or forget meanwhile."""
-    while True:
-        try:
-            return set(StoredVersion(repository, row).document.objects)
-        except MissingPackError:
-            try:
-                present = repository.catalog.version(row.number)
-            except NotFoundError:
-                return set()
-            if present == row:
-                raise
-            row = present
+    """The objects of a version, which another process may forget meanwhile."""
+    try:
+        return set(StoredVersion(repository, row).document.objects)
+    except NotFoundError:
+        return set()

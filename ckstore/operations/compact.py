@@ -175,7 +175,7 @@ def _raw_packs(version: StoredVersion, *, is_coarse: bool) -> RawPacks:
     if is_coarse:
         for row in version.repository.catalog.versions():
             if row.hot and row.number != version.row.number:
-                with suppress(MissingPackError):
+                with suppress(NotFoundError):
                     needed |= {lattice for lattice, _ in resolver.document(row).objects}
     return RawPacks([*(manifest.pack for manifest in own), version.row.pack], keys, {*map(key, needed)})
 

@@ -21,7 +21,7 @@ import torch
 import zarr
 
 import ckstore
-from ckstore.errors import IntegrityError, UsageError
+from ckstore.errors import IntegrityError, NotFoundError, UsageError
 from ckstore.objects import units
 from ckstore.objects.documents import LayoutDocument
 from ckstore.operations import compact as compact_module
@@ -563,6 +563,30 @@ def test_a_version_that_is_compacted_while_another_one_is_thinned(
             assert [item.version.number for item in thin(other, before[:1], Policy("coarse")).versions] == [1]
         store.resolver.forget()
         assert store.verify().problems == []
+
+
+@pytest.mark.parametrize("elsewhere", ["compacted", "thinned"])
+def test_a_version_that_is_described_elsewhere_since_its_row_was_read(directory: Path, elsewhere: str) -> None:
+    path = files(directory)[0]
+    with ckstore.init(directory / "store") as store, ckstore.open(directory / "store") as other:
+        row = store.ingest(path, run="r", step=1, hot=9 if elsewhere == "compacted" else 0).version
+        if elsewhere == "compacted":
+            other.compact()
+        else:
+            other.thin([1])
+            other.gc(grace=0)
+        assert row.pack not in {pack.name for pack in other.catalog.packs()}
+        version = Version(StoredVersion(store.repository, row))
+        if elsewhere == "compacted":
+            version.checkout(directory / "out")
+            assert (directory / "out").read_bytes() == path.read_bytes()
+        else:
+            assert version.fidelity == "coarse"
+            assert version.state_dict().keys() == {"model", "optimizer", "step"}
+        other.forget([1])
+        other.gc(grace=0)
+        with pytest.raises(NotFoundError, match="no version 1"):
+            Version(StoredVersion(store.repository, replace(row, pack="0" * 40 + ".zip"))).state_dict()
 
 
 def test_an_object_that_is_encoded_between_two_looks_is_found(directory: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from ckstore.errors import IntegrityError
+from ckstore.errors import IntegrityError, NotFoundError
 from ckstore.objects.documents import MANIFEST
 from ckstore.operations.gc.reachability import (
     Origin,
@@ -206,7 +206,7 @@ def plan_for(repository: Repository, grace: float, own: Sequence[PackInfo] = ())
         before = State.of(repository)
         try:
             return GcPlan(repository, grace, own)
-        except IntegrityError:
+        except (IntegrityError, NotFoundError):
             # What was read before and after somebody's commit need not agree.
             if State.of(repository) == before:
                 raise
