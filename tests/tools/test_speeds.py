@@ -80,6 +80,11 @@ def test_a_series_of_ones_own(bench: Bench, tmp_path: Path, cnn_run: list[Path])
         series.in_directory(tmp_path / "absent")
 
 
+def test_warming_up_leaves_nothing(bench: Bench, tmp_path: Path) -> None:
+    warm_up(bench.series(), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["series-1-3"]
+
+
 @pytest.mark.parametrize("keeper", KEEPERS, ids=lambda keeper: keeper.stores)
 def test_others_are_lossless(keeper: Keeper, bf16_run: list[Path], tmp_path: Path) -> None:
     source = Source(tmp_path / "source.safetensors")
@@ -115,19 +120,6 @@ def test_contenders_take_turns() -> None:
     assert {name: len(found) for name, found in timings.items()} == {"A": 2, "B": 2}
 
 
-def test_a_process_of_its_own_stays_until_it_is_ended() -> None:
-    contender = Contender("A", str, apart="test")
-    before = speed_clock.process("test").submit(os.getpid).result()
-    timing = race([contender], [3], warm=False)["A"][0]
-    assert timing.seconds > 0
-    assert speed_clock.process("test").submit(os.getpid).result() == before != os.getpid()
-    with pytest.raises(TypeError, match="not supported"):
-        race([Contender("A", partial(max, ""), apart="test")], [3])
-    speed_clock.end_processes()
-    assert speed_clock.process("test").submit(os.getpid).result() != before
-    speed_clock.end_processes()
-
-
 def test_what_comes_before_is_not_timed() -> None:
     held: list[int] = []
     contender = Contender("A", lambda number: held.clear(), lambda number: held.append(number))
@@ -150,11 +142,6 @@ def test_processor_time_of_children_counts() -> None:
 )  # fmt: skip
 def test_three_digits(number: float, text: str) -> None:
     assert digits(number) == text
-
-
-def test_warming_up_leaves_nothing(bench: Bench, tmp_path: Path) -> None:
-    warm_up(bench.series(), tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["series-1-3"]
 
 
 def test_spread_and_ratio() -> None:
@@ -210,6 +197,9 @@ def test_the_machine_has_no_name_and_no_path() -> None:
     assert str(Path(__file__).parent) not in facts
 
 
+# What ends the processes comes last.
+
+
 def test_rows_that_are_not_measured_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -232,6 +222,19 @@ def test_rows_that_are_not_measured_are_kept(
     monkeypatch.setattr(speeds.speed_figures, "file_system", lambda path: "tmpfs")
     speeds.main([*work, "--only", "row", "--write"])
     assert "## One row, tmpfs\n" in (tmp_path / "benchmarks.md").read_text()
+
+
+def test_a_process_of_its_own_stays_until_it_is_ended() -> None:
+    contender = Contender("A", str, apart="test")
+    before = speed_clock.process("test").submit(os.getpid).result()
+    timing = race([contender], [3], warm=False)["A"][0]
+    assert timing.seconds > 0
+    assert speed_clock.process("test").submit(os.getpid).result() == before != os.getpid()
+    with pytest.raises(TypeError, match="not supported"):
+        race([Contender("A", partial(max, ""), apart="test")], [3])
+    speed_clock.end_processes()
+    assert speed_clock.process("test").submit(os.getpid).result() != before
+    speed_clock.end_processes()
 
 
 @pytest.mark.parametrize(
