@@ -35,7 +35,7 @@ STEPS = (4, 8, 12, 16)
 def run_ranks(world: int, what: str, **arguments: Any) -> None:
     """Do something on so many ranks, and wait for them; what a rank says is told where it fails."""
     asked = json.dumps([what, arguments])
-    found = run_forked("ranks", Path(__file__), *({**rank, "ASKED": asked} for rank in of_ranks(world)))
+    found = run_forked("torch", Path(__file__), *({**rank, "ASKED": asked} for rank in of_ranks(world)))
     assert [code for code, _ in found] == [0] * world, "\n".join(printed for _, printed in found)[-6000:]
 
 

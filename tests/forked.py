@@ -39,14 +39,14 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 MODULES = {"ckstore": "ckstore.cli", "torchrun": "torch.distributed.run"}
 
 #: What programs begin with besides all of ckstore that use these; what they import when they come to it is among it.
+#: What builds on torch has most of its imports in common: all of it together takes little more than the largest.
 BEGINNINGS = {
-    "torch": ("torch._dynamo", "torch.distributed.run"),
+    "torch": (
+        "torch._dynamo", "torch.distributed.run", "tests.distributed", "accelerate", "lightning.pytorch",
+        "transformers.trainer", "transformers.models.gpt2.modeling_gpt2",
+    ),
     "jax": ("jax", "optax"),
-    "accelerate": ("accelerate", "torch._dynamo"),
-    "lightning": ("lightning.pytorch", "torch._dynamo"),
-    "transformers": ("transformers.trainer", "transformers.models.gpt2.modeling_gpt2", "torch._dynamo"),
-    "ranks": ("tests.distributed", "torch._dynamo"),
-}
+}  # fmt: skip
 
 
 class Server:
@@ -108,9 +108,7 @@ class Server:
 
 @contextmanager
 def forking(kind: str) -> Iterator[Server]:
-    """The server of a kind, a name in `BEGINNINGS`; one beside that of torch is kept, as each takes much memory."""
-    for other in _servers.keys() - {kind, "torch"}:
-        _servers.pop(other).end()
+    """The server of a kind, a name in `BEGINNINGS`, which is kept."""
     server = _servers.pop(kind, None) or Server(*BEGINNINGS[kind])
     try:
         yield server

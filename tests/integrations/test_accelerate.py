@@ -110,7 +110,7 @@ def run(program: str, tmp_path: Path, ranks: Sequence[dict[str, str]] = ({},)) -
     temporary.mkdir()
     (tmp_path / "program.py").write_text(textwrap.dedent(HEAD) + textwrap.dedent(program))
     environments = [{**rank, "TMPDIR": str(temporary)} for rank in ranks]
-    found = run_forked("accelerate", Path("../program.py"), *environments, cwd=place)
+    found = run_forked("torch", Path("../program.py"), *environments, cwd=place)
     assert [code for code, _ in found] == [0] * len(ranks), "\n".join(printed for _, printed in found)
 
 

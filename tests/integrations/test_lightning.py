@@ -342,5 +342,5 @@ def run_with(package: str, program: str, place: Path) -> None:
     if package != "lightning":
         program = program.replace("lightning.pytorch", package)
     (place / "train.py").write_text(textwrap.dedent(program))
-    [(code, printed)] = run_forked("lightning", Path("train.py"), {}, cwd=place)
+    [(code, printed)] = run_forked("torch", Path("train.py"), {}, cwd=place)
     assert code == 0, printed

@@ -226,5 +226,5 @@ def run(program: str, place: Path, ranks: Sequence[dict[str, str]] = ({},)) -> N
     if importlib.util.find_spec("transformers") is None or importlib.util.find_spec("accelerate") is None:
         pytest.skip("transformers is not installed: `pip install --group frameworks`")
     (place / "train.py").write_text(textwrap.dedent(program))
-    found = run_forked("transformers", Path("train.py"), *ranks, cwd=place)
+    found = run_forked("torch", Path("train.py"), *ranks, cwd=place)
     assert [code for code, _ in found] == [0] * len(ranks), "\n".join(printed for _, printed in found)
