@@ -22,7 +22,7 @@ from ckstore.errors import CkstoreError, NotFoundError, UsageError
 from ckstore.operations.verify import VerifyReport
 from ckstore.runtime.executors import Executor
 from ckstore.runtime.threads import worker_count
-from ckstore.version import Version
+from tests.asked_of_versions import end, itself, refuse, step_of, store_of, sum_of, threads_of
 from tests.checkpoints import change_pack, flip, packs_of
 
 
@@ -68,38 +68,6 @@ def _filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def filled(_filled: Path, tmp_path: Path) -> Path:
     """A store of four versions of its own."""
     return Path(shutil.copytree(_filled, tmp_path / "store"))
-
-
-# What workers call.
-
-
-def step_of(version: Version) -> int | None:
-    return version.row.step
-
-
-def sum_of(version: Version) -> float:
-    return float(np.asarray(version["model/a"][:]).sum(dtype=np.float64))
-
-
-def itself(version: Version) -> Version:
-    return version
-
-
-def store_of(version: Version) -> tuple[int, int]:
-    """The process, and the store that it has open."""
-    return os.getpid(), id(version.stored.repository)
-
-
-def threads_of(version: Version) -> int:
-    return worker_count()
-
-
-def refuse(version: Version) -> None:
-    version["model/nothing"]
-
-
-def end(version: Version) -> None:
-    os._exit(1)
 
 
 def test_versions_and_runs_pickle(filled: Path) -> None:
