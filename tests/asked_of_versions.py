@@ -18,6 +18,10 @@ def sum_of(version: Version) -> float:
     return float(np.asarray(version["model/a"][:]).sum(dtype=np.float64))
 
 
+def weight_sum(version: Version) -> float:
+    return float(np.asarray(version["weight"][:]).sum())
+
+
 def itself(version: Version) -> Version:
     return version
 

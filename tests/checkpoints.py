@@ -10,16 +10,18 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from ckstore.repository import Repository
 from ckstore.runtime.compiling import MESSAGE
 from ckstore.storage import root
 from ckstore.storage.remote.bucket import ObstoreBucket
+
+if TYPE_CHECKING:
+    import torch
 
 #: What safetensors calls the dtypes.
 SAFETENSORS_NAMES = {
@@ -142,9 +144,13 @@ def scratch() -> Iterator[Path]:
 
 def draw(*shape: int, seed: int = 0, scale: float = 1.0) -> torch.Tensor:
     """Normal numbers, the same for the same seed."""
+    import torch  # Programs that draw nothing start sooner without it.
+
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * scale
 
 
 def moving(step: int) -> dict[str, torch.Tensor]:
     """A weight that moves a little, and a table that changes altogether."""
+    import torch
+
     return {"w": draw(300, 256) + 1e-3 * draw(300, 256, seed=step + 1), "table": torch.arange(100_000) * (step + 1)}

@@ -10,14 +10,13 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 import ckstore
 from ckstore.errors import CkstoreError
 from ckstore.storage.remote.bucket import ObstoreBucket
-from ckstore.version import Version
+from tests.asked_of_versions import weight_sum
 from tests.checkpoints import draw, scratch
 from tests.object_store import ObjectStore, object_store
 
@@ -108,10 +107,6 @@ def test_a_server_that_ignores_conditions_is_refused(monkeypatch: pytest.MonkeyP
         assert f"{server.url}/store cannot hold a store: the server writes an object although one is" in ended.stderr
         assert not list(ObstoreBucket(f"{server.url}/store", {}).list(""))
         assert not list(directory.iterdir())
-
-
-def weight_sum(version: Version) -> float:
-    return float(np.asarray(version["weight"][:]).sum())
 
 
 def test_processes_read_a_bucket_and_see_what_came(server: ObjectStore, directory: Path) -> None:
