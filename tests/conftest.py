@@ -18,9 +18,6 @@ from tools import runs
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
-# It is for processes that tests start, and changes the one that imports it.
-collect_ignore = ["inherited"]
-
 # Timing out is the business of pytest-timeout; examples are the same on every machine and in every process.
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.register_profile("search", deadline=None, max_examples=2000)
