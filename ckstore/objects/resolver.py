@@ -86,10 +86,21 @@ class CatalogResolver:
         with self._lock:  # One thread decodes a manifest, and the others wait for it.
             found = self._manifests.get(pack)
             if found is None:
-                entry = self.packs.find_entry(pack, manifest.MEMBER)
-                data = self.packs.pread(pack, entry.offset, entry.length)
-                found = self._manifests.put(pack, Manifest(pack, *manifest.decode_manifest(data, MANIFEST)))
+                try:
+                    found = self._read_manifest(pack)
+                except MissingPackError:
+                    raise
+                except IntegrityError:
+                    if not self.packs.distrust([pack]):
+                        raise
+                    found = self._read_manifest(pack)
+                self._manifests.put(pack, found)
             return found
+
+    def _read_manifest(self, pack: str) -> Manifest:
+        entry = self.packs.find_entry(pack, manifest.MEMBER)
+        data = self.packs.pread(pack, entry.offset, entry.length)
+        return Manifest(pack, *manifest.decode_manifest(data, MANIFEST))
 
     def document(self, row: VersionRow) -> VersionDocument:
         """What the manifest says of a version, with the present names of packs.

@@ -14,7 +14,7 @@ from dataclasses import replace as replace_fields
 from typing import Any, Self
 
 from ckstore.encoding.writer import ObjectWriter, version_row
-from ckstore.errors import CkstoreError, ConflictError
+from ckstore.errors import CkstoreError, ConflictError, IntegrityError
 from ckstore.objects.documents import VersionDocument
 from ckstore.operations.costs import Costs, write_costs
 from ckstore.reading.stored_version import StoredVersion
@@ -184,6 +184,7 @@ class Change:
         lattices, contents, raw = self.writer.places(self.packs)
         bases = self._bases(lattices, contents)
         references = set() if self._document is None else self._document.blob_packs()
+        lost = self._lost_pack() if heals else None
         self.repository.packs.publish([pack.name for pack in self.packs])
 
         def change() -> list[str]:
@@ -200,6 +201,8 @@ class Change:
                 catalog.note({**record, "packs": [pack.name for pack in self.packs]})
             if row is not None and not self._is_move:
                 row = self._under_free_number(row)
+                if heals:
+                    self._check_unhealed(row)
                 tags = self._take_tags() if heals else []
                 catalog.commit_version(
                     row,
@@ -213,6 +216,8 @@ class Change:
                     requires_contents=_keys(needs[1], contents),
                 )
                 self._set_tags(tags, row.number)
+                if lost is not None and any(pack.name == lost for pack in catalog.unreferenced_packs()):
+                    catalog.remove_packs([lost])
                 self.row = row
             else:
                 catalog.require(*bases)
@@ -256,6 +261,25 @@ class Change:
         renumbered = replace_fields(document, number=number)
         catalog.note({"change": "renumber", "uid": document.uid, "from": document.number, "version": renumbered.number})
         return version_row(renumbered, self.packs, self._entry)
+
+    def _check_unhealed(self, row: VersionRow) -> None:
+        """Raise `ConflictError` where another process has replaced the version meanwhile, and told so."""
+        there = None if row.step is None else self.repository.catalog.at_step(row.run, row.step)
+        if there is not None and self._document is not None and there.number != self._document.replaces:
+            raise ConflictError(
+                f"{row.run}@{row.step} was stored again meanwhile as version {there.number}; look at it."
+            )
+
+    def _lost_pack(self) -> str | None:
+        """The pack of the version that is replaced, where its manifest is lost: then nothing tells what is in it."""
+        replaced = None if self._document is None else self._document.replaces
+        found = [row for row in self.repository.catalog.versions() if row.number == replaced]
+        try:
+            for row in found:
+                self.repository.resolver.manifest(row.pack)
+        except IntegrityError:
+            return found[0].pack
+        return None
 
     def _take_tags(self) -> list[str]:
         """Take the tags off the version that is replaced."""

@@ -13,10 +13,12 @@ from ckstore.encoding.writer import version_row
 from ckstore.errors import CkstoreError, IntegrityError, NoStoreError
 from ckstore.objects.documents import MANIFEST
 from ckstore.operations.costs import update_costs
+from ckstore.operations.found_objects import FoundObjects
 from ckstore.operations.found_versions import FoundVersion, FoundVersions, found_version, last_targets
+from ckstore.operations.lost_packs import lost_packs
 from ckstore.repository import Repository
 from ckstore.storage import log, reserve, root
-from ckstore.storage.catalog import Catalog, Placement, VersionRow, key
+from ckstore.storage.catalog import Catalog, VersionRow
 from ckstore.storage.catalog_replacement import replace_catalog, replace_file
 from ckstore.storage.pack import PackInfo
 from ckstore.storage.scan_packs import DamagedPack, ScannedPack, scan_packs
@@ -46,7 +48,9 @@ def recover(path: str | os.PathLike[str]) -> RecoverReport:
     Versions that were forgotten stay forgotten, tags point where they pointed. A pack that was complete when its
     ingest was interrupted brings its version back. Nobody else writes meanwhile; who reads goes on.
 
-    Of a remote store, named by its URL, the catalog of the mirror is made again, from the log alone.
+    Of a remote store, named by its URL, the catalog of the mirror is made again from the log alone, while others go on.
+    Then every pack is read: one that is damaged or missing is put again where its bytes are still here. Else the log
+    says what was lost with it, so that an ingest of the same content stores that again.
 
     Raises
     ------
@@ -85,7 +89,8 @@ def _recover_mirror(url: str) -> RecoverReport:
 
     replace_file(mirror.path, fill)
     with Repository(url) as repository:
-        return RecoverReport(len(repository.catalog.versions()), len(repository.catalog.packs()), [])
+        problems = lost_packs(repository)
+        return RecoverReport(len(repository.catalog.versions()), len(repository.catalog.packs()), problems)
 
 
 def _recover_directory(path: Path) -> RecoverReport:
@@ -141,7 +146,7 @@ class _Builder:
         self.claims: dict[str, list[str]] = {}
         self.moved: dict[str, str] = {}
         self.damaged: list[PackInfo] = []
-        self.objects = _Objects()
+        self.objects = FoundObjects()
         self.last_number = 0
         self.rebased = False
 
@@ -223,7 +228,7 @@ class _Builder:
         self.catalog.add_packs([pack.info])
         for former in pack.document.get("stands_for", ()):
             self.claims.setdefault(former, []).append(pack.info.name)
-        self.objects.add(pack)
+        self.objects.add(pack.info.name, pack.info.kind, pack.document)
         self.last_number = max(self.last_number, pack.document["number"])
         if pack.document.get("rebase"):
             self.rebased = True
@@ -273,72 +278,3 @@ class _Builder:
             if meant != number:
                 log.append(self.path, {"change": "tag", "tag": tag, "version": meant})
             self.catalog.set_tag(tag, meant)
-
-
-class _Objects:
-    """Where the objects in all packs stand: of several places of one the last rebase's, else the first.
-
-    An object that cannot be decoded, because what it is stored against is gone, has no place: as long as it had one, an
-    ingest of the same content would be told that the store has it.
-
-    Attributes
-    ----------
-    lattices, contents
-        Placements by key, once `resolve` was called.
-    """
-
-    def __init__(self) -> None:
-        self.lattices: dict[int, Placement] = {}
-        self.contents: dict[int, Placement] = {}
-        # For each key its places, and the keys of what must be there: the base, or the lattice and the parent.
-        self._lattices: dict[int, list[tuple[Placement, int | None]]] = {}
-        self._contents: dict[int, list[tuple[Placement, int, int | None]]] = {}
-        self._raw: dict[int, Placement] = {}
-
-    def add(self, pack: ScannedPack) -> None:
-        """Take in the records of a pack; packs come in the order in which they were written."""
-        for slot, record in enumerate(pack.document["records"]):
-            number = key(record["id"])
-            place = number, pack.info.name, slot
-            if pack.info.kind == "raw":
-                self._raw.setdefault(number, place)
-            elif pack.info.kind == "coarse":
-                lattices = self._lattices.setdefault(number, [])
-                at = 0 if pack.document.get("rebase") else len(lattices)
-                lattices.insert(at, (place, _key(record["base"])))
-            else:
-                contents = self._contents.setdefault(number, [])
-                at = 0 if pack.document.get("rebase") else len(contents)
-                contents.insert(at, (place, key(record["lattice"]), _key(record.get("parent"))))
-
-    def resolve(self) -> None:
-        """Find a place for everything that can be decoded."""
-        before = -1
-        while before < len(self.lattices):
-            before = len(self.lattices)
-            for number, lattices in self._lattices.items():
-                for place, base in lattices if number not in self.lattices else ():
-                    if base is None or base in self.lattices:
-                        self.lattices[number] = place
-                        break
-        before = -1
-        while before < len(self.contents):
-            before = len(self.contents)
-            for number, contents in self._contents.items():
-                for place, lattice, parent in contents if number not in self.contents else ():
-                    if lattice in self.lattices and (parent is None or parent in self.contents):
-                        self.contents[number] = place
-                        break
-        # What is encoded somewhere is not read raw any more.
-        raw = {number: place for number, place in self._raw.items() if number not in self.contents}
-        self.lattices = raw | self.lattices
-
-    def restores(self, lattice: str, content: str | None) -> bool:
-        """Whether an object of a version can be decoded."""
-        if content in (None, lattice):
-            return key(lattice) in self.lattices or key(lattice) in self.contents
-        return key(lattice) in self.lattices and key(content) in self.contents
-
-
-def _key(identity: str | None) -> int | None:
-    return None if identity is None else key(identity)

@@ -16,7 +16,8 @@ from ckstore.storage.catalog import VersionRow
 def is_there(repository: Repository, standing: VersionRow, scanned: ScannedVersion, request: Request) -> bool:
     """Whether a version is what is asked for, faithful enough and whole: nothing is to be stored."""
     return (
-        _is_same(repository, standing, scanned)
+        not _is_lost(repository, standing)
+        and _is_same(repository, standing, scanned)
         and _is_enough(repository, standing, request)
         and _is_whole(repository, standing)
     )
@@ -26,14 +27,14 @@ def in_place_of(repository: Repository, standing: VersionRow, scanned: ScannedVe
     """The request that puts a version in the place of the one that is there.
 
     A damaged version, or one that is less faithful, of the same content is stored again after the same parent, with
-    the same metrics.
+    the same metrics. So is one whose manifest is lost: nobody knows any more what it was.
 
     Raises
     ------
     ConflictError
         That one holds other content, and `request.replace` is not set, or it is tagged.
     """
-    if _is_same(repository, standing, scanned):
+    if _is_lost(repository, standing) or _is_same(repository, standing, scanned):
         parent = request.parent
         if parent is not None and parent.number >= standing.number:  # The run's latest, where none was named.
             parent = None if standing.parent is None else repository.catalog.version(standing.parent)
@@ -46,6 +47,15 @@ def in_place_of(repository: Repository, standing: VersionRow, scanned: ScannedVe
         )
     repository.catalog.check_untagged([standing.number])
     return request
+
+
+def _is_lost(repository: Repository, standing: VersionRow) -> bool:
+    """Whether `recover` has found that the manifest of a version in a remote store is lost: only its row is left."""
+    try:
+        repository.resolver.document(standing)
+    except IntegrityError:
+        return repository.packs.is_remote and not repository.catalog.lattices_in(standing.pack)
+    return False
 
 
 def _is_same(repository: Repository, standing: VersionRow, scanned: ScannedVersion) -> bool:

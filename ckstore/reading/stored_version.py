@@ -307,14 +307,27 @@ class StoredVersion:
         array of their size and dtype: it is then what is returned.
         """
         try:
-            for _ in range(_MOVES):
-                try:
-                    return self._chunk(number, chunk, keep=keep, out=out)
-                except MissingPackError:
-                    self.repository.resolver.forget()  # `gc` has moved the object since its record was read.
-            return self._chunk(number, chunk, keep=keep, out=out)
+            try:
+                return self._moving_chunk(number, chunk, keep=keep, out=out)
+            except IntegrityError:
+                if not self.repository.packs.is_remote or not self._distrust(number):
+                    raise
+            return self._moving_chunk(number, chunk, keep=keep, out=out)
         except IntegrityError as error:
             raise self._concerning(number, error) from error
+
+    def _moving_chunk(self, number: int, chunk: int, *, keep: bool, out: Bits | None) -> Bits:
+        for _ in range(_MOVES):
+            try:
+                return self._chunk(number, chunk, keep=keep, out=out)
+            except MissingPackError:
+                self.repository.resolver.forget()  # `gc` has moved the object since its record was read.
+        return self._chunk(number, chunk, keep=keep, out=out)
+
+    def _distrust(self, number: int) -> bool:
+        """Drop what is here of the packs that a unit takes; whether reading them again is worth it."""
+        records = self.repository.reader.records(*self.document.objects[number])
+        return self.repository.packs.distrust({record.pack for record in records})
 
     def _concerning(self, number: int, error: IntegrityError) -> IntegrityError:
         """An error of a unit, with what it concerns."""

@@ -35,6 +35,8 @@ RECORD = by(
         "metrics": fields({"version": _VERSION, "metrics": plain_object}),
         "policy": fields({"run": text(), "policy": optional(text())}),
         "gc": fields({"written": _PACKS, "removed": _PACKS, "versions": rows(ID, _VERSION, optional(_VERSION), TIME)}),
+        "lost": fields({"packs": _PACKS}),
+        "found": fields({"packs": _PACKS}),
         "renumber": fields({"uid": ID, "from": _VERSION, "version": _VERSION}),
     },
 )

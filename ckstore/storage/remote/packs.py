@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
+
+from blake3 import blake3
 
 from ckstore.errors import IntegrityError
 from ckstore.storage import durable
 from ckstore.storage.pack import PackInfo, digest_file, parse_pack_name
 from ckstore.storage.pack_reader import MissingPackError, OpenFile, OpenPack, PackReader, missing
 from ckstore.storage.remote.bucket import patiently
-from ckstore.storage.remote.cache import BlockCache
+from ckstore.storage.remote.cache import BLOCK, BlockCache
 from ckstore.storage.remote.catalog import RemoteCatalog
 from ckstore.storage.remote.mirror import Mirror
 
@@ -26,6 +30,8 @@ _KEPT = 24 * 3600.0
 _PUTS = 4
 #: Bytes that are fetched at once into a file.
 _PIECE = 16 << 20
+#: Seconds after which what looks damaged is fetched once more: others may have put the pack again.
+_AGAIN = 60.0
 #: Bytes at the end of a pack that mostly hold its manifest.
 _END = 64 << 10
 
@@ -75,6 +81,7 @@ class RemotePacks(PackReader):
         self._catalog = catalog
         self._cache = BlockCache(mirror.path / _BLOCKS, self._fetch)
         self._modified: dict[str, float] = {}
+        self._distrusted: dict[str, float] = {}
 
     def publish(self, names: Sequence[str]) -> None:
         """Put packs; that a name is its content makes it harmless to do that twice."""
@@ -111,6 +118,54 @@ class RemotePacks(PackReader):
         """As of a local pack, but of the bytes that lie in the object store, whatever is here."""
         self.forget(pack)
         return digest_file(self._buffered(pack, self._remote(pack, self.size(pack))))
+
+    def is_whole(self, pack: str, size: int) -> bool:
+        """Whether the bytes that lie in the object store are what a pack's name says; what is here is not looked at."""
+        digest = blake3()
+        try:
+            for offset in range(0, size, _PIECE):
+                digest.update(self._fetch(pack, offset, min(_PIECE, size - offset)))
+        except IntegrityError:
+            return False
+        return _says(pack, digest.hexdigest(length=20))
+
+    def put_again(self, pack: str, size: int) -> bool:
+        """Put a pack that is damaged or missing, if its bytes are here, as a file or as blocks of the cache.
+
+        Nobody can put anything else under its name, so two who do it at once do the same.
+        """
+        path, temporary = self._path(pack), durable.temporary_path(self._directory)
+        try:
+            if not _is_pack(path, pack):
+                path = temporary
+                with path.open("wb") as file:
+                    for start in range(0, size, BLOCK):
+                        block = self._cache.at_hand(pack, start // BLOCK, min(BLOCK, size - start))
+                        if block is None:
+                            return False
+                        file.write(block)
+                if not _is_pack(path, pack):
+                    return False
+            patiently(lambda: self._bucket.put(_PREFIX + pack, path))
+            return True
+        finally:
+            temporary.unlink(missing_ok=True)
+            self._drop_damaged(pack)
+
+    def distrust(self, packs: Iterable[str]) -> bool:
+        """Drop what is here of packs that look damaged: it may have been read before others put them again."""
+        now = time.monotonic()
+        fresh = [pack for pack in packs if now - self._distrusted.get(pack, -math.inf) > _AGAIN]
+        for pack in fresh:
+            self._distrusted[pack] = now
+            self._drop_damaged(pack)
+        return bool(fresh)
+
+    def _drop_damaged(self, pack: str) -> None:
+        """Drop the blocks of a pack, and its file unless that is what the name says."""
+        self.forget(pack)
+        if not _is_pack(self._path(pack), pack):
+            self._path(pack).unlink(missing_ok=True)
 
     def list_packs(self) -> list[PackInfo]:
         """Every pack that lies in the object store, by name."""
@@ -231,3 +286,18 @@ class RemotePacks(PackReader):
         except EOFError as error:
             raise IntegrityError(f"Pack {pack} is shorter than the catalog says; run `ckstore verify`.") from error
         return data
+
+
+def _says(name: str, digest: str) -> bool:
+    """Whether a pack's name says that its bytes have this digest."""
+    parsed = parse_pack_name(name)
+    return parsed is not None and parsed[0] == digest
+
+
+def _is_pack(path: Path, name: str) -> bool:
+    """Whether the file at a path is there and holds what the name of the pack says."""
+    try:
+        with path.open("rb") as file:
+            return _says(name, digest_file(file))
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,178 @@
+"""A pack that is damaged or missing in a bucket is put again by who has it; else what it held is stored again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ckstore
+from ckstore.errors import ConflictError, IntegrityError
+from ckstore.operations import commit as commit_module
+from ckstore.operations.recover import recover
+from ckstore.storage.remote import mirror as mirror_module
+from tests.checkpoints import scratch
+from tests.storage.remote.simulated import SimulatedBucket, SimulatedServer
+from tests.storage.remote.test_remote_store import URL, files, same
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    with scratch() as path:
+        yield path
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> SimulatedServer:
+    made = SimulatedServer()
+    monkeypatch.setattr(mirror_module, "ObstoreBucket", lambda url, options: SimulatedBucket(made))
+    return made
+
+
+@pytest.fixture
+def paths(server: SimulatedServer, directory: Path) -> list[Path]:
+    """Three files; the store that holds them was written from mirror `a`."""
+    found = files(directory, 3)
+    with ckstore.init(URL, cache=directory / "a") as store:
+        for step, path in enumerate(found):
+            store.ingest(path, run="gpt", step=step)
+        store.tag("gpt@1", "best")
+    return found
+
+
+def recovered(monkeypatch: pytest.MonkeyPatch, cache: Path) -> list[str]:
+    monkeypatch.setenv("CKSTORE_CACHE", str(cache))
+    return recover(URL).problems
+
+
+def damage(server: SimulatedServer, pack: str) -> bytes:
+    """Flip a bit in the middle of a pack; returns what was there."""
+    data, when = server.objects[f"packs/{pack}"]
+    middle = len(data) // 2
+    server.objects[f"packs/{pack}"] = data[:middle] + bytes([data[middle] ^ 4]) + data[middle + 1 :], when
+    return data
+
+
+def exact_packs(server: SimulatedServer) -> list[str]:
+    names = [name.removeprefix("packs/") for name in server.objects if name.startswith("packs/")]
+    return [name for name in names if ".exact." in name]
+
+
+def records(server: SimulatedServer) -> list[str]:
+    return [name for name in server.objects if name.startswith("log/")]
+
+
+@pytest.mark.parametrize("missing", [False, True])
+def test_who_wrote_a_pack_puts_it_again(
+    server: SimulatedServer, directory: Path, paths: list[Path], monkeypatch: pytest.MonkeyPatch, missing: bool
+) -> None:
+    before = len(records(server))
+    with ckstore.open(URL, cache=directory / "b") as reader:
+        for pack in exact_packs(server):
+            whole = damage(server, pack)
+            if missing:
+                del server.objects[f"packs/{pack}"]
+        with pytest.raises(IntegrityError):
+            reader["gpt@2"].checkout(directory / "out")
+        assert recovered(monkeypatch, directory / "a") == []
+        assert server.objects[f"packs/{pack}"][0] == whole
+        assert len(records(server)) == before, "nothing was lost"
+        # What was read while it was damaged is not taken for what is there now, once some time has passed.
+        monkeypatch.setattr("ckstore.storage.remote.packs._AGAIN", 0.0)
+        same(reader, paths, directory / "out")
+        assert reader.verify().problems == []
+
+
+def test_who_has_read_a_pack_puts_it_again(
+    server: SimulatedServer, directory: Path, paths: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ckstore.open(URL, cache=directory / "b") as reader:
+        assert reader.verify().problems == []
+    for pack in [name.removeprefix("packs/") for name in server.objects if name.startswith("packs/")]:
+        damage(server, pack)
+    assert recovered(monkeypatch, directory / "b") == []
+    with ckstore.open(URL, cache=directory / "c") as store:
+        same(store, paths, directory / "out")
+
+
+def test_what_nobody_has_is_stored_again_and_others_hear_of_it(
+    server: SimulatedServer, directory: Path, paths: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ckstore.open(URL, cache=directory / "other") as other:
+        layers = [other.resolver.content(content) for _, content in other["gpt@1"].document.objects if content]
+        [pack] = {layer.pack for layer in layers if layer} - {exact_packs(server)[0]}
+        del server.objects[f"packs/{pack}"]
+        problems = recovered(monkeypatch, directory / "fresh")
+        assert problems[0].startswith(f"Pack {pack} is damaged or missing")
+        assert any(problem.startswith("Version 2 (gpt@1) lacks layers") for problem in problems)
+        assert "Version 1" not in " ".join(problems)
+        before = len(records(server))
+        assert recovered(monkeypatch, directory / "fresher") == problems
+        assert len(records(server)) == before, "what was lost is said once"
+        assert other.ingest(paths[1], run="gpt", step=1).is_new
+        assert other["best"].row.step == 1
+        same(other, paths, directory / "out")
+        assert other.verify().problems == []
+    assert recovered(monkeypatch, directory / "fresh") == []
+    with ckstore.open(URL, cache=directory / "fresh") as store:
+        same(store, paths, directory / "out")
+
+
+def test_a_lost_manifest_is_replaced_and_a_copy_brings_it_back(
+    server: SimulatedServer, directory: Path, paths: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ckstore.open(URL, cache=directory / "other") as other:
+        pack = other["gpt@1"].row.pack
+    copy = server.objects.pop(f"packs/{pack}")
+    assert any("Version 2 (gpt@1) cannot be read" in problem for problem in recovered(monkeypatch, directory / "fresh"))
+    server.objects[f"packs/{pack}"] = copy
+    assert recovered(monkeypatch, directory / "fresh") == []
+    with ckstore.open(URL, cache=directory / "other") as other:
+        same(other, paths, directory / "out")
+        assert other.verify().problems == []
+    del server.objects[f"packs/{pack}"]
+    recovered(monkeypatch, directory / "fresher")
+    with ckstore.open(URL, cache=directory / "fresher") as store:
+        number = store.ingest(paths[1], run="gpt", step=1).version.number
+        assert store.ingest(paths[2], run="gpt", step=2).is_new
+        assert store["best"].row.number == number
+        same(store, paths, directory / "out")
+        assert store.verify().problems == []
+
+
+def test_a_lost_exact_layer_comes_back_with_a_copy(
+    server: SimulatedServer, directory: Path, paths: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack = exact_packs(server)[1]
+    whole = server.objects.pop(f"packs/{pack}")
+    assert recovered(monkeypatch, directory / "fresh")
+    server.objects[f"packs/{pack}"] = whole
+    assert recovered(monkeypatch, directory / "fresher") == []
+    with ckstore.open(URL, cache=directory / "other") as other:
+        same(other, paths, directory / "out")
+        assert other.verify().problems == []
+
+
+def test_of_two_who_heal_one_version_the_second_is_told(
+    server: SimulatedServer, directory: Path, paths: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for pack in exact_packs(server):
+        del server.objects[f"packs/{pack}"]
+    recovered(monkeypatch, directory / "fresh")
+    with ckstore.open(URL, cache=directory / "b") as first, ckstore.open(URL, cache=directory / "c") as second:
+        first.untag("best")
+        finish = commit_module.Change.finish
+        numbers: list[int] = []
+
+        def finished(*arguments: Any, **named: Any) -> None:
+            monkeypatch.setattr(commit_module.Change, "finish", finish)
+            numbers.append(second.ingest(paths[1], run="gpt", step=1).version.number)
+            finish(*arguments, **named)
+
+        monkeypatch.setattr(commit_module.Change, "finish", finished)
+        with pytest.raises(ConflictError, match=r"gpt@1 was stored again meanwhile as version \d+"):
+            first.ingest(paths[1], run="gpt", step=1)
+        assert first["gpt@1"].row.number == numbers[0]
+        assert not first.ingest(paths[1], run="gpt", step=1).is_new
