@@ -22,7 +22,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
     From packs and log; nothing is deleted. Everything that is damaged or missing, or that two versions claim, is a line
     on stderr, and the exit code is 4 where there is one. Nobody else can write meanwhile.
 
-    Of a store in a bucket others go on. Packs that are damaged there are put again if their bytes are in the cache here.
+    Of a store in a bucket others go on. Packs that are damaged there are put again if their bytes are in the cache.
     """
     from ckstore.operations.recover import recover
 

@@ -138,16 +138,27 @@ class _Collection:
                 if report is not None:
                     return report
                 if time.monotonic() > self._deadline:
-                    raise LockedError("Others write all the time; free space when they are done.")
+                    raise self._busy()
         except BaseException:
             self._drop(list(self._copies))
             raise
 
     def _wait(self) -> None:
-        while writer := self._writer():
+        while self._writer():
             if time.monotonic() > self._deadline:
-                raise LockedError(f"Others write all the time (now: {writer}); free space when they are done.")
+                raise self._busy()
             time.sleep(_PAUSE)
+
+    def _busy(self) -> LockedError:
+        """What is said of the others: other machines hold no lease here, and are known by what they commit alone."""
+        writer, last = self._writer(), self._repository.catalog.latest()
+        if writer:
+            known = f" (now: {writer})"
+        elif last is not None:
+            known = f" (last: version {last.number} of run {last.run}, {last.created})"
+        else:
+            known = ""
+        return LockedError(f"Others write all the time{known}; free space when they are done.")
 
     def _writer(self) -> str | None:
         """What another process is doing that needs objects which no version refers to yet, or frees space itself."""

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from ckstore.errors import CkstoreError, ConflictError, IntegrityError, UsageError
 from ckstore.runtime.lru import Lru
-from ckstore.storage import root
+from ckstore.storage import durable, root
 from ckstore.storage.catalog import Catalog, recorded
 from ckstore.storage.connection import BUSY_TIMEOUT, Mode, create_file
 from ckstore.storage.pack import PackInfo
@@ -171,12 +171,13 @@ class RemoteCatalog(Catalog):
                 yield
                 return
             self._calls, self._notes = [], []
+            created = durable.timestamp()  # No time that the calls say is before that of their record.
             try:
                 yield
                 if self._calls:
                     if self._mode == "r":
                         raise UsageError(f"{self._mirror.url} is open for reading; open the store for writing.")
-                    made = self._log.append(self._head(), self._calls, self._notes, lost=lost)
+                    made = self._log.append(self._head(), self._calls, self._notes, created, lost=lost)
                     self._set_head(made)
             finally:
                 self._calls = None

@@ -105,8 +105,10 @@ class RemoteLog:
         self._prefix = f"log/{store}/"
         self._lines = lines
 
-    def append(self, head: Head, calls: Sequence[Any], notes: Sequence[Mapping[str, Any]], *, lost: int = 0) -> Head:
-        """Put the next record; returns the head that it makes.
+    def append(
+        self, head: Head, calls: Sequence[Any], notes: Sequence[Mapping[str, Any]], created: str, *, lost: int = 0
+    ) -> Head:
+        """Put the next record, of changes that were made from the time `created` on; returns the head that it makes.
 
         Where one is there, it is read: it may be ours, of a put whose response was lost, and else it is the one that
         has to be applied. Who has `lost` races just before will probably lose this one, too, and reads while it puts;
@@ -123,7 +125,7 @@ class RemoteLog:
         nonce = secrets.token_hex(16)
         record = {
             "format": FORMAT, "store": self.store, "number": head.number + 1, "nonce": nonce, "before": head.digest,
-            "created": durable.timestamp(), "calls": calls, "notes": list(notes),
+            "created": created, "calls": calls, "notes": list(notes),
         }  # fmt: skip
         line = json.dumps(record, separators=(",", ":")).encode()  # Metrics keep their order.
         data = _packed(b"\n".join([*self._before(head), line]))

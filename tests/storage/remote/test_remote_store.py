@@ -501,7 +501,7 @@ def test_gc_gives_up_where_others_commit_what_it_would_remove_all_the_time(
             store.forget([f"gpt@{step - 1}"])
 
         Planned(monkeypatch, commit)
-        with pytest.raises(LockedError, match="Others write all the time; free space when they are done"):
+        with pytest.raises(LockedError, match=r"all the time \(last: version \d+ of run gpt, 20\d\d-.*\); free"):
             gc(other.repository, grace=0, patience=0.2)
 
 
