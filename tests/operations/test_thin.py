@@ -24,11 +24,21 @@ from ckstore.operations import costs
 from ckstore.operations import thin as module
 from ckstore.operations.recover import recover
 from ckstore.operations.thin import ThinReport
-from ckstore.storage import durable, log
+from ckstore.storage import durable
 from ckstore.storage.catalog import Catalog
 from ckstore.storage.pack import PackWriter
 from ckstore.storage.root import CATALOG
-from tests.checkpoints import described, draw, listing, lose_catalog, pack_bytes, scratch, sha256, write_safetensors
+from tests.checkpoints import (
+    change_pack,
+    described,
+    draw,
+    listing,
+    lose_catalog,
+    pack_bytes,
+    scratch,
+    sha256,
+    write_safetensors,
+)
 from tests.coarse_checks import check_deviations, loaded, same_bits
 from tests.format_reader import Reader
 
@@ -552,14 +562,11 @@ def unchanged(store: ckstore.Store) -> Callable[[], bool]:
 def test_a_damaged_version_is_refused(path: Path, series: list[Path], damage: str) -> None:
     with ckstore.open(path) as store:
         layer = next(layer for layer in layers(store, 4) if isinstance(layer, ContentRecord))
-        pack = path / "packs" / layer.pack
-        whole = pack.read_bytes()
-        if damage == "missing":
-            pack.unlink()
-        else:
-            data = bytearray(whole)
-            data[layer.offset + 100] ^= 8
-            pack.write_bytes(data)
+    whole = change_pack(path, layer.pack, None)
+    if damage == "flipped":
+        data = bytearray(whole)
+        data[layer.offset + 100] ^= 8
+        change_pack(path, layer.pack, bytes(data))
     with ckstore.open(path) as store:
         same = unchanged(store)
         for dry_run in (True, False):
@@ -568,7 +575,7 @@ def test_a_damaged_version_is_refused(path: Path, series: list[Path], damage: st
             assert "\n" not in str(raised.value)
             assert same()
         assert store.catalog.leases() == []
-    pack.write_bytes(whole)
+    change_pack(path, layer.pack, whole)
     with ckstore.open(path) as store:
         assert store.thin(["a@3"]).versions
     outlasts(path, series, {"a@3"})
@@ -578,14 +585,13 @@ def test_versions_before_a_damaged_one_are_thinned(path: Path, series: list[Path
     """Each in a commit of its own; costs are those of what is there."""
     with ckstore.open(path) as store:
         layer = next(layer for layer in layers(store, 4) if isinstance(layer, ContentRecord))
-    pack = path / "packs" / layer.pack
-    whole = pack.read_bytes()
+    whole = change_pack(path, layer.pack, None)
     data = bytearray(whole)
     data[layer.offset + 100] ^= 8
-    pack.write_bytes(data)
+    change_pack(path, layer.pack, bytes(data))
     with ckstore.open(path) as store, pytest.raises(IntegrityError):
         store.thin(["a@1..a@4"])
-    pack.write_bytes(whole)
+    change_pack(path, layer.pack, whole)
     outlasts(path, series, {"a@1", "a@2"})
 
 
@@ -795,7 +801,7 @@ def test_packs_that_were_moved_before_the_lease(path: Path, series: list[Path]) 
 def test_the_log(store: ckstore.Store) -> None:
     before = {pack.name for pack in store.catalog.packs()}
     store.thin(["a@2", "a@3"])
-    *_, one, other = log.read_all(store.path)
+    *_, one, other = store.catalog.records()
     assert [(record["change"], record["version"]) for record in (one, other)] == [("thin", 3), ("thin", 4)]
     assert {pack.name for pack in store.catalog.packs()} - before == {*one["packs"], *other["packs"]}
 
@@ -804,6 +810,6 @@ def test_every_byte_is_accounted_for(store: ckstore.Store) -> None:
     assert store.thin(["a@0", "a@4"]).reanchored > 0
     for _ in range(2):
         stats = store.stats()
-        files = sum(file.stat().st_size for file in store.path.rglob("*") if file.is_file())
+        files = sum(size for _, _, size in store.repository.packs.files())
         assert sum(stats["ledger"].values()) == stats["stored_bytes"] == files
         store.gc(grace=0)

@@ -22,7 +22,7 @@ from ckstore.operations import transfer as transfer_module
 from ckstore.operations.recover import recover
 from ckstore.operations.transfer import TransferReport, transfer
 from ckstore.repository import Repository
-from tests.checkpoints import described, draw, listing, lose_catalog, scratch, sha256
+from tests.checkpoints import change_pack, described, draw, flip, listing, lose_catalog, pack_bytes, scratch, sha256
 from tests.crafted import CraftedStore
 from tests.points_of_death import DIED, KILL, POWER, struck
 from tests.test_points_of_death import ALL, SEED
@@ -193,18 +193,20 @@ def test_it_is_rebuilt_and_collected_as_if_it_had_been_ingested(origin: Path, wh
 
 
 def test_when_nothing_is_missing_nothing_is_done(origin: Path, whole: Path) -> None:
-    before = listing(whole), (whole / "catalog.sqlite").read_bytes()
+    with ckstore.open(whole, "r") as store:
+        before = listing(whole), (store.path / "catalog.sqlite").read_bytes()
     report = pushed(origin / "store", whole)
     assert (len(report.there), report.versions, report.failed) == (22, [], [])
-    assert (listing(whole), (whole / "catalog.sqlite").read_bytes()) == before
+    with ckstore.open(whole, "r") as store:
+        assert (listing(whole), (store.path / "catalog.sqlite").read_bytes()) == before
 
 
 def test_a_dry_run_says_what_would_be_sent(origin: Path, whole: Path, directory: Path) -> None:
     ckstore.init(directory / "store").close()
-    before = (directory / "store" / "catalog.sqlite").read_bytes()
     with ckstore.open(origin / "store", "r") as store, ckstore.open(directory / "store", "r") as other:
+        before = (other.path / "catalog.sqlite").read_bytes()
         report = store.push(other, dry_run=True)
-    assert (directory / "store" / "catalog.sqlite").read_bytes() == before
+        assert (other.path / "catalog.sqlite").read_bytes() == before
     assert not listing(directory / "store")
     assert [item.version.number for item in report.versions] == list(range(1, 23))
     assert all(item.arrived is None for item in report.versions)
@@ -228,7 +230,7 @@ def test_versions_by_name_bring_what_they_need_and_nothing_else(
         assert found["gpt@0"].parent is None
         assert {row.uid for row in found.values()} <= {row.uid for row in other.versions()}
         sent = sum(item.bytes for item in report.versions)
-        assert sent < sum(path.stat().st_size for path in (origin / "store" / "packs").iterdir()) / 2
+        assert sent < pack_bytes(origin / "store") / 2
     everything = restored(origin / "store", directory / "out")
     for uid, said in restored(directory / "store", directory / "out").items():
         assert said[:8] == everything[uid][:8]
@@ -268,7 +270,7 @@ def test_killed_at_any_moment_and_repeated_it_sends_the_rest(
     origin: Path, whole: Path, directory: Path, mode: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     expected, sizes = restored(whole, directory / "out"), layers(whole)
-    bytes_of_packs = sum(path.stat().st_size for path in (whole / "packs").iterdir())
+    bytes_of_packs = pack_bytes(whole)
     target = directory / "store"
 
     def push(path: Path) -> None:
@@ -382,7 +384,7 @@ def test_content_that_the_target_has_otherwise_is_not_sent_again(origin: Path, d
         patch.setattr(units, "SMALL", 128)
         for step in (8, 3, 0):
             store.ingest(origin / "in" / f"gpt@{step}", run="own", step=step, hot=0)
-        alone = sum(path.stat().st_size for path in (directory / "store" / "packs").iterdir())
+        alone = pack_bytes(directory / "store")
         report = store.pull(other, ["gpt@3", "gpt@4", "gpt@8"])
         assert not report.failed
         three, four, eight = (item.bytes for item in report.versions)
@@ -479,12 +481,6 @@ def test_hot_versions_share_what_the_target_has_encoded(directory: Path) -> None
         assert torch.equal(other["a@1"].state_dict()["frozen"], frozen)
 
 
-def damage(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-
-
 @pytest.mark.parametrize("kind", ["coarse", "exact", "manifest"])
 def test_damage_in_the_source_is_noticed_and_the_rest_arrives(origin: Path, directory: Path, kind: str) -> None:
     source, target = directory / "source", directory / "store"
@@ -497,12 +493,12 @@ def test_damage_in_the_source_is_noticed_and_the_rest_arrives(origin: Path, dire
         packs = {record.pack for record in contents if record is not None and record.id != record.lattice}
         commit = store.resolver.manifest(row.pack).document["created"]
         [exact] = [name for name in packs if store.resolver.manifest(name).document["created"] == commit]
-    path = source / "packs" / (exact if kind == "exact" else row.pack)
+    pack = exact if kind == "exact" else row.pack
     if kind == "manifest":
-        data = path.read_bytes()
-        path.write_bytes(data[: data.rindex(b"CKM1")] + b"CKM0" + data[data.rindex(b"CKM1") + 4 :])
+        data = change_pack(source, pack, None)
+        change_pack(source, pack, data[: data.rindex(b"CKM1")] + b"CKM0" + data[data.rindex(b"CKM1") + 4 :])
     else:
-        damage(path)
+        flip(source, pack, lambda length: length // 2)
     report = pushed(source, target)
     assert report.failed
     assert "gpt@4" in [f"{item.version.run}@{item.version.step}" for item in report.failed]

@@ -17,8 +17,9 @@ from ckstore.codecs.schemes.dynaquant import DynaQuantSettings
 from ckstore.errors import UsageError
 from ckstore.operations.tuning import LC_QUALITIES, QUALITIES, Tuning, search_space
 from ckstore.policy import Policy
-from ckstore.storage.catalog import Catalog
-from tests.checkpoints import described, listing, scratch, sha256, write_safetensors
+from ckstore.repository import Repository
+from ckstore.storage import root
+from tests.checkpoints import described, listing, packs_of, scratch, sha256, write_safetensors
 from tests.coarse_checks import check_deviations, loaded
 
 Evaluate = Callable[[Path], float]
@@ -189,10 +190,11 @@ def test_trials_leave_nothing(store: ckstore.Store, place: Path, monkeypatch: py
     model = Model(1)
 
     def evaluate(path: Path) -> float:
-        with Catalog.open(store.path, "r") as catalog:
+        with Repository(root.place(store.place), "r") as repository:
+            catalog = repository.catalog
             assert [row.number for row in catalog.versions()] == [1]
             assert len(catalog.reservations()) == 1
-        seen.append((len(list((store.path / "packs").iterdir())), len(store.catalog.leases())))
+        seen.append((len(packs_of(store.place)), len(store.catalog.leases())))
         return model(path)
 
     row = store.ingest(saved(place, 1), run="r", max_degradation=0.1, evaluate=evaluate).version
@@ -200,7 +202,7 @@ def test_trials_leave_nothing(store: ckstore.Store, place: Path, monkeypatch: py
     assert {files for files, _ in seen} == {seen[0][0]}, "a trial has gone when it is evaluated"
     assert {leases for _, leases in seen} == {1}
     packs = {pack.name for pack in store.catalog.packs()}
-    assert {path.name for path in (store.path / "packs").iterdir()} == packs
+    assert set(packs_of(store.place)) == packs
     assert store.catalog.reservations() == []
     assert store.gc(grace=0).files == 0
     assert store.ingest(saved(place, 2), run="r").version.number == 3

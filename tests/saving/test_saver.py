@@ -386,7 +386,7 @@ def test_the_last_save_of_a_script_that_closes_nothing_is_there(store: ckstore.S
         saver = ckstore.open(sys.argv[1]).saver("a")
         saver.save({"w": torch.ones(300, 300), "step": 7})
         """,
-        store.path,
+        store.place,
     )
     assert program.communicate(timeout=120)[0] == "begun\n"
     assert program.returncode == 0
@@ -409,7 +409,7 @@ def test_sigterm_ends_a_program_after_its_next_save(store: ckstore.Store, has_ow
         saver.save({"w": torch.ones(300, 300), "step": 1})
         print("never", flush=True)
         """,
-        store.path,
+        store.place,
         has_own_handler,
     )
     assert program.stdout is not None

@@ -141,8 +141,16 @@ class ObstoreBucket:
         import obstore
 
         starts, lengths = [offset for offset, _ in ranges], [length for _, length in ranges]
-        with self._explained(name, reads=True):
-            found = obstore.get_ranges(self._store, name, starts=starts, lengths=lengths, coalesce=GAP)
+        try:
+            with self._explained(name, reads=True):
+                found = obstore.get_ranges(self._store, name, starts=starts, lengths=lengths, coalesce=GAP)
+        except UnreachableError:
+            # Servers refuse ranges behind the end, which asking again does not change.
+            with self._explained(name, reads=True):
+                size = obstore.head(self._store, name)["size"]
+            if size >= max(map(sum, ranges), default=0):
+                raise
+            raise EOFError(f"{name} has fewer bytes than were asked for.") from None
         parts = [bytes(part) for part in found]
         if [len(part) for part in parts] != lengths:
             raise EOFError(f"{name} has fewer bytes than were asked for.")

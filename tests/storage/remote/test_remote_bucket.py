@@ -34,6 +34,24 @@ def test_a_refusal_is_not_waited_for(bucket: ObstoreBucket, monkeypatch: pytest.
     assert time.monotonic() - before < 5
 
 
+def test_a_range_behind_the_end_is_not_asked_for_again(bucket: ObstoreBucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a pack that was cut short: servers say 416."""
+    import obstore
+    from obstore.exceptions import GenericError
+
+    def refused(*arguments: object, **named: object) -> None:
+        raise GenericError("Requested range not satisfiable")
+
+    monkeypatch.setattr(obstore, "get_ranges", refused)
+    monkeypatch.setattr(obstore, "head", lambda store, name: {"size": 100})
+    before = time.monotonic()
+    with pytest.raises(EOFError, match=r"packs/a\.zip has fewer bytes than were asked for"):
+        patiently(lambda: bucket.read_ranges("packs/a.zip", [(0, 10), (200, 10)]))
+    assert time.monotonic() - before < 5
+    with pytest.raises(UnreachableError, match="not satisfiable"):
+        bucket.read_ranges("packs/a.zip", [(0, 10)])
+
+
 def test_a_token_in_an_address_is_not_repeated(bucket: ObstoreBucket, monkeypatch: pytest.MonkeyPatch) -> None:
     import obstore
     from obstore.exceptions import GenericError
