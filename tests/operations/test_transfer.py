@@ -264,6 +264,7 @@ def test_a_deep_version_by_itself_is_encoded_again_where_that_takes_fewer_bytes(
                 assert all(torch.equal(found[name], said[name]) for name in said)
 
 
+@pytest.mark.local  # It forks, which the client of an object store does not survive.
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("mode", [KILL, POWER])
 def test_killed_at_any_moment_and_repeated_it_sends_the_rest(
@@ -311,6 +312,7 @@ def _without_tags(found: dict[str, Any]) -> dict[str, Any]:
     return {uid: said[:-1] for uid, said in found.items()}
 
 
+@pytest.mark.local  # It forks, too.
 def test_a_copy_that_a_killed_push_left_is_the_same_version(origin: Path, directory: Path) -> None:
     """Its packs are whole, and it was not committed; the push that was repeated has sent it again."""
     target = directory / "store"
@@ -648,6 +650,7 @@ def outside(document: dict[str, Any]) -> None:
     document["version"]["files"][0][0] = "../../escaped"
 
 
+@pytest.mark.local  # What lies is a directory.
 @pytest.mark.parametrize(
     "lie",
     [
