@@ -57,6 +57,7 @@ def in_child(work: Callable[[], None]) -> int:
 
 
 @pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
+@pytest.mark.local  # The client of an object store does not survive a fork.
 def test_a_child_verifies_what_its_parent_has_verified(store: ckstore.Store) -> None:
     def work() -> None:
         assert store.verify().problems == []
@@ -65,6 +66,7 @@ def test_a_child_verifies_what_its_parent_has_verified(store: ckstore.Store) -> 
 
 
 @pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
+@pytest.mark.local  # The client of an object store does not survive a fork.
 def test_a_child_reads_and_writes(store: ckstore.Store, tmp_path: Path) -> None:
     def work() -> None:
         assert store["a@0"].state_dict()["w"].shape == (1000, 1500)

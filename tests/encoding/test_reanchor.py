@@ -72,6 +72,7 @@ def written(store: ckstore.Store, anew: Anew) -> None:
         writer.put(anew.content, anew.record, anew.parent, anew.layers, factor=anew.factor)
         packs, _ = writer.finish(None, {})
         lattices, contents, _ = writer.places(packs)
+        store.repository.packs.publish([pack.name for pack in packs])
         with store.catalog.transaction():
             store.catalog.add_packs(packs)
             store.catalog.move_lattices(lattices)
