@@ -36,7 +36,7 @@ def storing(bench: Bench) -> Section:
     """Ingests beside others."""
     bench.report("storing")
     paths = bench.series()
-    size = paths[0].stat().st_size
+    first, size = (path.stat().st_size for path in (paths[0], paths[-1]))  # A first one may have no moments yet.
     source, packed = Source(bench.work / f"source{paths[0].suffix}"), bench.work / "packed"
     kinds = HOT, HOT_LIVE, INGEST, LIVE, COARSE_INGEST
     roots = {name: bench.work / f"in-{number}" for number, name in enumerate(kinds)}
@@ -70,7 +70,7 @@ def storing(bench: Bench) -> Section:
         shrinks = size / sizes[name] if name in sizes else _shrinks(stores[HOT if name == COMPACT else name])
         rows.append(compared(name, found[1:], SAVE, saves[1:], size, shrinks))
         if name in stores:
-            rows.append(compared(f"{name}, first version", found[:1], SAVE, saves[:1], size))
+            rows.append(compared(f"{name}, first version", found[:1], SAVE, saves[:1], first))
     for name, store in stores.items():
         store.close()
         shutil.rmtree(roots[name])
