@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import tempfile
 from collections.abc import Callable
@@ -72,14 +73,16 @@ def main(arguments: list[str] | None = None) -> None:
         options = f"--megabytes {chosen.megabytes} {options}"
     chosen.work.mkdir(parents=True, exist_ok=True)
     where = "" if speed_figures.file_system(chosen.work) != "tmpfs" else ", tmpfs"
+    alone = "" if len(os.sched_getaffinity(0)) > 1 else ", one core"
+    pinned = alone and "taskset -c 0 "
     with tempfile.TemporaryDirectory(dir=chosen.work, prefix="speed-") as scratch:
         bench = Bench(Path(scratch), chosen.megabytes, chosen.versions, chosen.repeat, found)
         try:
             speed_rows.warm_up(bench.synthetic(1, 2), bench.work)
             for name in chosen.only or [name for name in ROWS if found is None or name not in _OWN]:
                 section = ROWS[name](bench)
-                heading = section.title + where + ("" if found is None or name in _OWN else f": {found.name}")
-                command = f"`tools/bench/speed --only {name} {options}`"
+                heading = section.title + where + alone + ("" if found is None or name in _OWN else f": {found.name}")
+                command = f"`{pinned}tools/bench/speed --only {name} {options}`"
                 day, machine = datetime.now(UTC).date(), speed_figures.machine(chosen.work)
                 text = f"{section}\n\nMeasured on {day} with {command} on {machine}."
                 print(f"## {heading}\n\n{text}\n", flush=True)
