@@ -125,7 +125,8 @@ def _compact(repository: Repository, row: VersionRow, progress: Progress | None)
     with catalog.lease(f"compact {row.number}") as lease:
         stored = StoredVersion(repository, row)
         before = stored.document
-        assert before.hot is not None
+        if before.hot is None:
+            raise ConflictError(f"Version {row.number} was compacted meanwhile.")
         scanned = _scanned_again(stored)
         request = _request(repository, row, before.hot)
         with PackWriter(repository.path, "coarse") as coarse, PackWriter(repository.path, "exact") as exact:

@@ -483,7 +483,7 @@ def test_a_compaction_can_be_left(directory: Path) -> None:
         assert store.verify().problems == []
 
 
-@pytest.mark.parametrize("place", ["_scanned_again", "_raw_packs"])
+@pytest.mark.parametrize("place", ["StoredVersion", "_scanned_again", "_raw_packs"])
 def test_a_version_that_is_forgotten_or_compacted_meanwhile_is_passed_over(
     directory: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
