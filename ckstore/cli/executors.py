@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -15,7 +14,7 @@ import click
 from click.types import StringParamType
 
 from ckstore.errors import UsageError
-from ckstore.runtime.background import settle
+from ckstore.runtime.background import BackgroundContext, settle
 
 if TYPE_CHECKING:
     from ckstore.runtime.executors import Executor
@@ -69,14 +68,8 @@ def executor_of(name: str | None) -> Iterator[Executor | None]:
 
 @contextmanager
 def _processes(count: int) -> Iterator[Executor]:
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(count, mp_context=context, initializer=settle, initargs=(os.getpid(), 0))
-    # The first task starts all processes. They inherit what is blocked: interrupted before they have settled, each
-    # would print where it was.
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    pool = ProcessPoolExecutor(count, mp_context=BackgroundContext(), initializer=settle, initargs=(os.getpid(), 0))
     try:
-        pool.submit(int)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         yield pool
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)

@@ -6,12 +6,31 @@ import ctypes
 import os
 import signal
 from contextlib import suppress
+from multiprocessing.context import SpawnContext, SpawnProcess
 
 #: Linux: the signal that a process gets when the thread that started it ends.
 _PR_SET_PDEATHSIG = 1
 
 #: What a terminal or a scheduler sends to a program and all that it started; it is for the program to end the process.
 _SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
+
+
+class _UnheardProcess(SpawnProcess):
+    """A process that is not interrupted before it has settled: it would print where it was."""
+
+    def start(self) -> None:
+        """Start it with SIGINT blocked, as it inherits that."""
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            super().start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class BackgroundContext(SpawnContext):
+    """Spawned processes that are to `settle`, whichever call of a pool starts them."""
+
+    Process = _UnheardProcess
 
 
 def settle(parent: int, nice: int) -> None:

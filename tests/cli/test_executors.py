@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -64,7 +65,9 @@ def test_a_scheduler_that_is_not_there_is_one_sentence(
 def test_an_interruption_is_one_sentence_and_ends_the_processes(filled: Path, seconds: float) -> None:
     """Whenever it comes, to the program and to all that it started, as from a terminal."""
     slow = "import sys, time; time.sleep(8)"
-    command = [sys.executable, "-m", "ckstore", "ingest", "in", "--recursive", "--executor", "processes=2",
+    for run in ("a", "b"):
+        shutil.copytree(filled / "in", filled / "both" / run)
+    command = [sys.executable, "-m", "ckstore", "ingest", "both", "--recursive", "--executor", "processes=2",
                "--max-degradation", "1%", "--eval", f"{sys.executable} -c '{slow}' {{}}"]  # fmt: skip
     with subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, text=True) as process:
         deadline = time.monotonic() + 60

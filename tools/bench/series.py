@@ -128,7 +128,7 @@ def load(path: Path) -> Any:
         return load_file(path)
     import torch
 
-    return torch.load(path, weights_only=True)
+    return torch.load(path, map_location="cpu", weights_only=True)
 
 
 def write_versions(directory: Path, megabytes: int, count: int) -> list[Path]:
