@@ -5,6 +5,7 @@ Nothing here judges how long anything takes.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import subprocess
@@ -168,10 +169,20 @@ def test_a_profile_finds_the_room() -> None:
         thread.start()
         rooms["spin"](0.3)
         thread.join()
-    assert set(modules) == {"kernels.spin", stages.REST}
+    assert set(modules) == {"kernels.spin", stages.REST, stages.LOCK}
     assert 0.2 < modules["kernels.spin"] < 0.4
     assert modules[stages.REST] > 0.1
     assert stages.rooms({"kernels.a": 1.0, "kernels.b": 2.0, stages.REST: 4.0}) == {"kernels": 3.0, stages.REST: 4.0}
+
+
+@pytest.mark.parametrize("holds", [True, False])
+def test_a_profile_finds_who_holds_the_interpreters_lock(holds: bool) -> None:
+    hashed, end = bytes(1 << 26), time.monotonic() + 0.5
+    with stages.profiled() as modules:
+        while time.monotonic() < end:
+            if not holds:
+                hashlib.sha256(hashed)  # Gives the lock back meanwhile.
+    assert modules[stages.LOCK] > 0.3 if holds else modules[stages.LOCK] < 0.2
 
 
 def test_document(tmp_path: Path) -> None:

@@ -1,12 +1,14 @@
-"""Where the processor time of a verb goes: a profile by the rooms of ckstore, its packages, and by their modules.
+"""Where the time of a verb goes: by the rooms of ckstore, its packages, by modules, and to the interpreter's lock.
 
 A thread looks at all others every few milliseconds: what a thread's processor clock has gained since the last look
 counts for the innermost module of ckstore that the thread is in. Compiled loops and other libraries leave no frame of
-their own, so their time is that of the room that calls them.
+their own, so their time is that of the room that calls them. Each look begins without the interpreter's lock: where the
+thread has to wait for it, another one holds it.
 """
 
 from __future__ import annotations
 
+import ctypes
 import shutil
 import sys
 import threading
@@ -19,6 +21,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import numba
+import numpy as np
+
 import ckstore
 from tools.bench import speed_clock
 from tools.bench.series import load
@@ -30,16 +35,40 @@ from tools.bench.speed_rows import CHECKOUT, COARSE, INGEST, LIVE, STATE_DICT, c
 #: Seconds between two looks, and how many modules are shown: those that take most.
 _INTERVAL, _MODULES = 0.004, 12
 
-#: What is in no module of ckstore.
-REST = "everything else"
+#: Nanoseconds after which a thread that wants the interpreter's lock has waited for another: it takes a free one in two
+#: thousand. And the seconds after which a thread gives it to one that waits.
+_WAITED, _SWITCH = 50_000, 0.0005
+
+#: What is in no module of ckstore, and seconds of the clock in which a thread held the interpreter's lock.
+REST, LOCK = "everything else", "interpreter's lock, s/GB"
 
 _PACKAGE = Path(ckstore.__file__).parent
+
+_sleep, _clock = ctypes.CDLL(None).usleep, ctypes.CDLL(None).clock_gettime
+_sleep.argtypes, _clock.argtypes = (ctypes.c_uint,), (ctypes.c_int, ctypes.c_void_p)
+
+
+@numba.njit(nogil=True)
+def _woken(microseconds: int, woken: np.ndarray) -> None:
+    """Sleep, and note the seconds and nanoseconds of the monotonic clock (1): all of it without the lock."""
+    _sleep(microseconds)
+    _clock(1, woken.ctypes)
+
+
+def _waits_for_lock(woken: np.ndarray) -> bool:
+    """Whether another thread holds the interpreter's lock, a while from now."""
+    _woken(int(_INTERVAL * 1e6), woken)
+    return time.monotonic_ns() - int(woken[0]) * 1_000_000_000 - int(woken[1]) > _WAITED
 
 
 @contextmanager
 def profiled() -> Iterator[dict[str, float]]:
-    """Processor seconds of all threads of this process meanwhile, by module of ckstore (`room.module`)."""
+    """Processor seconds of all threads of this process meanwhile, by module of ckstore (`room.module`).
+
+    And as `LOCK` the seconds in which one of them held the interpreter's lock.
+    """
     modules: dict[str, float] = defaultdict(float)
+    held: list[bool] = []
     threads: dict[int, tuple[int, float, str]] = {}  # clock, what it showed, and module, at the last look
     done = threading.Event()
 
@@ -59,21 +88,29 @@ def profiled() -> Iterator[dict[str, float]]:
             modules[found or module or REST] += now - before
 
     def watch() -> None:
-        while not done.wait(_INTERVAL):
+        woken = np.zeros(2, np.int64)
+        while not done.is_set():
+            held.append(_waits_for_lock(woken))
             look()
 
     watcher = threading.Thread(target=watch, daemon=True)
+    _woken(0, np.zeros(2, np.int64))
+    switch = sys.getswitchinterval()
+    sys.setswitchinterval(_SWITCH)
     look()
     modules.clear()
-    start = processor_seconds()
+    start, begun = processor_seconds(), time.monotonic()
     watcher.start()
     try:
         yield modules
     finally:
+        seconds = time.monotonic() - begun
         done.set()
         watcher.join()
+        sys.setswitchinterval(switch)
         look()
         modules[REST] += processor_seconds() - start - sum(modules.values())
+        modules[LOCK] = seconds * sum(held) / max(len(held), 1)
 
 
 def _module(frame: FrameType | None) -> str:
@@ -102,6 +139,7 @@ def rooms(modules: Mapping[str, float]) -> dict[str, float]:
 def stages(bench: Bench) -> Section:
     """Processor seconds by room, by module, and verb."""
     modules = dict(_profiles(bench))
+    locked = [LOCK, *(digits(column.pop(LOCK)) for column in modules.values())]
     total = ["all", *(digits(sum(column.values())) for column in modules.values())]
     by_room = _rows({verb: rooms(column) for verb, column in modules.items()})
     by_module = [row for row in _rows(modules) if row[0] != REST][:_MODULES]
@@ -109,8 +147,10 @@ def stages(bench: Bench) -> Section:
         "Where processor time goes",
         "Processor seconds for a GB of checkpoint by the rooms (packages) of ckstore, in one process, by samples of "
         "all threads: the innermost module of ckstore that a thread is in has its time, that of compiled loops and of "
-        f"libraries that it calls included. Below, the {_MODULES} modules that take most.",
-        [[["room, CPU s/GB", *modules], *by_room, total], [["module, CPU s/GB", *modules], *by_module]],
+        "libraries that it calls included. The last row is time in which one of the threads held the interpreter's "
+        "lock: however many cores there are, a verb takes no less. "
+        f"Below, the {_MODULES} modules that take most.",
+        [[["room, CPU s/GB", *modules], *by_room, total, locked], [["module, CPU s/GB", *modules], *by_module]],
     )
 
 
@@ -138,7 +178,7 @@ def _profiles(bench: Bench) -> Iterator[tuple[str, dict[str, float]]]:
             with profiled() as modules:
                 contender.work(number)
             for module, seconds in modules.items():
-                found[module] += seconds / (len(rounds) * paths[0].stat().st_size / 1e9)
+                found[module] += seconds / (len(rounds) * paths[-1].stat().st_size / 1e9)
         return contender.name, found
 
     with ckstore.init(root) as store, ckstore.init(live) as kept:
