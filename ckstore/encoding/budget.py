@@ -10,8 +10,8 @@ from ckstore.lineage.planner import Choice, plan
 #: Restoring a version costs at most this many times what it would cost stored exactly and in full.
 BUDGET = 2.0
 
-#: Versions are planned for this part of the budget: measured factors are up to a sixth above those foretold.
-PLANNED = 0.85
+#: Versions are planned for this part of the budget: measured factors are up to an eighth above those foretold.
+PLANNED = 0.9
 
 
 class Budget:
@@ -19,17 +19,17 @@ class Budget:
 
     Parameters
     ----------
-    fixed
-        Cost of putting the files together, whatever their objects cost.
+    fixed, full
+        Cost of putting the files together, whatever their objects cost, of the version and where it is in full.
     size
         Bytes of the files: an object has that part of the fixed cost that it has of them.
     factor
         The budget as a multiple of a full restore.
     """
 
-    def __init__(self, fixed: float, size: int, factor: float) -> None:
-        self._share = fixed / size if size else 0.0
+    def __init__(self, fixed: float, full: float, size: int, factor: float) -> None:
         self._factor = PLANNED * factor
+        self._share = (self._factor * full - fixed) / size if size else 0.0
         self._left = 0.0
 
     def add(self, full: float, spent: float) -> None:
@@ -38,9 +38,8 @@ class Budget:
 
     def plan(self, estimates: Sequence[Estimate]) -> list[Choice]:
         """Choices for some objects within their share and what others left over."""
-        fixed = self._share * sum(estimate.unit.nbytes for estimate in estimates)
-        full = sum(estimate.full_cost for estimate in estimates)
-        self._left += self._factor * (full + fixed) - fixed
+        self._left += self._share * sum(estimate.unit.nbytes for estimate in estimates)
+        self._left += self._factor * sum(estimate.full_cost for estimate in estimates)
         choices = plan([estimate.candidates for estimate in estimates], self._left)
         self._left -= sum(choice.option.cost for choice in choices)
         return choices

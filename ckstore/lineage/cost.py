@@ -26,6 +26,8 @@ class Work(NamedTuple):
         Patches that are applied to chunks, and their bytes.
     records
         Layers whose records are looked up, before anything is decoded.
+    levels
+        Levels of the longest chain. Each lies in packs of its own, which are opened, and whose manifests are read.
     restored
         Bytes of the files, which get memory.
     extents, files
@@ -42,6 +44,7 @@ class Work(NamedTuple):
     patches: int = 0
     patch_bytes: int = 0
     records: int = 0
+    levels: int = 0
     restored: int = 0
     extents: int = 0
     files: int = 0
@@ -52,7 +55,22 @@ class Work(NamedTuple):
 
 
 #: Nanoseconds for each unit of each field of `Work`.
-WEIGHTS = (180_000.0, 0.1, 0.75, 0.13, 650_000.0, 0.12, 0.1, 12_000.0, 1.05, 4_000.0, 0.13, 45_000.0, 1_500_000.0)
+WEIGHTS = (
+    170_000.0,
+    0.1,
+    1.15,
+    0.11,
+    630_000.0,
+    0.12,
+    0.1,
+    12_000.0,
+    1.05,
+    4_000.0,
+    250_000.0,
+    0.12,
+    45_000.0,
+    2_000_000.0,
+)
 
 
 def layer(chunks: int, count: int, stored: int, *, grouped: bool, delta: bool = False) -> Work:

@@ -109,12 +109,12 @@ def within_budget(repository: Repository, row: VersionRow, budget: float) -> Ver
 def _beyond(reader: ObjectReader, version: StoredVersion, budget: float | None, chosen: set[Object]) -> set[Object]:
     """The objects of a version to store in full: those that save most, until it is within the budget."""
     objects = set(version.document.objects)
-    fixed = cost(assembly_work(version.layout.files))
+    files = version.layout.files
     exact = {item: cost(reader.resolver.lattice(item[0]).full_work) for item in objects}
     full = {item: _full_cost(reader, item) for item in objects}
     spent = {item: full[item] if item in chosen else cost(reader.work(*item)) for item in objects}
-    allowed = (budget or 0.0) * (fixed + sum(exact.values()))
-    total = fixed + sum(spent.values())
+    allowed = (budget or 0.0) * (cost(assembly_work(files)) + sum(exact.values()))
+    total = cost(assembly_work(files, max((reader.depth(*item) for item in objects), default=0))) + sum(spent.values())
     wanted = set()
     for item in sorted(objects, key=lambda item: (full[item] - spent[item], item[0])):
         if total <= allowed:

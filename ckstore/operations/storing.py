@@ -6,9 +6,9 @@ While the objects of a window are encoded and written, the next one is estimated
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 
 from ckstore.encoding.budget import Budget
@@ -74,8 +74,14 @@ def store_objects(
         A file changed since it was scanned.
     """
     progress = in_turn(progress)
-    estimator = Estimator(reader, scanned, request.policy, _parents(resolver, request.parent), request.gradients)
-    budget = Budget(cost(assembly_work(scanned.layouts)), scanned.size, request.budget)
+    parents = _parents(resolver, request.parent)
+    estimator = Estimator(reader, scanned, request.policy, parents, request.gradients)
+    budget = Budget(
+        cost(assembly_work(scanned.layouts, 1 + _depth(reader, parents))),
+        cost(assembly_work(scanned.layouts)),
+        scanned.size,
+        request.budget,
+    )
     objects = _Objects(reader, resolver, scanned)
     with (
         nullcontext() if scanned.is_hashed else one_ahead(held_windows(scanned, progress)) as stream,
@@ -156,6 +162,15 @@ def _parents(resolver: CatalogResolver, parent: VersionRow | None) -> dict[tuple
     contents = [item.content for item in objects.values() if item.content is not None]
     resolver.prefetch((item.lattice for item in objects.values()), contents)
     return objects
+
+
+def _depth(reader: ObjectReader, parents: Mapping[tuple[str, str], ParentObject]) -> int:
+    """Deltas of the longest chain of the parent's objects, as far as these are there."""
+    longest = -1
+    for item in parents.values():
+        with suppress(IntegrityError):
+            longest = max(longest, reader.depth(item.lattice, item.content))
+    return longest
 
 
 def _encoded(

@@ -69,3 +69,16 @@ def test_places_and_costs_change_at_once(store: ckstore.Store, monkeypatch: pyte
     assert store.verify().problems == []
     store.rebase(["a@2"])
     assert store.verify().problems == []
+
+
+def test_a_level_costs_something_however_little_it_holds(tmp_path: Path) -> None:
+    """Packs are opened for it: the chains of small checkpoints end, too."""
+    generator = np.random.default_rng(0)
+    weights = generator.normal(size=400).astype(np.float32)
+    with ckstore.init(tmp_path / "store") as store:
+        for step in range(40):
+            store.ingest({"w": weights}, run="r", step=step, hot=0)
+            weights[step] += 1
+        rows = store.versions()
+        assert 1 < max(row.depth for row in rows) < 12
+        assert max(row.cost for row in rows) <= 2

@@ -106,15 +106,16 @@ def _checkout(version: ckstore.Version, target: Path) -> None:
 def _least(number: int, out: Path, repeat: int) -> list[float]:
     """The least CPU seconds of some restores: `memory`, `full_memory`, `file`, `full_file`.
 
-    Each is from a store that was just opened, in turn, after one to warm up. Those of a few milliseconds are repeated
-    more often.
+    Each is from a store that was just opened, in turn, after one to warm up; every other time the other way round, as
+    what was before decides which memory is at hand. Those of a few milliseconds are repeated more often.
     """
     calls = [(out.with_name(store), way) for way in (_state_dict, _checkout) for store in ("store", "full")]
     least = [float("inf")] * len(calls)
     for turn in range(_OFTEN * repeat + 1):
         if turn > repeat and sum(least) * turn > _ENOUGH:
             break
-        for index, (root, way) in enumerate(calls):
+        for index in range(len(calls)) if turn % 2 else reversed(range(len(calls))):
+            root, way = calls[index]
             with ckstore.open(root, "r") as store:
                 begin = time.process_time()
                 way(store[number], out)
