@@ -20,7 +20,8 @@ class Budget:
     Parameters
     ----------
     fixed, full
-        Cost of putting the files together, whatever their objects cost, of the version and where it is in full.
+        Cost of putting the files together, whatever their objects cost: of this version as it will be stored, and of
+        one that is stored in full.
     size
         Bytes of the files: an object has that part of the fixed cost that it has of them.
     factor
@@ -32,9 +33,9 @@ class Budget:
         self._share = (self._factor * full - fixed) / size if size else 0.0
         self._left = 0.0
 
-    def add(self, full: float, spent: float) -> None:
+    def add(self, nbytes: int, full: float, spent: float) -> None:
         """Take note of objects that are stored already: what they leave over, or take away from the others."""
-        self._left += self._factor * full - spent
+        self._left += self._share * nbytes + self._factor * full - spent
 
     def plan(self, estimates: Sequence[Estimate]) -> list[Choice]:
         """Choices for some objects within their share and what others left over."""

@@ -1,4 +1,4 @@
-"""What restoring costs: a linear model of chunks, elements and stored bytes, in nanoseconds of one core.
+"""What restoring costs: a linear model of chunks, elements, stored bytes and levels, in nanoseconds of one core.
 
 It is what a state dict takes: decoding, and putting values and their files' structure together. A checkout hashes and
 writes as well, which takes the same for a version in full, so that its factor is the smaller one. Only ratios matter to

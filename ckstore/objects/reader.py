@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import accumulate
 from threading import Lock
 from typing import Any, Protocol, TypeVar
@@ -207,7 +207,13 @@ class ObjectReader:
         record = None if content is None else self.resolver.content(content)
         if record is None and content not in (None, lattice):
             raise IntegrityError(f"The store has lost the exact layer of object {content}; run `ckstore recover`.")
-        return record
+        return None if record is not None and lattice == content and self._is_raw(lattice) else record
+
+    def _is_raw(self, lattice: str) -> bool:
+        """Whether an object still lies there as it was read: a hot version has it, and another one has it encoded."""
+        with suppress(IntegrityError):
+            return self.resolver.lattice(lattice).is_raw
+        return False
 
     def records(self, lattice: str, content: str | None) -> list[Record]:
         """All records that restoring an object takes; `IntegrityError` where one is lost."""

@@ -114,10 +114,13 @@ def _beyond(reader: ObjectReader, version: StoredVersion, budget: float | None, 
     full = {item: _full_cost(reader, item) for item in objects}
     spent = {item: full[item] if item in chosen else cost(reader.work(*item)) for item in objects}
     allowed = (budget or 0.0) * (cost(assembly_work(files)) + sum(exact.values()))
-    total = cost(assembly_work(files, max((reader.depth(*item) for item in objects), default=0))) + sum(spent.values())
-    wanted = set()
+    total = sum(spent.values())
+    wanted: set[Object] = set()
+    left = sorted(objects - chosen, key=lambda item: (reader.depth(*item), item[0]))
     for item in sorted(objects, key=lambda item: (full[item] - spent[item], item[0])):
-        if total <= allowed:
+        while left and left[-1] in wanted:
+            left.pop()
+        if total + cost(assembly_work(files, reader.depth(*left[-1]) if left else 0)) <= allowed:
             break
         if item not in chosen and reader.depth(*item) > 0 and not reader.resolver.lattice(item[0]).additive:
             wanted.add(item)

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 
+from ckstore.dtypes import ITEM_SIZES
 from ckstore.encoding.budget import Budget
 from ckstore.encoding.estimate import Encoded, Estimate
 from ckstore.encoding.estimator import Estimator, ParentObject, parent_objects
@@ -252,8 +253,9 @@ class _Objects:
         """Find what the store holds, and take note of what restoring that costs."""
         for content, lattice in self._resolver.known(contents).items():
             self.known[content] = Stored(lattice, content)
-            full = self._resolver.lattice(lattice).full_work
-            budget.add(cost(full), cost(self._reader.work(lattice, content)))
+            record = self._resolver.lattice(lattice)
+            spent = cost(self._reader.work(lattice, content))
+            budget.add(record.count * ITEM_SIZES[record.dtype], cost(record.full_work), spent)
 
 
 def _batches(encoded: Iterable[_Job]) -> Iterator[list[_Job]]:

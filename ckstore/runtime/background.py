@@ -20,8 +20,9 @@ class _UnheardProcess(SpawnProcess):
 
     def start(self) -> None:
         """Start it with SIGINT blocked, as it inherits that."""
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         try:
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             super().start()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import ckstore
+from ckstore.encoding.budget import BUDGET, PLANNED
 from ckstore.operations import commit, costs
 from ckstore.storage.catalog import Catalog
 
@@ -71,14 +72,35 @@ def test_places_and_costs_change_at_once(store: ckstore.Store, monkeypatch: pyte
     assert store.verify().problems == []
 
 
-def test_a_level_costs_something_however_little_it_holds(tmp_path: Path) -> None:
+@pytest.mark.parametrize("shape", [(10,), (20_000,)], ids=["alone", "beside what never changes"])
+def test_a_level_costs_something_however_little_it_holds(tmp_path: Path, shape: tuple[int, ...]) -> None:
     """Packs are opened for it: the chains of small checkpoints end, too."""
     generator = np.random.default_rng(0)
-    weights = generator.normal(size=400).astype(np.float32)
+    weights, frozen = generator.normal(size=2000), generator.normal(size=shape).astype(np.float32)
     with ckstore.init(tmp_path / "store") as store:
         for step in range(40):
-            store.ingest({"w": weights}, run="r", step=step, hot=0)
+            store.ingest({"w": weights, "frozen": frozen}, run="r", step=step, hot=0)
             weights[step] += 1
         rows = store.versions()
-        assert 1 < max(row.depth for row in rows) < 12
-        assert max(row.cost for row in rows) <= 2
+        assert 1 < max(row.depth for row in rows) < 15
+        assert max(row.cost for row in rows) <= PLANNED * BUDGET
+
+
+def test_a_hot_version_stays_as_it_is_where_another_has_its_values_encoded(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    first = generator.normal(size=70_000)
+    second = first + generator.normal(size=70_000) * 1e-4
+    with ckstore.init(tmp_path / "store") as store:
+        store.ingest({"a": first}, run="q", step=0, hot=0)
+        store.ingest({"a": second}, run="r", step=0, hot=2)
+        store.ingest({"a": second}, run="q", step=1, hot=0)
+        assert store["q@1"].row.depth == 1
+        costs_before = {row.number: (row.cost, row.depth) for row in store.versions() if row.hot}
+        assert costs.present_costs(store.repository, store.versions()) == {}
+        store.rebase()
+        for name in ("r@0", "q@1"):
+            np.testing.assert_array_equal(store[name].state_dict()["a"], second)
+        assert {row.number: (row.cost, row.depth) for row in store.versions() if row.hot} == costs_before
+        store.compact()
+        np.testing.assert_array_equal(store["r@0"].state_dict()["a"], second)
+        assert store.verify().problems == []
