@@ -83,6 +83,18 @@ def listing(store: Path | str) -> dict[str, int]:
         return {f"{folder}/{name}": size for folder, name, size in files if folder in ("packs", "log")}
 
 
+def contents(store: Path | str) -> dict[str, tuple[Any, bytes]]:
+    """Names, times and bytes of whatever lies in a store's directory, or in its part of a bucket."""
+    place = root.place(store)
+    if isinstance(place, str):
+        bucket = ObstoreBucket(place, {})
+        return {item.name: (item.modified, bucket.read(item.name)) for item in bucket.list("")}
+    return {
+        str(entry.relative_to(place)): (entry.stat().st_mtime_ns, entry.read_bytes() if entry.is_file() else b"")
+        for entry in sorted(place.rglob("*"))
+    }
+
+
 def lose_catalog(store: Path | str) -> None:
     """Remove the index of a store, or of its mirror."""
     with Repository(root.place(store), "r") as repository:

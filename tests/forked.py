@@ -31,7 +31,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 import ckstore
-from tests import stand_in
+from tests import places, stand_in
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -140,7 +140,8 @@ def run_forked(
     environments
         Variables beside those of this process.
     """
-    own = {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    path = os.environ["PYTHONPATH"] if places.BUCKET in os.environ else str(REPOSITORY)
+    own = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     with forking(kind) as server:
         return server.run(script, [{**os.environ, **own, **environment} for environment in environments], cwd)
 
@@ -199,6 +200,8 @@ def _become(program: Mapping[str, Any], streams: Sequence[int]) -> None:
     os.environ.clear()
     os.environ.update(program["environment"])
     time.tzset()
+    if places.BUCKET in os.environ:
+        places.let_paths_be_urls()
     for own, stream in enumerate(streams):
         os.dup2(stream, own)
         os.close(stream)

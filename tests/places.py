@@ -71,6 +71,7 @@ def in_bucket(server: ObjectStore, cache: Path) -> Iterator[None]:
     def copied(source: Any, target: Any, *arguments: Any, **named: Any) -> Any:
         for item in _bucket(source).list(""):
             _bucket(target).put(item.name, _bucket(source).read(item.name))
+        Path(target).parent.mkdir(parents=True, exist_ok=True)  # Tests write beside what they have copied.
         return copytree(source, target, *arguments, **named) if os.path.exists(source) else target
 
     def removed(path: Any, *arguments: Any, **named: Any) -> None:

@@ -229,6 +229,7 @@ def begin(page: Path, place: Path, gpt_run: list[Path], request: pytest.FixtureR
         shutil.copytree(made, place / ".ckstore")
 
 
+@pytest.mark.local  # Pages show stores in directories, but for that on buckets, which has a server of its own.
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page) and page not in PROGRAMS], ids=name)
 def test_what_a_page_shows_is_what_happens(
     page: Path, gpt_run: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest

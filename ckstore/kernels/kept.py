@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numba  # noqa: F401  # All of it first: where another thread imports it, its parts alone are not waited for.
 from numba.core import caching, config
 
 from ckstore.errors import CkstoreError

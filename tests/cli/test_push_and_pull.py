@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.checkpoints import listing
+from ckstore.storage import root
+from tests.checkpoints import flip, listing, packs_of
 
 
 @pytest.fixture
@@ -56,7 +57,8 @@ def test_a_dry_run(ckstore, filled: Path, other: Path) -> None:
 
 
 def test_what_it_refuses(ckstore, filled: Path, other: Path) -> None:
-    assert "run `ckstore init`" in ckstore("push", "nowhere", code=10).sentence
+    missing = ckstore("push", "nowhere", code=10).sentence
+    assert missing.startswith(f"{root.place('nowhere')} is not a store; run `ckstore init")
     assert ckstore("push", other, "gpt@0", "--run", "gpt", code=2).sentence == "Give versions or --run, not both."
     assert "see `ckstore push --help`" in ckstore("push", code=2).sentence
 
@@ -65,7 +67,7 @@ def test_a_conflict(ckstore, filled: Path, other: Path) -> None:
     ckstore("--store", other, "ingest", "in/step0.pt", "--run", "gpt", "--step", "10")
     result = ckstore("push", other, "gpt@10", code=12)
     assert result.sentence == (
-        f"gpt@10 holds other content in {other}, as version 1; forget it there, or name other versions."
+        f"gpt@10 holds other content in {root.place(other)}, as version 1; forget it there, or name other versions."
     )
     result = ckstore("push", other, code=3)
     assert result.err.splitlines()[1] == "ckstore: 1 of 3 versions could not be sent, the others are there."
@@ -75,10 +77,8 @@ def test_a_conflict(ckstore, filled: Path, other: Path) -> None:
 
 def test_damage(ckstore, filled: Path, other: Path) -> None:
     shutil.copytree(filled / ".ckstore", filled / "copy")
-    for path in (filled / "copy" / "packs").iterdir():
-        data = bytearray(path.read_bytes())
-        data[1000] ^= 1
-        path.write_bytes(data)
+    for pack in packs_of(filled / "copy"):
+        flip(filled / "copy", pack, lambda _: 1000)
     result = ckstore("--store", "copy", "push", other, code=4)
     assert len(result.err.splitlines()) == 3
     assert "is not what its name says; restore it from a copy" in result.err

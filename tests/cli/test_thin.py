@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.checkpoints import listing
+from tests.checkpoints import change_pack, listing, packs_of
 
 
 def restores(ckstore, place: Path, step: int) -> bool:
@@ -134,11 +134,11 @@ def test_what_is_refused(ckstore, filled: Path, arguments: list[str], code: int,
 
 
 def test_a_damaged_store(ckstore, filled: Path) -> None:
-    packs = [path for path in (filled / ".ckstore" / "packs").iterdir() if path.name.endswith(".exact.zip")]
-    packs[0].unlink()
+    pack = next(name for name in packs_of(filled / ".ckstore") if name.endswith(".exact.zip"))
+    change_pack(filled / ".ckstore", pack, None)
     before = listing(filled / ".ckstore")
     result = ckstore("thin", "--run", "gpt", code=4)
-    assert packs[0].name[:12] in result.sentence
+    assert pack[:12] in result.sentence
     assert listing(filled / ".ckstore") == before
 
 

@@ -5,6 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.local  # The stores that it makes are its own, in a directory.
+
 UNUSED = """
 import importlib, pkgutil, sys
 import ckstore, ckstore.kernels

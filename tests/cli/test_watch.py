@@ -275,6 +275,7 @@ print("went on")
 """
 
 
+@pytest.mark.local  # The store is on the disk that is full.
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="a file system of its own takes unshare")
 def test_a_full_disk_is_waited_out(tmp_path: Path) -> None:
     save(tmp_path / "runs" / "step1.safetensors", 1, rows=2000)

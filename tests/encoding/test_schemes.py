@@ -22,7 +22,7 @@ from ckstore.objects.units import Unit
 from ckstore.operations.recover import recover
 from ckstore.policy import Policy
 from ckstore.version import Version
-from tests.checkpoints import lose_catalog, scratch, sha256
+from tests.checkpoints import flip, lose_catalog, scratch, sha256
 from tests.coarse_checks import check_deviations, loaded, same_bits, values_of
 
 PUBLISHED = ["lc", "dynaquant"]
@@ -380,10 +380,7 @@ def test_odd_values(scheme: Any, dtype: torch.dtype, place: Path) -> None:
 
 
 def damaged(path: Path, record: LatticeRecord, offset: int) -> None:
-    pack = path / "packs" / record.pack
-    data = bytearray(pack.read_bytes())
-    data[offset] ^= 16
-    pack.write_bytes(data)
+    flip(path, record.pack, lambda _: offset)
 
 
 @pytest.mark.parametrize("part", ["protected", "checksum", "indices"])

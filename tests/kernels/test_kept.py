@@ -89,3 +89,24 @@ def test_where_nothing_can_be_written_to_one_sentence_says_so(tree: Path) -> Non
     assert done.returncode == 1
     assert done.stderr.startswith("ckstore: There is no place for compiled kernels: set NUMBA_CACHE_DIR")
     assert done.stderr.count("\n") == 1
+
+
+#: Imports numba in two threads at once, in one of them through the kernels.
+AT_ONCE = """
+import importlib, threading
+begin, failed = threading.Barrier(2), []
+def work(name):
+    begin.wait()
+    try:
+        importlib.import_module(name)
+    except ImportError as error:
+        failed.append(error)
+threads = [threading.Thread(target=work, args=[name]) for name in ("ckstore.kernels.kept", "numba")]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+assert not failed, failed
+"""
+
+
+def test_another_thread_may_import_numba_meanwhile() -> None:
+    subprocess.run([sys.executable, "-c", AT_ONCE], check=True)
