@@ -230,6 +230,7 @@ def _conclude(directory: Path, names: list[str], outcome: Outcome) -> None:
     faults = outcome.faults
     faults += [line[1] for line in journal.read() if line[0] == "fault"]
     reported = {(line[1], line[2]): line[3] for line in journal.read() if line[0] == "done"}
+    tried = journal.names("trying")
     for step in ("as it was left", "after gc"):
         with ckstore.open(URL, cache=directory / f"fresh {step}") as store:
             if step == "after gc":
@@ -245,7 +246,7 @@ def _conclude(directory: Path, names: list[str], outcome: Outcome) -> None:
             faults += [
                 f"{step}: {name} has another id" for name, uid in reported.items() if found.get(name, uid) != uid
             ]
-            faults += [f"{step}: {name} was never tried" for name in found if name not in journal.names("trying")]
+            faults += [f"{step}: {name} was never tried" for name in found if name not in tried]
             for run, number in sorted({*reported, *found}):  # type: ignore[type-var]
                 problem = difference(store, run, number or 0)
                 if problem:
