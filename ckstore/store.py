@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ckstore.operations.verify import VerifyReport
     from ckstore.reading.stored_version import StoredVersion
     from ckstore.run import Run
-    from ckstore.runtime.executors import Executor
+    from ckstore.runtime.threads import Executor
     from ckstore.saving.saver import Saver
     from ckstore.version import Version
 

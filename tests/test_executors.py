@@ -20,8 +20,7 @@ import ckstore
 from ckstore import repository
 from ckstore.errors import CkstoreError, NotFoundError, UsageError
 from ckstore.operations.verify import VerifyReport
-from ckstore.runtime.executors import Executor
-from ckstore.runtime.threads import worker_count
+from ckstore.runtime.threads import Executor, worker_count
 from tests.asked_of_versions import end, itself, refuse, step_of, store_of, sum_of, threads_of
 from tests.checkpoints import change_pack, flip, packs_of
 

@@ -17,7 +17,7 @@ from ckstore.errors import UsageError
 from ckstore.runtime.background import BackgroundContext, settle
 
 if TYPE_CHECKING:
-    from ckstore.runtime.executors import Executor
+    from ckstore.runtime.threads import Executor
 
 #: Seconds within which a pool has dropped cancelled tasks.
 _DROPPED = 0.3

@@ -19,7 +19,7 @@ from ckstore.errors import CkstoreError, ConflictError, InputError, UsageError
 
 if TYPE_CHECKING:
     from ckstore.repository import Address
-    from ckstore.runtime.executors import Executor
+    from ckstore.runtime.threads import Executor
     from ckstore.scanning.folder import Proposed
     from ckstore.store import Store
     from ckstore.version import Version

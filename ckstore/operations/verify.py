@@ -23,8 +23,8 @@ from ckstore.objects.resolver import CatalogResolver
 from ckstore.objects.units import Unit
 from ckstore.operations.catalog_check import catalog_problems
 from ckstore.repository import Address, opened
-from ckstore.runtime.executors import Executor, spread
-from ckstore.runtime.threads import in_order, worker_count
+from ckstore.runtime.executors import spread
+from ckstore.runtime.threads import Executor, in_order, worker_count
 from ckstore.storage.pack import parse_pack_name
 
 if TYPE_CHECKING:

@@ -7,13 +7,13 @@ import pickle
 import socket
 import sys
 from collections.abc import Callable, Generator, Iterable
-from concurrent.futures import BrokenExecutor, CancelledError, Future
+from concurrent.futures import BrokenExecutor, CancelledError
 from contextlib import closing
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import TypeVar
 
 from ckstore.errors import CkstoreError, UsageError
-from ckstore.runtime.threads import in_order, limit_workers
+from ckstore.runtime.threads import Executor, in_order, limit_workers
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -25,13 +25,6 @@ _LOST = (
     "A worker of the executor ended before its work was done: it was killed, lacked memory, or could not import the "
     'program, whose work must be under `if __name__ == "__main__":`; make another executor and repeat the call.'
 )
-
-
-class Executor(Protocol):
-    """What `concurrent.futures.ProcessPoolExecutor` and `dask.distributed.Client.get_executor()` have in common."""
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any) -> Future[Any]:
-        """Have a function called, somewhere and some time."""
 
 
 def spread(executor: Executor, work: Callable[[Item], Result], items: Iterable[Item]) -> Generator[Result, None, None]:

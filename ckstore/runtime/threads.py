@@ -8,10 +8,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from threading import Lock
-from typing import TYPE_CHECKING, TypeVar
-
-if TYPE_CHECKING:
-    from ckstore.runtime.executors import Executor
+from typing import Any, Protocol, TypeVar
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -29,6 +26,13 @@ def limit_workers(most: int) -> None:
     """Let so many threads at most code chunks in this process from now on."""
     global _most
     _most = most
+
+
+class Executor(Protocol):
+    """What a `ThreadPoolExecutor`, a `ProcessPoolExecutor` and dask's `Client.get_executor()` have in common."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any) -> Future[Any]:
+        """Have a function called, somewhere and some time."""
 
 
 def in_order(
