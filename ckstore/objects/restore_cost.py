@@ -8,11 +8,14 @@ from ckstore.formats.layout import FileLayout
 from ckstore.lineage.cost import Work, cost
 from ckstore.objects.reader import ObjectReader
 
+#: What each delta of the longest chain adds to a restore, whatever it holds.
+LEVEL = cost(Work(levels=1))
 
-def assembly_work(layouts: Sequence[FileLayout], depth: int = 0) -> Work:
-    """Work of putting files of these layouts together, of objects whose longest chain has `depth` deltas."""
+
+def assembly_work(layouts: Sequence[FileLayout]) -> Work:
+    """Work of putting files of these layouts together, of objects in full."""
     return Work(
-        levels=depth + 1,
+        levels=1,
         restored=sum(layout.size for layout in layouts),
         extents=sum(len(layout.extents) for layout in layouts),
         files=sum(layout.kind != "opaque" for layout in layouts),
@@ -23,15 +26,18 @@ def restore_work(
     reader: ObjectReader, objects: Iterable[tuple[str, str | None]], layouts: Sequence[FileLayout]
 ) -> tuple[Work, Work]:
     """Work of restoring files made of objects, each (lattice id, content id or None), and if all were exact in full."""
-    objects = list(objects)
-    work = assembly_work(layouts, max((reader.depth(*item) for item in objects), default=0))
-    full = assembly_work(layouts)
+    work = full = assembly_work(layouts)
+    depth = 0
     for lattice, content in objects:
         work = work.plus(reader.work(lattice, content))
         full = full.plus(reader.resolver.lattice(lattice).full_work)
-    return work, full
+        depth = max(depth, reader.depth(lattice, content))
+    return work.plus(Work(levels=depth)), full
 
 
-def relative_cost(work: Work, full: Work) -> float:
-    """The cost of `work` as a multiple of that of `full`."""
-    return round(cost(work) / cost(full), 4) if cost(full) else 1.0
+def relative_cost(
+    reader: ObjectReader, objects: Iterable[tuple[str, str | None]], layouts: Sequence[FileLayout]
+) -> tuple[float, int]:
+    """Cost of restoring files made of objects, as a multiple of a full restore, and deltas of the longest chain."""
+    work, full = restore_work(reader, objects, layouts)
+    return round(cost(work) / cost(full), 4) if cost(full) else 1.0, work.levels - 1

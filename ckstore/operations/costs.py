@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ckstore.errors import IntegrityError
 from ckstore.objects.documents import Object
-from ckstore.objects.restore_cost import relative_cost, restore_work
+from ckstore.objects.restore_cost import relative_cost
 from ckstore.reading.stored_version import StoredVersion
 from ckstore.repository import Repository
 from ckstore.storage.catalog import Catalog, VersionRow
@@ -54,5 +54,4 @@ def restore_cost(version: StoredVersion, objects: Iterable[Object] | None = None
     """What restoring a version, or these objects of it alone, costs as a multiple of a full one, and its depth."""
     reader = version.repository.reader
     objects = set(version.document.objects if objects is None else objects)
-    work, full = restore_work(reader, objects, version.layout.files)
-    return relative_cost(work, full), max((reader.depth(*item) for item in objects), default=0)
+    return relative_cost(reader, objects, version.layout.files)

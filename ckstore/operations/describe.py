@@ -12,7 +12,7 @@ import numpy as np
 from ckstore.errors import IntegrityError
 from ckstore.formats.shards import gather_shards
 from ckstore.objects.documents import BlobRef, CoarseFacts, FileEntry, HotFacts, LayoutDocument, VersionDocument
-from ckstore.objects.restore_cost import relative_cost, restore_work
+from ckstore.objects.restore_cost import relative_cost
 from ckstore.operations.request import Request
 from ckstore.operations.storing import Stored
 from ckstore.repository import Repository
@@ -100,14 +100,13 @@ def _summary(
 ) -> dict[str, Any]:
     """Counts, depth, restore cost as a multiple of a full one, and whether the version needs no other."""
     unique = set(objects)
-    work, full = restore_work(repository.reader, unique, scanned.layouts)
-    depth = max((repository.reader.depth(*item) for item in unique), default=0)
+    cost, depth = relative_cost(repository.reader, unique, scanned.layouts)
     return {
         "original_bytes": scanned.size,
         "elements": sum(unit.count for unit in scanned.units),
         "tensors": _count_tensors(scanned),
         "depth": depth,
-        "cost": relative_cost(work, full),
+        "cost": cost,
         "base": depth == 0,
     }
 

@@ -22,7 +22,7 @@ from ckstore.objects.documents import BlobRef, Object, VersionDocument
 from ckstore.objects.identity import MemberHasher
 from ckstore.objects.reader import ObjectReader
 from ckstore.objects.records import ContentRecord, LatticeRecord, Record
-from ckstore.objects.restore_cost import relative_cost, restore_work
+from ckstore.objects.restore_cost import relative_cost
 from ckstore.objects.units import Unit
 from ckstore.operations.rebase import encoded_in_full
 from ckstore.reading.stored_version import StoredVersion
@@ -147,8 +147,7 @@ class Missing:
         blobs = _Blobs(version, target, near)
         before = version.document
         unique = set(self.objects)
-        work, full = restore_work(target.reader, unique, version.layout.files)
-        depth = max((target.reader.depth(*item) for item in unique), default=0)
+        cost, depth = relative_cost(target.reader, unique, version.layout.files)
         summary = {name: value for name, value in before.summary.items() if name != "stored_bytes"}
         document = replace(
             before,
@@ -160,7 +159,7 @@ class Missing:
             crcs=blobs.carried(before.crcs),
             files=tuple(replace(file, skeleton=blobs.carried(file.skeleton)) for file in before.files),
             metrics=dict(version.row.metrics),
-            summary=summary | {"depth": depth, "cost": relative_cost(work, full), "base": depth == 0},
+            summary=summary | {"depth": depth, "cost": cost, "base": depth == 0},
             hot=before.hot if self.raw else None,
         )
         document.check()

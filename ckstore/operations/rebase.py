@@ -17,7 +17,7 @@ from ckstore.encoding.writer import ObjectWriter
 from ckstore.lineage.cost import cost, layer
 from ckstore.objects.documents import Object
 from ckstore.objects.records import LatticeRecord
-from ckstore.objects.restore_cost import assembly_work
+from ckstore.objects.restore_cost import LEVEL, assembly_work
 from ckstore.operations.commit import Change
 from ckstore.operations.costs import present_costs
 from ckstore.reading.stored_version import StoredVersion
@@ -109,18 +109,18 @@ def within_budget(repository: Repository, row: VersionRow, budget: float) -> Ver
 def _beyond(reader: ObjectReader, version: StoredVersion, budget: float | None, chosen: set[Object]) -> set[Object]:
     """The objects of a version to store in full: those that save most, until it is within the budget."""
     objects = set(version.document.objects)
-    files = version.layout.files
+    fixed = cost(assembly_work(version.layout.files))
     exact = {item: cost(reader.resolver.lattice(item[0]).full_work) for item in objects}
     full = {item: _full_cost(reader, item) for item in objects}
     spent = {item: full[item] if item in chosen else cost(reader.work(*item)) for item in objects}
-    allowed = (budget or 0.0) * (cost(assembly_work(files)) + sum(exact.values()))
-    total = sum(spent.values())
+    allowed = (budget or 0.0) * (fixed + sum(exact.values()))
+    total = fixed + sum(spent.values())
     wanted: set[Object] = set()
     left = sorted(objects - chosen, key=lambda item: (reader.depth(*item), item[0]))
     for item in sorted(objects, key=lambda item: (full[item] - spent[item], item[0])):
         while left and left[-1] in wanted:
             left.pop()
-        if total + cost(assembly_work(files, reader.depth(*left[-1]) if left else 0)) <= allowed:
+        if total + (LEVEL * reader.depth(*left[-1]) if left else 0.0) <= allowed:
             break
         if item not in chosen and reader.depth(*item) > 0 and not reader.resolver.lattice(item[0]).additive:
             wanted.add(item)

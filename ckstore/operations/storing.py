@@ -22,7 +22,7 @@ from ckstore.lineage.planner import Choice
 from ckstore.objects.documents import CoarseUnit
 from ckstore.objects.reader import ObjectReader
 from ckstore.objects.resolver import CatalogResolver
-from ckstore.objects.restore_cost import assembly_work
+from ckstore.objects.restore_cost import LEVEL, assembly_work
 from ckstore.objects.units import Unit
 from ckstore.operations.request import Request
 from ckstore.runtime.threads import in_turn, one_ahead, worker_count
@@ -77,12 +77,8 @@ def store_objects(
     progress = in_turn(progress)
     parents = _parents(resolver, request.parent)
     estimator = Estimator(reader, scanned, request.policy, parents, request.gradients)
-    budget = Budget(
-        cost(assembly_work(scanned.layouts, 1 + _depth(reader, parents))),
-        cost(assembly_work(scanned.layouts)),
-        scanned.size,
-        request.budget,
-    )
+    full = cost(assembly_work(scanned.layouts))
+    budget = Budget(full + LEVEL * (1 + _depth(reader, parents)), full, scanned.size, request.budget)
     objects = _Objects(reader, resolver, scanned)
     with (
         nullcontext() if scanned.is_hashed else one_ahead(held_windows(scanned, progress)) as stream,

@@ -22,7 +22,7 @@ from ckstore.errors import ConflictError, IntegrityError
 from ckstore.lineage.planner import Choice, plan
 from ckstore.objects.documents import CoarseFacts, CoarseUnit, Deviation, Object, VersionDocument
 from ckstore.objects.reader import ObjectReader
-from ckstore.objects.restore_cost import relative_cost, restore_work
+from ckstore.objects.restore_cost import relative_cost
 from ckstore.objects.units import Unit
 from ckstore.operations.claims import Claims
 from ckstore.operations.commit import Change
@@ -357,8 +357,7 @@ class _Thinning:
 
     def _summary(self, document: VersionDocument, writer: ObjectWriter) -> dict[str, object]:
         objects = set(document.objects)
-        work, full = restore_work(self.repository.reader, objects, self.version.layout.files)
-        depth = max((self.repository.reader.depth(*item) for item in objects), default=0)
+        cost, depth = relative_cost(self.repository.reader, objects, self.version.layout.files)
         written = {record.id for record in writer.lattices}
         records = [self.repository.resolver.lattice(lattice) for lattice in {lattice for lattice, _ in objects}]
         resolver, number = self.repository.resolver, self.row.number
@@ -368,8 +367,7 @@ class _Thinning:
             for record in records
             if record.id in written or resolver.manifest(record.pack).document["number"] == number
         )
-        cost = {"cost": relative_cost(work, full), "depth": depth, "base": depth == 0}
-        return {**document.summary, **cost, "stored_bytes": stored}
+        return {**document.summary, "cost": cost, "depth": depth, "base": depth == 0, "stored_bytes": stored}
 
 
 def _has_integers(bits: Bits, dtype: str, integers: Integers) -> bool:
