@@ -360,8 +360,9 @@ def _conclude(path: Path, journal: Journal, outcome: Outcome) -> None:
                     worker.check(run, step)
             for name in sorted(journal.names("forgot") & there):
                 journal.tell("fault", f"{name} is back")
-            if last is not None and not last <= there:
-                journal.tell("fault", f"{last - there} went")
+            # A forget that was killed between its record and its commit takes effect with the recovery.
+            if last is not None and not last - going <= there:
+                journal.tell("fault", f"{last - going - there} went")
             last = there
     for what, *said in journal.read():
         if what == "did":
