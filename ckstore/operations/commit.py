@@ -227,6 +227,8 @@ class Change:
                 if row is not None:
                     catalog.replace_version(row, references=references)
             freed = [] if frees is None else catalog.free_packs(frees.names, frees.keys, frees.needed)
+            if freed:
+                catalog.note_gone(freed)
             write_costs(catalog, costs or {})
             if lease is not None:
                 catalog.end_lease(lease)

@@ -33,6 +33,11 @@ if TYPE_CHECKING:
 
 Progress = Callable[[int], None]
 
+#: Seconds after which what a version was stored in goes from a remote store: others may be reading it.
+GRACE = 3600.0
+#: Seconds between two looks at what may go.
+_PAUSE = 900.0
+
 #: How often a version's compaction begins again because another process has encoded objects of it meanwhile.
 _TRIES = 8
 
@@ -83,6 +88,9 @@ def compact(repository: Repository, rows: Sequence[VersionRow], *, progress: Pro
             report.versions.append(before.number)
             report.before += before.stored_bytes
             report.after += after.stored_bytes
+    if report.versions:
+        with suppress(CkstoreError):  # Whoever may not delete anything leaves it to `gc`.
+            repository.packs.sweep(GRACE, _PAUSE)
     return report
 
 

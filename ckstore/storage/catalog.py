@@ -331,7 +331,11 @@ class Catalog(CatalogClaims):
 
     @recorded
     def note_gone(self, names: Sequence[str]) -> None:
-        """Say which packs `gc` removes: other writers of a remote store may be about to refer to them."""
+        """Say which packs go: other writers of a remote store may be about to refer to them."""
+
+    def gone(self) -> dict[str, int]:
+        """Packs of a remote store that are to be deleted or were, and which record says so."""
+        return {}
 
     @recorded
     def update_version(

@@ -312,8 +312,11 @@ class PackReader:
         self._path(name).unlink(missing_ok=True)
         durable.checkpoint("pack-removed")
 
-    def sweep(self, grace: float) -> None:
-        """Delete from a remote store what `gc` removed more than `grace` seconds ago."""
+    def sweep(self, grace: float, pause: float = 0.0) -> None:
+        """Delete from a remote store what went more than `grace` seconds ago.
+
+        That is left to later where this mirror did it less than `pause` seconds ago.
+        """
 
     def forget(self, pack: str) -> None:
         """Close a pack that was or will be removed."""

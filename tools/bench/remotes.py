@@ -1,17 +1,15 @@
-"""What a store in an object store costs: requests, bytes, and seconds over a link that is simulated.
-
-The checkpoints are those that are given, oldest first, or noise that drifts. All clients share the link; a range is a
-request. Seconds hold what this machine computes meanwhile.
-"""
+"""What a store in an object store costs: requests, bytes, and seconds over a link that is simulated."""
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -23,11 +21,19 @@ from ckstore.storage.remote import mirror
 from tests.checkpoints import scratch
 from tests.equality import assert_same
 from tests.storage.remote.simulated import SimulatedBucket, SimulatedServer
+from tools.bench import series, speed_figures
+from tools.bench.speed_figures import Section
+from tools.bench.speeds import DOCUMENT, publish
 
 #: Seconds a request, and bytes a second.
 LATENCY, BANDWIDTH = 0.03, 100e6
 
 _URL = "s3://models/measured"
+
+_LINK = (
+    "A request takes 30 ms besides what it carries, and all share a link of 100 MB/s; both are simulated, in the"
+    " process that is measured. A ranged read counts as a request. Seconds hold what this machine computes meanwhile."
+)
 
 
 @dataclass(frozen=True)
@@ -56,15 +62,42 @@ class Bench:
     ----------
     directory
         For mirrors and files.
+    megabytes, versions
+        Of checkpoints that are made.
+    found
+        Checkpoints in their place.
+    opened
+        Versions of a store that is opened.
+    seconds
+        For which writers commit.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        megabytes: int = 36,
+        versions: int = 8,
+        found: series.Series | None = None,
+        opened: int = 3000,
+        seconds: float = 10.0,
+    ) -> None:
         self.directory = directory
-        self.rows: list[Row] = []
+        self.megabytes = megabytes
+        self.versions = versions
+        self.series = found
+        self.opened = opened
+        self.seconds = seconds
         self.server = SimulatedServer()
 
+    @cached_property
+    def paths(self) -> list[Path]:
+        """The checkpoints, oldest first."""
+        if self.series is not None:
+            return list(self.series.versions[: self.versions])
+        return series.write_versions(self.directory, self.megabytes, self.versions)
+
     @contextmanager
-    def measured(self, what: str) -> Iterator[None]:
+    def measured(self, what: str, rows: list[Row]) -> Iterator[None]:
         """Measure a block over the link."""
         server = self.server
         server.requests.clear()
@@ -76,7 +109,7 @@ class Bench:
         finally:
             seconds = time.perf_counter() - start
             server.latency = server.bandwidth = 0.0
-            self.rows.append(Row(what, dict(server.requests), server.bytes["read"], server.bytes["put"], seconds))
+            rows.append(Row(what, dict(server.requests), server.bytes["read"], server.bytes["put"], seconds))
 
     def fresh(self) -> None:
         """Another store: the next one lies on a server of its own."""
@@ -87,75 +120,120 @@ class Bench:
         """A directory of mirrors."""
         return self.directory / f"{id(self.server)}-{name}"
 
-    def opens(self, versions: int) -> None:
+    def requests(self) -> Section:
+        """What opening, storing, restoring, slicing and pushing take."""
+        rows: list[Row] = []
+        self._open(rows)
+        self._use(rows)
+        self._push(rows)
+        head = ["what", "requests", "of which", "bytes read", "bytes written", "seconds"]
+        about = (
+            f"{_LINK} What is restored or read a row of has its chain in as many packs, and nothing of it is at hand."
+        )
+        return Section("In a bucket: requests", about, [[head, *(row.cells() for row in rows)]])
+
+    def _open(self, rows: list[Row]) -> None:
         """A cold and a warm open of a store of many versions, which are small."""
         self.fresh()
         with ckstore.init(_URL, cache=self.cache("writer")) as store:
-            for step in range(versions):
+            for step in range(self.opened):
                 store.ingest({"w": np.full(8, step, np.float32)}, run="r", step=step, hot=0)
-        for what in ("cold", "warm"):
-            with self.measured(f"{what} open of {versions:,} versions"):
+        for what in ("first", "next"):
+            with self.measured(f"the {what} open of a store of {self.opened:,} versions", rows):
                 ckstore.open(_URL, cache=self.cache("reader")).close()
 
-    def files(self, paths: list[Path]) -> None:
-        """An ingest, a restore of the deepest version and of the slice of a tensor of it."""
+    def _use(self, rows: list[Row]) -> None:
+        """An ingest; restores of the deepest version, and rows of the largest tensor of each version."""
         self.fresh()
+        *paths, last = self.paths
         with ckstore.init(_URL, cache=self.cache("writer")) as store:
-            for step, path in enumerate(paths[:-1]):
+            for step, path in enumerate(paths):
                 store.ingest(path, run="r", step=step, hot=0)
-            nbytes = paths[-1].stat().st_size
-            with self.measured(f"ingest of {nbytes / 1e6:.0f} MB"):
-                store.ingest(paths[-1], run="r", step=len(paths), hot=0)
-            deep = max(store.versions(), key=lambda row: (row.depth, row.number))
+            nbytes = last.stat().st_size
+            with self.measured(f"ingest of {nbytes / 1e6:.0f} MB", rows):
+                store.ingest(last, run="r", step=len(paths), hot=0)
+            versions = store.versions()
+        deep = max(versions, key=lambda row: (row.depth, row.number))
         with ckstore.open(_URL, cache=self.cache("restore")) as store:
-            with self.measured(f"restore of {deep.original_bytes / 1e6:.0f} MB, depth {deep.depth}"):
+            with self.measured(f"checkout of {deep.original_bytes / 1e6:.0f} MB, depth {deep.depth}", rows):
                 store[deep.number].checkout(self.directory / "restored")
-            exact = (self.directory / "restored").read_bytes() == paths[deep.number - 1].read_bytes()
+            exact = (self.directory / "restored").read_bytes() == self.paths[deep.number - 1].read_bytes()
             assert exact, f"version {deep.number} is not what was stored"
-        with ckstore.open(_URL, cache=self.cache("slice")) as store:
-            version = store[deep.number]
-            largest = max(version, key=lambda path: version[path].nbytes)
-            with self.measured(f"10 rows of {largest}, depth {deep.depth}"):
-                _ = version[largest][:10]
+        for row in versions:
+            with ckstore.open(_URL, cache=self.cache(f"slice{row.number}")) as store:
+                version = store[row.number]
+                largest = max(version, key=lambda path: version[path].nbytes)
+                with self.measured(f"10 rows of {largest}, depth {row.depth}", rows):
+                    _ = version[largest][:10]
 
-    def restores(self, paths: list[Path]) -> list[str]:
-        """Cold restores of the deepest version as a state dict, exact and coarse, beside the file over the same link.
+    def _push(self, rows: list[Row]) -> None:
+        """A push of all versions, and another one."""
+        self.fresh()
+        with (
+            ckstore.init(self.directory / "local") as store,
+            ckstore.init(_URL, cache=self.cache("writer")) as other,
+        ):
+            for step, path in enumerate(self.paths):
+                store.ingest(path, run="r", step=step, hot=0)
+            for what in (f"push of {len(self.paths)} versions", "push, nothing missing"):
+                with self.measured(what, rows):
+                    store.push(other)
 
-        The file is fetched at the link's speed, and then loaded with `torch.load`, from the page cache.
-        """
-        nbytes = paths[-1].stat().st_size
+    def restores(self) -> Section:
+        """Restores of the deepest version as a state dict, exact and coarse, beside the file over the same link."""
+        nbytes = self.paths[-1].stat().st_size
+        torch.load(self.paths[-1], weights_only=False)
         start = time.perf_counter()
-        torch.load(paths[-1], weights_only=False)
+        torch.load(self.paths[-1], weights_only=False)
         whole = LATENCY + nbytes / BANDWIDTH + time.perf_counter() - start
-        lines = [f"| {nbytes / 1e6:.0f} MB, torch.load | | 1 | {nbytes:,} | 1.00 | {whole:.2f} | |"]
+        head = ["restore", "depth", "requests", "bytes read", "of the file's", "seconds", "faster"]
+        table = [head, ["torch.load", "", "1", f"{nbytes:,}", "1.000", f"{whole:.2f}", ""]]
         for fidelity in ("exact", "coarse"):
             self.fresh()
             with ckstore.init(_URL, cache=self.cache("writer")) as store:
                 store.set_policy(Policy(fidelity), run="r")
-                for step, path in enumerate(paths):
+                for step, path in enumerate(self.paths):
                     store.ingest(path, run="r", step=step, hot=0)
                 deep = max(store.versions(), key=lambda row: (row.depth, row.number))
-            for name in ("compiles", "cold"):
-                with self.measured(name), ckstore.open(_URL, cache=self.cache(name)) as store:
-                    found = store[deep.number].state_dict()
-                row = self.rows.pop()
-            if fidelity == "exact":
-                assert_same(found, torch.load(paths[deep.number - 1], weights_only=False))
-            lines.append(
-                f"| {nbytes / 1e6:.0f} MB, {fidelity} | {deep.depth} | {sum(row.requests.values())} | {row.read:,} |"
-                f" {row.read / nbytes:.3f} | {row.seconds:.2f} | {whole / row.seconds:.1f}x |"
-            )
-        return lines
+            self._restored(deep.number, fidelity, "compiles")
+            for what, name, before in (("", "cold", None), (", the one before at hand", "next", deep.number - 1)):
+                if before is not None:
+                    self._restored(before, fidelity, name)
+                row = self._restored(deep.number, fidelity, name)
+                asked, share = sum(row.requests.values()), row.read / nbytes
+                cells = [str(deep.depth), str(asked), f"{row.read:,}", f"{share:.3f}", f"{row.seconds:.2f}"]
+                table.append([fidelity + what, *cells, f"{whole / row.seconds:.1f}x"])
+        about = (
+            f"Checkpoints of {nbytes / 1e6:.0f} MB. {_LINK} The file is fetched at the link's speed and then loaded,"
+            " from the page cache. A version takes all that it is stored against; *the one before at hand* is what a"
+            " machine reads that has restored that one, with the same cache."
+        )
+        return Section("In a bucket: restores", about, [table])
 
-    def commits(self, writers: int, seconds: float) -> str:
-        """How many versions a second so many writers commit, each to a run of its own and with a mirror of its own."""
+    def _restored(self, number: int, fidelity: str, cache: str) -> Row:
+        """Restore a version through a cache."""
+        rows: list[Row] = []
+        with self.measured("", rows), ckstore.open(_URL, cache=self.cache(cache)) as store:
+            found = store[number].state_dict()
+        if fidelity == "exact":
+            assert_same(found, torch.load(self.paths[number - 1], weights_only=False))
+        return rows[0]
+
+    def writers(self) -> Section:
+        """How many versions a second one and more writers commit."""
+        about = f"Each commits tiny versions to a run of its own, without a pause, from a mirror of its own. {_LINK}"
+        head = ["writers", "commits a second", "requests a commit"]
+        return Section("In a bucket: writers", about, [[head, *(self._commits(writers) for writers in (1, 8))]])
+
+    def _commits(self, writers: int) -> list[str]:
         self.fresh()
         ckstore.init(_URL, cache=self.cache("0")).close()
         stores = [ckstore.open(_URL, cache=self.cache(str(number))) for number in range(writers)]
         for number, store in enumerate(stores):
             store.ingest({"w": np.full(8, number, np.float32)}, run=f"r{number}", step=-1, hot=0)
-        with self.measured(""), ThreadPoolExecutor(writers) as pool:
-            deadline = time.perf_counter() + seconds
+        rows: list[Row] = []
+        with self.measured("", rows), ThreadPoolExecutor(writers) as pool:
+            deadline = time.perf_counter() + self.seconds
 
             def write(number: int) -> int:
                 step = 0
@@ -166,71 +244,51 @@ class Bench:
                 return step
 
             count = sum(pool.map(write, range(writers)))
-        row = self.rows.pop()
         for store in stores:
             store.close()
-        asked = sum(row.requests.values())
-        return f"| {writers} | {count / row.seconds:.1f} | {asked / max(count, 1):.1f} |"
+        asked = sum(rows[0].requests.values())
+        return [str(writers), f"{count / rows[0].seconds:.1f}", f"{asked / max(count, 1):.1f}"]
 
 
-def drifting(directory: Path, count: int) -> list[Path]:
-    """Checkpoints of 36 MB: weights that drift, and two moments, in 24 tensors each."""
-    generator = torch.Generator().manual_seed(0)
-    weights = {f"layer{number}.weight": torch.randn(256, 488, generator=generator) for number in range(24)}
-    paths = []
-    for step in range(count):
-        moved = {name: weight + 1e-3 * step for name, weight in weights.items()}
-        state = {name: weight + 1e-4 * torch.randn(weight.shape, generator=generator) for name, weight in moved.items()}
-        moments = {
-            kind: {name: 1e-3 * torch.randn(weight.shape, generator=generator) for name, weight in weights.items()}
-            for kind in ("exp_avg", "exp_avg_sq")
-        }
-        paths.append(directory / f"step{step}.pt")
-        torch.save({"model": state, **moments}, paths[-1])
-    return paths
+#: What can be measured.
+ROWS: dict[str, Callable[[Bench], Section]] = {
+    "requests": Bench.requests,
+    "restores": Bench.restores,
+    "writers": Bench.writers,
+}
 
 
-def trained(directory: Path, megabytes: float, count: int) -> list[Path]:
-    """Checkpoints of random weights that AdamW moves by random gradients, ten steps from one to the next."""
-    generator = torch.Generator().manual_seed(0)
-    rows = round(megabytes * 1e6 / 12 / 8 / 1024)
-    model = torch.nn.ParameterDict(
-        {f"layer{number}": torch.randn(rows, 1024, generator=generator) / 32 for number in range(8)}
-    )
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
-    paths = []
-    for step in range(10 * count):
-        for parameter in model.values():
-            parameter.grad = 1e-2 * torch.randn(parameter.shape, generator=generator)
-        optimizer.step()
-        if step % 10 == 9:
-            paths.append(directory / f"trained{len(paths)}.pt")
-            torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, paths[-1])
-    return paths
-
-
-def main() -> None:
-    """Print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("checkpoints", nargs="*", type=Path)
-    parser.add_argument("--megabytes", type=float, default=270, help="of checkpoints that are made to be restored")
-    parser.add_argument("--versions", type=int, default=3000, help="of the store that is opened")
-    parser.add_argument("--seconds", type=float, default=10, help="for which writers commit")
-    parser.add_argument("--writers", type=int, action="append", help="at once  [default: 1 and 8]")
-    given = parser.parse_args()
-    with scratch() as directory:
-        bench = Bench(directory)
-        bench.files(given.checkpoints or drifting(directory, 8))
-        bench.opens(given.versions)
-        print("| what | requests | of which | bytes read | bytes written | seconds |\n|---|---|---|---|---|---|")
-        for row in bench.rows:
-            print(f"| {' | '.join(row.cells())} |")
-        print("\n| restore | depth | requests | bytes read | of the file's | seconds | faster |\n" + "|---" * 7 + "|")
-        for paths in ([given.checkpoints] if given.checkpoints else []) + [trained(directory, given.megabytes, 4)]:
-            print("\n".join(bench.restores(paths)))
-        print("\n| writers | commits a second | requests a commit |\n|---|---|---|")
-        for writers in given.writers or [1, 8]:
-            print(bench.commits(writers, given.seconds))
+def main(arguments: list[str] | None = None) -> None:
+    """Measure what is named on the command line."""
+    parser = argparse.ArgumentParser(prog="tools/bench/remote", description=__doc__)
+    parser.add_argument("--only", choices=ROWS, action="append", help="may be given again (default: all)")
+    parser.add_argument("--series", type=Path, metavar="DIRECTORY", help="of checkpoints (default: synthetic ones)")
+    parser.add_argument("--megabytes", type=int, default=36, help="of a synthetic checkpoint")
+    parser.add_argument("--versions", type=int, default=8, help="of the series, from its first on")
+    parser.add_argument("--opened", type=int, default=3000, help="versions of the store that is opened")
+    parser.add_argument("--seconds", type=float, default=10.0, help="for which writers commit")
+    parser.add_argument("--write", action="store_true", help="write docs/benchmarks.md")
+    chosen = parser.parse_args(arguments)
+    try:
+        found = None if chosen.series is None else series.in_directory(chosen.series)
+    except ValueError as error:
+        parser.error(str(error))
+    checkpoints = f"--megabytes {chosen.megabytes}" if found is None else f"--series {found.name}"
+    options = {
+        "requests": f"{checkpoints} --versions {chosen.versions} --opened {chosen.opened}",
+        "restores": f"{checkpoints} --versions {chosen.versions}",
+        "writers": f"--seconds {chosen.seconds:g}",
+    }
+    for name in chosen.only or ROWS:
+        with scratch() as directory:
+            bench = Bench(directory, chosen.megabytes, chosen.versions, found, chosen.opened, chosen.seconds)
+            section = ROWS[name](bench)
+            day, machine = datetime.now(UTC).date(), speed_figures.machine(directory)
+        heading = section.title + ("" if found is None or name == "writers" else f": {found.name}")
+        text = f"{section}\n\nMeasured on {day} with `tools/bench/remote --only {name} {options[name]}` on {machine}."
+        print(f"## {heading}\n\n{text}\n", flush=True)
+        if chosen.write:
+            publish(heading, text, DOCUMENT)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,8 @@ INTRODUCTION = """\
 # Benchmarks
 
 How fast ckstore is beside what it takes the place of, on the same machine and in the same minutes.
-`tools/bench/speed --write` writes this document; nothing here was written by hand.
+`tools/bench/speed --write` writes this document, and `tools/bench/remote --write` what it says of buckets; nothing here
+was written by hand.
 
 Contenders take turns (A B A B); a ratio is that of one round, above 1 where ckstore is faster. Figures are medians,
 with the first and third quartiles in brackets. Files are in the page cache; everything that is written is synced

@@ -37,7 +37,7 @@ class State:
     lattices, contents
         Keys of the objects in each slot of each pack, by the pack's name.
     files
-        Packs that the catalog does not have.
+        Packs that the catalog does not have, and nothing says of that they are gone.
     """
 
     catalog: str
@@ -57,7 +57,8 @@ class State:
             # Objects are elsewhere only where packs have come. Who else writes is not kept from it for so long.
             if (catalog.identity(), catalog.packs(), catalog.described()) == (identity, packs, described):
                 break
-        known = {pack.name for pack in packs}
+        # What others have been told to be gone is deleted once its time has come, whatever else is planned.
+        known = {pack.name for pack in packs} | catalog.gone().keys()
         files = [info for info in repository.packs.list_packs() if info.name not in known]
         return cls(identity, versions, packs, lattices, contents, files)
 

@@ -218,7 +218,7 @@ class RemoteCatalog(Catalog):
             )
 
     def gone(self) -> dict[str, int]:
-        """The packs that `gc` has removed, and by which record."""
+        """The packs that nobody needs any more, and which record says so."""
         query = "SELECT key, value FROM meta WHERE substr(key, 1, ?) = ?"
         found = self._connection.rows(query, [len(GONE), GONE], META_ROWS)
         return {name.removeprefix(GONE): int(number) for name, number in found if number.isdigit()}

@@ -32,6 +32,8 @@ _PUTS = 4
 _PIECE = 16 << 20
 #: Seconds after which what looks damaged is fetched once more: others may have put the pack again.
 _AGAIN = 60.0
+#: A file of the mirror that was written when it last deleted packs that had gone.
+_SWEPT = "swept"
 #: Bytes at the end of a pack that mostly hold its manifest.
 _END = 64 << 10
 
@@ -203,11 +205,13 @@ class RemotePacks(PackReader):
             directory, _, name = item.name.rpartition("/")
             yield directory.partition("/")[0] or ".", name, item.size
 
-    def sweep(self, grace: float) -> None:
-        """Delete packs that `gc` removed; readers that have not heard of it have had so many seconds to do so.
+    def sweep(self, grace: float, pause: float = 0.0) -> None:
+        """Delete packs that went; readers that have not heard of it have had so many seconds to do so.
 
         What a record has removed no later one refers to, whoever writes it: nobody needs what is deleted here.
         """
+        if not self._is_due(pause):
+            return
         gone = self._catalog.gone()
         there = [info.name for info in self.list_packs() if info.name in gone]
         if there:
@@ -218,6 +222,15 @@ class RemotePacks(PackReader):
                 self.remove(name)
                 durable.checkpoint("pack-deleted")
             patiently(lambda: self._bucket.delete([_PREFIX + name for name in old]))
+
+    def _is_due(self, pause: float) -> bool:
+        """Whether no process of this mirror has swept for so many seconds, and this one does so now."""
+        path = self._mirror.path / _SWEPT
+        with suppress(OSError):
+            if 0 <= time.time() - path.stat().st_mtime < pause:
+                return False
+        path.touch()
+        return True
 
     def close(self) -> None:
         """Close every file, and wait for what is being fetched."""

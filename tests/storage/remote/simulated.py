@@ -33,14 +33,17 @@ class SimulatedServer:
         self._clock = itertools.count()
         self.ignores_conditions = False
         self.latency = self.bandwidth = 0.0
-        self._link = Lock()
+        self._free = 0.0
 
     def transfer(self, kind: str, nbytes: int) -> None:
-        """Count bytes, and take the time that they need."""
-        with self._link:
+        """Count bytes, and take the time that they need; the link goes on with the next ones meanwhile."""
+        with self.lock:
             self.bytes[kind] += nbytes
-            if self.bandwidth:
-                time.sleep(nbytes / self.bandwidth)
+            if not self.bandwidth:
+                return
+            self._free = max(self._free, time.monotonic()) + nbytes / self.bandwidth
+            wait = self._free - time.monotonic()
+        time.sleep(max(wait, 0.0))
 
     def now(self) -> datetime:
         """The next moment."""

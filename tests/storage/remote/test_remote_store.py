@@ -24,12 +24,15 @@ from ckstore.errors import (
     NotFoundError,
     UsageError,
 )
+from ckstore.operations import compact as compact_module
 from ckstore.operations.gc import collect as collect_module
-from ckstore.operations.gc.collect import gc
+from ckstore.operations.gc.collect import GcReport, gc
 from ckstore.operations.gc.plan import plan_for
 from ckstore.operations.recover import recover
 from ckstore.policy import Policy
+from ckstore.storage.remote import bucket as bucket_module
 from ckstore.storage.remote import mirror as mirror_module
+from ckstore.storage.remote.bucket import UnreachableError
 from ckstore.storage.remote.log import RemoteLog
 from tests.checkpoints import draw, scratch
 from tests.storage.remote.simulated import SimulatedBucket, SimulatedServer
@@ -197,6 +200,73 @@ def test_every_verb(server: SimulatedServer, directory: Path) -> None:
             assert (directory / "out").read_bytes() == paths[step].read_bytes()
             (directory / "out").unlink()
         assert other.verify().problems == []
+
+
+def packs_in(server: SimulatedServer) -> set[str]:
+    """Names of the packs that lie in the object store."""
+    return {name.removeprefix("packs/") for name in server.objects if name.startswith("packs/")}
+
+
+def test_gc_deletes_what_went_however_often_it_is_called(server: SimulatedServer, directory: Path) -> None:
+    """The time that readers are given is counted from when a pack went, and not from when that was last looked at."""
+    paths = files(directory, 4)
+    with ckstore.init(URL, cache=directory / "a") as store:
+        for step, path in enumerate(paths):
+            store.ingest(path, run="gpt", step=step)
+        before = packs_in(server)
+        store.forget(["gpt@2", "gpt@3"])
+        assert store.gc(grace=100).bytes > 0
+        assert before <= packs_in(server)
+        records = sum(name.startswith("log/") for name in server.objects)
+        for _ in range(3):
+            for _ in range(50):
+                server.now()
+            assert store.gc(grace=100) == GcReport()
+        assert packs_in(server) == {pack.name for pack in store.catalog.packs()}
+        assert records == sum(name.startswith("log/") for name in server.objects)
+
+
+def test_compactions_delete_what_versions_were_stored_in(
+    server: SimulatedServer, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not at once, since others may be reading it, and not only when somebody calls gc."""
+    monkeypatch.setattr(compact_module, "GRACE", 500.0)
+    monkeypatch.setattr(compact_module, "_PAUSE", 0.0)
+    with ckstore.init(URL, cache=directory / "a") as store, ckstore.open(URL, cache=directory / "b") as reader:
+        for step in range(3):
+            store.ingest(state(step), run="gpt", step=step, hot=3)
+        raw = {name for name in packs_in(server) if name.endswith(".raw.zip")}
+        reader.catalog.refresh()
+        version = reader["gpt@0"]
+        store.compact(["gpt@0"])
+        assert raw < packs_in(server)
+        assert torch.equal(torch.as_tensor(version["model/weight"][:]), torch.as_tensor(state(0)["model"]["weight"]))
+        for _ in range(500):
+            server.now()
+        store.compact(["gpt@1"])
+        left = raw & packs_in(server)
+        assert len(raw - left) == len(raw) // 3
+        assert torch.equal(torch.as_tensor(version["model/weight"][:]), torch.as_tensor(state(0)["model"]["weight"]))
+        assert torch.equal(
+            torch.as_tensor(reader["gpt@1"]["model/weight"][:]), torch.as_tensor(state(1)["model"]["weight"])
+        )
+        assert store.verify().problems == []
+
+
+def test_who_may_not_delete_compacts_all_the_same(
+    server: SimulatedServer, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: SimulatedBucket, names: Any) -> None:
+        raise UnreachableError("Access denied.")
+
+    monkeypatch.setattr(compact_module, "GRACE", 0.0)
+    with ckstore.init(URL, cache=directory / "a") as store:
+        for step in range(3):
+            store.ingest(state(step), run="gpt", step=step, hot=1)
+        monkeypatch.setattr(SimulatedBucket, "delete", refuse)
+        monkeypatch.setattr(bucket_module, "PATIENCE", 0.0)
+        store.compact()
+        assert not any(row.hot for row in store.versions())
 
 
 def test_a_reader_finds_what_gc_has_moved(server: SimulatedServer, directory: Path) -> None:
