@@ -23,6 +23,8 @@ from ckstore.storage.remote.bucket import ObstoreBucket
 if TYPE_CHECKING:
     import torch
 
+    from ckstore import Store
+
 #: What safetensors calls the dtypes.
 SAFETENSORS_NAMES = {
     "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3",
@@ -110,6 +112,12 @@ def packs_of(store: Path | str) -> list[str]:
 def pack_bytes(store: Path | str) -> int:
     """Bytes of a store's packs, and of what else lies beside them."""
     return sum(size for name, size in listing(store).items() if name.startswith("packs/"))
+
+
+def present_packs(store: Store) -> dict[str, int]:
+    """Names of an open store's packs and their bytes, without those that are only there until readers know."""
+    found = ((name.removeprefix("packs/"), size) for name, size in listing(store.place).items() if "packs/" in name)
+    return {name: size for name, size in found if name not in store.catalog.gone()}
 
 
 def change_pack(store: Path | str, name: str, data: bytes | None) -> bytes:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import ckstore
 from ckstore.operations.recover import recover
-from tests.checkpoints import scratch, sha256, write_safetensors
+from tests.checkpoints import lose_catalog, scratch, sha256, write_safetensors
 from tests.equality import bits_of
 
 Bits = npt.NDArray[Any]
@@ -289,7 +289,7 @@ def test_every_kind_after_every_other_on_the_linear_lattice(directory: Path, dty
                 bits = first_bits(Recipe(dtype, shape, kind, "w", step))
                 write_safetensors(place / "file", {"w": (dtype, shape, bits)})
                 digests[store.ingest(place / "file", step=step).version.number] = sha256(place / "file")
-        (place / "store" / "catalog.sqlite").unlink()
+        lose_catalog(place / "store")
         assert recover(place / "store").problems == []
         with ckstore.open(place / "store", "r") as store:
             for number, digest in digests.items():

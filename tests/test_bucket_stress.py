@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.local
+
 pytest.importorskip("ministack")
 
 

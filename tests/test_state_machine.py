@@ -6,6 +6,7 @@ from contextlib import ExitStack, suppress
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -501,4 +502,4 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 StoreMachine.TestCase.settings = settings(max_examples=12, stateful_step_count=25, deadline=None)
-TestStore = StoreMachine.TestCase
+TestStore = pytest.mark.local(StoreMachine.TestCase)

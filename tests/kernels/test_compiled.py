@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import ckstore
 
 CODE = """
@@ -20,6 +22,7 @@ print(lattice.magnitude_top(bits, 0, 5), sum(lattice.magnitude_top.stats.cache_h
 """
 
 
+@pytest.mark.local
 def test_a_change_of_another_module_makes_kernels_be_compiled_anew(tmp_path: Path) -> None:
     package = tmp_path / "ckstore"
     shutil.copytree(Path(ckstore.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))

@@ -24,7 +24,7 @@ from ckstore.operations.recover import recover
 from ckstore.operations.retain import due, outlived
 from ckstore.policy import Policy, Retention
 from ckstore.storage.rows import VersionRow
-from tests.checkpoints import listing, scratch
+from tests.checkpoints import listing, present_packs, scratch
 
 
 @pytest.fixture
@@ -352,7 +352,7 @@ def test_a_store_that_takes_hundreds_of_saves(directory: Path) -> None:
                 store.ingest(values, run="fork", step=0, parent="a@49")
             if step % 20 == 19:
                 wait_for_thread(store)
-                sizes.append(sum(listing(store.place).values()))
+                sizes.append(sum(present_packs(store).values()))
         kept = {0, 49, 50, 51, 100, 150, *range(saves - keep, saves)}
         assert set(steps(store)) == kept
         for step in (0, 50, 51, 100, 150, *range(saves - 3, saves)):

@@ -17,6 +17,7 @@ STORE = [["init", "{}"], ["--store", "{}", "init"], ["--store", "{}", "log"], ["
 FILE = [["--store", "store", "ingest", "{}"], ["--store", "store", "checkout", "1", "-o", "{}"]]
 
 
+@pytest.mark.local
 @pytest.mark.parametrize(
     ("verb", "url"),
     [(verb, url) for verb in STORE + FILE for url in URLS]

@@ -7,6 +7,8 @@ import pytest
 from ckstore.errors import NotFoundError, UsageError
 from tests.storage.version_writer import write_version
 
+pytestmark = pytest.mark.local
+
 
 def test_every_way_to_name_a_version(filled):
     uid = filled.version(2).uid

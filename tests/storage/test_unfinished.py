@@ -45,7 +45,7 @@ def store() -> Iterator[ckstore.Store]:
 
 def kill(store: ckstore.Store, version: str, target: Path) -> Path:
     """What a checkout leaves that is killed when all is written."""
-    command = [sys.executable, "-c", KILLED, str(store.path), version, str(target)]
+    command = [sys.executable, "-c", KILLED, str(store.place), version, str(target)]
     assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
     [left] = target.parent.glob(".tmp-*")
     return left

@@ -19,6 +19,8 @@ from tools.fidelity.settings import Bench
 from tools.fidelity.states import load
 from tools.training import ImageSettings
 
+pytestmark = pytest.mark.local
+
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:

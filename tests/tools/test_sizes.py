@@ -10,6 +10,8 @@ from tools.bench import chains, ours, sizes
 from tools.bench.peers import PEERS
 from tools.bench.series import PUBLIC, TRAINED, Series, find
 
+pytestmark = pytest.mark.local
+
 
 def test_measure_and_tables(cnn_run: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def ratio(slow: chains.Prepare, fast: chains.Prepare) -> float:

@@ -8,6 +8,7 @@ import shutil
 from typing import Any
 from unittest import mock
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
@@ -18,6 +19,8 @@ from ckstore.storage.remote import mirror
 from tests.checkpoints import sha256
 from tests.storage.remote.simulated import SimulatedBucket, SimulatedServer
 from tests.test_state_machine import CHANGES, RUNS, Crash, StoreMachine
+
+pytestmark = pytest.mark.local
 
 URL = "s3://models/team-a"
 #: Points of an ingest at which it is not committed yet, and at which it is.

@@ -26,6 +26,8 @@ from ckstore.storage.remote.bucket import UnreachableError
 from tests.checkpoints import draw, scratch
 from tests.storage.remote.simulated import SimulatedBucket, SimulatedServer
 
+pytestmark = pytest.mark.local
+
 URL = "s3://models/team-a"
 
 

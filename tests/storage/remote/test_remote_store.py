@@ -37,6 +37,8 @@ from ckstore.storage.remote.log import RemoteLog
 from tests.checkpoints import draw, scratch
 from tests.storage.remote.simulated import SimulatedBucket, SimulatedServer
 
+pytestmark = pytest.mark.local
+
 URL = "s3://models/team-a"
 
 
