@@ -22,6 +22,8 @@ from tools.fidelity.rows import Row
 from tools.fidelity.states import digest, load, parameters
 from tools.fidelity.verdicts import Findings
 
+pytestmark = pytest.mark.local
+
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:

@@ -26,6 +26,8 @@ from tools.bench.speed_clock import Contender, race
 from tools.bench.speed_figures import COMPARED, Section, Spread, Timing, compared, digits
 from tools.bench.speed_rows import warm_up
 
+pytestmark = pytest.mark.local
+
 
 @pytest.fixture(scope="module", autouse=True)
 def processes() -> Iterator[None]:

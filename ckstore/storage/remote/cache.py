@@ -6,6 +6,7 @@ import os
 import secrets
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -61,6 +62,8 @@ class BlockCache:
         self._under_way: dict[tuple[str, int], Future[bytes]] = {}
         self._pool: ThreadPoolExecutor | None = None
         self._recent: Lru[tuple[str, int], bytes] = Lru(_RECENT)
+        # How often each pack was forgotten: what was asked for before is not kept.
+        self._forgotten: Counter[str] = Counter()
 
     def _own(self) -> None:
         """In a process that was forked off, start again: threads, and locks that they held, are the parent's."""
@@ -116,7 +119,15 @@ class BlockCache:
         return None
 
     def drop(self, pack: str) -> None:
-        """Forget a pack."""
+        """Forget a pack; what is under way of it goes to those who wait, and to nobody else."""
+        self._own()
+        with self._lock:
+            self._forgotten[pack] += 1
+            for place in [place for place in self._under_way if place[0] == pack]:
+                del self._under_way[place]
+        self._remove(pack)
+
+    def _remove(self, pack: str) -> None:
         shutil.rmtree(self._directory / pack, ignore_errors=True)
         for place in self._recent:
             if place[0] == pack:
@@ -156,28 +167,34 @@ class BlockCache:
             for run in _runs(sorted(fresh)):
                 futures = {number: fresh[number] for number in run if number in fresh}
                 # Nobody waits for what a pool that is shut down does not take.
-                self._pool.submit(self._fetch_run, pack, size, run, futures)
+                self._pool.submit(self._fetch_run, pack, size, run, futures, self._forgotten[pack])
                 self._under_way |= {(pack, number): future for number, future in futures.items()}
         return found | fresh
 
-    def _fetch_run(self, pack: str, size: int, run: range, futures: dict[int, Future[bytes]]) -> None:
+    def _fetch_run(self, pack: str, size: int, run: range, futures: dict[int, Future[bytes]], forgotten: int) -> None:
         nbytes = min(run.stop * BLOCK, size) - run.start * BLOCK
         try:
             data = self._fetch(pack, run.start * BLOCK, nbytes)
             for number in run:
                 start = (number - run.start) * BLOCK
-                block = self._recent.put((pack, number), data[start : start + BLOCK])
+                block = data[start : start + BLOCK]
+                if self._forgotten[pack] == forgotten:
+                    self._recent.put((pack, number), block)
                 if (future := futures.get(number)) is not None:
                     future.set_result(block)
-                self._keep(pack, number, block)
+                if self._forgotten[pack] == forgotten:
+                    self._keep(pack, number, block)
+            if self._forgotten[pack] != forgotten:
+                self._remove(pack)
         except BaseException as error:
             for future in futures.values():
                 if not future.done():
                     future.set_exception(error)
         finally:
             with self._lock:
-                for number in futures:
-                    self._under_way.pop((pack, number), None)
+                for number, future in futures.items():
+                    if self._under_way.get((pack, number)) is future:
+                        del self._under_way[pack, number]
         self._trim(nbytes)
 
     def _keep(self, pack: str, number: int, block: bytes) -> None:

@@ -57,6 +57,30 @@ def test_a_gap_that_another_thread_is_fetching(directory: Path) -> None:
     cache.close()
 
 
+def test_what_was_asked_for_before_a_pack_was_forgotten_is_not_kept(directory: Path) -> None:
+    """Whoever forgets a pack wants to see what lies in the object store from then on."""
+    begun, may_end, asked = threading.Event(), threading.Event(), []
+
+    def fetch(pack: str, offset: int, length: int) -> bytes:
+        asked.append(offset)
+        data = bytes([len(asked)]) * length
+        if len(asked) == 1:
+            begun.set()
+            assert may_end.wait(30)
+        return data
+
+    cache = BlockCache(directory, fetch)
+    cache.prefetch([("pack", 2 * BLOCK, [(0, 2 * BLOCK)])])
+    assert begun.wait(30)
+    cache.drop("pack")
+    assert cache.read("pack", 2 * BLOCK, 0, BLOCK) == b"\2" * BLOCK
+    may_end.set()
+    cache.close()
+    for again in (cache, BlockCache(directory, fetch)):
+        assert again.read("pack", 2 * BLOCK, BLOCK, BLOCK)[0] > 1
+        again.close()
+
+
 def test_a_block_that_no_pool_took_is_fetched_by_the_next_one(directory: Path) -> None:
     cache = BlockCache(directory, lambda pack, offset, length: content(offset, length))
     cache.read("pack", 4 * BLOCK, 0, 1)
