@@ -628,7 +628,10 @@ LAYOUT = fields(
 
 #: What a manifest says besides its version, which is looked at apart: others may be whole where that is not.
 MANIFEST = both(
-    fields({"number": whole(), "created": TIME}, {"rebase": flag, "trial": flag, "stands_for": items(PACK_NAME)}),
+    fields(
+        {"number": whole(), "created": TIME},
+        {"rebase": flag, "trial": flag, "stands_for": items(PACK_NAME), "nonce": hexadecimal(16)},
+    ),
     by(
         "kind",
         {

@@ -41,6 +41,8 @@ def catalog_problems(repository: Repository, versions: Sequence[StoredVersion]) 
     for version in versions:
         try:
             wrong = _wrong_fields(repository, version, beside, present, records)
+            if wrong and repository.catalog.version(version.row.number) != version.row:
+                continue  # It was described again, or thinned, since it was looked up.
         except CkstoreError:
             continue  # The manifest cannot be read; that is said where the version itself is checked.
         if wrong:

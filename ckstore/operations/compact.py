@@ -88,9 +88,8 @@ def compact(repository: Repository, rows: Sequence[VersionRow], *, progress: Pro
             report.versions.append(before.number)
             report.before += before.stored_bytes
             report.after += after.stored_bytes
-    if report.versions:
-        with suppress(CkstoreError):  # Whoever may not delete anything leaves it to `gc`.
-            repository.packs.sweep(GRACE, _PAUSE)
+    with suppress(CkstoreError, OSError):  # Whoever may not delete anything leaves it to `gc`.
+        repository.packs.sweep_in_passing(GRACE, _PAUSE)
     return report
 
 

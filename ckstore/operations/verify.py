@@ -26,6 +26,7 @@ from ckstore.repository import Address, opened
 from ckstore.runtime.executors import spread
 from ckstore.runtime.threads import Executor, in_order, worker_count
 from ckstore.storage.pack import parse_pack_name
+from ckstore.storage.pack_reader import MissingPackError
 
 if TYPE_CHECKING:
     from ckstore.objects.documents import FileEntry
@@ -237,7 +238,10 @@ def _check_pack(repository: Repository, name: str) -> str:
         if parsed is None or repository.packs.digest(name) != parsed[0]:
             return f"Pack {name} is not what its name says; restore it from a copy."
     except CkstoreError as error:
-        return str(error)
+        repository.catalog.refresh()
+        is_known = any(pack.name == name for pack in repository.catalog.packs())
+        # What others have removed since nobody needs any more.
+        return str(error) if is_known or not isinstance(error, MissingPackError) else ""
     return ""
 
 

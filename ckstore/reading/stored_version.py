@@ -53,6 +53,7 @@ class StoredVersion:
         self._fidelity = fidelity
         # Units whose object was found to be cut as the layout says.
         self._fitting: set[int] = set()
+        self._doubted: set[tuple[int, int]] = set()
         self._foreseen = False
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -322,6 +323,12 @@ class StoredVersion:
                 return self._chunk(number, chunk, keep=keep, out=out)
             except MissingPackError:
                 self.repository.resolver.forget()  # `gc` has moved the object since its record was read.
+            except IntegrityError:
+                # Others may have encoded it between two looks, of which the first is remembered.
+                if (number, chunk) in self._doubted:
+                    raise
+                self._doubted.add((number, chunk))
+                self.repository.resolver.forget()
         return self._chunk(number, chunk, keep=keep, out=out)
 
     def _distrust(self, number: int) -> bool:

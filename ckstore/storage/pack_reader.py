@@ -312,11 +312,12 @@ class PackReader:
         self._path(name).unlink(missing_ok=True)
         durable.checkpoint("pack-removed")
 
-    def sweep(self, grace: float, pause: float = 0.0) -> None:
-        """Delete from a remote store what went more than `grace` seconds ago.
+    def sweep(self, grace: float) -> dict[str, int]:
+        """Delete from a remote store what went more than `grace` seconds ago; returns bytes by names of packs."""
+        return {}
 
-        That is left to later where this mirror did it less than `pause` seconds ago.
-        """
+    def sweep_in_passing(self, grace: float, pause: float) -> None:
+        """The same right after a commit, unless this mirror did it less than `pause` seconds ago."""
 
     def forget(self, pack: str) -> None:
         """Close a pack that was or will be removed."""

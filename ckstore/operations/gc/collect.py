@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from itertools import count, takewhile
 from typing import TYPE_CHECKING, Any
 
-from ckstore.errors import LockedError
+from ckstore.errors import ConflictError, LockedError
 from ckstore.operations.commit import remove_uncommitted
 from ckstore.operations.gc.plan import GcPlan, plan_for
 from ckstore.operations.gc.reachability import PackContents
@@ -108,6 +108,8 @@ class _Collection:
         self._before = {info.name for info in repository.packs.list_packs()}
         # The copy of each pack, and what it was made for.
         self._copies: dict[str, tuple[Copy, tuple[Any, ...]]] = {}
+        # Packs that this or another gc has counted as freed: of a remote store they are deleted later.
+        self._told: set[str] = set()
 
     def run(self) -> GcReport:
         """Plan, copy and commit until nothing has changed in between."""
@@ -121,7 +123,8 @@ class _Collection:
             with suppress(durable.DiskFullError):
                 report.add(self._collect(rewriting=True))
         self._repository.resolver.notice_collection()
-        self._repository.packs.sweep(self._grace)
+        swept = self._repository.packs.sweep(self._grace)
+        _add_files(report, [nbytes for name, nbytes in swept.items() if name not in self._told])
         self._sweep(report)
         return report
 
@@ -134,7 +137,11 @@ class _Collection:
                 if not rewriting:
                     plan.rewritten = []
                 self._copy(plan)
-                report = self._commit(plan)
+                try:
+                    report = self._commit(plan)
+                except ConflictError:  # Another mirror took a copy for something left over, and says that it is gone.
+                    self._drop(list(self._copies))
+                    report = None
                 if report is not None:
                     return report
                 if time.monotonic() > self._deadline:
@@ -188,6 +195,7 @@ class _Collection:
         going: list[str] = []
         self._repository.packs.publish(sorted(written))
 
+        self._told = plan.told
         tries = count()
 
         def change() -> GcReport | None:
@@ -223,6 +231,7 @@ class _Collection:
             catalog.remove_packs(going)
             self._write_sizes(rows, plan, copies)
             catalog.note_gone(record["removed"])
+            self._told = {*plan.told, *record["removed"]}
             catalog.note_collected(durable.timestamp())
             return report
 
@@ -300,7 +309,16 @@ def _expected(repository: Repository, plan: GcPlan, grace: float) -> GcReport:
     freed = sum(pack.bytes for pack in plan.removed) + sum(info.bytes for info in plan.files)
     freed += sum(pack.garbage for pack in plan.rewritten) + sum(durable.size_of(path) for path in temporaries)
     files = len(plan.files) + len(temporaries)
-    return GcReport(freed, len(plan.removed), len(plan.rewritten), files, len(plan.lost))
+    report = GcReport(freed, len(plan.removed), len(plan.rewritten), files, len(plan.lost))
+    gone = repository.catalog.gone().keys() - plan.told
+    _add_files(report, [info.bytes for info in repository.packs.list_packs() if info.name in gone] if gone else [])
+    return report
+
+
+def _add_files(report: GcReport, sizes: Sequence[int]) -> None:
+    """Count what a compaction has freed, which takes space in a remote store until it is deleted."""
+    report.bytes += sum(sizes)
+    report.files += len(sizes)
 
 
 def _purpose(pack: PackContents) -> tuple[Any, ...]:

@@ -71,6 +71,11 @@ class GcPlan:
         survey = self.survey
         return not (self.removed or self.rewritten or self.files or survey.dead_lattices or survey.dead_contents)
 
+    @property
+    def told(self) -> set[str]:
+        """Packs of which a record of a gc says that they went."""
+        return {name for record in self._collections for name in record["removed"]}
+
     @cached_property
     def lost(self) -> list[Origin]:
         """The versions whose manifests go."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -63,6 +64,9 @@ def repack(repository: Repository, contents: PackContents) -> Copy:
         # Where a `gc` was killed, a pack may lie there beside its copy, each with something that the other one lacks.
         moved = repository.catalog.moved_packs(former)
         document["stands_for"] = [*(name for name in former if moved.get(name) == contents.name), contents.name]
+        if repository.catalog.follows_log:
+            # A copy that went once may never be referred to again, and another one may have to be made of the same.
+            document["nonce"] = secrets.token_hex(8)
         if not contents.is_present:
             document.pop("version", None)
         blobs = {name: data for name, data in before.blobs.items() if name in contents.wanted}

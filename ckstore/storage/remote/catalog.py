@@ -124,13 +124,14 @@ class RemoteCatalog(Catalog):
         """Why rows changed: what was noted with the records that the mirror has, all of which are read."""
         return [
             {**note, "sequence": head.number, "created": record["created"]}
-            for head, record in self._records()
+            for head, record in self._records(Head())
             for note in record["notes"]
         ]
 
-    def _records(self) -> list[tuple[Head, dict[str, Any]]]:
+    def _records(self, first: Head) -> list[tuple[Head, dict[str, Any]]]:
+        """The records behind one of them that the mirror has."""
         last = self._head().number
-        return [(made, record) for made, record in self._log.after(Head()) if made.number <= last]
+        return [(made, record) for made, record in self._log.after(first) if made.number <= last]
 
     def whole_records(self) -> list[dict[str, Any]]:
         """As `records`: a log with a damaged record makes no mirror."""
@@ -147,13 +148,18 @@ class RemoteCatalog(Catalog):
             (path / root.LOG).mkdir()
             log = RemoteLog(self._mirror.bucket, self._log.store, path / root.LOG)
             with RemoteCatalog(replace(self._mirror, path=path, log=log)) as again:
-                if records := self._records():
-                    again._follow(records)
-                return [
-                    f"The mirror says otherwise of {table} than the log; run `ckstore recover` to make it again."
-                    for table, query in _TABLES.items()
-                    if self._connection.rows(query) != again._connection.rows(query)
-                ]
+                while True:
+                    if records := self._records(again._head()):
+                        again._follow(records)
+                    with super().transaction():
+                        if self._head().number > again._head().number:
+                            continue  # A thread, or another process of the mirror, has followed the log meanwhile.
+                        return list(self._told_otherwise(again))
+
+    def _told_otherwise(self, again: RemoteCatalog) -> Iterator[str]:
+        for table, query in _TABLES.items():
+            if self._connection.rows(query) != again._connection.rows(query):
+                yield f"The mirror says otherwise of {table} than the log; run `ckstore recover` to make it again."
 
     def note(self, record: Mapping[str, Any]) -> None:
         """Say in the record why the rows change."""

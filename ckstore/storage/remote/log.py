@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -190,11 +190,10 @@ class RemoteLog:
             found.append((head, record))
         return found
 
-    def modified(self, numbers: Collection[int]) -> dict[int, datetime]:
-        """When records were written, by the server's clock."""
-        listed = patiently(lambda: list(self._bucket.list(self._prefix, after=self._name(min(numbers) - 1))))
-        found = {int(item.name.rpartition("/")[2]): item.modified for item in listed}
-        return {number: found[number] for number in numbers if number in found}
+    def modified(self, first: int) -> dict[int, datetime]:
+        """When records were written, from a number on, by the server's clock."""
+        listed = patiently(lambda: list(self._bucket.list(self._prefix, after=self._name(first - 1))))
+        return {int(item.name.rpartition("/")[2]): item.modified for item in listed}
 
     def _lines_between(self, known: int, last: int) -> list[bytes]:
         """The lines of the records from behind `known` to `last`."""

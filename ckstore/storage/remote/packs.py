@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 
 from blake3 import blake3
@@ -32,6 +33,8 @@ _PUTS = 4
 _PIECE = 16 << 20
 #: Seconds after which what looks damaged is fetched once more: others may have put the pack again.
 _AGAIN = 60.0
+#: Snapshots that stay, and seconds after which nobody waits for what the clock was asked with.
+_SNAPSHOTS, _ABANDONED = 2, 3600.0
 #: A file of the mirror that was written when it last deleted packs that had gone.
 _SWEPT = "swept"
 #: Bytes at the end of a pack that mostly hold its manifest.
@@ -190,14 +193,16 @@ class RemotePacks(PackReader):
             raise FileNotFoundError(name) from None
 
     def now(self) -> float:
-        """The server's clock: what it says of an object that is written now."""
+        """The server's clock: what it says of an object that is written now. Those of killed processes go with it."""
         name = f"probe/{secrets.token_hex(16)}"
         patiently(lambda: self._bucket.put(name, b"now"))
+        going = [name]
         try:
-            [listed] = [item for item in patiently(lambda: list(self._bucket.list("probe/"))) if item.name == name]
+            listed = {item.name: item.modified for item in patiently(lambda: list(self._bucket.list("probe/")))}
+            going += [other for other, then in listed.items() if (listed[name] - then).total_seconds() > _ABANDONED]
         finally:
-            patiently(lambda: self._bucket.delete([name]))
-        return listed.modified.timestamp()
+            patiently(lambda: self._bucket.delete(going))
+        return listed[name].timestamp()
 
     def files(self) -> Iterator[tuple[str, str, int]]:
         """Every object of the store."""
@@ -205,23 +210,43 @@ class RemotePacks(PackReader):
             directory, _, name = item.name.rpartition("/")
             yield directory.partition("/")[0] or ".", name, item.size
 
-    def sweep(self, grace: float, pause: float = 0.0) -> None:
+    def sweep(self, grace: float) -> dict[str, int]:
         """Delete packs that went; readers that have not heard of it have had so many seconds to do so.
 
-        What a record has removed no later one refers to, whoever writes it: nobody needs what is deleted here.
+        What a record has removed no later one refers to, whoever writes it: nobody needs what is deleted here. Older
+        snapshots of the catalog go as well.
         """
-        if not self._is_due(pause):
-            return
+        deleted = self._sweep(lambda written: self.now() - grace)
+        self._delete_snapshots()
+        return deleted
+
+    def sweep_in_passing(self, grace: float, pause: float) -> None:
+        """The same right after a commit, whose time is the present one; unless that was done so many seconds ago."""
+        if self._is_due(pause):
+            self._sweep(lambda written: max(moment.timestamp() for moment in written.values()) - grace)
+
+    def _sweep(self, until: Callable[[Mapping[int, datetime]], float]) -> dict[str, int]:
+        """Delete packs that went until a time, which is made of when records were written, by number."""
         gone = self._catalog.gone()
-        there = [info.name for info in self.list_packs() if info.name in gone]
-        if there:
-            written = self._mirror.log.modified({gone[name] for name in there})
-            last = self.now() - grace
-            old = [name for name in there if gone[name] in written and written[gone[name]].timestamp() <= last]
-            for name in old:
-                self.remove(name)
-                durable.checkpoint("pack-deleted")
-            patiently(lambda: self._bucket.delete([_PREFIX + name for name in old]))
+        there = {info.name: info.bytes for info in self.list_packs() if info.name in gone}
+        if not there:
+            return {}
+        written = self._mirror.log.modified(min(gone[name] for name in there))
+        last = until(written)
+        old = [name for name in there if gone[name] in written and written[gone[name]].timestamp() <= last]
+        for name in old:
+            self.remove(name)
+            durable.checkpoint("pack-deleted")
+        patiently(lambda: self._bucket.delete([_PREFIX + name for name in old]))
+        return {name: there[name] for name in old}
+
+    def _delete_snapshots(self) -> None:
+        """Delete all snapshots but the last two: one of them may just be read."""
+        names = [
+            item.name for item in patiently(lambda: list(self._bucket.list(f"snapshots/{self._mirror.log.store}/")))
+        ]
+        if len(names) > _SNAPSHOTS:
+            patiently(lambda: self._bucket.delete(sorted(names)[:-_SNAPSHOTS]))
 
     def _is_due(self, pause: float) -> bool:
         """Whether no process of this mirror has swept for so many seconds, and this one does so now."""

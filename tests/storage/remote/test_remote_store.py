@@ -24,7 +24,9 @@ from ckstore.errors import (
     NotFoundError,
     UsageError,
 )
+from ckstore.operations import catalog_check
 from ckstore.operations import compact as compact_module
+from ckstore.operations import verify as verify_module
 from ckstore.operations.gc import collect as collect_module
 from ckstore.operations.gc.collect import GcReport, gc
 from ckstore.operations.gc.plan import plan_for
@@ -33,7 +35,8 @@ from ckstore.policy import Policy
 from ckstore.storage.remote import bucket as bucket_module
 from ckstore.storage.remote import mirror as mirror_module
 from ckstore.storage.remote.bucket import UnreachableError
-from ckstore.storage.remote.log import RemoteLog
+from ckstore.storage.remote.log import Head, RemoteLog
+from ckstore.storage.remote.mirror import EVERY
 from tests.checkpoints import draw, scratch
 from tests.storage.remote.simulated import SimulatedBucket, SimulatedServer
 
@@ -248,6 +251,12 @@ def test_compactions_delete_what_versions_were_stored_in(
         store.compact(["gpt@1"])
         left = raw & packs_in(server)
         assert len(raw - left) == len(raw) // 3
+        store.compact()
+        for _ in range(500):
+            server.now()
+        store.tag("gpt@2", "later")  # Whose record tells the time.
+        store.compact()
+        assert not raw & packs_in(server)
         assert torch.equal(torch.as_tensor(version["model/weight"][:]), torch.as_tensor(state(0)["model"]["weight"]))
         assert torch.equal(
             torch.as_tensor(reader["gpt@1"]["model/weight"][:]), torch.as_tensor(state(1)["model"]["weight"])
@@ -268,6 +277,129 @@ def test_who_may_not_delete_compacts_all_the_same(
         monkeypatch.setattr(SimulatedBucket, "delete", refuse)
         monkeypatch.setattr(bucket_module, "PATIENCE", 0.0)
         store.compact()
+        assert not any(row.hot for row in store.versions())
+
+
+def test_gc_makes_a_copy_again_that_went_once(
+    server: SimulatedServer, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An ingest that comes before its commit needs what the copy lacks; later nothing does."""
+    both = {"a": draw(300, 256, seed=1), "b": draw(300, 256, seed=2)}
+    with ckstore.init(URL, cache=directory / "a") as store, ckstore.open(URL, cache=directory / "b") as other:
+        store.ingest(both, run="gpt", step=0, hot=0)
+        store.ingest({"a": both["a"]}, run="part", step=0, hot=0)
+        store.forget(["gpt@0"])
+        append, came = RemoteLog.append, []
+
+        def overtaken(self: RemoteLog, *arguments: Any, **named: Any) -> Any:
+            if self is store.repository.catalog._log and not came:
+                came.append(other.ingest({"b": both["b"]}, run="again", step=0, hot=0).version.number)
+            return append(self, *arguments, **named)
+
+        monkeypatch.setattr(RemoteLog, "append", overtaken)
+        store.gc(grace=0)
+        monkeypatch.setattr(RemoteLog, "append", append)
+        store.gc()
+        store.forget(came)
+        assert store.gc(grace=0).rewritten > 0
+        assert packs_in(server) == {pack.name for pack in store.catalog.packs()}
+        assert store.verify().problems == []
+
+
+def test_gc_plans_again_where_its_copy_went_meanwhile(
+    server: SimulatedServer, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ckstore.init(URL, cache=directory / "a") as store, ckstore.open(URL, cache=directory / "b") as other:
+        store.ingest({"a": draw(300, 256, seed=1), "b": draw(300, 256, seed=2)}, run="gpt", step=0, hot=0)
+        store.ingest({"a": draw(300, 256, seed=1)}, run="part", step=0, hot=0)
+        store.forget(["gpt@0"])
+        publish = store.packs.publish
+
+        def published(names: list[str]) -> None:
+            publish(names)
+            monkeypatch.setattr(store.packs, "publish", publish)
+            assert other.gc(grace=0).files == len(names)
+
+        monkeypatch.setattr(store.packs, "publish", published)
+        store.gc(grace=0)
+        assert packs_in(server) == {pack.name for pack in store.catalog.packs()}
+        assert store.verify().problems == other.verify().problems == []
+
+
+def test_gc_tells_what_compactions_have_left(server: SimulatedServer, directory: Path) -> None:
+    """That takes space until it is deleted, and counts once."""
+    with ckstore.init(URL, cache=directory / "a") as store:
+        for step in range(3):
+            store.ingest(state(step), run="gpt", step=step, hot=3)
+        raw = {name: len(server.objects[f"packs/{name}"][0]) for name in packs_in(server) if name.endswith(".raw.zip")}
+        store.compact(run="gpt")
+        foretold = store.gc(dry_run=True)
+        assert store.gc() == GcReport()
+        report = store.gc(grace=0)
+        assert foretold == report
+        assert report.files >= len(raw)
+        assert report.bytes >= sum(raw.values())
+        assert packs_in(server) == {pack.name for pack in store.catalog.packs()}
+        assert store.gc(dry_run=True) == store.gc() == GcReport()
+
+
+def test_old_snapshots_go_and_what_the_clock_was_asked_with(server: SimulatedServer, directory: Path) -> None:
+    with ckstore.init(URL, cache=directory / "a") as store:
+        for step in range(2):
+            store.ingest(state(step), run="gpt", step=step)
+        store.forget(["gpt@1"])
+        for number in range(3 * EVERY):
+            store.tag("gpt@0", f"t{number % 5}")
+        server.objects["probe/old"] = b"now", server.now()
+        for _ in range(4000):
+            server.now()
+        server.objects["probe/new"] = b"now", server.now()
+        store.gc(grace=0)
+    assert sum(name.startswith("snapshots/") for name in server.objects) == 2
+    assert [name for name in server.objects if name.startswith("probe/")] == ["probe/new"]
+    with ckstore.open(URL, cache=directory / "b") as other:
+        assert len(other.versions()) == 1
+
+
+def test_verify_finds_nothing_wrong_while_versions_are_compacted(
+    server: SimulatedServer, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither between two looks at the mirror and the log, nor where a pack goes before its turn."""
+    monkeypatch.setattr(compact_module, "GRACE", 0.0)
+    monkeypatch.setattr(compact_module, "_PAUSE", 0.0)
+    with ckstore.init(URL, cache=directory / "a") as store, ckstore.open(URL, cache=directory / "b") as other:
+        for step in range(4):
+            store.ingest(state(step), run="gpt", step=step, hot=9)
+        for place, step in (("_packs", 0), ("_wrong_fields", 1)):
+            real = getattr(catalog_check, place)
+
+            def first(*arguments: Any, real: Any = real, place: str = place, step: int = step) -> Any:
+                monkeypatch.setattr(catalog_check, place, real)
+                store.compact([f"gpt@{step}"])
+                return real(*arguments)
+
+            monkeypatch.setattr(catalog_check, place, first)
+            assert store.verify().problems == []
+        check_pack, after = verify_module._check_pack, RemoteLog.after
+
+        def late(repository: Any, name: str) -> str:
+            monkeypatch.setattr(verify_module, "_check_pack", check_pack)
+            other.repository.catalog.refresh()
+            other.compact(["gpt@2"])
+            return check_pack(repository, name)
+
+        monkeypatch.setattr(verify_module, "_check_pack", late)
+        assert store.verify().problems == []
+
+        def followed(self: RemoteLog, head: Any) -> Any:
+            found = after(self, head)
+            if head == Head():
+                monkeypatch.setattr(RemoteLog, "after", after)
+                store.compact(["gpt@3"])
+            return found
+
+        monkeypatch.setattr(RemoteLog, "after", followed)
+        assert store.repository.catalog.differences() == []
         assert not any(row.hot for row in store.versions())
 
 
