@@ -48,7 +48,7 @@ _TABLES = {
 #: The row of `meta` that has the highest number of a version that was ever committed.
 HIGHEST = "mirror:highest"
 META_VALUES = rows(matching(re.compile("[0-9]{1,15}"), "a number"))
-#: Rows of `meta` for packs that `gc` has removed begin so, and end with the pack's name.
+#: Rows of `meta` for packs that nobody needs any more begin so, and end with the pack's name.
 GONE = "gone:"
 
 
