@@ -30,6 +30,7 @@ import numpy.typing as npt
 
 import ckstore
 from ckstore.errors import ConflictError, NotFoundError
+from ckstore.operations import compact
 from tests.checkpoints import scratch
 from tests.fault_proxy import RATES, counts, fault_proxy, set_rates
 from tests.object_store import object_store
@@ -99,6 +100,7 @@ class Worker:
         """What the process is for, for ever; an error is told, and is a fault."""
         role: Callable[[ckstore.Store], None] = getattr(self, self.name.rstrip("0123456789"))
         logging.getLogger("ckstore").addHandler(_Warnings(self))
+        compact.GRACE = compact._PAUSE = 0.0  # What compactions free goes at once, whoever reads it.
         while True:
             try:
                 with ckstore.open(URL, cache=self.cache) as store:
