@@ -70,6 +70,9 @@ SLOW_GUESTS = ("lightning", "transformers")
 #: Pages whose commands start as users start them: most verbs, what compiles, and what a signal ends.
 WHOLE = ("README.md", "tutorial.md", "containers.md", "watch.md")
 
+#: Pages whose stores are in a bucket.
+SERVED = ("bucket.md", "push-and-pull.md")
+
 #: What kills a script when its second version is committed.
 KILLED = """
 import os, signal
@@ -221,7 +224,7 @@ def begin(page: Path, place: Path, gpt_run: list[Path], request: pytest.FixtureR
     train = f'#!/bin/sh\nPYTHONPATH={REPOSITORY} exec {sys.executable} -m tools.runs "$@"\n'
     (place / "tools" / "train").write_text(train)
     (place / "tools" / "train").chmod(0o755)
-    if page.name == "bucket.md":
+    if page.name in SERVED:
         for variable, value in request.getfixturevalue("server_settings").items():
             request.getfixturevalue("monkeypatch").setenv(variable, value)
     if page.parent == DOCS / "how-to":
@@ -229,7 +232,7 @@ def begin(page: Path, place: Path, gpt_run: list[Path], request: pytest.FixtureR
         shutil.copytree(made, place / ".ckstore")
 
 
-@pytest.mark.local  # Pages show stores in directories, but for that on buckets, which has a server of its own.
+@pytest.mark.local  # Pages show stores in directories, but for those in `SERVED`, which have a server of their own.
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page) and page not in PROGRAMS], ids=name)
 def test_what_a_page_shows_is_what_happens(
     page: Path, gpt_run: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest

@@ -19,7 +19,7 @@ from ckstore.cli.verb import open_store, verb
 )
 @transfer_options
 @click.pass_context
-def command(ctx: click.Context, /, other: Path, versions: tuple[str, ...], **options: Any) -> None:
+def command(ctx: click.Context, /, other: Path | str, versions: tuple[str, ...], **options: Any) -> None:
     """Take versions out of another store.
 
     `ckstore push`, seen from the other side: each VERSION, named as in OTHER, or a run there, or everything becomes

@@ -14,12 +14,13 @@ from ckstore.cli.verb import open_store, verb
 @verb(
     ("ckstore push /mnt/backup --run gpt", "all versions of a run that are not there yet"),
     ("ckstore push /mnt/backup gpt@400 gpt@500", "two versions, with all that restoring them takes"),
+    ("ckstore push s3://models/team-a --run gpt", "to a store in an object store"),
     ("ckstore push /mnt/backup --dry-run", "of everything: what would be sent, and how many bytes"),
     exit_codes=[3, 12, 13],
 )
 @transfer_options
 @click.pass_context
-def command(ctx: click.Context, /, other: Path, versions: tuple[str, ...], **options: Any) -> None:
+def command(ctx: click.Context, /, other: Path | str, versions: tuple[str, ...], **options: Any) -> None:
     """Send versions to another store.
 
     Each VERSION, or range A..B of versions of one run, or a whole run, or else everything becomes visible in OTHER, a

@@ -19,8 +19,15 @@ if TYPE_CHECKING:
 
 Function = Callable[..., Any]
 
+
+def _place(_: click.Context, __: click.Parameter, given: str) -> Path | str:
+    from ckstore.storage.root import place
+
+    return place(given)
+
+
 _OPTIONS = (
-    click.argument("other", metavar="OTHER", type=click.Path(path_type=Path)),
+    click.argument("other", metavar="OTHER", type=click.Path(), callback=_place),
     click.argument("versions", metavar="[VERSION]...", nargs=-1, type=VersionName()),
     click.option("--run", metavar="RUN", type=RunName(), help="All versions of this run."),
     click.option("--dry-run", is_flag=True, help="Change nothing; say what would be sent."),

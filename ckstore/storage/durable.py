@@ -17,6 +17,8 @@ from pathlib import Path
 from ckstore.errors import CkstoreError, IntegrityError
 
 _TEMPORARY = re.compile(r"\.tmp-(\d+)-[0-9a-f]+")
+#: Name of a file in a directory that is the mirror of a store in a bucket, and so a cache.
+MIRROR = "mirror"
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -79,9 +81,11 @@ def full_error(directory: Path, needed: int) -> DiskFullError:
     with suppress(OSError):
         status = os.statvfs(directory)
         free = f"{status.f_bavail * status.f_frsize:,}"
+    is_cache = any((place / MIRROR).is_file() for place in (directory, directory.parent))
+    elsewhere = ", or let $CKSTORE_CACHE name a directory on another disk," if is_cache else ""
     return DiskFullError(
         f"No space for {directory}: at least {needed:,} more bytes are needed and {free} are free;"
-        " free some and try again."
+        f" free some{elsewhere} and try again."
     )
 
 

@@ -14,7 +14,7 @@ PACKS = "packs"
 LOG = "log"
 CATALOG = "catalog.sqlite"
 #: Name inside a directory that only looks like a store, and follows one in a bucket.
-MIRROR = "mirror"
+MIRROR = durable.MIRROR
 #: The directory name that is looked for upwards.
 DEFAULT_NAME = ".ckstore"
 #: How URLs of stores in object stores begin.

@@ -21,7 +21,7 @@ def completed(*words: str) -> list[str]:
     command = [sys.executable, "-m", "ckstore"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.stderr == ""
-    return [line.split(",", 1)[1] for line in done.stdout.splitlines() if line]
+    return [line.removeprefix("plain,") for line in done.stdout.splitlines() if line]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -36,6 +36,8 @@ def test_names(filled: Path) -> None:
     assert completed("checkout", "gpt@1") == ["gpt@10"]
     assert completed("tag", "--delete", "b") == ["best"]
     assert completed("log", "g") == ["gpt"]
+    assert completed("push", "ot") == completed("pull", "ot") == ["file,ot"]  # Bash looks for it.
+    assert completed("push", "s3://models/team-a", "b") == ["best"]
     assert "--require-exact" in completed("checkout", "--")
 
 

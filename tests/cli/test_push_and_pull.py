@@ -59,6 +59,8 @@ def test_a_dry_run(ckstore, filled: Path, other: Path) -> None:
 def test_what_it_refuses(ckstore, filled: Path, other: Path) -> None:
     missing = ckstore("push", "nowhere", code=10).sentence
     assert missing.startswith(f"{root.place('nowhere')} is not a store; run `ckstore init")
+    for verb in ("push", "pull"):
+        assert ckstore(verb, "ftp://models/a", code=2).sentence.startswith("ftp://models/a is a URL (ftp), ")
     assert ckstore("push", other, "gpt@0", "--run", "gpt", code=2).sentence == "Give versions or --run, not both."
     assert "see `ckstore push --help`" in ckstore("push", code=2).sentence
 

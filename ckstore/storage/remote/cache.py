@@ -25,13 +25,18 @@ _TOGETHER, _REQUESTS = 16, 16
 _GAP = 4
 #: Blocks that stay in memory: most are read several times, for one chunk after the other.
 _RECENT = 128
-#: The cache takes this much at most, and a part of what is free.
+#: Blocks take this much at most, and a part of what is free; so do files of whole packs.
 LIMIT, _SHARE = 16 << 30, 4
 #: Seconds after which a block that is read counts as used again.
 _USED = 60.0
 
 #: Reads (offset, length) of a pack from the object store.
 Fetch = Callable[[str, int, int], bytes]
+
+
+def allowed(directory: Path) -> int:
+    """Bytes that what is at hand in a directory may take, as much as is free now."""
+    return min(LIMIT, shutil.disk_usage(directory).free // _SHARE)
 
 
 class BlockCache:
@@ -213,7 +218,7 @@ class BlockCache:
         with self._lock:
             limit = self._limit
             if limit is None:
-                limit = min(LIMIT, shutil.disk_usage(self._directory).free // _SHARE)
+                limit = allowed(self._directory)
             self._written += written / max(limit // 16, 1)
             if self._written < 1:
                 return

@@ -19,13 +19,13 @@ from ckstore.storage import durable
 from ckstore.storage.pack import PackInfo, digest_file, parse_pack_name
 from ckstore.storage.pack_reader import MissingPackError, OpenFile, OpenPack, PackReader, missing
 from ckstore.storage.remote.bucket import patiently
-from ckstore.storage.remote.cache import BLOCK, BlockCache
+from ckstore.storage.remote.cache import BLOCK, BlockCache, allowed
 from ckstore.storage.remote.catalog import RemoteCatalog
 from ckstore.storage.remote.mirror import Mirror
 
 #: Where packs lie in the object store, and their blocks in the mirror.
 _PREFIX, _BLOCKS = "packs/", "blocks"
-#: Seconds for which a pack that was written here, or mapped, is read from its file.
+#: Seconds for which a pack that was written here, or mapped, is read from its file at most.
 _KEPT = 24 * 3600.0
 #: Packs that are put at once.
 _PUTS = 4
@@ -87,6 +87,7 @@ class RemotePacks(PackReader):
         self._cache = BlockCache(mirror.path / _BLOCKS, self._fetch)
         self._modified: dict[str, float] = {}
         self._distrusted: dict[str, float] = {}
+        self._leave_to_cache()
 
     def publish(self, names: Sequence[str]) -> None:
         """Put packs; that a name is its content makes it harmless to do that twice."""
@@ -268,9 +269,9 @@ class RemotePacks(PackReader):
         self._cache.drop(pack)
 
     def _open_pack(self, pack: str) -> OpenPack:
-        path = self._path(pack)
-        if path.exists():
-            return OpenFile(path)
+        self._close_removed()
+        with suppress(FileNotFoundError):
+            return OpenFile(self._path(pack))
         size = self._catalog.pack_bytes(pack)
         if size is None:
             size = next((info.bytes for info in self.list_packs() if info.name == pack), None)
@@ -285,31 +286,54 @@ class RemotePacks(PackReader):
         """A pack as a file of the mirror, into which it is fetched."""
         opened = self._opened(pack)
         if not isinstance(opened, OpenFile):
-            temporary = durable.temporary_path(self._directory)
+            size, temporary = opened.size, durable.temporary_path(self._directory)
             try:
-                with temporary.open("wb") as file:
-                    for offset in range(0, opened.size, _PIECE):
-                        file.write(self._fetch(pack, offset, min(_PIECE, opened.size - offset)))
+                with durable.disk_full_explained(self._directory, size), temporary.open("wb") as file:
+                    for offset in range(0, size, _PIECE):
+                        file.write(self._fetch(pack, offset, min(_PIECE, size - offset)))
                     # What is mapped is compared with nothing: after a power cut it must be whole, or not there.
                     file.flush()
                     os.fsync(file.fileno())
+                opened = OpenFile(temporary)
                 temporary.replace(self._path(pack))
             finally:
                 temporary.unlink(missing_ok=True)
-            opened = OpenFile(self._path(pack))
+            self._open.drop(pack)
             self._open.put(pack, opened)
+            self._leave_to_cache([pack])
         return opened
 
-    def _leave_to_cache(self, names: Collection[str]) -> None:
-        """Remove the files of other packs that were written here a while ago.
+    def _leave_to_cache(self, names: Collection[str] = ()) -> None:
+        """Remove the files of other packs that were written here a while ago, and the oldest ones beyond a limit.
 
-        They were put and committed, or whoever wrote them was killed.
+        The former were put and committed, or whoever wrote them was killed. Of the latter a file goes if its pack is
+        committed, or can never be; the last one stays, however large it is, for those who map it one after the other.
         """
         oldest = time.time() - _KEPT
+        found = []
         for path in self._directory.iterdir():
             with suppress(OSError):
-                if path.name not in names and path.stat().st_mtime < oldest:
+                status = path.stat()
+                if path.name not in names and status.st_mtime < oldest:
                     durable.remove(path)
+                elif parse_pack_name(path.name) is not None:
+                    found.append((status.st_mtime, status.st_size, path))
+        over = sum(size for _, size, _ in found) - allowed(self._directory)
+        gone = self._catalog.gone() if over > 0 else {}
+        for _, size, path in sorted(found)[:-1]:
+            if over <= 0:
+                break
+            if path.name not in names and (path.name in gone or self._catalog.pack_bytes(path.name) is not None):
+                with suppress(OSError):
+                    path.unlink()
+                over -= size
+        self._close_removed()
+
+    def _close_removed(self) -> None:
+        """Close files that were removed, by whichever process: they take up space as long as they are open."""
+        for name in self._open:
+            if isinstance(self._open.get(name), OpenFile) and not self._path(name).exists():
+                self._open.drop(name)
 
     def _look_again(self, pack: str) -> None:
         """A pack is gone: hear of what others have done."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sqlite3
@@ -18,8 +19,10 @@ import ckstore
 from ckstore.errors import ConflictError, IntegrityError
 from ckstore.operations.drop import drop
 from ckstore.operations.recover import recover
-from ckstore.storage.pack_reader import MissingPackError
+from ckstore.storage.durable import DiskFullError, full_error
+from ckstore.storage.pack_reader import MissingPackError, OpenFile
 from ckstore.storage.remote import bucket as bucket_module
+from ckstore.storage.remote import cache as cache_module
 from ckstore.storage.remote import catalog as catalog_module
 from ckstore.storage.remote import mirror as mirror_module
 from ckstore.storage.remote.bucket import UnreachableError
@@ -269,6 +272,102 @@ def test_packs_that_were_written_here_long_ago_take_no_place(server: SimulatedSe
         for step in range(2):
             assert same(store[f"r@{step}"].state_dict(), step)
         assert store.verify().problems == []
+
+
+def pack_files(store: ckstore.Store) -> set[str]:
+    return set(os.listdir(store.path / "packs"))
+
+
+def test_files_of_packs_take_no_more_than_the_limit(
+    server: SimulatedServer, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache_module, "LIMIT", 0)
+    with ckstore.init(URL, cache=directory / "a") as store:
+        under_way = f"{'0' * 40}.zip"
+        (store.path / "packs" / under_way).touch()  # Of a process that is about to commit it.
+        os.utime(store.path / "packs" / under_way, (time.time() - 3600,) * 2)
+        known: set[str] = set()
+        for step in range(3):
+            store.ingest(state(step), run="r", step=step, hot=0)
+            assert same(store[f"r@{step}"].state_dict(), step)  # Its files are open now.
+            committed = {pack.name for pack in store.catalog.packs()}
+            assert pack_files(store) == {under_way, *committed - known}
+            known = committed
+        opened = [store.packs._open.get(name) for name in store.packs._open]
+        assert all(os.fstat(file.descriptor).st_nlink for file in opened if isinstance(file, OpenFile))
+        for step in range(3):
+            assert same(store[f"r@{step}"].state_dict(), step)
+    with ckstore.open(URL, cache=directory / "a", mode="r") as store:
+        assert len(pack_files(store)) == 2
+        assert under_way in pack_files(store)
+        for step in range(3):
+            assert same(store[f"r@{step}"].state_dict(), step)
+        assert store.verify().problems == []
+
+
+def test_a_file_of_a_pack_that_is_not_committed_stays(
+    server: SimulatedServer, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache_module, "LIMIT", 0)
+    seen: list[set[str]] = []
+
+    def look() -> None:
+        for path in (store.path / "packs").iterdir():
+            if path.name not in before:
+                os.utime(path, (time.time() - 3600,) * 2)
+        with ckstore.open(URL, cache=directory / "a") as other:
+            seen.append(pack_files(other) - before)
+
+    with ckstore.init(URL, cache=directory / "a") as store:
+        store.ingest(state(0), run="r", step=0, hot=0)
+        before = pack_files(store)
+        once_published(store, monkeypatch, look)
+        store.ingest(state(1), run="r", step=1, hot=0)
+        [found] = seen
+        assert found == {pack.name for pack in store.catalog.packs()} - before
+        assert found
+
+
+def test_mapped_packs_beyond_the_limit_go_and_can_still_be_read(
+    server: SimulatedServer, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache_module, "LIMIT", 0)
+    with ckstore.init(URL, cache=directory / "a") as store:
+        for step in range(2):
+            store.ingest(state(step), run="r", step=step, hot=2)
+        with ckstore.open(URL, cache=directory / "b") as reader:
+            first, last = reader.catalog.raw_packs()
+            mapped = [reader.packs.mapped(name) for name in (first, last)]
+            assert pack_files(reader) == {last}
+            assert [bytes(view) for view in mapped] == [server.objects[f"packs/{name}"][0] for name in (first, last)]
+            asked = server.requests["read_ranges"]
+            assert bytes(reader.packs.mapped(last)) == bytes(mapped[1])
+            assert server.requests["read_ranges"] == asked
+            os.utime(reader.path / "packs" / last, (time.time() - 60,) * 2)
+            monkeypatch.setattr(cache_module, "LIMIT", 1 << 30)
+            reader.packs.mapped(first)
+            assert pack_files(reader) == {first, last}
+        monkeypatch.setattr(cache_module, "LIMIT", 0)
+        store.compact(["r@0", "r@1"])
+    with ckstore.open(URL, cache=directory / "b") as reader:
+        assert not reader.catalog.raw_packs()
+        assert pack_files(reader) == {first}
+
+
+def test_a_full_disk_below_a_mirror(server: SimulatedServer, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with ckstore.init(URL, cache=directory / "a") as store:
+        store.ingest(state(0), run="r", step=0, hot=1)
+    with ckstore.open(URL, cache=directory / "b") as store:
+        [name] = store.catalog.raw_packs()
+        monkeypatch.setattr(os, "fsync", full)
+        with pytest.raises(DiskFullError, match=r"free some, or let \$CKSTORE_CACHE name a directory on another disk"):
+            store.packs.mapped(name)
+        assert not pack_files(store)
+    assert "$CKSTORE_CACHE" in str(full_error(store.path, 1))
+    assert "$CKSTORE_CACHE" not in str(full_error(directory, 1))
 
 
 def test_a_pack_that_is_mapped_is_whole_before_it_has_its_name(
