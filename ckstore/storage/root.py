@@ -21,7 +21,7 @@ DEFAULT_NAME = ".ckstore"
 REMOTE = ("s3://", "gs://", "az://")
 #: The environment variable that names a store.
 VARIABLE = "CKSTORE"
-_RULE = "a store is a path, or a URL that begins with s3://, gs:// or az:// (as a string)"
+_RULE = "a store is a path, or a URL that begins with s3://, gs:// or az://"
 
 
 def place(given: str | os.PathLike[str]) -> Path | str:
@@ -34,7 +34,7 @@ def place(given: str | os.PathLike[str]) -> Path | str:
     """
     if isinstance(given, str) and given.startswith(REMOTE):
         return given.rstrip("/")
-    return local_path(given, _RULE)
+    return local_path(given, _RULE if isinstance(given, str) else f"{_RULE}; a URL is given as a string")
 
 
 def is_store(path: Path) -> bool:

@@ -19,7 +19,7 @@ from ckstore.errors import CkstoreError, UsageError
 T = TypeVar("T")
 
 #: Clients would take what follows ? and # for something else than names, and what stands before @ for credentials.
-_URL = re.compile(r"(s3|gs|az)://[^/?#@]+(/[^?#]*)?")
+_URL = re.compile(r"(s3|gs|az)://[A-Za-z0-9._$-]+(/[^?#]*)?")
 #: What is signed with a token has it in its address.
 _QUERY = re.compile(r"\?\S*")
 #: How a server names what is wrong.
@@ -120,8 +120,8 @@ class ObstoreBucket:
             raise UsageError(f"{url} needs the package obstore; install ckstore[remote].") from error
         if _URL.fullmatch(url) is None:
             raise UsageError(
-                f"The URL of a store is {url[:2]}://bucket/prefix, without ?, # and @; credentials come from the"
-                " environment."
+                f"The URL of a store is {url[:2]}://bucket/prefix, with the plain name of a bucket and without ?, #"
+                " and @; credentials come from the environment."
             )
         for part in url.rstrip("/").split("/")[3:]:
             if part in ("", ".", ".."):

@@ -178,9 +178,11 @@ def test_what_is_gone_is_deleted_everywhere(bucket: ObstoreBucket, monkeypatch: 
         ("s3://models//x", r"The prefix of s3://models//x has an empty part \(//\); leave it out"),
         ("gs://models/a//x", "has an empty part"),
         ("az://models/../x", r"has the part \.\.; leave it out"),
+        ("s3://mod els/x", "with the plain name of a bucket"),
+        ("s3://models:9000/x", "with the plain name of a bucket"),
     ],
 )
-def test_a_prefix_is_made_of_names(url: str, said: str) -> None:
+def test_a_url_is_made_of_names(url: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         ObstoreBucket(url, {"region": "us-east-1", "account_name": "someone"})
 
