@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Literal, NamedTuple, Self, get_args
 
 from ckstore.errors import UsageError
 from ckstore.storage import root
@@ -96,6 +96,8 @@ class Repository:
         options: Mapping[str, str] | None = None,
         cache: Path | None = None,
     ) -> None:
+        if mode not in get_args(Mode):
+            raise UsageError(f"There is no mode {mode!r}; open a store with 'r' to read, or 'a' to read and write.")
         self.place = place
         self.mode = mode
         self.catalog: Catalog

@@ -588,7 +588,7 @@ def init(
     Raises
     ------
     ConflictError
-        Something is there already.
+        Something is there already, or in an object store another store lies above or below.
     UsageError
         The object store does not honour what a store needs of it.
     """
@@ -637,7 +637,7 @@ def open(
     ConflictError
         With `create`, something else stands there.
     UsageError
-        With `create`, no path is given, or one that is only to be read.
+        There is no such mode; or with `create`, no path is given, or one that is only to be read.
     FormatVersionError
         A later ckstore wrote it.
     """

@@ -12,8 +12,17 @@ from ckstore.errors import UsageError
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
 
 
-def local_path(given: str | os.PathLike[str]) -> Path:
+#: What is said of a URL where a file or a directory of files is meant.
+_OF_FILES = "ckstore reads and writes local paths only: give the path of a mounted file system"
+
+
+def local_path(given: str | os.PathLike[str], rule: str = _OF_FILES) -> Path:
     """The path that was given.
+
+    Parameters
+    ----------
+    rule
+        What is to be given instead of a URL.
 
     Raises
     ------
@@ -23,8 +32,5 @@ def local_path(given: str | os.PathLike[str]) -> Path:
     text = os.fspath(given)
     found = _URL.match(text)
     if found:
-        raise UsageError(
-            f"{text} is a URL ({found[1]}), and ckstore reads and writes local paths only: give the path of a mounted "
-            "file system."
-        )
+        raise UsageError(f"{text} is a URL ({found[1]}), and {rule}.")
     return Path(given)

@@ -21,6 +21,7 @@ DEFAULT_NAME = ".ckstore"
 REMOTE = ("s3://", "gs://", "az://")
 #: The environment variable that names a store.
 VARIABLE = "CKSTORE"
+_RULE = "a store is a path, or a URL that begins with s3://, gs:// or az://"
 
 
 def place(given: str | os.PathLike[str]) -> Path | str:
@@ -33,7 +34,7 @@ def place(given: str | os.PathLike[str]) -> Path | str:
     """
     if isinstance(given, str) and given.startswith(REMOTE):
         return given.rstrip("/")
-    return local_path(given)
+    return local_path(given, _RULE if isinstance(given, str) else f"{_RULE}; a URL is given as a string")
 
 
 def is_store(path: Path) -> bool:
@@ -44,7 +45,7 @@ def is_store(path: Path) -> bool:
     UsageError
         The path is a URL.
     """
-    local_path(path)
+    local_path(path, _RULE)
     return (path / PACKS).is_dir() and ((path / CATALOG).is_file() or (path / LOG).is_dir())
 
 
@@ -62,7 +63,7 @@ def create_layout(root: Path) -> None:
     ConflictError
         The path is a file, a store, the rest of one that lost its catalog, or a directory that holds something else.
     """
-    local_path(root)
+    local_path(root, _RULE)
     if root.exists():
         if not root.is_dir():
             raise ConflictError(f"{root} is a file; choose another path for the store.")

@@ -11,7 +11,7 @@ from ckstore.cli.program import run
 from ckstore.errors import UsageError
 from ckstore.runtime.local_path import local_path
 
-URLS = ["hdfs://bucket/store", "file:///tmp/s", "https://example.org/x.pt", "az:/one-slash"]
+URLS = ["hdfs://bucket/store", "file:///tmp/s", "https://example.org/x.pt", "az:/one-slash", "S3://bucket/x"]
 #: Where a store is meant, URLs of object stores are not refused.
 STORE = [["init", "{}"], ["--store", "{}", "init"], ["--store", "{}", "log"], ["--store", "{}", "recover"]]
 FILE = [["--store", "store", "ingest", "{}"], ["--store", "store", "checkout", "1", "-o", "{}"]]
@@ -32,7 +32,8 @@ def test_a_url_is_refused(
         store.ingest({"step": 1})
     assert run([word.format(url) for word in verb]) == UsageError.exit_code
     said = capsys.readouterr().err
-    assert "is a URL" in said
+    assert ("a store is a path, or a URL that begins with s3://" in said) == (verb in STORE)
+    assert ("give the path of a mounted file system" in said) == (verb in FILE)
     assert "Traceback" not in said
     assert [path.name for path in tmp_path.iterdir()] == ["store"]
 
@@ -41,9 +42,14 @@ def test_a_url_is_refused(
 def test_from_python(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for function in (ckstore.init, ckstore.open, lambda path: ckstore.open(path, create=True)):
-        with pytest.raises(UsageError, match="is a URL"):
+        with pytest.raises(UsageError, match=r"is a URL .* a store is a path, or a URL that begins with"):
             function(url)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_url_is_no_path() -> None:
+    with pytest.raises(UsageError, match=r"begins with s3://, gs:// or az://; a URL is given as a string"):
+        ckstore.open(Path("s3://models/team-a"))
 
 
 @pytest.mark.parametrize("path", ["a:b", "C", "runs/s3:/x", "/s3:/x", "s3", "1x:/y"])

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -18,9 +19,29 @@ from ckstore.errors import CkstoreError, UsageError
 T = TypeVar("T")
 
 #: Clients would take what follows ? and # for something else than names, and what stands before @ for credentials.
-_URL = re.compile(r"(s3|gs|az)://[^/?#@]+(/[^?#]*)?")
+_URL = re.compile(r"(s3|gs|az)://[A-Za-z0-9._$-]+(/[^?#]*)?")
 #: What is signed with a token has it in its address.
 _QUERY = re.compile(r"\?\S*")
+#: How a server names what is wrong.
+_CODE = re.compile(r"<Code>(\w+)</Code>")
+#: Where the client asks for the role of the machine once the environment has no credentials, and what it says where
+#: the environment has some of them.
+_LACKING = re.compile(
+    "/latest/(api/token|meta-data/)|/computeMetadata/|/metadata/identity/|Missing (AccessKeyId|SecretAccessKey)"
+    "|Account must be specified"
+)
+#: What the client and servers say where asking again would not help.
+_NO_BUCKET = re.compile("NoSuchBucket|ContainerNotFound")
+_ELSEWHERE = re.compile("Received redirect without LOCATION|PermanentRedirect|AuthorizationHeaderMalformed")
+_DENIED = re.compile(r"status code: 40[13]\b|code: AccessDenied|<Code>(ExpiredToken|InvalidToken)</Code>")
+#: Some servers refuse those who ask too often, too.
+_BUSY = re.compile("SlowDown|[rR]ateLimitExceeded")
+#: The variables of the environment in which each kind looks for credentials first.
+_VARIABLES = {
+    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS",
+    "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
+}
 
 #: Options that are not secrets; credentials come from the environment, as the clients of each kind look for them.
 OPTIONS = ("endpoint", "region", "skip_signature", "virtual_hosted_style_request", "account_name")
@@ -77,6 +98,9 @@ class Bucket(Protocol):
     def delete(self, names: Sequence[str]) -> None:
         """Remove objects, those that are not there as well."""
 
+    def above(self, name: str) -> str | None:
+        """The URL of a prefix above this one that has an object of this name, if any is seen."""
+
 
 class ObstoreBucket:
     """A bucket behind S3, Google Cloud Storage or Azure, or what speaks like one of them.
@@ -96,10 +120,16 @@ class ObstoreBucket:
             raise UsageError(f"{url} needs the package obstore; install ckstore[remote].") from error
         if _URL.fullmatch(url) is None:
             raise UsageError(
-                f"The URL of a store is {url[:2]}://bucket/prefix, without ?, # and @; credentials come from the"
-                " environment."
+                f"The URL of a store is {url[:2]}://bucket/prefix, with the plain name of a bucket and without ?, #"
+                " and @; credentials come from the environment."
             )
+        for part in url.rstrip("/").split("/")[3:]:
+            if part in ("", ".", ".."):
+                found = f"the part {part}" if part else "an empty part (//)"
+                raise UsageError(f"The prefix of {url} has {found}; leave it out.")
         self.url = url
+        self._options = options
+        self._answered = False
         plain = options.get("endpoint", "").startswith("http://")
         with self._explained(url):
             made: Any = from_url
@@ -109,6 +139,7 @@ class ObstoreBucket:
                 retry_config={"retry_timeout": timedelta(seconds=_CLIENT_PATIENCE)},
                 **check_options(options),
             )
+        self._answered = False  # Nothing was asked for yet.
 
     def put(self, name: str, data: bytes | Path) -> None:
         """Write an object, over one that is there."""
@@ -169,9 +200,32 @@ class ObstoreBucket:
         """Remove objects."""
         import obstore
 
-        with self._explained(names[0] if names else ""):
-            if names:
+        if not names:
+            return
+        with self._explained(names[0]):
+            try:
                 obstore.delete(self._store, list(names))
+            except FileNotFoundError as error:
+                if _NO_BUCKET.search(str(error)):
+                    raise
+                # Google Cloud Storage and Azure end at a name that is gone.
+                for name in names:
+                    with suppress(FileNotFoundError):
+                        obstore.delete(self._store, [name])
+
+    def above(self, name: str) -> str | None:
+        """The nearest prefix to the bucket that has an object of this name."""
+        parts = self.url.split("/")
+        for end in range(3, len(parts)):
+            bucket = ObstoreBucket("/".join(parts[:end]), self._options)
+            try:
+                patiently(partial(bucket.read, name))
+            except UnreachableError:
+                raise
+            except (CkstoreError, FileNotFoundError):
+                continue  # Credentials may be for the prefix alone.
+            return bucket.url
+        return None
 
     @contextmanager
     def _explained(self, name: str, *, reads: bool = False) -> Iterator[None]:
@@ -181,25 +235,47 @@ class ObstoreBucket:
         _check_process(self.url)
         try:
             yield
-        except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as error:
-            # Asking again would not help, as it does where it is not known what happened.
-            raise CkstoreError(
-                f"{self.url} refused {name} ({_said(error)}); check the credentials in the environment"
-                " and what they allow."
-            ) from None
+            self._answered = True
         except (FileNotFoundError, exceptions.BaseError) as error:
             if reads and isinstance(error, FileNotFoundError):
+                self._answered = True
                 raise FileNotFoundError(name) from None
-            # A bucket that is not there does not come by repeating.
-            raise (CkstoreError if isinstance(error, FileNotFoundError) else UnreachableError)(
+            final = self._final(name, error)
+            if final:
+                raise CkstoreError(final) from None
+            raise UnreachableError(
                 f"{self.url} could not be used for {name} ({_said(error)}); check its address, the credentials in the"
                 " environment, and the network."
             ) from None
 
+    def _final(self, name: str, error: Exception) -> str | None:
+        """What to say where asking again would not help, as it does where it is not known what happened."""
+        from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
+
+        text = str(error)
+        if _LACKING.search(text):
+            # The service that knows the role of the machine may be away for a moment, too.
+            variables = _VARIABLES[self.url[:2]]
+            return None if self._answered else f"There are no credentials for {self.url}; set {variables}."
+        if isinstance(error, FileNotFoundError) or _NO_BUCKET.search(text):
+            bucket = self.url.split("/")[2]
+            return f"There is no bucket {bucket}, or these credentials may not see it; make it first."
+        if _ELSEWHERE.search(text):
+            return f"The bucket of {self.url} is in another region ({_said(error)}); set AWS_REGION to that one."
+        denied = isinstance(error, PermissionDeniedError | UnauthenticatedError) or _DENIED.search(text)
+        if denied and not _BUSY.search(text):
+            return (
+                f"{self.url} refused {name} ({_said(error)}); check the credentials in the environment"
+                " and what they allow."
+            )
+        return None
+
 
 def _said(error: BaseException) -> str:
-    """Of what the client says the first line, which has no header in it, and no token."""
-    return _QUERY.sub("", str(error).partition("\n")[0].split(" - Server returned")[0]).rstrip(". ")
+    """Of what the client says the first line, which has no header in it, and no token; and the server's code."""
+    text = _QUERY.sub("", str(error).partition("\n")[0].split(" - Server returned")[0]).rstrip(". ")
+    code = _CODE.search(str(error))
+    return f"{text}: {code[1]}" if code else text
 
 
 def _check_process(url: str) -> None:

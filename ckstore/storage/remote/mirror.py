@@ -7,14 +7,16 @@ import os
 import re
 import secrets
 import sqlite3
-from collections.abc import Mapping
-from contextlib import closing, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from blake3 import blake3
 
-from ckstore.errors import ConflictError, IntegrityError, NoStoreError
+from ckstore.errors import CkstoreError, ConflictError, IntegrityError, NoStoreError
 from ckstore.storage import durable, root, zstd
 from ckstore.storage.connection import create_file
 from ckstore.storage.remote.bucket import Bucket, ObstoreBucket, patiently, prove, put_own
@@ -29,6 +31,8 @@ VARIABLE = "CKSTORE_CACHE"
 #: After so many records a snapshot of the catalog is put.
 EVERY = 256
 _LEVEL = 6
+#: Names that one list brings.
+_LISTED = 1000
 
 _SNAPSHOT_NAME = re.compile(r"snapshots/[0-9a-f]{32}/[0-9]{12}-[0-9a-f]{40}")
 _ROOT = fields(
@@ -78,13 +82,17 @@ def create(url: str, options: Mapping[str, str] | None = None, cache: Path | Non
     Raises
     ------
     ConflictError
-        There is one already.
+        There is one already, above or below it as well.
     UsageError
         The server ignores conditions or ranges.
     """
     url = url.rstrip("/")
     bucket = ObstoreBucket(url, options or {})
     prove(bucket, url)
+    _check_alone(bucket, url)
+    with _usable(cache) as directory:
+        directory.mkdir(parents=True, exist_ok=True)
+        TemporaryDirectory(dir=directory).cleanup()
     store = secrets.token_hex(16)
     data = _plain({"format": FORMAT, "store": store})
     if not put_own(bucket, ROOT, data):
@@ -113,6 +121,10 @@ def find(
     try:
         said = read_json(patiently(lambda: bucket.read(ROOT)), _ROOT)
     except FileNotFoundError:
+        if url == os.environ.get(root.VARIABLE, "").rstrip("/"):
+            raise NoStoreError(
+                f"${root.VARIABLE} names {url}, which is not a store; correct it or run `ckstore init {url}`."
+            ) from None
         raise NoStoreError(f"{url} is not a store; run `ckstore init {url}`.") from None
     except ValueError as error:
         raise IntegrityError(f"{url}/{ROOT} is damaged ({error}); restore it from a copy.") from error
@@ -153,21 +165,52 @@ def _mirror(
 ) -> Mirror:
     path = _directory(url, store, cache)
     lines = path / root.LOG
-    for directory in (path, lines, path / root.PACKS):
-        directory.mkdir(parents=True, exist_ok=True)
-    (path / root.MIRROR).touch()
-    if not (path / root.CATALOG).is_file():
-        temporary = durable.temporary_path(path)
-        try:
-            if snapshot is None or not _fetch(bucket, snapshot, temporary):
-                create_file(temporary)
-            # Of two processes that make one mirror, the one that is first: they differ in nothing.
-            with suppress(FileExistsError):
-                os.link(temporary, path / root.CATALOG)
-        finally:
-            temporary.unlink(missing_ok=True)
-    _remember(url, store, options, cache)
+    with _usable(cache):
+        for directory in (path, lines, path / root.PACKS):
+            directory.mkdir(parents=True, exist_ok=True)
+        if not (path / root.MIRROR).exists():
+            (path / root.MIRROR).touch()
+        if not (path / root.CATALOG).is_file():
+            temporary = durable.temporary_path(path)
+            try:
+                if snapshot is None or not _fetch(bucket, snapshot, temporary):
+                    create_file(temporary)
+                # Of two processes that make one mirror, the one that is first: they differ in nothing.
+                with suppress(FileExistsError):
+                    os.link(temporary, path / root.CATALOG)
+            finally:
+                temporary.unlink(missing_ok=True)
+        _remember(url, store, options, cache)
     return Mirror(url, options, bucket, path, RemoteLog(bucket, store, lines))
+
+
+def _check_alone(bucket: Bucket, url: str) -> None:
+    """Raise `ConflictError` where a store lies above or below: each would take objects of the other for its own.
+
+    Below it is looked for among as many names as one list brings; a store that is not among them is rare.
+    """
+    above = bucket.above(ROOT)
+    if above is not None:
+        raise ConflictError(f"{url} lies inside the store {above}; choose another prefix.")
+    for item in patiently(lambda: list(islice(bucket.list(""), _LISTED))):
+        if item.name.endswith(f"/{ROOT}"):
+            below = f"{url}/{item.name.removesuffix(f'/{ROOT}')}"
+            raise ConflictError(f"The store {below} lies inside {url}; choose another prefix.")
+
+
+@contextmanager
+def _usable(cache: Path | None) -> Iterator[Path]:
+    """The directory of mirrors; where it cannot be used, one sentence says what to do."""
+    directory = cache_directory(cache)
+    try:
+        yield directory
+    except CkstoreError:
+        raise
+    except OSError as error:
+        raise CkstoreError(
+            f"The cache {directory} cannot be used ({error.strerror or error}); name another directory with"
+            f" ${VARIABLE} or cache=."
+        ) from error
 
 
 def _fetch(bucket: Bucket, name: str, path: Path) -> bool:

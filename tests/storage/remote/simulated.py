@@ -128,6 +128,9 @@ class SimulatedBucket:
             ]
         return iter(found)
 
+    def above(self, name: str) -> str | None:
+        return None
+
     def delete(self, names: Sequence[str]) -> None:
         for name in names:
             with self._request("delete", name), self.server.lock:

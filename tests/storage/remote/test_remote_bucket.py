@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import threading
 import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from ckstore.errors import CkstoreError
+from ckstore.errors import CkstoreError, UsageError
 from ckstore.storage.remote.bucket import ObstoreBucket, UnreachableError, patiently
 
 pytest.importorskip("obstore")
@@ -17,6 +21,170 @@ pytest.importorskip("obstore")
 @pytest.fixture
 def bucket() -> ObstoreBucket:
     return ObstoreBucket("s3://models/team-a", {"region": "us-east-1"})
+
+
+class Answers(ThreadingHTTPServer):
+    """A server that answers every request alike."""
+
+    status, body = 200, ""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Answer)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+    def bucket(self, name: str = "models") -> ObstoreBucket:
+        return ObstoreBucket(f"s3://{name}/team-a", {"endpoint": self.url, "region": "us-east-1"})
+
+
+class _Answer(BaseHTTPRequestHandler):
+    server: Answers
+
+    def _answer(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.send_response(self.server.status)
+        self.send_header("Content-Length", str(len(self.server.body)))
+        self.end_headers()
+        self.wfile.write(self.server.body.encode())
+
+    do_GET = do_PUT = do_POST = _answer  # noqa: N815
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Answers]:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "someone")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "do-not-write-this-down")
+    with Answers() as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def said_at_once(request: Callable[[], object]) -> str:
+    """What is said of a request that is not repeated."""
+    before = time.monotonic()
+    with pytest.raises(CkstoreError) as raised:
+        patiently(request)
+    assert not isinstance(raised.value, UnreachableError)
+    assert time.monotonic() - before < 5
+    assert "do-not-write" not in str(raised.value)
+    return str(raised.value)
+
+
+def code(name: str) -> str:
+    return f'<?xml version="1.0"?>\n<Error><Code>{name}</Code><Message>See the\nmanual.</Message></Error>'
+
+
+REQUESTS: dict[str, Callable[[ObstoreBucket], object]] = {
+    "list": lambda bucket: list(bucket.list("log/")),
+    "read": lambda bucket: bucket.read("log/1"),
+    "put": lambda bucket: bucket.put_absent("log/1", b"ours"),
+    "delete": lambda bucket: bucket.delete(["log/1"]),
+}
+
+
+@pytest.mark.parametrize("kind", REQUESTS)
+@pytest.mark.parametrize(
+    ("status", "name", "remedy"),
+    [
+        (403, "InvalidAccessKeyId", "refused log.*InvalidAccessKeyId.*; check the credentials in the environment"),
+        (401, "Unauthorized", "refused log.*; check the credentials in the environment"),
+        (400, "ExpiredToken", "refused log.*ExpiredToken.*; check the credentials in the environment"),
+        (301, "PermanentRedirect", "another region .*; set AWS_REGION"),
+        (400, "AuthorizationHeaderMalformed", "another region .*; set AWS_REGION"),
+    ],
+)
+def test_every_kind_of_refusal_is_final(server: Answers, kind: str, status: int, name: str, remedy: str) -> None:
+    server.status, server.body = status, code(name)
+    assert re.search(remedy, said_at_once(lambda: REQUESTS[kind](server.bucket())))
+
+
+@pytest.mark.parametrize("kind", ["list", "put", "delete"])
+def test_a_bucket_that_is_not_there_is_named(server: Answers, kind: str) -> None:
+    server.status, server.body = 404, code("NoSuchBucket")
+    said = said_at_once(lambda: REQUESTS[kind](server.bucket()))
+    assert said == "There is no bucket models, or these credentials may not see it; make it first."
+
+
+def test_a_deletion_that_is_refused_is_final(server: Answers) -> None:
+    """The request succeeds, and its body says that it did not."""
+    refused = "<Error><Key>team-a/log/1</Key><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
+    server.body = f'<?xml version="1.0"?><DeleteResult>{refused}</DeleteResult>'
+    assert "refused log/1" in said_at_once(lambda: server.bucket().delete(["log/1"]))
+
+
+def test_a_refusal_of_those_who_ask_too_often_is_waited_for(server: Answers) -> None:
+    server.status, server.body = 403, code("SlowDown")
+    for request in REQUESTS.values():
+        with pytest.raises(UnreachableError):
+            request(server.bucket())
+
+
+def test_no_credentials_are_named(server: Answers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    expected = "There are no credentials for s3://models/team-a; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY."
+    assert said_at_once(server.bucket) == expected
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.setenv("AWS_METADATA_ENDPOINT", server.url)
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+    server.status = 404
+    for request in REQUESTS.values():
+        assert said_at_once(lambda request=request: request(server.bucket())) == expected
+    with pytest.raises(CkstoreError, match="set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY"):
+        ObstoreBucket("az://models/team-a", {})
+
+
+def test_a_role_that_is_away_for_a_moment_is_waited_for(bucket: ObstoreBucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    import obstore
+    from obstore.exceptions import GenericError
+
+    def away(*arguments: object) -> None:
+        raise GenericError("Error performing PUT http://169.254.169.254/latest/api/token in 10s - HTTP error")
+
+    monkeypatch.setattr(obstore, "put", lambda *arguments: None)
+    bucket.put("packs/a.zip", b"")
+    monkeypatch.setattr(obstore, "get", away)
+    with pytest.raises(UnreachableError):
+        bucket.read("ckstore.json")
+
+
+def test_what_is_gone_is_deleted_everywhere(bucket: ObstoreBucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Google Cloud Storage and Azure end at a name that is not there."""
+    import obstore
+
+    there = {"a", "b", "d"}
+
+    def delete(store: object, names: list[str]) -> None:
+        for name in names:
+            if name not in there:
+                raise FileNotFoundError(f"Object at location {name} not found")
+            there.remove(name)
+
+    monkeypatch.setattr(obstore, "delete", delete)
+    bucket.delete(["a", "gone", "b", "c"])
+    assert there == {"d"}
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("s3://models//x", r"The prefix of s3://models//x has an empty part \(//\); leave it out"),
+        ("gs://models/a//x", "has an empty part"),
+        ("az://models/../x", r"has the part \.\.; leave it out"),
+        ("s3://mod els/x", "with the plain name of a bucket"),
+        ("s3://models:9000/x", "with the plain name of a bucket"),
+    ],
+)
+def test_a_url_is_made_of_names(url: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        ObstoreBucket(url, {"region": "us-east-1", "account_name": "someone"})
 
 
 def test_a_refusal_is_not_waited_for(bucket: ObstoreBucket, monkeypatch: pytest.MonkeyPatch) -> None:

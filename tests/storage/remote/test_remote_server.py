@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import ckstore
-from ckstore.errors import CkstoreError
+from ckstore.errors import CkstoreError, ConflictError
 from ckstore.storage.remote.bucket import ObstoreBucket
 from tests.asked_of_versions import weight_sum
 from tests.checkpoints import draw, scratch
@@ -119,11 +119,30 @@ def test_the_process_of_a_saver_stores_in_a_bucket(server: ObjectStore, director
 
 
 def test_a_bucket_that_is_not_there(server: ObjectStore, directory: Path) -> None:
-    with pytest.raises(CkstoreError, match=r"could not be used .*check its address, the credentials") as caught:
+    with pytest.raises(CkstoreError, match=r"There is no bucket nobody, or .*; make it first") as caught:
         ckstore.init(f"{server.url[:5]}nobody/store", options=server.options)
     assert server.secret not in str(caught.value)
     assert "\n" not in str(caught.value)
     assert not any((directory / "cache").glob("*/catalog.sqlite"))
+
+
+def test_stores_do_not_lie_inside_one_another(server: ObjectStore, directory: Path) -> None:
+    url = f"{server.url}/nested/team-a"
+    ckstore.init(url, options=server.options).close()
+    for below in (f"{url}/x", f"{url}/x/y"):
+        with pytest.raises(ConflictError, match=f"{below} lies inside the store {url}; choose another prefix"):
+            ckstore.init(below, options=server.options)
+    with pytest.raises(ConflictError, match=f"The store {url} lies inside {server.url}/nested; choose another"):
+        ckstore.init(f"{server.url}/nested", options=server.options)
+    ckstore.init(f"{url}-too", options=server.options).close()
+    with pytest.raises(ConflictError, match="is already a store"):
+        ckstore.init(url, options=server.options)
+    # Objects of others may lie beside a store, and below it.
+    bucket = ObstoreBucket(f"{server.url}/shared", server.options)
+    bucket.put("a/readme.txt", b"ours")
+    ckstore.init(f"{server.url}/shared/a/b", options=server.options).close()
+    bucket.put("c/readme.txt", b"ours")
+    ckstore.init(f"{server.url}/shared/c", options=server.options).close()
 
 
 def test_a_server_that_ignores_conditions_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -746,3 +746,42 @@ def test_packs_that_are_committed_while_gc_is_about_to_remove_them_stay(
             for record in store.catalog.records()
             if record["change"] == "gc" and any(origin[0] == store["gpt@2"].row.uid for origin in record["versions"])
         )
+
+
+def test_a_cache_that_cannot_be_used_is_named(
+    server: SimulatedServer, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (directory / "file").write_bytes(b"")
+    remedy = r"The cache .* cannot be used \(.*\); name another directory with \$CKSTORE_CACHE or cache="
+    for cache in (directory / "file", directory / "file" / "below", Path("/proc/nowhere")):
+        with pytest.raises(CkstoreError, match=remedy):
+            ckstore.init(URL, cache=cache)
+        assert not server.objects, "a store that could not be opened was made"
+    ckstore.init(URL, cache=directory / "a").close()
+    for cache in (directory / "file", directory / "file" / "below", Path("/proc/nowhere")):
+        with pytest.raises(CkstoreError, match=remedy):
+            ckstore.open(URL, "r", cache=cache)
+    # A mirror that is there is not written to, if nothing came.
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "touch", lambda *arguments: pytest.fail("the mirror was touched"))
+        ckstore.open(URL, "r", cache=directory / "a").close()
+
+
+def test_the_variable_that_names_no_store_is_named(
+    server: SimulatedServer, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(NoStoreError, match=f"^{URL} is not a store; run `ckstore init {URL}`"):
+        ckstore.open(URL, cache=directory)
+    monkeypatch.setenv("CKSTORE", f"{URL}/")
+    with pytest.raises(NoStoreError, match=f"^.CKSTORE names {URL}, which is not a store; correct it or run"):
+        ckstore.open(cache=directory)
+    assert server.requests == {"read": 2}
+
+
+@pytest.mark.parametrize("url", [None, URL])
+def test_other_modes_are_refused(url: str | None, server: SimulatedServer, directory: Path) -> None:
+    place = url or directory / "store"
+    ckstore.init(place, cache=directory / "a").close()
+    mode: Any = "w"
+    with pytest.raises(UsageError, match="There is no mode 'w'; open a store with 'r' to read, or 'a'"):
+        ckstore.open(place, mode, cache=directory / "a")
