@@ -21,8 +21,9 @@ from ckstore.storage import durable
 BLOCK = 256 << 10
 #: Blocks that are fetched with one request, and requests at once.
 _TOGETHER, _REQUESTS = 16, 16
-#: Blocks between two wanted ones that are fetched with them instead of by a request of their own.
-_GAP = 4
+#: Blocks between two wanted ones that are fetched with them instead of by a request of their own. Requests go together,
+#: so that what is read bounds the time of a restore.
+_GAP = 1
 #: Blocks that stay in memory: most are read several times, for one chunk after the other.
 _RECENT = 128
 #: Blocks take this much at most, and a part of what is free; so do files of whole packs.
@@ -244,8 +245,8 @@ def _runs(numbers: Sequence[int]) -> Iterable[range]:
 
     Examples
     --------
-    >>> list(_runs([0, 1, 4, 40, 41]))
-    [range(0, 5), range(40, 42)]
+    >>> list(_runs([0, 1, 3, 40, 41]))
+    [range(0, 4), range(40, 42)]
     """
     run: range | None = None
     for number in numbers:

@@ -27,7 +27,7 @@ def test_a_gap_that_another_thread_is_fetching(directory: Path) -> None:
     begun, may_end = threading.Event(), threading.Event()
 
     def fetch(pack: str, offset: int, length: int) -> bytes:
-        if (offset, length) == (BLOCK, 6 * BLOCK):
+        if (offset, length) == (BLOCK, 3 * BLOCK):
             begun.set()
             assert may_end.wait(30)
         return content(offset, length)
@@ -41,19 +41,19 @@ def test_a_gap_that_another_thread_is_fetching(directory: Path) -> None:
         except BaseException as error:
             found[first] = error
 
-    cache.prefetch([("pack", 8 * BLOCK, [(BLOCK, 1), (6 * BLOCK, 1)])])  # In one request, with what is between.
+    cache.prefetch([("pack", 8 * BLOCK, [(BLOCK, 1), (3 * BLOCK, 1)])])  # In one request, with what is between.
     assert begun.wait(30)
-    threads = [threading.Thread(target=read, args=part) for part in ((6, 1), (0, 4))]
+    threads = [threading.Thread(target=read, args=part) for part in ((3, 1), (0, 3))]
     for thread in threads:
         thread.start()
     deadline = time.monotonic() + 30
-    while not (directory / "pack" / f"{3:08d}").exists() and time.monotonic() < deadline:
+    while not (directory / "pack" / f"{2:08d}").exists() and time.monotonic() < deadline:
         time.sleep(0.01)
     time.sleep(0.05)
     may_end.set()
     for thread in threads:
         thread.join()
-    assert found == {0: content(0, 4 * BLOCK), 6: content(6 * BLOCK, BLOCK)}
+    assert found == {0: content(0, 3 * BLOCK), 3: content(3 * BLOCK, BLOCK)}
     cache.close()
 
 
