@@ -207,8 +207,7 @@ class Bench:
         about = (
             f"Checkpoints of {nbytes / 1e6:.0f} MB. {_LINK} The file is fetched at the link's speed and then loaded,"
             " from the page cache. A version takes all that it is stored against; *the one before at hand* is what a"
-            " machine reads that has restored that one, with the same cache. Seconds"
-            " are medians of three."
+            " machine reads that has restored that one, with the same cache. Seconds are medians of three."
         )
         return Section("In a bucket: restores", about, [table])
 
