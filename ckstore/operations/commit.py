@@ -192,7 +192,7 @@ class Change:
             if record is not None:
                 if "version" in record:
                     version = catalog.version(record["version"])
-                    if before is not None and _described(version) != _described(before):
+                    if before is not None and described(version) != described(before):
                         raise ConflictError(f"Version {version.number} was changed by others meanwhile; try again.")
                     if frees is not None:
                         if not version.hot:
@@ -320,7 +320,7 @@ def remove_uncommitted(repository: Repository, packs: Iterable[PackInfo]) -> Non
         remove_files(repository, [pack.name for pack in packs])
 
 
-def _described(row: VersionRow) -> tuple[str, str, int]:
+def described(row: VersionRow) -> tuple[str, str, int]:
     """Where a manifest says what a version is."""
     return row.uid, row.pack, row.manifest_offset
 

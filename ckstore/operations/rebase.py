@@ -14,11 +14,12 @@ from ckstore.codecs.lattice import ordinal_difference
 from ckstore.encoding.estimate import Encoded
 from ckstore.encoding.exact import exact_frame
 from ckstore.encoding.writer import ObjectWriter
+from ckstore.errors import IntegrityError
 from ckstore.lineage.cost import cost, layer
 from ckstore.objects.documents import Object
 from ckstore.objects.records import LatticeRecord
 from ckstore.objects.restore_cost import LEVEL, assembly_work
-from ckstore.operations.commit import Change
+from ckstore.operations.commit import Change, described
 from ckstore.operations.costs import present_costs
 from ckstore.reading.stored_version import StoredVersion
 from ckstore.runtime.threads import in_order, worker_count
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from ckstore.repository import Repository
 
 
+#: How often it begins again because others have changed a version meanwhile.
+_TRIES = 3
 #: A version may cost a little more than its budget: as much as numbers are rounded by.
 _ROUNDING = 1.001
 
@@ -64,7 +67,29 @@ def rebase(
         1 or more; None stores every object of the versions in full.
     dry_run
         Only say which versions are beyond the budget and how many objects would be stored anew.
+
+    Raises
+    ------
+    NotFoundError
+        One of them was forgotten meanwhile.
     """
+    for _ in range(_TRIES):
+        try:
+            return _rebase(repository, versions, budget, dry_run=dry_run)
+        except IntegrityError:
+            repository.catalog.refresh()
+            rows = [repository.catalog.version(version.row.number) for version in versions]
+            if all(described(row) == described(version.row) for row, version in zip(rows, versions, strict=True)):
+                raise
+            # Others have thinned one of them, or described it again, since it was looked up: what it had may be gone.
+            repository.resolver.forget()
+            versions = [StoredVersion(repository, row) for row in rows]
+    return _rebase(repository, versions, budget, dry_run=dry_run)
+
+
+def _rebase(
+    repository: Repository, versions: Sequence[StoredVersion], budget: float | None, *, dry_run: bool
+) -> RebaseReport:
     chosen: set[Object] = set()
     numbers = []
     for version in versions:

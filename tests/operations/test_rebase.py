@@ -11,7 +11,8 @@ import pytest
 
 import ckstore
 from ckstore.encoding.budget import BUDGET, PLANNED
-from ckstore.operations import commit, costs
+from ckstore.errors import NotFoundError
+from ckstore.operations import commit, costs, rebase
 from ckstore.storage.catalog import Catalog
 
 
@@ -54,6 +55,32 @@ def test_others_may_write_while_costs_are_taken(store: ckstore.Store, monkeypatc
     store.rebase(["a@2"])
     assert taken == [2, 3, 4], "the base needs no object that could have moved"
     assert [row.depth for row in store.versions()] == [0, 1, 0]
+
+
+@pytest.mark.parametrize("change", ["thin", "forget"])
+def test_a_version_that_others_change_before_it_is_looked_at(
+    store: ckstore.Store, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    """What it has by then is stored in full; one that was forgotten is said to be."""
+    beyond, changed = rebase._beyond, []
+
+    def late(*arguments: Any) -> Any:
+        if not changed:
+            changed.append(change)
+            with ckstore.open(store.place) as other:
+                getattr(other, change)(["a@3"])
+                other.gc(grace=0)
+        return beyond(*arguments)
+
+    monkeypatch.setattr(rebase, "_beyond", late)
+    if change == "thin":
+        store.rebase(["a@3"])
+        assert store["a@3"].row.fidelity == "coarse"
+        assert store["a@3"].row.depth == 0
+    else:
+        with pytest.raises(NotFoundError, match="version 4"):
+            store.rebase(["a@3"])
+    assert store.verify().problems == []
 
 
 def test_places_and_costs_change_at_once(store: ckstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
