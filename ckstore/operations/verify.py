@@ -237,11 +237,12 @@ def _check_pack(repository: Repository, name: str) -> str:
         parsed = parse_pack_name(name)
         if parsed is None or repository.packs.digest(name) != parsed[0]:
             return f"Pack {name} is not what its name says; restore it from a copy."
-    except CkstoreError as error:
+    except MissingPackError as error:
         repository.catalog.refresh()
-        is_known = any(pack.name == name for pack in repository.catalog.packs())
         # What others have removed since nobody needs any more.
-        return str(error) if is_known or not isinstance(error, MissingPackError) else ""
+        return str(error) if any(pack.name == name for pack in repository.catalog.packs()) else ""
+    except CkstoreError as error:
+        return str(error)
     return ""
 
 
