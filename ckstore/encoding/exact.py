@@ -37,7 +37,7 @@ from ckstore.encoding.estimate import (
 )
 from ckstore.encoding.magnitudes import row_width
 from ckstore.errors import IntegrityError
-from ckstore.lineage.cost import cost, layer, patches
+from ckstore.lineage.cost import Prices, Work, cost, layer, patches
 from ckstore.lineage.foretold import Foretold, Layer
 from ckstore.lineage.planner import Candidates, Choice, Option
 from ckstore.objects.identity import digest, lattice_id
@@ -280,14 +280,15 @@ class ObjectEncoder:
         """What there is to choose from where layers take so many bytes."""
         chunks = -(-unit.count // unit.chunk)
         base = sizes[BASE]
-        full_cost = cost(layer(chunks, unit.count, int(base), grouped=False))
-        options = [Option("base", base, full_cost, is_base=True)]
+        full = layer(chunks, unit.count, int(base), grouped=False)
+        prices = self._prices(full)
+        options = [Option("base", base, prices.of(full), is_base=True)]
         plans = {"base": Way(None)}
         chain = [] if record is None else nearby_ancestors(self.reader.chain(record))
         if record is not None and PATCHED in sizes:
             stored = sizes[PATCHED]
-            price = cost(patches(chunks, int(stored)).plus(self.reader.lattice_work(record)))
-            options.append(Option("patched", stored, price, is_base=False))
+            work = patches(chunks, int(stored)).plus(self.reader.lattice_work(record))
+            options.append(Option("patched", stored, prices.of(work), is_base=False))
             plans["patched"] = Way(record, patched=True)
             if stored <= PATCH_WORTH * min(sizes.get((order, 0), stored) for order in ("natural", "context")):
                 chain = []
@@ -296,13 +297,16 @@ class ObjectEncoder:
                 if (order, place) not in sizes:
                     continue
                 stored, name = sizes[order, place], f"{order}-{place}"
-                own_work = layer(chunks, unit.count, int(stored), grouped=order == "context", delta=True)
-                price = cost(own_work.plus(self.reader.lattice_work(ancestor)))
-                options.append(Option(name, stored, price, is_base=False))
+                work = layer(chunks, unit.count, int(stored), grouped=order == "context", delta=True)
+                work = work.plus(self.reader.lattice_work(ancestor))
+                options.append(Option(name, stored, prices.of(work), is_base=False))
                 plans[name] = Way(ancestor, context=order == "context", factor=factors.get((order, place), 1.0))
         debt = 0.0 if record is None else record.debt
         candidates = Candidates(tuple(options), debt)
-        return Estimate(unit, candidates, plans, full_cost, (int(base), 0), foretold=foretold)
+        return Estimate(unit, candidates, plans, cost(full), (int(base), 0), foretold=foretold)
+
+    def _prices(self, full: Work) -> Prices:
+        return Prices(cost(full), full.stored, over_link=self.reader.blocks.is_remote)
 
     @staticmethod
     def _differences(sample: Sample, before: Bits, dtype: str) -> dict[bool, tuple[float, float]]:
@@ -395,33 +399,32 @@ class ObjectEncoder:
         """What there is to choose from where layers take so many bytes."""
         chunks, count = record.chunks, unit.count
         base, own, delta = sizes[BASE], sizes[OWN], sizes[DELTA]
-        own_cost = cost(layer(chunks, count, int(own), grouped=True))
-        base_cost = cost(layer(chunks, count, int(base), grouped=False))
-        delta_work = layer(chunks, count, int(delta), grouped=False, delta=True)
-        delta_cost = cost(delta_work.plus(self.reader.lattice_work(record)))
-        full_cost = base_cost + own_cost
+        own_work = layer(chunks, count, int(own), grouped=True)
+        full = layer(chunks, count, int(base), grouped=False).plus(own_work)
+        delta_work = layer(chunks, count, int(delta), grouped=False, delta=True).plus(self.reader.lattice_work(record))
+        prices = self._prices(full)
         options = [
-            Option("base", base + own, full_cost, is_base=True),
-            Option("delta", delta + own, delta_cost + own_cost, is_base=False),
+            Option("base", base + own, prices.of(full), is_base=True),
+            Option("delta", delta + own, prices.of(delta_work.plus(own_work)), is_base=False),
         ]
         plans = {"base": Way(None), "delta": Way(record)}
         chain = [] if content is None else nearby_ancestors(self.reader.content_chain(content))
         if content is not None and PATCHED in sizes:
             stored = sizes[MOVED] + sizes[PATCHED]
-            price = cost(patches(chunks, int(sizes[PATCHED])).plus(self.reader.content_work(content)))
-            options.append(Option("patched", stored, price, is_base=False))
+            work = patches(chunks, int(sizes[PATCHED])).plus(self.reader.content_work(content))
+            options.append(Option("patched", stored, prices.of(work), is_base=False))
             plans["patched"] = Way(record, content, patched=True)
             if stored <= PATCH_WORTH * (delta + sizes["chained", 0]):
                 chain = []
         for place, ancestor in chain:
             chained, name = sizes["chained", place], f"chained-{place}"
-            exact_work = layer(chunks, count, int(chained), grouped=True).plus(self.reader.content_work(ancestor))
-            options.append(Option(name, delta + chained, delta_cost + cost(exact_work), is_base=False))
+            work = layer(chunks, count, int(chained), grouped=True).plus(self.reader.content_work(ancestor))
+            options.append(Option(name, delta + chained, prices.of(delta_work.plus(work)), is_base=False))
             plans[name] = Way(record, ancestor, factor=factors.get(("chained", place), 1.0))
         alone = int(base), int(own)
         debt = record.debt if content is None else content.debt
         candidates = Candidates(tuple(options), debt)
-        return Estimate(unit, candidates, plans, full_cost, alone, lattice, origin, foretold=foretold)
+        return Estimate(unit, candidates, plans, cost(full), alone, lattice, origin, foretold=foretold)
 
     def _linear_parent(
         self, unit: Unit, parent: str | None, coarse: str | None
@@ -449,11 +452,11 @@ class ObjectEncoder:
         base = sample.nbytes(integers)
         own = sample.nbytes(*lattice.residuals(bits, integers, start))
         chunks = -(-unit.count // unit.chunk)
-        work = layer(chunks, unit.count, int(base), grouped=False)
-        full_cost = cost(work.plus(layer(chunks, unit.count, int(own), grouped=True)))
-        option = Option("base", base + own, full_cost, is_base=True)
+        full = layer(chunks, unit.count, int(base), grouped=False)
+        full = full.plus(layer(chunks, unit.count, int(own), grouped=True))
+        option = Option("base", base + own, self._prices(full).of(full), is_base=True)
         alone = int(base), int(own)
-        return Estimate(unit, Candidates((option,)), {"base": Way(None)}, full_cost, alone, lattice)
+        return Estimate(unit, Candidates((option,)), {"base": Way(None)}, cost(full), alone, lattice)
 
     def _ordinal_parent(self, content: str, unit: Unit) -> LatticeRecord | None:
         """The lattice record of an object that `unit` may be stored against; None where that has another lattice."""

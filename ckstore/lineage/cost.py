@@ -53,6 +53,11 @@ class Work(NamedTuple):
         """The sum of both."""
         return Work._make(map(add, self, other))
 
+    @property
+    def stored(self) -> int:
+        """Bytes that are read."""
+        return self.plain_coded + self.plain_raw + self.grouped_bytes + self.patch_bytes
+
 
 #: Nanoseconds for each unit of each field of `Work`.
 WEIGHTS = (
@@ -62,6 +67,10 @@ WEIGHTS = (
     *(4_000.0, 250_000.0),  # records, levels
     *(0.12, 45_000.0, 2_000_000.0),  # restored, extents, files
 )
+
+
+#: Over a link, what is read may be this part of a budget, as a multiple of what is read of a version in full.
+LINK = 0.6
 
 
 def layer(chunks: int, count: int, stored: int, *, grouped: bool, delta: bool = False) -> Work:
@@ -82,3 +91,26 @@ def cost(work: Work) -> float:
     """Nanoseconds that `work` takes."""
     nanoseconds: float = sum(map(mul, WEIGHTS, work))
     return nanoseconds
+
+
+class Prices:
+    """The costs by which encodings of one object are compared: over a link at least what their bytes take of a budget.
+
+    Parameters
+    ----------
+    full
+        Cost of the object stored exactly and in full.
+    stored
+        Bytes that are read where it is stored in full.
+    over_link
+        Whether packs come over a link.
+    """
+
+    __slots__ = ("_of_byte",)
+
+    def __init__(self, full: float, stored: int, *, over_link: bool) -> None:
+        self._of_byte = full / (LINK * max(stored, 1)) if over_link else 0.0
+
+    def of(self, work: Work) -> float:
+        """The cost of an encoding that takes so much work, whole chain included."""
+        return max(cost(work), self._of_byte * work.stored)

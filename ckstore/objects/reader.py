@@ -78,7 +78,15 @@ class Resolver(Protocol):
 
 
 class Blocks(Protocol):
-    """Random access to the bytes of packs by name."""
+    """Random access to the bytes of packs by name.
+
+    Attributes
+    ----------
+    is_remote
+        Whether they come over a link.
+    """
+
+    is_remote: bool
 
     def pread(self, pack: str, offset: int, length: int) -> bytes:
         """Exactly `length` bytes of a pack."""

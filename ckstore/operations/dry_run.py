@@ -30,6 +30,7 @@ class ScratchPacks:
     def __init__(self, repository: Repository, scratch: Path) -> None:
         self._repository = repository
         self.path = scratch
+        self.is_remote = repository.packs.is_remote
         (scratch / PACKS).mkdir()
         self._scratch = PackReader(scratch)
         self._names: set[str] = set()

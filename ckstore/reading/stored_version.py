@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
 from math import prod
@@ -27,8 +27,18 @@ from ckstore.runtime.collector import collection_seldom
 from ckstore.storage.catalog import VersionRow
 from ckstore.storage.pack_reader import MissingPackError
 
-#: Packs of a remote store of up to so many bytes are fetched whole: less is gained by a range than a request takes.
-_SMALL_PACK = 1 << 20
+#: So many bytes take no longer than one more request: of small packs they come while manifests do, and layers that are
+#: no larger in all come whole, without a look into their indexes first.
+_SMALL = 4 << 20
+
+#: Of a version that is read whole so many bytes of its own packs come then, and of a coarse one of its chain's.
+_BEGUN, _CHAIN = 32 << 20, 16 << 20
+
+#: Of so many of its ancestors there are exact layers below its own, most times.
+_EXACT_LEVELS = 3
+
+#: Layers of this many bytes and more are fetched piece by piece, each with those of the other layers of an object.
+_PIECE = 1 << 20
 
 #: How often `gc` may move an object while it is being read.
 _MOVES = 3
@@ -55,6 +65,7 @@ class StoredVersion:
         self._fitting: set[int] = set()
         self._doubted: set[tuple[int, int]] = set()
         self._foreseen = False
+        self._is_whole = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         """In another process it is read from the store of the same address, which is opened there once."""
@@ -97,8 +108,22 @@ class StoredVersion:
     def document(self) -> VersionDocument:
         """What the manifest says of the version."""
         if self.repository.packs.is_remote:
-            self.repository.packs.prefetch_manifests(self.repository.catalog.chain_packs(self.row.number), _SMALL_PACK)
+            self._prefetch_packs()
         return self.repository.resolver.document(self.row)
+
+    def _prefetch_packs(self) -> None:
+        """Fetch manifests, and meanwhile what is wanted whatever they say."""
+        packs, catalog = self.repository.packs, self.repository.catalog
+        if not self._is_whole:
+            packs.prefetch_manifests(catalog.chain_packs(self.row.number), _SMALL)
+            return
+        names = catalog.chain_packs(self.row.number, _EXACT_LEVELS)
+        is_coarse = "coarse" in (self._fidelity, self.row.fidelity)
+        own = catalog.own_packs(self.row.number)
+        packs.prefetch_manifests(names)
+        packs.prefetch((name, 0, _BEGUN) for name in (own[-1:] if is_coarse else own))
+        if is_coarse:
+            packs.prefetch_manifests(names, _CHAIN)
 
     @cached_property
     @collection_seldom()
@@ -116,23 +141,47 @@ class StoredVersion:
         Without `places` all of it is. What is lost is said when it is read.
         """
         packs, reader = self.repository.packs, self.repository.reader
+        self._is_whole = places is None
         if not packs.is_remote or self._foreseen or not self.layout.units:  # Their records are looked up together.
             return
         self._foreseen = places is None
-        chosen: dict[int, set[int] | None] = dict.fromkeys(range(len(self.layout.units))) if places is None else {}
+        chosen: dict[int, set[int] | None] = dict.fromkeys(self._in_order()) if places is None else {}
         for number, chunk in places or ():
             chunks = chosen.setdefault(number, set())
             assert chunks is not None
             chunks.add(chunk)
-        wanted: list[tuple[Record, set[int] | None]] = []
+        wanted: list[list[tuple[Record, set[int] | None]]] = []
         for number, chunks in chosen.items():
             lattice, content = self.document.objects[number]
             with suppress(IntegrityError):
                 records = reader.records(lattice, None if self._is_lowered else content)
-                wanted += [(record, chunks) for record in records]
-        packs.prefetch(_by_pack((record, reader.index_ranges(record, chunks)) for record, chunks in wanted))
+                wanted.append([(record, chunks) for record in records])
+        indexed = [record for layers in wanted for record, chunks in layers if reader.index_ranges(record, chunks)]
+        if sum(record.end - record.start for record in indexed) <= _SMALL:
+            whole = set(map(id, indexed))
+            wanted = [[(record, None if id(record) in whole else cut) for record, cut in layers] for layers in wanted]
+        else:
+            packs.prefetch(
+                (record.pack, *part)
+                for layers in wanted
+                for record, chunks in layers
+                for part in reader.index_ranges(record, chunks)
+            )
         with suppress(IntegrityError):
-            packs.prefetch(_by_pack((record, reader.ranges(record, chunks)) for record, chunks in wanted))
+            packs.prefetch(part for layers in wanted for part in self._parts(layers))
+
+    def _parts(self, layers: Sequence[tuple[Record, set[int] | None]]) -> Iterator[tuple[str, int, int]]:
+        """What is read of an object's layers, in order: their indexes, then of all the first piece, and so on."""
+        reader = self.repository.reader
+        parts = [(record.pack, *part) for record, chunks in layers for part in reader.ranges(record, chunks)]
+        for record, _ in layers:
+            for part in reader.index_ranges(record, ()):
+                yield record.pack, *part
+        pieces = max((-(-length // _PIECE) for _, _, length in parts), default=0)
+        for piece in range(pieces):
+            for pack, offset, length in parts:
+                first, last = length * piece // pieces, length * (piece + 1) // pieces
+                yield pack, offset + first, last - first
 
     @cached_property
     def dropped(self) -> frozenset[tuple[int, int]]:
@@ -213,6 +262,12 @@ class StoredVersion:
         for stretches in places.values():
             stretches.sort()
         return places
+
+    def _in_order(self) -> Iterator[int]:
+        """The numbers of the units in the order in which files take them."""
+        for place in sorted(self._places):
+            for _, number, _ in self._places[place]:
+                yield number
 
     def read_extent(self, file: int, extent: int, first: int, last: int) -> memoryview:
         """Bytes of the elements from `first` to before `last` of an extent; decodes only the chunks they lie in.
@@ -443,14 +498,6 @@ class StoredVersion:
     def parsed(self, file: int, *, gaps: bool = False) -> FileLayout:
         """The layout of a file with its tree, read again from the skeleton; see `source`."""
         return parse(self.source(file, gaps=gaps), self.document.files[file].path)
-
-
-def _by_pack(found: Iterable[tuple[Record, Iterable[tuple[int, int]]]]) -> dict[str, list[tuple[int, int]]]:
-    """Ranges of records by the packs that these are in."""
-    ranges: dict[str, list[tuple[int, int]]] = {}
-    for record, parts in found:
-        ranges.setdefault(record.pack, []).extend(parts)
-    return ranges
 
 
 def stored_version(address: Address, uid: str, number: int, fidelity: Fidelity | None = None) -> StoredVersion:

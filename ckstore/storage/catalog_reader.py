@@ -220,21 +220,30 @@ class CatalogReader:
         query = "SELECT p.name FROM version_packs r JOIN packs p ON p.id = r.pack WHERE r.version = ?"
         return {name for (name,) in self._connection.rows(query, [number], _NAMES)}
 
-    def chain_packs(self, number: int) -> set[str]:
+    def own_packs(self, number: int) -> list[str]:
+        """Names of the packs that a version was written to: what tells of it is in the last one."""
+        # Its exact layers, or raw objects, were added right before.
+        query = (
+            "SELECT p.name FROM packs p JOIN versions v ON p.id = v.pack OR p.id = v.pack - 1 AND p.kind <> 'coarse'"
+            " WHERE v.number = ? ORDER BY p.id"
+        )
+        return [name for (name,) in self._connection.rows(query, [number], _NAMES)]
+
+    def chain_packs(self, number: int, exact_levels: int = 0) -> set[str]:
         """Names of the packs that restoring a version is likely to take; others may be needed instead.
 
-        Those of the version and of its blobs, and of as many of its ancestors as its chains are long.
+        Those of the version and of its blobs, and of as many of its ancestors as its chains are long; of exact layers
+        those of so many ancestors.
         """
         query = (
             "WITH RECURSIVE line(parent, pack, depth) AS (SELECT parent, pack, depth FROM versions WHERE number = ?1"
             " UNION ALL SELECT v.parent, v.pack, l.depth - 1 FROM line l JOIN versions v ON v.number = l.parent"
-            " WHERE l.depth > 0) SELECT p.name FROM packs p JOIN line l ON p.id = l.pack"
+            " WHERE l.depth > 0) SELECT p.name FROM packs p JOIN line l ON p.id = l.pack OR p.id = l.pack - 1"
+            " AND p.kind = 'exact' AND l.depth >= (SELECT depth FROM versions WHERE number = ?1) - ?2"
             " UNION SELECT p.name FROM packs p JOIN version_packs r ON r.pack = p.id WHERE r.version = ?1"
-            # Its exact layers were added right before what tells of it.
-            " UNION SELECT p.name FROM packs p JOIN versions v ON p.id = v.pack - 1"
-            " WHERE v.number = ?1 AND p.kind = 'exact'"
         )
-        return {name for (name,) in self._connection.rows(query, [number], _NAMES)}
+        found = self._connection.rows(query, [number, exact_levels], _NAMES)
+        return {name for (name,) in found} | set(self.own_packs(number))
 
     def identity(self) -> str:
         """What tells this catalog from others, also from one that `recover` builds in its place."""

@@ -9,7 +9,7 @@ import struct
 import time
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -294,14 +294,14 @@ class PackReader:
     #: Whether packs lie in an object store.
     is_remote = False
 
-    def prefetch_manifests(self, names: Iterable[str], whole: int = 0) -> None:
+    def prefetch_manifests(self, names: Iterable[str], besides: int = 0) -> None:
         """Say which packs' manifests will be read: those of a remote store are fetched together.
 
-        Packs of up to `whole` bytes come whole: objects in them will be wanted, too.
+        The smallest packs come whole, as far as so many bytes go: objects in them will be wanted, too.
         """
 
-    def prefetch(self, ranges: Mapping[str, Sequence[tuple[int, int]]]) -> None:
-        """Say which bytes will be read, as (offset, length) by pack: those of a remote store are fetched together."""
+    def prefetch(self, parts: Iterable[tuple[str, int, int]]) -> None:
+        """Say what will be read, as (pack, offset, length) in order: parts of remote packs are fetched together."""
 
     def publish(self, names: Sequence[str]) -> None:
         """Let packs that were written here be found by all who use the store; called before they are committed."""

@@ -163,10 +163,16 @@ class Bench:
             assert exact, f"version {deep.number} is not what was stored"
         for row in versions:
             with ckstore.open(_URL, cache=self.cache(f"slice{row.number}")) as store:
-                version = store[row.number]
-                largest = max(version, key=lambda path: version[path].nbytes)
-                with self.measured(f"10 rows of {largest}, depth {row.depth}", rows):
+                with self.measured(f"shapes of a version, depth {row.depth}", rows):
+                    version = store[row.number]
+                    largest = max(version, key=lambda path: version[path].nbytes)
+                with self.measured(f"10 rows of its {largest}", rows):
                     _ = version[largest][:10]
+        with (
+            ckstore.open(_URL, cache=self.cache(f"slice{deep.number - 1}")) as store,
+            self.measured(f"10 rows, depth {deep.depth}, the same of the one before at hand", rows),
+        ):
+            _ = store[deep.number][largest][:10]
 
     def _push(self, rows: list[Row]) -> None:
         """A push of all versions, and another one."""
@@ -188,8 +194,17 @@ class Bench:
         start = time.perf_counter()
         torch.load(self.paths[-1], weights_only=False)
         whole = LATENCY + nbytes / BANDWIDTH + time.perf_counter() - start
-        head = ["restore", "depth", "requests", "bytes read", "of the file's", "seconds", "faster"]
-        table = [head, ["torch.load", "", "1", f"{nbytes:,}", "1.000", f"{whole:.2f}", ""]]
+        head = [
+            "restore", "depth", "requests", "bytes read", "of the file's", "seconds", "faster", "of them opening",
+            "faster once open",
+        ]  # fmt: skip
+        table = [head, ["torch.load", "", "1", f"{nbytes:,}", "1.000", f"{whole:.2f}", "", "", ""]]
+        sizes = [["exact versions", "bytes", "of the files'", "most that one reads, of its file's"]]
+        with ckstore.init(self.directory / "beside") as store:
+            for step, path in enumerate(self.paths):
+                store.ingest(path, run="r", step=step, hot=0)
+            sizes.append(["in a directory", *_sizes(store)])
+        shutil.rmtree(self.directory / "beside")
         for fidelity in ("exact", "coarse"):
             self.fresh()
             with ckstore.init(_URL, cache=self.cache("writer")) as store:
@@ -197,32 +212,38 @@ class Bench:
                 for step, path in enumerate(self.paths):
                     store.ingest(path, run="r", step=step, hot=0)
                 deep = max(store.versions(), key=lambda row: (row.depth, row.number))
+                if fidelity == "exact":
+                    sizes.append(["in a bucket", *_sizes(store)])
             self._restored(deep.number, fidelity)  # Compiles kernels.
             for what, before in (("", []), (", the one before at hand", [deep.number - 1])):
                 turns = [self._restored(deep.number, fidelity, before) for _ in range(_TURNS)]
-                row = sorted(turns, key=lambda row: row.seconds)[_TURNS // 2]
-                asked, share = sum(row.requests.values()), row.read / nbytes
-                cells = [str(deep.depth), str(asked), f"{row.read:,}", f"{share:.3f}", f"{row.seconds:.2f}"]
-                table.append([fidelity + what, *cells, f"{whole / row.seconds:.1f}x"])
+                row, opening = sorted(turns, key=lambda turn: turn[0].seconds)[_TURNS // 2]
+                asked, share, seconds = sum(row.requests.values()), row.read / nbytes, row.seconds
+                cells = [str(deep.depth), str(asked), f"{row.read:,}", f"{share:.3f}", f"{seconds:.2f}"]
+                cells += [f"{whole / seconds:.2f}x", f"{opening:.2f}", f"{whole / (seconds - opening):.2f}x"]
+                table.append([fidelity + what, *cells])
         about = (
             f"Checkpoints of {nbytes / 1e6:.0f} MB. {_LINK} The file is fetched at the link's speed and then loaded,"
             " from the page cache. A version takes all that it is stored against; *the one before at hand* is what a"
             " machine reads that has restored that one, with the same cache. Seconds are medians of three."
         )
-        return Section("In a bucket: restores", about, [table])
+        return Section("In a bucket: restores", about, [table, sizes])
 
-    def _restored(self, number: int, fidelity: str, before: Sequence[int] = ()) -> Row:
-        """Restore a version once others were, through one cache."""
+    def _restored(self, number: int, fidelity: str, before: Sequence[int] = ()) -> tuple[Row, float]:
+        """Restore a version once others were, through one cache; the seconds that opening the store took come along."""
         cache, rows = self.cache("reader"), list[Row]()
         for other in before:
             with ckstore.open(_URL, cache=cache) as store:
                 store[other].state_dict()
-        with self.measured("", rows), ckstore.open(_URL, cache=cache) as store:
-            found = store[number].state_dict()
+        with self.measured("", rows):
+            start = time.perf_counter()
+            with ckstore.open(_URL, cache=cache) as store:
+                opening = time.perf_counter() - start
+                found = store[number].state_dict()
         shutil.rmtree(cache)
         if fidelity == "exact":
             assert_same(found, torch.load(self.paths[number - 1], weights_only=False))
-        return rows[0]
+        return rows[0], opening
 
     def writers(self) -> Section:
         """How many versions a second one and more writers commit."""
@@ -253,6 +274,18 @@ class Bench:
             store.close()
         asked = sum(rows[0].requests.values())
         return [str(writers), f"{count / rows[0].seconds:.1f}", f"{asked / max(count, 1):.1f}"]
+
+
+def _sizes(store: ckstore.Store) -> list[str]:
+    """Bytes of all versions, as a part of the files, and the most that the layers of one take, as a part of its file."""
+    rows, reader = store.versions(), store.repository.reader
+    shares = []
+    for row in rows:
+        records = {record for pair in store[row.number].document.objects for record in reader.records(*pair)}
+        nbytes = sum(length for record in records for _, length in reader.ranges(record, None))
+        shares.append(nbytes / row.original_bytes)
+    stored, original = sum(row.stored_bytes for row in rows), sum(row.original_bytes for row in rows)
+    return [f"{stored:,}", f"{stored / original:.4f}", f"{max(shares):.2f}"]
 
 
 #: What can be measured.

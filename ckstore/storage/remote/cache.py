@@ -86,27 +86,26 @@ class BlockCache:
         whole = b"".join(found[number] for number in range(first, last + 1))
         return whole[offset - first * BLOCK :][:length]
 
-    def prefetch(self, wanted: Iterable[tuple[str, int, Sequence[tuple[int, int]]]]) -> None:
-        """Begin to fetch ranges of packs, given as (pack, size, ranges), that will be read.
+    def prefetch(self, wanted: Iterable[tuple[str, int, int, int]]) -> None:
+        """Begin to fetch parts of packs, given as (pack, size, offset, length) in the order in which they will be read.
 
-        What lies in the first part of each pack comes first: objects of one kind lie in one order in all packs of a
-        chain, so the first ones can be decoded while the others come.
+        Nothing lies behind a pack's end.
         """
-        runs: list[tuple[float, str, int, list[int]]] = []
-        for pack, size, ranges in wanted:
-            numbers = {
-                number
-                for offset, length in ranges
-                if length
-                for number in range(offset // BLOCK, (offset + length - 1) // BLOCK + 1)
-            }
-            missing = [number for number in sorted(numbers) if not self._path(pack, number).exists()]
-            runs += [
-                (run.start * BLOCK / size, pack, size, [number for number in missing if number in run])
-                for run in _runs(missing)
-            ]
-        for _, pack, size, missing in sorted(runs, key=lambda item: item[0]):
-            self._claim(pack, size, missing)
+        places: dict[tuple[str, int], dict[int, int]] = {}
+        for place, (pack, size, offset, length) in enumerate(wanted):
+            end = min(offset + length, size)
+            if offset < end:
+                blocks = places.setdefault((pack, size), {})
+                for number in range(offset // BLOCK, (end - 1) // BLOCK + 1):
+                    blocks.setdefault(number, place)
+        runs: list[tuple[int, str, int, list[int]]] = []
+        for (pack, size), blocks in places.items():
+            missing = {number for number in blocks if not self._path(pack, number).exists()}
+            for run in _runs(sorted(missing)):
+                numbers = [number for number in run if number in missing]
+                runs.append((min(blocks[number] for number in numbers), pack, size, numbers))
+        for _, pack, size, numbers in sorted(runs):
+            self._claim(pack, size, numbers)
 
     def at_hand(self, pack: str, number: int, length: int) -> bytes | None:
         """A block of so many bytes, if it is here."""

@@ -30,6 +30,8 @@ FORMAT = 1
 _MANY, _FEW = 256, 16
 #: Bytes of the lines of older records in one object, at most.
 LARGEST = 1 << 20
+#: Objects of the log that are read at once.
+_READS = 8
 #: Of so many puts of a record that fail in a row, one lists the log: the second one.
 _LISTED = 4
 _LAST = 10**12 - 1
@@ -104,6 +106,13 @@ class RemoteLog:
         self._bucket = bucket
         self._prefix = f"log/{store}/"
         self._lines = lines
+        self._listing: tuple[int, Future[list[int]]] | None = None
+
+    def foresee(self, number: int) -> None:
+        """Begin to list the log, for a mirror that begins with the record of this number."""
+        pool = ThreadPoolExecutor(1)
+        self._listing = number, pool.submit(self._numbers, number)
+        pool.shutdown(wait=False)
 
     def append(
         self, head: Head, calls: Sequence[Any], notes: Sequence[Mapping[str, Any]], created: str, *, lost: int = 0
@@ -170,15 +179,21 @@ class RemoteLog:
 
     def _lines_after(self, head: Head) -> list[bytes]:
         """The lines of the records behind a head."""
-        # From the head's own record on: that it is still there shows that the store is still the same one.
-        first = self._name(head.number - 1) if head.number > 1 else ""
-        listed = [item.name for item in patiently(lambda: list(self._bucket.list(self._prefix, after=first)))]
-        numbers = sorted(int(name.rpartition("/")[2]) for name in listed if name.rpartition("/")[2].isdigit())
+        listing, self._listing = self._listing, None
+        is_foreseen = listing is not None and listing[0] == head.number
+        numbers = listing[1].result() if listing is not None and is_foreseen else self._numbers(head.number)
         if head.number and head.number not in numbers:
             raise IntegrityError(
                 f"Record {head.number} of the log is gone: the store was deleted or made again; see `ckstore recover`."
             )
         return self._lines_between(head.number, max(numbers, default=0))
+
+    def _numbers(self, known: int) -> list[int]:
+        """The numbers of the records that there are, from a known one on."""
+        # From the head's own record on: that it is still there shows that the store is still the same one.
+        first = self._name(known - 1) if known > 1 else ""
+        listed = [item.name for item in patiently(lambda: list(self._bucket.list(self._prefix, after=first)))]
+        return sorted(int(name.rpartition("/")[2]) for name in listed if name.rpartition("/")[2].isdigit())
 
     def _followed(self, head: Head, lines: Sequence[bytes]) -> list[tuple[Head, dict[str, Any]]]:
         """The records of lines behind a head, each with the head that it makes; they are kept at hand."""
@@ -198,13 +213,19 @@ class RemoteLog:
     def _lines_between(self, known: int, last: int) -> list[bytes]:
         """The lines of the records from behind `known` to `last`."""
         found: list[bytes] = []
-        while last > known:
-            try:
-                lines = self._lines_of(last)[-(last - known) :]
-            except FileNotFoundError as error:
-                raise self._lost(last) from error
-            found = lines + found
-            last -= len(lines)
+        numbers = [last] if last > known else []
+        while numbers and (earlier := numbers[-1] - 1 - _earlier(numbers[-1])) > known:
+            numbers.append(earlier)
+        with ThreadPoolExecutor(min(max(len(numbers), 1), _READS)) as pool:
+            reading = {number: pool.submit(self._lines_of, number) for number in numbers}
+            while last > known:
+                try:
+                    # Where lines are long, an object holds fewer, and others than were foreseen are read.
+                    lines = reading[last].result() if last in reading else self._lines_of(last)
+                except FileNotFoundError as error:
+                    raise self._lost(last) from error
+                found = lines[-(last - known) :] + found
+                last -= len(lines)
         return found
 
     def _lines_of(self, number: int) -> list[bytes]:
@@ -224,7 +245,7 @@ class RemoteLog:
         A line that was damaged here must not get to others: each is what the one behind it says.
         """
         number, digest = head.number + 1, head.digest
-        count = (number - 1) % (_MANY if number % _FEW == 0 else _FEW)
+        count = _earlier(number)
         found: list[bytes] = []
         filled = 0
         for earlier in range(number - 1, number - 1 - count, -1):
@@ -252,6 +273,11 @@ class RemoteLog:
 
     def _name(self, number: int) -> str:
         return f"{self._prefix}{number:012d}"
+
+
+def _earlier(number: int) -> int:
+    """Of how many records right before it the object of a record holds the lines, as far as they are short."""
+    return (number - 1) % (_MANY if number % _FEW == 0 else _FEW)
 
 
 def _packed(data: bytes) -> bytes:

@@ -165,6 +165,7 @@ def _mirror(
 ) -> Mirror:
     path = _directory(url, store, cache)
     lines = path / root.LOG
+    log = RemoteLog(bucket, store, lines)
     with _usable(cache):
         for directory in (path, lines, path / root.PACKS):
             directory.mkdir(parents=True, exist_ok=True)
@@ -172,6 +173,8 @@ def _mirror(
             (path / root.MIRROR).touch()
         if not (path / root.CATALOG).is_file():
             temporary = durable.temporary_path(path)
+            if snapshot is not None:
+                log.foresee(_number(snapshot))
             try:
                 if snapshot is None or not _fetch(bucket, snapshot, temporary):
                     create_file(temporary)
@@ -181,7 +184,12 @@ def _mirror(
             finally:
                 temporary.unlink(missing_ok=True)
         _remember(url, store, options, cache)
-    return Mirror(url, options, bucket, path, RemoteLog(bucket, store, lines))
+    return Mirror(url, options, bucket, path, log)
+
+
+def _number(snapshot: str) -> int:
+    """The number of the record that a snapshot was made at, by its name."""
+    return int(snapshot.rpartition("/")[2].partition("-")[0])
 
 
 def _check_alone(bucket: Bucket, url: str) -> None:

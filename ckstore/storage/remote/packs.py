@@ -100,24 +100,32 @@ class RemotePacks(PackReader):
             for _ in pool.map(put, names):
                 durable.checkpoint("pack-put")
 
-    def prefetch_manifests(self, names: Iterable[str], whole: int = 0) -> None:
-        """Begin to fetch the ends of packs, where manifests lie, and small packs whole."""
-        ends = {}
+    def prefetch_manifests(self, names: Iterable[str], besides: int = 0) -> None:
+        """Begin to fetch the ends of packs, where manifests lie, and the smallest packs whole."""
+        sizes = {}
         for name in names:
             with suppress(IntegrityError):
-                size = self.size(name)
-                length = size if size <= whole else _END
-                ends[name] = [(max(size - length, 0), min(length, size))]
-        self.prefetch(ends)
+                sizes[name] = self.size(name)
+        parts = []
+        for name, size in sorted(sizes.items(), key=lambda item: (item[1], item[0])):
+            length = size if size <= besides else min(_END, size)
+            besides -= length
+            parts.append((name, size - length, length))
+        self.prefetch(parts)
 
-    def prefetch(self, ranges: Mapping[str, Sequence[tuple[int, int]]]) -> None:
+    def prefetch(self, parts: Iterable[tuple[str, int, int]]) -> None:
         """Begin to fetch what will be read."""
+        sizes: dict[str, int | None] = {}
         wanted = []
-        for name, parts in ranges.items():
-            with suppress(IntegrityError):
-                opened = self._opened(name)
-                if isinstance(opened, _RemotePack):
-                    wanted.append((name, opened.size, parts))
+        for name, offset, length in parts:
+            if name not in sizes:
+                sizes[name] = None
+                with suppress(IntegrityError):
+                    opened = self._opened(name)
+                    sizes[name] = opened.size if isinstance(opened, _RemotePack) else None
+            size = sizes[name]
+            if size is not None:
+                wanted.append((name, size, offset, length))
         self._cache.prefetch(wanted)
 
     def digest(self, pack: str) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ckstore.storage.remote import cache as cache_module
 from ckstore.storage.remote.cache import BLOCK, BlockCache
 from tests.checkpoints import scratch
 
@@ -41,7 +42,9 @@ def test_a_gap_that_another_thread_is_fetching(directory: Path) -> None:
         except BaseException as error:
             found[first] = error
 
-    cache.prefetch([("pack", 8 * BLOCK, [(BLOCK, 1), (3 * BLOCK, 1)])])  # In one request, with what is between.
+    cache.prefetch(
+        [("pack", 8 * BLOCK, BLOCK, 1), ("pack", 8 * BLOCK, 3 * BLOCK, 1)]
+    )  # In one request, with what is between.
     assert begun.wait(30)
     threads = [threading.Thread(target=read, args=part) for part in ((3, 1), (0, 3))]
     for thread in threads:
@@ -57,6 +60,26 @@ def test_a_gap_that_another_thread_is_fetching(directory: Path) -> None:
     cache.close()
 
 
+def test_what_is_read_first_is_fetched_first(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_module, "_REQUESTS", 1)
+    asked = []
+
+    def fetch(pack: str, offset: int, length: int) -> bytes:
+        asked.append((pack, offset // BLOCK, -(-length // BLOCK)))
+        return content(offset, length)
+
+    cache = BlockCache(directory, fetch)
+    size = 100 * BLOCK + 5
+    cache.prefetch(
+        [
+            ("b", size, 60 * BLOCK, 1), ("a", size, 50 * BLOCK, 2 * BLOCK), ("b", size, 3, 40), ("a", size, 0, 0),
+            ("b", size, 61 * BLOCK, 1), ("a", size, 0, 1), ("a", size, 100 * BLOCK, 1 << 40),
+        ]
+    )  # fmt: skip
+    cache.close()
+    assert asked == [("b", 60, 2), ("a", 50, 2), ("b", 0, 1), ("a", 0, 1), ("a", 100, 1)]
+
+
 def test_what_was_asked_for_before_a_pack_was_forgotten_is_not_kept(directory: Path) -> None:
     """Whoever forgets a pack wants to see what lies in the object store from then on."""
     begun, may_end, asked = threading.Event(), threading.Event(), []
@@ -70,7 +93,7 @@ def test_what_was_asked_for_before_a_pack_was_forgotten_is_not_kept(directory: P
         return data
 
     cache = BlockCache(directory, fetch)
-    cache.prefetch([("pack", 2 * BLOCK, [(0, 2 * BLOCK)])])
+    cache.prefetch([("pack", 2 * BLOCK, 0, 2 * BLOCK)])
     assert begun.wait(30)
     cache.drop("pack")
     assert cache.read("pack", 2 * BLOCK, 0, BLOCK) == b"\2" * BLOCK

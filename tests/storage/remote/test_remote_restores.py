@@ -1,0 +1,128 @@
+"""Restores over a link: what is read, and in which order; what opening a store waits for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ckstore
+from ckstore.reading import stored_version
+from ckstore.reading.stored_version import StoredVersion
+from ckstore.storage.remote import cache as cache_module
+from ckstore.storage.remote import catalog as catalog_module
+from ckstore.storage.remote import mirror as mirror_module
+from ckstore.storage.remote.cache import BLOCK
+from tests.checkpoints import draw, scratch
+from tests.equality import assert_same
+from tests.storage.remote.simulated import SimulatedBucket, SimulatedServer
+from tools.bench import series
+
+pytestmark = pytest.mark.local
+
+URL = "s3://models/team-a"
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    with scratch() as path:
+        yield path
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> SimulatedServer:
+    made = SimulatedServer()
+    monkeypatch.setattr(mirror_module, "ObstoreBucket", lambda url, options: SimulatedBucket(made))
+    return made
+
+
+def test_no_version_reads_more_than_its_file(server: SimulatedServer, directory: Path) -> None:
+    """Of a local store it may read half as much again, which costs little there: deltas are smaller, chains longer."""
+    paths = series.write_versions(directory, 12, 9)
+    with ckstore.init(directory / "local") as local, ckstore.init(URL, cache=directory / "a") as remote:
+        for step, path in enumerate(paths):
+            local.ingest(path, run="r", step=step, hot=0)
+            remote.ingest(path, run="r", step=step, hot=0)
+        ours, theirs = local.versions(), remote.versions()
+        assert max(map(read_by, (local[row.number].stored for row in ours))) > 1.3 * ours[0].original_bytes
+    assert max(row.depth for row in theirs) > 2
+    assert sum(row.stored_bytes for row in theirs) < 1.03 * sum(row.stored_bytes for row in ours)
+    for row, path in zip(theirs, paths, strict=True):
+        server.bytes.clear()
+        with ckstore.open(URL, cache=directory / f"b{row.number}") as store:
+            assert_same(store[row.number].state_dict(), torch.load(path, weights_only=False))
+            assert read_by(store[row.number].stored) < row.original_bytes
+        # Besides, manifests of packs of integers and of exact layers, and blocks of which not all is wanted.
+        assert server.bytes["read"] < row.original_bytes + 4 * (1 + row.depth) * BLOCK
+
+
+def read_by(version: StoredVersion) -> int:
+    """Bytes of all layers that a version takes."""
+    reader = version.repository.reader
+    records = {record for pair in version.document.objects for record in reader.records(*pair)}
+    return sum(length for record in records for _, length in reader.ranges(record, None))
+
+
+def test_the_log_is_listed_while_a_snapshot_comes(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = SimulatedServer()
+    listed = threading.Event()
+
+    def turn(kind: str, name: str) -> AbstractContextManager[object]:
+        if kind == "list" and name.startswith("log/"):
+            listed.set()
+        if kind == "read" and name.startswith("snapshots/"):
+            assert listed.wait(30), "nobody lists the log before the snapshot is there"
+        return nullcontext()
+
+    monkeypatch.setattr(mirror_module, "ObstoreBucket", lambda url, options: SimulatedBucket(server, turn))
+    monkeypatch.setattr(catalog_module, "EVERY", 16)
+    monkeypatch.setattr(mirror_module, "EVERY", 16)
+    with ckstore.init(URL, cache=directory / "a") as store:
+        store.ingest({"w": draw(8)}, run="r", step=0)
+        for number in range(40):
+            store.tag("r@0", f"t{number}")
+        tags = store.catalog.tags()
+    listed.clear()
+    with ckstore.open(URL, cache=directory / "b") as store:
+        assert store.catalog.tags() == tags
+    # A snapshot that is damaged is none: what was listed behind it is not enough.
+    listed.clear()
+    for name, (data, modified) in list(server.objects.items()):
+        if name.startswith("snapshots/"):
+            server.objects[name] = data[:-1], modified
+    with ckstore.open(URL, cache=directory / "c") as store:
+        assert store.catalog.tags() == tags
+
+
+def test_layers_come_in_the_order_in_which_they_are_decoded(
+    server: SimulatedServer, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else most of a version is decoded when its last byte has come."""
+    # Moments of small tensors are stored together, behind all others, and the first of them is needed early.
+    paths = series.write_versions(directory, 24, 2)
+    with ckstore.init(URL, cache=directory / "a") as store:
+        for step, path in enumerate(paths):
+            store.ingest(path, run="r", step=step, hot=0)
+        store[2].state_dict()  # Whatever is compiled is.
+    monkeypatch.setattr(cache_module, "_REQUESTS", 1)
+    monkeypatch.setattr(cache_module, "_TOGETHER", 1)
+    monkeypatch.setattr(stored_version, "_BEGUN", 0)
+    fetched = []
+    chunk = StoredVersion.chunk
+
+    def decoded(version: StoredVersion, *arguments: Any, **named: Any) -> Any:
+        found = chunk(version, *arguments, **named)
+        fetched.append(server.bytes["read"])
+        return found
+
+    monkeypatch.setattr(StoredVersion, "chunk", decoded)
+    with ckstore.open(URL, cache=directory / "b") as store:
+        assert store[2].row.depth == 1
+        server.latency = 0.02
+        assert_same(store[2].state_dict(), torch.load(paths[1], weights_only=False))
+    assert fetched[len(fetched) // 2] < 0.7 * fetched[-1]
