@@ -277,7 +277,7 @@ class Bench:
 
 
 def _sizes(store: ckstore.Store) -> list[str]:
-    """Bytes of all versions, as a part of the files, and the most that the layers of one take, as a part of its file."""
+    """Bytes of all versions; these, and the most that the layers of one take, as parts of the files."""
     rows, reader = store.versions(), store.repository.reader
     shares = []
     for row in rows:
