@@ -67,6 +67,7 @@ def test_a_series(shared_data: Path, directory: Path, series: str) -> None:
         check(again, sources, directory / "out")
 
 
+@pytest.mark.local  # In a bucket chains are shorter.
 def test_deltas_of_small_tensors_are_small(shared_data: Path, directory: Path) -> None:
     """484,563 bytes; 491,000 with histograms that were too coarse for the groups of a tensor of 2^14 elements."""
     with ckstore.init(directory / "store") as store:
