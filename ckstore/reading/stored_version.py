@@ -31,8 +31,8 @@ from ckstore.storage.pack_reader import MissingPackError
 #: no larger in all come whole, without a look into their indexes first.
 _SMALL = 4 << 20
 
-#: Of a version that is read whole so many bytes of its own packs come then, and of a coarse one of its chain's.
-_BEGUN, _CHAIN = 32 << 20, 16 << 20
+#: Of a version that is read whole so many bytes of its own packs come then, of a coarse one of all of its chain.
+_BEGUN = 8 << 20
 
 #: Of so many of its ancestors there are exact layers below its own, most times.
 _EXACT_LEVELS = 3
@@ -118,12 +118,13 @@ class StoredVersion:
             packs.prefetch_manifests(catalog.chain_packs(self.row.number), _SMALL)
             return
         names = catalog.chain_packs(self.row.number, _EXACT_LEVELS)
-        is_coarse = "coarse" in (self._fidelity, self.row.fidelity)
-        own = catalog.own_packs(self.row.number)
         packs.prefetch_manifests(names)
-        packs.prefetch((name, 0, _BEGUN) for name in (own[-1:] if is_coarse else own))
-        if is_coarse:
-            packs.prefetch_manifests(names, _CHAIN)
+        if "coarse" in (self._fidelity, self.row.fidelity):
+            sizes = dict(zip(names, map(packs.size, names), strict=True))
+            share = min(_BEGUN / max(sum(sizes.values()), 1), 1.0)
+            packs.prefetch(_in_turn([(name, 0, int(share * size)) for name, size in sizes.items()]))
+        else:
+            packs.prefetch((name, 0, _BEGUN) for name in catalog.own_packs(self.row.number))
 
     @cached_property
     @collection_seldom()
@@ -177,11 +178,7 @@ class StoredVersion:
         for record, _ in layers:
             for part in reader.index_ranges(record, ()):
                 yield record.pack, *part
-        pieces = max((-(-length // _PIECE) for _, _, length in parts), default=0)
-        for piece in range(pieces):
-            for pack, offset, length in parts:
-                first, last = length * piece // pieces, length * (piece + 1) // pieces
-                yield pack, offset + first, last - first
+        yield from _in_turn(parts)
 
     @cached_property
     def dropped(self) -> frozenset[tuple[int, int]]:
@@ -498,6 +495,15 @@ class StoredVersion:
     def parsed(self, file: int, *, gaps: bool = False) -> FileLayout:
         """The layout of a file with its tree, read again from the skeleton; see `source`."""
         return parse(self.source(file, gaps=gaps), self.document.files[file].path)
+
+
+def _in_turn(parts: Sequence[tuple[str, int, int]]) -> Iterator[tuple[str, int, int]]:
+    """Parts of packs, of all of them the first piece, then the second, and so on: so they are decoded."""
+    pieces = max((-(-length // _PIECE) for _, _, length in parts), default=0)
+    for piece in range(pieces):
+        for pack, offset, length in parts:
+            first, last = length * piece // pieces, length * (piece + 1) // pieces
+            yield pack, offset + first, last - first
 
 
 def stored_version(address: Address, uid: str, number: int, fidelity: Fidelity | None = None) -> StoredVersion:

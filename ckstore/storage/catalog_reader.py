@@ -45,6 +45,7 @@ _SELECT = f"SELECT {_COLUMNS} FROM versions v JOIN runs r ON r.id = v.run JOIN p
 _GLOBS = items(text(1))
 _STEP_ROWS = rows(whole(1), optional(whole(LOWEST, HIGHEST)))
 _NAMES = rows(PACK_NAME)
+_OFFSETS = rows(PACK_NAME, whole())
 _DESCRIBED = rows(whole(), ID, PACK_NAME, whole())
 _SIZE_ROWS = rows(whole())
 _NUMBER_ROWS = rows(whole(), whole())
@@ -244,6 +245,16 @@ class CatalogReader:
         )
         found = self._connection.rows(query, [number, exact_levels], _NAMES)
         return {name for (name,) in found} | set(self.own_packs(number))
+
+    def manifest_offsets(self, names: Sequence[str]) -> dict[str, int]:
+        """Where the manifest lies in those packs that tell of a version, by name."""
+        found = self._connection.rows(
+            f"SELECT p.name, v.manifest_offset FROM packs p JOIN versions v ON v.pack = p.id"
+            f" WHERE p.name IN ({','.join('?' * len(names))})",
+            names,
+            _OFFSETS,
+        )
+        return dict(found)
 
     def identity(self) -> str:
         """What tells this catalog from others, also from one that `recover` builds in its place."""

@@ -106,9 +106,11 @@ class RemotePacks(PackReader):
         for name in names:
             with suppress(IntegrityError):
                 sizes[name] = self.size(name)
+        offsets = self._catalog.manifest_offsets(list(sizes))
         parts = []
         for name, size in sorted(sizes.items(), key=lambda item: (item[1], item[0])):
-            length = size if size <= besides else min(_END, size)
+            end = max(size - offsets.get(name, size - _END), 0)
+            length = size if size <= besides else min(end, size)
             besides -= length
             parts.append((name, size - length, length))
         self.prefetch(parts)
