@@ -120,7 +120,10 @@ class StoredVersion:
         names = catalog.chain_packs(self.row.number, _EXACT_LEVELS)
         packs.prefetch_manifests(names)
         if "coarse" in (self._fidelity, self.row.fidelity):
-            sizes = dict(zip(names, map(packs.size, names), strict=True))
+            sizes = {}
+            for name in names:
+                with suppress(IntegrityError):
+                    sizes[name] = packs.size(name)
             share = min(_BEGUN / max(sum(sizes.values()), 1), 1.0)
             packs.prefetch(_in_turn([(name, 0, int(share * size)) for name, size in sizes.items()]))
         else:
