@@ -69,8 +69,8 @@ WEIGHTS = (
 )
 
 
-#: Over a link, what is read may be this part of a budget, as a multiple of what is read of a version in full.
-LINK = 0.6
+#: Over a link, what is read beyond a version in full may be this part of what a budget allows beyond a full restore.
+LINK = 0.2
 
 
 def layer(chunks: int, count: int, stored: int, *, grouped: bool, delta: bool = False) -> Work:
@@ -94,23 +94,25 @@ def cost(work: Work) -> float:
 
 
 class Prices:
-    """The costs by which encodings of one object are compared: over a link at least what their bytes take of a budget.
+    """The costs by which encodings of one object are compared: over a link more bytes than those in full are dear.
 
     Parameters
     ----------
     full
-        Cost of the object stored exactly and in full.
+        Cost of the object stored exactly and in full, which is its price as well.
     stored
         Bytes that are read where it is stored in full.
     over_link
         Whether packs come over a link.
     """
 
-    __slots__ = ("_of_byte",)
+    __slots__ = ("_full", "_of_byte", "_stored")
 
     def __init__(self, full: float, stored: int, *, over_link: bool) -> None:
+        self._full = full if over_link else 0.0
         self._of_byte = full / (LINK * max(stored, 1)) if over_link else 0.0
+        self._stored = stored
 
     def of(self, work: Work) -> float:
         """The cost of an encoding that takes so much work, whole chain included."""
-        return max(cost(work), self._of_byte * work.stored)
+        return max(cost(work), self._full + self._of_byte * (work.stored - self._stored))

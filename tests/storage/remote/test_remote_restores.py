@@ -61,6 +61,32 @@ def test_no_version_reads_more_than_its_file(server: SimulatedServer, directory:
         assert server.bytes["read"] < row.original_bytes + 4 * (1 + row.depth) * BLOCK
 
 
+def test_a_tight_budget_leaves_deltas(server: SimulatedServer, directory: Path) -> None:
+    """A version in full is within every budget, so that what is left of one is for deltas."""
+    paths = series.write_versions(directory, 12, 3)
+    with ckstore.init(URL, cache=directory / "a") as store:
+        for step, path in enumerate(paths):
+            store.ingest(path, run="r", step=step, hot=0, budget=1.5)
+        rows = store.versions()
+        assert max(row.depth for row in rows) > 0
+        assert min(row.stored_bytes for row in rows) < 0.98 * rows[0].stored_bytes
+        for row in rows:
+            assert read_by(store[row.number].stored) < 1.1 * rows[0].stored_bytes
+
+
+def test_a_table_is_as_small_as_in_a_directory(server: SimulatedServer, directory: Path) -> None:
+    """Its patches take few bytes, and levels above all: they may take as much of a budget as elsewhere."""
+    table = draw(1 << 14, 64)
+    with ckstore.init(directory / "local") as local, ckstore.init(URL, cache=directory / "a") as remote:
+        for step in range(24):
+            table[step::512] += 1e-3 * draw(32, 64, seed=step)
+            for store in (local, remote):
+                store.ingest({"table": table}, run="r", step=step, hot=0)
+        ours, theirs = local.versions(), remote.versions()
+    assert max(row.depth for row in theirs) > 0.8 * max(row.depth for row in ours)
+    assert sum(row.stored_bytes for row in theirs) < 1.1 * sum(row.stored_bytes for row in ours)
+
+
 def read_by(version: StoredVersion) -> int:
     """Bytes of all layers that a version takes."""
     reader = version.repository.reader
