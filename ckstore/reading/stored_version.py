@@ -25,6 +25,7 @@ from ckstore.policy import FIDELITIES, Fidelity
 from ckstore.repository import Address, Repository, opened
 from ckstore.runtime.collector import collection_seldom
 from ckstore.storage.catalog import VersionRow
+from ckstore.storage.pack import EXACT
 from ckstore.storage.pack_reader import MissingPackError
 
 #: So many bytes take no longer than one more request: of small packs they come while manifests do, and layers that are
@@ -123,7 +124,7 @@ class StoredVersion:
             sizes = {}
             for name in names:
                 with suppress(IntegrityError):
-                    sizes[name] = packs.size(name)
+                    sizes[name] = 0 if name.endswith(EXACT) else packs.size(name)
             share = min(_BEGUN / max(sum(sizes.values()), 1), 1.0)
             packs.prefetch(_in_turn([(name, 0, int(share * size)) for name, size in sizes.items()]))
         else:

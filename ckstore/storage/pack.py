@@ -29,10 +29,10 @@ PackKind = Literal["coarse", "exact", "raw"]
 #: The format version in the attributes of a pack's root group.
 FORMAT = 1
 
-#: What names of packs of kind `raw` end with.
-RAW = ".raw.zip"
+#: What names of packs of these kinds end with.
+EXACT, RAW = ".exact.zip", ".raw.zip"
 
-_SUFFIXES: dict[PackKind, str] = {"coarse": ".zip", "exact": ".exact.zip", "raw": RAW}
+_SUFFIXES: dict[PackKind, str] = {"coarse": ".zip", "exact": EXACT, "raw": RAW}
 _KINDS = {suffix: kind for kind, suffix in _SUFFIXES.items()}
 _PACK_NAME = re.compile(r"([0-9a-f]{40})((?:\.exact|\.raw)?\.zip)")
 #: A pack's file name.

@@ -87,6 +87,23 @@ def test_a_table_is_as_small_as_in_a_directory(server: SimulatedServer, director
     assert sum(row.stored_bytes for row in theirs) < 1.1 * sum(row.stored_bytes for row in ours)
 
 
+def test_coarse_values_take_no_exact_layers(server: SimulatedServer, directory: Path) -> None:
+    paths = series.write_versions(directory, 12, 2)
+    with ckstore.init(URL, cache=directory / "a") as store:
+        for step, path in enumerate(paths):
+            store.ingest(path, run="r", step=step, hot=0)
+        exact = [pack.bytes for pack in store.catalog.packs() if pack.kind == "exact"]
+    server.bytes.clear()
+    with ckstore.open(URL, cache=directory / "b") as store:
+        version = store[2].at_fidelity("coarse")
+        version.state_dict()
+        reader = store.repository.reader
+        integers = {record for lattice, _ in version.document.objects for record in reader.records(lattice, None)}
+        wanted = sum(record.end - record.start for record in integers)
+    # Besides, manifests, where records of exact layers are looked up.
+    assert server.bytes["read"] < wanted + 8 * BLOCK < wanted + min(exact) / 2
+
+
 def read_by(version: StoredVersion) -> int:
     """Bytes of all layers that a version takes."""
     reader = version.repository.reader
