@@ -231,6 +231,18 @@ class ObjectReader:
         levels = self.content_chain(record)
         return [*levels, *(below for level in levels for below in self.chain(self._lattice_of(level)))]
 
+    def decoded(self, lattice: str, content: str | None) -> list[Record]:
+        """Those of them that are decoded, each once: patches are applied to values whose integers nobody needs."""
+        record = self.exact_layer(lattice, content)
+        if record is None:
+            return list(self.chain(self.resolver.lattice(lattice)))
+        levels = self.content_chain(record)
+        found: dict[int, Record] = {id(level): level for level in levels}
+        for level in levels:
+            if level.mode != "patched":
+                found |= {id(below): below for below in self.chain(self._lattice_of(level))}
+        return list(found.values())
+
     def index_ranges(self, record: Record, chunks: Collection[int] | None) -> list[tuple[int, int]]:
         """Where in its pack the index of a record lies, as (offset, length), if `ranges` of some chunks read that."""
         if chunks is None or isinstance(record, ContentRecord) or not self._is_picked(record) or record.patches:

@@ -159,7 +159,7 @@ class StoredVersion:
         for number, chunks in chosen.items():
             lattice, content = self.document.objects[number]
             with suppress(IntegrityError):
-                records = reader.records(lattice, None if self._is_lowered else content)
+                records = reader.decoded(lattice, None if self._is_lowered else content)
                 wanted.append([(record, chunks) for record in records])
         indexed = [record for layers in wanted for record, chunks in layers if reader.index_ranges(record, chunks)]
         if sum(record.end - record.start for record in indexed) <= _SMALL:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import ckstore
+from ckstore.objects.records import LatticeRecord
 from ckstore.reading import stored_version
 from ckstore.reading.stored_version import StoredVersion
 from ckstore.storage.remote import cache as cache_module
@@ -102,6 +103,29 @@ def test_coarse_values_take_no_exact_layers(server: SimulatedServer, directory: 
         wanted = sum(record.end - record.start for record in integers)
     # Besides, manifests, where records of exact layers are looked up.
     assert server.bytes["read"] < wanted + 8 * BLOCK < wanted + min(exact) / 2
+
+
+def test_of_patched_values_no_integers_are_fetched(server: SimulatedServer, directory: Path) -> None:
+    """But those of the values that patches are applied to."""
+    table = draw(1 << 14, 64)
+    with ckstore.init(URL, cache=directory / "a") as store:
+        for step in range(6):
+            table[step::512] += 0.3 * draw(32, 64, seed=step)
+            store.ingest({"table": table}, run="r", step=step, hot=0)
+    fetched = set[str]()
+    with ckstore.open(URL, cache=directory / "b") as store:
+        version = store[6].stored
+        assert version.row.depth == 5
+        (pair,) = version.document.objects
+        records = store.repository.reader.records(*pair)
+        patches = {record.pack for record in records if isinstance(record, LatticeRecord) and record.patches}
+        assert len(patches) == 5
+        prefetch = store.repository.packs.prefetch
+        store.repository.packs.prefetch = lambda parts: fetched.update(part[0] for part in parts)  # type: ignore[method-assign]
+        version.foresee()
+        store.repository.packs.prefetch = prefetch  # type: ignore[method-assign]
+        assert fetched.isdisjoint(patches)
+        assert torch.equal(store[6].state_dict()["table"], table)
 
 
 def read_by(version: StoredVersion) -> int:
