@@ -105,7 +105,7 @@ class BlockCache:
                 numbers = [number for number in run if number in missing]
                 runs.append((min(blocks[number] for number in numbers), pack, size, numbers))
         for _, pack, size, numbers in sorted(runs):
-            self._claim(pack, size, numbers)
+            self._claim(pack, size, numbers, again=False)
 
     def at_hand(self, pack: str, number: int, length: int) -> bytes | None:
         """A block of so many bytes, if it is here."""
@@ -159,14 +159,19 @@ class BlockCache:
             found |= {number: future.result() for number, future in fetched.items()}
         return found
 
-    def _claim(self, pack: str, size: int, missing: Sequence[int]) -> dict[int, Future[bytes]]:
-        """What fetches the blocks: those that another thread fetches already are waited for."""
+    def _claim(self, pack: str, size: int, missing: Sequence[int], *, again: bool = True) -> dict[int, Future[bytes]]:
+        """What fetches the blocks: those that another thread fetches already are waited for.
+
+        With `again` also those that are there, since they may be damaged.
+        """
         if not missing:
             return {}
         self._own()
         with self._lock:
             found = {number: future for number in missing if (future := self._under_way.get((pack, number)))}
-            fresh = {number: Future[bytes]() for number in missing if number not in found}
+            # What was under way when it was looked for may have come since.
+            absent = [number for number in missing if number not in found]
+            fresh = {number: Future[bytes]() for number in absent if again or not self._path(pack, number).exists()}
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(_REQUESTS, thread_name_prefix="ckstore-fetch")
             for run in _runs(sorted(fresh)):

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -78,6 +79,29 @@ def test_what_is_read_first_is_fetched_first(directory: Path, monkeypatch: pytes
     )  # fmt: skip
     cache.close()
     assert asked == [("b", 60, 2), ("a", 50, 2), ("b", 0, 1), ("a", 0, 1), ("a", 100, 1)]
+
+
+def test_what_comes_while_it_is_looked_for_is_not_fetched_again(directory: Path) -> None:
+    may_end, asked = threading.Event(), []
+
+    def fetch(pack: str, offset: int, length: int) -> bytes:
+        asked.append((offset // BLOCK, length // BLOCK))
+        assert may_end.wait(30)
+        return content(offset, length)
+
+    class Looking(BlockCache):
+        def _claim(self, *arguments: Any, **named: Any) -> Any:
+            if self._under_way:  # All was looked for.
+                may_end.set()
+                while self._under_way:
+                    time.sleep(0.001)
+            return super()._claim(*arguments, **named)
+
+    cache = Looking(directory, fetch)
+    cache.prefetch([("pack", 8 * BLOCK, 0, 4 * BLOCK)])
+    cache.prefetch([("pack", 8 * BLOCK, 0, 8 * BLOCK)])
+    cache.close()
+    assert asked == [(0, 4), (4, 4)]
 
 
 def test_what_was_asked_for_before_a_pack_was_forgotten_is_not_kept(directory: Path) -> None:
