@@ -216,8 +216,9 @@ class RemoteLog:
         numbers = [last] if last > known else []
         while numbers and (earlier := numbers[-1] - 1 - _earlier(numbers[-1])) > known:
             numbers.append(earlier)
-        with ThreadPoolExecutor(min(max(len(numbers), 1), _READS)) as pool:
-            reading = {number: pool.submit(self._lines_of, number) for number in numbers}
+        with ThreadPoolExecutor(_READS) as pool:
+            # The last one is read here: mostly it is all, and at a program's end no thread begins any more.
+            reading = {number: pool.submit(self._lines_of, number) for number in numbers[1:]}
             while last > known:
                 try:
                     # Where lines are long, an object holds fewer, and others than were foreseen are read.

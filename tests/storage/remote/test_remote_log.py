@@ -6,6 +6,7 @@ import os
 import random
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -183,6 +184,23 @@ def test_a_mirror_begins_with_a_snapshot_and_few_requests(directory: Path, monke
     server.requests.clear()
     ckstore.open(URL, cache=directory / "b").close()
     assert server.requests == {"list": 1}
+
+
+def test_no_thread_is_needed_to_follow_a_record(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a program does at its end may follow the log, too: no thread begins then."""
+    server = SimulatedServer()
+    monkeypatch.setattr(mirror_module, "ObstoreBucket", lambda url, options: SimulatedBucket(server))
+
+    def submit(pool: ThreadPoolExecutor, *arguments: Any) -> None:
+        raise RuntimeError("cannot schedule new futures after interpreter shutdown")
+
+    with ckstore.init(URL, cache=directory / "a") as first, ckstore.open(URL, cache=directory / "b") as second:
+        first.ingest(state(1, 0), run="r", step=0)
+        first.tag("r@0", "mine")
+        monkeypatch.setattr(ThreadPoolExecutor, "submit", submit)
+        second.catalog.refresh()
+        second.tag("mine", "yours")
+        assert second.catalog.tags() == {"mine": 1, "yours": 1}
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "gone", "foreign", "calls"])
