@@ -8,8 +8,9 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from threading import Lock
 
@@ -139,12 +140,12 @@ class BlockCache:
                 self._recent.drop(place)
 
     def close(self) -> None:
-        """Wait for what is under way."""
+        """Wait for what is being fetched, and give up what is not yet; who waits for that asks again."""
         self._own()
         with self._lock:
             pool, self._pool = self._pool, None
         if pool is not None:
-            pool.shutdown()
+            pool.shutdown(cancel_futures=True)
 
     def _blocks(self, pack: str, size: int, numbers: Sequence[int]) -> dict[int, bytes]:
         self._own()
@@ -156,7 +157,11 @@ class BlockCache:
         missing = [number for number in numbers if number not in found]
         if missing:
             fetched = self._claim(pack, size, missing)
-            found |= {number: future.result() for number, future in fetched.items()}
+            for number, future in fetched.items():
+                try:
+                    found[number] = future.result()
+                except CancelledError:
+                    found |= self._blocks(pack, size, [number])
         return found
 
     def _claim(self, pack: str, size: int, missing: Sequence[int], *, again: bool = True) -> dict[int, Future[bytes]]:
@@ -177,9 +182,24 @@ class BlockCache:
             for run in _runs(sorted(fresh)):
                 futures = {number: fresh[number] for number in run if number in fresh}
                 # Nobody waits for what a pool that is shut down does not take.
-                self._pool.submit(self._fetch_run, pack, size, run, futures, self._forgotten[pack])
+                task = self._pool.submit(self._fetch_run, pack, size, run, futures, self._forgotten[pack])
+                task.add_done_callback(partial(self._give_up, pack, futures))
                 self._under_way |= {(pack, number): future for number, future in futures.items()}
         return found | fresh
+
+    def _give_up(self, pack: str, futures: dict[int, Future[bytes]], task: Future[None]) -> None:
+        """Let nobody wait for what a pool that was shut down has not begun."""
+        if task.cancelled():
+            self._come(pack, futures)
+            for future in futures.values():
+                future.cancel()
+
+    def _come(self, pack: str, futures: dict[int, Future[bytes]]) -> None:
+        """Blocks are not under way any more."""
+        with self._lock:
+            for number, future in futures.items():
+                if self._under_way.get((pack, number)) is future:
+                    del self._under_way[pack, number]
 
     def _fetch_run(self, pack: str, size: int, run: range, futures: dict[int, Future[bytes]], forgotten: int) -> None:
         nbytes = min(run.stop * BLOCK, size) - run.start * BLOCK
@@ -201,10 +221,7 @@ class BlockCache:
                 if not future.done():
                     future.set_exception(error)
         finally:
-            with self._lock:
-                for number, future in futures.items():
-                    if self._under_way.get((pack, number)) is future:
-                        del self._under_way[pack, number]
+            self._come(pack, futures)
         self._trim(nbytes)
 
     def _keep(self, pack: str, number: int, block: bytes) -> None:

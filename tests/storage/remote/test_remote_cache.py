@@ -25,6 +25,13 @@ def content(offset: int, length: int) -> bytes:
     return b"".join(bytes([number]) * BLOCK for number in range(offset // BLOCK, (offset + length) // BLOCK))
 
 
+def settle(cache: BlockCache) -> None:
+    """Wait until nothing is under way."""
+    deadline = time.monotonic() + 30
+    while cache._under_way and time.monotonic() < deadline:
+        time.sleep(0.001)
+
+
 def test_a_gap_that_another_thread_is_fetching(directory: Path) -> None:
     begun, may_end = threading.Event(), threading.Event()
 
@@ -77,6 +84,7 @@ def test_what_is_read_first_is_fetched_first(directory: Path, monkeypatch: pytes
             ("b", size, 61 * BLOCK, 1), ("a", size, 0, 1), ("a", size, 100 * BLOCK, 1 << 40),
         ]
     )  # fmt: skip
+    settle(cache)
     cache.close()
     assert asked == [("b", 60, 2), ("a", 50, 2), ("b", 0, 1), ("a", 0, 1), ("a", 100, 1)]
 
@@ -100,8 +108,39 @@ def test_what_comes_while_it_is_looked_for_is_not_fetched_again(directory: Path)
     cache = Looking(directory, fetch)
     cache.prefetch([("pack", 8 * BLOCK, 0, 4 * BLOCK)])
     cache.prefetch([("pack", 8 * BLOCK, 0, 8 * BLOCK)])
+    settle(cache)
     cache.close()
     assert asked == [(0, 4), (4, 4)]
+
+
+def test_a_cache_that_is_closed_fetches_no_more_than_it_has_begun(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who interrupts a restore does not wait for all of it; who still reads gets what it wants."""
+    monkeypatch.setattr(cache_module, "_REQUESTS", 2)
+    monkeypatch.setattr(cache_module, "_TOGETHER", 1)
+    begun, may_end, asked = threading.Event(), threading.Event(), []
+
+    def fetch(pack: str, offset: int, length: int) -> bytes:
+        asked.append(offset // BLOCK)
+        begun.set()
+        assert may_end.wait(30)
+        return content(offset, length)
+
+    cache = BlockCache(directory, fetch)
+    cache.prefetch([("pack", 100 * BLOCK, 0, 100 * BLOCK)])
+    found: list[bytes] = []
+    reader = threading.Thread(target=lambda: found.append(cache.read("pack", 100 * BLOCK, 90 * BLOCK, BLOCK)))
+    reader.start()
+    assert begun.wait(30)
+    time.sleep(0.05)
+    threading.Timer(0.1, may_end.set).start()
+    cache.close()
+    reader.join(30)
+    assert found == [content(90 * BLOCK, BLOCK)]
+    assert set(asked) == {0, 1, 90}
+    cache.close()
+    assert not cache._under_way
 
 
 def test_what_was_asked_for_before_a_pack_was_forgotten_is_not_kept(directory: Path) -> None:
