@@ -282,13 +282,13 @@ class ObjectEncoder:
         base = sizes[BASE]
         full = layer(chunks, unit.count, int(base), grouped=False)
         prices = self._prices(full)
-        options = [Option("base", base, prices.of(full), is_base=True)]
+        options = [Option("base", base, prices.of(full, base), is_base=True)]
         plans = {"base": Way(None)}
         chain = [] if record is None else nearby_ancestors(self.reader.chain(record))
         if record is not None and PATCHED in sizes:
             stored = sizes[PATCHED]
             work = patches(chunks, int(stored)).plus(self.reader.lattice_work(record))
-            options.append(Option("patched", stored, prices.of(work), is_base=False))
+            options.append(Option("patched", stored, prices.of(work, stored), is_base=False))
             plans["patched"] = Way(record, patched=True)
             if stored <= PATCH_WORTH * min(sizes.get((order, 0), stored) for order in ("natural", "context")):
                 chain = []
@@ -299,7 +299,7 @@ class ObjectEncoder:
                 stored, name = sizes[order, place], f"{order}-{place}"
                 work = layer(chunks, unit.count, int(stored), grouped=order == "context", delta=True)
                 work = work.plus(self.reader.lattice_work(ancestor))
-                options.append(Option(name, stored, prices.of(work), is_base=False))
+                options.append(Option(name, stored, prices.of(work, stored), is_base=False))
                 plans[name] = Way(ancestor, context=order == "context", factor=factors.get((order, place), 1.0))
         debt = 0.0 if record is None else record.debt
         candidates = Candidates(tuple(options), debt)
@@ -404,22 +404,23 @@ class ObjectEncoder:
         delta_work = layer(chunks, count, int(delta), grouped=False, delta=True).plus(self.reader.lattice_work(record))
         prices = self._prices(full)
         options = [
-            Option("base", base + own, prices.of(full), is_base=True),
-            Option("delta", delta + own, prices.of(delta_work.plus(own_work)), is_base=False),
+            Option("base", base + own, prices.of(full, base + own), is_base=True),
+            Option("delta", delta + own, prices.of(delta_work.plus(own_work), delta + own), is_base=False),
         ]
         plans = {"base": Way(None), "delta": Way(record)}
         chain = [] if content is None else nearby_ancestors(self.reader.content_chain(content))
         if content is not None and PATCHED in sizes:
             stored = sizes[MOVED] + sizes[PATCHED]
             work = patches(chunks, int(sizes[PATCHED])).plus(self.reader.content_work(content))
-            options.append(Option("patched", stored, prices.of(work), is_base=False))
+            options.append(Option("patched", stored, prices.of(work, stored), is_base=False))
             plans["patched"] = Way(record, content, patched=True)
             if stored <= PATCH_WORTH * (delta + sizes["chained", 0]):
                 chain = []
         for place, ancestor in chain:
             chained, name = sizes["chained", place], f"chained-{place}"
             work = layer(chunks, count, int(chained), grouped=True).plus(self.reader.content_work(ancestor))
-            options.append(Option(name, delta + chained, prices.of(delta_work.plus(work)), is_base=False))
+            price = prices.of(delta_work.plus(work), delta + chained)
+            options.append(Option(name, delta + chained, price, is_base=False))
             plans[name] = Way(record, ancestor, factor=factors.get(("chained", place), 1.0))
         alone = int(base), int(own)
         debt = record.debt if content is None else content.debt
@@ -454,7 +455,7 @@ class ObjectEncoder:
         chunks = -(-unit.count // unit.chunk)
         full = layer(chunks, unit.count, int(base), grouped=False)
         full = full.plus(layer(chunks, unit.count, int(own), grouped=True))
-        option = Option("base", base + own, self._prices(full).of(full), is_base=True)
+        option = Option("base", base + own, cost(full), is_base=True)
         alone = int(base), int(own)
         return Estimate(unit, Candidates((option,)), {"base": Way(None)}, cost(full), alone, lattice)
 

@@ -69,8 +69,8 @@ WEIGHTS = (
 )
 
 
-#: Over a link, what is read beyond a version in full may be this part of what a budget allows beyond a full restore.
-LINK = 0.2
+#: Over a link so many more bytes may be read, within a budget of 2, for each one that the store takes less.
+LINK = 3.0
 
 
 def layer(chunks: int, count: int, stored: int, *, grouped: bool, delta: bool = False) -> Work:
@@ -94,25 +94,29 @@ def cost(work: Work) -> float:
 
 
 class Prices:
-    """The costs by which encodings of one object are compared: over a link more bytes than those in full are dear.
+    """The costs by which encodings of one object are compared: over a link, what is read must be worth what it saves.
 
     Parameters
     ----------
     full
         Cost of the object stored exactly and in full, which is its price as well.
     stored
-        Bytes that are read where it is stored in full.
+        Bytes that it takes then, and that are read.
     over_link
         Whether packs come over a link.
     """
 
-    __slots__ = ("_full", "_of_byte", "_stored")
+    __slots__ = ("_full", "_over_link", "_stored")
 
     def __init__(self, full: float, stored: int, *, over_link: bool) -> None:
-        self._full = full if over_link else 0.0
-        self._of_byte = full / (LINK * max(stored, 1)) if over_link else 0.0
+        self._full = full
         self._stored = stored
+        self._over_link = over_link
 
-    def of(self, work: Work) -> float:
-        """The cost of an encoding that takes so much work, whole chain included."""
-        return max(cost(work), self._full + self._of_byte * (work.stored - self._stored))
+    def of(self, work: Work, stored: float) -> float:
+        """The price of an encoding that takes so much work, whole chain included, and adds `stored` bytes."""
+        computed = cost(work)
+        more = work.stored - self._stored
+        if not self._over_link or more <= 0:
+            return computed
+        return max(computed, self._full * (1 + more / (LINK * max(self._stored - stored, 1.0))))

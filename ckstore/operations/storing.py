@@ -17,7 +17,7 @@ from ckstore.encoding.estimate import Encoded, Estimate
 from ckstore.encoding.estimator import Estimator, ParentObject, parent_objects
 from ckstore.encoding.writer import ObjectWriter
 from ckstore.errors import IntegrityError
-from ckstore.lineage.cost import Prices, cost
+from ckstore.lineage.cost import cost
 from ckstore.lineage.planner import Choice
 from ckstore.objects.documents import CoarseUnit
 from ckstore.objects.reader import ObjectReader
@@ -250,10 +250,8 @@ class _Objects:
         for content, lattice in self._resolver.known(contents).items():
             self.known[content] = Stored(lattice, content)
             record = self._resolver.lattice(lattice)
-            full = record.full_work
-            prices = Prices(cost(full), full.stored, over_link=self._reader.blocks.is_remote)
-            spent = prices.of(self._reader.work(lattice, content))
-            budget.add(record.count * ITEM_SIZES[record.dtype], cost(full), spent)
+            spent = cost(self._reader.work(lattice, content))
+            budget.add(record.count * ITEM_SIZES[record.dtype], cost(record.full_work), spent)
 
 
 def _batches(encoded: Iterable[_Job]) -> Iterator[list[_Job]]:

@@ -7,18 +7,33 @@ import pytest
 from ckstore.lineage.cost import LINK, Prices, Work, cost, layer
 
 FULL = layer(4, 1 << 20, 3 << 20, grouped=False)
+LOCAL, REMOTE = (Prices(cost(FULL), FULL.stored, over_link=over_link) for over_link in (False, True))
 
 
-def test_over_a_link_more_bytes_than_in_full_are_dear() -> None:
-    local, remote = (Prices(cost(FULL), FULL.stored, over_link=over_link) for over_link in (False, True))
-    assert local.of(FULL) == remote.of(FULL) == cost(FULL)
-    patched = FULL.plus(Work(patches=1, patch_bytes=round(LINK * FULL.stored)))
-    assert local.of(patched) == cost(patched) < 1.5 * cost(FULL)
-    assert remote.of(patched) == pytest.approx(2 * cost(FULL))
+def patched(nbytes: float) -> Work:
+    """A version in full, and a patch."""
+    return FULL.plus(Work(patches=1, patch_bytes=round(nbytes)))
+
+
+def test_a_version_in_full_is_within_every_budget() -> None:
+    assert LOCAL.of(FULL, FULL.stored) == REMOTE.of(FULL, FULL.stored) == cost(FULL)
+
+
+@pytest.mark.parametrize("saved", [0.05, 0.5])
+def test_over_a_link_what_is_read_is_worth_what_it_saves(saved: float) -> None:
+    stored = (1 - saved) * FULL.stored
+    work = patched(LINK * saved * FULL.stored)
+    assert LOCAL.of(work, stored) == cost(work)
+    assert REMOTE.of(work, stored) == pytest.approx(max(2 * cost(FULL), cost(work)))
+    assert REMOTE.of(patched(0.5 * LINK * saved * FULL.stored), stored) < REMOTE.of(work, stored)
+
+
+def test_what_saves_nothing_is_beyond_every_budget() -> None:
+    work = patched(0.1 * FULL.stored)
+    assert REMOTE.of(work, FULL.stored) > 1000 * cost(FULL)
 
 
 def test_what_takes_few_bytes_is_priced_by_its_work() -> None:
-    remote = Prices(cost(FULL), FULL.stored, over_link=True)
     small = layer(4, 1 << 20, 1 << 10, grouped=True)
-    assert remote.of(small) == cost(small)
-    assert Prices(cost(small), 0, over_link=True).of(small) >= cost(small)
+    assert REMOTE.of(small, small.stored) == cost(small)
+    assert Prices(cost(small), 0, over_link=True).of(small, 0.0) >= cost(small)

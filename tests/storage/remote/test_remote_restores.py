@@ -42,7 +42,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> SimulatedServer:
     return made
 
 
-def test_no_version_reads_more_than_its_file(server: SimulatedServer, directory: Path) -> None:
+def test_no_version_reads_much_more_than_its_file(server: SimulatedServer, directory: Path) -> None:
     """Of a local store it may read half as much again, which costs little there: deltas are smaller, chains longer."""
     paths = series.write_versions(directory, 12, 9)
     with ckstore.init(directory / "local") as local, ckstore.init(URL, cache=directory / "a") as remote:
@@ -57,9 +57,22 @@ def test_no_version_reads_more_than_its_file(server: SimulatedServer, directory:
         server.bytes.clear()
         with ckstore.open(URL, cache=directory / f"b{row.number}") as store:
             assert_same(store[row.number].state_dict(), torch.load(path, weights_only=False))
-            assert read_by(store[row.number].stored) < row.original_bytes
+            assert read_by(store[row.number].stored) < 1.1 * row.original_bytes
         # Besides, manifests of packs of integers and of exact layers, and blocks of which not all is wanted.
-        assert server.bytes["read"] < row.original_bytes + 4 * (1 + row.depth) * BLOCK
+        assert server.bytes["read"] < 1.1 * row.original_bytes + 4 * (1 + row.depth) * BLOCK
+
+
+def test_deltas_that_save_much_are_as_small_as_in_a_directory(server: SimulatedServer, directory: Path) -> None:
+    """What is read more is worth it: half of a version."""
+    weight = draw(1024, 512)
+    with ckstore.init(directory / "local") as local, ckstore.init(URL, cache=directory / "a") as remote:
+        for step in range(6):
+            for store in (local, remote):
+                store.ingest({"w": weight}, run="r", step=step, hot=0)
+            weight = weight + draw(*weight.shape, seed=step + 1, scale=2e-7)
+        ours, theirs = local.versions(), remote.versions()
+    assert sum(row.stored_bytes for row in ours) < 0.75 * sum(row.original_bytes for row in ours)
+    assert sum(row.stored_bytes for row in theirs) < 1.02 * sum(row.stored_bytes for row in ours)
 
 
 def test_a_tight_budget_leaves_deltas(server: SimulatedServer, directory: Path) -> None:
