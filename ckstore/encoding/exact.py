@@ -282,7 +282,7 @@ class ObjectEncoder:
         base = sizes[BASE]
         full = layer(chunks, unit.count, int(base), grouped=False)
         prices = self._prices(full)
-        options = [Option("base", base, prices.of(full, base), is_base=True)]
+        options = [Option("base", base, prices.full, is_base=True)]
         plans = {"base": Way(None)}
         chain = [] if record is None else nearby_ancestors(self.reader.chain(record))
         if record is not None and PATCHED in sizes:
@@ -303,7 +303,7 @@ class ObjectEncoder:
                 plans[name] = Way(ancestor, context=order == "context", factor=factors.get((order, place), 1.0))
         debt = 0.0 if record is None else record.debt
         candidates = Candidates(tuple(options), debt)
-        return Estimate(unit, candidates, plans, cost(full), (int(base), 0), foretold=foretold)
+        return Estimate(unit, candidates, plans, prices.full, (int(base), 0), foretold=foretold)
 
     def _prices(self, full: Work) -> Prices:
         return Prices(cost(full), full.stored, over_link=self.reader.blocks.is_remote)
@@ -404,7 +404,7 @@ class ObjectEncoder:
         delta_work = layer(chunks, count, int(delta), grouped=False, delta=True).plus(self.reader.lattice_work(record))
         prices = self._prices(full)
         options = [
-            Option("base", base + own, prices.of(full, base + own), is_base=True),
+            Option("base", base + own, prices.full, is_base=True),
             Option("delta", delta + own, prices.of(delta_work.plus(own_work), delta + own), is_base=False),
         ]
         plans = {"base": Way(None), "delta": Way(record)}
@@ -425,7 +425,7 @@ class ObjectEncoder:
         alone = int(base), int(own)
         debt = record.debt if content is None else content.debt
         candidates = Candidates(tuple(options), debt)
-        return Estimate(unit, candidates, plans, cost(full), alone, lattice, origin, foretold=foretold)
+        return Estimate(unit, candidates, plans, prices.full, alone, lattice, origin, foretold=foretold)
 
     def _linear_parent(
         self, unit: Unit, parent: str | None, coarse: str | None
@@ -455,9 +455,10 @@ class ObjectEncoder:
         chunks = -(-unit.count // unit.chunk)
         full = layer(chunks, unit.count, int(base), grouped=False)
         full = full.plus(layer(chunks, unit.count, int(own), grouped=True))
-        option = Option("base", base + own, cost(full), is_base=True)
+        full_cost = cost(full)
+        option = Option("base", base + own, full_cost, is_base=True)
         alone = int(base), int(own)
-        return Estimate(unit, Candidates((option,)), {"base": Way(None)}, cost(full), alone, lattice)
+        return Estimate(unit, Candidates((option,)), {"base": Way(None)}, full_cost, alone, lattice)
 
     def _ordinal_parent(self, content: str, unit: Unit) -> LatticeRecord | None:
         """The lattice record of an object that `unit` may be stored against; None where that has another lattice."""

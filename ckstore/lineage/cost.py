@@ -106,10 +106,10 @@ class Prices:
         Whether packs come over a link.
     """
 
-    __slots__ = ("_full", "_over_link", "_stored")
+    __slots__ = ("_over_link", "_stored", "full")
 
     def __init__(self, full: float, stored: int, *, over_link: bool) -> None:
-        self._full = full
+        self.full = full
         self._stored = stored
         self._over_link = over_link
 
@@ -119,4 +119,4 @@ class Prices:
         more = work.stored - self._stored
         if not self._over_link or more <= 0:
             return computed
-        return max(computed, self._full * (1 + more / (LINK * max(self._stored - stored, 1.0))))
+        return max(computed, self.full * (1 + more / (LINK * max(self._stored - stored, 1.0))))

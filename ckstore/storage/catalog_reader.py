@@ -40,6 +40,9 @@ COLLECTED = "collected"
 #: Rows of `meta` that say how faithful versions are to be begin so, and end with the run's name, if any.
 POLICY = "policy:"
 
+#: Names looked up with one statement; SQLite limits parameters.
+_NAMES_AT_ONCE = 500
+
 _SELECT = f"SELECT {_COLUMNS} FROM versions v JOIN runs r ON r.id = v.run JOIN packs p ON p.id = v.pack"
 
 _GLOBS = items(text(1))
@@ -248,13 +251,13 @@ class CatalogReader:
 
     def manifest_offsets(self, names: Sequence[str]) -> dict[str, int]:
         """Where the manifest lies in those packs that tell of a version, by name."""
-        found = self._connection.rows(
-            f"SELECT p.name, v.manifest_offset FROM packs p JOIN versions v ON v.pack = p.id"
-            f" WHERE p.name IN ({','.join('?' * len(names))})",
-            names,
-            _OFFSETS,
-        )
-        return dict(found)
+        found: dict[str, int] = {}
+        for start in range(0, len(names), _NAMES_AT_ONCE):
+            part = names[start : start + _NAMES_AT_ONCE]
+            marks = ",".join("?" * len(part))
+            query = "SELECT p.name, v.manifest_offset FROM packs p JOIN versions v ON v.pack = p.id WHERE p.name"
+            found.update(self._connection.rows(f"{query} IN ({marks})", part, _OFFSETS))
+        return found
 
     def identity(self) -> str:
         """What tells this catalog from others, also from one that `recover` builds in its place."""

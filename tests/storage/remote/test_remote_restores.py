@@ -206,3 +206,12 @@ def test_layers_come_in_the_order_in_which_they_are_decoded(
         server.latency = 0.02
         assert_same(store[2].state_dict(), torch.load(paths[1], weights_only=False))
     assert fetched[len(fetched) // 2] < 0.7 * fetched[-1]
+
+
+def test_manifests_of_many_packs_are_asked_for_at_once(server: SimulatedServer, directory: Path) -> None:
+    """More than the parameters that SQLite takes, as `gc` of a store of many versions does."""
+    with ckstore.init(URL, cache=directory / "a") as store:
+        store.ingest({"w": draw(8)}, run="r", step=0, hot=0)
+        pack = store[1].row.pack
+        names = [f"{number:040x}.zip" for number in range(300_000)]
+        assert store.catalog.manifest_offsets([*names, pack]) == {pack: store[1].row.manifest_offset}
