@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,6 @@ import pytest
 
 from ckstore.storage.remote import cache as cache_module
 from ckstore.storage.remote.cache import BLOCK, BlockCache
-from tests.checkpoints import scratch
-
-
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    with scratch() as path:
-        yield path
 
 
 def content(offset: int, length: int) -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,23 +11,8 @@ import ckstore
 from ckstore.errors import ConflictError, IntegrityError
 from ckstore.operations import commit as commit_module
 from ckstore.operations.recover import recover
-from ckstore.storage.remote import mirror as mirror_module
-from tests.checkpoints import scratch
-from tests.storage.remote.simulated import SimulatedBucket, SimulatedServer
+from tests.storage.remote.simulated import SimulatedServer
 from tests.storage.remote.test_remote_store import URL, files, same
-
-
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    with scratch() as path:
-        yield path
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> SimulatedServer:
-    made = SimulatedServer()
-    monkeypatch.setattr(mirror_module, "ObstoreBucket", lambda url, options: SimulatedBucket(made))
-    return made
 
 
 @pytest.fixture

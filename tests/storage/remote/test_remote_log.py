@@ -18,17 +18,11 @@ from ckstore.errors import ConflictError, IntegrityError
 from ckstore.storage.remote import catalog as catalog_module
 from ckstore.storage.remote import log as log_module
 from ckstore.storage.remote import mirror as mirror_module
-from tests.checkpoints import draw, scratch
+from tests.checkpoints import draw
 from tests.storage.remote.simulated import SimulatedBucket, SimulatedServer
 
 URL = "s3://models/team-a"
 SEEDS = int(os.environ.get("CKSTORE_INTERLEAVINGS", "8"))
-
-
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    with scratch() as path:
-        yield path
 
 
 def state(run: int, step: int) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import signal
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -26,18 +26,12 @@ from ckstore.storage.remote import cache as cache_module
 from ckstore.storage.remote import catalog as catalog_module
 from ckstore.storage.remote import mirror as mirror_module
 from ckstore.storage.remote.bucket import UnreachableError
-from tests.checkpoints import draw, scratch
+from tests.checkpoints import draw
 from tests.storage.remote.simulated import SimulatedBucket, SimulatedServer
 
 pytestmark = pytest.mark.local
 
 URL = "s3://models/team-a"
-
-
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    with scratch() as path:
-        yield path
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from ckstore.storage.remote import cache as cache_module
 from ckstore.storage.remote import catalog as catalog_module
 from ckstore.storage.remote import mirror as mirror_module
 from ckstore.storage.remote.cache import BLOCK
-from tests.checkpoints import draw, scratch
+from tests.checkpoints import draw
 from tests.equality import assert_same
 from tests.storage.remote.simulated import SimulatedBucket, SimulatedServer
 from tools.bench import series
@@ -27,19 +26,6 @@ from tools.bench import series
 pytestmark = pytest.mark.local
 
 URL = "s3://models/team-a"
-
-
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    with scratch() as path:
-        yield path
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> SimulatedServer:
-    made = SimulatedServer()
-    monkeypatch.setattr(mirror_module, "ObstoreBucket", lambda url, options: SimulatedBucket(made))
-    return made
 
 
 def test_no_version_reads_much_more_than_its_file(server: SimulatedServer, directory: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import pickle
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,25 +37,12 @@ from ckstore.storage.remote import mirror as mirror_module
 from ckstore.storage.remote.bucket import UnreachableError
 from ckstore.storage.remote.log import Head, RemoteLog
 from ckstore.storage.remote.mirror import EVERY
-from tests.checkpoints import draw, scratch
+from tests.checkpoints import draw
 from tests.storage.remote.simulated import SimulatedBucket, SimulatedServer
 
 pytestmark = pytest.mark.local
 
 URL = "s3://models/team-a"
-
-
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    with scratch() as path:
-        yield path
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> SimulatedServer:
-    made = SimulatedServer()
-    monkeypatch.setattr(mirror_module, "ObstoreBucket", lambda url, options: SimulatedBucket(made))
-    return made
 
 
 def state(step: int) -> dict[str, Any]:

@@ -1,0 +1,25 @@
+"""What tests of remote stores share: a directory for mirrors, and an object store in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ckstore.storage.remote import mirror as mirror_module
+from tests.checkpoints import scratch
+from tests.storage.remote.simulated import SimulatedBucket, SimulatedServer
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    with scratch() as path:
+        yield path
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> SimulatedServer:
+    made = SimulatedServer()
+    monkeypatch.setattr(mirror_module, "ObstoreBucket", lambda url, options: SimulatedBucket(made))
+    return made
