@@ -1,4 +1,4 @@
-"""How faithful versions are, and what becomes of older ones: what a user asks for, and what follows from it."""
+"""Fidelity and retention policies."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What connects ckstore with other libraries, each of which is imported when it is used."""
+"""Connects ckstore with other libraries, each imported only when it is used."""

@@ -1,1 +1,1 @@
-"""Threads, memory, the garbage collector and checksums: what ckstore asks of the machine."""
+"""Threads, memory, the garbage collector and checksums."""

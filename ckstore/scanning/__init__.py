@@ -1,1 +1,1 @@
-"""Reads what is to be ingested: files, directories and state dicts."""
+"""Reads the sources of an ingest: files, directories and state dicts."""

@@ -1,1 +1,1 @@
-"""A store's bytes and rows: packs, log and catalog; nothing here knows what a float is."""
+"""A store's bytes and rows: packs, log and catalog; no code here knows floats."""

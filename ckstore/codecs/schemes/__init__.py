@@ -1,1 +1,1 @@
-"""The published schemes, as their papers have them."""
+"""The published schemes, as their papers define them."""

@@ -1,1 +1,1 @@
-"""The entropy coder's loops, beside a plain reference."""
+"""The entropy coder's loops, with a plain reference."""

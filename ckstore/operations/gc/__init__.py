@@ -1,1 +1,1 @@
-"""Frees what no version needs."""
+"""Garbage collection: frees the bytes that no version needs."""

@@ -1,4 +1,4 @@
-"""A store in an object store: packs and a log there; here a mirror, a catalog that follows the log, and cached bytes.
+"""A store in an object store: packs and log there; a mirror here, with a catalog that follows the log and cached bytes.
 
 commit(change):
     repeat
