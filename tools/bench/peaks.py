@@ -121,7 +121,7 @@ def measure(megabytes: int, container: str, work: Path, fidelity: str = "exact")
 
 def memory(bench: Bench) -> Section:
     """The table as a row of the speed benchmark, for both fidelities."""
-    rows = [["what", "exact, MB", "coarse, MB"]]
+    rows = [["measurement", "exact, MB", "coarse, MB"]]
     found = []
     for fidelity in FIDELITIES:
         bench.report(f"memory, {fidelity}")
@@ -132,8 +132,7 @@ def memory(bench: Bench) -> Section:
     ]
     return Section(
         "Memory",
-        "Largest anonymous memory of a process, imports included, watched from outside, for checkpoints of "
-        f"{MEGABYTES} MB of float32 weights.",
+        f"Peak anonymous memory of a process, imports included, for checkpoints of {MEGABYTES} MB of float32 weights.",
         [rows],
     )
 

@@ -35,8 +35,8 @@ _TURNS = 3
 _URL = "s3://models/measured"
 
 _LINK = (
-    "A request takes 30 ms besides what it carries, and all share a link of 100 MB/s; both are simulated, in the"
-    " process that is measured. A ranged read counts as a request. Seconds hold what this machine computes meanwhile."
+    "Simulated link: 30 ms per request, 100 MB/s shared by all requests. A ranged read counts as a request. Seconds"
+    " include local computation."
 )
 
 
@@ -130,8 +130,8 @@ class Bench:
         self._open(rows)
         self._use(rows)
         self._push(rows)
-        head = ["what", "requests", "of which", "bytes read", "bytes written", "seconds"]
-        about = f"{_LINK} A version of depth *n* has a chain of *n* + 1 packs; nothing of it is at hand."
+        head = ["measurement", "requests", "kinds", "bytes read", "bytes written", "seconds"]
+        about = f"{_LINK} A version of depth *n* has a chain of *n* + 1 packs; the cache is empty."
         return Section("In a bucket: requests", about, [[head, *(row.cells() for row in rows)]])
 
     def _open(self, rows: list[Row]) -> None:
@@ -170,7 +170,7 @@ class Bench:
                     _ = version[largest][:10]
         with (
             ckstore.open(_URL, cache=self.cache(f"slice{deep.number - 1}")) as store,
-            self.measured(f"10 rows, depth {deep.depth}, the same of the one before at hand", rows),
+            self.measured(f"10 rows, depth {deep.depth}, parent cached", rows),
         ):
             _ = store[deep.number][largest][:10]
 
@@ -199,7 +199,7 @@ class Bench:
             "faster once open",
         ]  # fmt: skip
         table = [head, ["torch.load", "", "1", f"{nbytes:,}", "1.000", f"{whole:.2f}", "", "", ""]]
-        sizes = [["exact versions", "bytes", "of the files'", "most that one reads, of its file's"]]
+        sizes = [["exact versions", "bytes", "of the files'", "most bytes read, of its file's"]]
         with ckstore.init(self.directory / "beside") as store:
             for step, path in enumerate(self.paths):
                 store.ingest(path, run="r", step=step, hot=0)
@@ -215,7 +215,7 @@ class Bench:
                 if fidelity == "exact":
                     sizes.append(["in a bucket", *_sizes(store)])
             self._restored(deep.number, fidelity)  # Compiles kernels.
-            for what, before in (("", []), (", the one before at hand", [deep.number - 1])):
+            for what, before in (("", []), (", parent cached", [deep.number - 1])):
                 turns = [self._restored(deep.number, fidelity, before) for _ in range(_TURNS)]
                 row, opening = sorted(turns, key=lambda turn: turn[0].seconds)[_TURNS // 2]
                 asked, share, seconds = sum(row.requests.values()), row.read / nbytes, row.seconds
@@ -223,9 +223,8 @@ class Bench:
                 cells += [f"{whole / seconds:.2f}x", f"{opening:.2f}", f"{whole / (seconds - opening):.2f}x"]
                 table.append([fidelity + what, *cells])
         about = (
-            f"Checkpoints of {nbytes / 1e6:.0f} MB. {_LINK} The file is fetched at the link's speed and then loaded,"
-            " from the page cache. A version takes all that it is stored against; *the one before at hand* is what a"
-            " machine reads that has restored that one, with the same cache. Seconds are medians of three."
+            f"Checkpoints of {nbytes / 1e6:.0f} MB. {_LINK} `torch.load` fetches the file at the link's speed first."
+            " *Parent cached*: the machine has restored the version before. Seconds are medians of three."
         )
         return Section("In a bucket: restores", about, [table, sizes])
 
@@ -247,7 +246,7 @@ class Bench:
 
     def writers(self) -> Section:
         """How many versions a second one and more writers commit."""
-        about = f"Each commits tiny versions to a run of its own, without a pause, from a mirror of its own. {_LINK}"
+        about = f"Each writer commits tiny versions to its own run, without a pause, from its own mirror. {_LINK}"
         head = ["writers", "commits a second", "requests a commit"]
         return Section("In a bucket: writers", about, [[head, *(self._commits(writers) for writers in (1, 8))]])
 

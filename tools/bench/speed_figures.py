@@ -16,7 +16,7 @@ from typing import Self
 _PACKAGES = ("numba", "numpy", "torch")
 
 #: The columns that `compared` fills.
-COMPARED = ["what", "GB/s", "CPU s/GB", "against", "its GB/s", "its CPU s/GB", "stored", "ratio"]
+COMPARED = ["measurement", "GB/s", "CPU s/GB", "against", "its GB/s", "its CPU s/GB", "stored", "ratio"]
 
 
 @dataclass(frozen=True)

@@ -40,16 +40,15 @@ def start(bench: Bench) -> Section:
         Contender("ingest", lambda number: run(root, "ingest", str(paths[number]))),
         contender("checkout", "latest", "-o", str(out)),
     ]
-    rows = [["what", "figure"]]
+    rows = [["measurement", "figure"]]
     for name, timings in race(contenders, range(1, len(paths)), warm=False).items():
         rows.append([f"`ckstore {name}`", f"{Spread.of([timing.seconds for timing in timings])} s"])
     rows.extend(_first_use(directory / "first", paths))
     shutil.rmtree(directory)
     return Section(
         "Start of a verb",
-        "A process of the command line from its start to its end, on a checkpoint of 1 MB. First use: a first and a "
-        "second ingest and a checkout on a machine that has compiled nothing yet; it takes at least its processor time "
-        "over the number of cores.",
+        "One command-line process from start to end, on a checkpoint of 1 MB. *First use*: two ingests and a checkout "
+        "on a machine that has compiled nothing yet.",
         [rows],
     )
 

@@ -78,13 +78,10 @@ def storing(bench: Bench) -> Section:
     source.path.unlink()
     return Section(
         "Storing",
-        "Every round stores the next version of the run. `ingest`: the store is opened, the file read, hashed, coded "
-        "against its parent, packed, synced to the medium and committed. `live ingest`: `store.ingest(state_dict)` in "
-        "a process that keeps the store open and has ingested the parent. *Hot*: the version is stored as it is, until "
-        "it is durable, which is what a training loop waits for; `compaction` encodes the hot version before it, and "
-        "its *stored* is what is left then. The others write the same version, `fsync` "
-        "included. The ratio is the speed over that of `torch.save` of the same state dict; *stored* is what is left "
-        "of the bytes. The first version has no parent, and is a line of its own.",
+        "Each round stores the next version of the run. `ingest`: open the store, then read, hash, encode, pack, "
+        "sync and commit a file. `live ingest`: `store.ingest(state_dict)` in a process that has ingested the parent. "
+        "*Hot*: stored unencoded, as a training loop waits for it. `compaction` encodes the hot version before it. "
+        "*stored*: bytes left, as a part of the original. *ratio*: speed over that of `torch.save` of the same state dict.",
         [rows],
     )
 
@@ -138,11 +135,10 @@ def restoring(bench: Bench) -> Section:
         rows.append(compared(name, found, against, timings[against], size))
     return Section(
         "Restoring",
-        "The version with the longest chain, from opening the store on: as a synced file (`checkout`, against `cp`), "
-        "or as tensors in memory (`state_dict`, against `torch.load`; safetensors maps the file and reads nothing). "
-        "The hot version is the latest of a run, which is stored as it is. "
-        "Coarse versions are of a run that was ingested with fidelity coarse; an exact version "
-        "`at_fidelity('coarse')` has its moments exactly. The others are beside `torch.load`.",
+        "The version with the longest chain, including the time to open the store: as a synced file (`checkout`, "
+        "against `cp`), or as tensors in memory (`state_dict`, against `torch.load`; safetensors maps the file and "
+        "reads nothing). The hot version is the latest of a run. Coarse versions come from a run ingested with "
+        "fidelity coarse; an exact version is read coarsely by `at_fidelity('coarse')`.",
         [rows],
     )
 
@@ -177,9 +173,9 @@ def row(bench: Bench) -> Section:
     time, share = Spread.of([1e3 * timing.seconds for timing in timings]), Spread.of(shares)
     return Section(
         "One row of a tensor",
-        "One row of the largest tensor of the version with the longest chain: the version is open, and nothing of its "
-        "tensors was read. Bytes that the process reads, against those that it reads for a checkout of that version.",
-        [[["what", "figure"], ["time", f"{time} ms"], ["bytes read, of a checkout's", f"{share} %"]]],
+        "One row of the largest tensor of the version with the longest chain, which is open but unread. Bytes read are "
+        "a part of those of a checkout.",
+        [[["measurement", "figure"], ["time", f"{time} ms"], ["bytes read, of a checkout's", f"{share} %"]]],
     )
 
 
