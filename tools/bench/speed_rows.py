@@ -81,7 +81,7 @@ def storing(bench: Bench) -> Section:
         "Each round stores the next version of the run. `ingest`: open the store, then read, hash, encode, pack, "
         "sync and commit a file. `live ingest`: `store.ingest(state_dict)` in a process that has ingested the parent. "
         "*Hot*: stored unencoded, as a training loop waits for it. `compaction` encodes the hot version before it. "
-        "*stored*: bytes left, as a part of the original. *ratio*: speed over that of `torch.save` of the same state dict.",
+        "*stored*: bytes left, as a part of the original. *ratio*: speed over that of `torch.save` of the state dict.",
         [rows],
     )
 
