@@ -1,4 +1,4 @@
-"""Names of dtypes in NumPy, Zarr and torch, each of which lacks some of them."""
+"""Names of dtypes in NumPy, Zarr and torch, which each lack some of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The errors that ckstore raises, grouped by what a handler would do, each with a stable kind and an exit code."""
+"""The errors that ckstore raises, grouped by how a handler responds, each with a stable kind and an exit code."""
 
 from __future__ import annotations
 

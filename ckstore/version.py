@@ -1,4 +1,4 @@
-"""One version: what it holds, its tensors one by one, as Zarr arrays, as a state dict, and as files."""
+"""One version: its tensors one by one, as Zarr arrays, as a state dict, and as files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes docs/reference/cli.md from what the verbs say of themselves, so that help and reference are one text."""
+"""Writes docs/reference/cli.md from the help of the verbs, so that help and reference are one text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from ckstore.cli.program import VERBS, program
-from ckstore.cli.verb import EXIT_CODES, VERSION_HELP, Verb
+from ckstore.cli.verb import VERSION_HELP, Verb
 
 TARGET = Path(__file__).resolve().parents[1] / "docs" / "reference" / "cli.md"
 
@@ -20,15 +20,16 @@ _HEAD = """\
 <!-- Written by tools/docs from the help of the verbs; edit those. -->
 
 `ckstore [--store PATH] VERB` works on the store that `--store` names, else on `$CKSTORE`, else on the nearest
-`.ckstore` in the working directory or above it. An error is one sentence on stderr, with what to do
-about it. Progress bars and colours appear on terminals only; `NO_COLOR` turns colours off.
+`.ckstore` in the working directory or above it. An error is one sentence on stderr with the remedy;
+[exit codes](errors.md#exit-codes) tell its kind. Progress bars and colours appear on terminals only; `NO_COLOR` turns
+colours off.
 """
 
 
 def reference() -> str:
     """The whole page."""
     with click.Context(program, info_name="ckstore") as context:
-        parts = [_HEAD, f"## Names of versions\n\n{VERSION_HELP}\n", _verbs(context), _exit_codes()]
+        parts = [_HEAD, f"## Names of versions\n\n{VERSION_HELP}\n", _verbs(context)]
         for name in VERBS:
             command = program.get_command(context, name)
             assert isinstance(command, Verb)
@@ -42,12 +43,7 @@ def _verbs(context: click.Context) -> str:
         command = program.get_command(context, name)
         assert command is not None
         rows.append(f"| [`{name}`](#{name}) | {_paragraphs(command)[0]} |")
-    return "\n".join(["## Verbs", "", "| verb | what it does |", "| --- | --- |", *rows, ""])
-
-
-def _exit_codes() -> str:
-    rows = [f"| {code} | {meaning} |" for code, meaning in EXIT_CODES.items()]
-    return "\n".join(["## Exit codes", "", "| code | meaning |", "| --- | --- |", *rows, ""])
+    return "\n".join(["## Verbs", "", "| verb | purpose |", "| --- | --- |", *rows, ""])
 
 
 def _paragraphs(command: click.Command) -> list[str]:

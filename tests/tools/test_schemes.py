@@ -188,7 +188,7 @@ def test_what_is_not_measured_again_stays(tmp_path: Path) -> None:
     text = target.read_text()
     assert text.startswith("# The published schemes, measured\n")
     headings = [line for line in text.splitlines() if line.startswith("## ")]
-    assert headings == ["## What each step of the coding saves", "## Levels"]
+    assert headings == ["## Savings of each coding step", "## Levels"]
     assert "As it was." in text
     assert "| GPT | 16 | whole run | 2.0x | 4.0x | 8.0x |" in text
     assert "with `tools/bench/schemes --tier tiny --only ablation` on a machine." in text

@@ -19,25 +19,24 @@ Row = dict[str, Any]
 INTRODUCTION = """\
 # The published schemes, measured
 
-What LC-Checkpoint and Inshrinkerator (DynaQuant) reach as ckstore has them, beside ckstore's own lattices, other
-baselines and the papers' own figures. `tools/bench/schemes --write` writes this document from rows that it measures or
-finds; nothing here was written by hand. The runs are small, so that they can be trained anywhere (`tools/train`):
+Results of LC-Checkpoint and Inshrinkerator (DynaQuant) in ckstore, compared with ckstore's own lattices, other
+baselines and the papers. `tools/bench/schemes --write` writes this page. The runs are small enough to train anywhere
+(`tools/train`):
 
 * *residual network*: 2.8 million parameters on scikit-learn's digits, SGD with momentum, 60 epochs to a plateau of
-  96.5 % accuracy, a checkpoint an epoch. *Lost* is the part of the accuracy on 397 other digits that is gone.
-  Gradients are those of `ckstore.GradientAccumulator`.
-* *GPT*: 4.9 million parameters on Python's sources, AdamW, 800 steps, a checkpoint every 40. *Lost* is the rise of the
-  loss on 128 other windows, as a part of it.
-* *fine-tune*: the GPT on English prose, 200 steps, a checkpoint every 10, the first before any. *Lost* is the same on
+  96.5 % accuracy, a checkpoint an epoch. *Lost*: the lost part of the accuracy on 397 other digits. Gradients come
+  from `ckstore.GradientAccumulator`.
+* *GPT*: 4.9 million parameters on Python's sources, AdamW, 800 steps, a checkpoint every 40. *Lost*: the relative
+  rise of the loss on 128 other windows.
+* *fine-tune*: the GPT on English prose, 200 steps, a checkpoint every 10, the first before any. *Lost*: the same on
   prose.
 
-Ratios are of files of 32-bit floats to everything that is stored. *Searched*: each version has the setting that takes
-the fewest bytes while an evaluation is at most 5 % worse, as in Inshrinkerator's paper. The baselines QD-compressor,
-Check-N-Run and GOBO have the fewest levels that do so (`tools/fidelity/baselines.py`), and quantise weights alone. The
-others have their defaults.
+Ratios compare 32-bit files with everything that is stored. *Searched*: each version has the smallest setting whose
+evaluation is at most 5 % worse, as in Inshrinkerator's paper. QD-compressor, Check-N-Run and GOBO have the fewest
+levels that achieve this (`tools/fidelity/baselines.py`), and quantise weights alone. The others have their defaults.
 
-Papers: [LC] Chen et al., *On Efficient Constructions of Checkpoints*, ICML 2020. [I] Agrawal et al., *Inshrinkerator*,
-SoCC 2024, arXiv 2306.11800v3."""
+Papers: [LC] Chen et al., *On Efficient Constructions of Checkpoints*, ICML 2020. [I] Agrawal et al.,
+*Inshrinkerator*, SoCC 2024, arXiv 2306.11800v3."""
 
 #: What is said below the tables of each part.
 NOTES = {
@@ -45,56 +44,52 @@ NOTES = {
 [I], failure recovery, ResNet-152, 10 failures: Inshrinkerator 39.09x, 0.50 % lost; QD-compressor 11.82x, -0.09 %;
 Check-N-Run 5.71x, 0.36 %; best versions above 100x for all models, 366x in the ablation. [LC], abstract: 28x.
 
-ExCP's threshold of changes, 2.5 times their median, falls with second moments, and SGD has none: late changes are
-nearly all below it, and what is lacking by then stays so.""",
+ExCP's threshold, 2.5 times the median change, falls with second moments, and SGD has none: nearly all late changes
+are below it.""",
     "gpt": """\
 [I], failure recovery, GPT-2 Medium, 10 failures: Inshrinkerator 29.81x, 0.61 % lost; QD-compressor 22.15x, 1.10 %;
 Check-N-Run 6.35x, 0.25 %. Of *all*, moments are two thirds.
 
-LC-Checkpoint's buckets follow the changes, whatever their size: it takes as many bits for a weight late in training as
-early, and its ratio is that of its number of bits, 3 by default.""",
+LC-Checkpoint's ratio follows its number of bits, 3 by default, early and late in training.""",
     "finetune": """\
-Each version is 10 steps after the one before; those of the papers are thousands. LC-Checkpoint's second version is its
-worst: 10 steps of a fine-tune move less than the first version is off by, which is most of that change. From the third
-on it loses less than a tenth of that.""",
+Versions are 10 steps apart; in the papers thousands. LC-Checkpoint's second version is its worst: 10 steps move less
+than the error of the first version. From the third on it loses less than a tenth of that.""",
     "interrupted": """\
-A residual network of 0.3 million parameters, 40 epochs, whole checkpoints (of the baselines, weights alone); means over
-seeds and their 95 % confidence, each against the same seed without failures. One digit is 0.25 %. *After a failure*:
-what a version takes that directly follows one, as a part of what others take, medians of the seeds where it was
-counted. The peaks of [I] are such versions; of DynaQuant they are none here.
+A residual network of 0.3 million parameters, 40 epochs, whole checkpoints (baselines: weights alone); means over
+seeds and their 95 % confidence, against the same seed without failures. One digit is 0.25 %. *After a failure*:
+median size of a version right after one, relative to others. The peaks of [I] are such versions.
 
 [I], ResNet-152: 10 failures cost 0.50 % (Inshrinkerator), -0.09 % (QD-compressor) and 0.36 % (Check-N-Run) of the
 accuracy; 5 failures 0.16 %, 20 failures 1.1 % (Inshrinkerator).""",
     "rework": """\
-The GPT is restored after steps 400 and 600 and goes on with {seeds} seeds of batches until its loss on 64 other windows
-is that of the checkpoint, judged after each step; 95 % confidence over all of these. Counts end at what the table calls
-*or more*, at most at 40, the steps between two checkpoints: there the mean is a lower bound. SCAR and TOPN write a
-tenth of the parameters, as in [LC], or as many bytes as LC-Checkpoint. Of QD-compressor, Check-N-Run and GOBO the ratio
-is of weights, and moments come back as they were.
+The GPT is restored after steps 400 and 600 and trained with {seeds} seeds of batches until its loss on 64 other
+windows is that of the checkpoint; 95 % confidence over all. Counts end at 40 steps (*or more*), so those means are
+lower bounds. SCAR and TOPN write a tenth of the parameters, as in [LC], or as many bytes as LC-Checkpoint. Ratios of
+QD-compressor, Check-N-Run and GOBO are of weights; moments come back exactly.
 
 [LC], abstract: recovery up to 5.77 times faster than SCAR's, 28x smaller.""",
     "ablation": """\
-Weights of at least 65,536 elements in the paper's coding, with 16 levels, 0.5 % protected and 20 % pruned, or with what
-the searches end with on the residual network: 4 levels, 0.05 and 40 %. The first version counts in whole runs. A symbol
-of a Huffman code takes a bit at least, so that without runs nothing is above 32x.
+Weights of at least 65,536 elements in the paper's coding, with 16 levels, 0.5 % protected and 20 % pruned, or with
+the searched setting of the residual network: 4 levels, 0.05 and 40 %. Whole runs include the first version. A Huffman
+symbol takes at least a bit, so nothing without runs is above 32x.
 
 [I], ablation, ResNet-152: 25x, 28x and 39x over the whole run; the best versions 30x, 79x and 366x.""",
     "levels": """\
-Means over evenly spaced versions of the fewest levels, up to 192, with which the weights of one version, nothing pruned
-or protected, are within ε.
+The fewest levels, up to 192, with which a version's weights, nothing pruned or protected, are within ε; means over
+evenly spaced versions.
 
-[I], one-shot compression: ResNet-152: k-means on the sketch 20.2, 11.9 and 7.2, Check-N-Run 59.3, 40.7 and 26.7; GPT-2
-Medium: 54.7, 16.2 and 9.1, and 106.9, 47.7 and 24.6; plain k-means took more than 30 minutes.""",
+[I], one-shot compression: ResNet-152: k-means on the sketch 20.2, 11.9 and 7.2, Check-N-Run 59.3, 40.7 and 26.7;
+GPT-2 Medium: 54.7, 16.2 and 9.1, and 106.9, 47.7 and 24.6; plain k-means took more than 30 minutes.""",
     "quantiser": """\
-Processor time for {elements:,} weights of the GPT and {levels} levels; *times* is for as many elements. [I], runtime,
-on a GPU: 4 to 5 times faster than CuPy's quantiles, 9 to 65 times faster than CuML's k-means.""",
+Processor time for {elements:,} weights of the GPT and {levels} levels; *times* is for equal numbers of elements. [I],
+runtime, on a GPU: 4 to 5 times faster than CuPy's quantiles, 9 to 65 times faster than CuML's k-means.""",
     "costs": """\
-Processor time of the GPT's steps on one core, and what versions of its whole checkpoints (59 MB) add to it while
-training goes on beside: 3 versions in 30 steps, once. [I], failure recovery: 0.3 to 0.6 % of the training time, with a
-GPU to compress.""",
+Processor time of the GPT's steps on one core, and the time that versions of its whole checkpoints (59 MB) add during
+training: 3 versions in 30 steps, once. [I], failure recovery: 0.3 to 0.6 % of the training time, with a GPU to
+compress.""",
     "transfer": """\
-The weights of the pretrained GPT are stored once, without a parent, and fine-tuned on prose from what comes back, with
-the same batches; losses on other prose.
+The weights of the pretrained GPT are stored once, without a parent, restored, and fine-tuned on prose with the same
+batches; losses on other prose.
 
 [I], transfer learning: Inshrinkerator 11.3x (BERT Large: SST-2 93.3 instead of 93.2, MNLI 85.9 and 85.9, STS-B 88.3
 and 86.1) and 10.0x (Pythia 1B on Alpaca: 0.919 instead of 0.894); the baselines 4.0x to 5.3x.""",
@@ -226,7 +221,7 @@ def costs(rows: list[Row]) -> str:
             ("clustering", sample, "scikit-learn", scale),
         )
     ]
-    table = _table(["step", "ckstore", "beside", "seconds", "times"], lines)
+    table = _table(["step", "ckstore", "other", "seconds", "times"], lines)
     text = f"{table}\n\n{NOTES['quantiser'].format(**quantiser)}"
     lines = []
     for row in _ordered(row for row in rows if row is not quantiser):
@@ -273,17 +268,17 @@ def shown(rows: dict[str, list[Row]]) -> str:
         judged("gpt", part, "lc", 0.005)
         judged("gpt", part, str(SEARCHED), TOLERANCE, 20)
         judged("cnn", part, str(SEARCHED), TOLERANCE, 35, 100)
-    return _table(["what", "target", "figure", "verdict"], lines, text=4)
+    return _table(["run", "target", "figure", "verdict"], lines, text=4)
 
 
 def beside(rows: dict[str, list[Row]]) -> str:
     """The papers' figures and those found here."""
-    head = ["figure", "paper", "here", "verdict", "what differs"]
+    head = ["figure", "paper", "here", "verdict", "difference"]
     return _table(head, (figure.cells() for figure in papers.figures(rows)), text=5)
 
 
 #: What several parts say together.
-SHOWN, BESIDE = "What was to be shown", "Beside the papers' figures"
+SHOWN, BESIDE = "Targets", "Compared with the papers"
 
 #: Heading and text of each part, in the document's order.
 SECTIONS: dict[str, tuple[str, Callable[[list[Row]], str]]] = {
@@ -292,9 +287,9 @@ SECTIONS: dict[str, tuple[str, Callable[[list[Row]], str]]] = {
     "finetune": ("Whole runs: fine-tune", whole),
     "interrupted": ("Failures", interrupted),
     "rework": ("Rework", rework),
-    "ablation": ("What each step of the coding saves", ablation),
+    "ablation": ("Savings of each coding step", ablation),
     "levels": ("Levels", levels),
-    "costs": ("What compressing costs", costs),
+    "costs": ("Cost of compression", costs),
     "transfer": ("Transfer learning", transfer),
 }
 

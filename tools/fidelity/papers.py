@@ -14,7 +14,7 @@ Rows = dict[str, list[Row]]
 
 _SHORT = "0.8 million bytes of text instead of 30 billion tokens."
 _PLATEAU = "Digits are easy: after the plateau few levels change. ResNet-152 learns ImageNet, which is not."
-_RESTORED = "The paper's peaks directly follow restores from compressed versions, of which this run has none; " + (
+_RESTORED = "The paper's peaks follow restores from compressed versions, and this run has none; " + (
     "its learning rate ends at a tenth, so that late weights still move."
 )
 
@@ -91,7 +91,7 @@ def _recovery(rows: Rows) -> Iterator[Figure]:
                 1 / len(lc["counts"]),
                 f"{lost}; the ratio is that of one step in {len(lc['counts'])} recoveries",
             )
-        yield Figure("[LC] recovery beside SCAR's, GPT", 5.77, theirs / ours, f"{lost}.")
+        yield Figure("[LC] recovery compared with SCAR's, GPT", 5.77, theirs / ours, f"{lost}.")
 
 
 def _sizes(rows: Rows) -> Iterator[Figure]:
@@ -127,8 +127,8 @@ def _coding(rows: Rows) -> Iterator[Figure]:
         yield Figure(
             f"[I] rearranged over run lengths, {name}", 39 / 28, runs / rearranged,
             "Levels differ little in how many of their weights change." if gpt
-            else "Next to no weight changes its level, whatever that is." if row["levels"] < 8
-            else "What is pruned changes seldom, other levels often.",
+            else "Almost no weight changes its level." if row["levels"] < 8
+            else "Pruned weights change seldom, others often.",
         )  # fmt: skip
 
 
@@ -162,12 +162,12 @@ def _costs(rows: Rows) -> Iterator[Figure]:
     if quantiser:
         seconds = quantiser["seconds"]
         yield Figure(
-            "[I] partition beside quantiles", 4, seconds["quantiles"] / seconds["partition"],
+            "[I] partition compared with quantiles", 4, seconds["quantiles"] / seconds["partition"],
             "One core and NumPy instead of a GPU and CuPy.",
         )  # fmt: skip
         scale = quantiser["elements"] / quantiser["sample"]
         yield Figure(
-            "[I] clustering beside plain k-means", 65, scale * seconds["scikit-learn"] / seconds["clustering"],
+            "[I] clustering compared with plain k-means", 65, scale * seconds["scikit-learn"] / seconds["clustering"],
             "One core and scikit-learn instead of a GPU and CuML.",
         )  # fmt: skip
     if found:
