@@ -14,6 +14,7 @@ if TYPE_CHECKING:
         NoStoreError,
         NotFoundError,
         PartialError,
+        UnreachableError,
         UsageError,
     )
     from ckstore.integrations.torch import GradientAccumulator
@@ -34,6 +35,7 @@ __all__ = [
     "NotFoundError",
     "PartialError",
     "Store",
+    "UnreachableError",
     "UsageError",
     "init",
     "open",

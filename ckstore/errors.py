@@ -79,3 +79,10 @@ class FormatVersionError(CkstoreError, ValueError):
 
     kind = "format-version"
     exit_code = 14
+
+
+class UnreachableError(CkstoreError):
+    """The object store did not answer, or refused; whether it did what was asked is not known."""
+
+    kind = "unreachable"
+    exit_code = 15

@@ -60,7 +60,7 @@ class ObjectStore:
         """An environment in which stores are found without options."""
         kind = "AZURE" if self.url.startswith("az:") else "AWS"
         where = {"AZURE": "AZURE_STORAGE_ENDPOINT", "AWS": "AWS_ENDPOINT_URL"}[kind]
-        return {**self.credentials, where: self.options["endpoint"], f"{kind}_ALLOW_HTTP": "true"}
+        return {**self.credentials, where: self.options["endpoint"]}
 
 
 @contextmanager

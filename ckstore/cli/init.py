@@ -14,7 +14,7 @@ from ckstore.errors import UsageError
     ("ckstore init", "make .ckstore in the working directory; all directories below find it"),
     ("ckstore init /data/checkpoints", "make a store elsewhere, for --store or $CKSTORE"),
     ("ckstore init s3://models/team-a", "make a store in an object store; gs:// and az:// too"),
-    exit_codes=[12],
+    exit_codes=[12, 15],
     opens_store=False,
 )
 @click.argument("path", required=False, type=click.Path())

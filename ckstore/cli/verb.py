@@ -30,12 +30,13 @@ EXIT_CODES = {
     12: "other content is already there",
     13: "there is no such version, run, tag or tensor",
     14: "a later ckstore wrote the store",
+    15: "the object store cannot be reached",
     130: "interrupted; the store is consistent",
 }
 
 #: Codes that any verb can end with, and those that any verb which opens a store can end with.
 _OF_ANY = (0, 1, 2, 130)
-_OF_ANY_STORE = (*_OF_ANY, 4, 10, 11, 14)
+_OF_ANY_STORE = (*_OF_ANY, 4, 10, 11, 14, 15)
 
 VERSION_HELP = (
     "A version is named by its number, a tag, `latest` (ingested last), `run@step`, `run@latest` or the name of a run "

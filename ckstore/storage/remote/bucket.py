@@ -14,12 +14,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from ckstore.errors import CkstoreError, UsageError
+from ckstore.errors import CkstoreError, UnreachableError, UsageError
 
 T = TypeVar("T")
 
 #: Clients would take what follows ? and # for something else than names, and what stands before @ for credentials.
 _URL = re.compile(r"(s3|gs|az)://[A-Za-z0-9._$-]+(/[^?#]*)?")
+_ENDPOINT = re.compile(r"https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?(/[^?#@\s]*)?", re.IGNORECASE)
 #: What is signed with a token has it in its address.
 _QUERY = re.compile(r"\?\S*")
 #: How a server names what is wrong.
@@ -34,6 +35,9 @@ _LACKING = re.compile(
 _NO_BUCKET = re.compile("NoSuchBucket|ContainerNotFound")
 _ELSEWHERE = re.compile("Received redirect without LOCATION|PermanentRedirect|AuthorizationHeaderMalformed")
 _DENIED = re.compile(r"status code: 40[13]\b|code: AccessDenied|<Code>(ExpiredToken|InvalidToken)</Code>")
+#: How the client says that there is no server at an address.
+_NO_SERVER = {"ConnectionRefused": "connection refused", "dns error": "no host of that name", "BadScheme": "not https"}
+_ADDRESS = re.compile(r"https?://[^/\s]+")
 #: Some servers refuse those who ask too often, too.
 _BUSY = re.compile("SlowDown|[rR]ateLimitExceeded")
 #: The variables of the environment in which each kind looks for credentials first.
@@ -42,9 +46,15 @@ _VARIABLES = {
     "gs": "GOOGLE_APPLICATION_CREDENTIALS",
     "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
 }
+#: And the address of a server.
+_ENDPOINTS = {
+    "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
+    "gs": ("GOOGLE_BASE_URL",),
+    "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
+}
 
 #: Options that are not secrets; credentials come from the environment, as the clients of each kind look for them.
-OPTIONS = ("endpoint", "region", "skip_signature", "virtual_hosted_style_request", "account_name")
+OPTIONS = ("endpoint", "region", "skip_signature", "virtual_hosted_style_request", "account_name", "allow_http")
 
 #: Bytes between two ranges that are read as one.
 GAP = 1 << 20
@@ -58,8 +68,8 @@ _CLIENT_PATIENCE = 10
 _process: dict[str, int] = {}
 
 
-class UnreachableError(CkstoreError):
-    """The object store did not answer, or refused; whether it did what was asked is not known."""
+class NoServerError(UnreachableError):
+    """There is no server at an address that never answered; asking again would not help."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,14 +140,17 @@ class ObstoreBucket:
         self.url = url
         self._options = options
         self._answered = False
-        plain = options.get("endpoint", "").startswith("http://")
+        given = check_options(options)
+        # Whoever names an address of http asks for http.
+        plain = any(address.lower().startswith("http:") for address in _endpoints(url[:2], options))
+        allowed = given.pop("allow_http", "true" if plain else None)
         with self._explained(url):
             made: Any = from_url
             self._store: Any = made(
                 url,
-                client_options={"allow_http": True} if plain else None,
+                client_options=None if allowed is None else {"allow_http": allowed},
                 retry_config={"retry_timeout": timedelta(seconds=_CLIENT_PATIENCE)},
-                **check_options(options),
+                **given,
             )
         self._answered = False  # Nothing was asked for yet.
 
@@ -243,6 +256,15 @@ class ObstoreBucket:
             final = self._final(name, error)
             if final:
                 raise CkstoreError(final) from None
+            why = (
+                None if self._answered else next((why for said, why in _NO_SERVER.items() if said in str(error)), None)
+            )
+            if why is not None:
+                address = _ADDRESS.search(str(error))
+                raise NoServerError(
+                    f"{address[0] if address else self.url} cannot be reached ({why}); start the server, or correct its"
+                    f" address: the option endpoint, or {' or '.join(_ENDPOINTS[self.url[:2]])} in the environment."
+                ) from None
             raise UnreachableError(
                 f"{self.url} could not be used for {name} ({_said(error)}); check its address, the credentials in the"
                 " environment, and the network."
@@ -294,9 +316,24 @@ def check_options(options: Mapping[str, str]) -> dict[str, str]:
             raise UsageError(
                 f"There is no option {name} (only {', '.join(OPTIONS)}); credentials come from the environment."
             )
-    if re.search("[?#@]", options.get("endpoint", "")):
-        raise UsageError("An endpoint is an address, without ?, # and @; credentials come from the environment.")
+    allowed = options.get("allow_http", "true")
+    if allowed not in ("true", "false"):
+        raise UsageError(f"The option allow_http is true or false, not {allowed}.")
     return dict(options)
+
+
+def _endpoints(kind: str, options: Mapping[str, str]) -> list[str]:
+    """The addresses of servers that the environment and the options name; raises `UsageError` for what is none."""
+    named = {f"${variable}": os.environ[variable] for variable in _ENDPOINTS[kind] if variable in os.environ}
+    if "endpoint" in options:
+        named["The option endpoint"] = options["endpoint"]
+    for source, address in named.items():
+        if _ENDPOINT.fullmatch(address) is None:
+            raise UsageError(
+                f"{source} is not an address such as https://minio.example:9000, without ?, # and @; correct it"
+                " (credentials come from variables of their own)."
+            )
+    return list(named.values())
 
 
 def patiently(request: Callable[[], T]) -> T:
@@ -305,6 +342,8 @@ def patiently(request: Callable[[], T]) -> T:
     while True:
         try:
             return request()
+        except NoServerError:
+            raise
         except UnreachableError:
             if time.monotonic() + pause > deadline:
                 raise

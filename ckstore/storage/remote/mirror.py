@@ -88,8 +88,8 @@ def create(url: str, options: Mapping[str, str] | None = None, cache: Path | Non
     """
     url = url.rstrip("/")
     bucket = ObstoreBucket(url, options or {})
-    prove(bucket, url)
     _check_alone(bucket, url)
+    prove(bucket, url)
     with _usable(cache) as directory:
         directory.mkdir(parents=True, exist_ok=True)
         TemporaryDirectory(dir=directory).cleanup()

@@ -11,7 +11,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from threading import Lock
 
-from ckstore.storage.remote.bucket import Listed, UnreachableError
+from ckstore.errors import UnreachableError
+from ckstore.storage.remote.bucket import Listed
 
 
 class SimulatedServer:

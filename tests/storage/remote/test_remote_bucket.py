@@ -12,8 +12,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from ckstore.errors import CkstoreError, UsageError
-from ckstore.storage.remote.bucket import ObstoreBucket, UnreachableError, patiently
+import ckstore
+from ckstore.errors import CkstoreError, UnreachableError, UsageError
+from ckstore.storage.remote.bucket import PATIENCE, NoServerError, ObstoreBucket, patiently
 
 pytest.importorskip("obstore")
 
@@ -153,6 +154,59 @@ def test_a_role_that_is_away_for_a_moment_is_waited_for(bucket: ObstoreBucket, m
     monkeypatch.setattr(obstore, "get", away)
     with pytest.raises(UnreachableError):
         bucket.read("ckstore.json")
+
+
+@pytest.mark.parametrize("variable", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"])
+def test_an_address_of_http_in_the_environment_is_used(
+    server: Answers, variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, server.url)
+    assert ObstoreBucket("s3://models/team-a", {}).read("log/1") == b""
+    with pytest.raises(CkstoreError, match=r"cannot be reached \(not https\)"):
+        ObstoreBucket("s3://models/team-a", {"allow_http": "false"}).read("log/1")
+
+
+def test_http_is_allowed_by_an_option(server: Answers) -> None:
+    ObstoreBucket("s3://models/team-a", {"endpoint": server.url, "allow_http": "true"}).read("log/1")
+    with pytest.raises(UsageError, match="allow_http is true or false, not perhaps"):
+        ObstoreBucket("s3://models/team-a", {"allow_http": "perhaps"})
+
+
+@pytest.mark.parametrize("kind", REQUESTS)
+def test_an_address_without_a_server_is_named_at_once(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "someone")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "do-not-write-this-down")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    bucket = ObstoreBucket("s3://models/team-a", {})
+    before = time.monotonic()
+    with pytest.raises(ckstore.UnreachableError) as raised:
+        patiently(lambda: REQUESTS[kind](bucket))
+    assert time.monotonic() - before < PATIENCE / 2
+    assert str(raised.value) == (
+        "http://127.0.0.1:1 cannot be reached (connection refused); start the server, or correct its address: the"
+        " option endpoint, or AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL or AWS_ENDPOINT in the environment."
+    )
+    assert raised.value.kind == "unreachable"
+
+
+def test_a_server_that_went_away_is_waited_for(server: Answers, monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket = server.bucket()
+    bucket.read("log/1")
+    server.shutdown()
+    server.server_close()
+    with pytest.raises(UnreachableError) as raised:
+        bucket.read("log/1")
+    assert not isinstance(raised.value, NoServerError)
+
+
+@pytest.mark.parametrize("address", ["", "127.0.0.1:9000", "ftp://127.0.0.1", "http://a b", "http://a@b", "http://a:b"])
+def test_an_address_that_is_none_is_refused(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", address)
+    with pytest.raises(UsageError, match=r"\$AWS_ENDPOINT_URL is not an address such as"):
+        ObstoreBucket("s3://models/team-a", {})
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    with pytest.raises(UsageError, match="The option endpoint is not an address such as"):
+        ObstoreBucket("s3://models/team-a", {"endpoint": address})
 
 
 def test_what_is_gone_is_deleted_everywhere(bucket: ObstoreBucket, monkeypatch: pytest.MonkeyPatch) -> None:

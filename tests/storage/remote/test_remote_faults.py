@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import ckstore
-from ckstore.errors import CkstoreError, ConflictError
+from ckstore.errors import CkstoreError, ConflictError, UnreachableError
 from ckstore.storage.remote import bucket as bucket_module
-from ckstore.storage.remote.bucket import ObstoreBucket, UnreachableError, prove, put_own
+from ckstore.storage.remote.bucket import ObstoreBucket, prove, put_own
 from tests.checkpoints import draw, scratch
 from tests.fault_proxy import FaultProxy
 from tests.object_store import object_store

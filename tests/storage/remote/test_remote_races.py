@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import ckstore
-from ckstore.errors import ConflictError, IntegrityError
+from ckstore.errors import ConflictError, IntegrityError, UnreachableError
 from ckstore.operations.drop import drop
 from ckstore.operations.recover import recover
 from ckstore.storage.durable import DiskFullError, full_error
@@ -25,7 +25,6 @@ from ckstore.storage.remote import bucket as bucket_module
 from ckstore.storage.remote import cache as cache_module
 from ckstore.storage.remote import catalog as catalog_module
 from ckstore.storage.remote import mirror as mirror_module
-from ckstore.storage.remote.bucket import UnreachableError
 from tests.checkpoints import draw
 from tests.storage.remote.simulated import SimulatedBucket, SimulatedServer
 

@@ -22,6 +22,7 @@ from ckstore.errors import (
     LockedError,
     NoStoreError,
     NotFoundError,
+    UnreachableError,
     UsageError,
 )
 from ckstore.operations import catalog_check
@@ -34,7 +35,6 @@ from ckstore.operations.recover import recover
 from ckstore.policy import Policy
 from ckstore.storage.remote import bucket as bucket_module
 from ckstore.storage.remote import mirror as mirror_module
-from ckstore.storage.remote.bucket import UnreachableError
 from ckstore.storage.remote.log import Head, RemoteLog
 from ckstore.storage.remote.mirror import EVERY
 from tests.checkpoints import draw
