@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import click
 
-from ckstore.cli.output import counted, error_text, name_of, size_text
+from ckstore.cli.output import counted, error_text, name_of, print_line, size_text
 from ckstore.cli.progress import progress_bar
 from ckstore.cli.verb import VersionName, open_store, verb, version_of
 from ckstore.errors import IntegrityError, UsageError
@@ -123,7 +123,7 @@ def command(
         if fidelity is not None:
             found = found.at_fidelity(fidelity)
         if found.fidelity != "exact":
-            click.echo(f"ckstore: {_warning(found)}", err=True)
+            print_line(f"ckstore: {_warning(found)}", err=True)
         if to_stdout:
             _to_stdout(found, include, exclude)
             return
@@ -147,9 +147,9 @@ def command(
                 left_out = export(found.stored, target, form, *globs, strip=strip, force=force, progress=progress)
             total, noun = len(found), "tensor"
             result = f"{size_text(target.stat().st_size)}  {counted(total - len(left_out), noun)}"
-        click.echo(f"{name} -> {target}  {result}")
+        print_line(f"{name} -> {target}  {result}")
         if left_out:
-            click.echo(f"ckstore: {left_out_text(left_out, total, noun)}", err=True)
+            print_line(f"ckstore: {left_out_text(left_out, total, noun)}", err=True)
 
 
 def _salvage(version: Version, target: Path, *, force: bool) -> None:
@@ -157,9 +157,9 @@ def _salvage(version: Version, target: Path, *, force: bool) -> None:
         report = version.salvage(target, force=force, progress=progress)
     tensors = sum(map(len, report.tensors.values()))
     for path, why in (report.lost_files | report.lost_tensors).items():
-        click.echo(f"ckstore: {path} is lost: {why}", err=True)
+        print_line(f"ckstore: {path} is lost: {why}", err=True)
     whole = f"{counted(len(report.files), 'whole file')}, {counted(tensors, 'tensor')} of others"
-    click.echo(f"{name_of(version.row)} (version {version.row.number}) -> {target}  {whole}")
+    print_line(f"{name_of(version.row)} (version {version.row.number}) -> {target}  {whole}")
     dropped = {version.document.files[number].path for number, _ in version.stored.dropped}
     if report.lost_files and not report.lost_tensors and dropped.issuperset(report.lost_files):
         raise IntegrityError(

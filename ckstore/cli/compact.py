@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ckstore.cli.output import counted, json_option, print_json, size_text
+from ckstore.cli.output import counted, json_option, print_json, print_line, size_text
 from ckstore.cli.progress import progress_bar
 from ckstore.cli.verb import RunName, VersionName, open_store, verb
 from ckstore.errors import UsageError
@@ -37,7 +37,7 @@ def command(ctx: click.Context, versions: tuple[str, ...], run: str | None, as_j
     if as_json:
         print_json([{"versions": report.versions, "before": report.before, "after": report.after}])
     elif not report.versions:
-        click.echo("Nothing to do: no version is hot.")
+        print_line("Nothing to do: no version is hot.")
     else:
         done = counted(len(report.versions), "version")
-        click.echo(f"Compacted {done}: {size_text(report.before)} before, {size_text(report.after)} now.")
+        print_line(f"Compacted {done}: {size_text(report.before)} before, {size_text(report.after)} now.")

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from ckstore.cli.output import json_option, print_json, print_table
+from ckstore.cli.output import json_option, print_json, print_line, print_table
 from ckstore.cli.verb import VersionName, open_store, verb, version_of
 from ckstore.errors import NotFoundError
 
@@ -51,8 +51,8 @@ def command(ctx: click.Context, before: str, after: str, globs: tuple[str, ...],
     named = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
     for row in (comparison.before.version.row, comparison.after.version.row):
         if changes and row.dropped:
-            click.echo(f"ckstore: Version {row.number} has dropped {', '.join(row.dropped)}.", err=True)
-    click.echo(f"{named or 'no difference'}; {compared - len(changes)} of {compared} tensors are the same.")
+            print_line(f"ckstore: Version {row.number} has dropped {', '.join(row.dropped)}.", err=True)
+    print_line(f"{named or 'no difference'}; {compared - len(changes)} of {compared} tensors are the same.")
 
 
 def _cells(change: dict[str, Any], values: bool) -> list[object]:

@@ -7,9 +7,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-import click
-
-from ckstore.cli.output import counted, print_table
+from ckstore.cli.output import counted, print_line, print_table
 from ckstore.errors import UsageError
 from ckstore.scanning.folder import Proposed
 
@@ -69,7 +67,7 @@ def print_plan(proposed: Sequence[Proposed]) -> None:
     print_table(("INPUT", "VERSION", "NOTE"), rows)
     stored = [item for item in proposed if item.run]
     runs = {item.run for item in stored}
-    click.echo(
+    print_line(
         f"{counted(len(stored), 'version')} of {counted(len(runs), 'run')}, "
         f"{counted(len(proposed) - len(stored), 'file')} left out"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from ckstore.cli.options import selection_options
-from ckstore.cli.output import counted, json_option, name_of, print_json
+from ckstore.cli.output import counted, json_option, name_of, print_json, print_line
 from ckstore.cli.verb import open_store, verb
 
 
@@ -47,10 +47,10 @@ def command(
         print_json([{"versions": forgotten, "dry_run": dry_run}])
         return
     for row in rows:
-        click.echo(f"{name_of(row)} (version {row.number})")
+        print_line(f"{name_of(row)} (version {row.number})")
     if not rows:
-        click.echo("Nothing to do: every version that is named is kept.")
+        print_line("Nothing to do: every version that is named is kept.")
     elif dry_run:
-        click.echo(f"Would forget {counted(len(rows), 'version')}.")
+        print_line(f"Would forget {counted(len(rows), 'version')}.")
     else:
-        click.echo(f"Forgot {counted(len(rows), 'version')}; `ckstore gc` frees what no other version needs.")
+        print_line(f"Forgot {counted(len(rows), 'version')}; `ckstore gc` frees what no other version needs.")

@@ -6,7 +6,7 @@ import dataclasses
 
 import click
 
-from ckstore.cli.output import counted, json_option, print_json, size_text
+from ckstore.cli.output import counted, json_option, print_json, print_line, size_text
 from ckstore.cli.verb import open_store, verb
 
 
@@ -41,7 +41,7 @@ def command(ctx: click.Context, grace: float, dry_run: bool, as_json: bool) -> N
         print_json([{**dataclasses.asdict(report), "dry_run": dry_run}])
         return
     if not (report.removed or report.rewritten or report.files):
-        click.echo("Nothing to do: everything is needed.")
+        print_line("Nothing to do: everything is needed.")
         return
     done = [
         f"{counted(report.removed, 'pack')} removed",
@@ -51,4 +51,4 @@ def command(ctx: click.Context, grace: float, dry_run: bool, as_json: bool) -> N
     ]
     amounts = (report.removed, report.rewritten, report.files, report.versions)
     parts = ", ".join(text for text, amount in zip(done, amounts, strict=True) if amount)
-    click.echo(f"{'Would free' if dry_run else 'Freed'} {size_text(report.bytes)}: {parts}.")
+    print_line(f"{'Would free' if dry_run else 'Freed'} {size_text(report.bytes)}: {parts}.")

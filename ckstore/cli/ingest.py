@@ -10,13 +10,7 @@ import click
 
 from ckstore.cli.executors import executor_of, executor_option
 from ckstore.cli.options import policy_options
-from ckstore.cli.output import (
-    counted,
-    json_option,
-    print_json,
-    print_table,
-    version_object,
-)
+from ckstore.cli.output import counted, json_option, print_json, print_line, print_table, version_object
 from ckstore.cli.progress import progress_bar
 from ckstore.cli.storing import AUTO, NOT_REMOVED, Done, Failed, amounts_text, line_of, store_input, store_plan, tend
 from ckstore.cli.verb import RunName, TagName, VersionName, open_store, verb, version_of
@@ -265,11 +259,11 @@ def command(
                 outcome = store_input(store, item.path, chosen, delete_source, shown=not as_json)
                 if isinstance(outcome, Failed):
                     failed.append(outcome)
-                    click.echo(f"ckstore: {outcome.message}", err=True)
+                    print_line(f"ckstore: {outcome.message}", err=True)
                     continue
                 done.append(outcome)
                 if not as_json:
-                    click.echo(line_of(outcome))
+                    print_line(line_of(outcome))
             if tag is not None and done:
                 store.tag(done[-1].version.row.number, tag)
             tend(store, {item.version.row.run for item in done})
@@ -277,7 +271,7 @@ def command(
             if as_json:
                 print_json([*(_object(store, item) for item in done), *(_failure(item) for item in failed)])
             elif len(done) > 1:
-                click.echo(_summary(done))
+                print_line(_summary(done))
     if failed:
         _finish(ctx, len(paths), failed)
 
@@ -384,18 +378,18 @@ def _store_folder(
                     done.append(outcome)
                 if not as_json:
                     said = line_of(outcome) if isinstance(outcome, Done) else f"{outcome.path} -> {outcome.message}"
-                    click.echo(said)
+                    print_line(said)
         store.catalog.refresh()
         tend(store, {item.version.row.run for item in done})
         if not as_json:
             for item in proposed:
                 if not item.run:
-                    click.echo(f"{item.path} left out: {item.note}")
+                    print_line(f"{item.path} left out: {item.note}")
     finally:
         if as_json:
             print_json([*(_object(store, item) for item in done), *(_failure(item) for item in failed)])
         elif done:
-            click.echo(_summary(done))
+            print_line(_summary(done))
     if failed:
         _finish(ctx, len(chosen), failed)
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import click
 
+from ckstore.cli.output import print_line
 from ckstore.cli.verb import verb
 from ckstore.errors import UsageError
 
@@ -40,4 +41,4 @@ def command(ctx: click.Context, path: str | None, options: Sequence[str]) -> Non
         raise UsageError("An option has a name and a value: --option endpoint=https://…")
     target = path or ctx.find_root().params.get("store") or DEFAULT_NAME
     init(target, options={name: value for name, _, value in given}).close()
-    click.echo(f"Made a store at {target}.")
+    print_line(f"Made a store at {target}.")

@@ -7,6 +7,7 @@ import click
 from ckstore.cli.output import (
     json_option,
     print_json,
+    print_line,
     print_table,
     ratio_text,
     size_text,
@@ -48,7 +49,7 @@ def command(ctx: click.Context, run: str | None, run_option: str | None, limit: 
         print_json([version_object(row, tags.get(row.number, [])) for row in rows])
         return
     if not rows:
-        click.echo("No versions yet; `ckstore ingest` stores the first.", err=True)
+        print_line("No versions yet; `ckstore ingest` stores the first.", err=True)
         return
     coarse = any(row.fidelity != "exact" for row in rows)
     dropped = any(row.dropped for row in rows)

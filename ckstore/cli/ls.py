@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ckstore.cli.output import json_option, print_json, print_table
+from ckstore.cli.output import json_option, print_json, print_line, print_table
 from ckstore.cli.verb import VersionName, open_store, verb, version_of
 from ckstore.errors import InputError, NotFoundError
 
@@ -62,7 +62,7 @@ def command(ctx: click.Context, version: str, globs: tuple[str, ...], is_long: b
     # Paths last: they are long, and of very different lengths.
     print_table([*headings, "path"], [(*_cells(item, is_long), item["path"]) for item in tensors], right)
     for line in left:
-        click.echo(f"ckstore: {line}", err=True)
+        print_line(f"ckstore: {line}", err=True)
 
 
 def matching(version: Version, globs: tuple[str, ...]) -> dict[str, tuple[int, Tensor]]:

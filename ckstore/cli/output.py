@@ -1,8 +1,9 @@
-"""How results are printed: sizes, ratios, tables, and lists of JSON objects."""
+"""Print results: lines, tables, and lists of JSON objects. Every name goes to the terminal through `print_line`."""
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -117,9 +118,39 @@ def error_text(weights: float, largest: float) -> str:
     return text if largest <= weights else f"{text}, moments by up to {percent_text(largest)}"
 
 
+def printable(text: str) -> str:
+    r"""Escape the characters that a terminal would obey or not show.
+
+    Names of files, tensors and metrics come from untrusted input; one with a line break would look like two lines.
+
+    Examples
+    --------
+    >>> print(printable("a\x1b[2J\u202eb"))
+    a\x1b[2J\u202eb
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode() for character in text
+    )
+
+
+def print_line(text: str = "", *, err: bool = False, bold: bool = False) -> None:
+    """Print one line, with escapes for what is not printable."""
+    line = printable(text)
+    click.echo(click.style(line, bold=True) if bold else line, err=err)
+
+
+def print_failure(message: str) -> None:
+    """Print the sentence of an error on stderr."""
+    color = False if "NO_COLOR" in os.environ else None
+    click.echo(f"{click.style('ckstore:', fg='red')} {printable(message)}", err=True, color=color)
+
+
 def print_json(value: Any) -> None:
     """Print JSON, indented; NaN and infinities, which JSON lacks, as text."""
-    click.echo(json.dumps(json.loads(json.dumps(value), parse_constant=str), indent=2))
+    text = json.dumps(json.loads(json.dumps(value), parse_constant=str), indent=2)
+    click.echo(text.replace("\x7f", "\\u007f"))  # The one control character that JSON allows as it is.
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]], right: Iterable[int] = ()) -> None:
@@ -134,7 +165,7 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]], right
     right
         Numbers of the columns that end at the same place, as numbers do.
     """
-    cells = [["-" if cell is None else str(cell) for cell in row] for row in rows]
+    cells = [["-" if cell is None else printable(str(cell)) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(headings, *cells, strict=True)]
     ends = set(right)
 
@@ -143,17 +174,17 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]], right
                   for column, (cell, width) in enumerate(zip(row, widths, strict=True)))  # fmt: skip
         return "  ".join(padded).rstrip()
 
-    click.echo(click.style(line([heading.upper() for heading in headings]), bold=True))
+    print_line(line([heading.upper() for heading in headings]), bold=True)
     for row in cells:
-        click.echo(line(row))
+        print_line(line(row))
 
 
 def print_facts(facts: Iterable[tuple[str, object]]) -> None:
     """Print a name and a value a line; values of None are left out."""
-    shown = [(name, value) for name, value in facts if value is not None]
+    shown = [(printable(name), value) for name, value in facts if value is not None]
     width = max((len(name) for name, _ in shown), default=0)
     for name, value in shown:
-        click.echo(f"{name.ljust(width)}  {value}")
+        print_line(f"{name.ljust(width)}  {value}")
 
 
 def time_text(timestamp: str) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ckstore.cli.options import policy_options
-from ckstore.cli.output import counted, json_option, name_of, print_json, print_table, size_text
+from ckstore.cli.output import counted, json_option, name_of, print_json, print_line, print_table, size_text
 from ckstore.cli.progress import progress_bar
 from ckstore.cli.verb import RunName, open_store, verb
 from ckstore.errors import UsageError
@@ -149,7 +149,7 @@ def command(
     if as_json:
         print_json([_object(run or "", present)])
     else:
-        click.echo(f"Versions to come of {of}: {present}. Older ones: {present.retention}.")
+        print_line(f"Versions to come of {of}: {present}. Older ones: {present.retention}.")
 
 
 def _list(ctx: click.Context, run: str | None, as_json: bool) -> None:
@@ -193,19 +193,19 @@ def _print_report(report: RetainReport, as_json: bool, *, dry_run: bool) -> None
         print_json([{**said, "freed": report.freed, "dry_run": dry_run}])
         return
     for row in report.forgotten:
-        click.echo(f"{name_of(row)} (version {row.number})  forgotten")
+        print_line(f"{name_of(row)} (version {row.number})  forgotten")
     for row in report.dropped:
-        click.echo(f"{name_of(row)} (version {row.number})  without {', '.join(row.dropped)}")
+        print_line(f"{name_of(row)} (version {row.number})  without {', '.join(row.dropped)}")
     for row in report.thinned:
-        click.echo(f"{name_of(row)} (version {row.number})  coarse")
+        print_line(f"{name_of(row)} (version {row.number})  coarse")
     if not (report.forgotten or report.dropped or report.thinned or report.freed):
-        click.echo("Nothing to do: every version is as its policy says.")
+        print_line("Nothing to do: every version is as its policy says.")
         return
     did = ("Would forget", "thin", "drop") if dry_run else ("Forgot", "thinned", "dropped")
     counts = f"{did[0]} {counted(len(report.forgotten), 'version')}, {did[1]} {len(report.thinned)}"
     if report.dropped:
         counts += f", {did[2]} tensors of {len(report.dropped)}"
-    click.echo(f"{counts}." if dry_run else f"{counts}; freed {size_text(report.freed)}.")
+    print_line(f"{counts}." if dry_run else f"{counts}; freed {size_text(report.freed)}.")
 
 
 def _names(rows: list[VersionRow]) -> list[dict[str, object]]:

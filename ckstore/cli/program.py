@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from ckstore.cli.output import print_failure, print_line
 from ckstore.cli.second_core import SecondCore
 from ckstore.cli.verb import VERSION_HELP, write_exit_codes
 from ckstore.errors import CkstoreError
@@ -119,7 +120,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         # Names of files and tensors need not be printable in the terminal's encoding.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
-    second_core = SecondCore(lambda message: click.echo(f"ckstore: {message}", err=True))
+    second_core = SecondCore(lambda message: print_line(f"ckstore: {message}", err=True))
     try:
         code = _guarded(arguments, second_core)
         if sys.stdout is not None:  # as it is where the output is closed from the start
@@ -171,7 +172,7 @@ def _lacks_memory(error: Exception) -> bool:
 
 def _usage(error: click.UsageError) -> str:
     """What click says, as one sentence with the remedy."""
-    message = error.format_message()
+    message = error.format_message().replace("\n\t", " ")  # as choices are listed
     if "`" in message or message.endswith("?"):
         return message
     verb = "ckstore" if error.ctx is None else error.ctx.command_path
@@ -179,8 +180,7 @@ def _usage(error: click.UsageError) -> str:
 
 
 def _failed(message: str, code: int) -> int:
-    color = False if "NO_COLOR" in os.environ else None
-    click.echo(f"{click.style('ckstore:', fg='red')} {message}", err=True, color=color)
+    print_failure(message)
     return code
 
 

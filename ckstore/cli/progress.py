@@ -9,6 +9,8 @@ from contextlib import contextmanager
 
 import click
 
+from ckstore.cli.output import printable
+
 
 @contextmanager
 def progress_bar(label: str, length: int, *, shown: bool = True) -> Iterator[Callable[[int], None] | None]:
@@ -27,6 +29,6 @@ def progress_bar(label: str, length: int, *, shown: bool = True) -> Iterator[Cal
         yield None
         return
     color = False if "NO_COLOR" in os.environ else None
-    with click.progressbar(length=length, label=label, file=sys.stderr, color=color, show_pos=False) as bar:
+    with click.progressbar(length=length, label=printable(label), file=sys.stderr, color=color, show_pos=False) as bar:
         yield bar.update
         bar.update(length - bar.pos)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ckstore.cli.output import counted, json_option, print_json, size_text
+from ckstore.cli.output import counted, json_option, print_json, print_line, size_text
 from ckstore.cli.verb import RunName, VersionName, open_store, verb
 from ckstore.errors import UsageError
 
@@ -48,11 +48,11 @@ def command(
         return
     if not rows:
         done = "every version is within the budget" if budget is not None else "all that can be is stored in full"
-        click.echo(f"Nothing to do: {done}.")
+        print_line(f"Nothing to do: {done}.")
         return
     named = ", ".join(str(row.number) for row in rows)
     amount = f"{counted(report.objects, 'object')} of {counted(len(rows), 'version')} in full ({named})"
     if dry_run:
-        click.echo(f"Would store {amount}.")
+        print_line(f"Would store {amount}.")
     else:
-        click.echo(f"Stored {amount}, {size_text(report.bytes)} more.")
+        print_line(f"Stored {amount}, {size_text(report.bytes)} more.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ckstore.cli.output import counted, json_option, print_json
+from ckstore.cli.output import counted, json_option, print_json, print_line
 from ckstore.cli.verb import store_path, verb
 from ckstore.errors import IntegrityError
 
@@ -31,8 +31,8 @@ def command(ctx: click.Context, as_json: bool) -> None:
         print_json([{"versions": report.versions, "packs": report.packs, "problems": list(report.problems)}])
     else:
         for problem in report.problems:
-            click.echo(f"ckstore: {problem}", err=True)
-        click.echo(f"Recovered {counted(report.versions, 'version')} from {counted(report.packs, 'pack')}.")
+            print_line(f"ckstore: {problem}", err=True)
+        print_line(f"Recovered {counted(report.versions, 'version')} from {counted(report.packs, 'pack')}.")
     if report.problems:
         raise IntegrityError(
             f"{counted(len(report.problems), 'problem')} found;"

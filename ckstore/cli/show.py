@@ -11,6 +11,7 @@ from ckstore.cli.output import (
     percent_text,
     print_facts,
     print_json,
+    print_line,
     print_table,
     ratio_text,
     size_text,
@@ -116,7 +117,7 @@ def _print(version: Version, shown: dict[str, Any]) -> None:
         ("exact layers", f"{exact}, {size_text(storage['exact_bytes'])}"),
         *((f"metric {name}", value) for name, value in row.metrics.items()),
     ])  # fmt: skip
-    click.echo()
+    print_line()
     print_table(
         ["file", "kind", "size", "tensors", "sha256"],
         [
@@ -126,9 +127,9 @@ def _print(version: Version, shown: dict[str, Any]) -> None:
         right=(2, 3),
     )
     for path, target in version.document.links:
-        click.echo(f"{path} -> {target}")
+        print_line(f"{path} -> {target}")
     if shown["tensors"]:
-        click.echo()
+        print_line()
         headings = ["lattice", "layers", "coarse bits", "exact bits", "max error", "rms error", "relative", "path"]
         print_table(headings, map(_cells, shown["tensors"]), right=range(2, 7))
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ckstore.cli.output import json_option, print_facts, print_json, print_table, size_text
+from ckstore.cli.output import json_option, print_facts, print_json, print_line, print_table, size_text
 from ckstore.cli.verb import open_store, verb
 
 _LEDGER = "ledger"
@@ -38,7 +38,7 @@ def command(ctx: click.Context, with_ledger: bool, as_json: bool) -> None:
         ledger: Mapping[str, int] = stats[_LEDGER]
         total = sum(ledger.values())
         lines = [*ledger.items(), ("total", total)]
-        click.echo()
+        print_line()
         print_table(
             ["cause", "size", "bytes", "share"],
             [(cause, size_text(size), f"{size:,}", _share(size, total)) for cause, size in lines if size],

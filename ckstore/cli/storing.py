@@ -10,9 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
-from ckstore.cli.output import name_of, ratio_text, size_text
+from ckstore.cli.output import name_of, print_line, ratio_text, size_text
 from ckstore.cli.progress import progress_bar
 from ckstore.cli.sources import Removable, check_restores
 from ckstore.errors import CkstoreError, ConflictError, InputError, UsageError
@@ -205,4 +203,4 @@ def tend(store: Store, runs: Iterable[str]) -> None:
         try:
             store.retain(run)
         except CkstoreError as error:
-            click.echo(f"ckstore: Older versions of run {run} stay as they are: {error}", err=True)
+            print_line(f"ckstore: Older versions of run {run} stay as they are: {error}", err=True)

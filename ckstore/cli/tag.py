@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ckstore.cli.output import json_option, name_of, print_json, print_table
+from ckstore.cli.output import json_option, name_of, print_json, print_line, print_table
 from ckstore.cli.verb import TagName, VersionName, open_store, verb
 from ckstore.errors import UsageError
 
@@ -37,7 +37,7 @@ def command(
             return
         with open_store(ctx, "a") as store:
             store.untag(delete)
-        click.echo(f"Tag {delete} is removed.")
+        print_line(f"Tag {delete} is removed.")
         return
     if name is None:
         raise UsageError(f"Give {version} a name: `ckstore tag {version} NAME`.")
@@ -46,7 +46,7 @@ def command(
         before = store.catalog.tags().get(name)
         store.tag(row.number, name)
     moved = f", no longer version {before}" if before not in (None, row.number) else ""
-    click.echo(f"{name} is {name_of(row)}, version {row.number}{moved}.")
+    print_line(f"{name} is {name_of(row)}, version {row.number}{moved}.")
 
 
 def _list(ctx: click.Context, as_json: bool) -> None:
@@ -60,4 +60,4 @@ def _list(ctx: click.Context, as_json: bool) -> None:
             ["tag", "version", "run", "step"], [(tag, row.number, row.run, row.step) for tag, row in rows], (1, 3)
         )
     else:
-        click.echo("No tags yet; `ckstore tag VERSION NAME` makes one.", err=True)
+        print_line("No tags yet; `ckstore tag VERSION NAME` makes one.", err=True)

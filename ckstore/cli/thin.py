@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from ckstore.cli.options import selection_options
-from ckstore.cli.output import counted, error_text, json_option, name_of, print_json, size_text
+from ckstore.cli.output import counted, error_text, json_option, name_of, print_json, print_line, size_text
 from ckstore.cli.progress import progress_bar
 from ckstore.cli.verb import open_store, verb
 from ckstore.policy import QUALITY
@@ -87,17 +87,17 @@ def command(
         return
     for item in report.versions:
         error = error_text(item.weights, item.relative)
-        click.echo(
+        print_line(
             f"{name_of(item.version)} (version {item.version.number})  {error}; none by more than {item.max_abs:.3g}"
         )
     if report.skipped:
-        click.echo(f"{counted(len(report.skipped), 'version')} had no exact layer to give up.")
+        print_line(f"{counted(len(report.skipped), 'version')} had no exact layer to give up.")
     if not report.versions:
-        click.echo("Nothing to do: every version that is named is kept or coarse already.")
+        print_line("Nothing to do: every version that is named is kept or coarse already.")
         return
     amounts = (
         f"{size_text(report.freed)} for `ckstore gc` to free, {size_text(report.added)} added; "
         f"{counted(report.reanchored, 'object')} of other versions stored again"
     )
     did = "Would thin" if dry_run else "Thinned"
-    click.echo(f"{did} {counted(len(report.versions), 'version')}: {amounts}.")
+    print_line(f"{did} {counted(len(report.versions), 'version')}: {amounts}.")

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ckstore.cli.output import counted, json_option, name_of, print_json, size_text, tags_by_version, version_object
+from ckstore.cli.output import (
+    counted,
+    json_option,
+    name_of,
+    print_json,
+    print_line,
+    size_text,
+    tags_by_version,
+    version_object,
+)
 from ckstore.cli.progress import progress_bar
 from ckstore.cli.verb import RunName, VersionName
 from ckstore.errors import PartialError, UsageError
@@ -67,13 +76,13 @@ def send(ctx: click.Context, source: Store, target: Store, versions: tuple[str, 
         ])  # fmt: skip
     else:
         for item in report.versions:
-            click.echo(_line(item))
+            print_line(_line(item))
         for failed in report.failed:
             name, message = name_of(failed.version), str(failed.error)
-            click.echo(f"ckstore: {message if name in message else f'{name}: {message}'}", err=True)
+            print_line(f"ckstore: {message if name in message else f'{name}: {message}'}", err=True)
         said = "Would send" if dry_run else "Sent"
         there = f"; {counted(len(report.there), 'version')} there already" if report.there else ""
-        click.echo(f"{said} {counted(len(report.versions), 'version')}, {size_text(report.bytes)}{there}.")
+        print_line(f"{said} {counted(len(report.versions), 'version')}, {size_text(report.bytes)}{there}.")
     if report.failed:
         if len(report.failed) < len(rows):
             raise PartialError(f"{len(report.failed)} of {len(rows)} versions could not be sent, the others are there.")

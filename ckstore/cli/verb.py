@@ -10,6 +10,7 @@ import click
 from click.shell_completion import CompletionItem
 from click.types import StringParamType
 
+from ckstore.cli.output import print_line
 from ckstore.errors import CkstoreError
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ def version_of(store: Store, name: str) -> Version:
     version = store[name]
     run, _, step = name.strip().rpartition("@")
     if step == LATEST or (not run and step == version.row.run):
-        click.echo(f"ckstore: {name} is {name_of(version.row)}, version {version.row.number}.", err=True)
+        print_line(f"ckstore: {name} is {name_of(version.row)}, version {version.row.number}.", err=True)
     return version
 
 

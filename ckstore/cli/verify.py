@@ -7,7 +7,7 @@ import time
 import click
 
 from ckstore.cli.executors import executor_of, executor_option
-from ckstore.cli.output import counted, json_option, print_json, size_text
+from ckstore.cli.output import counted, json_option, print_json, print_line, size_text
 from ckstore.cli.progress import progress_bar
 from ckstore.cli.verb import VersionName, open_store, verb, version_of
 from ckstore.errors import IntegrityError
@@ -59,8 +59,8 @@ def command(
                      "damaged": {str(number): paths for number, paths in report.damaged.items()}}])  # fmt: skip
     else:
         for problem in report.problems:
-            click.echo(f"ckstore: {problem}", err=True)
-        click.echo(
+            print_line(f"ckstore: {problem}", err=True)
+        print_line(
             f"{counted(report.versions, 'version')}, {counted(report.packs, 'pack')},"
             f" {counted(report.objects, 'object')}, {counted(report.chunks, 'chunk')},"
             f" {size_text(report.bytes)} in {seconds:.1f} s"
@@ -71,4 +71,4 @@ def command(
             " restore the named packs from a copy of the store, then verify again."
         )
     if not as_json:
-        click.echo("No problems found.")
+        print_line("No problems found.")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 
-import click
-
+from ckstore.cli.output import print_line
 from ckstore.cli.verb import verb
 
 
@@ -23,4 +22,4 @@ def command() -> None:
 
     start = time.perf_counter()
     ckstore.warm_up()
-    click.echo(f"All kernels are compiled ({time.perf_counter() - start:.1f} s).")
+    print_line(f"All kernels are compiled ({time.perf_counter() - start:.1f} s).")

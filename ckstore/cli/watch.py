@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from ckstore.cli.output import print_line
 from ckstore.cli.storing import NOT_REMOVED, Done, line_of, store_input, tend
 from ckstore.cli.verb import RunName, open_store, verb
 from ckstore.errors import LockedError, NotFoundError, UsageError
@@ -95,7 +96,7 @@ def command(
         while True:
             waits = keeper.store_all(watched.look(time.monotonic()), wake)
             for path, why in watched.abandoned(time.monotonic()):
-                click.echo(f"ckstore: {path} is left until it changes: {why}", err=True)
+                print_line(f"ckstore: {path} is left until it changes: {why}", err=True)
             if wake.is_over or (once and not waits and watched.settling == watched.growing):
                 break
             often = poll or _POLL
@@ -108,9 +109,9 @@ def command(
 
 def _say_left(watched: Watched) -> None:
     for path in watched.growing:
-        click.echo(f"ckstore: {path} is still written to; watch again.", err=True)
+        print_line(f"ckstore: {path} is still written to; watch again.", err=True)
     for path, why in watched.abandoned(time.monotonic(), 0.0):
-        click.echo(f"ckstore: {path} is left: {why}", err=True)
+        print_line(f"ckstore: {path} is left: {why}", err=True)
 
 
 class _Keeper:
@@ -158,7 +159,7 @@ class _Keeper:
                 self._store_one(item)
             except (DiskFullError, LockedError) as error:
                 if str(error) != self._said:
-                    click.echo(f"ckstore: {error} Waiting until {item.path} can be stored.", err=True)
+                    print_line(f"ckstore: {error} Waiting until {item.path} can be stored.", err=True)
                 self._said = str(error)
                 for waiting in planned[number:]:
                     self._watched.again(waiting.path)
@@ -170,19 +171,19 @@ class _Keeper:
         from ckstore.operations.retain import outlived
 
         if item.step is not None and outlived(self._store.repository, self.run, item.step):
-            click.echo(f"ckstore: {item.path} is left: the policy of run {self.run} keeps nothing so old.", err=True)
+            print_line(f"ckstore: {item.path} is left: the policy of run {self.run} keeps nothing so old.", err=True)
             return
         options: dict[str, Any] = {"run": self.run, "step": item.step, "verify": self._delete}
         try:
             outcome = store_input(self._store, item.path, options, self._delete, shown=True)
         except UsageError as error:
-            click.echo(f"ckstore: {error}", err=True)
+            print_line(f"ckstore: {error}", err=True)
             return
         if isinstance(outcome, Done):
             self.has_stored = True
-            click.echo(line_of(outcome))
+            print_line(line_of(outcome))
         elif self._watched.is_as_it_was(item.path):  # What changed or has gone meanwhile was not complete.
-            click.echo(f"ckstore: {outcome.message}", err=True)
+            print_line(f"ckstore: {outcome.message}", err=True)
 
     def _planned(self, paths: Sequence[Path]) -> list[Planned]:
         """Inputs with their steps, in their order: told with all others that have such names, be they gone by now."""
