@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ckstore.dtypes import require_torch
-from ckstore.errors import NotFoundError
+from ckstore.errors import NotFoundError, UsageError
 from ckstore.objects.documents import Deviation, LayoutDocument, VersionDocument
 from ckstore.policy import Fidelity
 from ckstore.reading.stored_version import StoredVersion, stored_version
@@ -139,7 +139,7 @@ class Version:
         return version_group(self.stored)
 
     @collection_seldom()
-    def state_dict(self, allow: Sequence[type] = (), *, mmap: bool = False) -> Any:
+    def state_dict(self, allow: Sequence[type] = (), *, mmap: bool | Literal["checked"] = False) -> Any:
         """The version as nested containers of torch tensors; needs torch.
 
         A version of one file gives what `torch.load` would: parameters, conj and neg views and `requires_grad` with it.
@@ -157,14 +157,21 @@ class Version:
             attributes. Their `__new__` and `__setstate__` are called with what the file holds; nothing is imported.
         mmap
             Map the tensors of a hot version and read nothing, as `torch.load(mmap=True)` does: bytes come from the disk
-            when they are touched, without a look at checksums, and what is written to them stays in memory. Tensors of
-            more than 2^22 elements, and all of encoded versions, are read as without it.
+            when they are touched, and what is written to them stays in memory. No checksum is compared: damage to the
+            disk gives wrong values, where a read raises `IntegrityError`. "checked" compares those of all that is
+            mapped once, by several threads, and so reads it. Tensors of more than 2^22 elements, and all of encoded
+            versions, are read and checked in either case.
 
         Raises
         ------
         UsageError
-            No file is of a kind that holds tensors, an object of an allowed class cannot be made, or torch is missing.
+            No file is of a kind that holds tensors, an object of an allowed class cannot be made, torch is missing, or
+            `mmap` is something else.
+        IntegrityError
+            What is read, or checked, is damaged.
         """
+        if mmap not in (True, False, "checked"):
+            raise UsageError(f'mmap is True, False or "checked", not {mmap!r}.')
         require_torch()
         from ckstore.reading.sharded import sharded_directories, sharded_files
         from ckstore.reading.state_dict import build, build_sharded

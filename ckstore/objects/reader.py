@@ -35,6 +35,7 @@ from ckstore.runtime.blocks import empty
 from ckstore.runtime.checksum import crc32
 from ckstore.runtime.lru import Lru
 from ckstore.runtime.scratch import scratch
+from ckstore.runtime.threads import shared
 from ckstore.storage.pack_reader import read_shard_index
 
 #: Bytes of a shard index: 16 a chunk, and a checksum.
@@ -454,6 +455,17 @@ class ObjectReader:
         if crc32(bits) != record.crcs[chunk]:
             raise _is_wrong(record.id, chunk)
         return bits
+
+    @staticmethod
+    def is_whole(record: LatticeRecord, pack: memoryview, workers: int) -> bool:
+        """Whether the chunks of an object that is stored raw have their checksums, in the bytes of its mapped pack."""
+        size = ITEM_SIZES[record.dtype]
+
+        def agrees(chunk: int) -> bool:
+            start = record.offset + chunk * record.chunk * size
+            return crc32(pack[start : start + _chunk_size(record, chunk) * size]) == record.crcs[chunk]
+
+        return all(shared(agrees, range(len(record.crcs)), workers))
 
     def exact(self, record: ContentRecord, chunk: int, *, keep: bool = True, out: Bits | None = None) -> Bits:
         """Bits of one chunk of the original values of an object on a linear lattice; the array is read-only."""

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from ckstore.reading.stored_version import StoredVersion
 
 
-def build(version: StoredVersion, file: int, allow: Sequence[type] = (), *, mmap: bool = False) -> Any:
+def build(
+    version: StoredVersion, file: int, allow: Sequence[type] = (), *, mmap: bool | Literal["checked"] = False
+) -> Any:
     """What `torch.load` would give for a file of a version, on the CPU.
 
     Tensors that shared a storage share one again. Parameters are parameters, other subclasses plain tensors, objects of
@@ -44,7 +46,7 @@ def build(version: StoredVersion, file: int, allow: Sequence[type] = (), *, mmap
     allow
         More classes whose objects are made.
     mmap
-        Whether storages that are stored as they are, in one piece, are mapped into memory and not read.
+        Whether storages that are stored as they are, in one piece, are mapped into memory and not read, or `checked`.
 
     Raises
     ------
@@ -63,7 +65,7 @@ def build(version: StoredVersion, file: int, allow: Sequence[type] = (), *, mmap
     for extent in range(len(layout.extents)):
         version.require(file, extent)
     gone = {extent for number, extent in version.dropped if number == file}
-    storages = _Storages(layout, version.mapped(file) if mmap else {}, gone)
+    storages = _Storages(layout, version.mapped(file, checked=mmap == "checked") if mmap else {}, gone)
     with ThreadPoolExecutor(1, thread_name_prefix="ckstore") as aside:
         advising = aside.submit(use_large_pages, storages.spans())
         parsing = aside.submit(parse, source, path)

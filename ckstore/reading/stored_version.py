@@ -24,6 +24,7 @@ from ckstore.objects.records import Record, check_cut
 from ckstore.policy import FIDELITIES, Fidelity
 from ckstore.repository import Address, Repository, opened
 from ckstore.runtime.collector import collection_seldom
+from ckstore.runtime.threads import worker_count
 from ckstore.storage.catalog import VersionRow
 from ckstore.storage.pack import EXACT
 from ckstore.storage.pack_reader import MissingPackError
@@ -282,12 +283,14 @@ class StoredVersion:
             parts.append(self.chunk(number, chunk, keep=not whole)[start:stop].data.cast("B"))
         return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
 
-    def mapped(self, file: int) -> dict[int, memoryview]:
+    def mapped(self, file: int, *, checked: bool = False) -> dict[int, memoryview]:
         """The extents of a file that are stored as they are, each in one piece, by number: views of mapped packs.
 
-        What is written to them changes neither the pack nor another view. Nothing is compared with checksums.
+        What is written to them changes neither the pack nor another view. Nothing is compared with checksums, unless
+        they are to be `checked`: damaged extents are then left out, so that they are read, and an error names them.
         """
         packs: dict[str, memoryview] = {}
+        whole: dict[int, bool] = {}
         found = {}
         for extent, cut in enumerate(self.layout.files[file].extents):
             stretches = self._places.get((file, extent), [])
@@ -306,7 +309,10 @@ class StoredVersion:
                 view = packs[record.pack][start : start + cut.nbytes]
                 if len(view) != cut.nbytes:
                     raise IntegrityError(f"Pack {record.pack} is too short; restore it from a copy.")
-                found[extent] = view
+                if checked and number not in whole:
+                    whole[number] = self.repository.reader.is_whole(record, packs[record.pack], worker_count())
+                if whole.get(number, True):
+                    found[extent] = view
         return found
 
     def cover(self, file: int, extent: int, first: int, last: int) -> Iterator[tuple[int, int, int, int]]:

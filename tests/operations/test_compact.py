@@ -150,6 +150,28 @@ def test_a_mapped_state_dict(directory: Path) -> None:
         assert str(store["r@2"].state_dict(mmap=True)) == str(expected)
 
 
+def test_a_mapped_state_dict_can_be_checked(directory: Path) -> None:
+    expected = state(1)
+    with ckstore.init(directory / "store") as store:
+        version = store[store.ingest(expected, run="r", step=1, hot=1).version.number]
+        checked = version.state_dict(mmap="checked")
+        assert "raw.zip" in memory_of_files()
+        assert str(checked) == str(version.state_dict()) == str(expected)
+        [pack] = raw_packs(store)
+        offset = (store.path / "packs" / pack).read_bytes().index(expected["model"]["frozen"].numpy().tobytes())
+        with (store.path / "packs" / pack).open("r+b") as file:
+            file.seek(offset + 4)
+            bits = file.read(1)[0]
+            file.seek(offset + 4)
+            file.write(bytes([bits ^ 1]))
+        assert not torch.equal(version.state_dict(mmap=True)["model"]["frozen"], expected["model"]["frozen"])
+        for mmap in (False, "checked"):
+            with pytest.raises(IntegrityError, match="model/frozen cannot be read"):
+                version.state_dict(mmap=mmap)
+        with pytest.raises(UsageError, match="mmap is True, False or \"checked\", not 'check'"):
+            version.state_dict(mmap="check")
+
+
 def memory_of_files() -> str:
     """The files that are mapped into this process."""
     return Path("/proc/self/maps").read_text()
