@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Any, overload
 
-from ckstore.errors import NotFoundError
+from ckstore.errors import NotFoundError, UsageError
 
 if TYPE_CHECKING:
     import zarr
@@ -42,31 +42,82 @@ class Run:
     def __iter__(self) -> Iterator[Version]:
         return iter(self.versions)
 
-    @overload
-    def __getitem__(self, index: int) -> Version: ...
+    def __contains__(self, version: object) -> bool:
+        return version in self.versions
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Run) and self.name == other.name and self.versions == other.versions
+
+    def __hash__(self) -> int:
+        return hash(self.name)
 
     @overload
-    def __getitem__(self, index: slice) -> Run: ...
+    def __getitem__(self, step: int) -> Version: ...
 
-    def __getitem__(self, index: int | slice) -> Version | Run:
-        """The version at a place in the run, or the run of several of them: `run[-10:].arrays`."""
-        if isinstance(index, slice):
-            return Run(self.name, self.versions[index])
-        return self.versions[index]
+    @overload
+    def __getitem__(self, step: slice) -> Run: ...
+
+    def __getitem__(self, step: int | slice) -> Version | Run:
+        """Return the version at a step, or the run of the versions in a half-open range of steps.
+
+        ``run[100:400]`` has the steps 100 to 399, and ``run[100:400:2]`` every other version of them. Positions are
+        those of the list `versions`: ``run.versions[0]`` is the first, and `tail` returns the last ones.
+
+        Raises
+        ------
+        NotFoundError
+            The run has no version at that step.
+        UsageError
+            A bound of the range is negative.
+        """
+        if isinstance(step, slice):
+            return self._between(step)
+        for version in self.versions:
+            if version.step == step:
+                return version
+        steps = [at for at in self.steps if at is not None]
+        near = sorted(steps, key=lambda at: (abs(at - step), at))[:3]
+        hint = f"the nearest are {', '.join(map(str, sorted(near)))}" if near else "its versions have no steps"
+        raise NotFoundError(f"Run {self.name} has no version at step {step}; {hint}.")
+
+    def _between(self, steps: slice) -> Run:
+        first, last = steps.start, steps.stop
+        if any(bound is not None and bound < 0 for bound in (first, last)):
+            raise UsageError("The bounds of a range of steps must be 0 or more; `tail(n)` returns the last n versions.")
+        if first is None and last is None:
+            return Run(self.name, self.versions[:: steps.step])
+        chosen = [
+            version
+            for version in self.versions
+            if version.step is not None
+            and (first is None or version.step >= first)
+            and (last is None or version.step < last)
+        ]
+        return Run(self.name, chosen[:: steps.step])
+
+    def tail(self, count: int) -> Run:
+        """Return the run of the last `count` versions, by number."""
+        if count < 0:
+            raise UsageError(f"The number of versions must be 0 or more, not {count}.")
+        return Run(self.name, self.versions[max(len(self.versions) - count, 0) :])
 
     @property
     def steps(self) -> list[int | None]:
         """The step of each version; None where it has none."""
-        return [version.row.step for version in self.versions]
+        return [version.step for version in self.versions]
+
+    @property
+    def metrics(self) -> dict[str, list[Any]]:
+        """The values of each metric by name, one per version; None where a version lacks it."""
+        names = dict.fromkeys(name for version in self.versions for name in version.metrics)
+        return {name: [version.metrics.get(name) for version in self.versions] for name in names}
 
     @property
     def latest(self) -> Version:
         """The version with the highest step; where none has a step, the one that was ingested last."""
         if not self.versions:
-            raise NotFoundError(f"No version of run {self.name} was chosen; take more of them.")
-        return max(
-            self.versions, key=lambda version: (version.row.step is not None, version.row.step or 0, version.row.number)
-        )
+            raise NotFoundError(f"No version of run {self.name} is chosen; choose more steps.")
+        return max(self.versions, key=lambda version: (version.step is not None, version.step or 0, version.number))
 
     @cached_property
     def arrays(self) -> zarr.Group:

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from ckstore.errors import ConflictError, NoStoreError, UsageError
+from ckstore.errors import ConflictError, NoStoreError, NotFoundError, UsageError
 from ckstore.policy import QUALITY, Fidelity, Policy, Scheme
 from ckstore.repository import CACHE_BYTES, Address, Mode, Repository
 from ckstore.storage import root
@@ -31,10 +31,12 @@ if TYPE_CHECKING:
     from ckstore.operations.thin import ThinReport
     from ckstore.operations.transfer import TransferReport
     from ckstore.operations.verify import VerifyReport
+    from ckstore.reading.comparison import DiffReport
     from ckstore.reading.stored_version import StoredVersion
     from ckstore.run import Run
     from ckstore.runtime.threads import Executor
     from ckstore.saving.saver import Saver
+    from ckstore.table import Table
     from ckstore.version import Version
 
 Result = TypeVar("Result")
@@ -45,8 +47,11 @@ _MEMORY_SHARE = 1 / 16
 _LARGEST_CACHE = 4 << 30
 
 
-class Store:
-    """A store of versions; made by `ckstore.open` and `ckstore.init`.
+class Store(Mapping[str | int, "Version"]):
+    """A store: a mapping of version names to versions. Made by `ckstore.open` and `ckstore.init`.
+
+    Iteration yields the numbers of all versions, in order. A lookup takes any name of a version: its number, a tag,
+    `latest`, `run@step`, `run@latest`, a run, or the beginning of its id.
 
     Parameters
     ----------
@@ -137,28 +142,96 @@ class Store:
         """Decodes objects."""
         return self.repository.reader
 
-    def __getitem__(self, spec: str | int) -> Version:
-        """The version that a number, tag, `latest`, `run@step`, run or id prefix means."""
+    def __getitem__(self, name: str | int) -> Version:
+        """Return the version of a name; raise `NotFoundError` with near matches."""
         from ckstore.version import Version
 
-        return Version(self._stored(self.catalog.resolve(spec)))
+        return Version(self._stored(self.catalog.resolve(name)))
+
+    def __contains__(self, name: object) -> bool:
+        if not isinstance(name, str | int):
+            return False
+        try:
+            self.catalog.resolve(name)
+        except (NotFoundError, UsageError):
+            return False
+        return True
+
+    def __iter__(self) -> Iterator[int]:
+        return iter([row.number for row in self.catalog.versions()])
+
+    def __len__(self) -> int:
+        return len(self.catalog.versions())
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Store) and self.repository.address == other.repository.address
+
+    def __hash__(self) -> int:
+        return hash(self.repository.address.place)
 
     def run(self, name: str) -> Run:
-        """A run with its present versions.
+        """Return a run with its present versions; raise `NotFoundError` for an unknown name."""
+        from ckstore.run import Run
+
+        return Run(name, self.versions(name))
+
+    def runs(self) -> list[Run]:
+        """Return all runs, oldest first."""
+        from ckstore.run import Run
+
+        found: dict[str, list[Version]] = {row.name: [] for row in self.catalog.runs()}
+        for version in self.versions():
+            found.setdefault(version.run, []).append(version)
+        return [Run(name, versions) for name, versions in found.items()]
+
+    def versions(self, run: str | None = None) -> list[Version]:
+        """Return all versions, or those of one run, by number; raise `NotFoundError` for an unknown run."""
+        from ckstore.version import Version
+
+        return [Version(self._stored(row)) for row in self.catalog.versions(run)]
+
+    def tags(self) -> dict[str, Version]:
+        """Return the tagged versions by tag, sorted by tag."""
+        versions = {version.number: version for version in self.versions()}
+        return {tag: versions[number] for tag, number in self.catalog.tags().items() if number in versions}
+
+    def log(self, run: str | None = None) -> Table:
+        """Return a table of all versions, or of those of one run, by number: a row per version, a column per fact.
+
+        The columns are those of `ckstore log --json`. `Table.to_pandas` makes a data frame of it.
+        """
+        from ckstore.table import Table, version_record
+
+        tags: dict[int, list[str]] = {}
+        for tag, number in self.catalog.tags().items():
+            tags.setdefault(number, []).append(tag)
+        return Table(version_record(row, tags.get(row.number, [])) for row in self.catalog.versions(run))
+
+    def diff(
+        self, before: str | int, after: str | int, globs: Sequence[str] = (), *, values: bool = False
+    ) -> DiffReport:
+        """Compare two versions tensor by tensor, bit for bit.
+
+        Parameters
+        ----------
+        before, after
+            Names of versions.
+        globs
+            Globs over the paths of tensors; without any, all tensors are compared.
+        values
+            Decode tensors whose values differ, to tell how far they moved.
 
         Raises
         ------
         NotFoundError
-            The store has no run of that name.
+            A version does not exist, or neither has a tensor that a glob matches.
         """
-        from ckstore.run import Run
-        from ckstore.version import Version
+        from ckstore.reading.comparison import compare
 
-        return Run(name, [Version(self._stored(row)) for row in self.catalog.versions(name)])
-
-    def versions(self, run: str | None = None) -> list[VersionRow]:
-        """The rows of all versions, or of those of one run, by number."""
-        return self.catalog.versions(run)
+        return compare(self[before].stored, self[after].stored, globs, values=values)
 
     def verify(
         self,
@@ -276,7 +349,7 @@ class Store:
         return StoredVersion(self.repository, row)
 
     def _chosen(self, versions: Sequence[str | int] | None, run: str | None) -> list[StoredVersion]:
-        rows = self.versions(run) if versions is None else [self.catalog.resolve(spec) for spec in versions]
+        rows = self.catalog.versions(run) if versions is None else [self.catalog.resolve(name) for name in versions]
         return [self._stored(row) for row in rows]
 
     def tag(self, spec: str | int, name: str) -> None:
@@ -390,7 +463,7 @@ class Store:
         if not dry_run:
             other.repository.require_writable()
         chosen = bool(versions) or run is not None
-        rows = select_versions(self.catalog, versions, run) if chosen else self.versions()
+        rows = select_versions(self.catalog, versions, run) if chosen else self.catalog.versions()
         return transfer(self.repository, other._followed(), rows, dry_run=dry_run, verify=verify, progress=progress)
 
     def pull(

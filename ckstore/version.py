@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import pathlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -27,13 +29,15 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 
-class Version:
-    """A version of a store; made by `Store.__getitem__`.
+class Version(Mapping[str, "LazyTensor"]):
+    """A version of a store: a mapping of tensor paths to lazy tensors. Made by `Store.__getitem__`.
+
+    Two versions are equal when they are the same version of the same store, read at the same fidelity.
 
     Parameters
     ----------
     stored
-        What reads it.
+        The reader of the version.
     """
 
     def __init__(self, stored: StoredVersion) -> None:
@@ -44,13 +48,103 @@ class Version:
         return Version, (self.stored,)
 
     def __repr__(self) -> str:
-        step = "" if self.row.step is None else f"@{self.row.step}"
-        return f"<ckstore.Version {self.row.number} {self.row.run}{step}>"
+        return f"<ckstore.Version {self.number} {self.name}>"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Version) and self.stored.identity == other.stored.identity
+
+    def __hash__(self) -> int:
+        return hash(self.id)
 
     @property
     def row(self) -> VersionRow:
         """The catalog's row: number, run, step, parent, sizes, depth, cost."""
         return self.stored.row
+
+    @property
+    def number(self) -> int:
+        """Number in the store, from 1 on."""
+        return self.row.number
+
+    @property
+    def id(self) -> str:
+        """Id of 40 hexadecimal characters: the same in every store that the version is sent to."""
+        return self.row.uid
+
+    @property
+    def run(self) -> str:
+        """Name of the run."""
+        return self.row.run
+
+    @property
+    def step(self) -> int | None:
+        """Training step; None where the version has none."""
+        return self.row.step
+
+    @property
+    def name(self) -> str:
+        """`run@step`, or the run's name where the version has no step."""
+        return self.run if self.step is None else f"{self.run}@{self.step}"
+
+    @property
+    def parent(self) -> int | None:
+        """Number of the version before this one; None for the first."""
+        return self.row.parent
+
+    @property
+    def created(self) -> datetime:
+        """Time of the commit, in UTC."""
+        return datetime.fromisoformat(self.row.created)
+
+    @property
+    def metrics(self) -> Mapping[str, Any]:
+        """Metrics by name, as given at ingest."""
+        return self.row.metrics
+
+    @property
+    def tags(self) -> list[str]:
+        """Tags that point at the version now, sorted."""
+        return [tag for tag, number in self.stored.repository.catalog.tags().items() if number == self.number]
+
+    @property
+    def source(self) -> str | None:
+        """Path of the ingested file or directory; empty for a state dict."""
+        return self.row.source
+
+    @property
+    def original_bytes(self) -> int:
+        """Size of the ingested files, in bytes."""
+        return self.row.original_bytes
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes that the version added to the store."""
+        return self.row.stored_bytes
+
+    @property
+    def elements(self) -> int:
+        """Number of elements of all tensors."""
+        return self.row.elements
+
+    @property
+    def depth(self) -> int:
+        """Number of deltas between the version and a base."""
+        return self.row.depth
+
+    @property
+    def cost(self) -> float:
+        """Predicted restore cost, as a multiple of restoring a version that is stored exactly and in full."""
+        return self.row.cost
+
+    @property
+    def hot(self) -> bool:
+        """Whether the version is stored unencoded."""
+        return self.row.hot
+
+    @property
+    def dropped(self) -> tuple[str, ...]:
+        """Globs over the paths of tensors that a policy has dropped from the version."""
+        return self.row.dropped
 
     @property
     def document(self) -> VersionDocument:
@@ -97,35 +191,56 @@ class Version:
 
         return tensor_deviations(self.stored)
 
+    def storage(self, path: str | None = None) -> dict[str, Any]:
+        """Return how the version, or the tensor at a path, is stored; nothing is decoded.
+
+        Of a version: the number of objects and of those that this version added (`here`), objects by kind (`base`,
+        `delta`; `linear`, `rounded`, `codebook`, `ordinal`; `own`, `chained`, `patched`), and `coarse_bytes` and
+        `exact_bytes`. Of a tensor: `lattice`, `layers`, `bundled`, `depth`, and `bits` an element by layer.
+
+        Raises
+        ------
+        NotFoundError
+            The version has no tensor at that path.
+        """
+        from ckstore.reading.storage_facts import StorageFacts, tensor_storage
+
+        facts = StorageFacts(self.stored)
+        if path is None:
+            return facts.summary()
+        return tensor_storage(facts, *self._place(path))
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.paths)
 
     def __len__(self) -> int:
         return len(self.paths)
 
-    def __contains__(self, path: str) -> bool:
+    def __contains__(self, path: object) -> bool:
         return path in self.paths
 
     def __getitem__(self, path: str) -> LazyTensor:
-        """The tensor of a path, such as `model/h.0.attn.weight`; nothing is read before it is sliced."""
+        """Return the tensor at a path, such as `model/h.0.attn.weight`; nothing is read before it is sliced."""
         from ckstore.tensor import LazyTensor
 
-        try:
-            file, tensor = self.paths[path]
-        except KeyError:
-            from difflib import get_close_matches
+        return LazyTensor(self.stored, path, *self._place(path))
 
-            from ckstore.formats.paths import match_texts
+    def _place(self, path: str) -> tuple[int, Tensor]:
+        """Return the file number and the layout of a tensor; raise `NotFoundError` with near matches."""
+        with suppress(KeyError):
+            return self.paths[path]
+        from difflib import get_close_matches
 
-            if self.document.dropped and match_texts([path], self.document.dropped):
-                raise NotFoundError(
-                    f"Version {self.row.number} has dropped {', '.join(self.document.dropped)}, and {path} with it; "
-                    "choose a version that has it."
-                ) from None
-            near = get_close_matches(path, self.paths, 3, 0.5)
-            hint = f"; did you mean {' or '.join(near)}?" if near else "; see `ckstore ls`."
-            raise NotFoundError(f"Version {self.row.number} has no tensor {path}{hint}") from None
-        return LazyTensor(self.stored, path, file, tensor)
+        from ckstore.formats.paths import match_texts
+
+        if self.document.dropped and match_texts([path], self.document.dropped):
+            raise NotFoundError(
+                f"Version {self.number} has dropped {', '.join(self.document.dropped)}, and {path} with it; "
+                "choose a version that has it."
+            )
+        near = get_close_matches(str(path), self.paths, 3, 0.5)
+        hint = f"; did you mean {' or '.join(near)}?" if near else "; see `ckstore ls`."
+        raise NotFoundError(f"Version {self.number} has no tensor {path}{hint}")
 
     @cached_property
     def arrays(self) -> zarr.Group:

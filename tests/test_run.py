@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import torch
 import xarray
 
 import ckstore
-from ckstore.errors import NotFoundError
+from ckstore.errors import NotFoundError, UsageError
 from ckstore.run import Run
 
 
@@ -34,13 +35,13 @@ def test_a_run_is_its_versions_in_order(run: Run) -> None:
     store = ckstore.open(run.latest.stored.repository.place)
     assert len(run) == 4
     assert [version.row.step for version in run] == run.steps == [0, 10, 20, 30]
-    assert run.latest.row.number == run[-1].row.number == 4
-    assert Run("gpt", [run[2], run[1]]).latest.row.step == 20
-    assert repr(run[1:]) == "<ckstore.Run gpt, 3 versions>"
+    assert run.latest.row.number == run.versions[-1].row.number == 4
+    assert Run("gpt", [run.versions[2], run.versions[1]]).latest.row.step == 20
+    assert repr(run.tail(3)) == "<ckstore.Run gpt, 3 versions>"
     with pytest.raises(NotFoundError, match="no run gpt2"):
         store.run("gpt2")
     with pytest.raises(NotFoundError):
-        _ = run[:0].latest
+        _ = run.tail(0).latest
 
 
 def test_the_history_of_a_weight_is_a_slice(run: Run) -> None:
@@ -50,7 +51,7 @@ def test_the_history_of_a_weight_is_a_slice(run: Run) -> None:
     history = array[:, 3, 5]
     np.testing.assert_array_equal(history, [version["model/w"][3, 5] for version in run])
     np.testing.assert_array_equal(
-        array[1:3, 650:660], np.stack([run[1]["model/w"][650:660], run[2]["model/w"][650:660]])
+        array[1:3, 650:660], np.stack([run[10]["model/w"][650:660], run[20]["model/w"][650:660]])
     )
     np.testing.assert_array_equal(run.arrays["model/version"][...], [0, 1, 2, 3])
     assert run.arrays["model/bf16"].attrs["dtype"] == "bfloat16"
@@ -61,8 +62,8 @@ def test_tensors_that_not_all_versions_share_are_listed(run: Run) -> None:
     assert attributes["left_out"] == {"missing": ["optimizer/m"], "changed": ["model/grows"]}
     assert (attributes["versions"], attributes["steps"], attributes["run"]) == ([1, 2, 3, 4], [0, 10, 20, 30], "gpt")
     assert set(run.arrays["model"].keys()) == {"w", "version", "bf16"}
-    np.testing.assert_array_equal(run[1:3].arrays["optimizer/m"][:, 0], [1, 2])
-    assert run[1:3].arrays["model/grows"].shape == (2, 3)
+    np.testing.assert_array_equal(run[10:30].arrays["optimizer/m"][:, 0], [1, 2])
+    assert run[10:30].arrays["model/grows"].shape == (2, 3)
 
 
 def test_only_the_versions_that_are_asked_for_are_decoded(run: Run) -> None:
@@ -82,13 +83,33 @@ def test_xarray_labels_versions(run: Run) -> None:
     dataset = xarray.open_zarr(run.arrays.store, group="model", consolidated=True)
     assert dataset["w"].dims == ("version_", "w_dim0", "w_dim1")
     labelled = dataset.assign_coords(version_=run.steps)
-    np.testing.assert_array_equal(labelled["w"].sel(version_=20)[7], run[2]["model/w"][7])
+    np.testing.assert_array_equal(labelled["w"].sel(version_=20)[7], run[20]["model/w"][7])
 
 
 def test_a_run_survives_pickling(run: Run) -> None:
-    array = pickle.loads(pickle.dumps(run[1:].arrays["optimizer/m"]))
+    array = pickle.loads(pickle.dumps(run.tail(3).arrays["optimizer/m"]))
     np.testing.assert_array_equal(array[:, 0], [1, 2, 3])
 
 
 def test_a_run_without_common_tensors_is_an_empty_group(run: Run) -> None:
-    assert list(run[:0].arrays.keys()) == []
+    assert list(run.tail(0).arrays.keys()) == []
+
+
+def test_a_step_selects_a_version_and_a_range_of_steps_a_run(run: Run) -> None:
+    assert run[20] == run.versions[2]
+    assert run[20] in run
+    assert run[10:30].steps == [10, 20]
+    assert run[10:].steps == [10, 20, 30]
+    assert run[:30:2].steps == run[::2].steps == [0, 20]
+    assert run[0:40] == run.tail(9)
+    with pytest.raises(NotFoundError, match=r"no version at step 15; the nearest are 0, 10, 20"):
+        run[15]
+    with pytest.raises(UsageError, match=r"tail\(n\)"):
+        run[-2:]
+
+
+def test_metrics_are_columns(tmp_path: Path) -> None:
+    with ckstore.init(tmp_path / "store") as store:
+        for step, metrics in enumerate([{"loss": 2.0}, {"loss": 1.5, "accuracy": 0.5}]):
+            store.ingest({"w": torch.full((4,), float(step))}, run="r", step=step, metrics=metrics)
+        assert store.run("r").metrics == {"loss": [2.0, 1.5], "accuracy": [None, 0.5]}

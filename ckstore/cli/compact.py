@@ -30,7 +30,7 @@ def command(ctx: click.Context, versions: tuple[str, ...], run: str | None, as_j
         raise UsageError("Give versions or --run, not both.")
     with open_store(ctx, "a") as store:
         rows = [store.catalog.resolve(name) for name in versions]
-        rows = rows or [row for row in store.versions(run) if row.hot]
+        rows = rows or [row for row in store.catalog.versions(run) if row.hot]
         total = sum(row.original_bytes for row in rows)
         with progress_bar("compact", total, shown=not as_json) as progress:
             report = store.compact([row.number for row in rows], progress=progress)

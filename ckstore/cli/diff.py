@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ckstore.cli.output import json_option, print_json, print_line, print_table
 from ckstore.cli.verb import VersionName, open_store, verb, version_of
-from ckstore.errors import NotFoundError
+
+if TYPE_CHECKING:
+    from ckstore.reading.comparison import TensorChange
 
 
 @verb(
@@ -30,43 +33,43 @@ def command(ctx: click.Context, before: str, after: str, globs: tuple[str, ...],
     stored; only what shares an object with others, as small tensors do, is decoded. Tensors are compared bit for bit:
     0.0 and -0.0 differ, and a NaN equals itself.
     """
-    from ckstore.cli.comparison import Side, VersionDiff
-
     with open_store(ctx) as store:
-        comparison = VersionDiff(Side(version_of(store, before), globs), Side(version_of(store, after), globs))
-        if globs and not comparison.before.tensors and not comparison.after.tensors:
-            named = " or ".join(globs)
-            raise NotFoundError(f"Neither version has a tensor that matches {named}; see `ckstore ls {before}`.")
-        changes = list(comparison.changes(values=values))
-        compared = len(comparison.before.tensors.keys() | comparison.after.tensors.keys())
+        left, right = version_of(store, before), version_of(store, after)
+        report = store.diff(left.number, right.number, globs, values=values)
+        dropped = {version.number: version.dropped for version in (left, right)}
     if as_json:
-        print_json(changes)
+        print_json([_object(change, values) for change in report.changes])
         return
-    if changes:
+    if report.changes:
         headings = ["change", "dtype", "shape", *(["max abs", "rms"] if values else []), "path"]
-        print_table(headings, [_cells(change, values) for change in changes], (3, 4) if values else ())
-    counts = {
-        kind: sum(change["change"] == kind for change in changes) for kind in ("added", "removed", "shape", "values")
-    }
+        print_table(headings, [_cells(change, values) for change in report.changes], (3, 4) if values else ())
+    counts = {kind: report.count(kind) for kind in ("added", "removed", "shape", "values")}
     named = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
-    for row in (comparison.before.version.row, comparison.after.version.row):
-        if changes and row.dropped:
-            print_line(f"ckstore: Version {row.number} has dropped {', '.join(row.dropped)}.", err=True)
-    print_line(f"{named or 'no difference'}; {compared - len(changes)} of {compared} tensors are the same.")
+    for number, paths in dropped.items():
+        if report.changes and paths:
+            print_line(f"ckstore: Version {number} has dropped {', '.join(paths)}.", err=True)
+    same = report.compared - len(report.changes)
+    print_line(f"{named or 'no difference'}; {same} of {report.compared} tensors are the same.")
 
 
-def _cells(change: dict[str, Any], values: bool) -> list[object]:
-    before, after = change.get("before"), change.get("after")
-    cells: list[object] = [change["change"], _both(before, after, "dtype"), _both(before, after, "shape")]
+def _object(change: TensorChange, values: bool) -> dict[str, Any]:
+    found: dict[str, Any] = {"path": change.path, "change": change.change}
+    for name, form in (("before", change.before), ("after", change.after)):
+        if form is not None:
+            found[name] = {"dtype": form.dtype, "shape": list(form.shape)}
+    if values and change.change == "values":
+        found |= {"max_abs": change.max_abs, "rms": change.rms}
+    return found
+
+
+def _cells(change: TensorChange, values: bool) -> list[object]:
+    forms = [form for form in (change.before, change.after) if form is not None]
+    cells: list[object] = [change.change, _both(form.dtype for form in forms)]
+    cells.append(_both("x".join(map(str, form.shape)) or "()" for form in forms))
     if values:
-        cells += [None if change.get(name) is None else f"{change[name]:.6g}" for name in ("max_abs", "rms")]
-    return [*cells, change["path"]]
+        cells += [None if value is None else f"{value:.6g}" for value in (change.max_abs, change.rms)]
+    return [*cells, change.path]
 
 
-def _both(before: dict[str, Any] | None, after: dict[str, Any] | None, name: str) -> str:
-    texts = [_text(side[name]) for side in (before, after) if side is not None]
-    return texts[0] if len(set(texts)) == 1 else " -> ".join(texts)
-
-
-def _text(value: Any) -> str:
-    return "x".join(map(str, value)) or "()" if isinstance(value, list) else str(value)
+def _both(texts: Iterable[str]) -> str:
+    return " -> ".join(dict.fromkeys(texts))

@@ -10,12 +10,13 @@ import click
 
 from ckstore.cli.executors import executor_of, executor_option
 from ckstore.cli.options import policy_options
-from ckstore.cli.output import counted, json_option, print_json, print_line, print_table, version_object
+from ckstore.cli.output import counted, json_option, print_json, print_line, print_table
 from ckstore.cli.progress import progress_bar
 from ckstore.cli.storing import AUTO, NOT_REMOVED, Done, Failed, amounts_text, line_of, store_input, store_plan, tend
 from ckstore.cli.verb import RunName, TagName, VersionName, open_store, verb, version_of
 from ckstore.errors import PartialError, UsageError
 from ckstore.policy import Fidelity, Scheme
+from ckstore.table import version_record
 
 if TYPE_CHECKING:
     from ckstore.scanning.folder import Proposed
@@ -425,7 +426,7 @@ def _object(store: Store, item: Done) -> dict[str, Any]:
     number = item.version.row.number
     tags = [tag for tag, tagged in store.catalog.tags().items() if tagged == number]
     return {
-        **version_object(item.version.row, tags),
+        **version_record(item.version.row, tags),
         "source": str(item.path),
         "new": item.is_new,
         "seconds": round(item.seconds, 6),

@@ -13,10 +13,10 @@ from ckstore.cli.output import (
     size_text,
     tags_by_version,
     time_text,
-    version_object,
 )
 from ckstore.cli.verb import RunName, open_store, verb
 from ckstore.errors import UsageError
+from ckstore.table import version_record
 
 
 @verb(
@@ -41,12 +41,12 @@ def command(ctx: click.Context, run: str | None, run_option: str | None, limit: 
     if run is not None and run_option is not None and run != run_option:
         raise UsageError("RUN is given twice; name one run.")
     with open_store(ctx) as store:
-        rows = store.versions(run or run_option)
+        rows = store.catalog.versions(run or run_option)
         tags = tags_by_version(store.catalog.tags())
     if limit is not None:
         rows = rows[max(len(rows) - limit, 0) :]
     if as_json:
-        print_json([version_object(row, tags.get(row.number, [])) for row in rows])
+        print_json([version_record(row, tags.get(row.number, [])) for row in rows])
         return
     if not rows:
         print_line("No versions yet; `ckstore ingest` stores the first.", err=True)

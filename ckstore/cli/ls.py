@@ -40,12 +40,12 @@ def command(ctx: click.Context, version: str, globs: tuple[str, ...], is_long: b
 
     stderr says which files, or parts of them, are bytes and no tensors, and why.
     """
-    from ckstore.cli.storage_facts import StorageFacts, tensor_object, tensor_storage
+    from ckstore.reading.storage_facts import StorageFacts, tensor_object, tensor_storage
 
     with open_store(ctx) as store:
         found = version_of(store, version)
         chosen = matching(found, globs)
-        stored = StorageFacts(found) if is_long else None
+        stored = StorageFacts(found.stored) if is_long else None
         left = [] if globs or as_json else _bytes_of(found)
         tensors = []
         for path, (file, tensor) in chosen.items():

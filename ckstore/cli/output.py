@@ -47,14 +47,9 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
-def ratio(original: int, stored: int) -> float | None:
-    """How many times smaller what is stored is than what went in; None where nothing is stored."""
-    return original / stored if stored else None
-
-
 def ratio_text(original: int, stored: int) -> str:
-    """The ratio with two digits, such as `4.71x`, or `-`."""
-    value = ratio(original, stored)
+    """Return the ratio of two sizes with two digits, such as `4.71x`, or `-` where nothing is stored."""
+    value = original / stored if stored else None
     return "-" if value is None else f"{value:.2f}x" if value < 1000 else f"{value:.0f}x"
 
 
@@ -75,33 +70,6 @@ def tags_by_version(tags: Mapping[str, int]) -> dict[int, list[str]]:
     for tag, number in tags.items():
         found.setdefault(number, []).append(tag)
     return found
-
-
-def version_object(row: VersionRow, tags: Sequence[str] = ()) -> dict[str, Any]:
-    """A version as the JSON object that all verbs print."""
-    return {
-        "version": row.number,
-        "id": row.uid,
-        "run": row.run,
-        "step": row.step,
-        "parent": row.parent,
-        "base": row.base,
-        "depth": row.depth,
-        "bytes": row.original_bytes,
-        "stored": row.stored_bytes,
-        "ratio": ratio(row.original_bytes, row.stored_bytes),
-        "cost": row.cost,
-        "fidelity": row.fidelity,
-        "hot": row.hot,
-        "dropped": list(row.dropped),
-        "elements": row.elements,
-        "tensors": row.tensors,
-        "files": row.files,
-        "tags": list(tags),
-        "metrics": dict(row.metrics),
-        "source": row.source,
-        "created": row.created,
-    }
 
 
 def error_text(weights: float, largest: float) -> str:

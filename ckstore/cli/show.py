@@ -16,12 +16,11 @@ from ckstore.cli.output import (
     ratio_text,
     size_text,
     time_text,
-    version_object,
 )
 from ckstore.cli.verb import VersionName, open_store, verb
 
 if TYPE_CHECKING:
-    from ckstore.cli.storage_facts import StorageFacts
+    from ckstore.reading.storage_facts import StorageFacts
     from ckstore.version import Version
 
 
@@ -40,14 +39,15 @@ def command(ctx: click.Context, version: str, as_json: bool) -> None:
     children; then tensor by tensor the lattice with its step, stored bits an element by layer, and of a coarse
     version how far values are off: at most, by root mean square, and that as a part of the values' own.
     """
-    from ckstore.cli.storage_facts import StorageFacts
+    from ckstore.reading.storage_facts import StorageFacts
+    from ckstore.table import version_record
 
     with open_store(ctx) as store:
         found = store[version]
         number = found.row.number
-        stored = StorageFacts(found)
+        stored = StorageFacts(found.stored)
         shown = {
-            **version_object(found.row, [tag for tag, tagged in store.catalog.tags().items() if tagged == number]),
+            **version_record(found.row, [tag for tag, tagged in store.catalog.tags().items() if tagged == number]),
             "children": [row.number for row in store.catalog.children(number)],
             "contents": _contents(found),
             "storage": stored.summary(),
@@ -66,7 +66,7 @@ def _quantised(version: Version) -> dict[str, Any] | None:
 
 
 def _tensors(version: Version, stored: StorageFacts) -> list[dict[str, Any]]:
-    from ckstore.cli.storage_facts import tensor_object, tensor_storage
+    from ckstore.reading.storage_facts import tensor_object, tensor_storage
 
     deviations = version.deviations()
     tensors = []

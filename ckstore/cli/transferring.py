@@ -16,11 +16,11 @@ from ckstore.cli.output import (
     print_line,
     size_text,
     tags_by_version,
-    version_object,
 )
 from ckstore.cli.progress import progress_bar
 from ckstore.cli.verb import RunName, VersionName
 from ckstore.errors import PartialError, UsageError
+from ckstore.table import version_record
 
 if TYPE_CHECKING:
     from ckstore.operations.transfer import Transferred
@@ -101,4 +101,4 @@ def _line(item: Transferred) -> str:
 def _object(item: Transferred, tags: dict[int, list[str]]) -> dict[str, Any]:
     row = item.version if item.arrived is None else item.arrived
     own = [] if item.arrived is None else tags.get(row.number, [])
-    return {**version_object(row, own), "sent": item.bytes, "from": item.version.number}
+    return {**version_record(row, own), "sent": item.bytes, "from": item.version.number}

@@ -202,7 +202,7 @@ class _Keeper:
 
     def _sources(self) -> Iterator[tuple[str, int | None]]:
         with suppress(NotFoundError):  # The run is yet to begin.
-            for row in self._store.versions(self.run):
+            for row in self._store.catalog.versions(self.run):
                 if row.source:
                     yield row.source, row.step
 
@@ -210,7 +210,7 @@ class _Keeper:
 def _stored(store: Store, run: str) -> Iterator[Traits]:
     """What tells the inputs of a run's versions again."""
     with suppress(NotFoundError):
-        for row in store.versions(run):
+        for row in store.catalog.versions(run):
             document = store.resolver.document(row)
             files = [(file.path, file.size, file.mtime_ns) for file in document.files]
             if row.source and all(mtime is not None for _, _, mtime in files):

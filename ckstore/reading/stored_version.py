@@ -79,6 +79,11 @@ class StoredVersion:
         return self._fidelity or ("coarse" if self.document.fidelity == "coarse" else "exact")
 
     @property
+    def identity(self) -> tuple[Address, str, str]:
+        """The store's address, the version's id, and the fidelity of the values that are read."""
+        return self.repository.address, self.row.uid, self._fidelity or self.row.fidelity
+
+    @property
     def _is_lowered(self) -> bool:
         """Whether coarse values are read of objects that have exact ones."""
         return self._fidelity == "coarse" and self.document.fidelity == "exact"

@@ -6,7 +6,6 @@ import hashlib
 from pathlib import Path
 
 from ckstore import init as init_store
-from ckstore.cli.storage_facts import StorageFacts
 from tests.checkpoints import draw
 from tests.coarse_checks import stored
 
@@ -54,7 +53,7 @@ def test_unknown(ckstore, filled: Path) -> None:
 def test_what_a_codebook_keeps_aside_counts(tmp_path: Path) -> None:
     with init_store(tmp_path / "store") as store:
         version = stored(store, {"w": draw(300, 256)}, scheme="dynaquant")
-        said = StorageFacts(version).summary()
+        said = version.storage()
         record = store.resolver.lattice(version.document.objects[0][0])
         assert said["codebook"] == 1
         assert said["coarse_bytes"] == record.length + sum(record.aside[1:]) > record.length

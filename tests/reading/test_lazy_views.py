@@ -15,7 +15,6 @@ import pytest
 import torch
 
 import ckstore
-from ckstore.cli.comparison import Side, VersionDiff
 from ckstore.errors import InputError, IntegrityError
 from ckstore.formats import BytesSource, Unknown, parse
 from ckstore.objects.documents import LayoutDocument
@@ -171,8 +170,8 @@ def test_versions_of_a_run_differ_in_marks_alone(tmp_path: Path) -> None:
         assert np.array_equal(store.run("r").arrays["z"][...], expected)
 
         def changes(one: int, other: int) -> list[Any]:
-            comparison = VersionDiff(Side(store[one], ()), Side(store[other], ()))
-            return [(item["path"], item["change"], item["max_abs"]) for item in comparison.changes(values=True)]
+            report = store.diff(one, other, values=True)
+            return [(item.path, item.change, item.max_abs) for item in report.changes]
 
         assert changes(1, 2) == [("z", "values", 4.0)]
         assert changes(1, 3) == [("z", "values", pytest.approx(2 * 10**0.5))]

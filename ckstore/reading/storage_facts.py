@@ -1,4 +1,4 @@
-"""How the objects of a version are stored, summed up for `show`, `ls` and `diff`; nothing is decoded."""
+"""How the objects of a version are stored, for `show`, `ls` and `Version.storage`; nothing is decoded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from ckstore.formats.layout import Tensor
     from ckstore.objects.records import ContentRecord, LatticeRecord
     from ckstore.objects.units import Unit
-    from ckstore.version import Version
+    from ckstore.reading.stored_version import StoredVersion
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class StoredObject:
 
 @dataclass(slots=True)
 class StorageFacts:
-    """The objects of a version, and those that each tensor lies in.
+    """The objects of a version, by the tensors that they hold.
 
     Parameters
     ----------
@@ -67,12 +67,12 @@ class StorageFacts:
         A version of an open store.
     """
 
-    version: Version
+    version: StoredVersion
     objects: list[StoredObject] = field(init=False)
     _by_extent: dict[tuple[int, int], list[int]] = field(init=False)
 
     def __post_init__(self) -> None:
-        resolver = self.version.stored.repository.resolver
+        resolver = self.version.repository.resolver
         self.objects = []
         self._by_extent = {}
         for number, (unit, (identity, content)) in enumerate(
@@ -92,7 +92,7 @@ class StorageFacts:
 
     def depth(self, objects: Iterable[StoredObject]) -> int:
         """The largest number of deltas that restoring one of the objects takes."""
-        reader = self.version.stored.repository.reader
+        reader = self.version.repository.reader
         return max((reader.depth(item.lattice.id, item.content) for item in objects), default=0)
 
     def summary(self) -> dict[str, Any]:
