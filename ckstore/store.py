@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from ckstore.errors import ConflictError, NoStoreError, NotFoundError, UsageError
-from ckstore.policy import QUALITY, Fidelity, Policy, Scheme
+from ckstore.policy import QUALITY, Fidelity, Policy
 from ckstore.repository import CACHE_BYTES, Address, Mode, Repository
 from ckstore.storage import root
 from ckstore.storage.catalog import RECENT, Catalog, VersionRow
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ckstore.operations.retain import RetainReport
     from ckstore.operations.thin import ThinReport
     from ckstore.operations.transfer import TransferReport
+    from ckstore.operations.tuning import Search
     from ckstore.operations.verify import VerifyReport
     from ckstore.reading.comparison import DiffReport
     from ckstore.reading.stored_version import StoredVersion
@@ -507,16 +508,9 @@ class Store(Mapping[str | int, "Version"]):
         verify: bool = False,
         force: bool = False,
         budget: float | None = None,
-        fidelity: Fidelity | None = None,
-        scheme: Scheme | None = None,
-        quality: float | None = None,
-        max_abs_error: float | None = None,
-        max_rel_error: float | None = None,
-        max_degradation: float | None = None,
-        evaluate: Callable[[Path], float] | None = None,
-        maximise: bool = False,
+        policy: Policy | Fidelity | None = None,
+        search: Search | None = None,
         gradients: Mapping[str, Any] | None = None,
-        jobs: int = 1,
         on_unknown: OnUnknown = "raise",
         hot: int | None = None,
         progress: Callable[[int], None] | None = None,
@@ -547,21 +541,15 @@ class Store(Mapping[str | int, "Version"]):
         budget
             Restoring the version may cost this many times what it would cost stored exactly and in full; 2 by
             default. Where objects that the store has already cost more than that, they are stored in full again.
-        fidelity
-            `exact`: everything comes back bit for bit. `coarse`: floats of weights and moments are kept on lattices
-            alone, without what makes them exact; `Version.deviations` says how far each tensor is off. By default
-            what `Store.set_policy` said of the run or the store, else exact.
-        scheme, quality, max_abs_error, max_rel_error
-            Of coarse versions, which they ask for: see `ckstore.policy.Policy`.
-        max_degradation, evaluate, maximise
-            Search the setting of the scheme that takes the fewest bytes while the model stays good enough, in place of
-            a quality: see `ckstore.operations.tuning.Tuning`. Where none is, the version is stored exactly. Without
-            `max_degradation`, 0.05 is tolerated.
+        policy
+            Fidelity of this version: `exact`, `coarse`, or a `Policy` with the quality or the error bounds of a coarse
+            one. By default the policy of the run or the store, else exact. `Version.deviations` tells the errors of a
+            coarse version.
+        search
+            Find the coarsest setting that an evaluation of the model tolerates, in place of a quality.
         gradients
             Of tensors by path: what the scheme `dynaquant` ranks elements by beside their magnitude, |g w|. Without
             them it takes Adam's second moments, where there are any.
-        jobs
-            Evaluations of a search that run at once, each called by a thread of its own.
         on_unknown
             What becomes of other objects in a state dict: `raise` names the first one's place, before anything is
             stored; `pickle` keeps the bytes of their pickles, which `torch.load` opens in a program that has their
@@ -569,7 +557,7 @@ class Store(Mapping[str | int, "Version"]):
         hot
             How many of the run's latest versions stay as they are written, at the speed of the medium; older ones are
             encoded by a thread of low priority while the program goes on. With 0 the version is encoded at once. By
-            default what the policy says, else 1; 0 where coarse versions, evaluations or gradients are asked for.
+            default what the policy says, else 1; 0 for a coarse `policy`, a `search` or `gradients`.
         progress
             Called with numbers of bytes that were read, coded or, with `verify`, decoded; they add up to at most twice
             the size, three times with `verify`. By several threads, one after the other.
@@ -590,15 +578,14 @@ class Store(Mapping[str | int, "Version"]):
         from ckstore.operations.request import IngestOptions
 
         options = IngestOptions(
-            run, step, parent, metrics or {}, replace, verify, force, budget, fidelity, scheme, quality,
-            max_abs_error, max_rel_error, max_degradation, evaluate, maximise, gradients or {}, jobs, on_unknown,
-            hot,
+            run, step, parent, metrics or {}, replace, verify, force, budget, policy, search, gradients or {},
+            on_unknown, hot,
         )  # fmt: skip
         name = DEFAULT_RUN if run is None else run
         report = ingest(self.repository, source, options, progress)
-        policy = self.policy(name)
-        if report.version.hot or policy.retention:
-            keep = policy.kept_hot if hot is None else hot
+        said = self.policy(name)
+        if report.version.hot or said.retention:
+            keep = said.kept_hot if hot is None else hot
             compactor = self._compactor_of_hot()
             compactor.catch_up(name, keep)
             compactor.begin(name, keep)

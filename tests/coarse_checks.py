@@ -65,8 +65,8 @@ def check_deviations(version: Version, before: dict[str, torch.Tensor], after: d
 
 
 def stored(store: ckstore.Store, tree: dict[str, Any] | Path, **options: Any) -> Version:
-    """A state dict, or a file, as a coarse version."""
-    return store[store.ingest(tree, fidelity="coarse", **options).version.number]
+    """Store a state dict, or a file, as a coarse version."""
+    return store[store.ingest(tree, **{"policy": "coarse", **options}).version.number]
 
 
 def values_of(version: Version) -> dict[str, torch.Tensor]:

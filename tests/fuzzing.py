@@ -69,7 +69,12 @@ def make_store(directory: Path) -> Path:
             }
             torch.save({"model": state, "step": step}, directory / "x")
             coarse = {2: "lattice", 3: "lc"}.get(step)
-            store.ingest(directory / "x", run="a", scheme=coarse, metrics={"loss": step / 7, "of": ["x", {"y": None}]})
+            store.ingest(
+                directory / "x",
+                run="a",
+                metrics={"loss": step / 7, "of": ["x", {"y": None}]},
+                policy=None if coarse is None else Policy("coarse", scheme=coarse),
+            )
             weight, slow = weight + 0.001 * torch.randn(12, 20), slow + 1e-7 * torch.randn(150)
         (directory / "tree").mkdir()
         (directory / "x").rename(directory / "tree" / "m.pt")

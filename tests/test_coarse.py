@@ -22,6 +22,7 @@ from ckstore.errors import CkstoreError, IntegrityError, UsageError
 from ckstore.objects.identity import array_name
 from ckstore.objects.records import record_from_json
 from ckstore.operations.recover import recover
+from ckstore.policy import SCHEMES, Policy, Scheme
 from ckstore.storage.root import CATALOG
 
 from .checkpoints import draw, flip, lose_catalog, scratch, sha256, write_safetensors
@@ -85,7 +86,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "out").mkdir()
     with ckstore.init(place / "store") as store:
         for step in range(4):
-            number = store.ingest(saved(place, step), run="r", fidelity="coarse").version.number
+            number = store.ingest(saved(place, step), run="r", policy="coarse").version.number
             store[number].checkout(place / "out" / str(number))
     return place
 
@@ -112,7 +113,7 @@ def test_trained_runs_lose_what_they_say(
 ) -> None:
     files = request.getfixturevalue(run)
     for path in (files[1], files[-1]):
-        row = store.ingest(path, run=run, fidelity="coarse").version
+        row = store.ingest(path, run=run, policy="coarse").version
         assert row.fidelity == "coarse"
         store[row.number].checkout(place / path.name)
         with zipfile.ZipFile(place / path.name) as archive:
@@ -134,7 +135,7 @@ def test_weights_in_bfloat16_lose_what_they_say(bf16_run: list[Path], store: cks
     from safetensors.torch import load_file
 
     for path in bf16_run[:3]:
-        row = store.ingest(path, run="r", fidelity="coarse").version
+        row = store.ingest(path, run="r", policy="coarse").version
         store[row.number].checkout(place / path.name)
         assert (place / path.name).stat().st_size == path.stat().st_size
         check_deviations(store[row.number], load_file(path), load_file(place / path.name))
@@ -143,7 +144,7 @@ def test_weights_in_bfloat16_lose_what_they_say(bf16_run: list[Path], store: cks
 
 def test_a_legacy_torch_file_comes_back_as_one(store: ckstore.Store, place: Path) -> None:
     path = saved(place, 1, _use_new_zipfile_serialization=False)
-    version = store[store.ingest(path, fidelity="coarse").version.number]
+    version = store[store.ingest(path, policy="coarse").version.number]
     version.checkout(place / "out.pt")
     assert not zipfile.is_zipfile(place / "out.pt")
     check_deviations(version, loaded(path), loaded(place / "out.pt"))
@@ -157,7 +158,7 @@ def test_of_a_directory_files_without_coarse_values_are_exact(store: ckstore.Sto
     write_safetensors(source / "small.safetensors", {"b": ("float32", (7,), weight[0, :7].copy())})
     (source / "config.json").write_text("{}")
     torch.save(torch.arange(7), source / "rng.pt")
-    version = store[store.ingest(source, fidelity="coarse", verify=True).version.number]
+    version = store[store.ingest(source, verify=True, policy="coarse").version.number]
     assert version.fidelity == "coarse"
     version.checkout(place / "out")
     for name in ("small.safetensors", "config.json", "rng.pt"):
@@ -278,12 +279,12 @@ def test_ingest_verifies_what_a_coarse_version_decodes_to(
 ) -> None:
     from ckstore.objects.identity import MemberHasher
 
-    assert store.ingest(saved(place, 0), run="r", fidelity="coarse", verify=True).is_new
+    assert store.ingest(saved(place, 0), run="r", verify=True, policy="coarse").is_new
     identity = MemberHasher.identity
     answers = iter(["0" * 40])
     monkeypatch.setattr(MemberHasher, "identity", lambda self: next(answers, None) or identity(self))
     with pytest.raises(IntegrityError):
-        store.ingest(saved(place, 1), run="r", fidelity="coarse", verify=True)
+        store.ingest(saved(place, 1), run="r", verify=True, policy="coarse")
     assert [row.step for row in store.versions()] == [0]
 
 
@@ -292,7 +293,7 @@ def test_ingest_verifies_what_a_coarse_version_decodes_to(
 
 def test_an_exact_ingest_of_the_same_content_makes_a_version_exact(store: ckstore.Store, place: Path) -> None:
     paths = [saved(place, step) for step in range(3)]
-    rows = [store.ingest(path, run="r", fidelity="coarse").version for path in paths]
+    rows = [store.ingest(path, run="r", policy="coarse").version for path in paths]
     store.tag("r@1", "best")
     report = store.ingest(paths[1], run="r")
     assert report.is_new
@@ -318,11 +319,11 @@ def test_an_exact_ingest_of_the_same_content_makes_a_version_exact(store: ckstor
 def test_a_coarse_ingest_of_an_exact_versions_content_changes_nothing(store: ckstore.Store, place: Path) -> None:
     path = saved(place, 0)
     row = store.ingest(path, run="r").version
-    report = store.ingest(path, run="r", fidelity="coarse", quality=8.0)
+    report = store.ingest(path, run="r", policy=Policy("coarse", quality=8.0))
     assert not report.is_new
     assert (report.version.number, report.version.fidelity) == (row.number, "exact")
     # In another run what stands exactly is exact there too: it costs nothing.
-    other = store.ingest(path, run="s", fidelity="coarse").version
+    other = store.ingest(path, run="s", policy="coarse").version
     assert other.fidelity == "exact"
     assert other.stored_bytes < 30_000
 
@@ -330,7 +331,7 @@ def test_a_coarse_ingest_of_an_exact_versions_content_changes_nothing(store: cks
 def test_exact_after_coarse_and_coarse_after_exact(store: ckstore.Store, place: Path) -> None:
     paths = [saved(place, step) for step in range(4)]
     for path, fidelity in zip(paths, ("coarse", "exact", "coarse", "exact"), strict=True):
-        assert store.ingest(path, run="r", fidelity=fidelity).version.fidelity == fidelity
+        assert store.ingest(path, run="r", policy=fidelity).version.fidelity == fidelity
     for step, path in enumerate(paths):
         version = store[f"r@{step}"]
         version.checkout(place / "out.pt", force=True)
@@ -347,7 +348,7 @@ def test_what_stands_still_costs_nothing(store: ckstore.Store) -> None:
     """A frozen weight after an exact version is exact; after a coarse one it soon keeps its lattice."""
     frozen = {"model": {f"w{index}": draw(300, 256, seed=index) for index in range(3)}}
     first = store.ingest(frozen | {"step": 0}, run="exact").version
-    row = store.ingest(frozen | {"step": 1, "head": draw(300, 256, seed=9)}, run="exact", fidelity="coarse").version
+    row = store.ingest(frozen | {"step": 1, "head": draw(300, 256, seed=9)}, run="exact", policy="coarse").version
     assert row.fidelity == "coarse"
     assert store[row.number].deviations().keys() == {"head"}
     assert row.stored_bytes < first.stored_bytes / 5
@@ -577,8 +578,9 @@ def test_coarse_objects_stand_in_plain_zarr_arrays(written: Path) -> None:
             archive.close()
 
 
-@pytest.mark.parametrize("options", [{}, {"scheme": "lc"}, {"scheme": "dynaquant"}], ids=str)
-def test_the_nearest_version_may_be_coarse(tmp_path: Path, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_nearest_version_may_be_coarse(tmp_path: Path, scheme: Scheme) -> None:
+    options: dict[str, Any] = {"policy": Policy("coarse", scheme)}
     with ckstore.init(tmp_path / "store") as store:
         stored(store, {"w": draw(300, 256, seed=9)}, run="other", **options)
         near = stored(store, {"w": draw(300, 256)}, run="first", **options)

@@ -394,7 +394,7 @@ def test_a_file_that_changes_while_it_is_read(
         fidelity = "coarse"
         monkeypatch.setattr(ingest, "hash_version", hashed)
     with pytest.raises(InputError) as raised:
-        store.ingest(source, run="a", fidelity=fidelity)
+        store.ingest(source, run="a", policy=fidelity)
     assert path.name in str(raised.value)
     monkeypatch.undo()
     assert same()

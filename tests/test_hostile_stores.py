@@ -34,7 +34,7 @@ def small() -> Iterator[Path]:
                 torch.save(
                     {"model": {"w": weight, "slow": slow, "b": slow[:9].bfloat16()}, "step": step}, directory / "x"
                 )
-                store.ingest(directory / "x", run="a", fidelity="coarse" if step == 2 else None, metrics={"loss": 0.5})
+                store.ingest(directory / "x", run="a", metrics={"loss": 0.5}, policy="coarse" if step == 2 else None)
                 weight, slow = weight + 0.001 * torch.randn(12, 20), slow + 1e-7 * torch.randn(150)
             store.tag(1, "first")
             store[1].checkout(directory / "1")

@@ -43,7 +43,7 @@ def test_what_cannot_be_kept_is_refused_in_a_sentence(given: dict[str, Any], tmp
         Policy(**{"fidelity": "coarse", **given})
     with ckstore.init(tmp_path / "store") as store:
         with pytest.raises(UsageError):
-            store.ingest({"w": [1]}, **{"fidelity": "coarse", **given})
+            store.ingest({"w": [1]}, policy=Policy(**{"fidelity": "coarse", **given}))
         assert store.versions() == []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,10 +16,11 @@ from ckstore.cli.progress import progress_bar
 from ckstore.cli.storing import AUTO, NOT_REMOVED, Done, Failed, amounts_text, line_of, store_input, store_plan, tend
 from ckstore.cli.verb import RunName, TagName, VersionName, open_store, verb, version_of
 from ckstore.errors import PartialError, UsageError
-from ckstore.policy import Fidelity, Scheme
+from ckstore.policy import Fidelity, Policy, Scheme
 from ckstore.table import version_record
 
 if TYPE_CHECKING:
+    from ckstore.operations.request import IngestOptions
     from ckstore.scanning.folder import Proposed
     from ckstore.scanning.steps import Planned, StepSource
     from ckstore.store import Store
@@ -138,9 +140,7 @@ def _part(ctx: click.Context, parameter: click.Parameter, value: str | None) -> 
     "--jobs",
     metavar="N",
     type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    help="Evaluations that run at once.",
+    help="Evaluations that run at once.  [default: 1]",
 )
 @click.option("--maximise", is_flag=True, help="What --eval prints is the better the higher it is, as an accuracy.")
 @executor_option
@@ -171,7 +171,7 @@ def command(
     max_degradation: float | None,
     evaluation: str | None,
     maximise: bool,
-    jobs: int,
+    jobs: int | None,
     executor: str | None,
     as_json: bool,
 ) -> None:
@@ -182,7 +182,8 @@ def command(
     of their steps: those that the contents tell if they differ, else the number that differs among the names; those
     without one come last, by name. Where some of several fail, the others are stored.
     """
-    from ckstore.cli.evaluation import evaluator
+    from ckstore.cli.evaluation import search_of
+    from ckstore.operations.request import IngestOptions
     from ckstore.scanning.steps import Planned
 
     folder = recursive or plan_file is not None
@@ -204,32 +205,26 @@ def command(
         raise UsageError("--metric is for a single PATH; ingest each input with metrics of its own.")
     if delete_source and not verify:
         raise UsageError("--delete-source needs --verify, which proves first that everything comes back.")
-    quantised = (scheme, quality, max_abs_error, max_rel_error, max_degradation, evaluation)
-    if any(given is not None for given in quantised):
-        if fidelity == "exact":
-            raise UsageError("Schemes, qualities and error bounds are for coarse versions; leave --fidelity exact out.")
-        fidelity = "coarse"
-    if fidelity == "coarse" and delete_source:
+    policy = Policy.asked(fidelity, scheme, quality, max_abs_error, max_rel_error)
+    if evaluation is None and (max_degradation is not None or maximise or jobs is not None):
+        raise UsageError("--max-degradation, --maximise and --jobs are for a search; give its evaluation with --eval.")
+    if evaluation is not None and fidelity == "exact":
+        raise UsageError("--eval searches for a coarse setting; leave --fidelity exact out.")
+    is_coarse = evaluation is not None or (policy is not None and policy.is_coarse)
+    if is_coarse and delete_source:
         raise UsageError(NOT_REMOVED)
-    options: dict[str, Any] = {
-        "fidelity": fidelity,
-        "scheme": scheme,
-        "quality": quality,
-        "max_abs_error": max_abs_error,
-        "max_rel_error": max_rel_error,
-        "max_degradation": max_degradation,
-        "evaluate": None if evaluation is None else evaluator(evaluation),
-        "maximise": maximise,
-        "jobs": jobs,
-        "run": run,
-        "metrics": metrics,
-        "replace": replace,
-        "verify": verify,
-        "force": force,
-        "budget": budget,
-        # Of many the latest is stored with the others: what is brought in together is seldom resumed from at once.
-        "hot": 0 if folder or len(paths) > 1 else None,
-    }
+    options = IngestOptions(
+        run=run,
+        metrics=metrics,
+        replace=replace,
+        verify=verify,
+        force=force,
+        budget=budget,
+        policy=policy,
+        search=None if evaluation is None else search_of(evaluation, max_degradation, maximise=maximise, jobs=jobs),
+        # The latest of many is seldom resumed from at once: it is encoded with the others.
+        hot=0 if folder or len(paths) > 1 else None,
+    )
     done: list[Done] = []
     failed: list[Failed] = []
     with open_store(ctx, "r" if dry_run else "a") as store:
@@ -247,7 +242,7 @@ def command(
         if dry_run:
             _print_plan(store, planned, run, as_json=as_json)
             return
-        if delete_source and fidelity is None and store.policy(run).is_coarse:
+        if delete_source and policy is None and store.policy(run).is_coarse:
             raise UsageError(f"{NOT_REMOVED} Add --fidelity exact: the policy is coarse.")
         if parent not in (None, AUTO):
             version_of(store, parent)
@@ -256,7 +251,7 @@ def command(
         try:
             for item in planned:
                 after = parent if parent == AUTO or not done else None
-                chosen = {**options, "parent": after, "step": item.step}
+                chosen = dataclasses.replace(options, parent=after, step=item.step)
                 outcome = store_input(store, item.path, chosen, delete_source, shown=not as_json)
                 if isinstance(outcome, Failed):
                     failed.append(outcome)
@@ -353,7 +348,7 @@ def _store_folder(
     ctx: click.Context,
     store: Store,
     proposed: list[Proposed],
-    options: dict[str, Any],
+    options: IngestOptions,
     delete: bool,
     executor: str | None,
     *,
@@ -369,7 +364,7 @@ def _store_folder(
     failed: list[Failed] = []
     try:
         with (
-            progress_bar("folder", (3 if options["verify"] else 2) * sizes, shown=not as_json) as bar,
+            progress_bar("folder", (3 if options.verify else 2) * sizes, shown=not as_json) as bar,
             executor_of(executor) as workers,
         ):
             for outcome in store_plan(store, chosen, options, delete, bar, workers):
@@ -395,14 +390,14 @@ def _store_folder(
         _finish(ctx, len(chosen), failed)
 
 
-def _check_runs(store: Store, runs: set[str], options: dict[str, Any], delete: bool) -> None:
+def _check_runs(store: Store, runs: set[str], options: IngestOptions, delete: bool) -> None:
     """Raise `UsageError`, before anything is stored, for a run that nothing can be stored in as it was asked for."""
     from ckstore.operations.naming import check_run, check_run_is_no_tag
 
     for run in sorted(runs):
         check_run(run)
         check_run_is_no_tag(store.catalog, run)
-        if delete and options["fidelity"] is None and store.policy(run).is_coarse:
+        if delete and options.policy is None and store.policy(run).is_coarse:
             raise UsageError(f"{NOT_REMOVED} Add --fidelity exact: the policy is coarse.")
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ckstore.cli.output import name_of, print_line, ratio_text, size_text
 from ckstore.cli.progress import progress_bar
@@ -16,6 +16,7 @@ from ckstore.cli.sources import Removable, check_restores
 from ckstore.errors import CkstoreError, ConflictError, InputError, UsageError
 
 if TYPE_CHECKING:
+    from ckstore.operations.request import IngestOptions
     from ckstore.repository import Address
     from ckstore.runtime.threads import Executor
     from ckstore.scanning.folder import Proposed
@@ -51,7 +52,7 @@ class Failed:
 def store_input(
     store: Store,
     path: Path,
-    options: dict[str, Any],
+    options: IngestOptions,
     delete: bool,
     *,
     shown: bool,
@@ -77,11 +78,11 @@ def store_input(
         start = time.perf_counter()
         size = tree_size(path) if path.exists() else 0
         removable = Removable(path) if delete else None
-        with progress_bar(path.name, (3 if options["verify"] else 2) * size, shown=shown) as progress:
-            report = store.ingest(path, **options, progress=bar or progress)
+        with progress_bar(path.name, (3 if options.verify else 2) * size, shown=shown) as progress:
+            report = store.ingest(path, **options.given(), progress=bar or progress)
         seconds = time.perf_counter() - start
         version = store[report.version.number]
-        if delete or (options["verify"] and not report.is_new):
+        if delete or (options.verify and not report.is_new):
             check_restores(store.place, version.row.number)
         if removable is not None and version.row.fidelity != "exact":
             # A policy was set meanwhile, or what was there was thinned.
@@ -101,7 +102,7 @@ def store_input(
 def store_plan(
     store: Store,
     plan: Sequence[Proposed],
-    options: dict[str, Any],
+    options: IngestOptions,
     delete: bool,
     bar: Callable[[int], None] | None = None,
     executor: Executor | None = None,
@@ -116,7 +117,7 @@ def store_plan(
         return
     begun = {row.name for row in store.catalog.runs()}
     for item in plan:
-        said = {**options, "run": item.run, "step": item.step, "parent": None if item.run in begun else AUTO}
+        said = replace(options, run=item.run, step=item.step, parent=None if item.run in begun else AUTO)
         outcome = store_input(store, item.path, said, delete, shown=False, bar=bar)
         if isinstance(outcome, Done):
             begun.add(item.run)
@@ -129,7 +130,7 @@ class _Part:
 
     store: Address
     plan: list[Proposed]
-    options: dict[str, Any]
+    options: IngestOptions
     delete: bool
 
 
@@ -137,7 +138,7 @@ def _store_by(
     executor: Executor,
     store: Store,
     plan: Sequence[Proposed],
-    options: dict[str, Any],
+    options: IngestOptions,
     delete: bool,
     bar: Callable[[int], None] | None,
 ) -> Iterator[Done | Failed]:
@@ -156,7 +157,7 @@ def _store_by(
             if error is not None:
                 raise error
             if bar is not None:
-                bar((3 if options["verify"] else 2) * size)
+                bar((3 if options.verify else 2) * size)
 
 
 def _store_part(part: _Part) -> tuple[list[Done | Failed], CkstoreError | None]:

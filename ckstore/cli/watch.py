@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -168,12 +168,13 @@ class _Keeper:
         return False
 
     def _store_one(self, item: Planned) -> None:
+        from ckstore.operations.request import IngestOptions
         from ckstore.operations.retain import outlived
 
         if item.step is not None and outlived(self._store.repository, self.run, item.step):
             print_line(f"ckstore: {item.path} is left: the policy of run {self.run} keeps nothing so old.", err=True)
             return
-        options: dict[str, Any] = {"run": self.run, "step": item.step, "verify": self._delete}
+        options = IngestOptions(run=self.run, step=item.step, verify=self._delete)
         try:
             outcome = store_input(self._store, item.path, options, self._delete, shown=True)
         except UsageError as error:

@@ -19,7 +19,7 @@ from typing import Any
 
 from ckstore.encoding.estimator import knows_sensitivity
 from ckstore.encoding.writer import ObjectWriter
-from ckstore.lineage.search import search
+from ckstore.lineage import search as settings_search
 from ckstore.objects.reader import ObjectReader
 from ckstore.operations.commit import Change
 from ckstore.operations.compact import compacted
@@ -30,7 +30,7 @@ from ckstore.operations.rebase import within_budget
 from ckstore.operations.request import IngestOptions, Request, request_of
 from ckstore.operations.standing import in_place_of, is_there
 from ckstore.operations.storing import Stored, all_windows, store_objects, store_raw
-from ckstore.operations.tuning import Trials, Tuning, last_choice, restored, search_space, weight
+from ckstore.operations.tuning import Search, Trials, last_choice, restored, search_space, weight
 from ckstore.operations.verify import check_restores
 from ckstore.policy import Policy
 from ckstore.repository import Repository
@@ -81,7 +81,7 @@ def ingest(
     request = request_of(repository.catalog, options)
     # An evaluation is the caller's code, and may leave garbage behind.
     with (
-        collection_seldom() if request.tuning is None else nullcontext(),
+        collection_seldom() if request.search is None else nullcontext(),
         reserve.kept(repository.path),
         closing(open_source(source, repository.path, force=request.force, on_unknown=options.on_unknown)) as scanned,
     ):
@@ -113,7 +113,7 @@ def _ingest(
     """Store a scanned version, unless it is there already; one that is exact, and where none is, is read once."""
     catalog = repository.catalog
     standing = None if request.step is None else catalog.at_step(request.run, request.step)
-    whole = standing is not None or request.force or request.policy.is_coarse or request.tuning is not None
+    whole = standing is not None or request.force or request.policy.is_coarse or request.search is not None
     if whole and not scanned.is_hashed:
         hash_version(scanned, force=request.force, progress=progress)
     if standing is not None:
@@ -133,10 +133,10 @@ def _ingest(
             ingestion = _Ingestion(repository, number, scanned, lease, progress)
             if request.is_hot:
                 committed = ingestion.store_hot(request, windows)
-            elif request.tuning is None:
+            elif request.search is None:
                 committed = ingestion.store(request)
             else:
-                committed = ingestion.store_best(request, request.tuning)
+                committed = ingestion.store_best(request, request.search)
     except BaseException:
         if number:
             catalog.release_number(number)
@@ -179,12 +179,12 @@ class _Ingestion:
                 change.finish(document, blobs)
                 return self._commit(change, request, stored)
 
-    def store_best(self, request: Request, tuning: Tuning) -> int:
+    def store_best(self, request: Request, wanted: Search) -> int:
         """Store under the most aggressive setting that is tolerated, exactly where none is; trials leave nothing.
 
         Returns the version's number.
         """
-        reference = tuning.reference(self._scanned)
+        reference = wanted.reference(self._scanned)
         cube = search_space(request.policy, known=knows_sensitivity(self._scanned.units, request.gradients))
         parent = None if request.parent is None else self._repository.resolver.document(request.parent)
         sizes: dict[Policy, int] = {}
@@ -203,8 +203,8 @@ class _Ingestion:
                 return restored(version, scratch)
 
         last = last_choice(parent, request.policy, cube)
-        with Trials(tuning, reference, written) as trials:
-            found = search(trials.degradation, size, tuning.tolerance, cube, last, trials.foresee)
+        with Trials(wanted, reference, written) as trials:
+            found = settings_search.search(trials.degradation, size, wanted.max_degradation, cube, last, trials.foresee)
         if found.accepted:
             facts = {"degradation": found.degradation, "evaluations": found.evaluations}
             return self.store(replace(request, policy=found.settings), facts)

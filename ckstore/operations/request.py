@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import operator
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -16,8 +15,8 @@ from ckstore.encoding.budget import BUDGET
 from ckstore.errors import UsageError
 from ckstore.formats.torch.state_dict import OnUnknown
 from ckstore.operations.naming import DEFAULT_RUN, check_run, check_run_is_no_tag, policy_of
-from ckstore.operations.tuning import TOLERANCE, Tuning
-from ckstore.policy import Fidelity, Policy, Retention, Scheme
+from ckstore.operations.tuning import Search
+from ckstore.policy import Fidelity, Policy, Retention
 from ckstore.storage.catalog import Catalog, VersionRow
 from ckstore.storage.schema import DEPTH, plain_object
 
@@ -34,18 +33,25 @@ class IngestOptions:
     verify: bool = False
     force: bool = False
     budget: float | None = None
-    fidelity: Fidelity | None = None
-    scheme: Scheme | None = None
-    quality: float | None = None
-    max_abs_error: float | None = None
-    max_rel_error: float | None = None
-    max_degradation: float | None = None
-    evaluate: Callable[[Path], float] | None = None
-    maximise: bool = False
+    policy: Policy | Fidelity | None = None
+    search: Search | None = None
     gradients: Mapping[str, Any] = field(default_factory=dict)
-    jobs: int = 1
     on_unknown: OnUnknown = "raise"
     hot: int | None = None
+
+    @property
+    def asked(self) -> Policy | None:
+        """The policy that the caller gave; None for the run's."""
+        return Policy(self.policy) if isinstance(self.policy, str) else self.policy
+
+    def given(self) -> dict[str, Any]:
+        """Return the options that differ from their defaults, by name: the keywords of `Store.ingest`."""
+        plain = IngestOptions()
+        return {
+            item.name: getattr(self, item.name)
+            for item in fields(self)
+            if getattr(self, item.name) != getattr(plain, item.name)
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +64,8 @@ class Request:
         The version that it is stored after.
     source
         Where it comes from, as text; empty for a state dict.
-    tuning
-        Searches the setting of the policy's scheme.
+    search
+        The search for the setting of the policy's scheme.
     force
         Damaged files are stored as opaque bytes.
     heals
@@ -75,7 +81,7 @@ class Request:
     verify: bool = False
     budget: float = BUDGET
     policy: Policy = field(default_factory=Policy)
-    tuning: Tuning | None = None
+    search: Search | None = None
     gradients: Mapping[str, npt.NDArray[np.float32]] = field(default_factory=dict)
     force: bool = False
     heals: bool = False
@@ -83,7 +89,7 @@ class Request:
     @property
     def is_hot(self) -> bool:
         """Whether the version is stored raw at first: not where evaluations or gradients decide how it is encoded."""
-        return self.policy.kept_hot > 0 and self.tuning is None and not self.gradients
+        return self.policy.kept_hot > 0 and self.search is None and not self.gradients
 
 
 def request_of(catalog: Catalog, options: IngestOptions) -> Request:
@@ -99,14 +105,17 @@ def request_of(catalog: Catalog, options: IngestOptions) -> Request:
         raise UsageError(f"The restore budget must be 1 or more, not {budget}.")
     run = DEFAULT_RUN if options.run is None else options.run
     said = policy_of(catalog, run)
-    asked = Policy.asked(
-        options.fidelity, options.scheme, options.quality, options.max_abs_error, options.max_rel_error
-    )
-    # Whoever asks for one coarse version wants few bytes, and at once.
-    kept = 0 if asked is not None and asked.is_coarse else said.hot
-    # What becomes of older versions is the run's, and not this version's.
+    asked = options.asked
+    # A caller that asks for one coarse version wants few bytes at once.
+    kept = said.hot if asked is None else 0 if asked.is_coarse and asked.hot is None else asked.hot
+    # The retention of older versions is the run's.
     policy = replace(asked or said, hot=kept if options.hot is None else options.hot, retention=Retention())
-    tuning = _tuning(policy, options)
+    if options.search is not None:
+        if asked is not None and not asked.is_coarse:
+            raise UsageError("A search finds a coarse setting; leave the exact policy out.")
+        if policy.is_bounded:
+            raise UsageError("Give an error bound or a search, not both.")
+        policy = replace(policy, fidelity="coarse")
     check_run(run)
     check_run_is_no_tag(catalog, run)
     return Request(
@@ -116,8 +125,8 @@ def request_of(catalog: Catalog, options: IngestOptions) -> Request:
         replace=options.replace,
         verify=options.verify,
         budget=budget,
-        policy=policy if tuning is None else replace(policy, fidelity="coarse"),
-        tuning=tuning,
+        policy=policy,
+        search=options.search,
         gradients=flat_gradients(options.gradients),
         force=options.force,
     )
@@ -173,18 +182,3 @@ def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
     except (TypeError, ValueError) as error:
         raise UsageError(f"Metrics must be plain numbers and strings ({error}).") from error
     return kept
-
-
-def _tuning(policy: Policy, options: IngestOptions) -> Tuning | None:
-    if options.evaluate is None:
-        if options.max_degradation is None and options.jobs == 1:
-            return None
-        if options.max_degradation is None:
-            raise UsageError(
-                "Jobs are evaluations that run at once; give an evaluation, as with --eval, or leave them."
-            )
-        raise UsageError("A tolerated degradation needs an evaluation that measures it; give one, as with --eval.")
-    if policy.is_bounded:
-        raise UsageError("Give an error bound or a tolerated degradation, not both.")
-    tolerance = TOLERANCE if options.max_degradation is None else options.max_degradation
-    return Tuning(options.evaluate, tolerance, options.maximise, options.jobs)

@@ -82,8 +82,8 @@ def _is_enough(repository: Repository, standing: VersionRow, request: Request) -
     if coarse is None or not policy.is_coarse:
         return coarse is None
     said = coarse.parameters if coarse.scheme == policy.scheme else {}
-    if request.tuning is not None:
-        return bool(said.get("degradation", inf) <= request.tuning.tolerance)
+    if request.search is not None:
+        return bool(said.get("degradation", inf) <= request.search.max_degradation)
     if policy.is_bounded:
         return all(said.get(name, inf) <= bound for name, bound in policy.parameters().items())
     return bool(said.get("quality", 0.0) <= policy.quality)

@@ -42,32 +42,39 @@ Evaluate = Callable[[Path], float]
 
 
 @dataclass(frozen=True, slots=True)
-class Tuning:
-    """What a user tolerates, and how it is measured.
+class Search:
+    """A search for the coarsest setting of a scheme that an evaluation of the model tolerates.
+
+    A version that no setting is good enough for is stored exactly.
 
     Attributes
     ----------
     evaluate
-        Given the path of a checkpoint (a file, or a directory where one was ingested), says how good the model is: a
-        loss, or with `maximise` an accuracy.
-    tolerance
-        By how much, as a part of what it says of the original, the result may be worse.
+        Takes the path of a checkpoint (a file, or a directory where one was ingested) and returns its loss, or with
+        `maximise` its accuracy.
+    max_degradation
+        Tolerated loss of quality, as a fraction of the original's evaluation.
     maximise
-        More is better.
+        Whether a higher evaluation is better.
     jobs
-        Evaluations that run at once; more than one are called by threads.
+        Number of evaluations that run at the same time, each in a thread. The result does not depend on it.
+
+    Raises
+    ------
+    UsageError
+        `jobs` is below 1, or `max_degradation` is negative or not finite.
     """
 
     evaluate: Evaluate
-    tolerance: float
+    max_degradation: float = TOLERANCE
     maximise: bool = False
     jobs: int = 1
 
     def __post_init__(self) -> None:
         if self.jobs < 1:
-            raise UsageError(f"There must be 1 or more jobs, not {self.jobs}.")
-        if not 0 <= self.tolerance < math.inf:
-            raise UsageError(f"The degradation must be 0 or more, not {self.tolerance}.")
+            raise UsageError(f"`jobs` must be 1 or more, not {self.jobs}.")
+        if not 0 <= self.max_degradation < math.inf:
+            raise UsageError(f"`max_degradation` must be 0 or more, not {self.max_degradation}.")
 
     def _value(self, path: Path) -> float:
         said = self.evaluate(path)
@@ -102,7 +109,7 @@ class Trials:
 
     Parameters
     ----------
-    tuning
+    search
         Evaluates them.
     reference
         What it says of the original.
@@ -110,15 +117,15 @@ class Trials:
         Writes the version under a policy below a directory, and returns its path there. Called by one thread alone.
     """
 
-    def __init__(self, tuning: Tuning, reference: float, written: Callable[[Policy, Path], Path]) -> None:
-        self._tuning = tuning
+    def __init__(self, search: Search, reference: float, written: Callable[[Policy, Path], Path]) -> None:
+        self._search = search
         self._reference = reference
         self._written = written
         self._begun: dict[Policy, Future[float]] = {}
 
     def __enter__(self) -> Self:
         self._scratch = TemporaryDirectory(prefix="ckstore-")
-        self._pool = ThreadPoolExecutor(self._tuning.jobs, thread_name_prefix="ckstore-trial")
+        self._pool = ThreadPoolExecutor(self._search.jobs, thread_name_prefix="ckstore-trial")
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -135,7 +142,7 @@ class Trials:
         """Begin with the first ones of what may be asked for, as many as may run; with one job nothing runs ahead."""
         for policy in policies:
             running = sum(not trial.done() for trial in self._begun.values())
-            if self._tuning.jobs == 1 or running == self._tuning.jobs:
+            if self._search.jobs == 1 or running == self._search.jobs:
                 return
             if policy not in self._begun:
                 self._begun[policy] = self._pool.submit(self._evaluated, *self._write(policy))
@@ -146,7 +153,7 @@ class Trials:
 
     def _evaluated(self, place: Path, path: Path) -> float:
         try:
-            return self._tuning.degradation(path, self._reference)
+            return self._search.degradation(path, self._reference)
         finally:
             shutil.rmtree(place)
 

@@ -7,18 +7,20 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from ckstore.policy import Policy
+
 if TYPE_CHECKING:
     import numpy.typing as npt
 
 #: Elements of a tensor: enough for an object of its own.
 _SHAPE = (256, 257)
 
-_RUNS: dict[str, dict[str, Any]] = {
-    "exact": {},
-    "lattice": {"fidelity": "coarse"},
-    "bounded": {"fidelity": "coarse", "max_rel_error": 0.01},
-    "lc": {"fidelity": "coarse", "scheme": "lc"},
-    "dynaquant": {"fidelity": "coarse", "scheme": "dynaquant"},
+_RUNS = {
+    "exact": Policy(),
+    "lattice": Policy("coarse"),
+    "bounded": Policy("coarse", max_rel_error=0.01),
+    "lc": Policy("coarse", scheme="lc"),
+    "dynaquant": Policy("coarse", scheme="dynaquant"),
 }
 
 
@@ -32,7 +34,6 @@ def warm_up() -> None:
     from ckstore.operations.request import IngestOptions
     from ckstore.operations.thin import thin
     from ckstore.operations.verify import verify
-    from ckstore.policy import Policy
     from ckstore.reading.stored_version import StoredVersion
     from ckstore.repository import Repository
     from ckstore.storage.catalog import Catalog
@@ -41,12 +42,12 @@ def warm_up() -> None:
         place = Path(directory)
         for step, arrays in enumerate(_checkpoints()):
             _write(place / f"step{step}.safetensors", arrays)
-        for run, options in _RUNS.items():
+        for run, policy in _RUNS.items():
             store = place / run  # One each: what one store has is not stored again.
             Catalog.create(store).close()
             with Repository(store) as repository:
                 for path in sorted(place.glob("step*")):
-                    ingest(repository, path, IngestOptions(run=run, hot=0, **options))
+                    ingest(repository, path, IngestOptions(run=run, hot=0, policy=policy))
                 if run == "exact":
                     thin(repository, repository.catalog.versions()[:2], Policy("coarse"))
                 verify(repository, [StoredVersion(repository, row) for row in repository.catalog.versions()])

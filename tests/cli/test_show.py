@@ -6,6 +6,7 @@ import hashlib
 from pathlib import Path
 
 from ckstore import init as init_store
+from ckstore.policy import Policy
 from tests.checkpoints import draw
 from tests.coarse_checks import stored
 
@@ -52,7 +53,7 @@ def test_unknown(ckstore, filled: Path) -> None:
 
 def test_what_a_codebook_keeps_aside_counts(tmp_path: Path) -> None:
     with init_store(tmp_path / "store") as store:
-        version = stored(store, {"w": draw(300, 256)}, scheme="dynaquant")
+        version = stored(store, {"w": draw(300, 256)}, policy=Policy("coarse", scheme="dynaquant"))
         said = version.storage()
         record = store.resolver.lattice(version.document.objects[0][0])
         assert said["codebook"] == 1

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ckstore
+from ckstore.policy import Policy
 from tests.checkpoints import draw, scratch
 from tests.coarse_checks import check_deviations, same_bits, stored, values_of, wide
 
@@ -198,7 +199,7 @@ def test_no_element_is_off_by_more_than_the_bound(
             given_ones = {name: tensor.to(dtype) for name, tensor in tensors.items()}
             sizes = {name: float(np.sqrt(np.mean(wide(tensor) ** 2))) for name, tensor in given_ones.items()}
             bound = {"max_rel_error": 10.0**tightness} if relative else {"max_abs_error": scale * 10.0**tightness}
-            version = stored(store, given_ones, step=step, **bound)
+            version = stored(store, given_ones, step=step, policy=Policy("coarse", **bound))
             check_deviations(version, given_ones, values_of(version))
             for name, tensor in given_ones.items():
                 allowed = 10.0**tightness * sizes[name] if relative else scale * 10.0**tightness
@@ -211,15 +212,17 @@ def test_a_bound_is_used_up(store: ckstore.Store) -> None:
     """What may be lost is lost: within a factor of two, steps being powers of two."""
     weight = draw(*SHAPE)
     for bound in (1e-2, 3e-3):
-        said = stored(store, {"w": weight}, run=str(bound), max_abs_error=bound).deviations()["w"]
+        said = stored(store, {"w": weight}, run=str(bound), policy=Policy("coarse", max_abs_error=bound)).deviations()[
+            "w"
+        ]
         assert bound / 2.01 <= said.max_abs <= bound
 
 
 def test_the_tighter_of_two_bounds_counts(store: ckstore.Store) -> None:
     weight = draw(*SHAPE, scale=10.0)
-    version = stored(store, {"w": weight}, max_abs_error=1.0, max_rel_error=1e-3)
+    version = stored(store, {"w": weight}, policy=Policy("coarse", max_abs_error=1.0, max_rel_error=1e-3))
     assert version.deviations()["w"].max_abs <= 1e-2
-    version = stored(store, {"w": weight}, run="b", max_abs_error=1e-3, max_rel_error=1e-2)
+    version = stored(store, {"w": weight}, run="b", policy=Policy("coarse", max_abs_error=1e-3, max_rel_error=1e-2))
     assert version.deviations()["w"].max_abs <= 1e-3
 
 
@@ -227,18 +230,18 @@ def test_a_relative_bound_is_of_the_whole_tensor_and_not_of_its_parts(store: cks
     """The second part's own values are a thousandth of the tensor's: it may be rounded to nothing."""
     tensor = draw(1, 4096).expand(1040, 4096).clone()
     tensor[1024:] *= 1e-3
-    version = stored(store, {"w": tensor}, max_rel_error=0.01)
+    version = stored(store, {"w": tensor}, policy=Policy("coarse", max_rel_error=0.01))
     assert torch.count_nonzero(version["w"].torch()[1024:]) == 0
     # And where it is the first that is small, the bound is not looser for the second.
     tensor = tensor.flip(0).contiguous()
     size = float(wide(tensor[:]).std())
-    version = stored(store, {"w": tensor}, run="b", max_rel_error=0.01)
+    version = stored(store, {"w": tensor}, run="b", policy=Policy("coarse", max_rel_error=0.01))
     assert version.deviations()["w"].max_abs <= 0.01 * size * 1.01
 
 
 @pytest.mark.parametrize("bound", [5e-324, 1e-300, 1e300, 1.7e308])
 def test_bounds_beyond_reason_are_kept_too(store: ckstore.Store, bound: float) -> None:
     weight = draw(*SHAPE)
-    version = stored(store, {"w": weight}, max_abs_error=bound)
+    version = stored(store, {"w": weight}, policy=Policy("coarse", max_abs_error=bound))
     assert np.abs(wide(version["w"].torch()) - wide(weight)).max() <= bound
     assert version.fidelity == ("exact" if bound < 1 else "coarse")

@@ -10,6 +10,7 @@ import torch
 
 import ckstore
 from ckstore.errors import UsageError
+from ckstore.policy import Policy
 
 ROWS = 300
 
@@ -28,10 +29,10 @@ def test_what_has_no_gradient_is_pruned_first(store: ckstore.Store) -> None:
     gradient = torch.ones(ROWS, 256)
     gradient[: ROWS // 3] = 1e-6
     values = {"model": {"w": weight()}}
-    kept = {"scheme": "dynaquant", "quality": 3}
+    policy = Policy("coarse", "dynaquant", 3)
     with store:
-        by_gradient = store.ingest(values, run="gradient", gradients={"model/w": gradient}, **kept).version
-        by_size = store.ingest({"model": {"w": weight() + 0}, "n": 1}, run="size", **kept).version
+        by_gradient = store.ingest(values, run="gradient", gradients={"model/w": gradient}, policy=policy).version
+        by_size = store.ingest({"model": {"w": weight() + 0}, "n": 1}, run="size", policy=policy).version
         pruned = np.asarray(store[by_gradient.number]["model/w"][:]) == 0
         by_magnitude = np.asarray(store[by_size.number]["model/w"][:]) == 0
         # Elsewhere the elements nearest to the level 0 take it.
@@ -43,4 +44,9 @@ def test_what_has_no_gradient_is_pruned_first(store: ckstore.Store) -> None:
 @pytest.mark.parametrize("gradient", [torch.ones(7), np.ones((ROWS, 2)), "none", [None]])
 def test_gradients_that_do_not_fit_are_refused(store: ckstore.Store, gradient: object) -> None:
     with store, pytest.raises(UsageError, match="gradient of model/w"):
-        store.ingest({"model": {"w": weight()}}, run="r", scheme="dynaquant", gradients={"model/w": gradient})
+        store.ingest(
+            {"model": {"w": weight()}},
+            run="r",
+            gradients={"model/w": gradient},
+            policy=Policy("coarse", scheme="dynaquant"),
+        )

@@ -45,7 +45,7 @@ def runs(
             path = tmp_path_factory.mktemp(f"{scheme}-{name}") / "store"
             with ckstore.init(path) as store:
                 for file in files[:4]:
-                    store.ingest(file, run=name, fidelity="coarse", scheme=scheme)
+                    store.ingest(file, run=name, policy=Policy("coarse", scheme=scheme))
             made[f"{scheme}-{name}"] = path, files[:4]
     return made
 
@@ -155,7 +155,7 @@ def test_lc_errors_do_not_grow_over_a_run(dtype: torch.dtype, place: Path) -> No
         for step in range(20):
             weight += drift + torch.randn(300, 300, generator=generator) * 0.03
             tree = {"weight": weight.to(dtype)}
-            row = store.ingest(tree, run="r", step=step, fidelity="coarse", scheme="lc").version
+            row = store.ingest(tree, run="r", step=step, policy=Policy("coarse", scheme="lc")).version
             assert row.cost <= 2
             [(record, unit)] = codebooks(store[row.number]).values()
             found = store[row.number]["weight"].torch()
@@ -229,7 +229,9 @@ def test_embeddings_have_levels_of_their_own(place: Path) -> None:
     tree = {name: torch.randn(300, 256, generator=draw) for name in names}
     with ckstore.init(place / "store") as store:
         for quality, levels in ((1.0, (32, 32)), (2.0, (32, 16)), (5.0, (16, 6))):
-            row = store.ingest(tree, run=f"q{quality}", scheme="dynaquant", quality=quality).version
+            row = store.ingest(
+                tree, run=f"q{quality}", policy=Policy("coarse", scheme="dynaquant", quality=quality)
+            ).version
             there = codebooks(store[row.number])
             for name, count in zip(names, levels, strict=True):
                 found = np.unique(store.reader.indices(there[name][0], 0))
@@ -308,7 +310,7 @@ def test_views_hold_what_is_restored(runs: dict[str, tuple[Path, list[Path]]], n
 def test_one_shot(scheme: Any, gpt_run: list[Path], place: Path) -> None:
     """A version without parent stands by itself, and is as good as the scheme is."""
     with ckstore.init(place / "store") as store:
-        row = store.ingest(gpt_run[-1], run="r", fidelity="coarse", scheme=scheme, verify=True).version
+        row = store.ingest(gpt_run[-1], run="r", verify=True, policy=Policy("coarse", scheme=scheme)).version
         assert (row.depth, row.base) == (0, True)
         assert all(record.base is None for record, _ in codebooks(store[row.number]).values())
         off = store[row.number].deviations()
@@ -316,7 +318,7 @@ def test_one_shot(scheme: Any, gpt_run: list[Path], place: Path) -> None:
         worst = max(off[path].relative for path in off if path.startswith("model/"))
         assert worst < (0.07 if scheme == "lc" else 0.15)
         # Through the one bits are read of every element; the other spends next to nothing on what stays.
-        again = store.ingest(gpt_run[-1], run="s", fidelity="coarse", scheme=scheme).version
+        again = store.ingest(gpt_run[-1], run="s", policy=Policy("coarse", scheme=scheme)).version
         assert again.stored_bytes < row.stored_bytes * 1.01
 
 
@@ -324,7 +326,7 @@ def test_another_scheme_starts_a_base(gpt_run: list[Path], place: Path) -> None:
     with ckstore.init(place / "store") as store:
         order: list[Any] = ["lattice", "lc", "dynaquant", "lattice", "lc"]
         for scheme, path in zip(order, gpt_run, strict=False):
-            store.ingest(path, run="r", fidelity="coarse", scheme=scheme)
+            store.ingest(path, run="r", policy=Policy("coarse", scheme=scheme))
         for row, scheme in zip(store.versions(), order, strict=True):
             version = store[row.number]
             found = codebooks(version)
@@ -342,9 +344,9 @@ def test_another_scheme_starts_a_base(gpt_run: list[Path], place: Path) -> None:
 def test_a_quantised_version_after_an_exact_one(scheme: Any, gpt_run: list[Path], place: Path) -> None:
     with ckstore.init(place / "store") as store:
         store.ingest(gpt_run[0], run="r")
-        row = store.ingest(gpt_run[1], run="r", fidelity="coarse", scheme=scheme).version
+        row = store.ingest(gpt_run[1], run="r", policy=Policy("coarse", scheme=scheme)).version
         assert all(record.base is None for record, _ in codebooks(store[row.number]).values())
-        row = store.ingest(gpt_run[2], run="r", fidelity="coarse", scheme=scheme).version
+        row = store.ingest(gpt_run[2], run="r", policy=Policy("coarse", scheme=scheme)).version
         assert any(record.base is not None for record, _ in codebooks(store[row.number]).values())
         report = store.ingest(gpt_run[1], run="r")
         assert report.version.fidelity == "exact"
@@ -366,7 +368,7 @@ def test_odd_values(scheme: Any, dtype: torch.dtype, place: Path) -> None:
         for step in range(3):
             tree = {name: (tensor * (1 + step / 64)).to(dtype) for name, tensor in tensors.items()}
             number = store.ingest(
-                tree, run="r", step=step, fidelity="coarse", scheme=scheme, verify=True
+                tree, run="r", step=step, verify=True, policy=Policy("coarse", scheme=scheme)
             ).version.number
             version = store[number]
             assert same_bits(version["nan"].torch(), tree["nan"])
@@ -411,7 +413,7 @@ def test_a_run_goes_on_after_its_parent_was_damaged(
             tensor, (record, _) = next(iter(codebooks(store[4]).items()))
         damaged(path, record, record.offset + 50)
         with ckstore.open(path) as store:
-            row = store.ingest(cnn_run[4], run="cnn", fidelity="coarse", scheme=scheme).version
+            row = store.ingest(cnn_run[4], run="cnn", policy=Policy("coarse", scheme=scheme)).version
             assert row.parent == 4
             found = codebooks(store[row.number])
             assert found[tensor][0].base is None

@@ -103,7 +103,7 @@ def test_coarse_values_come_in_a_sound_archive(tmp_path: Path) -> None:
     policy, optimizer = states()
     (tmp_path / "in.zip").write_bytes(learner_bytes(policy, optimizer))
     with ckstore.init(tmp_path / "store") as store:
-        store.ingest(tmp_path / "in.zip", run="a", fidelity="coarse")
+        store.ingest(tmp_path / "in.zip", run="a", policy="coarse")
         version = store["latest"]
         version.checkout(tmp_path / "out.zip")
         assert list(version.state_dict()) == ["policy", "policy.optimizer"]

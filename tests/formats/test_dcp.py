@@ -160,7 +160,7 @@ def test_compressed_items_stay_bytes(store: ckstore.Store, tmp_path: Path) -> No
 
 def test_coarse_versions(saved: Path, store: ckstore.Store, tmp_path: Path) -> None:
     """Deviations are those of whole tensors, and torch reads what is checked out."""
-    store.ingest(saved / "cut-2", run="a", fidelity="coarse")
+    store.ingest(saved / "cut-2", run="a", policy="coarse")
     version = store["a@7"]
     off = version.deviations()
     assert {"rows", "columns", "large", "half"} <= off.keys()

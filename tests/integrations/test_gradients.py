@@ -15,6 +15,8 @@ from torch import nn
 import ckstore
 from ckstore import GradientAccumulator
 from ckstore.errors import UsageError
+from ckstore.operations.tuning import Search
+from ckstore.policy import Policy
 
 Batches = list[torch.Tensor]
 
@@ -198,7 +200,9 @@ def test_a_training_loop_tells_which_weights_matter(tmp_path: Path) -> None:
     """With SGD nothing else does."""
     state, accumulator = trained()
     with ckstore.init(tmp_path / "store") as store:
-        store.ingest(state, run="sgd", scheme="dynaquant", quality=3, gradients=accumulator.gradients())
+        store.ingest(
+            state, run="sgd", gradients=accumulator.gradients(), policy=Policy("coarse", scheme="dynaquant", quality=3)
+        )
         pruned = np.asarray(store["sgd@4"]["model/weight"][:]) == 0
     assert pruned[:100].mean() > pruned[100:].mean() + 0.4
 
@@ -211,7 +215,13 @@ def test_the_search_has_no_metric_where_nothing_tells_sensitivity(tmp_path: Path
     for name, gradients in (("with", accumulator.gradients()), ("without", None)):
         with ckstore.init(tmp_path / name) as store:
             for checkpoint in (state, later):
-                store.ingest(checkpoint, run="sgd", scheme="dynaquant", evaluate=lambda path: 1.0, gradients=gradients)
+                store.ingest(
+                    checkpoint,
+                    run="sgd",
+                    gradients=gradients,
+                    policy=Policy("coarse", scheme="dynaquant"),
+                    search=Search(lambda path: 1.0),
+                )
             coarse = store["sgd@8"].document.coarse
             assert coarse is not None
             evaluations[name] = coarse.parameters["evaluations"]
@@ -224,4 +234,4 @@ def test_gradients_by_other_paths_than_the_states_are_refused(tmp_path: Path) ->
     state, accumulator = trained()
     wrong = {path.removeprefix("model/"): gradient for path, gradient in accumulator.gradients().items()}
     with ckstore.init(tmp_path / "store") as store, pytest.raises(UsageError, match="such as model/weight"):
-        store.ingest(state, run="sgd", scheme="dynaquant", gradients=wrong)
+        store.ingest(state, run="sgd", gradients=wrong, policy=Policy("coarse", scheme="dynaquant"))

@@ -246,7 +246,7 @@ def test_versions_that_share_raw_objects(directory: Path) -> None:
             path = directory / f"{fidelity}{''.join(map(str, order))}"
             with ckstore.init(path) as store:
                 for number, run in enumerate(("a", "b", "c")):
-                    store.ingest({**state(1), "step": number}, run=run, step=1, hot=1, fidelity=fidelity)
+                    store.ingest({**state(1), "step": number}, run=run, step=1, hot=1, policy=fidelity)
                 for number in order:
                     store.compact([number])
                     assert store.verify().problems == []
@@ -301,7 +301,7 @@ def test_a_hot_version_under_a_coarse_policy_becomes_coarse(directory: Path) -> 
         for step in range(3):
             row = store.ingest(state(step), run="r", step=step).version
             assert (row.hot, row.fidelity) == (True, "exact")
-            cold.ingest(state(step), run="r", step=step, fidelity="coarse")
+            cold.ingest(state(step), run="r", step=step, policy="coarse")
         store.compact()
         assert [row.fidelity for row in store.versions()] == ["coarse"] * 3
         assert raw_packs(store) == []

@@ -197,7 +197,7 @@ def test_only_what_was_coarse_goes(directory: Path) -> None:
     with ckstore.init(directory / "store") as store:
         counters = {"n": torch.arange(100_000)}
         moments = {"m": torch.randn(300, 256)}
-        store.ingest({"model": counters, "optimizer": moments}, run="a", step=0, fidelity="coarse")
+        store.ingest({"model": counters, "optimizer": moments}, run="a", step=0, policy="coarse")
         assert store["a@0"].fidelity == "coarse"
         drop(store.repository, store.versions(), OPTIMIZER)
         assert store["a@0"].fidelity == store["a@0"].row.fidelity == "exact"

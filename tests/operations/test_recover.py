@@ -21,6 +21,7 @@ import ckstore
 from ckstore.errors import CkstoreError, ConflictError, LockedError
 from ckstore.operations.commit import Change
 from ckstore.operations.recover import recover
+from ckstore.operations.tuning import Search
 from ckstore.storage import durable, log, manifest
 from ckstore.storage.catalog import Catalog
 from ckstore.storage.catalog_replacement import replace_catalog
@@ -509,7 +510,7 @@ def test_a_search_that_is_killed_leaves_no_version(tmp_path: Path, monkeypatch: 
         store.ingest(moving(0), run="a", step=0)
         committed = set((path / "packs").iterdir())
         with pytest.raises(KeyboardInterrupt):
-            store.ingest(moving(1), run="a", step=0, replace=True, max_degradation=0.01, evaluate=evaluate)
+            store.ingest(moving(1), run="a", step=0, replace=True, search=Search(evaluate, 0.01))
     left = set((path / "packs").iterdir()) - committed
     assert left
     for _ in range(2):

@@ -359,7 +359,7 @@ def test_the_same_file_makes_it_exact_again(path: Path, series: list[Path], dire
             store.thin(["a@3"])
             if collected:
                 store.gc(grace=0)
-            assert not store.ingest(series[3], run="a", fidelity="coarse").is_new
+            assert not store.ingest(series[3], run="a", policy="coarse").is_new
             row = store.ingest(series[3], run="a").version
             assert (row.fidelity, row.parent, store["best"].row.number) == ("exact", 3, row.number)
             assert (row.stored_bytes > 100_000) == collected
@@ -378,7 +378,7 @@ def test_a_run_goes_on_after_a_thinned_version(path: Path, series: list[Path], c
         assert (exact.parent, exact.fidelity) == (6, "exact")
         torch.save(state(7), path.parent / "step7.pt")
         store.thin(["a@6"])
-        coarse = store.ingest(path.parent / "step7.pt", run="a", fidelity="coarse", verify=True).version
+        coarse = store.ingest(path.parent / "step7.pt", run="a", verify=True, policy="coarse").version
         assert coarse.parent == exact.number
         assert coarse.depth > 0
         assert coarse.stored_bytes < exact.original_bytes / 10

@@ -21,6 +21,7 @@ from ckstore.operations import missing as missing_module
 from ckstore.operations import transfer as transfer_module
 from ckstore.operations.recover import recover
 from ckstore.operations.transfer import TransferReport, transfer
+from ckstore.policy import Policy
 from ckstore.repository import Repository
 from tests.checkpoints import change_pack, described, draw, flip, listing, lose_catalog, pack_bytes, scratch, sha256
 from tests.crafted import CraftedStore
@@ -76,10 +77,10 @@ def origin() -> Iterator[Path]:
             ingest("fork", 5, state(4) | {"lr": 0.1}, parent="gpt@4")
             ingest("fork", 6, state(5) | {"lr": 0.2})
             for step in range(3):
-                ingest("coarse", step, state(step, seed=7), fidelity="coarse")
+                ingest("coarse", step, state(step, seed=7), policy="coarse")
             for step in range(2):
-                ingest("dynaquant", step, state(step, seed=8), scheme="dynaquant")
-            ingest("lc", 0, state(0, seed=9), scheme="lc")
+                ingest("dynaquant", step, state(step, seed=8), policy=Policy("coarse", scheme="dynaquant"))
+            ingest("lc", 0, state(0, seed=9), policy=Policy("coarse", scheme="lc"))
             tree = directory / "in" / "tree@1"
             (tree / "sub").mkdir(parents=True)
             torch.save(state(1), tree / "sub" / "model.pt")

@@ -15,7 +15,7 @@ import torch
 import ckstore
 from ckstore.codecs.schemes.dynaquant import DynaQuantSettings
 from ckstore.errors import UsageError
-from ckstore.operations.tuning import LC_QUALITIES, QUALITIES, Tuning, search_space
+from ckstore.operations.tuning import LC_QUALITIES, QUALITIES, Search, search_space
 from ckstore.policy import Policy
 from ckstore.repository import Repository
 from ckstore.storage import root
@@ -78,7 +78,9 @@ def test_what_is_stored_is_within_the_tolerance(
     for step in range(3):
         model, path = Model(step), saved(place, step)
         before = store.catalog.last_number()
-        row = store.ingest(path, run="r", scheme=scheme, max_degradation=tolerance, evaluate=model).version
+        row = store.ingest(
+            path, run="r", policy=Policy("coarse", scheme=scheme), search=Search(model, tolerance)
+        ).version
         evaluations = len(model.said) - 1
         assert model.said[0] == 1, "the original comes first"
         assert set(model.names) == {path.name}
@@ -105,12 +107,12 @@ def test_the_most_aggressive_quality_that_is_tolerated_is_found(place: Path) -> 
     fits = {}
     with ckstore.init(place / "all") as other:
         for quality in QUALITIES:
-            row = other.ingest(path, run=f"q{quality}", fidelity="coarse", quality=quality).version
+            row = other.ingest(path, run=f"q{quality}", policy=Policy("coarse", quality=quality)).version
             other[row.number].checkout(place / "out.pt", force=True)
             fits[quality] = Model(0)(place / "out.pt") - 1
     for tolerance in (0.05, 0.3, 1e9):
         with ckstore.init(place / f"t{tolerance}") as store:
-            row = store.ingest(path, run="r", max_degradation=tolerance, evaluate=Model(0)).version
+            row = store.ingest(path, run="r", search=Search(Model(0), tolerance)).version
             said = store[row.number].document.coarse
         best = max(quality for quality, degradation in fits.items() if degradation <= tolerance)
         assert said is not None
@@ -122,7 +124,7 @@ def test_what_is_tolerated_no_more_is_refined_from_the_last_choice(store: ckstor
     chosen = []
     for step, tolerance in enumerate((0.5, 0.5, 0.05)):
         model = Model(step)
-        row = store.ingest(saved(place, step), run="r", max_degradation=tolerance, evaluate=model).version
+        row = store.ingest(saved(place, step), run="r", search=Search(model, tolerance)).version
         said = store[row.number].document.coarse
         assert said is not None
         chosen.append((said.parameters["quality"], len(model.said) - 1))
@@ -133,7 +135,7 @@ def test_what_is_tolerated_no_more_is_refined_from_the_last_choice(store: ckstor
 
 def test_nothing_is_tolerated(store: ckstore.Store, place: Path) -> None:
     path, model = saved(place, 0), Model(0)
-    report = store.ingest(path, run="r", max_degradation=0.0, evaluate=model)
+    report = store.ingest(path, run="r", search=Search(model, 0.0))
     assert report.is_new
     assert (report.version.fidelity, report.version.number) == ("exact", 1)
     store["r"].checkout(place / "out.pt")
@@ -141,17 +143,17 @@ def test_nothing_is_tolerated(store: ckstore.Store, place: Path) -> None:
     assert store["r"].document.coarse is None
     assert len(model.said) <= 6
     model = Model(0)
-    assert not store.ingest(path, run="r", step=0, max_degradation=0.0, evaluate=model).is_new or model.said
+    assert not store.ingest(path, run="r", step=0, search=Search(model, 0.0)).is_new or model.said
 
 
 def test_an_accuracy_is_the_better_the_higher_it_is(store: ckstore.Store, place: Path) -> None:
     model = Model(0, accuracy=True)
-    row = store.ingest(saved(place, 0), run="up", max_degradation=0.1, evaluate=model, maximise=True).version
+    row = store.ingest(saved(place, 0), run="up", search=Search(model, 0.1, maximise=True)).version
     said = store[row.number].document.coarse
     assert said is not None
     assert 0 < said.parameters["degradation"] <= 0.1
     # Taken for a loss, everything is an improvement.
-    row = store.ingest(saved(place, 0), run="down", max_degradation=0.1, evaluate=Model(0, accuracy=True)).version
+    row = store.ingest(saved(place, 0), run="down", search=Search(Model(0, accuracy=True), 0.1)).version
     other = store[row.number].document.coarse
     assert other is not None
     assert other.parameters["quality"] == QUALITIES[-1] > said.parameters["quality"]
@@ -162,11 +164,11 @@ def test_an_accuracy_is_the_better_the_higher_it_is(store: ckstore.Store, place:
 def test_a_result_that_is_no_number_is_not_tolerated(store: ckstore.Store, place: Path, value: float) -> None:
     """Of a trial; of the original it is an error."""
     values = iter([1.0])
-    row = store.ingest(saved(place, 0), run="r", max_degradation=1e9, evaluate=lambda path: next(values, value)).version
+    row = store.ingest(saved(place, 0), run="r", search=Search(lambda path: next(values, value), 1e9)).version
     assert row.fidelity == "exact"
     before = listing(store.place)
     with pytest.raises(UsageError, match="finite"):
-        store.ingest(saved(place, 1), run="r", max_degradation=1e9, evaluate=lambda path: value)
+        store.ingest(saved(place, 1), run="r", search=Search(lambda path: value, 1e9))
     assert listing(store.place) == before
     assert store.catalog.reservations() == []
 
@@ -174,7 +176,7 @@ def test_a_result_that_is_no_number_is_not_tolerated(store: ckstore.Store, place
 def test_a_reference_of_zero(store: ckstore.Store, place: Path) -> None:
     """Nothing is a part of 0: the difference itself is what is tolerated."""
     model = Model(0)
-    row = store.ingest(saved(place, 0), run="r", max_degradation=0.3, evaluate=lambda path: model(path) - 1).version
+    row = store.ingest(saved(place, 0), run="r", search=Search(lambda path: model(path) - 1, 0.3)).version
     said = store[row.number].document.coarse
     assert said is not None
     assert 0 < said.parameters["degradation"] <= 0.3
@@ -197,7 +199,7 @@ def test_trials_leave_nothing(store: ckstore.Store, place: Path, monkeypatch: py
         seen.append((len(packs_of(store.place)), len(store.catalog.leases())))
         return model(path)
 
-    row = store.ingest(saved(place, 1), run="r", max_degradation=0.1, evaluate=evaluate).version
+    row = store.ingest(saved(place, 1), run="r", search=Search(evaluate, 0.1)).version
     assert row.number == 2
     assert {files for files, _ in seen} == {seen[0][0]}, "a trial has gone when it is evaluated"
     assert {leases for _, leases in seen} == {1}
@@ -220,7 +222,7 @@ def test_an_evaluation_that_fails(store: ckstore.Store, place: Path, call: int) 
         return model(path)
 
     with pytest.raises(ZeroDivisionError):
-        store.ingest(saved(place, 0), run="r", max_degradation=0.1, evaluate=evaluate)
+        store.ingest(saved(place, 0), run="r", search=Search(evaluate, 0.1))
     assert listing(store.place) == before
     assert (store.versions(), store.catalog.reservations(), store.catalog.leases()) == ([], [], [])
     assert store.ingest(saved(place, 0), run="r").is_new
@@ -241,7 +243,7 @@ def test_what_is_evaluated_is_what_a_checkout_writes(store: ckstore.Store, place
         seen.append(described(path))
         return 1.0
 
-    row = store.ingest(tree, run="r", max_degradation=0.1, evaluate=evaluate).version
+    row = store.ingest(tree, run="r", search=Search(evaluate, 0.1)).version
     assert row.fidelity == "coarse"
     assert [{name: entry[0] for name, entry in found.items()} for found in seen] == [
         {name: entry[0] for name, entry in described(tree).items()}
@@ -253,15 +255,15 @@ def test_what_is_evaluated_is_what_a_checkout_writes(store: ckstore.Store, place
 
 def test_a_state_dict_in_memory(store: ckstore.Store) -> None:
     model = Model(0)
-    row = store.ingest(weights(0), run="r", max_degradation=0.1, evaluate=model).version
+    row = store.ingest(weights(0), run="r", search=Search(model, 0.1)).version
     assert row.fidelity == "coarse"
     assert model.said[0] == 1
     assert len(set(model.names)) == 1
 
 
 def test_without_a_bound_a_twentieth_is_tolerated(store: ckstore.Store, place: Path) -> None:
-    row = store.ingest(saved(place, 0), run="default", evaluate=Model(0)).version
-    same = store.ingest(saved(place, 0), run="said", max_degradation=0.05, evaluate=Model(0)).version
+    row = store.ingest(saved(place, 0), run="default", search=Search(Model(0))).version
+    same = store.ingest(saved(place, 0), run="said", search=Search(Model(0), 0.05)).version
     said, expected = (store[one.number].document.coarse for one in (row, same))
     assert said is not None
     assert expected is not None
@@ -283,7 +285,11 @@ def test_of_settings_that_are_tolerated_the_smallest_version_is_stored(store: ck
             taken[metric] = other.ingest(tree, run="r", gradients={"model/w": gradient}).version.stored_bytes
     assert abs(taken["magnitude"] - taken["sensitivity"]) > 1000
     row = store.ingest(
-        tree, run="r", scheme="dynaquant", evaluate=lambda path: 1.0, gradients={"model/w": gradient}
+        tree,
+        run="r",
+        gradients={"model/w": gradient},
+        policy=Policy("coarse", scheme="dynaquant"),
+        search=Search(lambda path: 1.0),
     ).version
     said = store[row.number].document.coarse
     assert said is not None
@@ -302,9 +308,12 @@ def test_gradients_that_are_noise_do_not_hold_the_search(store: ckstore.Store) -
         # What has no gradient at all makes sensitivity the better one at first.
         gradient[200:] *= min(step, 1)
         row = store.ingest(
-            {"model": {"w": weight}, "step": step}, run="r", scheme="dynaquant", evaluate=lambda path: 1.0,
+            {"model": {"w": weight}, "step": step},
+            run="r",
             gradients={"model/w": gradient},
-        ).version  # fmt: skip
+            policy=Policy("coarse", scheme="dynaquant"),
+            search=Search(lambda path: 1.0),
+        ).version
         coarse = store["r"].document.coarse
         assert coarse is not None
         metrics.append(coarse.parameters["metric"])
@@ -321,19 +330,26 @@ def test_gradients_that_are_noise_do_not_hold_the_search(store: ckstore.Store) -
 @pytest.mark.parametrize(
     ("options", "hint"),
     [
-        ({"max_degradation": 0.1}, "needs an evaluation"),
-        ({"max_degradation": -0.1, "evaluate": lambda path: 1.0}, "0 or more"),
-        ({"max_degradation": math.nan, "evaluate": lambda path: 1.0}, "0 or more"),
-        ({"max_degradation": math.inf, "evaluate": lambda path: 1.0}, "0 or more"),
-        ({"max_degradation": 0.1, "evaluate": lambda path: 1.0, "max_abs_error": 1e-3}, "not both"),
+        ({"max_degradation": -0.1}, "0 or more"),
+        ({"max_degradation": math.nan}, "0 or more"),
+        ({"max_degradation": math.inf}, "0 or more"),
+        ({"jobs": 0}, "`jobs` must be 1 or more"),
     ],
 )
-def test_what_contradicts_itself_is_refused(
-    store: ckstore.Store, place: Path, options: dict[str, Any], hint: str
+def test_a_search_out_of_bounds_is_refused(options: dict[str, Any], hint: str) -> None:
+    with pytest.raises(UsageError, match=hint):
+        Search(lambda path: 1.0, **options)
+
+
+@pytest.mark.parametrize(
+    ("policy", "hint"), [(Policy("coarse", max_abs_error=1e-3), "not both"), ("exact", "leave the exact policy out")]
+)
+def test_a_search_that_contradicts_the_policy_is_refused(
+    store: ckstore.Store, place: Path, policy: Any, hint: str
 ) -> None:
     with pytest.raises(UsageError, match=hint):
-        store.ingest(saved(place, 0), run="r", **options)
-    assert store.versions() == []
+        store.ingest(saved(place, 0), run="r", policy=policy, search=Search(lambda path: 1.0))
+    assert len(store) == 0
 
 
 def test_search_spaces() -> None:
@@ -349,8 +365,6 @@ def test_search_spaces() -> None:
     cube = search_space(Policy("coarse", "dynaquant"), known=False)
     assert len(cube.settings) == 216
     assert {policy.settings.metric for policy in cube.settings.values() if policy.settings} == {"magnitude"}
-    with pytest.raises(UsageError):
-        Tuning(lambda path: 1.0, -1.0)
 
 
 # Several evaluations at once
@@ -365,7 +379,10 @@ def test_several_jobs_come_to_what_one_does(place: Path, scheme: Any) -> None:
             for step, tolerance in enumerate((0.3, 0.3, 0.05)):
                 model = Model(step)
                 row = store.ingest(
-                    saved(place, step), run="r", scheme=scheme, max_degradation=tolerance, evaluate=model, jobs=jobs
+                    saved(place, step),
+                    run="r",
+                    policy=Policy("coarse", scheme=scheme),
+                    search=Search(model, tolerance, jobs=jobs),
                 ).version
                 coarse = store[row.number].document.coarse
                 chosen.append(None if coarse is None else coarse.parameters)
@@ -390,7 +407,7 @@ def test_evaluations_run_at_once(store: ckstore.Store, place: Path) -> None:
             together.abort()
         return model(path)
 
-    store.ingest(saved(place, 0), run="r", max_degradation=0.1, evaluate=evaluate, jobs=3)
+    store.ingest(saved(place, 0), run="r", search=Search(evaluate, 0.1, jobs=3))
     assert original.acquire(blocking=False), "three waited for one another"
     assert len(model.said) > 1
 
@@ -407,14 +424,8 @@ def test_what_is_evaluated_ahead_and_not_asked_for_may_fail(store: ckstore.Store
             raise ZeroDivisionError
         return 1.0
 
-    store.ingest(saved(place, 0), run="r", max_degradation=0.1, evaluate=evaluate, jobs=13)
+    store.ingest(saved(place, 0), run="r", search=Search(evaluate, 0.1, jobs=13))
     said = store["r"].document.coarse
     assert said is not None
     assert said.parameters["quality"] == QUALITIES[-1]
     assert gentle.is_set()
-
-
-def test_jobs_that_cannot_be(store: ckstore.Store, place: Path) -> None:
-    for options, hint in (({"jobs": 0, "evaluate": Model(0)}, "1 or more jobs"), ({"jobs": 2}, "give an evaluation")):
-        with pytest.raises(UsageError, match=hint):
-            store.ingest(saved(place, 0), run="r", **options)  # type: ignore[arg-type]

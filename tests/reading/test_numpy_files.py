@@ -140,7 +140,7 @@ def test_a_state_dict_has_the_tensors(arrays: dict[str, np.ndarray], tmp_path: P
 def test_coarse_values_come_in_a_sound_archive(arrays: dict[str, np.ndarray], tmp_path: Path) -> None:
     np.savez(tmp_path / "w.npz", **arrays)
     with ckstore.init(tmp_path / "store") as store:
-        store.ingest(tmp_path / "w.npz", run="a", step=1, fidelity="coarse")
+        store.ingest(tmp_path / "w.npz", run="a", step=1, policy="coarse")
         store["latest"].checkout(tmp_path / "out.npz")
     assert sha256(tmp_path / "out.npz") != sha256(tmp_path / "w.npz")
     with np.load(tmp_path / "out.npz") as found:  # which compares the CRCs

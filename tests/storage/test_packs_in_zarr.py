@@ -15,6 +15,7 @@ import ckstore
 from ckstore.codecs.lattice import floats
 from ckstore.objects.identity import array_name
 from ckstore.objects.records import LatticeRecord
+from ckstore.policy import Policy
 
 pytestmark = pytest.mark.local
 
@@ -69,7 +70,9 @@ def residuals(store: ckstore.Store, record: LatticeRecord) -> np.ndarray:
 
 
 @pytest.mark.filterwarnings(WHOLE)
-@pytest.mark.parametrize("options", [{}, {"fidelity": "coarse"}, {"max_abs_error": 1e-3}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"policy": "coarse"}, {"policy": Policy("coarse", max_abs_error=1e-3)}], ids=str
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
 def test_every_array_of_every_pack_reads(tmp_path: Path, dtype: torch.dtype, options: dict[str, Any]) -> None:
     store, _ = versions(tmp_path, dtype, **options)
@@ -108,7 +111,7 @@ def test_every_array_of_every_pack_reads(tmp_path: Path, dtype: torch.dtype, opt
 
 
 def test_a_base_shows_the_weights(tmp_path: Path) -> None:
-    store, trees = versions(tmp_path, torch.float32, shape=(256, 300), max_abs_error=1e-3)
+    store, trees = versions(tmp_path, torch.float32, shape=(256, 300), policy=Policy("coarse", max_abs_error=1e-3))
     weight = trees[0]["model"]["w"].numpy().reshape(-1)
     shown = [array[...] for array, record in arrays(store) if record.count == weight.size and record.base is None]
     assert min(np.abs(values - weight).max() for values in shown) <= 1e-3

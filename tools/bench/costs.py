@@ -75,7 +75,7 @@ def ingest(
     with ckstore.init(root) as store:
         for step, path in enumerate(series.versions):
             run = f"run{step}" if in_full else "run"
-            store.ingest(path, run=run, step=step, budget=budget, fidelity=fidelity, hot=0)
+            store.ingest(path, run=run, step=step, budget=budget, policy=fidelity, hot=0)
     return sum(path.stat().st_size for path in (root / "packs").iterdir())
 
 

@@ -61,7 +61,7 @@ class Bench:
             self.report(f"filling a store, {fidelity}")
             with ckstore.init(root) as store:
                 for path in self.series():
-                    store.ingest(path, run="run", fidelity=fidelity, hot=hot)
+                    store.ingest(path, run="run", hot=hot, policy=fidelity)
         return root
 
 

@@ -206,7 +206,7 @@ def _warm(paths: list[Path], directory: Path, _: int) -> None:
 def ingest(root: Path, source: Path, fidelity: Fidelity, number: int, *, hot: int = 0) -> None:
     """Store a file, from opening the store on."""
     with ckstore.open(root) as store:
-        store.ingest(source, run="run", step=number, fidelity=fidelity, hot=hot)
+        store.ingest(source, run="run", step=number, hot=hot, policy=fidelity)
 
 
 def compact(root: Path, _: int) -> None:

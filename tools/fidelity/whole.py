@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from ckstore.operations.tuning import Search
+from ckstore.policy import Policy
 from tools import runs
 from tools.fidelity import archives
 from tools.fidelity.archives import Archive, Setting, StoreArchive
@@ -61,7 +63,11 @@ class SearchedArchive(StoreArchive):
 
         gradients = None if self._gradients is None else torch.load(self._gradients / path.name, weights_only=True)
         row = self.store.ingest(
-            path, run="run", scheme="dynaquant", max_degradation=TOLERANCE, evaluate=evaluate, gradients=gradients
+            path,
+            run="run",
+            gradients=gradients,
+            policy=Policy("coarse", scheme="dynaquant"),
+            search=Search(evaluate, TOLERANCE),
         ).version
         coarse = self.store[row.number].document.coarse
         self.settings.append({} if coarse is None else dict(coarse.parameters))
