@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 class Run:
-    """A run of a store, or some of its versions; made by `Store.run`.
+    """A run of a store, or some of its versions, by number. Made by `Store.run`.
 
     Parameters
     ----------
     name
         Name of the run.
     versions
-        Its versions by number, as they were when it was asked for.
+        Its versions at the time of the call.
     """
 
     def __init__(self, name: str, versions: Sequence[Version]) -> None:
@@ -30,7 +30,7 @@ class Run:
         self.versions = list(versions)
 
     def __reduce__(self) -> tuple[type[Run], tuple[str, list[Version]]]:
-        """In another process it is read from the same store, which is opened there once."""
+        """Another process reads the versions from the same store, which it opens once."""
         return Run, (self.name, self.versions)
 
     def __repr__(self) -> str:
@@ -121,13 +121,13 @@ class Run:
 
     @cached_property
     def arrays(self) -> zarr.Group:
-        """The run as a read-only Zarr group: every tensor as one array with a leading axis over the versions.
+        """The run as a read-only Zarr group: each tensor is one array with a leading axis over the versions.
 
-        The history of a row of a weight is the slice ``run.arrays["model/weight"][:, 0]``. Only tensors that all
-        versions hold with the same dtype and shape are arrays. The group's attribute `left_out` lists the paths of the
-        others: `missing` in some version, or `changed` in dtype or shape; a slice of the run (``run[1:].arrays``) may
-        have more in common. The attributes `versions` and `steps` tell what is at each place of the leading axis,
-        which is called `version`; in xarray, ``dataset.assign_coords(version=run.steps)`` makes the steps its labels.
+        The slice ``run.arrays["model/weight"][:, 0]`` is the history of a row of a weight. The group has the tensors
+        that all versions hold with the same dtype and shape; its attribute `left_out` lists the paths of the others,
+        `missing` in a version or `changed` in dtype or shape. Part of a run (``run[100:].arrays``) may have more
+        tensors in common. The attributes `versions` and `steps` label the leading axis, which is named `version`; in
+        xarray, ``dataset.assign_coords(version=run.steps)`` adds the steps as coordinates.
         """
         from ckstore.views.groups import run_group
 

@@ -1,4 +1,4 @@
-"""The store: opens, ingests, finds versions."""
+"""The store: opens a directory or a bucket, ingests checkpoints, finds versions."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
-#: Limit of the cache of a store that a program opens, as a part of the machine's memory and in bytes: a version whose
-#: chunks fit is not decoded again when the next one is stored after it.
+#: Limit of the cache of a store that a program opens, as a fraction of the machine's memory and in bytes. A version
+#: whose chunks fit is not decoded again when the next version is stored after it.
 _MEMORY_SHARE = 1 / 16
 _LARGEST_CACHE = 4 << 30
 
@@ -57,13 +57,13 @@ class Store(Mapping[str | int, "Version"]):
     Parameters
     ----------
     place
-        The store's directory, or the URL of one in an object store.
+        The directory of the store, or its URL in an object store.
     mode
-        `r` reads only; `a` reads and writes.
+        `r` (read only) or `a` (read and write).
     cache_bytes
         Limit of the cache of decoded chunks.
     options, cache
-        Of a remote store; see `Repository`.
+        Client options and mirror directory of a store in an object store; see `open`.
     """
 
     def __init__(
@@ -99,29 +99,29 @@ class Store(Mapping[str | int, "Version"]):
         self.close()
 
     def close(self) -> None:
-        """Close catalog and packs, once a version that is being compacted behind the program is done."""
+        """Close the store, after a running background compaction."""
         if self._compactor is not None:
             self._compactor.close()
         self.repository.close()
 
     @property
     def place(self) -> Path | str:
-        """The store's directory, or the URL of a remote store: what opens it once more."""
+        """The directory of the store, or its URL in an object store."""
         return self.repository.place
 
     @property
     def path(self) -> Path:
-        """The store's directory; of a remote store that of its mirror."""
+        """The directory of the store, or of the local mirror of a store in an object store."""
         return self.repository.path
 
     @property
     def mode(self) -> Mode:
-        """`r` reads only; `a` reads and writes."""
+        """`r` (read only) or `a` (read and write)."""
         return self.repository.mode
 
     @property
     def catalog(self) -> Catalog:
-        """The index; of a remote store with what other machines had committed a second ago."""
+        """The catalog; that of a store in an object store is at most a second old."""
         return self._followed().catalog
 
     def _followed(self) -> Repository:
@@ -130,17 +130,17 @@ class Store(Mapping[str | int, "Version"]):
 
     @property
     def packs(self) -> PackReader:
-        """The bytes."""
+        """The reader of packs."""
         return self.repository.packs
 
     @property
     def resolver(self) -> CatalogResolver:
-        """Finds records by id."""
+        """The resolver of ids to records."""
         return self.repository.resolver
 
     @property
     def reader(self) -> ObjectReader:
-        """Decodes objects."""
+        """The decoder of objects."""
         return self.repository.reader
 
     def __getitem__(self, name: str | int) -> Version:
@@ -242,7 +242,19 @@ class Store(Mapping[str | int, "Version"]):
         executor: Executor | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> VerifyReport:
-        """Check packs and the objects of all or some versions; see `ckstore.operations.verify.verify`."""
+        """Compare packs with their names and objects with their ids; damage is reported, not raised.
+
+        Parameters
+        ----------
+        versions
+            Names of versions; by default all. With names, only the packs of these versions are read.
+        sample
+            Fraction of the packs and objects to check, drawn at random; by default all.
+        executor
+            Its workers read and decode; by default threads of this process.
+        progress
+            Called with numbers of decoded bytes.
+        """
         from ckstore.operations.verify import verify
 
         self.catalog.refresh()
@@ -257,25 +269,25 @@ class Store(Mapping[str | int, "Version"]):
         run: str | None = None,
         executor: Executor | None = None,
     ) -> Iterator[Result]:
-        """Call a function with versions; yields what it returns, in their order.
+        """Call a function with each version; yield its results in the order of the versions.
 
         Parameters
         ----------
         function
-            Takes a `Version`. Processes import it: it is defined at the top level of a module.
+            Takes a `Version`. A function that processes call is defined at the top level of a module.
         versions
-            Names; by default all versions, or those of `run`.
+            Names of versions; by default all versions, or those of `run`.
         executor
-            Its workers call the function: a `ProcessPoolExecutor`, or ``Client.get_executor()`` of dask. They open
-            the store by its address, each once. At most 128 calls are under way or done and not yet taken. Without,
-            this thread calls it, when the next result is asked for.
+            Its workers call the function: a `ProcessPoolExecutor`, or ``Client.get_executor()`` of dask. Each worker
+            opens the store once. At most 128 calls run ahead of the results taken. Without an executor, this thread
+            calls the function for each result taken.
 
         Raises
         ------
         UsageError
-            The function cannot be handed to another process.
+            The function cannot be pickled.
         CkstoreError
-            A worker is gone. What the function raises comes as it is.
+            A worker died. Errors of the function are raised unchanged.
         """
         from ckstore.runtime.executors import spread
         from ckstore.version import Version, called
@@ -294,7 +306,18 @@ class Store(Mapping[str | int, "Version"]):
         budget: float | None = None,
         dry_run: bool = False,
     ) -> RebaseReport:
-        """Store objects of all or some versions in full again; see `ckstore.operations.rebase.rebase`."""
+        """Store objects of versions in full again, so that restoring the versions costs less; no value changes.
+
+        Parameters
+        ----------
+        versions, run
+            Names of versions, or a run; by default all versions.
+        budget
+            Largest restore cost of a version, as a multiple of restoring it in full. By default every object of the
+            versions is stored in full.
+        dry_run
+            Change nothing; only report.
+        """
         from ckstore.operations.rebase import rebase
 
         if not dry_run:
@@ -302,23 +325,20 @@ class Store(Mapping[str | int, "Version"]):
         return rebase(self._followed(), self._chosen(versions, run), budget=budget, dry_run=dry_run)
 
     def policy(self, run: str | None = None) -> Policy:
-        """How faithful the next version of a run is to be, and what becomes of older ones.
-
-        What was set for the run, else for the store, else exact, and all stays.
-        """
+        """Return the policy of a run: its own, else the store's, else the default (exact, keep everything)."""
         from ckstore.operations.naming import policy_of
 
         return policy_of(self.catalog, run)
 
     def set_policy(self, policy: Policy | None, run: str | None = None) -> None:
-        """Let the versions to come of a run, or of all runs that have no policy of their own, be this faithful.
+        """Set the policy of a run, or of all runs without a policy of their own.
 
         Parameters
         ----------
         policy
-            None removes what was set.
+            Fidelity of future versions and retention of older ones; None removes the policy.
         run
-            The run; by default the store.
+            Name of the run; by default the whole store.
         """
         from ckstore.operations.naming import set_policy
 
@@ -327,9 +347,16 @@ class Store(Mapping[str | int, "Version"]):
     def retain(
         self, run: str | None = None, *, dry_run: bool = False, progress: Callable[[int], None] | None = None
     ) -> RetainReport:
-        """Do what policies say of the older versions of all runs, or of one; ingests have it done behind the program.
+        """Apply the retention policies of all runs, or of one run, now. An ingest applies them in the background.
 
-        See `ckstore.operations.retain.retain`.
+        Parameters
+        ----------
+        run
+            Name of the run; by default all runs.
+        dry_run
+            Change nothing; only report.
+        progress
+            Called with numbers of bytes of versions that are done.
         """
         from ckstore.operations.retain import expected, retain
 
@@ -339,7 +366,7 @@ class Store(Mapping[str | int, "Version"]):
         return retain(self._followed(), run, progress=progress)
 
     def stats(self) -> dict[str, Any]:
-        """Totals, and under `ledger` the bytes of all files of the store by cause."""
+        """Return totals of the store, and under `ledger` the bytes of its files by cause."""
         from ckstore.operations.ledger import stats
 
         return stats(self._followed())
@@ -354,7 +381,7 @@ class Store(Mapping[str | int, "Version"]):
         return [self._stored(row) for row in rows]
 
     def tag(self, spec: str | int, name: str) -> None:
-        """Let a tag mean a version; `UsageError` where a run has that name."""
+        """Point a tag at a version; raise `UsageError` where a run has that name."""
         from ckstore.operations.naming import tag
 
         tag(self._followed(), self.catalog.resolve(spec), name)
@@ -375,9 +402,25 @@ class Store(Mapping[str | int, "Version"]):
         keep_tagged: bool = False,
         dry_run: bool = False,
     ) -> ForgetReport:
-        """Take versions out of the store; `gc` frees what nothing else needs.
+        """Forget versions: they leave the store for good, and `gc` frees the bytes that nothing else needs.
 
-        See `ckstore.operations.selection.select_versions` for which, and `ckstore.operations.forget.forget`.
+        Parameters
+        ----------
+        versions
+            Names of versions, or ranges such as `gpt@100..gpt@900`.
+        run
+            Forget the versions of this run.
+        keep_last, keep_every, keep_tagged
+            Keep the last N versions, one version every N steps, and tagged versions.
+        dry_run
+            Change nothing; only report.
+
+        Raises
+        ------
+        ConflictError
+            A chosen version is tagged; then none is forgotten.
+        NotFoundError
+            A name or a run does not exist.
         """
         from ckstore.operations.forget import forget
         from ckstore.operations.selection import select_versions
@@ -388,7 +431,22 @@ class Store(Mapping[str | int, "Version"]):
         return forget(self.repository, rows, dry_run=dry_run)
 
     def gc(self, *, grace: float = 3600.0, dry_run: bool = False) -> GcReport:
-        """Free what no version needs; see `ckstore.operations.gc.collect.gc`."""
+        """Collect garbage: delete bytes that no version needs.
+
+        Parameters
+        ----------
+        grace
+            Age in seconds at which files that a killed process left behind are deleted.
+        dry_run
+            Change nothing; only report.
+
+        Raises
+        ------
+        IntegrityError
+            The store is damaged; nothing is deleted.
+        LockedError
+            Other processes write all the time.
+        """
         from ckstore.operations.gc.collect import gc
 
         if not dry_run:
@@ -407,18 +465,18 @@ class Store(Mapping[str | int, "Version"]):
         dry_run: bool = False,
         progress: Callable[[int], None] | None = None,
     ) -> ThinReport:
-        """Let versions give up their exact layers: most of their bytes go with the next `gc`, and their values change.
+        """Thin versions: drop their exact layers for good. `gc` then frees most of their bytes.
 
-        All other versions stay as they are, bit for bit. How far a thinned version is off, `Version.deviations` says.
+        Their values become approximate; `Version.deviations` tells the errors. All other versions stay bit-exact.
 
         Parameters
         ----------
         versions, run, keep_last, keep_every, keep_tagged
-            Which; see `ckstore.operations.selection.select_versions`.
+            The versions to thin; see `forget`.
         quality
-            Of the coarse layers of objects that have none: moments, and floats of 16 bits.
+            Quality of the coarse layers of objects that have none: moments and 16-bit floats.
         dry_run
-            Change nothing; only say what would be done.
+            Change nothing; only report.
         progress
             Called with numbers of bytes of versions that are done.
         """
@@ -443,18 +501,18 @@ class Store(Mapping[str | int, "Version"]):
         verify: bool = False,
         progress: Callable[[int], None] | None = None,
     ) -> TransferReport:
-        """Let another store have versions of this one; what it has already is not sent.
+        """Send versions to another store, which receives only the bytes that it lacks.
 
         Parameters
         ----------
         other
-            The store that they go to.
+            The receiving store.
         versions, run
-            Names of versions, and ranges, or a run of this store; without either, all versions.
+            Names of versions, ranges, or a run of this store; by default all versions.
         dry_run
-            Change nothing; only say what would be sent.
+            Change nothing; only report.
         verify
-            Decode every version that arrived and compare, before it becomes visible.
+            Decode and compare every version in the other store before it becomes visible there.
         progress
             Called with numbers of bytes of versions that are done; they add up to the sum of `original_bytes`.
         """
@@ -477,7 +535,7 @@ class Store(Mapping[str | int, "Version"]):
         verify: bool = False,
         progress: Callable[[int], None] | None = None,
     ) -> TransferReport:
-        """Let this store have versions of another one; `versions` and `run` are names there. See `push`."""
+        """Fetch versions from another store, under the names that they have there; see `push`."""
         return other.push(self, versions, run=run, dry_run=dry_run, verify=verify, progress=progress)
 
     def compact(
@@ -487,7 +545,15 @@ class Store(Mapping[str | int, "Version"]):
         run: str | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> CompactReport:
-        """Encode hot versions: all, those of a run, or the given ones; see `ckstore.operations.compact.compact`."""
+        """Encode versions that are stored unencoded; values and ids stay.
+
+        Parameters
+        ----------
+        versions, run
+            Names of versions, or a run; by default all hot versions.
+        progress
+            Called with numbers of bytes that were read or encoded.
+        """
         from ckstore.operations.compact import compact, due
 
         self.repository.require_writable()
@@ -521,26 +587,25 @@ class Store(Mapping[str | int, "Version"]):
         ----------
         source
             Path of a file or directory, or a state dict: nested containers of tensors, plain values and objects of
-            the types that `Version.state_dict` makes again.
+            the types that `Version.state_dict` restores.
         run
             Name of the run; `main` by default.
         step
-            Step of the run; by default the one that the file or its name tells, if any.
+            Training step; by default the step in the file or in its name, if there is one.
         parent
-            The version that this one is stored after; by default the one that the run ingested last. `auto` finds the
-            nearest stored version of any run: same names and shapes, least different values.
+            Name of the version before this one; by default the run's last. `auto` chooses the nearest stored version
+            of any run: same names and shapes, least different values.
         metrics
-            Numbers to keep with the version, under names: whatever JSON has; NaN and infinities as text that `float`
-            reads. A version that is there already gets them in addition.
+            JSON values to keep with the version, by name; NaN and infinities become text that `float` reads. An
+            existing version of the same content gets them in addition.
         replace
             Replace the version at the same run and step.
         verify
-            Decode everything and compare before the version becomes visible.
+            Decode and compare everything before the version becomes visible.
         force
             Store damaged files as opaque bytes instead of refusing them.
         budget
-            Restoring the version may cost this many times what it would cost stored exactly and in full; 2 by
-            default. Where objects that the store has already cost more than that, they are stored in full again.
+            Largest restore cost of the version, as a multiple of restoring it exactly and in full; 2 by default.
         policy
             Fidelity of this version: `exact`, `coarse`, or a `Policy` with the quality or the error bounds of a coarse
             one. By default the policy of the run or the store, else exact. `Version.deviations` tells the errors of a
@@ -548,30 +613,43 @@ class Store(Mapping[str | int, "Version"]):
         search
             Find the coarsest setting that an evaluation of the model tolerates, in place of a quality.
         gradients
-            Of tensors by path: what the scheme `dynaquant` ranks elements by beside their magnitude, |g w|. Without
-            them it takes Adam's second moments, where there are any.
+            Gradients of tensors by path. The scheme `dynaquant` ranks elements by magnitude and by |g w|; without
+            gradients it takes Adam's second moments.
         on_unknown
-            What becomes of other objects in a state dict: `raise` names the first one's place, before anything is
-            stored; `pickle` keeps the bytes of their pickles, which `torch.load` opens in a program that has their
-            classes, and `Version.state_dict` for the classes that it is allowed.
+            Treatment of other objects in a state dict: `raise` names the first one before anything is stored;
+            `pickle` keeps their pickles. `torch.load` opens those where their classes can be imported, and
+            `Version.state_dict` opens those of the classes that it is given.
         hot
-            How many of the run's latest versions stay as they are written, at the speed of the medium; older ones are
-            encoded by a thread of low priority while the program goes on. With 0 the version is encoded at once. By
-            default what the policy says, else 1; 0 for a coarse `policy`, a `search` or `gradients`.
+            Number of the run's latest versions that stay unencoded. A background thread of low priority encodes older
+            ones. With 0 the version is encoded at once. By default the policy's number, else 1; 0 for a coarse
+            `policy`, a `search` or `gradients`.
         progress
-            Called with numbers of bytes that were read, coded or, with `verify`, decoded; they add up to at most twice
-            the size, three times with `verify`. By several threads, one after the other.
+            Called with numbers of bytes that were read, coded or, with `verify`, decoded. They add up to at most twice
+            the size, or three times with `verify`. Several threads call it, one at a time.
+
+        Returns
+        -------
+        IngestReport
+            The committed version, or the existing one of the same content.
 
         Raises
         ------
         InputError
             The source is damaged, holds no checkpoint or changed while it was read.
         ConflictError
-            Run and step are taken by other content.
+            The run has other content at this step.
         UsageError
-            The run cannot be called so, the step is no integer of 64 bits, the metrics are not JSON-able, the budget
-            is below 1, the fidelity's parameters are not what a `Policy` can hold, or the state dict holds what
-            cannot be stored.
+            The name of the run, the step, the metrics or the budget is invalid, `policy` and `search` contradict each
+            other, or the state dict holds an object that cannot be stored.
+
+        Examples
+        --------
+        >>> from tempfile import TemporaryDirectory
+        >>> import ckstore, numpy
+        >>> with TemporaryDirectory() as directory, ckstore.open(f"{directory}/store", create=True) as store:
+        ...     report = store.ingest({"weight": numpy.zeros(8)}, run="toy", step=3, metrics={"loss": 0.5})
+        ...     store["toy@3"].metrics
+        {'loss': 0.5}
         """
         from ckstore.operations.ingest import ingest
         from ckstore.operations.naming import DEFAULT_RUN
@@ -592,22 +670,22 @@ class Store(Mapping[str | int, "Version"]):
         return report
 
     def saver(self, run: str | None = None, *, workers: int = 1, nbytes: int | None = None) -> Saver:
-        """Start a process that stores the states of a run while this program goes on training.
+        """Start a process that stores the states of a run while this program trains on.
 
         Parameters
         ----------
         run
             Name of the run; `main` by default.
         workers
-            Threads of that process that encode older versions while nothing is to be saved.
+            Threads of that process that encode older versions between saves.
         nbytes
-            Size of the states to come, in bytes, for which memory is had at once; by default that of the run's latest
-            version. Without either, the first save takes longer than those that follow.
+            Memory to allocate up front, in bytes: the size of a state. By default the size of the run's latest
+            version; in a new run the first save takes longer.
 
         Raises
         ------
         UsageError
-            The run cannot be called so, there are no workers, or there is not enough memory for a copy of a state.
+            The name of the run is invalid, `workers` is below 1, or memory lacks room for a copy of a state.
         """
         from ckstore.operations.naming import DEFAULT_RUN, check_run, check_run_is_no_tag
         from ckstore.saving.saver import Saver
@@ -617,7 +695,7 @@ class Store(Mapping[str | int, "Version"]):
         check_run(name)
         check_run_is_no_tag(self.catalog, name)
         if workers < 1:
-            raise UsageError(f"The number of workers must be 1 or more, not {workers}.")
+            raise UsageError(f"`workers` must be 1 or more, not {workers}.")
         latest = self.catalog.latest(name)
         known = 0 if latest is None else latest.original_bytes
         return Saver(self.repository.address, name, workers, known if nbytes is None else nbytes)
@@ -636,21 +714,21 @@ def init(
     options: Mapping[str, str] | None = None,
     cache: str | os.PathLike[str] | None = None,
 ) -> Store:
-    """Make a store in an empty or absent directory, or in an object store.
+    """Create a store in an empty or absent directory, or in an object store, and open it.
 
     Parameters
     ----------
     path
         A directory, or a URL: ``s3://bucket/prefix``, ``gs://…`` or ``az://…``.
     options, cache
-        Of a store in an object store; see `open`.
+        Client options and mirror directory of a store in an object store; see `open`.
 
     Raises
     ------
     ConflictError
-        Something is there already, or in an object store another store lies above or below.
+        The directory is not empty, or the bucket has a store above or below the prefix.
     UsageError
-        The object store does not honour what a store needs of it.
+        The object store lacks conditional writes.
     """
     place = root.place(path)
     if isinstance(place, str):
@@ -676,42 +754,52 @@ def open(
     Parameters
     ----------
     path
-        The store's directory, or the URL of one in an object store: ``s3://bucket/prefix``, ``gs://…`` or ``az://…``.
+        The directory of the store, or its URL in an object store: ``s3://bucket/prefix``, ``gs://…`` or ``az://…``.
     mode
-        `r` reads only; `a` reads and writes.
+        `r` (read only) or `a` (read and write).
     cache_bytes
-        Limit of the cache of decoded chunks; by default a sixteenth of the machine's memory, at most 4 GiB. Where it
-        holds one and a half times a version, storing the next one after it takes less time.
+        Limit of the cache of decoded chunks; by default a sixteenth of the machine's memory, at most 4 GiB. An ingest
+        takes less time where the cache holds one and a half times a version.
     create
-        Make the store at `path` first where there is none: a script may run again, and in several processes at once.
+        Create the store at `path` if it does not exist. Several processes may do so at once.
     options
-        What the client of an object store is told, such as ``{"endpoint": "https://…"}``; it is remembered on this
-        machine. Credentials come from the environment.
+        Options for the client of an object store, such as ``{"endpoint": "https://…"}``; this machine remembers them.
+        Credentials come from the environment.
     cache
-        Directory for the mirrors of remote stores; by default `$CKSTORE_CACHE`, or ``~/.cache/ckstore``.
+        Directory for the local mirrors of stores in object stores; by default `$CKSTORE_CACHE`, or
+        ``~/.cache/ckstore``.
 
     Raises
     ------
     NoStoreError
-        There is none.
+        No store was found.
     ConflictError
-        With `create`, something else stands there.
+        With `create`, the directory holds something else.
     UsageError
-        There is no such mode; or with `create`, no path is given, or one that is only to be read.
+        `mode` is invalid, or `create` is given without a path or with mode `r`.
     FormatVersionError
-        A later ckstore wrote it.
+        A later version of ckstore wrote the store.
+
+    Examples
+    --------
+    >>> from tempfile import TemporaryDirectory
+    >>> import ckstore, numpy
+    >>> with TemporaryDirectory() as directory, ckstore.open(f"{directory}/store", create=True) as store:
+    ...     report = store.ingest({"weight": numpy.zeros((8, 4))}, run="toy", step=3)
+    ...     store["latest"]["weight"].shape
+    (8, 4)
     """
     limit = _cache_of_a_program() if cache_bytes is None else cache_bytes
     if create:
         if path is None or mode == "r":
-            raise UsageError("create=True makes a store that can be written to; give its path, and no mode.")
+            raise UsageError("`create` makes a store to write to; give its path, and leave `mode` out.")
         _make_sure(root.place(path), options, cache)
     place = root.find_store() if path is None else root.place(path)
     return Store(place, mode, limit, options=options, cache=None if cache is None else Path(cache))
 
 
 def _make_sure(place: Path | str, options: Mapping[str, str] | None, cache: str | os.PathLike[str] | None) -> None:
-    """Make a store where there is none, be it that another process does so meanwhile."""
+    """Create a store where there is none, even if another process does so concurrently."""
     if isinstance(place, str):
         try:
             Store(place, options=options, cache=None if cache is None else Path(cache)).close()

@@ -22,19 +22,16 @@ if TYPE_CHECKING:
 
 
 class LazyTensor:
-    """A tensor of a version as a thin array: slicing decodes the chunks that the slice touches, and no others.
+    """A tensor of a version that is read when it is sliced; a slice decodes only the chunks that it touches.
 
-    Parameters
-    ----------
-    stored, path, file, tensor
-        Where it is; made by ``version[path]``.
+    Made by ``version[path]``. It has no arithmetic: slice it, or call `numpy` or `torch`, to get an array.
 
     Attributes
     ----------
     path
         Typed path as text.
     dtype_name
-        Its dtype as torch calls it, such as `bfloat16`.
+        Name of the dtype in torch, such as `bfloat16`.
     """
 
     def __init__(self, stored: StoredVersion, path: str, file: int, tensor: Tensor) -> None:
@@ -55,7 +52,7 @@ class LazyTensor:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """What slices have: bfloat16 and float8 are ml_dtypes' where it is installed, else unsigned integers."""
+        """NumPy dtype of slices: for bfloat16 and float8 that of ml_dtypes, or unsigned integers without ml_dtypes."""
         return numpy_dtype(self.dtype_name)
 
     @property
@@ -75,7 +72,7 @@ class LazyTensor:
 
     @property
     def chunks(self) -> tuple[int, ...]:
-        """Shape of a box of elements that are best read together."""
+        """Shape of the boxes of elements that are stored together."""
         from ckstore.views.groups import chunk_shape
 
         return chunk_shape(self.shape, self._tensor.strides)
@@ -86,12 +83,18 @@ class LazyTensor:
         return self.shape[0]
 
     def __getitem__(self, key: Any) -> Any:
-        """The elements that `key` selects, as NumPy would: integers, slices, `...`, None, index arrays and masks.
+        """Return the elements of a NumPy index: integers, slices, `...`, None, index arrays and masks.
 
-        Several index arrays read the smallest set of rows and columns that holds all the elements that they pick.
+        Several index arrays read the smallest set of rows and columns that has all their elements.
         """
         wanted, rest = parse_key(key, self.shape)
         return self.bits(wanted).view(self.dtype)[rest]
+
+    def _no_arithmetic(self, *_: object) -> Any:
+        raise TypeError(f"{self.path} is not loaded; slice it first, as in tensor[...], or call .numpy() or .torch().")
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _no_arithmetic
+    __matmul__ = __rmatmul__ = __pow__ = __neg__ = __abs__ = _no_arithmetic
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
         if copy is False:
@@ -100,11 +103,11 @@ class LazyTensor:
         return array if dtype is None else array.astype(dtype, copy=False)
 
     def numpy(self) -> npt.NDArray[Any]:
-        """All elements."""
+        """Return all elements as a new array."""
         return self.bits([range(size) for size in self.shape]).view(self.dtype)
 
     def torch(self, key: Any = ...) -> torch.Tensor:
-        """All elements, or those that `key` selects, as a torch tensor of the tensor's own dtype."""
+        """Return all elements, or those of a NumPy index, as a new torch tensor of the tensor's dtype."""
         require_torch()
         import torch
 
@@ -115,11 +118,11 @@ class LazyTensor:
         return torch.from_numpy(carried.reshape(bits.shape)).view(torch_dtype(self.dtype_name))
 
     def bits(self, wanted: Sequence[Selection]) -> npt.NDArray[Any]:
-        """The elements at all combinations of positions, as unsigned integers (complex128: 16 raw bytes).
+        """Return the elements at all combinations of positions, as unsigned integers (complex128: 16 raw bytes).
 
         Parameters
         ----------
         wanted
-            For each axis a range, or ascending positions; see `ckstore.reading.gather.gather`.
+            A range, or ascending positions, for each axis.
         """
         return read_tensor(self._stored, self._file, self._tensor, wanted)

@@ -44,7 +44,7 @@ class Version(Mapping[str, "LazyTensor"]):
         self.stored = stored
 
     def __reduce__(self) -> tuple[type[Version], tuple[StoredVersion]]:
-        """In another process it is read from the same store, which is opened there once."""
+        """Another process reads the version from the same store, which it opens once."""
         return Version, (self.stored,)
 
     def __repr__(self) -> str:
@@ -148,44 +148,43 @@ class Version(Mapping[str, "LazyTensor"]):
 
     @property
     def document(self) -> VersionDocument:
-        """What the manifest says of the version."""
+        """The document of the version in its manifest."""
         return self.stored.document
 
     @property
     def layout(self) -> LayoutDocument:
-        """How its files are cut."""
+        """The cut of its files into extents and units."""
         return self.stored.layout
 
     @property
     def paths(self) -> dict[str, tuple[int, Tensor]]:
-        """(File number, tensor) by path as text, in the order of the files."""
+        """(File number, tensor) by path, in the order of the files."""
         return self.stored.paths
 
     @property
     def fidelity(self) -> Fidelity:
-        """Of the values that are read: `exact`, or `coarse` where there are no others or these are wanted."""
+        """Fidelity of the values that are read: `exact`, or `coarse` for a coarse version or after `at_fidelity`."""
         return self.stored.fidelity
 
     def at_fidelity(self, fidelity: Fidelity) -> Version:
-        """The same version, read exactly or from its coarse layers alone.
+        """Return the same version, read exactly or from its coarse layers alone.
 
-        Coarse values of an exact version are those of its linear lattices; objects whose only layer is exact (moments,
-        16-bit floats, small tensors) come as they are. A coarse version is read as it always is: objects that it
-        holds exactly come exactly.
+        Coarse values of an exact version are those of its linear lattices. Objects that have an exact layer alone
+        (moments, 16-bit floats, small tensors) stay exact.
 
         Raises
         ------
         UsageError
-            There is no such fidelity.
+            The fidelity is neither `exact` nor `coarse`.
         CkstoreError
-            Exact values are wanted of a version that has none.
+            The version is coarse and has no exact values.
         """
         return Version(self.stored.at_fidelity(fidelity))
 
     def deviations(self) -> dict[str, Deviation]:
-        """How far the tensors of a coarse version are off, by path; tensors that are exact are left out.
+        """Return the errors of the tensors of a coarse version by path, without the tensors that are exact.
 
-        Where a tensor is cut into parts, `max_abs` is their largest and `rms` over all of them.
+        Of a tensor in several parts, `max_abs` is the largest of all parts and `rms` is taken over all of them.
         """
         from ckstore.reading.deviations import tensor_deviations
 
@@ -244,10 +243,11 @@ class Version(Mapping[str, "LazyTensor"]):
 
     @cached_property
     def arrays(self) -> zarr.Group:
-        """All tensors as a read-only Zarr group of plain arrays, by path; chunks are decoded when they are read.
+        """All tensors as a read-only Zarr group of plain arrays, by path; a read decodes the chunks that it touches.
 
-        What Zarr lacks (bfloat16, float8) are unsigned integers of the same bits with an attribute `dtype`. Axes are
-        called `<name>_dim0` and so on, so ``xarray.open_zarr(version.arrays.store, group="model")`` opens each group.
+        Arrays of dtypes that Zarr lacks (bfloat16, float8) hold unsigned integers of the same bits and have an
+        attribute `dtype`. Axes are named `<name>_dim0` and so on: ``xarray.open_zarr(version.arrays.store,
+        group="model")`` opens each group.
         """
         from ckstore.views.groups import version_group
 
@@ -255,38 +255,35 @@ class Version(Mapping[str, "LazyTensor"]):
 
     @collection_seldom()
     def state_dict(self, allow: Sequence[type] = (), *, mmap: bool | Literal["checked"] = False) -> Any:
-        """The version as nested containers of torch tensors; needs torch.
+        """Return the version as nested containers of torch tensors, on the CPU; needs torch.
 
-        A version of one file gives what `torch.load` would: parameters, conj and neg views and `requires_grad` with it.
-        Objects of well-known types of the standard library, NumPy and torch are made again, others come as
-        `ckstore.formats.Unknown`; tensors of other subclasses come as plain ones, without attributes of their own. A
-        directory gives a dict by file, for the files of kinds that hold tensors, but npz and npy files without any. A
-        checkpoint of torch.distributed.checkpoint gives the state dict that was saved, with whole tensors: as it is
-        where the version is one, by its directory where it is a part. Of what the version has dropped, dictionaries
-        have no entries, and lists None.
+        A version of one file gives the result of `torch.load`, with parameters, conj and neg views and
+        `requires_grad`. Objects of well-known types of the standard library, NumPy and torch are restored; other
+        objects become `ckstore.formats.Unknown`, and tensors of other subclasses plain tensors. A directory gives a
+        dict by file, without files that hold no tensors. A checkpoint of torch.distributed.checkpoint gives the saved
+        state dict with whole tensors. Tensors that the version has dropped are absent from dicts, and None in lists.
 
         Parameters
         ----------
         allow
-            More classes whose objects are made: dataclasses, enumerations, named tuples and whatever pickles by its
-            attributes. Their `__new__` and `__setstate__` are called with what the file holds; nothing is imported.
+            Further classes to restore: dataclasses, enumerations, named tuples and classes that pickle by their
+            attributes. Their `__new__` and `__setstate__` are called with values of the file; nothing is imported.
         mmap
-            Map the tensors of a hot version and read nothing, as `torch.load(mmap=True)` does: bytes come from the disk
-            when they are touched, and what is written to them stays in memory. No checksum is compared: damage to the
-            disk gives wrong values, where a read raises `IntegrityError`. "checked" compares those of all that is
-            mapped once, by several threads, and so reads it. Tensors of more than 2^22 elements, and all of encoded
-            versions, are read and checked in either case.
+            Map the tensors of a hot version instead of reading them, as `torch.load(mmap=True)` does: the disk is read
+            when bytes are touched, and written values stay in memory. A plain map compares no checksum, so that damage
+            gives wrong values where a read raises `IntegrityError`; `checked` compares the checksums of everything
+            mapped once, in threads. Tensors of more than 2^22 elements and encoded versions are read and checked.
 
         Raises
         ------
         UsageError
-            No file is of a kind that holds tensors, an object of an allowed class cannot be made, torch is missing, or
-            `mmap` is something else.
+            No file holds tensors, an object of an allowed class cannot be restored, `mmap` is invalid, or torch is
+            missing.
         IntegrityError
-            What is read, or checked, is damaged.
+            The version is damaged.
         """
         if mmap not in (True, False, "checked"):
-            raise UsageError(f'mmap is True, False or "checked", not {mmap!r}.')
+            raise UsageError(f'`mmap` must be True, False or "checked", not {mmap!r}.')
         require_torch()
         from ckstore.reading.sharded import sharded_directories, sharded_files
         from ckstore.reading.state_dict import build, build_sharded
@@ -318,38 +315,38 @@ class Version(Mapping[str, "LazyTensor"]):
         force: bool = False,
         progress: Callable[[int], None] | None = None,
     ) -> list[str]:
-        """Write the version's files as they went in, or its tensors in another format.
+        """Write the version's files as they were ingested, or its tensors in another format.
 
         Parameters
         ----------
         target
-            The file or directory to be; it is written beside and renamed.
+            The file or directory to write. It becomes visible when it is complete.
         format
-            `original` is byte for byte what was ingested, or where values are coarse the same file with these and
-            with checksums that fit them; the others see `ckstore.reading.export.export`. By default it is `original`,
-            or what the target's name ends with where tensors are chosen.
+            `original`: the ingested files byte for byte; of a coarse version the same files with coarse values and
+            matching checksums. `safetensors`, `pt`, `npz`: the tensors. By default `original`, or where `include` or
+            `exclude` choose tensors of a file, the format of the target's suffix.
         include, exclude
-            Globs over the paths of tensors; where the version is a directory and no format is named, of its files.
+            Globs over the paths of tensors; of a directory without `format`, over its files.
         strip
-            Write one subtree of tensors alone, under the names that they have in it: what ``load_state_dict`` takes.
+            Write one subtree of tensors under their names in it, as ``load_state_dict`` takes them.
         force
-            Overwrite what is there; a directory is replaced whole, with all that was in it.
+            Overwrite an existing target; an existing directory is replaced as a whole.
         progress
             Called with numbers of bytes that were decoded.
 
         Returns
         -------
         list of str
-            Paths of the tensors, or of the files of a directory, that were left out.
+            Paths of the tensors, or of the files of a directory, that were not written.
 
         Raises
         ------
         ConflictError
             The target exists, and `force` is not set.
         NotFoundError
-            No tensor or file is chosen.
+            No tensor or file matches.
         UsageError
-            Tensors are chosen, and no format; with `strip`, they lie in several subtrees, or two have one name.
+            The format of chosen tensors is unknown; or `strip` finds several subtrees, or two tensors of one name.
         """
         from ckstore.reading.subtree import format_for
 
@@ -366,17 +363,17 @@ class Version(Mapping[str, "LazyTensor"]):
     def salvage(
         self, target: str | os.PathLike[str], *, force: bool = False, progress: Callable[[int], None] | None = None
     ) -> SalvageReport:
-        """Write what is whole of a version of which something was lost, and say what is not.
+        """Recover the intact parts of a damaged version.
 
-        Files that are whole come as they went in. Of every other one the whole tensors are written as `pt`, nested as
-        they were, to a file of its name and `.salvaged.pt`; nothing is written in its own place.
+        Intact files are written as they were ingested. The intact tensors of a damaged file are written as `pt`,
+        nested as they were, to a file with the suffix `.salvaged.pt`.
 
         Parameters
         ----------
         target
-            The file or directory to be; it is written beside and renamed.
+            The file or directory to write. It becomes visible when it is complete.
         force
-            Overwrite what is there.
+            Overwrite an existing target.
         progress
             Called with numbers of bytes that were written.
 
@@ -385,7 +382,7 @@ class Version(Mapping[str, "LazyTensor"]):
         ConflictError
             The target exists, and `force` is not set.
         IntegrityError
-            Nothing at all is whole.
+            Nothing is intact.
         """
         from ckstore.reading.salvage import salvage
 
@@ -393,10 +390,10 @@ class Version(Mapping[str, "LazyTensor"]):
 
 
 def called(function: Callable[[Version], Result], address: Address, version: tuple[str, int]) -> Result:
-    """Call a function with the version of an id and a number in the store of an address: what workers do."""
+    """Call a function with a version, by the address of its store, its id and its number."""
     return function(Version(stored_version(address, *version)))
 
 
 def _has_values(layout: FileLayout) -> bool:
-    """Whether a file has a tree; npz and npy files whose arrays are bytes here have none."""
+    """Return whether a file has values; npz and npy files of opaque arrays have none."""
     return bool(layout.tensors) or layout.kind not in ("opaque", "npy", "npz", "dcp-metadata")
