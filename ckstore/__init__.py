@@ -1,4 +1,24 @@
-"""A content store for model checkpoints: byte-identical files out, lazy arrays in between."""
+"""A versioned content store for model checkpoints: files come back byte for byte, tensors open lazily.
+
+Core concepts
+-------------
+A **store** is a directory, or a prefix in a bucket. A **run** is a named line of **versions**; a version is one
+ingested checkpoint: its files, tensors and metrics. Versions are exact (lossless) unless a **policy** makes them coarse
+(lossy, with known errors). `Store.ingest` takes a file, a directory or a state dict; `Version.checkout` writes the files back,
+`Version.state_dict` loads them, and ``version[path]`` is a tensor that is read when it is sliced.
+
+A name of a version is its number, a tag, `latest` (ingested last), `run@step`, `run@latest` or the name of a run (the
+highest step; without steps, ingested last), or at least the first four characters of its id.
+
+Key types
+---------
+`Store` maps names to versions; `open` and `init` return it. `Version` maps tensor paths to `LazyTensor`. `Run` has the
+versions of a run in order. `Saver` stores states from a process of its own. `Policy`, `Retention` and `Search` say how
+versions are stored and kept. Every error is a `CkstoreError` with a stable kind and an exit code. Threads may share all
+of them, and another process opens a pickled one again.
+
+Importing `ckstore` imports neither torch nor Zarr nor numba; they are imported on first use.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -18,45 +38,116 @@ if TYPE_CHECKING:
         UsageError,
     )
     from ckstore.integrations.torch import GradientAccumulator
+    from ckstore.objects.documents import Deviation
+    from ckstore.operations.compact import CompactReport
+    from ckstore.operations.forget import ForgetReport
+    from ckstore.operations.gc.collect import GcReport
+    from ckstore.operations.ingest import IngestReport
+    from ckstore.operations.rebase import RebaseReport
+    from ckstore.operations.recover import RecoverReport, recover
+    from ckstore.operations.retain import RetainReport
+    from ckstore.operations.thin import ThinReport
+    from ckstore.operations.transfer import TransferReport
+    from ckstore.operations.tuning import Search
+    from ckstore.operations.verify import VerifyReport
     from ckstore.operations.warm_up import warm_up
+    from ckstore.policy import Policy, Retention
+    from ckstore.reading.comparison import DiffReport, TensorChange, TensorForm
+    from ckstore.reading.salvage import SalvageReport
+    from ckstore.run import Run
+    from ckstore.saving.saver import Saver
+    from ckstore.storage.rows import VersionRow
     from ckstore.store import Store, init, open
+    from ckstore.table import Table
+    from ckstore.tensor import LazyTensor
+    from ckstore.version import Version
 
 __version__ = "0.1.0"
 
 __all__ = [
     "CkstoreError",
+    "CompactReport",
     "ConflictError",
+    "Deviation",
+    "DiffReport",
+    "ForgetReport",
     "FormatVersionError",
+    "GcReport",
     "GradientAccumulator",
+    "IngestReport",
     "InputError",
     "IntegrityError",
+    "LazyTensor",
     "LockedError",
     "NoStoreError",
     "NotFoundError",
     "PartialError",
+    "Policy",
+    "RebaseReport",
+    "RecoverReport",
+    "RetainReport",
+    "Retention",
+    "Run",
+    "SalvageReport",
+    "Saver",
+    "Search",
     "Store",
+    "Table",
+    "TensorChange",
+    "TensorForm",
+    "ThinReport",
+    "TransferReport",
     "UnreachableError",
     "UsageError",
+    "VerifyReport",
+    "Version",
+    "VersionRow",
     "init",
     "open",
+    "recover",
     "warm_up",
 ]
 
-#: Where names are that are not errors. They are imported when they are used: the command line begins here, and who
-#: interrupts it before it has read a line of ours would see where Python was.
+#: The modules of the names that are not errors. A name is imported on first use: the command line starts here, and an
+#: interrupt before its first line would print a traceback.
 _HOMES = {
-    "GradientAccumulator": "ckstore.integrations.torch",
-    "Store": "ckstore.store",
-    "init": "ckstore.store",
-    "open": "ckstore.store",
-    "warm_up": "ckstore.operations.warm_up",
+    "CompactReport": "operations.compact",
+    "Deviation": "objects.documents",
+    "DiffReport": "reading.comparison",
+    "ForgetReport": "operations.forget",
+    "GcReport": "operations.gc.collect",
+    "GradientAccumulator": "integrations.torch",
+    "IngestReport": "operations.ingest",
+    "LazyTensor": "tensor",
+    "Policy": "policy",
+    "RebaseReport": "operations.rebase",
+    "RecoverReport": "operations.recover",
+    "RetainReport": "operations.retain",
+    "Retention": "policy",
+    "Run": "run",
+    "SalvageReport": "reading.salvage",
+    "Saver": "saving.saver",
+    "Search": "operations.tuning",
+    "Store": "store",
+    "Table": "table",
+    "TensorChange": "reading.comparison",
+    "TensorForm": "reading.comparison",
+    "ThinReport": "operations.thin",
+    "TransferReport": "operations.transfer",
+    "VerifyReport": "operations.verify",
+    "Version": "version",
+    "VersionRow": "storage.rows",
+    "init": "store",
+    "open": "store",
+    "recover": "operations.recover",
+    "warm_up": "operations.warm_up",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = found = getattr(import_module(_HOMES.get(name, "ckstore.errors")), name)
+    globals()[name] = found = getattr(import_module(f"ckstore.{_HOMES.get(name, 'errors')}"), name)
     return found
 
 

@@ -19,7 +19,6 @@ import doctest
 import functools
 import hashlib
 import importlib.util
-import inspect
 import os
 import re
 import shutil
@@ -34,21 +33,6 @@ import pytest
 import ckstore
 from ckstore import errors
 from ckstore.cli.verb import EXIT_CODES
-from ckstore.integrations import accelerate, jax, lightning, torch, transformers
-from ckstore.operations.compact import CompactReport
-from ckstore.operations.forget import ForgetReport
-from ckstore.operations.gc.collect import GcReport
-from ckstore.operations.ingest import IngestReport
-from ckstore.operations.rebase import RebaseReport
-from ckstore.operations.recover import RecoverReport
-from ckstore.operations.retain import RetainReport
-from ckstore.operations.transfer import TransferReport
-from ckstore.operations.verify import VerifyReport
-from ckstore.run import Run
-from ckstore.saving.saver import Saver
-from ckstore.storage.rows import VersionRow
-from ckstore.tensor import LazyTensor
-from ckstore.version import Version
 from tests.checkpoints import without_compiling
 from tests.forked import forking, run_forked
 from tests.object_store import object_store
@@ -348,70 +332,6 @@ def test_a_training_that_was_killed_ends_with_the_weights_of_one_that_was_not(pa
         assert list(found) == list(expected)
         for path in expected:
             assert found[path][...].tobytes() == expected[path][...].tobytes(), path
-
-
-def signature(function: Any) -> str:
-    """Parameters with their defaults, without annotations and `self`."""
-    parameters = [
-        parameter.replace(annotation=inspect.Parameter.empty)
-        for parameter in inspect.signature(function).parameters.values()
-        if parameter.name != "self"
-    ]
-    return str(inspect.Signature(parameters)).replace("Ellipsis", "...")
-
-
-def members(kind: type) -> list[str]:
-    """How the reference writes the public members of a class."""
-    found = []
-    for member, value in vars(kind).items():
-        if member == "__getitem__":
-            found.append(f"`{kind.__name__}[{next(iter(inspect.signature(value).parameters.keys() - {'self'}))}]`")
-        elif not member.startswith("_"):
-            parameters = signature(value) if inspect.isfunction(value) else ""
-            found.append(f"`{kind.__name__}.{member}{parameters}`")
-    return found
-
-
-def test_the_reference_names_the_public_api():
-    text = (DOCS / "reference" / "python.md").read_text()
-    missing = [exported for exported in ckstore.__all__ if f"`{exported}" not in text and f".{exported}" not in text]
-    wanted = [
-        f"`ckstore.{function.__name__}{signature(function)}`"
-        for function in (ckstore.init, ckstore.open, ckstore.warm_up)
-    ]
-    for kind in (ckstore.Store, Saver, Version, Run, LazyTensor):
-        wanted += members(kind)
-    for module in (accelerate, jax, lightning, torch, transformers):
-        room = module.__name__.removeprefix("ckstore.integrations.")
-        wanted += [
-            f"`{room}.{member}{signature(value)}`"
-            for member, value in vars(module).items()
-            if getattr(value, "__module__", "") == module.__name__ and not member.startswith("_")
-            if value is not ckstore.GradientAccumulator
-        ]
-    missing += [line for line in wanted if line not in text]
-    assert not missing, "\n".join(missing)
-
-
-@pytest.mark.parametrize(
-    "report",
-    [
-        IngestReport,
-        VerifyReport,
-        RebaseReport,
-        CompactReport,
-        RetainReport,
-        ForgetReport,
-        GcReport,
-        TransferReport,
-        RecoverReport,
-        VersionRow,
-    ],
-)
-def test_the_reference_names_what_reports_hold(report: Any):
-    text = (DOCS / "reference" / "python.md").read_text()
-    section = text.split(f"### `{report.__name__}`")[1].split("\n#")[0]
-    assert [field for field in report.__dataclass_fields__ if f"`{field}`" not in section] == []
 
 
 def test_the_reference_of_errors_is_complete():

@@ -1,4 +1,4 @@
-"""Writes docs/reference/cli.md from the help of the verbs, so that help and reference are one text."""
+"""Writes docs/reference/cli.md and python.md from help and docstrings, so that help and reference are one text."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import click
 
 from ckstore.cli.program import VERBS, program
 from ckstore.cli.verb import VERSION_HELP, Verb
+from tools import reference_python
 
 TARGET = Path(__file__).resolve().parents[1] / "docs" / "reference" / "cli.md"
 
@@ -35,6 +36,11 @@ def reference() -> str:
             assert isinstance(command, Verb)
             parts.append("\n".join(_section(command, click.Context(command, context, name))))
     return "\n".join(parts)
+
+
+def pages() -> dict[Path, str]:
+    """The texts of the generated pages by path."""
+    return {TARGET: reference(), reference_python.TARGET: reference_python.reference()}
 
 
 def _verbs(context: click.Context) -> str:
@@ -78,15 +84,14 @@ def _cell(text: str) -> str:
 
 
 def main() -> None:
-    text = reference()
-    if sys.argv[1:] == ["--check"]:
-        if not TARGET.is_file() or TARGET.read_text() != text:
-            sys.exit(f"{TARGET} is stale: run tools/docs")
-    elif sys.argv[1:]:
+    if sys.argv[1:] not in ([], ["--check"]):
         sys.exit("usage: tools/docs [--check]")
-    else:
-        TARGET.parent.mkdir(parents=True, exist_ok=True)
-        TARGET.write_text(text)
+    for target, text in pages().items():
+        if sys.argv[1:] != ["--check"]:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(text)
+        elif not target.is_file() or target.read_text() != text:
+            sys.exit(f"{target} is stale: run tools/docs")
 
 
 if __name__ == "__main__":

@@ -1,16 +1,29 @@
-"""docs/reference/cli.md says what the verbs say."""
+"""The generated pages of docs/reference equal the help of the verbs and the docstrings of the public names."""
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 
+import ckstore
 from ckstore.cli.program import VERBS
 from tools import reference
 
 
-def test_the_page_is_not_stale() -> None:
-    assert reference.TARGET.is_file(), "run tools/docs"
-    assert reference.TARGET.read_text() == reference.reference(), "run tools/docs"
+def test_the_pages_are_not_stale() -> None:
+    for page, text in reference.pages().items():
+        assert page.is_file(), "run tools/docs"
+        assert page.read_text() == text, "run tools/docs"
+
+
+def test_every_public_name_has_a_docstring() -> None:
+    for name in ckstore.__all__:
+        kind = getattr(ckstore, name)
+        assert inspect.getdoc(kind), name
+        for member, value in vars(kind).items() if inspect.isclass(kind) else ():
+            if not member.startswith("_") and (inspect.isfunction(value) or isinstance(value, property)):
+                assert inspect.getdoc(value), f"{name}.{member}"
 
 
 @pytest.mark.parametrize("verb", VERBS)
