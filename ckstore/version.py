@@ -166,6 +166,12 @@ class Version(Mapping[str, "LazyTensor"]):
         """Fidelity of the values that are read: `exact`, or `coarse` for a coarse version or after `at_fidelity`."""
         return self.stored.fidelity
 
+    @property
+    def settings(self) -> dict[str, Any] | None:
+        """Scheme and settings of a coarse version, with the results of its search; None for an exact version."""
+        coarse = self.document.coarse
+        return None if coarse is None else {"scheme": coarse.scheme, **coarse.parameters}
+
     def at_fidelity(self, fidelity: Fidelity) -> Version:
         """Return the same version, read exactly or from its coarse layers alone.
 

@@ -1,4 +1,4 @@
-"""Writes docs/reference/python.md from the docstrings of the public names, so that help() and reference are one text."""
+"""Writes docs/reference/python.md from the docstrings of the public names, so that both are one text."""
 
 from __future__ import annotations
 

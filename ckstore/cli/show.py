@@ -51,18 +51,13 @@ def command(ctx: click.Context, version: str, as_json: bool) -> None:
             "children": [row.number for row in store.catalog.children(number)],
             "contents": _contents(found),
             "storage": stored.summary(),
-            "coarse": _quantised(found),
+            "coarse": found.settings,
             "tensors": _tensors(found, stored),
         }
         if as_json:
             print_json(shown)
         else:
             _print(found, shown)
-
-
-def _quantised(version: Version) -> dict[str, Any] | None:
-    coarse = version.document.coarse
-    return None if coarse is None else {"scheme": coarse.scheme, **coarse.parameters}
 
 
 def _tensors(version: Version, stored: StorageFacts) -> list[dict[str, Any]]:
