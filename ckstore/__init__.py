@@ -4,8 +4,8 @@ Core concepts
 -------------
 A **store** is a directory, or a prefix in a bucket. A **run** is a named line of **versions**; a version is one
 ingested checkpoint: its files, tensors and metrics. Versions are exact (lossless) unless a **policy** makes them coarse
-(lossy, with known errors). `Store.ingest` takes a file, a directory or a state dict. `Version.checkout` writes the files
-back, `Version.state_dict` loads them, and ``version[path]`` is a tensor that is read when it is sliced.
+(lossy, with known errors). `Store.ingest` takes a file, a directory or a state dict. `Version.checkout` writes files,
+`Version.state_dict` loads tensors, and ``version[path]`` is a tensor that is read when it is sliced.
 
 A name of a version is its number, a tag, `latest` (ingested last), `run@step`, `run@latest` or the name of a run (the
 highest step; without steps, ingested last), or at least the first four characters of its id.
