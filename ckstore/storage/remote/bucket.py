@@ -68,6 +68,10 @@ _CLIENT_PATIENCE = 10
 _process: dict[str, int] = {}
 
 
+class ForeignNameError(CkstoreError):
+    """Some object has a name that no client reads, and names that are listed with it cannot be told."""
+
+
 class NoServerError(UnreachableError):
     """There is no server at an address that never answered; asking again would not help."""
 
@@ -103,7 +107,13 @@ class Bucket(Protocol):
         """Bytes at (offset, length), close ones in one request; raises `FileNotFoundError`, `EOFError`."""
 
     def list(self, prefix: str, after: str = "") -> Iterator[Listed]:
-        """The objects whose names begin with a prefix that ends in a slash, in order, from behind a name on."""
+        """The objects whose names begin with a prefix that ends in a slash, in order, from behind a name on.
+
+        Raises
+        ------
+        ForeignNameError
+            One of them has a name such as `a/../b`.
+        """
 
     def delete(self, names: Sequence[str]) -> None:
         """Remove objects, those that are not there as well."""
@@ -253,6 +263,11 @@ class ObstoreBucket:
             if reads and isinstance(error, FileNotFoundError):
                 self._answered = True
                 raise FileNotFoundError(name) from None
+            if isinstance(error, exceptions.InvalidPathError):
+                raise ForeignNameError(
+                    f"{self.url} cannot be listed below {name}: it has an object of a name that ckstore never writes"
+                    f" ({_said(error)}); delete that object."
+                ) from None
             final = self._final(name, error)
             if final:
                 raise CkstoreError(final) from None

@@ -140,6 +140,8 @@ class RemoteCatalog(Catalog):
     def differences(self) -> list[str]:
         """A sentence for each table that is not what the log makes of it, which is read from the first record on.
 
+        And one for names in the log that are not those of records.
+
         What others have committed since the mirror followed the log is not looked at.
         """
         with TemporaryDirectory(prefix="ckstore-") as directory:
@@ -154,7 +156,7 @@ class RemoteCatalog(Catalog):
                     with super().transaction():
                         if self._head().number > again._head().number:
                             continue  # A thread, or another process of the mirror, has followed the log meanwhile.
-                        return list(self._told_otherwise(again))
+                        return [*self._told_otherwise(again), *self._log.strays()]
 
     def _told_otherwise(self, again: RemoteCatalog) -> Iterator[str]:
         for table, query in _TABLES.items():

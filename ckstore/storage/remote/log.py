@@ -7,12 +7,14 @@ away catches up with few requests: record 39 comes with 33 to 38, record 48 with
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from blake3 import blake3
 from ckstore.errors import ConflictError, FormatVersionError, IntegrityError
 from ckstore.storage import durable, zstd
 from ckstore.storage.log import RECORD as NOTE
-from ckstore.storage.remote.bucket import Bucket, patiently, put_or_find
+from ckstore.storage.remote.bucket import Bucket, ForeignNameError, patiently, put_or_find
 from ckstore.storage.remote.changes import read_calls
 from ckstore.storage.schema import ID, TIME, expanded_limit, fields, hexadecimal, items, read_json, whole
 
@@ -35,6 +37,7 @@ _READS = 8
 #: Of so many puts of a record that fail in a row, one lists the log: the second one.
 _LISTED = 4
 _LAST = 10**12 - 1
+_NUMBER = re.compile("[0-9]{12}")
 #: zstd's level: records are written in a moment in which others wait.
 _LEVEL = 3
 
@@ -191,9 +194,55 @@ class RemoteLog:
     def _numbers(self, known: int) -> list[int]:
         """The numbers of the records that there are, from a known one on."""
         # From the head's own record on: that it is still there shows that the store is still the same one.
-        first = self._name(known - 1) if known > 1 else ""
-        listed = [item.name for item in patiently(lambda: list(self._bucket.list(self._prefix, after=first)))]
-        return sorted(int(name.rpartition("/")[2]) for name in listed if name.rpartition("/")[2].isdigit())
+        try:
+            return self._reached(known, sorted(self.modified(known)))
+        except ForeignNameError:
+            return self._asked(known)
+
+    def _reached(self, known: int, numbers: Sequence[int]) -> list[int]:
+        """The numbers but those far behind all others: no writer leaves a gap of records that none has the lines of."""
+        for index, (before, number) in enumerate(pairwise((known, *numbers))):
+            if number - before > _MANY and (index or not self._is_ours(number)):
+                return list(numbers[:index])
+        return list(numbers)
+
+    def _is_ours(self, number: int) -> bool:
+        """Whether what has the name of a record is one of this store."""
+        try:
+            record = json.loads(self._lines_of(number)[-1])
+            return bool(record["number"] == number and record["store"] == self.store)
+        except (IntegrityError, FileNotFoundError, ValueError, KeyError, TypeError):
+            return False
+
+    def _asked(self, known: int) -> list[int]:
+        """The known number, if its record is there, and that of the last record, where they cannot be listed."""
+        low, step = known, 1
+        while self._is_there(low + step):
+            low, step = low + step, 2 * step
+        high = low + step
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._is_there(middle) else (low, middle)
+        # Where an object is lost, the log does not end: those behind it may have its line.
+        last = max(filter(self._is_there, range(low + 1, low + _FEW)), default=low)
+        return [number for number in sorted({known, last}) if number and self._is_there(number)]
+
+    def _is_there(self, number: int) -> bool:
+        try:
+            patiently(lambda: self._bucket.read(self._name(number)))
+        except FileNotFoundError:
+            return False
+        return True
+
+    def strays(self) -> list[str]:
+        """A sentence about names in the log that are not those of its records, if there are any."""
+        try:
+            names = [item.name for item in patiently(lambda: list(self._bucket.list(self._prefix)))]
+        except ForeignNameError as error:
+            return [str(error)]
+        ours = {self._name(number) for number in self._numbers(0)}
+        found = [name for name in names if name not in ours]
+        return [f"{name} is no record of the log, and is passed over; delete it." for name in found]
 
     def _followed(self, head: Head, lines: Sequence[bytes]) -> list[tuple[Head, dict[str, Any]]]:
         """The records of lines behind a head, each with the head that it makes; they are kept at hand."""
@@ -206,9 +255,12 @@ class RemoteLog:
         return found
 
     def modified(self, first: int) -> dict[int, datetime]:
-        """When records were written, from a number on, by the server's clock."""
-        listed = patiently(lambda: list(self._bucket.list(self._prefix, after=self._name(first - 1))))
-        return {int(item.name.rpartition("/")[2]): item.modified for item in listed}
+        """When records were written, from a number on, by the server's clock; other names are passed over."""
+        # Behind a name that begins with a dot or a slash, which clients refuse to read.
+        after = self._name(first - 1) if first > 1 else f"{self._prefix}0"
+        found = patiently(lambda: list(self._bucket.list(self._prefix, after=after)))
+        named = ((_NUMBER.fullmatch(item.name.removeprefix(self._prefix)), item.modified) for item in found)
+        return {int(match[0]): modified for match, modified in named if match}
 
     def _lines_between(self, known: int, last: int) -> list[bytes]:
         """The lines of the records from behind `known` to `last`."""

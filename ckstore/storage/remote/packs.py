@@ -18,7 +18,7 @@ from ckstore.errors import IntegrityError
 from ckstore.storage import durable
 from ckstore.storage.pack import PackInfo, digest_file, parse_pack_name
 from ckstore.storage.pack_reader import MissingPackError, OpenFile, OpenPack, PackReader, missing
-from ckstore.storage.remote.bucket import patiently
+from ckstore.storage.remote.bucket import ForeignNameError, patiently
 from ckstore.storage.remote.cache import BLOCK, BlockCache, allowed
 from ckstore.storage.remote.catalog import RemoteCatalog
 from ckstore.storage.remote.mirror import Mirror
@@ -233,7 +233,9 @@ class RemotePacks(PackReader):
 
     def sweep_in_passing(self, grace: float, pause: float) -> None:
         """The same right after a commit, whose time is the present one; unless that was done so many seconds ago."""
-        if self._is_due(pause):
+        if not self._is_due(pause):
+            return
+        with suppress(ForeignNameError):  # `gc` says it; what was committed is.
             self._sweep(lambda written: max(moment.timestamp() for moment in written.values()) - grace)
 
     def _sweep(self, until: Callable[[Mapping[int, datetime]], float]) -> dict[str, int]:

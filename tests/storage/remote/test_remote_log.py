@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import threading
@@ -15,9 +16,11 @@ import pytest
 
 import ckstore
 from ckstore.errors import ConflictError, IntegrityError
+from ckstore.storage.remote import bucket as bucket_module
 from ckstore.storage.remote import catalog as catalog_module
 from ckstore.storage.remote import log as log_module
 from ckstore.storage.remote import mirror as mirror_module
+from ckstore.storage.remote.bucket import ForeignNameError, Listed
 from tests.checkpoints import draw
 from tests.storage.remote.simulated import SimulatedBucket, SimulatedServer
 
@@ -316,3 +319,72 @@ def test_our_own_record_behind_which_others_have_put_theirs(directory: Path, mon
             assert set(other.catalog.tags()) == {"first", "ours", "behind0", "behind1", "behind2"}
             assert store.catalog.tags() == other.catalog.tags()
             assert other.catalog.differences() == []
+
+
+class PickyBucket(SimulatedBucket):
+    """Refuses to list names that have a part `..`, as clients do."""
+
+    def list(self, prefix: str, after: str = "") -> Iterator[Listed]:
+        found = list(super().list(prefix, after))
+        for item in found:
+            if "/../" in item.name:
+                raise ForeignNameError(f"It has an object of a name that ckstore never writes ({item.name}).")
+        return iter(found)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [["999999999999.json"], ["999999999999"], ["000000000500"], ["../x", "zz"], ["zz/../x"], ["0" * 11 + "²", "x/1"]],
+    ids=repr,
+)
+@pytest.mark.parametrize("count", [0, 3])
+def test_names_that_are_no_records_are_passed_over(
+    count: int, names: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = SimulatedServer()
+    monkeypatch.setattr(mirror_module, "ObstoreBucket", lambda url, options: PickyBucket(server))
+    monkeypatch.setattr(bucket_module, "PATIENCE", 0.0)
+    ckstore.init(URL, cache=tmp_path / "made").close()
+    with ckstore.open(URL, cache=tmp_path / "made") as store:
+        for step in range(count):
+            store.ingest(state(0, step), run="r", step=step)
+        assert store.verify().problems == []
+    prefix = next(iter(log_names(server)), None) or f"log/{store_id(server)}/0"
+    for name in names:
+        server.objects[f"{prefix.rpartition('/')[0]}/{name}"] = b"{}", server.now()
+    for cache in ("made", "new"):
+        with ckstore.open(URL, cache=tmp_path / cache) as store:
+            assert [row.step for row in store.versions("r")] == list(range(count)) if count else not store.versions()
+    with ckstore.open(URL, cache=tmp_path / "made") as store:
+        store.ingest(state(0, count), run="r", step=count)
+        problems = store.verify().problems
+        store.gc(grace=0)
+    with ckstore.open(URL, cache=tmp_path / "another") as store:
+        assert [row.step for row in store.versions("r")] == list(range(count + 1))
+    assert problems
+    assert all(any(name in problem for problem in problems) for name in names[:1])
+
+
+def test_a_log_that_cannot_be_listed_does_not_end_at_a_lost_object(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = SimulatedServer()
+    monkeypatch.setattr(mirror_module, "ObstoreBucket", lambda url, options: PickyBucket(server))
+    with ckstore.init(URL, cache=tmp_path / "made") as store:
+        for step in range(6):
+            store.ingest(state(0, step), run="r", step=step)
+    names = log_names(server)
+    server.objects[f"{names[0].rpartition('/')[0]}/zz/../x"] = b"", server.now()
+    del server.objects[names[4]]
+    with ckstore.open(URL, cache=tmp_path / "new") as store:
+        assert len(store.versions()) == 6
+
+
+def log_names(server: SimulatedServer) -> list[str]:
+    return sorted(name for name in server.objects if name.startswith("log/"))
+
+
+def store_id(server: SimulatedServer) -> str:
+    found = json.loads(server.objects["ckstore.json"][0])["store"]
+    assert isinstance(found, str)
+    return found

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import http.client
+import secrets
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -179,3 +181,22 @@ def test_processes_read_a_bucket_and_see_what_came(server: ObjectStore, director
         assert "2 versions" in command("--store", f"{server.url}/bulk", *plan)
         assert len(list(store.map(weight_sum, [3], executor=executor))) == 1
         assert store.verify(executor=executor).problems == []
+
+
+@pytest.mark.parametrize("name", ["../x", "/x", "zz/../x", "d/", "999999999999.json", "a%01b"])
+def test_a_log_with_other_names_is_read(server: ObjectStore, directory: Path, name: str) -> None:
+    if server.url.startswith("az:"):
+        pytest.skip("names are put without a signature")
+    url = f"{server.url}/{secrets.token_hex(8)}"
+    with ckstore.init(url, options=server.options) as store:
+        store.ingest({"weight": draw(20, 30)}, run="r", step=1)
+        log = f"{url.removeprefix('s3:/')}/log/{store.path.name.partition('-')[0]}"
+    connection = http.client.HTTPConnection(server.endpoint.removeprefix("http://"))
+    connection.request("PUT", f"{log}/{name}", body=b"{}")
+    assert connection.getresponse().status == 200
+    connection.close()
+    with ckstore.open(url, options=server.options, cache=directory / "new") as store:
+        store.ingest({"weight": draw(20, 30) + 1}, run="r", step=2)
+        assert [row.step for row in store.versions()] == [1, 2]
+        [problem] = store.verify().problems
+        assert "delete" in problem
