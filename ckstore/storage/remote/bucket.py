@@ -341,12 +341,12 @@ def _endpoints(kind: str, options: Mapping[str, str]) -> list[str]:
     """The addresses of servers that the environment and the options name; raises `UsageError` for what is none."""
     named = {f"${variable}": os.environ[variable] for variable in _ENDPOINTS[kind] if variable in os.environ}
     if "endpoint" in options:
-        named["The option endpoint"] = options["endpoint"]
+        named["the option endpoint"] = options["endpoint"]
     for source, address in named.items():
         if _ENDPOINT.fullmatch(address) is None:
             raise UsageError(
-                f"{source} is not an address such as https://minio.example:9000, without ?, # and @; correct it"
-                " (credentials come from variables of their own)."
+                f"An endpoint is an address, without ?, # and @, such as https://minio.example:9000; correct {source}"
+                " (credentials come from other variables)."
             )
     return list(named.values())
 
