@@ -19,13 +19,13 @@ Scheme = Literal["lattice", "lc", "dynaquant"]
 FIDELITIES: tuple[Fidelity, ...] = get_args(Fidelity)
 SCHEMES: tuple[Scheme, ...] = get_args(Scheme)
 
-#: Training resumed from a version of this quality does not notice: `tools/bench/fidelity` prints by how much.
+#: Training resumed from a version of this quality shows no difference: `tools/bench/fidelity` measures it.
 QUALITY = 1.5
 
-#: So many of a run's latest versions stay as they were written: the latest is what training resumes from.
+#: Latest versions of a run that stay unencoded: training resumes from the latest.
 HOT = 1
 
-#: Qualities beyond these say nothing: steps of powers of two do not follow, or a model does not survive.
+#: Qualities beyond these are useless: steps of powers of two do not follow, or a model does not survive.
 _FINEST, _COARSEST = 0.125, 64.0
 
 
@@ -50,29 +50,29 @@ _POLICY = schema.fields(
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """What becomes of a run's older versions; nothing, unless something is said.
+    """The retention of a run's older versions; by default they all stay.
 
-    Versions that have a tag, that another run's version follows, or that are the best, stay as they are. The latest N
-    are the N with the highest steps, and the N that were ingested last, which are the same where steps go up.
+    Versions that have a tag, that are followed by another run's version, or that are the best, stay unchanged. The
+    latest N are the N with the highest steps, and the N that were ingested last. Both are the same if steps increase.
 
     Attributes
     ----------
     exact_last
-        So many of the latest versions stay exact; older ones become coarse. None leaves all as they are.
+        Keep the latest N versions exact; older ones become coarse. None keeps all exact.
     exact_every
-        Of the older ones, the first of every so many steps stays exact as well.
+        Also keep one exact version every N steps among the older ones: the first.
     exact_best
-        `METRIC:min` or `METRIC:max`: the version with the least or the largest value stays exact as well, and is not
-        forgotten.
+        `METRIC:min` or `METRIC:max`: also keep the version with the smallest or the largest value exact, and do not
+        forget it.
     keep_last
-        So many of the latest versions stay; older ones are forgotten. None forgets none.
+        Keep the latest N versions; older ones are forgotten. None keeps all.
     keep_every
-        Of the older ones, the first of every so many steps stays as well.
+        Also keep one version every N steps among the older ones: the first.
     drop
-        Globs over the paths of tensors that versions lose which are not among the latest, but for those that stay
-        exact by `exact_every` and `exact_best`.
+        Globs over tensor paths: versions that are not among the latest lose matching tensors, unless `exact_every` or
+        `exact_best` keeps them exact.
     whole_last
-        So many of the latest versions lose nothing; by default as many as `exact_last`.
+        The latest N versions lose no tensors; by default `exact_last`.
     """
 
     exact_last: int | None = None
@@ -89,27 +89,27 @@ class Retention:
             if value is not None and value < 1:
                 raise UsageError(f"{_option(name)} must be 1 or more, not {value}.")
         if (self.whole_last is not None and not self.drop) or "" in self.drop:
-            raise UsageError("--whole-last is for versions that lose tensors; name these with --drop GLOB.")
+            raise UsageError("--whole-last requires --drop GLOB, which names the tensors to drop.")
         for name, needs, said in (
             ("drop", "--whole-last N or --exact-last N", self.kept_whole),
             ("exact_every", "--exact-last N", self.kept_whole),
             ("keep_every", "--keep-last N", self.keep_last),
         ):
             if getattr(self, name) and said is None:
-                raise UsageError(f"{_option(name)} is for versions that are older than {needs} says; give it.")
+                raise UsageError(f"{_option(name)} requires {needs}.")
         if self.exact_best and not self:
-            raise UsageError("--exact-best is for versions that would not stay; give --exact-last or --keep-last.")
+            raise UsageError("--exact-best requires --exact-last or --keep-last.")
         for name in ("exact_last", "whole_last"):
             value = getattr(self, name)
             if value is not None and self.keep_last is not None and value > self.keep_last:
                 raise UsageError(
-                    f"{_option(name)} {value} is more than --keep-last {self.keep_last} keeps; {_option(name)[2:]} must"
+                    f"{_option(name)} {value} exceeds --keep-last {self.keep_last}; {_option(name)[2:]} must"
                     " be at most keep-last."
                 )
         for best in self.exact_best:
             metric, _, sense = best.rpartition(":")
             if not metric or sense not in ("min", "max"):
-                raise UsageError(f"{best!r} says no best version; give a metric and its sense, such as loss:min.")
+                raise UsageError(f"{best!r} is no metric with a sense; give one such as loss:min.")
 
     def __bool__(self) -> bool:
         return self.exact_last is not None or self.keep_last is not None or bool(self.drop)
@@ -123,11 +123,11 @@ class Retention:
 
     @property
     def kept_whole(self) -> int | None:
-        """How many of the latest versions lose nothing; None for all."""
+        """The number of latest versions that lose no tensors; None for all."""
         return self.exact_last if self.whole_last is None else self.whole_last
 
     def to_json(self) -> dict[str, Any]:
-        """What is said, by name."""
+        """Return the settings that differ from the default, by name."""
         said = {item.name: getattr(self, item.name) for item in fields(self)}
         return {name: value for name, value in said.items() if value}
 
@@ -138,26 +138,26 @@ def _option(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How faithful a version is to be.
+    """The fidelity of a version, and the retention of its run.
 
     Attributes
     ----------
     fidelity
-        `exact`: every bit comes back. `coarse`: no exact layer is written.
+        `exact`: every bit is restored. `coarse`: no exact layer is written.
     scheme
-        Of coarse versions: `lattice` (the default), or one of the published ones, `lc` and `dynaquant`.
+        For coarse versions: `lattice` (the default), or one of the published ones, `lc` and `dynaquant`.
     quality
-        Of coarse versions: the step in units of what training moved since the parent; smaller is finer.
+        For coarse versions: the step in units of the change since the parent; smaller is finer.
     max_abs_error, max_rel_error
-        Of coarse versions, instead of a quality: no element differs by more than this, or by more than this part of
-        its tensor's root mean square.
+        For coarse versions, instead of a quality: the maximal difference of an element, absolute or as a part of its
+        tensor's root mean square.
     settings
-        Of the scheme `dynaquant`, instead of a quality.
+        For the scheme `dynaquant`, instead of a quality.
     hot
-        How many of a run's latest versions stay as they were written, raw, until `compact` encodes them; with 0 all
-        are encoded at once. None leaves it at `HOT`.
+        Keep the latest N versions of a run unencoded, raw, until `compact` encodes them; 0 encodes all at once. None
+        keeps `HOT`.
     retention
-        What becomes of a run's older versions.
+        The retention of a run's older versions.
     """
 
     fidelity: Fidelity = "exact"
@@ -171,9 +171,9 @@ class Policy:
 
     def __post_init__(self) -> None:
         if self.fidelity not in FIDELITIES:
-            raise UsageError(f"There is no fidelity {self.fidelity}; choose one of {', '.join(FIDELITIES)}.")
+            raise UsageError(f"Unknown fidelity {self.fidelity}; choose one of {', '.join(FIDELITIES)}.")
         if self.scheme not in SCHEMES:
-            raise UsageError(f"There is no scheme {self.scheme}; choose one of {', '.join(SCHEMES)}.")
+            raise UsageError(f"Unknown scheme {self.scheme}; choose one of {', '.join(SCHEMES)}.")
         if not _FINEST <= self.quality <= _COARSEST:
             raise UsageError(f"Quality must be between {_FINEST} and {_COARSEST:g}, not {self.quality}.")
         if self.hot is not None and self.hot < 0:
@@ -182,9 +182,9 @@ class Policy:
             if bound is not None and not 0 < bound < float("inf"):
                 raise UsageError(f"An error bound must be above 0, not {bound}.")
         if self.is_bounded and self.scheme != "lattice":
-            raise UsageError(f"The scheme {self.scheme} knows no error bounds; leave it out, or the bound.")
+            raise UsageError(f"The scheme {self.scheme} does not support error bounds; leave one of them out.")
         if self.settings is not None and self.scheme != "dynaquant":
-            raise UsageError(f"The scheme {self.scheme} has no such settings; choose dynaquant, or leave them out.")
+            raise UsageError(f"The scheme {self.scheme} does not take settings; choose dynaquant, or leave them out.")
 
     @classmethod
     def asked(
@@ -195,12 +195,12 @@ class Policy:
         max_abs_error: float | None = None,
         max_rel_error: float | None = None,
     ) -> Policy | None:
-        """What follows from what was said: coarse where anything is said of coarse versions; None for nothing.
+        """Build a policy from options: coarse if any of them is about coarse versions; None without options.
 
         Raises
         ------
         UsageError
-            Exact versions are asked for, and something is said of coarse ones.
+            An option for coarse versions contradicts fidelity `exact`.
         """
         quantised = [value for value in (scheme, quality, max_abs_error, max_rel_error) if value is not None]
         if fidelity is None and not quantised:
@@ -213,7 +213,7 @@ class Policy:
         )  # fmt: skip
 
     def to_text(self) -> str:
-        """As the catalog and the log keep it."""
+        """Return the policy as stored in the catalog and the log."""
         said: dict[str, Any] = {"fidelity": self.fidelity}
         if self.is_coarse:
             own = self.parameters() if self.settings is None else {"settings": self.parameters()}
@@ -226,7 +226,7 @@ class Policy:
 
     @classmethod
     def from_text(cls, text: str) -> Policy:
-        """The inverse of `to_text`; raises `IntegrityError` for what it could not have written."""
+        """Invert `to_text`; raise `IntegrityError` for a damaged text."""
         try:
             said = read_json(text, _POLICY)
             if "settings" in said:
@@ -253,7 +253,7 @@ class Policy:
 
     @property
     def kept_hot(self) -> int:
-        """How many of a run's latest versions stay hot."""
+        """The number of a run's latest versions that stay hot."""
         return HOT if self.hot is None else self.hot
 
     @property
@@ -267,7 +267,7 @@ class Policy:
         return self.max_abs_error is not None or self.max_rel_error is not None
 
     def parameters(self) -> dict[str, Any]:
-        """What a coarse version says of itself."""
+        """Return the parameters that a coarse version records."""
         if self.is_bounded:
             bounds = {"max_abs_error": self.max_abs_error, "max_rel_error": self.max_rel_error}
             return {name: bound for name, bound in bounds.items() if bound is not None}
@@ -281,9 +281,9 @@ class Policy:
         return min(max(round(4.5 - self.quality), 1), 8)
 
     def dynaquant(self, *, known: bool) -> DynaQuantSettings:
-        """Inshrinkerator's setting: the one of this quality on the diagonal of its search space.
+        """Return Inshrinkerator's setting of this quality, on the diagonal of its search space.
 
-        `known` says that there are sensitivities to prune by.
+        `known` means that sensitivities are available for pruning.
         """
         from ckstore.codecs.schemes.dynaquant import EMBEDDING_LEVELS, LEVELS, PROTECT, PRUNE, DynaQuantSettings
 

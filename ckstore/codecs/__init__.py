@@ -1,1 +1,1 @@
-"""The codecs: lattices, tokens and entropy coding, as pure functions of arrays."""
+"""Codecs: lattices, tokens and entropy coding, as pure functions of arrays."""

@@ -12,7 +12,7 @@ from ckstore.codecs.integers import count_integers, decode_integers, encode_inte
 from ckstore.errors import IntegrityError, UsageError
 
 MAX_BYTES = 2**31 - 1
-"""Largest array that is decoded without an output buffer: nine bytes can state any number of zeros."""
+"""The largest array that is decoded without an output buffer: nine bytes can declare any number of zeros."""
 
 
 class Huffman(Codec):  # type: ignore[misc]
@@ -25,13 +25,12 @@ class Huffman(Codec):  # type: ignore[misc]
 
     Notes
     -----
-    The codec sees one sequence of integers and codes it against its own order-0 statistics: put differences into it,
-    not values that drift. It is lossless, and payloads carry checksums: what is damaged raises
-    `ckstore.errors.IntegrityError`.
+    The codec codes one sequence of integers by the sequence's own order-0 statistics: give it differences rather than
+    drifting values. It is lossless, and payloads carry checksums: damage raises `ckstore.errors.IntegrityError`.
 
-    Payloads that ckstore itself wrote with classes (`ckstore.codecs.integers.encode_integers`) decode here too, but
-    to their elements in *coded order*, that is stably sorted by class: the classes come from the array's base, which
-    a codec never sees.
+    Payloads that ckstore itself wrote with classes (`ckstore.codecs.integers.encode_integers`) decode here too, but to
+    their elements in *coded order*, stably sorted by class: the classes come from the array's base, which a codec does
+    not have.
 
     Examples
     --------
@@ -73,7 +72,7 @@ class Huffman(Codec):  # type: ignore[misc]
         Raises
         ------
         IntegrityError
-            If the payload is damaged, holds other elements than the dtype says, or states a size above 2 GiB.
+            If the payload is damaged, holds elements of another dtype, or declares a size above 2 GiB.
         """
         payload = memoryview(ensure_bytes(buf))
         count, width = count_integers(payload)
@@ -83,10 +82,10 @@ class Huffman(Codec):  # type: ignore[misc]
         if out is not None:
             target = ensure_contiguous_ndarray(out, flatten=False)
             if target.nbytes != count * width:
-                raise IntegrityError(f"The payload holds {count} integers of {width} bytes, and the output does not.")
+                raise IntegrityError(f"The payload holds {count} integers of {width} bytes, unlike the output.")
         elif count * width > MAX_BYTES:
             raise IntegrityError(
-                "The payload states more than 2 GiB of integers: it is damaged, or needs an output buffer."
+                "The payload declares more than 2 GiB of integers: it is damaged, or needs an output buffer."
             )
         decoded = np.empty(count, dtype)
         decode_integers(payload, decoded)

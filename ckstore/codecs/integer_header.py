@@ -1,4 +1,4 @@
-"""What stands at the beginning of a payload of integers, before its directory.
+"""The header of a payload of integers, before its directory.
 
 A payload, integers little-endian:
 
@@ -39,7 +39,7 @@ DAMAGED = "The payload of integers is damaged: restore it from another copy."
 
 @dataclass
 class Header:
-    """A payload's header: sizes in bytes, its checksum, where the directory begins and ends, and the streams' sizes."""
+    """A payload's header: sizes in bytes, its checksum, the bounds of the directory, and the streams' sizes."""
 
     width: int
     narrow: int
@@ -54,7 +54,7 @@ class Header:
 
 
 def read_header(view: memoryview) -> Header:
-    """Read what stands before the directory; every length is checked against the payload's size."""
+    """Read the bytes before the directory; check every length against the payload's size."""
     head = bytes(view[:_LONGEST])
     if len(head) < 7:
         raise IntegrityError(DAMAGED)
@@ -84,7 +84,7 @@ def read_header(view: memoryview) -> Header:
 
 
 def _read_sizes(head: bytes, at: int) -> tuple[list[int], int]:
-    """Bytes of the directory and of streams 0 to 2, and where these varints end."""
+    """Return the bytes of the directory and of streams 0 to 2, and the end of these varints."""
     sizes = []
     for _ in range(4):
         try:
@@ -102,7 +102,7 @@ def _part(head: bytes, at: int, size: int) -> bytes:
 
 
 def count_bytes(count: int) -> bytes:
-    """Write a number of elements; the usual powers of two take one byte."""
+    """Encode a number of elements; the usual powers of two take one byte."""
     if count and count & (count - 1) == 0:
         return bytes((128 + count.bit_length() - 1,))
     size = (count.bit_length() + 7) // 8
@@ -110,7 +110,7 @@ def count_bytes(count: int) -> bytes:
 
 
 def read_count(head: bytes, at: int) -> tuple[int, int]:
-    """Read a number of elements. Returns it and where it ends."""
+    """Read a number of elements. Return it and its end."""
     first = _part(head, at, 1)[0]
     if first >= 128 + 48 or 6 < first < 128:
         raise IntegrityError(DAMAGED)
@@ -120,7 +120,7 @@ def read_count(head: bytes, at: int) -> tuple[int, int]:
 
 
 def overhead_bytes(head: bytes, length: int) -> int:
-    """Bytes of a payload that are no coded integers: header, checksums, tables and padding.
+    """Return the bytes of a payload without coded integers: header, checksums, tables and padding.
 
     Parameters
     ----------

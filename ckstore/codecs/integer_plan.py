@@ -1,4 +1,4 @@
-"""The encoder's plan for one payload: its elements in coded order, and what is to be written of them."""
+"""The encoder's plan for one payload: its elements in coded order, and the groups, codes and planes to write."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from ckstore.runtime.scratch import scratch
 
 Array = npt.NDArray[Any]
 
-#: Elements up to which a thread keeps its arrays: longer payloads are rare, and spend their time elsewhere.
+#: Elements up to which a thread keeps its arrays: longer payloads are rare, and dominated by other work.
 _KEPT = 1 << 19
 
 _held = local()
 
 
 class Workspace:
-    """The encoder's kernels, and the arrays that they share; see `ckstore.kernels.entropy.plan` for what these hold.
+    """The encoder's kernels and their shared arrays; `ckstore.kernels.entropy.plan` describes the arrays.
 
     Parameters
     ----------
     capacity
-        Most elements of a payload.
+        Maximal number of elements of a payload.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -62,7 +62,7 @@ class Workspace:
 
 @dataclass(slots=True)
 class Plan:
-    """What is to be written.
+    """The planned contents of a payload.
 
     Attributes
     ----------
@@ -75,7 +75,7 @@ class Plan:
     planes
         The groups' planes, one after the other.
     room
-        What the kernels left. Like the other arrays it is valid until the thread makes its next plan.
+        The output of the kernels. Like the other arrays it is valid until the thread makes its next plan.
     """
 
     coded: Array
@@ -86,7 +86,7 @@ class Plan:
 
 
 def check_arrays(values: Array, classes: Array | None) -> None:
-    """`UsageError` where the arrays' dtype or shape is none that can be coded."""
+    """Raise `UsageError` if the arrays' dtype or shape cannot be coded."""
     if values.ndim != 1 or values.dtype.kind not in "iu" or not values.flags.c_contiguous or not values.dtype.isnative:
         raise UsageError("Integers to code must be a one-dimensional, contiguous integer array in native byte order.")
     if classes is not None and (classes.dtype != np.uint8 or classes.shape != values.shape):
@@ -135,7 +135,7 @@ def _workspace(size: int) -> Workspace:
 
 
 def sort_elements(signed: Array, classes: Array, room: Workspace) -> tuple[Array, int]:
-    """The elements sorted by class, and the number of groups that they make."""
+    """Return the elements sorted by class, and the number of their groups."""
     classes = fixed(classes)
     number = room.order.group_classes(classes, room.cursors, room.groups)
     if number < 0:

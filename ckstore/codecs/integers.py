@@ -32,7 +32,7 @@ _SIZE_CODES = {1: 0, 2: 1, 4: 2, 8: 3}
 _held = local()
 
 
-#: Elements among which one that is not zero is looked for first.
+#: Leading elements that are searched for a non-zero first.
 _FIRST = 64
 
 
@@ -45,7 +45,7 @@ def encode_integers(values: Array, classes: Array | None = None) -> bytes:
         Of 1, 2, 4 or 8 bytes, signed or not, in native byte order; unsigned ones are taken for signed ones of the same
         bits, so that a small difference modulo 2 to the width is small either way.
     classes : (n,) uint8, optional
-        A class from 0 to 63 for each element, which the decoder must be given again.
+        A class from 0 to 63 for each element; the decoder needs the same classes.
 
     Raises
     ------
@@ -56,22 +56,22 @@ def encode_integers(values: Array, classes: Array | None = None) -> bytes:
 
 
 def encode_chunk(values: Array, classes: Array | None = None, *, before: bytes = b"") -> memoryview:
-    """The same payload behind the bytes of `before`, in memory that is used again once nobody holds the result."""
+    """Return the same payload after the bytes of `before`, in memory that is reused after the result is released."""
     return joined(_parts(values, classes, before))
 
 
 def encode_changes(values: Array, classes: Array | None = None) -> memoryview | None:
-    """The payload of a chunk of integers; None where all of them are zero."""
+    """Return the payload of a chunk of integers; None if all of them are zero."""
     return encode_chunk(values, classes) if has_changes(values) else None
 
 
 def has_changes(values: Array) -> bool:
-    """Whether any of the integers is not zero."""
+    """Return whether any of the integers is not zero."""
     return bool(values[:_FIRST].any() or values.any())
 
 
 def _parts(values: Array, classes: Array | None, before: bytes) -> list[bytes | Array]:
-    """What a payload consists of, behind `before`; arrays are valid until this thread encodes again."""
+    """Return the parts of a payload, after `before`; arrays are valid until this thread encodes again."""
     plan = make_plan(values, classes)
     kinds = plan.room.groups["kind"][: plan.number]
     streamed = bool((kinds < plan.room.directory.EQUAL).any())
@@ -100,9 +100,9 @@ def decode_integers(payload: bytes | bytearray | memoryview, out: Array, classes
     Parameters
     ----------
     payload : bytes-like
-        What `encode_integers` returned.
+        A result of `encode_integers`.
     out : (n,) integer array, C-contiguous
-        Of as many elements as were encoded, and of their width.
+        With the number of encoded elements, and their width.
     classes : (n,) uint8, optional
         The classes given to the encoder. Without them, the elements of a payload with groups come in coded order.
 
@@ -111,11 +111,11 @@ def decode_integers(payload: bytes | bytearray | memoryview, out: Array, classes
     IntegrityError
         If the payload is damaged, does not fit `out`, or was encoded with other classes; `out` may hold anything then.
     UsageError
-        If the arrays' dtype or shape is none that could be right.
+        If the arrays have an impossible dtype or shape.
     """
     check_arrays(out, classes)
     if not out.flags.writeable:
-        raise UsageError("The output array is read-only: give one that can be written.")
+        raise UsageError("The output array is read-only: give a writable one.")
     signed = out.view(f"i{out.itemsize}")
     if not signed.flags.aligned:
         signed[:] = _decode(payload, out.size, out.itemsize, classes, None)
@@ -132,11 +132,11 @@ def add_integers(payload: bytes | bytearray | memoryview, sums: Array, shift: in
     Parameters
     ----------
     payload : bytes-like
-        What `encode_integers` returned.
+        A result of `encode_integers`.
     sums : (n,) int32 array, C-contiguous, writable
-        Of as many elements as were encoded, of 4 bytes each.
+        With the number of encoded elements, of 4 bytes each.
     shift
-        By how many bits they are shifted right before, rounding half up: 0 to 30.
+        Bits by which `sums` is shifted right first, rounding half up: 0 to 30.
 
     Raises
     ------
@@ -150,9 +150,9 @@ def add_integers(payload: bytes | bytearray | memoryview, sums: Array, shift: in
 def _decode(
     payload: bytes | bytearray | memoryview, count: int, width: int, classes: Array | None, target: Array | None
 ) -> Array:
-    """The integers of a payload in the narrowest dtype that holds them all, in memory that the next call uses again.
+    """Return the integers of a payload in the narrowest dtype that holds them all, in memory that the next call reuses.
 
-    Where that is the dtype of `target`, they are decoded into it, and it is what is returned.
+    If `target` has that dtype, decode into it and return it.
     """
     view = memoryview(payload).cast("B")
     header = read_header(view)
@@ -180,7 +180,7 @@ def _decode(
 
 
 def _check_header(header: Header, count: int, width: int, classes: Array | None) -> None:
-    """Check what can be checked before anything is decoded; `IntegrityError` where it does not fit."""
+    """Check everything that is known before decoding; raise `IntegrityError` for a mismatch."""
     if header.count != count or header.width != width:
         raise IntegrityError(
             f"The payload holds {header.count} integers of {header.width} bytes, not {count} of {width}: "
@@ -193,7 +193,7 @@ def _check_header(header: Header, count: int, width: int, classes: Array | None)
 
 
 class _Room:
-    """What a thread's decoder uses again and again: the kernels, imported when first needed, and arrays for them."""
+    """The reused parts of a thread's decoder: the kernels, imported at first use, and arrays for them."""
 
     def __init__(self) -> None:
         from ckstore.kernels.entropy import directory, order, read
@@ -223,7 +223,7 @@ def _thread_room() -> _Room:
 
 
 def _read_elements(header: Header, view: memoryview, room: _Room, coded: Array) -> int:
-    """Decode the elements in coded order. Returns the number of groups, which stand in `room.groups`."""
+    """Decode the elements in coded order. Return the number of groups; `room.groups` has the groups."""
     directory = scratch("read-directory", header.planes - header.directory, np.uint8)
     directory[:] = view[header.directory : header.planes]
     number, _ = room.code_directory(
@@ -244,21 +244,21 @@ def _read_elements(header: Header, view: memoryview, room: _Room, coded: Array) 
 
 
 def entropy_bits(values: Array, classes: Array | None = None) -> float:
-    """Order-0 entropy in bits, group by group, of the tokens that the encoder chooses, and their raw bits."""
+    """Return the order-0 entropy in bits, by group, of the encoder's tokens, with their raw bits."""
     plan = make_plan(values, classes)
     return float(plan.room.costs[: plan.number, 1].sum())
 
 
 def payload_bits(values: Array, classes: Array | None = None, *, times: float = 1.0, payloads: int = 1) -> float:
-    """Estimated size in bits, from histograms alone; for a planner that weighs samples.
+    """Estimate the size in bits, from histograms alone, for a planner that uses samples.
 
     Parameters
     ----------
     values, classes
         As for `encode_integers`.
     times, payloads
-        What is estimated: `payloads` payloads that hold `times` as many such integers altogether. Tables are larger
-        in a payload of more integers, which have more symbols, but not by as much: by the root of that, as measured.
+        The estimate is of `payloads` payloads that hold `times` times the integers together. A payload of more integers
+        has larger tables, because it has more symbols, but less than proportionally: by the square root, as measured.
     """
     plan = make_plan(values, classes)
     costs = plan.room.costs[: plan.number]
@@ -270,13 +270,13 @@ def payload_bits(values: Array, classes: Array | None = None, *, times: float = 
 
 
 def count_integers(payload: bytes | bytearray | memoryview) -> tuple[int, int]:
-    """Number of integers in a payload and bytes of each, from its header alone, which no checksum has confirmed yet."""
+    """Return the number of integers in a payload and bytes of each, from its unverified header alone."""
     header = read_header(memoryview(payload).cast("B"))
     return header.count, header.width
 
 
 def _narrowed(coded: Array, width: int) -> Array:
-    """Elements as integers of so many bytes, which hold all of them."""
+    """Return elements as integers of `width` bytes, which hold all of them."""
     if coded.itemsize == width:
         return coded
     narrow = scratch("entropy-narrow", coded.size, f"i{width}")
@@ -285,7 +285,7 @@ def _narrowed(coded: Array, width: int) -> Array:
 
 
 def write_streams(plan: Plan, room: int) -> list[Array]:
-    """The four streams, the last one with the payload's padding behind it."""
+    """Return the four streams, the last one followed by the payload's padding."""
     held = plan.room
     buffer = scratch("entropy-streams", 4 * room, np.uint8)
     held.write.write_streams(
@@ -303,7 +303,7 @@ def write_streams(plan: Plan, room: int) -> list[Array]:
 
 
 def write_directory(plan: Plan, room: int, *, grouped: bool) -> bytes:
-    """The directory of a plan's groups, in at most `room` bytes."""
+    """Return the directory of a plan's groups, in at most `room` bytes."""
     held = plan.room
     buffer = scratch("entropy-directory", room, np.uint8)
     _, size = held.directory.code_directory(

@@ -1,7 +1,7 @@
-"""The integer grids of coarse layers: linear lattices for float weights, ordinal ones for all that is kept exactly.
+"""The integer grids of coarse layers: linear lattices for float weights, ordinal ones for everything exact.
 
-Both are pure functions of arrays. Arrays of original values travel as unsigned integers of the item's width (`bits`),
-so that NaN payloads, signed zeros and subnormals stay what they are.
+Both are pure functions of arrays. Original values are passed as unsigned integers of the item's width (`bits`), so that
+NaN payloads, signed zeros and subnormals survive.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Bits = npt.NDArray[Any]
 Integers = npt.NDArray[Any]
 Classes = npt.NDArray[np.uint8]
 
-#: Chunks are cut at about this many elements.
+#: The approximate number of elements of a chunk.
 CHUNK = 1 << 18
 
 #: Mantissa width in bits and number of exponent fields of the float dtypes with a sign bit on top.
@@ -39,7 +39,7 @@ FLOATS: dict[str, tuple[int, int]] = {
 #: Complex numbers are coded by parts.
 PARTS: dict[str, str] = {"complex32": "float16", "complex64": "float32", "complex128": "float64"}
 
-#: Exponents that a linear step may have: the step and every lattice value but 0 are normal numbers.
+#: Exponents of a linear step: the step and every lattice value but 0 are normal numbers.
 STEP_RANGE: dict[str, tuple[int, int]] = {
     "float32": (-126, 106),
     "float64": (-1000, 1002),
@@ -50,14 +50,14 @@ STEP_RANGE: dict[str, tuple[int, int]] = {
 #: dtypes whose values can be predicted as a multiple of their parents.
 SCALED = ("float32", "float64", "bfloat16")
 
-#: Elements that a common factor is taken from, and the least part of the change's energy that it must explain.
+#: Elements that a common factor is computed from, and the minimal part of the change's energy that it must explain.
 _RATIOS = 2048
 _LEAST_EXPLAINED = 0.001
 
-#: Binary orders of magnitude below the largest that have a class of their own: more save nothing and cost time.
+#: Binary orders of magnitude below the largest that have a class of their own: more save nothing and take time.
 _OCTAVES = 10
 
-#: Of a lattice whose steps are all alike.
+#: The exponents of a lattice of equal steps.
 NO_EXPONENTS: npt.NDArray[np.int16] = np.empty(0, np.int16)
 NO_EXPONENTS.flags.writeable = False
 
@@ -73,12 +73,12 @@ REACH = 0.5
 
 
 def part_dtype(dtype: str) -> str:
-    """The dtype of the parts that elements are coded by: the component's for complex numbers, else `dtype` itself."""
+    """Return the dtype of the coded parts of elements: the component's for complex numbers, else `dtype` itself."""
     return PARTS.get(dtype, dtype)
 
 
 def chunk_length(shape: tuple[int, ...]) -> int:
-    """Elements of a chunk of an array of `shape`: about 2^18, whole rows of the last axes where they fit.
+    """Return the elements of a chunk of an array of `shape`: about 2^18, whole rows of the last axes where they fit.
 
     A chunk covers whole slices of as many trailing axes as possible, so that a row of a matrix lies in one chunk.
     """
@@ -94,7 +94,7 @@ def chunk_length(shape: tuple[int, ...]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class OrdinalLattice:
-    """Integers that are order-preserving integers of the elements' own bits: exact by itself.
+    """Order-preserving integers of the elements' own bits: exact by itself.
 
     Attributes
     ----------
@@ -137,7 +137,7 @@ class LinearLattice:
         return fixed(self.rows), fixed(self.cols)
 
     def quantise(self, bits: Bits, start: int, predicted: Integers | None = None) -> Integers:
-        """Integers (int32) of a chunk of values that begins at element `start`.
+        """Return the integers (int32) of a chunk of values that begins at element `start`.
 
         With `predicted` (the projected integers of a base) an element keeps its prediction within `HYSTERESIS` steps.
         """
@@ -152,9 +152,9 @@ class LinearLattice:
         return out
 
     def dithered(self, bits: Bits, start: int) -> Integers:
-        """Integers (int32) of a chunk of finite values, rounded by thresholds that differ from element to element.
+        """Return the integers (int32) of a chunk of finite values, rounded by a threshold per element.
 
-        For values that lie near lattice values: the nearest one would be the same for all of them, however they move.
+        This serves values close to lattice values: the nearest lattice value would stay the same however they move.
         """
         from ckstore.kernels import coarse as kernels
 
@@ -163,22 +163,22 @@ class LinearLattice:
         return out
 
     def concentration(self, bits: Bits, start: int) -> float:
-        """How far values of a chunk lie near lattice values, from 0 (anywhere) to 1; see the kernel."""
+        """Return how close values of a chunk lie to lattice values, from 0 (no relation) to 1; see the kernel."""
         from ckstore.kernels import coarse as kernels
 
         result: float = kernels.concentration(floats(bits, self.dtype), self.step, *self._exponents, self.width, start)
         return result
 
     def shift_from(self, base: LinearLattice) -> int | None:
-        """By how many bits integers of `base` are shifted right to fit this lattice.
+        """Return the number of bits by which integers of `base` are shifted right to fit this lattice.
 
-        None where that differs from element to element, or where they grow; `project` does all of it.
+        None if it differs between elements, or if the integers grow; `project` handles every case.
         """
         alike = _exponent_difference(self.rows, base.rows).size == _exponent_difference(self.cols, base.cols).size == 0
         return self.step - base.step if alike and self.step >= base.step else None
 
     def project(self, base: LinearLattice, integers: Integers, start: int) -> Integers:
-        """Integers of `base` shifted onto this lattice; the same array where nothing shifts."""
+        """Shift integers of `base` onto this lattice; return the same array if nothing shifts."""
         from ckstore.kernels import lattice as kernels
 
         rows = _exponent_difference(self.rows, base.rows)
@@ -190,7 +190,7 @@ class LinearLattice:
         return out
 
     def values(self, integers: Integers, start: int, out: Bits | None = None) -> Bits:
-        """Bits of the lattice values of a chunk of integers that begins at element `start`; in `out` if given."""
+        """Return bits of the lattice values of a chunk of integers from element `start` on; in `out` if given."""
         from ckstore.kernels import coarse as kernels
 
         check_sizes(integers, out)
@@ -204,7 +204,7 @@ class LinearLattice:
         return narrowed(carrier, self.dtype, out) if is_short else carrier
 
     def distance(self, bits: Bits, integers: Integers, start: int) -> tuple[float, int]:
-        """Sum of squares of the difference between finite values and lattice values, and their number."""
+        """Return the sum of squared differences of finite values and lattice values, and the number of values."""
         from ckstore.kernels import lattice as kernels
 
         check_sizes(bits, integers)
@@ -214,17 +214,17 @@ class LinearLattice:
         return result
 
     def own(self, integers: Integers, start: int) -> tuple[Bits, Classes]:
-        """Bits of the lattice values, and the classes that an own exact layer is coded by."""
+        """Return the bits of the lattice values, and the classes that code an own exact layer."""
         return self._own(integers, start, None)
 
     def chained(self, parent: Bits, integers: Integers, start: int) -> tuple[Bits, Classes]:
-        """Bits of the parent's exact values moved into the integers' cells, and the classes of a chained layer."""
+        """Return bits of the parent's exact values moved into the integers' cells, and classes of a chained layer."""
         return self._chained(parent, integers, start, None)
 
     def residuals(
         self, bits: Bits, integers: Integers, start: int, parent: Bits | None = None
     ) -> tuple[Integers, Classes]:
-        """What an exact layer codes, chained if there is a `parent`: `ordinal_difference` to predictions, classes."""
+        """Return the residuals and classes of an exact layer, chained if there is a `parent`: `ordinal_difference`."""
         check_sizes(bits, integers)
         if parent is None:
             found, classes = self._own(integers, start, bits)
@@ -233,7 +233,7 @@ class LinearLattice:
         return found.view(f"i{found.itemsize}"), classes
 
     def _own(self, integers: Integers, start: int, bits: Bits | None) -> tuple[Bits, Classes]:
-        """Predictions, or with `bits` the differences to them; and classes."""
+        """Return the predictions, or with `bits` the differences to them; and classes."""
         from ckstore.kernels import lattice as kernels
 
         out = empty(integers.size, _unsigned(self.dtype))
@@ -245,7 +245,7 @@ class LinearLattice:
         return self._difference(bits, out), classes
 
     def _chained(self, parent: Bits, integers: Integers, start: int, bits: Bits | None) -> tuple[Bits, Classes]:
-        """The same for a chained layer."""
+        """Return the same for a chained layer."""
         from ckstore.kernels import lattice as kernels
 
         check_sizes(integers, parent)
@@ -273,7 +273,7 @@ class LinearLattice:
 
 
 def _optional(bits: Bits | None, like: Bits) -> Bits:
-    """The bits, for a kernel that takes none where the array is empty."""
+    """Return the bits, or an empty array for a kernel whose argument is optional."""
     return fixed(like[:0] if bits is None else bits)
 
 
@@ -286,14 +286,14 @@ def _exponent_difference(own: npt.NDArray[np.int16], base: npt.NDArray[np.int16]
 
 
 def floats(bits: Bits, dtype: str) -> npt.NDArray[Any]:
-    """Bits of a float dtype of `STEP_RANGE` as an array that NumPy computes with: 16-bit floats widened to float32."""
+    """Return bits of a float dtype of `STEP_RANGE` as an array for NumPy: 16-bit floats are widened to float32."""
     if dtype in SHORT:
         return fixed(widened(bits, dtype).view(np.float32))
     return fixed(np.ascontiguousarray(bits).view(dtype))
 
 
 def statistics_of(bits: Bits, dtype: str) -> tuple[float, float, int]:
-    """Sum of squares, largest magnitude and number of the finite ones of some values."""
+    """Return sum of squares, largest magnitude and number of the finite values."""
     from ckstore.kernels.lattice import statistics
 
     found: tuple[float, float, int] = statistics(floats(bits, dtype))
@@ -305,7 +305,7 @@ def _unsigned(dtype: str) -> str:
 
 
 def step_exponent(step: float, largest: float, dtype: str) -> int:
-    """Binary exponent of the power of two next to `step`, at least the one that keeps integers within 2^22.
+    """Return the binary exponent of the power of two next to `step`, large enough to keep integers within 2^22.
 
     `largest` is the largest finite magnitude of the values.
     """
@@ -319,9 +319,9 @@ def step_exponent(step: float, largest: float, dtype: str) -> int:
 
 
 def scaled(bits: Bits, dtype: str, factor: float) -> Bits:
-    """Bits of values times `factor`: what weight decay and running averages do to all elements alike.
+    """Return the bits of values times `factor`: the effect of weight decay and running averages on all elements.
 
-    For the dtypes of `SCALED`; values that are not normal numbers, before or after, stay what they are.
+    For the dtypes of `SCALED`; values that are not normal numbers, before or after, keep their bits.
     """
     if factor == 1.0:
         return bits
@@ -333,9 +333,9 @@ def scaled(bits: Bits, dtype: str, factor: float) -> Bits:
 
 
 def common_factor(values: Bits, parent: Bits, dtype: str) -> float:
-    """The median ratio of values to their parents, over the larger half of these, as a float32 value; 1.0 for none.
+    """Return the median ratio of values to their parents, over the larger half of these, as a float32 value.
 
-    It is 1 where a factor would explain next to nothing of the change.
+    It is 1.0 without such parents, or if a factor would explain next to nothing of the change.
     """
     if dtype not in SCALED or values.size < _RATIOS:
         return 1.0
@@ -357,7 +357,7 @@ def common_factor(values: Bits, parent: Bits, dtype: str) -> float:
 
 
 def _median(values: npt.NDArray[np.float64]) -> float:
-    """As `np.median`, which takes twice as long for so few values."""
+    """Return the median, as `np.median` does in twice the time for few values."""
     ordered = np.sort(values)
     return float((ordered[(ordered.size - 1) // 2] + ordered[ordered.size // 2]) / 2)
 
@@ -371,7 +371,7 @@ def _doubles(bits: Bits, dtype: str) -> npt.NDArray[np.float64]:
 
 
 def ordinal_classes(parent: Bits, dtype: str) -> Classes | None:
-    """Classes that differences of ordinals are coded by: the parent's exponent, for 8-bit floats its magnitude.
+    """Return the classes that code differences of ordinals: the parent's exponent, for 8-bit floats its magnitude.
 
     None for dtypes that are not floats: their differences do not depend on the magnitude.
     """
@@ -391,15 +391,15 @@ def ordinal_classes(parent: Bits, dtype: str) -> Classes | None:
 
 
 def _zeros(like: Bits) -> Bits:
-    """Zeros of as many elements, of the same dtype; read-only, and of a chunk's size always the same."""
+    """Return read-only zeros of the same number and dtype; those of a chunk's size are shared."""
     if like.nbytes > _NOTHING.nbytes:
         return fixed(np.zeros_like(like))
     return _NOTHING[: like.nbytes].view(like.dtype)
 
 
 def check_sizes(values: Bits, predicted: Bits | None) -> None:
-    """Raise `IntegrityError` where there is another array, and not as large."""
-    # The kernels take the sizes of their arrays on trust.
+    """Raise `IntegrityError` if `predicted` is given and has another size."""
+    # The kernels do not check the sizes of their arrays.
     if predicted is not None and predicted.size != values.size:
         raise IntegrityError(
             f"{values.size} values do not fit {predicted.size} predictions; run `ckstore verify` to find the object."
@@ -407,9 +407,9 @@ def check_sizes(values: Bits, predicted: Bits | None) -> None:
 
 
 def ordinal_difference(bits: Bits, predicted: Bits | None, dtype: str) -> Integers:
-    """``ord(bits) - ord(predicted)`` modulo the width as signed integers; the plain difference for integer dtypes.
+    """Return ``ord(bits) - ord(predicted)`` modulo the width as signed integers; subtract integer dtypes directly.
 
-    Without `predicted`: the ordinals themselves. `IntegrityError` where there are not as many predictions as values.
+    Without `predicted`, return the ordinals themselves. Raise `IntegrityError` if the sizes differ.
     """
     check_sizes(bits, predicted)
     signed = np.dtype(f"i{bits.itemsize}")
@@ -427,7 +427,7 @@ def ordinal_difference(bits: Bits, predicted: Bits | None, dtype: str) -> Intege
 
 
 def ordinal_correct(predicted: Bits | None, residuals: Integers, dtype: str, out: Bits | None = None) -> Bits:
-    """The inverse of `ordinal_difference`; in `out` if given."""
+    """Invert `ordinal_difference`; write into `out` if given."""
     check_sizes(residuals, predicted)
     check_sizes(residuals, out)
     unsigned = residuals.view(f"u{residuals.itemsize}")

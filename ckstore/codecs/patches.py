@@ -1,6 +1,6 @@
-"""Patches: the few elements of a chunk that differ from another chunk of the same values, and nothing else.
+"""Patches: the few elements of a chunk that differ from another chunk of the same values.
 
-A level of a chain that changes little costs what it changes: a patch is applied to the other chunk's bits, in place.
+The size of a level that changes little follows its changes: a patch is applied to the other chunk's bits, in place.
 
 A patch; numbers of more than one byte are little-endian:
 
@@ -9,26 +9,26 @@ bytes   content
 ======  ==========================================================================================================
 4       CRC-32 of all other bytes
 varint  elements that differ, at least one
-varint  twice the bytes of the places, and one more where elements lie apart
-        places: where elements lie apart, for each a byte, the number of elements between it and the one before (or
-        the chunk's begin); 255 where it is no less, and then a varint, how many more. Otherwise for each run of
+varint  twice the bytes of the places, and one more if the elements are isolated
+        places: of isolated elements, for each a byte, the number of elements between it and the one before (or
+        the chunk's begin); 255 if it is no less, and then a varint, the excess over 255. Otherwise for each run of
         elements two varints, the number of elements between it and the run before, and its length less 1
         for every 32 of the elements, and the rest of them, a block of numbers
 8       zeros
 ======  ==========================================================================================================
 
-The number of an element is twice the magnitude less 1 of its difference, and one more where that is positive. A block:
+The number of an element is twice the magnitude less 1 of its difference, and one more if that is positive. A block:
 
 ======  ==========================================================================================================
 bytes   content
 ======  ==========================================================================================================
 1       width w: bits of a number
-1       numbers that are longer
+1       the number of longer numbers
         the low w bits of all numbers, the first in the lowest bits of the first byte; zeros up to a whole byte
-        for each number that is longer a byte, its place in the block, and another, what is above its low w bits
+        for each longer number a byte, its place in the block, and another, its bits above the low w bits
 ======  ==========================================================================================================
 
-A difference is that of the ordinals of floats (`ordinal_difference`) and of other elements that of their bits, modulo
+The difference of floats is that of their ordinals (`ordinal_difference`), of other elements that of their bits, modulo
 the width.
 """
 
@@ -55,7 +55,7 @@ DAMAGED = "The patch is damaged: restore it from another copy."
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """The elements of a chunk that differ from another's, until this thread looks for others.
+    """The elements of a chunk that differ from another's, valid until this thread's next search.
 
     Attributes
     ----------
@@ -70,13 +70,13 @@ class Changes:
 
     @classmethod
     def by(cls, places: Array, differences: Array) -> Changes:
-        """The changes of signed integers by some differences, of which some may be 0."""
+        """Return the changes of signed integers by differences; these may be 0."""
         changed = differences != 0
         differences = differences[changed]
         return cls(places[changed], (2 * (np.abs(differences) - 1) + (differences > 0)).astype(np.uint64))
 
     def patch(self, before: bytes = b"") -> bytes | None:
-        """The patch behind the bytes of `before`; None where nothing differs."""
+        """Return the patch after the bytes of `before`; None without changes."""
         if not self.places.size:
             return None
         from ckstore.kernels.patches import write_patch
@@ -100,7 +100,7 @@ def find_changes(after: Array, before: Array, *, is_float: bool) -> Changes:
     Raises
     ------
     IntegrityError
-        There is not one for each.
+        The sizes differ.
     """
     from ckstore.kernels import patches as kernels
 
@@ -115,21 +115,21 @@ def find_changes(after: Array, before: Array, *, is_float: bool) -> Changes:
 
 
 def apply_patch(payload: memoryview, bits: Array, *, is_float: bool) -> None:
-    """Turn a chunk into the one that a patch was made of.
+    """Turn a chunk into the target chunk of a patch.
 
     Parameters
     ----------
     payload
         The patch.
     bits : (n,) integer array, C-contiguous, writable
-        What it was made against; changed in place.
+        The chunk that the patch was made against; changed in place.
     is_float
         As it was when the patch was made.
 
     Raises
     ------
     IntegrityError
-        The patch is damaged, or none of such a chunk; `bits` may hold anything then.
+        The patch is damaged or does not fit the chunk; `bits` is undefined then.
     """
     from ckstore.kernels import patches as kernels
 

@@ -17,7 +17,7 @@ from ckstore.codecs.lattice import NO_EXPONENTS, STEP_RANGE, LinearLattice
 from ckstore.codecs.short_floats import SHORT, widened
 from ckstore.errors import UsageError
 
-#: Exponents as they are given: text as in a pack's records, or numbers.
+#: Exponents in either form: text as in a pack's records, or numbers.
 Exponents = str | Sequence[int]
 
 
@@ -33,17 +33,17 @@ class Steps:
 
     @classmethod
     def parsed(cls, step: Any, rows: Any, cols: Any, width: Any, precision: Any) -> Self:
-        """Settings as they are compared and written down; raises `UsageError` for what never are any."""
+        """Return normalised settings; raise `UsageError` for invalid ones."""
         try:
             rows, cols = (axis if isinstance(axis, str) else tuple(int(e) for e in axis) for axis in (rows, cols))
             steps = cls(int(step), rows, cols, None if width is None else int(width), precision)
             steps._axes  # noqa: B018
             return steps
         except (TypeError, ValueError) as error:
-            raise UsageError(f"The settings of ckstore.quantized_residual are wrong: {error}") from error
+            raise UsageError(f"The settings of ckstore.quantized_residual are invalid: {error}") from error
 
     def settings(self) -> dict[str, Any]:
-        """The settings that are not defaults, fit for JSON."""
+        """Return the settings that are not defaults, ready for JSON."""
         found: dict[str, Any] = {"step": self.step}
         for name in ("rows", "cols"):
             axis = self._axes[name]
@@ -52,7 +52,7 @@ class Steps:
         return found | {name: value for name in ("width", "precision") if (value := getattr(self, name)) is not None}
 
     def check(self, dtype: str) -> None:
-        """Raise `UsageError` unless there is such a lattice of floats of this dtype."""
+        """Raise `UsageError` if no such lattice exists for floats of this dtype."""
         if dtype not in ("float32", "float64"):
             raise UsageError(f"The codec ckstore.quantized_residual takes float32 or float64, not {dtype}.")
         if self.precision is not None and (self.precision not in SHORT or dtype != "float32"):
@@ -68,7 +68,7 @@ class Steps:
             )
 
     def quantise(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Integers (int32) of an array of floats, of its shape."""
+        """Return the integers (int32) of an array of floats, in its shape."""
         flat = np.ascontiguousarray(values).reshape(-1)
         lattice, count = self._lattice(flat.dtype.name, values.shape)
         integers = np.zeros(flat.size, np.int32)
@@ -76,7 +76,7 @@ class Steps:
         return integers.reshape(values.shape)
 
     def dequantise(self, integers: npt.NDArray[Any], dtype: str) -> npt.NDArray[Any]:
-        """Lattice values of an array of int32, of its shape."""
+        """Return the lattice values of an array of int32, in its shape."""
         flat = np.ascontiguousarray(integers, np.int32).reshape(-1)
         lattice, count = self._lattice(self.precision or dtype, integers.shape)
         values = np.zeros(flat.size, dtype)
@@ -93,7 +93,7 @@ class Steps:
         }
 
     def _lattice(self, dtype: str, shape: tuple[int, ...]) -> tuple[LinearLattice, int]:
-        """The lattice of an array of this shape, and how many of its elements have a step; the others are padding."""
+        """Return the lattice of an array of this shape, and the number of elements before the padding."""
         rows, cols = self._axes["rows"], self._axes["cols"]
         width = self.width or (shape[-1] if shape else 1) or 1
         count = int(np.prod(shape, dtype=np.int64))
@@ -108,8 +108,8 @@ class QuantizedResidual(Codec):  # type: ignore[misc]
     """Quantisation of floats on a lattice whose steps are powers of two.
 
     A value x in row i and column j becomes ``n = rint(x / 2**(step + rows[i] + cols[j]))``, as int32 clamped to ±2^24;
-    decoding gives ``n * 2**(step + rows[i] + cols[j])``. To quantise what changed since a base, give the difference to
-    it: the codec never sees a base.
+    decoding gives ``n * 2**(step + rows[i] + cols[j])``. To quantise changes since a base, encode the differences: the
+    codec has no access to a base.
 
     Parameters
     ----------
@@ -119,7 +119,7 @@ class QuantizedResidual(Codec):  # type: ignore[misc]
         Binary exponent of the step.
     rows, cols : str or sequence of int, optional
         Exponents that rows and columns of a chunk add to `step`, as numbers or as text (`docs/format.md`, Exponents).
-        Elements behind the last of the `rows` are padding and decode to 0.
+        Elements after the last of the `rows` are padding and decode to 0.
     width : int, optional
         Elements of a row; by default the last axis of a chunk.
     precision : str, optional
@@ -157,11 +157,11 @@ class QuantizedResidual(Codec):  # type: ignore[misc]
         self._steps.check(self.dtype)
 
     def get_config(self) -> dict[str, Any]:
-        """The codec as JSON has it."""
+        """Return the codec's configuration for JSON."""
         return {"id": self.codec_id, "dtype": self.dtype, **self._steps.settings()}
 
     def encode(self, buf: Any) -> Any:
-        """Integers (int32) of the shape of `buf`, floats of the codec's dtype; bytes are taken as such floats."""
+        """Return the integers (int32) of `buf`, floats of the codec's dtype or their bytes, in its shape."""
         values = ensure_ndarray(buf)
         if values.dtype != self.dtype:
             if values.dtype.itemsize != 1:
@@ -172,7 +172,7 @@ class QuantizedResidual(Codec):  # type: ignore[misc]
         return self._steps.quantise(values)
 
     def decode(self, buf: Any, out: Any = None) -> Any:
-        """Lattice values of the shape of `buf`, int32 integers or their bytes, or into `out`."""
+        """Return the lattice values of `buf`, int32 integers or their bytes, in its shape or in `out`."""
         integers = ensure_ndarray(buf)
         if integers.dtype != np.int32:
             integers = np.frombuffer(ensure_bytes(buf), np.int32)

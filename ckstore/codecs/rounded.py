@@ -1,4 +1,4 @@
-"""Rounded ordinals: the lattice of second moments, whose logarithm is what matters."""
+"""Rounded ordinals: the lattice of second moments, whose logarithm matters."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class RoundedLattice:
 
     The ordinal of a float is the order-preserving integer of its bits, in which an octave is one exponent: steps are
     even on a logarithmic scale. Rows and columns are the model (Shazeer and Stern, "Adafactor", 2018, fit the same to
-    second moments), the integers what is left. Integer arithmetic only.
+    second moments); the integers are its residuals. Integer arithmetic only.
 
     Attributes
     ----------
@@ -47,7 +47,7 @@ class RoundedLattice:
     cols: npt.NDArray[np.int16] = field(default_factory=lambda: NO_EXPONENTS)
 
     def quantise(self, bits: Bits, start: int) -> Integers:
-        """Integers (int32) of a chunk of finite values that begins at element `start`."""
+        """Return the integers (int32) of a chunk of finite values that begins at element `start`."""
         from ckstore.kernels import coarse as kernels
 
         out = empty(bits.size, np.int32)
@@ -58,7 +58,7 @@ class RoundedLattice:
         return out
 
     def values(self, integers: Integers, start: int, out: Bits | None = None) -> Bits:
-        """Bits of the values in the middle of the integers' cells; near 0 they are +0. In `out` if given."""
+        """Return bits of the values in the middle of the integers' cells; near 0 they are +0. Uses `out` if given."""
         from ckstore.kernels import coarse as kernels
 
         check_sizes(integers, out)
@@ -72,12 +72,12 @@ class RoundedLattice:
 
 
 def quarter_octave(dtype: str) -> int:
-    """A quarter of an octave in ordinals of a float dtype."""
+    """Return a quarter of an octave in ordinals of a float dtype."""
     mantissa, _ = FLOATS[dtype]
     return 1 << (mantissa - 2)
 
 
 def largest_finite(dtype: str) -> int:
-    """Bits of the largest finite magnitude of a float dtype with infinities."""
+    """Return the bits of the largest finite magnitude of a float dtype with infinities."""
     mantissa, fields = FLOATS[dtype]
     return ((fields - 1) << mantissa) - 1

@@ -1,4 +1,4 @@
-"""Floats of 16 bits as float32 and back; where they are computed with, they are widened."""
+"""Floats of 16 bits as float32 and back; computations use the wider type."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ckstore.runtime.blocks import empty, fixed
 Words = npt.NDArray[np.uint32]
 Bits = npt.NDArray[Any]
 
-#: dtypes of 16 bits that are widened to float32 to compute with them.
+#: dtypes of 16 bits that are widened to float32 for computations.
 SHORT = ("bfloat16", "float16")
 
 
 def widened(bits: Bits, dtype: str) -> Words:
-    """float32 bits of float16 or bfloat16 bits; exact, NaN and infinities included."""
+    """Return float32 bits of float16 or bfloat16 bits; exact, with NaN and infinities."""
     from ckstore.kernels import short_floats as kernels
 
     words = empty(bits.size, np.uint32)
@@ -26,9 +26,9 @@ def widened(bits: Bits, dtype: str) -> Words:
 
 
 def narrowed(words: Words, dtype: str, out: Bits | None = None) -> Bits:
-    """float16 or bfloat16 bits of finite float32 bits: to nearest, ties to even, at most the largest finite number.
+    """Round finite float32 bits to float16 or bfloat16: to nearest, ties to even, at most the largest finite number.
 
-    In `out` if given.
+    Writes into `out` if given.
     """
     from ckstore.kernels import short_floats as kernels
 

@@ -1,8 +1,8 @@
-"""Numbers in as many bytes as they need, seven bits a byte, lowest first; each byte but the last has bit 7 set."""
+"""Numbers of variable length, seven bits per byte, lowest first; each byte but the last has bit 7 set."""
 
 from __future__ import annotations
 
-#: Bytes of the longest one: 63 bits.
+#: Bytes of the longest number: 63 bits.
 LONGEST = 9
 
 
@@ -17,12 +17,12 @@ def varint(number: int) -> bytes:
 
 
 def read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """Read a number; returns it and where it ends.
+    """Read a number; return it and its end.
 
     Raises
     ------
     ValueError
-        `data` ends before it does, or it has more than 63 bits.
+        The number exceeds `data` or 63 bits.
     """
     number = shift = 0
     for end, byte in enumerate(data[at : at + LONGEST], at + 1):

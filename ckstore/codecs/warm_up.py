@@ -1,7 +1,7 @@
-"""Compiles kernels in a process of its own, while another one needs them: together they take half the time.
+"""Compile kernels in a helper process: two processes take half the time.
 
-Both keep what they have compiled where the other one looks first. This process begins with what the other one comes to
-last, goes on with what later programs will need, and ends when the other one does.
+Both write compiled code into the shared cache. The helper begins with the kernels that the main process needs last,
+continues with those of later programs, and ends with the main process.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ckstore.codecs.integer_plan import Plan
     from ckstore.codecs.lattice import LinearLattice
 
-#: Seven integers, as `encode_integers` writes them.
+#: Seven integers, encoded by `encode_integers`.
 _PLAIN = bytes.fromhex("0122608a92bd010704010101ff357fe8202932030000000000000000")
 
 _INTEGERS = fixed(np.arange(7, dtype=np.int32))
@@ -31,7 +31,7 @@ _CLASSES = fixed(np.array([0, 1, 0, 1, 0, 1, 0], np.uint8))
 
 
 def _steps(helped: str) -> list[Callable[[], object]]:
-    """What exact versions of float32 weights with Adam's moments take, what a verb comes to last before all else."""
+    """Return the steps of exact versions of float32 weights with Adam's moments, the last steps of a verb first."""
     decoding: list[Callable[[], object]] = [
         *(partial(_reorder, width) for width in (2, 4)),
         _correct,
@@ -52,7 +52,7 @@ def _decode() -> None:
 
 
 def _reorder(width: int) -> None:
-    """Payloads of integers of so many bytes that have classes, and are decoded to wider ones."""
+    """Code payloads of integers of `width` bytes that have classes, and decode them to wider ones."""
     from ckstore.kernels.entropy.directory import GROUP
     from ckstore.kernels.entropy.order import to_natural_order
     from ckstore.kernels.entropy.read import accumulate
@@ -147,7 +147,7 @@ def _nothing() -> Plan:
 
 
 def main() -> None:
-    """Take the steps, but no other one once nobody waits for them."""
+    """Take the steps; stop once no process waits."""
     for step in _steps(sys.argv[1]):
         if _is_alone():
             break
@@ -155,10 +155,10 @@ def main() -> None:
 
 
 def _is_alone() -> bool:
-    """Whether the process that began this one is done, or has ended: it writes nothing, so it closed the pipe."""
+    """Return whether the parent process is done or has ended: it writes nothing, so it closed the pipe."""
     return bool(select([sys.stdin], [], [], 0)[0])
 
 
 if __name__ == "__main__":
     main()
-    os._exit(0)  # Someone waits: there is nothing to be put in order.
+    os._exit(0)  # The parent waits, and there is nothing to clean up.

@@ -53,12 +53,12 @@ class HuffmanCodec(ArrayBytesCodec):
         return cls()
 
     def to_dict(self) -> dict[str, JSON]:
-        """The codec as it is in an array's metadata."""
+        """Return the codec's entry in an array's metadata."""
         return {"name": NAME, "configuration": {}}
 
     @staticmethod
     def _dtype(chunk_spec: ArraySpec) -> np.dtype[Any]:
-        # Zarr validates codecs with the array's dtype, before filters: what comes here is known only chunk by chunk.
+        # Zarr validates codecs with the array's dtype, before filters: the dtype of a chunk is known only here.
         dtype = chunk_spec.dtype.to_native_dtype()
         if dtype.kind not in "iu":
             raise UsageError(f"The codec {NAME} takes integers, not {dtype.name}: view other dtypes as integers.")
@@ -70,7 +70,7 @@ class HuffmanCodec(ArrayBytesCodec):
         flat = np.empty(int(np.prod(chunk_spec.shape, dtype=np.int64)), dtype.newbyteorder("="))
         count, _ = count_integers(payload)
         if count < flat.size and len(chunk_spec.shape) == 1:
-            # The last chunk of a pack's array holds no more elements than the array has.
+            # The last chunk of a pack's array holds only the rest of the array.
             flat[count:] = 0
             decode_integers(payload, flat[:count])
         else:
@@ -92,5 +92,5 @@ class HuffmanCodec(ArrayBytesCodec):
         return await asyncio.to_thread(self._encode, chunk_data, chunk_spec)
 
     def compute_encoded_size(self, input_byte_length: int, chunk_spec: ArraySpec) -> int:
-        """Not known before encoding."""
-        raise NotImplementedError("The size of an entropy-coded chunk is not known before it is encoded.")
+        """Raise `NotImplementedError`: the size is unknown before encoding."""
+        raise NotImplementedError("The size of an entropy-coded chunk is unknown before encoding.")

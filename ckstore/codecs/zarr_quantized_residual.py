@@ -42,8 +42,8 @@ class QuantizedResidualCodec(Steps, ArrayArrayCodec):
 
     Notes
     -----
-    Lossy: it gives back values of the lattice. A chunk with a fill value that is no lattice value is filled with the
-    nearest one. A codec does not know which chunk it is given: exponents of rows are those of every chunk.
+    Lossy: it returns values of the lattice. A chunk with a fill value that is not a lattice value is filled with the
+    nearest one. A codec does not know the index of its chunk: exponents of rows are the same for every chunk.
 
     Examples
     --------
@@ -70,7 +70,7 @@ class QuantizedResidualCodec(Steps, ArrayArrayCodec):
         return cls.parsed(step, given.get("rows", ""), given.get("cols", ""), width, precision)
 
     def to_dict(self) -> dict[str, JSON]:
-        """The codec as it is in an array's metadata."""
+        """Return the codec's entry in an array's metadata."""
         return {"name": NAME, "configuration": self.settings()}
 
     def validate(self, *, shape: tuple[int, ...], dtype: ZDType[Any, Any], chunk_grid: Any) -> None:
@@ -78,7 +78,7 @@ class QuantizedResidualCodec(Steps, ArrayArrayCodec):
         self.check(dtype.to_native_dtype().name)
 
     def resolve_metadata(self, chunk_spec: ArraySpec) -> ArraySpec:
-        """Chunks are int32 from here on; the fill value becomes its integer."""
+        """Return the specification of int32 chunks; the fill value becomes its integer."""
         dtype = chunk_spec.dtype.to_native_dtype().newbyteorder("=")
         fill = Steps(self.step, precision=self.precision).quantise(np.array([chunk_spec.fill_value], dtype))
         return replace(chunk_spec, dtype=Int32(), fill_value=fill[0])
@@ -100,5 +100,5 @@ class QuantizedResidualCodec(Steps, ArrayArrayCodec):
         return await asyncio.to_thread(self._encode, chunk_data, chunk_spec)
 
     def compute_encoded_size(self, input_byte_length: int, chunk_spec: ArraySpec) -> int:
-        """Four bytes an element."""
+        """Return four bytes per element."""
         return input_byte_length // chunk_spec.dtype.to_native_dtype().itemsize * 4

@@ -1,1 +1,1 @@
-"""Encodes one object: estimates the ways to store it, and makes the layers of the chosen one."""
+"""Encodes objects: estimates the ways to store each, and makes the layers of the chosen one."""

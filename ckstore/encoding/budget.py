@@ -1,4 +1,4 @@
-"""The restore budget of a version: what restoring costs as it is stored and in full, and how objects share it."""
+"""The restore budget of a version: its restore cost as stored and in full, and the budget's division among objects."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from ckstore.lineage.planner import Choice, plan
 #: Restoring a version costs at most this many times what it would cost stored exactly and in full.
 BUDGET = 2.0
 
-#: Versions are planned for this part of the budget: measured factors are up to an eighth above those foretold.
+#: Versions are planned for this part of the budget: measured factors are up to an eighth above the predicted ones.
 PLANNED = 0.9
 
 
 class Budget:
-    """Shares a version's restore budget out among its objects, as they come.
+    """Divides a version's restore budget among its objects in their order.
 
     Parameters
     ----------
     fixed, full
-        Cost of putting the files together, whatever their objects cost: of this version as it will be stored, and of
-        one that is stored in full.
+        Cost of assembling the files, independent of the objects: of this version as it will be stored, and of one that
+        is stored in full.
     size
-        Bytes of the files: an object has that part of the fixed cost that it has of them.
+        Bytes of the files: an object's share of the fixed cost is its share of these bytes.
     factor
         The budget as a multiple of a full restore.
     """
@@ -34,11 +34,11 @@ class Budget:
         self._left = 0.0
 
     def add(self, nbytes: int, full: float, spent: float) -> None:
-        """Take note of objects that are stored already: what they leave over, or take away from the others."""
+        """Account for stored objects: pass their surplus or deficit on to the others."""
         self._left += self._share * nbytes + self._factor * full - spent
 
     def plan(self, estimates: Sequence[Estimate]) -> list[Choice]:
-        """Choices for some objects within their share and what others left over."""
+        """Return choices for objects within their share and the surplus of others."""
         self._left += self._share * sum(estimate.unit.nbytes for estimate in estimates)
         self._left += self._factor * sum(estimate.full_cost for estimate in estimates)
         choices = plan([estimate.candidates for estimate in estimates], self._left)

@@ -1,4 +1,4 @@
-"""Turns one object's values into a coarse layer without an exact layer, and how far values are off."""
+"""Encodes an object's values as a coarse layer without an exact layer, and measures the deviation."""
 
 from __future__ import annotations
 
@@ -39,38 +39,38 @@ Grid = LinearLattice | RoundedLattice
 #: A first moment's step in octaves above the mean magnitude of its row and column, at quality 1.
 FIRST_MOMENT = 2.5
 
-#: By so many octaves the step is smaller in a run's first version: while the loss falls fast, momentum matters.
+#: Octaves by which the step is smaller in a run's first version: while the loss falls fast, momentum matters.
 EARLY = 2.5
 
 #: Binary logarithm of a second moment's step in octaves, at quality 1.
 SECOND_MOMENT = 1.5
 
-#: dtypes of second moments that become coarse. In float16 all below 2^-12 lie in the cell of 0: most of what there is.
+#: dtypes of second moments that become coarse. In float16 all values below 2^-12, which are most, lie in the cell of 0.
 SECOND_MOMENTS = tuple(dtype for dtype in ROUNDED if dtype != "float16")
 
 #: A row's step is at most this part of the root mean square of its values.
 _LARGEST_STEP = 2.0
 
-#: Exponents stay the parent's while they are within this of what is asked for.
+#: Exponents stay the parent's while they are within this distance of the target.
 SLACK = 0.75
 
-#: Bytes of an exact layer for each byte of values: what a version stored in full would take besides its integers.
+#: Bytes of an exact layer for each byte of values, which a version stored in full would need besides its integers.
 EXACT_SHARE = 0.75
 
 
 class Steps(NamedTuple):
-    """What steps a weight is to have.
+    """The steps of a weight.
 
     Attributes
     ----------
     level
         Binary logarithm of the step of all its elements ...
     rows, cols
-        ... and what rows and columns add to it, each empty or float64.
+        ... and the additions of rows and columns, each empty or float64.
     is_still
-        It has not changed since the parent, and keeps its lattice.
+        The weight has not changed since the parent, and keeps its lattice.
     is_related
-        The parent is of the same run.
+        The parent belongs to the same run.
     """
 
     level: float
@@ -88,7 +88,7 @@ class CoarseEncoder:
     reader
         Decodes the objects that new ones are stored against.
     policy
-        How faithful the version is to be.
+        The fidelity of the version.
     """
 
     def __init__(self, reader: ObjectReader, policy: Policy) -> None:
@@ -103,7 +103,7 @@ class CoarseEncoder:
         steps: Callable[[], Steps],
         size: Callable[[], float],
     ) -> Estimate | None:
-        """Options of `unit`; None where it cannot be coarse: no floats, values that are not finite, too tight a bound.
+        """Return options of `unit`; None if it cannot be coarse: no floats, non-finite values, too tight a bound.
 
         Parameters
         ----------
@@ -112,16 +112,16 @@ class CoarseEncoder:
         read
             Bits of the elements from the first to before the second argument.
         parent
-            What it may be stored against. One that was lost or cannot be decoded counts as none.
+            The possible base. One that was lost or cannot be decoded counts as none.
         steps
             The steps of a weight.
         size
-            Root mean square of the tensor that the unit is, or is a part of.
+            Root mean square of the unit's tensor.
         """
         if unit.dtype not in STEP_RANGE:
             return None
         if unit.role == "second" and (self.policy.is_bounded or unit.dtype not in SECOND_MOMENTS):
-            return None  # Within any bound lies 0, which makes the first step after a restore explode.
+            return None  # Every bound allows 0, which makes the first step after a restore explode.
         bits = read(0, unit.count)
         total, largest, finite = statistics_of(bits, unit.dtype)
         if finite < unit.count or not isfinite(total):
@@ -139,11 +139,11 @@ class CoarseEncoder:
         try:
             estimate = against(parent)
         except IntegrityError:
-            estimate = against(None)  # A run goes on after it was damaged.
+            estimate = against(None)  # A run continues after damage.
         return None if estimate is None or _is_clamped(bits, largest, estimate.lattice) else estimate
 
     def encode(self, estimate: Estimate, plan: Way, read: ReadUnit) -> Encoded:
-        """The coarse layer of an object under `plan`; its integers stay in the reader's cache, for what follows."""
+        """Return the coarse layer of an object under `plan`, and cache its integers for the next version."""
         unit, lattice = estimate.unit, estimate.lattice
         assert isinstance(lattice, LinearLattice | RoundedLattice)
         encoded = Encoded("", [], [])
@@ -165,7 +165,7 @@ class CoarseEncoder:
         encoded.identity = lattice_id(lattice, unit.count, unit.chunk, digests)
         encoded.facts = comparison.result()
         if unit.role == "weight":
-            # What the next version will be stored against; moments would only push it out.
+            # The next version will be stored against these; moments would only evict them.
             for chunk, integers in enumerate(coded):
                 self.reader.cache.put((encoded.identity, chunk), integers)
         return encoded
@@ -173,7 +173,7 @@ class CoarseEncoder:
     def _estimate_bounded(
         self, unit: Unit, bits: Bits, largest: float, parent: CoarseParent | None, size: Callable[[], float]
     ) -> Estimate | None:
-        """A linear lattice with one step, small enough for the bound."""
+        """Estimate a linear lattice with one step, small enough for the bound."""
         if unit.is_bundle:
             return None
         bound = self.policy.max_abs_error or float("inf")
@@ -216,7 +216,7 @@ class CoarseEncoder:
         above = FIRST_MOMENT - EARLY * early
         step = round(model.level - bias + above + log2(self.policy.quality))
         if unit.dtype == "float16":
-            cols = cols[:0]  # Its steps have so small a range that rows and columns together may leave it.
+            cols = cols[:0]  # The range of its steps is so small that rows and columns together may leave it.
         reach = sum(int(axis.min()) for axis in (rows, cols) if axis.size)
         top = sum(int(axis.max()) for axis in (rows, cols) if axis.size)
         step = min(max(step, lowest - reach), highest - top)
@@ -228,11 +228,11 @@ class CoarseEncoder:
         octaves = SECOND_MOMENT + log2(self.policy.quality) / 2
         shift = FLOATS[unit.dtype][0] + max(0, min(ceil(octaves), 3))
         lattice = RoundedLattice(unit.dtype, shift, round(4 * model.level), row_width(unit), rows, cols)
-        # In full: what rows and columns leave of it is as small as what changed of that since the parent.
+        # In full: the residuals after rows and columns are as small as their change since the parent.
         return self._planned(unit, bits, lattice, None)
 
     def _record(self, unit: Unit, parent: CoarseParent | None) -> LatticeRecord | None:
-        """The parent's record where its lattice is linear."""
+        """Return the parent's record if its lattice is linear."""
         if parent is None:
             return None
         record = self.reader.resolver.lattice(parent.lattice)
@@ -242,7 +242,7 @@ class CoarseEncoder:
     def _planned(
         self, unit: Unit, bits: Bits, lattice: Grid, record: LatticeRecord | None, *, dithered: bool = False
     ) -> Estimate:
-        """Options of storing `bits` on `lattice`: in full, or against the object of `record` and what is below it."""
+        """Return options for `bits` on `lattice`: in full, or against the object of `record` and its ancestors."""
         sample = Sample.of(unit, lambda first, last: bits[first:last])
         chunks = -(-unit.count // unit.chunk)
         quantised = _quantised(lattice, sample.bits, sample.start, dithered=dithered)
@@ -271,7 +271,7 @@ class CoarseEncoder:
 
 
 def _limits(unit: Unit, bits: Bits) -> npt.NDArray[np.float64]:
-    """Binary logarithms of the largest steps of a unit's rows: beyond them, whole rows would become 0."""
+    """Return binary logarithms of the largest steps of a unit's rows: beyond them, whole rows would become 0."""
     from ckstore.kernels.coarse import value_sums
 
     width = row_width(unit)
@@ -289,7 +289,7 @@ def _limits(unit: Unit, bits: Bits) -> npt.NDArray[np.float64]:
 def _settled(
     unit: Unit, steps: Steps, limits: npt.NDArray[np.float64], largest: float, record: LatticeRecord | None
 ) -> LinearLattice:
-    """The lattice of these steps; exponents of the parent's that are near stay, so that its integers fit."""
+    """Return the lattice of these steps; nearby exponents of the parent stay, so that its integers fit."""
     lowest, highest = STEP_RANGE[unit.dtype]
     smallest = step_exponent(0.0, largest, unit.dtype)
     before = None if record is None else record.linear
@@ -314,12 +314,12 @@ def _settled(
 
 
 def _reach(cols: npt.NDArray[np.float64]) -> float:
-    """What columns add to a row's step, on average."""
+    """Return the average addition of columns to a row's step."""
     return float(cols.mean()) if cols.size else 0.0
 
 
 def _near(asked: npt.NDArray[np.float64], before: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    """Exponents, those from before where they are within `SLACK` of what is asked for."""
+    """Return exponents: the previous ones if they are within `SLACK` of the targets."""
     if before.size not in (1, asked.size):
         return asked
     result: npt.NDArray[np.float64] = np.where(np.abs(asked - before) < SLACK, before, np.rint(asked))
@@ -334,7 +334,7 @@ def _deviation(unit: Unit, bits: Bits, decoded: Bits) -> tuple[float, float, flo
 
 
 def _is_clamped(bits: Bits, largest: float, lattice: object) -> bool:
-    """Whether values are so many steps away from 0 that their integers are not theirs."""
+    """Return whether values are so far from 0 that their integers are clamped."""
     from ckstore.kernels.lattice import MAX_INTEGER
 
     if not isinstance(lattice, LinearLattice):

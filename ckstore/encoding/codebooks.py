@@ -47,7 +47,7 @@ class CodebookEncoder:
     reader
         Decodes the objects that new ones are stored against.
     policy
-        How faithful the version is to be; its scheme is one of the published ones.
+        The fidelity of the version; its scheme is one of the published ones.
     """
 
     def __init__(self, reader: ObjectReader, policy: Policy) -> None:
@@ -57,14 +57,14 @@ class CodebookEncoder:
     def estimate(
         self, unit: Unit, read: ReadUnit, parent: CoarseParent | None, treatment: Callable[[], Treatment]
     ) -> Estimate | None:
-        """Options of `unit`; None where no codebook is made for it: other dtypes, bundles, values that are not finite.
+        """Return options of `unit`; None without a codebook: other dtypes, bundles, values that are not finite.
 
         Parameters
         ----------
         unit, read, parent
             As in `CoarseEncoder.estimate`.
         treatment
-            How Inshrinkerator quantises it, which depends on the other layers of its type.
+            Inshrinkerator's quantisation of the unit, which depends on the other layers of its type.
         """
         if unit.dtype not in CODEBOOK_DTYPES or unit.is_bundle or unit.role == "second":
             return None  # A second moment that becomes 0 or negative makes the first step after a restore explode.
@@ -77,7 +77,7 @@ class CodebookEncoder:
         return self._estimate_levels(unit, bits, record, treatment())
 
     def encode(self, estimate: Estimate, plan: Way, read: ReadUnit, treatment: Callable[[], Treatment]) -> Encoded:
-        """The coarse layer of an object under `plan`."""
+        """Return the coarse layer of an object under `plan`."""
         unit = estimate.unit
         lattice = plan.lattice
         assert isinstance(lattice, CodebookLattice)
@@ -114,11 +114,11 @@ class CodebookEncoder:
         return encoded
 
     def _estimate_changes(self, unit: Unit, bits: Bits, record: LatticeRecord | None) -> Estimate:
-        """LC-Checkpoint: a codebook of what changed since the parent or since its base, or of the first values.
+        """Estimate LC-Checkpoint: a codebook of the changes since the parent or its base, or of the first values.
 
-        Values differ between these ways, but the planner sees bytes and cost alone. So no delta against an older
-        version is offered, which is off by a part of all the way from there, and no base but a first one, which is off
-        by a part of the values: the merged change does what either would do for the restore cost.
+        Values differ between these ways, but the planner compares bytes and cost alone. So two ways are not offered: a
+        delta against an older version, whose error is a part of the whole change since then, and a base after the first
+        one, whose error is a part of the values. The merged change reduces the restore cost as much.
         """
         sample = Sample.of(unit, lambda first, last: bits[first:last])
         plans = {"base": Way(None, additive=True)}
@@ -141,7 +141,7 @@ class CodebookEncoder:
         return self._planned(unit, plans, sizes, record)
 
     def _estimate_levels(self, unit: Unit, bits: Bits, record: LatticeRecord | None, treatment: Treatment) -> Estimate:
-        """Inshrinkerator: one codebook, its indices in full or against the parent's."""
+        """Estimate Inshrinkerator: one codebook, its indices in full or against the parent's."""
         sample = Sample.of(unit, lambda first, last: bits[first:last])
         lattice, indices, aside = dynaquant.treated(as_float32(bits, unit.dtype), treatment, unit.dtype)
         part = indices[sample.start : sample.start + sample.bits.size]
@@ -175,7 +175,7 @@ class CodebookEncoder:
         return Estimate(unit, Candidates(tuple(options), debt), plans, full_cost, alone, is_coarse=True)
 
     def _record(self, unit: Unit, parent: CoarseParent | None) -> LatticeRecord | None:
-        """The parent's record where the scheme goes on from it; one that cannot be decoded counts as none."""
+        """Return the parent's record if the scheme continues it; one that cannot be decoded counts as none."""
         if parent is None:
             return None
         try:
@@ -188,7 +188,7 @@ class CodebookEncoder:
         return record if fits else None
 
     def _changes(self, unit: Unit, bits: Bits, plan: Way) -> Floats:
-        """What LC-Checkpoint quantises: values, what they changed by since the base decodes, or the changes merged."""
+        """Return the input of LC-Checkpoint: values, their changes since the decoded base, or merged changes."""
         if plan.base is None:
             return as_float32(bits, unit.dtype)
         if plan.merged is None:
@@ -198,14 +198,14 @@ class CodebookEncoder:
         return lc.merged_changes(self._decoded(plan.base), previous, change)
 
     def _decoded(self, record: LatticeRecord) -> Bits:
-        """The values of an object, all its chunks."""
+        """Return the values of an object, all its chunks."""
         chunks = [self.reader.values(record, chunk) for chunk in range(record.chunks)]
         return chunks[0] if len(chunks) == 1 else np.concatenate(chunks)
 
     def _against(
         self, lattice: CodebookLattice, indices: Indices, base: LatticeRecord | None, chunk: int
     ) -> tuple[Integers, npt.NDArray[np.uint8] | None]:
-        """What is stored of a chunk's indices, and the classes that it is coded by."""
+        """Return the stored form of a chunk's indices, and the classes that code it."""
         if base is None:
             return indices.astype(np.int32) - np.int32(lattice.zero), None
         before = self.reader.indices(base, chunk)
@@ -213,5 +213,5 @@ class CodebookEncoder:
 
 
 def _split(plan: Way) -> int:
-    """By how many bits LC-Checkpoint's buckets are split: none where the next version corrects the error anyway."""
+    """Return the bits that split LC-Checkpoint's buckets: none if the next version corrects the error anyway."""
     return 0 if plan.base is not None and plan.merged is None else lc.SPLIT

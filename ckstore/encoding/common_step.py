@@ -1,8 +1,8 @@
 """The steps of a coarse version's weights: one budget, pooled over all of them, shaped by sensitivity.
 
-The rise of the loss that rounding causes is, to second order, half the sum of F times the squared error (F the diagonal
-of the Fisher information): steps belong to the loss and not to single tensors. A tensor that moves more than others is
-no reason to store it more coarsely.
+Rounding raises the loss, to second order, by half the sum of F times the squared error (F the diagonal of the Fisher
+information): steps follow the loss rather than single tensors. A tensor that changes more than others is not stored
+more coarsely for that.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ FLOOR = 0.35
 #: ... and for a run's first version this part of the weights' own size.
 FIRST = 0.1
 
-#: Of the squared distance to the parent's decoded values at least this part counts as change.
+#: The minimal part of the squared distance to the parent's decoded values that counts as change.
 _LEAST_CHANGE = 0.004
 
 #: Below this part a tensor has not changed at all, and keeps its lattice.
 _STILL = 0.001
 
-#: Where the change in a sample is below this part of the squared distance, the whole tensor is looked at.
+#: If the change in a sample is below this part of the squared distance, the whole tensor is measured.
 _SUSPECT = 0.05
 
-#: Beyond this mean cosine of their distances from lattice values, values lie near them. A normal distribution of half
-#: a step has 0.007, and rounds without bias.
+#: Beyond this mean cosine of their distances from lattice values, values lie near them. A normal distribution of half a
+#: step has 0.007, and rounds without bias.
 CONCENTRATED = 0.03
 
-#: Mean square of the error of a lattice value in steps, where nobody recorded it.
+#: The assumed mean square of the error of a lattice value in steps, if none is recorded.
 SPREAD = 1 / 12
 
 
@@ -61,7 +61,7 @@ class CoarseParent:
     lattice
         Its lattice id.
     spread
-        Mean square of what its lattice values are off, in units of each element's own step; see `CoarseUnit`.
+        Mean square of the errors of its lattice values, in units of each element's own step; see `CoarseUnit`.
     """
 
     lattice: str
@@ -70,16 +70,16 @@ class CoarseParent:
 
 @dataclass(frozen=True, slots=True)
 class CommonStep:
-    """What a version's weights share.
+    """The common settings of a version's weights.
 
     Attributes
     ----------
     level
-        Binary logarithm of the step of weights of mean sensitivity; None where all weights are 0.
+        Binary logarithm of the step of weights of mean sensitivity; None if all weights are 0.
     still
         Keys of weights that have not changed since the parent.
     is_related
-        Whether the parent is of the same run; otherwise it is another one under the same names.
+        Whether the parent belongs to the same run; otherwise it is another run with the same names.
     """
 
     level: float | None
@@ -94,12 +94,12 @@ class _Measured:
     Attributes
     ----------
     elements
-        Number of elements that it stands for.
+        The number of elements that it represents.
     size
         Of the values.
     travelled, change
-        Of the distances to the run's first version, and to the parent without what that was off, this one in units
-        of the parent's steps; None without parent, or where it has not changed.
+        Of the distances to the run's first version, and to the parent without the parent's error. The latter is in
+        units of the parent's steps; None without parent, or without change.
     level
         Binary logarithm of the parent's common step.
     is_still
@@ -123,14 +123,14 @@ def common_step(
     reader: ObjectReader,
     quality: float,
 ) -> CommonStep:
-    """The steps of weights, from a sample of each.
+    """Return the steps of weights, from a sample of each.
 
     Parameters
     ----------
     units
-        Weights, their sensitivities, and what they may be stored against.
+        Weights, their sensitivities, and their possible bases.
     read
-        Bits of a unit from one element to before another.
+        Returns the bits of a unit from one element to before another.
     """
 
     def measured(item: tuple[Unit, Sensitivity, CoarseParent | None]) -> _Measured:
@@ -145,7 +145,7 @@ def common_step(
                 if record.kind == "linear" and record.width == row_width(unit):
                     return _against(unit, sample, shape, parent.spread, record, read, reader)
             except IntegrityError:
-                pass  # A run goes on after it was damaged.
+                pass  # A run continues after damage.
         return _Measured(unit.count, _square(unit, sample, shape, None))
 
     with ThreadPoolExecutor(worker_count(), thread_name_prefix="ckstore") as pool:
@@ -157,7 +157,7 @@ def common_step(
         change = _pooled(moved, "change") * 4.0**level
         asked = quality * max(ALPHA * change**0.5, FLOOR * _pooled(moved, "travelled") ** 0.5)
         if _pooled(moved, "is_restored") > 0.5:
-            asked /= 2  # Dithered values are off by more; see `CoarseEncoder`.
+            asked /= 2  # Dithered values have larger errors; see `CoarseEncoder`.
         if change <= _pooled(moved, "size"):
             return CommonStep(float(np.log2(asked)) if asked > 0 else level, still, is_related=True)
     size = _pooled(found, "size")
@@ -204,14 +204,14 @@ def _against(
 
 
 def _exactly(unit: Unit, sample: Sample, shape: Sensitivity, record: LatticeRecord, reader: ObjectReader) -> _Measured:
-    """Against a parent whose lattice is exact: as far as anybody knows, the run begins there."""
+    """Measure against a parent whose lattice is exact: the run effectively begins there."""
     change = _square(unit, sample, shape, sample.cut(reader.values(record, sample.chunk)))
     size = _square(unit, sample, shape, None)
     return _Measured(unit.count, size, change, change) if change else _Measured(unit.count, size)
 
 
 def _distance(unit: Unit, lattice: LinearLattice, bits: Bits, integers: npt.NDArray[Any], start: int) -> float:
-    """Sum of squares of the difference between values and lattice values, in units of the lattice's steps."""
+    """Return the sum of squared differences of values and lattice values, in units of the lattice's steps."""
     from ckstore.kernels.coarse import weighted_squares
 
     there = floats(lattice.values(integers, start), unit.dtype)
@@ -222,7 +222,7 @@ def _distance(unit: Unit, lattice: LinearLattice, bits: Bits, integers: npt.NDAr
 
 
 def _square(unit: Unit, sample: Sample, shape: Sensitivity, other: Bits | None) -> float:
-    """Mean square of a sample, or of its difference to other values, in units of the sensitivity's octaves."""
+    """Return mean square of a sample, or of its difference to other values, in units of the sensitivity's octaves."""
     from ckstore.kernels.coarse import weighted_squares
 
     values = floats(sample.bits, unit.dtype)

@@ -1,4 +1,4 @@
-"""Compares what went in with what a coarse layer decodes to: how far values are off, and what they become."""
+"""Compares original values with decoded values of a coarse layer: records deviations, and hashes the decoded values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ckstore.objects.identity import MemberHasher
 from ckstore.objects.units import Unit
 from ckstore.runtime.blocks import fixed
 
-#: Recorded errors have so many significant digits.
+#: The number of significant digits of recorded errors.
 _UPWARDS = Context(prec=4, rounding=ROUND_CEILING)
 
 
@@ -51,7 +51,7 @@ class Comparison:
         self._position += bits.size
 
     def result(self) -> CoarseUnit:
-        """What the version records, once all chunks were compared."""
+        """Return the facts that the version records, once all chunks were compared."""
         counts = np.maximum(self._sums[:, 3], 1)
         rms = np.sqrt(self._sums[:, 1] / counts)
         size = np.sqrt(self._sums[:, 2] / counts)
@@ -67,14 +67,14 @@ def add_squares(
     values: npt.NDArray[Any],
     others: npt.NDArray[Any],
 ) -> None:
-    """Add what `kernels.coarse.deviation` says of a stretch of a unit to sums by member.
+    """Add the results of `kernels.coarse.deviation` for a stretch of a unit to the sums of its members.
 
     Parameters
     ----------
     sums
-        For each member the largest difference, the sum of squared differences, of squared values, and their number.
+        For each member the largest difference, the sums of squared differences and of squared values, and their number.
     ends
-        Where members end, in elements of the unit.
+        The ends of the members, in elements of the unit.
     position
         The stretch's first element.
     """
@@ -92,5 +92,5 @@ def add_squares(
 
 
 def _bound(value: float) -> float:
-    """`value` to a few digits, rounded up."""
+    """Return `value` to a few digits, rounded up."""
     return float(_UPWARDS.create_decimal_from_float(value))

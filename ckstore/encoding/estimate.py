@@ -1,4 +1,4 @@
-"""What is known of an object before it is stored: the ways to store it, what each would take, and what became of it."""
+"""The facts about an object before storing it: the ways to store it, the estimate of each, and the encoded result."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import numpy.typing as npt
 from ckstore.codecs.integers import payload_bits
 from ckstore.codecs.lattice import Bits, Integers
 from ckstore.codecs.patches import Changes
-from ckstore.lineage.foretold import Foretold, Layer
 from ckstore.lineage.planner import Candidates, Choice
+from ckstore.lineage.predictions import Layer, Predictions
 from ckstore.objects.documents import CoarseUnit
 from ckstore.objects.identity import Lattice
 from ckstore.objects.records import ContentRecord, LatticeRecord
 from ckstore.objects.units import Unit
 
-#: Elements of an object that its sizes are estimated from: at most so many; of small objects a part, and at least ...
+#: Elements of an object that its sizes are estimated from: the maximum; of small objects a part, and at least ...
 SAMPLE = 1 << 15
 _SAMPLED = 8
 _LEAST_SAMPLE = 1 << 13
 
-#: Layers whose sizes are estimated, besides those against something up the chain: integers in full and against the
+#: Layers with estimates, besides those against ancestors further up the chain: integers in full and against the
 #: parent's, and an exact layer by itself.
 BASE: Layer = ("base", 0)
 DELTA: Layer = ("delta", 0)
@@ -40,11 +40,11 @@ Ancestor = TypeVar("Ancestor", LatticeRecord, ContentRecord)
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way to store an object: which base its integers are stored against, and which exact layer it gets.
+    """One way to store an object: the base of its integers, and the kind of its exact layer.
 
-    `patched` stores patches, of the integers and of the exact values. `lattice` is its own where ways differ in it,
-    `additive` that of a codebook whose values are added to the base's, and `merged` the end of the chain above the base
-    that it takes the place of.
+    `patched` stores patches, of the integers and of the exact values. `lattice` is set if ways differ in it. `additive`
+    is the lattice of a codebook whose values are added to the base's. `merged` is the end of the chain above the base
+    that the way replaces.
     """
 
     base: LatticeRecord | None
@@ -59,9 +59,9 @@ class Way:
 
 @dataclass(slots=True)
 class Estimate:
-    """What the planner needs to know of one object, and what the encoder needs to carry its choice out.
+    """The facts about one object that the planner needs, and those that the encoder needs to carry its choice out.
 
-    `foretold` is what the object that will be stored against this one may know of it.
+    `predictions` serve the object that will be stored against this one.
     """
 
     unit: Unit
@@ -73,26 +73,26 @@ class Estimate:
     origin: str | None = None
     is_coarse: bool = False
     dithered: bool = False
-    foretold: Foretold | None = None
+    predictions: Predictions | None = None
 
     def layers(self, choice: Choice, encoded: Encoded) -> list[tuple[float, float]]:
-        """Bytes of each layer and those foretold."""
+        """Return the actual and the predicted bytes of each layer."""
         coarse, exact = encoded.nbytes
         if not encoded.exact:
             return [(coarse, choice.option.stored)]
-        assert self.foretold is not None
+        assert self.predictions is not None
         way = self.plans[choice.option.name]
-        integers = self.foretold.sizes[MOVED if way.patched else BASE if choice.option.is_base else DELTA]
+        integers = self.predictions.sizes[MOVED if way.patched else BASE if choice.option.is_base else DELTA]
         return [(coarse, integers), (exact, choice.option.stored - integers)]
 
 
 @dataclass(slots=True)
 class Encoded:
-    """An object's layers, ready to be written: payloads of chunks, None where all integers are zero.
+    """An object's layers, ready to be written: payloads of chunks, None if all integers are zero.
 
-    `facts` is what a coarse version records of it; such an object has no exact layer. `aside` is what a codebook
-    does not code, for each chunk. Payloads of `patched` layers are patches; those of the exact one are empty where
-    nothing differs.
+    `facts` are recorded by a coarse version; such an object has no exact layer. `aside` holds, for each chunk, the
+    values that a codebook does not code. Payloads of `patched` layers are patches; those of the exact layer are empty
+    without changes.
     """
 
     identity: str
@@ -104,7 +104,7 @@ class Encoded:
 
     @property
     def nbytes(self) -> tuple[int, int]:
-        """Bytes of all payloads of integers, and of the exact layer."""
+        """The bytes of all payloads of integers, and of the exact layer."""
         return sum(map(len, filter(None, self.coarse))), sum(map(len, self.exact))
 
 
@@ -123,7 +123,7 @@ class Sample:
     bits
         The sampled values.
     scale
-        Elements of the object for each sampled one.
+        Elements of the object per sampled one.
     chunks
         Chunks of the object.
     """
@@ -137,7 +137,7 @@ class Sample:
 
     @classmethod
     def of(cls, unit: Unit, read: ReadUnit) -> Sample:
-        """The middle of the middle chunk of `unit`."""
+        """Return the middle of the middle chunk of `unit`."""
         chunks = -(-unit.count // unit.chunk)
         chunk = chunks // 2
         start = chunk * unit.chunk
@@ -148,22 +148,22 @@ class Sample:
         return cls(chunk, first, start + first, bits, unit.count / max(taken, 1), chunks)
 
     def cut(self, chunk: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """The sampled elements of the same chunk of another object."""
+        """Return the sampled elements of the same chunk of another object."""
         return chunk[self.first : self.first + self.bits.size]
 
     def nbytes_of(self, changes: Changes) -> float:
-        """Estimated bytes of all the object's patches when the sample's changes are these."""
+        """Estimate the bytes of all the object's patches from the sample's changes."""
         return self.scale * len(changes.patch() or b"")
 
     def nbytes(self, values: Integers, classes: npt.NDArray[np.uint8] | None = None) -> float:
-        """Estimated bytes of all the object's payloads when the sample's integers are these."""
+        """Estimate the bytes of all the object's payloads from the sample's integers."""
         return payload_bits(values, classes, times=self.scale, payloads=self.chunks) / 8
 
 
 def nearby_ancestors(chain: list[Ancestor]) -> list[tuple[int, Ancestor]]:
-    """What a delta may be stored against, by place: the chain's end, what the parent is stored against, the parent.
+    """Return the possible bases of a delta, by place: the chain's end, the parent's base, the parent.
 
-    In this order each is decoded from the one before, which is still at hand.
+    In this order each is decoded from the one before, which is still in memory.
     """
     places = sorted({0, min(1, len(chain) - 1), len(chain) - 1})
     return [(place, chain[place]) for place in reversed(places)]

@@ -1,4 +1,4 @@
-"""Decides for each object of a version whether it becomes exact or coarse, and hands it to the encoder of that kind."""
+"""Decides for each object of a version whether it is exact or coarse, and passes it to the encoder of that kind."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ from ckstore.objects.units import Unit
 from ckstore.policy import Policy
 from ckstore.runtime.threads import worker_count
 
-#: While all small weights take less than this part of the version, they are kept finer than others ...
+#: If all small weights together take less than this part of the version, they are quantised more finely ...
 SMALL_SHARE = 0.02
 
-#: ... by so many octaves: what it costs is next to nothing.
+#: ... by this number of octaves, which costs next to nothing.
 SMALL_OCTAVES = -2.0
 
-#: Objects of fewer elements are estimated and encoded by one thread at a time while a version is stored: what they take
-#: is mostly Python and short kernels, and threads that hand the interpreter's lock to each other for every one of these
-#: take longer than one thread.
+#: Objects of fewer elements are estimated and encoded by one thread at a time while a version is stored: their work is
+#: mostly Python and short kernels, and threads that pass the interpreter's lock around for each of them take longer
+#: than one thread.
 _ALONE = 1 << 17
 
-#: Memory that the chunks of a version take, as a multiple of its size: the integers of weights come on top.
+#: Memory of the chunks of a version, as a multiple of its size, without the integers of weights.
 _KEPT = 1.4
 
 
 @dataclass(frozen=True, slots=True)
 class ParentObject:
-    """An object of the parent version: its ids, and where it is coarse what it is off; see `CoarseParent`."""
+    """An object of the parent version: its ids, and the error of a coarse one; see `CoarseParent`."""
 
     lattice: str
     content: str | None
@@ -59,12 +59,12 @@ class ParentObject:
 def parent_objects(
     units: Sequence[Unit], objects: Sequence[tuple[str, str | None]], facts: Mapping[int, CoarseUnit]
 ) -> dict[tuple[str, str], ParentObject]:
-    """The objects of a version, each (lattice id, content id or None), by key and signature of their units.
+    """Return the objects of a version, each (lattice id, content id or None), by key and signature of their units.
 
     Parameters
     ----------
     facts
-        What the version records of those that are coarse, by number of the unit.
+        The facts that the version records about its coarse units, by number of the unit.
     """
     found = {}
     for number, (unit, (lattice, content)) in enumerate(zip(units, objects, strict=True)):
@@ -82,17 +82,17 @@ class Values(Protocol):
 
     @property
     def layouts(self) -> Sequence[FileLayout]:
-        """How the files are cut."""
+        """The layouts of the files."""
 
     @property
     def size(self) -> int:
         """Bytes of the version."""
 
     def read(self, unit: Unit, first: int, last: int) -> Bits:
-        """Bits of the elements from `first` to before `last` of a unit."""
+        """Return the bits of the elements from `first` to before `last` of a unit."""
 
     def checked(self, unit: Unit) -> ReadUnit:
-        """What reads a unit, now that it was compared; raises `InputError` where it is not what it was."""
+        """Return a reader of a compared unit; it raises `InputError` if the bytes change."""
 
 
 class Estimator:
@@ -101,15 +101,15 @@ class Estimator:
     Parameters
     ----------
     reader
-        Decodes what they are stored against.
+        Decodes the bases.
     values
         The version.
     policy
-        How faithful it is to be.
+        The fidelity of the version.
     parents
         The parent version's objects by key and signature.
     gradients
-        Of large tensors, by path, flat: what Inshrinkerator's sensitivity is made of.
+        Of large tensors, by path, flat: the input of Inshrinkerator's sensitivity.
     """
 
     def __init__(
@@ -146,12 +146,12 @@ class Estimator:
         self._small = Lock()
 
     def estimate(self, unit: Unit) -> Estimate:
-        """Options of a unit."""
+        """Return the options of a unit."""
         with self._turn(unit):
             return self._estimate(unit)
 
     def _turn(self, unit: Unit) -> AbstractContextManager[object]:
-        """What a unit's work is done in: that of small ones by one thread at a time."""
+        """Return the context of a unit's work, which admits one small unit at a time."""
         return self._small if unit.count < _ALONE else nullcontext()
 
     def _estimate(self, unit: Unit) -> Estimate:
@@ -166,7 +166,7 @@ class Estimator:
         return self._exact.estimate(unit, read, parent.content, parent.lattice)
 
     def coarse_estimate(self, unit: Unit) -> Estimate | None:
-        """Options of a unit without an exact layer; None where it has to stay exact."""
+        """Return the options of a unit without an exact layer; None if it must stay exact."""
         if not self.may_be_coarse(unit):
             return None
         read = partial(self._values.read, unit)
@@ -178,7 +178,7 @@ class Estimator:
         return self._coarse.estimate(unit, read, before, lambda: self._steps(unit), lambda: self._size(unit))
 
     def encode(self, content: str, estimate: Estimate, choice: Choice) -> tuple[Estimate, Choice, Encoded]:
-        """The layers of an object as they were planned, or where that was far off, as they are planned anew.
+        """Return the layers of an object as planned; plan it again if its size is far off.
 
         Raises
         ------
@@ -200,24 +200,24 @@ class Estimator:
         parent = self._parents.get((unit.key, unit.signature))
         replaced = [] if parent is None else [one for one in (parent.lattice, parent.content) if one is not None]
         layers = self._exact.encode(content, estimate, way, read, replaced)
-        if estimate.foretold is not None and estimate.foretold.is_exceeded(estimate.layers(choice, layers)):
-            assert parent is not None  # It is the parent's sizes that are remembered.
-            anew = self._exact.estimate(unit, read, parent.content, parent.lattice, anew=True)
-            other = plan([anew.candidates], choice.option.cost)[0]
+        if estimate.predictions is not None and estimate.predictions.is_exceeded(estimate.layers(choice, layers)):
+            assert parent is not None  # Predictions come from the parent.
+            fresh = self._exact.estimate(unit, read, parent.content, parent.lattice, fresh=True)
+            other = plan([fresh.candidates], choice.option.cost)[0]
             if other.option.stored < sum(layers.nbytes):
-                estimate, choice = anew, other
+                estimate, choice = fresh, other
                 layers = self._exact.encode(content, estimate, estimate.plans[choice.option.name], read, replaced)
         self._exact.remember(content, estimate, choice, layers)
         return estimate, choice, layers
 
     def may_be_coarse(self, unit: Unit) -> bool:
-        """Whether a unit is one of those that become coarse: norms, biases, counters and complex numbers never do."""
+        """Return whether a unit may become coarse: norms, biases, counters and complex numbers never do."""
         member = unit.members[0]
         extent = self._values.layouts[member.file].extents[member.extent]
         return unit.role != "other" and extent.dtype not in PARTS
 
     def _size(self, unit: Unit) -> float:
-        """Root mean square of the finite values of the tensor that a unit is, or is a part of."""
+        """Return the root mean square of the finite values of a unit's tensor."""
         name = unit.key if unit.is_bundle else _tensor(unit)
         with self._lock:
             if name not in self._sizes:
@@ -235,7 +235,7 @@ class Estimator:
         return small / max(self._values.size, 1)
 
     def _steps(self, unit: Unit) -> Steps:
-        """The steps that a weight is to have."""
+        """Return the steps of a weight."""
         with self._lock:
             shapes, common = self._common
         shape = shapes.get(unit.key, Sensitivity())
@@ -244,7 +244,7 @@ class Estimator:
 
     @cached_property
     def _common(self) -> tuple[dict[str, Sensitivity], CommonStep]:
-        """Sensitivities of weights by key, and the step that all of them share."""
+        """The sensitivities of weights by key, and their common step."""
         weights = [unit for unit in self._values.units if unit.role == "weight" and unit.dtype in STEP_RANGE]
         pairs = [(unit, self._moments[unit.key]) for unit in weights if unit.key in self._moments]
         shapes = sensitivities(pairs, self._values.read)
@@ -256,11 +256,11 @@ class Estimator:
         return None if parent is None else CoarseParent(parent.lattice, parent.spread)
 
     def _finer(self, unit: Unit) -> float:
-        """Octaves by which the step of small weights differs from that of others."""
+        """Return the octaves by which the step of small weights differs from that of others."""
         return SMALL_OCTAVES if unit.is_bundle and self._small_share < SMALL_SHARE else 0.0
 
     def _treatment(self, unit: Unit) -> Treatment:
-        """How Inshrinkerator quantises a unit: split where the shares are met over all layers of its type."""
+        """Return Inshrinkerator's treatment of a unit: its split meets the shares over all layers of its type."""
         sensitivity = self._sensitivity(unit)
         kind = self._layer_type(unit)
         with self._lock:
@@ -291,13 +291,13 @@ class Estimator:
         return merged
 
     def _layer_type(self, unit: Unit) -> str:
-        """The type of layer that a weight belongs to; every tensor of moments is a type of its own."""
+        """Return the layer type of a weight; every tensor of moments is its own type."""
         member = unit.members[0]
         extent = self._values.layouts[member.file].extents[member.extent]
         return layer_type(extent.path, len(extent.shape)) if unit.role == "weight" else _tensor(unit)
 
     def _sensitivity(self, unit: Unit) -> Floats | None:
-        """Inshrinkerator's sensitivity of a weight's elements: |g w|, from second moments without a gradient."""
+        """Return Inshrinkerator's sensitivity of a weight's elements: |g w|, from second moments without a gradient."""
         gradient = self._gradients.get(_tensor(unit))
         if gradient is not None and not unit.is_bundle and unit.dtype in CODEBOOK_DTYPES:
             parts = [part for part in self._values.units if _tensor(part) == _tensor(unit)]
@@ -314,21 +314,20 @@ class Estimator:
 
     @cached_property
     def _moments(self) -> dict[str, Unit]:
-        """A moment of each weight by the weight's key: the second one, or where there are none the first."""
+        """A moment of each weight by the weight's key: the second one, else the first."""
         return _of_weights(self._values.units, "second") or _of_weights(self._values.units, "first")
 
 
 def knows_sensitivity(units: Sequence[Unit], gradients: Mapping[str, Floats]) -> bool:
-    """Whether Inshrinkerator can rank any weight by sensitivity: by a gradient, or by second moments."""
+    """Return whether Inshrinkerator can rank any weight by sensitivity: by a gradient, or by second moments."""
     ranked = {unit.key: _tensor(unit) for unit in units if not unit.is_bundle and unit.dtype in CODEBOOK_DTYPES}
     return not (gradients.keys().isdisjoint(ranked.values()) and ranked.keys().isdisjoint(_of_weights(units, "second")))
 
 
 def _of_weights(units: Sequence[Unit], role: str) -> dict[str, Unit]:
-    """The moments of weights by the weights' keys: optimisers keep them in the order of the parameters.
+    """Return the moments of weights by the weights' keys: optimisers keep them in the order of the parameters.
 
-    Weights and moments of one shape belong together in their order, where there are as many of the one as of the other;
-    otherwise nobody knows which is whose.
+    Weights and moments of one shape are paired in order if their numbers are equal; otherwise the pairing is unknown.
     """
     weights: dict[tuple[int, ...], list[Unit]] = {}
     moments: dict[tuple[int, ...], list[Unit]] = {}
@@ -344,6 +343,6 @@ def _of_weights(units: Sequence[Unit], role: str) -> dict[str, Unit]:
 
 
 def _tensor(unit: Unit) -> str:
-    """Path of the tensor that a unit that is no bundle is, or is a part of."""
+    """Return the path of the tensor of a unit that is not a bundle."""
     name, mark, part = unit.key.rpartition("#")
     return name if mark and part.isdigit() else unit.key

@@ -1,4 +1,4 @@
-"""Turns one object's values into layers: estimates what each way of storing it costs, and carries one out."""
+"""Encodes an object's values in exact layers: estimates the cost of each way of storing it, and carries one out."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ from ckstore.encoding.estimate import (
 from ckstore.encoding.magnitudes import row_width
 from ckstore.errors import IntegrityError
 from ckstore.lineage.cost import Prices, Work, cost, layer, patches
-from ckstore.lineage.foretold import Foretold, Layer
 from ckstore.lineage.planner import Candidates, Choice, Option
+from ckstore.lineage.predictions import Layer, Predictions
 from ckstore.objects.identity import digest, lattice_id
 from ckstore.objects.reader import FRAME, ObjectReader
 from ckstore.objects.records import ContentRecord, LatticeRecord, Record, check_cut
@@ -56,20 +56,20 @@ STEP_OF_DISTANCE = 0.05
 #: For a run's first version: this part of the weights' own size.
 STEP_OF_VALUES = 0.05
 
-#: The step stays the parent's while its binary logarithm is within this of the one asked for.
+#: The step stays the parent's while its binary logarithm is within this distance of the target.
 STEP_SLACK = 0.75
 
-#: Context order is used where it saves at least this part of the payload.
+#: Context order is used if it saves at least this part of the payload.
 CONTEXT_GAIN = 0.03
 
-#: Patches are offered where at most this part of the elements differs from the parent's, ...
+#: Patches are offered if at most this part of the elements differs from the parent's, ...
 SPARSE = 1 / 16
 
-#: ... their sizes are taken from at most so many chunks, ...
+#: ... their sizes are estimated from at most this number of chunks, ...
 _COMPARED = 8
 
-#: ... and where they take so many times the bytes of other deltas at most, these are not: all versions of the chain
-#: above would decode them, and a chain that is cheap gets long. A delta to an ancestor would save a level and take the
+#: ... and if they take at most this multiple of the bytes of other deltas, those are not offered: all later versions of
+#: the chain would decode them, and a cheap chain gets long. A delta to an ancestor would save a level and take the
 #: bytes of all changes since; a base is the better choice then.
 PATCH_WORTH = 1.5
 
@@ -81,14 +81,14 @@ LINEAR = ("float32", "float64")
 
 
 class ObjectEncoder:
-    """Estimates and encodes objects against what the store holds already.
+    """Estimates and encodes objects against objects of the store.
 
     Parameters
     ----------
     reader
         Decodes the objects that new ones are stored against.
     keep
-        Whether the chunks of what is encoded stay in the reader's cache, for the version that follows.
+        Whether the chunks of encoded objects stay in the reader's cache for the next version.
     """
 
     def __init__(self, reader: ObjectReader, *, keep: bool = False) -> None:
@@ -96,9 +96,9 @@ class ObjectEncoder:
         self._keep = keep
 
     def estimate(
-        self, unit: Unit, read: ReadUnit, parent: str | None, coarse: str | None = None, *, anew: bool = False
+        self, unit: Unit, read: ReadUnit, parent: str | None, coarse: str | None = None, *, fresh: bool = False
     ) -> Estimate:
-        """Options of `unit`, from a sample of one chunk, or from what the parent's were found to be.
+        """Return the options of `unit`, from a sample of one chunk or from the parent's predictions.
 
         Parameters
         ----------
@@ -108,14 +108,14 @@ class ObjectEncoder:
             Bits of the elements from the first to before the second argument.
         parent
             Content id of the parent version's object of the same key and signature, or None. One that was lost or
-            cannot be decoded counts as none: a run goes on after it was damaged.
+            cannot be decoded counts as none: a run continues after damage.
         coarse
-            Lattice id of that object where it has no exact values.
-        anew
-            Whether what the parent's were found to be does not count.
+            Lattice id of that object if it has no exact values.
+        fresh
+            Whether to ignore the parent's predictions.
         """
-        known = None if parent is None else self.reader.foretold.get(parent)
-        if parent is not None and known is not None and known.left and not anew:
+        known = None if parent is None else self.reader.predictions.get(parent)
+        if parent is not None and known is not None and known.left and not fresh:
             with suppress(IntegrityError):
                 found = self._remembered(unit, parent, known)
                 if found is not None:
@@ -126,8 +126,8 @@ class ObjectEncoder:
                 estimate = self._estimate_linear(unit, read, sample, parent, coarse)
             else:
                 estimate = self._estimate_ordinal(unit, read, sample, parent)
-            if known is not None and estimate.foretold is not None:
-                estimate.foretold = known.found(estimate.foretold.sizes)
+            if known is not None and estimate.predictions is not None:
+                estimate.predictions = known.found(estimate.predictions.sizes)
             return estimate
         except IntegrityError:
             if self._is_linear(unit):
@@ -137,10 +137,10 @@ class ObjectEncoder:
     def encode(
         self, content: str, estimate: Estimate, plan: Way, read: ReadUnit, replaced: Sequence[str] = ()
     ) -> Encoded:
-        """The layers of an object under `plan`.
+        """Return the layers of an object under `plan`.
 
-        Where chunks stay in the cache for the version that follows, those of the ids in `replaced` go: nobody will be
-        stored against them any more, and their memory is at hand.
+        If chunks stay in the cache for the next version, those of the ids in `replaced` are evicted: no object will be
+        stored against them, and their memory is reused.
         """
         unit = estimate.unit
         encoded = Encoded(content, [], [], patched=plan.patched)
@@ -158,12 +158,12 @@ class ObjectEncoder:
             if self._keep:
                 for before in replaced:
                     self.reader.cache.drop((before, chunk))
-                if self.reader.cache.get((content, chunk)) is None:  # As where it was read from a hot version.
+                if self.reader.cache.get((content, chunk)) is None:  # Possibly cached by a read of a hot version.
                     own = empty(bits.size, bits.dtype)
-                    own[...] = bits  # Which lie in memory that the next objects will be read into.
+                    own[...] = bits  # A copy: the next objects reuse the memory of `bits`.
                     self.reader.cache.put((content, chunk), own)
         if plan.patched and encoded.exact and not any(encoded.exact):
-            # The parent's bits under another id, as shards that are cut otherwise have: a layer has some bytes.
+            # The parent's bits under another id, as shards with another cut have: a layer must have some bytes.
             return self.encode(content, estimate, replace(plan, patched=False), read, replaced)
         if estimate.lattice is not None:
             encoded.identity = lattice_id(estimate.lattice, unit.count, unit.chunk, digests)
@@ -172,12 +172,12 @@ class ObjectEncoder:
         return encoded
 
     def remember(self, content: str, estimate: Estimate, choice: Choice, layers: Encoded) -> None:
-        """Keep what an object's layers were foretold to take, for the object that is stored against it."""
-        if self._keep and estimate.foretold is not None:
-            self.reader.foretold.put(content, estimate.foretold.after(estimate.layers(choice, layers)))
+        """Keep the predictions of an object for the object that is stored against it."""
+        if self._keep and estimate.predictions is not None:
+            self.reader.predictions.put(content, estimate.predictions.after(estimate.layers(choice, layers)))
 
-    def _remembered(self, unit: Unit, parent: str, known: Foretold) -> Estimate | None:
-        """Options by the sizes of the parent's layers; None where there is one of which nothing is known."""
+    def _remembered(self, unit: Unit, parent: str, known: Predictions) -> Estimate | None:
+        """Return options by the sizes of the parent's layers; None if one of these is unknown."""
         if not self._is_linear(unit):
             record = self._ordinal_parent(parent, unit)
             if record is None:
@@ -227,7 +227,7 @@ class ObjectEncoder:
         frame, changes = exact_patch(bits, self.reader.exact(parent, chunk, keep=False))
         encoded.exact.append(frame)
         if parent.lattice == base.id and not (lattice.rows.size or lattice.cols.size):
-            # Elements that are as the parent's keep its integers.
+            # Elements equal to the parent's keep its integers.
             then = before[changes.places]
             now = lattice.quantise(bits[changes.places], 0, then)
             moved = Changes.by(changes.places, now - then)
@@ -271,13 +271,13 @@ class ObjectEncoder:
                 for context, (stored, factor) in self._differences(sample, before, unit.dtype).items():
                     against = "context" if context else "natural", place
                     sizes[against], factors[against] = share * stored, factor
-        return self._ordinal_options(unit, record, sizes, factors, _foretold(record, sizes, factors))
+        return self._ordinal_options(unit, record, sizes, factors, _predictions(record, sizes, factors))
 
     def _ordinal_options(
         self, unit: Unit, record: LatticeRecord | None, sizes: Mapping[Layer, float], factors: Mapping[Layer, float],
-        foretold: Foretold | None,
+        predictions: Predictions | None,
     ) -> Estimate:  # fmt: skip
-        """What there is to choose from where layers take so many bytes."""
+        """Return the options for layers of these sizes."""
         chunks = -(-unit.count // unit.chunk)
         base = sizes[BASE]
         full = layer(chunks, unit.count, int(base), grouped=False)
@@ -303,16 +303,16 @@ class ObjectEncoder:
                 plans[name] = Way(ancestor, context=order == "context", factor=factors.get((order, place), 1.0))
         debt = 0.0 if record is None else record.debt
         candidates = Candidates(tuple(options), debt)
-        return Estimate(unit, candidates, plans, prices.full, (int(base), 0), foretold=foretold)
+        return Estimate(unit, candidates, plans, prices.full, (int(base), 0), predictions=predictions)
 
     def _prices(self, full: Work) -> Prices:
         return Prices(cost(full), full.stored, over_link=self.reader.blocks.is_remote)
 
     @staticmethod
     def _differences(sample: Sample, before: Bits, dtype: str) -> dict[bool, tuple[float, float]]:
-        """Bytes and factor of the smallest delta against `before` in natural order (False) and context order (True).
+        """Return bytes and factor of the smallest delta against `before` in natural (False) and context order (True).
 
-        Natural order decodes faster; context order is offered only where it is smaller by `CONTEXT_GAIN`.
+        Natural order decodes faster; context order is offered only if it saves `CONTEXT_GAIN`.
         """
         ways = []
         for factor in {1.0, common_factor(sample.bits, before, dtype)}:
@@ -329,10 +329,10 @@ class ObjectEncoder:
     def _patch_bytes(
         self, unit: Unit, read: ReadUnit, sample: Sample, sampled: Bits, identity: str, before: Callable[[int], Bits]
     ) -> tuple[float, float]:
-        """Estimated bytes of patches to another object, whose sampled values are given.
+        """Estimate the bytes of patches to another object, from its given sampled values.
 
-        They are estimated from some chunks of which it is at hand, or from the sample's. Few elements of a sample
-        differ, and by chance more or fewer: the second result is by how much there are more.
+        The estimate uses some chunks of the object that are cached, or the sample's chunk. Few elements of a sample
+        differ, and their number varies by chance: the second result is the factor by which there are more.
         """
         step = -(-sample.chunks // _COMPARED)
         chunks = [
@@ -363,7 +363,7 @@ class ObjectEncoder:
             return self._estimate_first(unit, sample)
         origin, there = self._origin(record, sample)
         is_sparse = bool(ancestors) and _is_sparse(bits, before)
-        # The change of most elements, which is none, asks for no other step.
+        # Most elements do not change, which is no reason for another step.
         lattice = record.linear if is_sparse else self._next_lattice(record, sample, before, origin, there)
         integers_before = sample.cut(self.reader.integers(record, sample.chunk))
         predicted = lattice.project(record.linear, integers_before, start)
@@ -389,14 +389,14 @@ class ObjectEncoder:
                 unit, read, sample, before, level.id, partial(self.reader.exact, level)
             )
             sizes["chained", 0] *= share
-        foretold = _foretold(content, sizes, factors)
-        return self._linear_options(unit, record, content, lattice, origin.id, sizes, factors, foretold)
+        predictions = _predictions(content, sizes, factors)
+        return self._linear_options(unit, record, content, lattice, origin.id, sizes, factors, predictions)
 
     def _linear_options(
         self, unit: Unit, record: LatticeRecord, content: ContentRecord | None, lattice: LinearLattice, origin: str,
-        sizes: Mapping[Layer, float], factors: Mapping[Layer, float], foretold: Foretold | None,
+        sizes: Mapping[Layer, float], factors: Mapping[Layer, float], predictions: Predictions | None,
     ) -> Estimate:  # fmt: skip
-        """What there is to choose from where layers take so many bytes."""
+        """Return the options for layers of these sizes."""
         chunks, count = record.chunks, unit.count
         base, own, delta = sizes[BASE], sizes[OWN], sizes[DELTA]
         own_work = layer(chunks, count, int(own), grouped=True)
@@ -425,12 +425,12 @@ class ObjectEncoder:
         alone = int(base), int(own)
         debt = record.debt if content is None else content.debt
         candidates = Candidates(tuple(options), debt)
-        return Estimate(unit, candidates, plans, prices.full, alone, lattice, origin, foretold=foretold)
+        return Estimate(unit, candidates, plans, prices.full, alone, lattice, origin, predictions=predictions)
 
     def _linear_parent(
         self, unit: Unit, parent: str | None, coarse: str | None
     ) -> tuple[LatticeRecord | None, ContentRecord | None]:
-        """The parent's records, of its integers and of its exact layer; None where it has no such lattice."""
+        """Return the parent's records, of its integers and of its exact layer; None without such a lattice."""
         content = None if parent is None else self.reader.resolver.content(parent)
         if content is not None:
             record = self.reader.resolver.lattice(content.lattice)
@@ -461,13 +461,13 @@ class ObjectEncoder:
         return Estimate(unit, Candidates((option,)), {"base": Way(None)}, full_cost, alone, lattice)
 
     def _ordinal_parent(self, content: str, unit: Unit) -> LatticeRecord | None:
-        """The lattice record of an object that `unit` may be stored against; None where that has another lattice."""
+        """Return the lattice record of a possible base of `unit`; None if that has another lattice."""
         record = self.reader.record_of(content)
         check_cut(record, unit)
         return record if record.kind == "ordinal" else None
 
     def _origin(self, record: LatticeRecord, sample: Sample) -> tuple[LatticeRecord, Integers]:
-        """The object that the run of `record` began with and its sampled integers; `record` itself where it is lost."""
+        """Return the first object of the run of `record` and its sampled integers; `record` itself if that is lost."""
         if record.origin is not None:
             try:
                 origin = self.reader.resolver.lattice(record.origin)
@@ -481,14 +481,14 @@ class ObjectEncoder:
     def _next_lattice(
         record: LatticeRecord, sample: Sample, before: Bits, origin: LatticeRecord, there: Integers
     ) -> LinearLattice:
-        """The lattice of the next version: the parent's with the step that training now asks for.
+        """Return the lattice of the next version: the parent's with the step that fits training now.
 
         Parameters
         ----------
         before
             The parent's sampled values.
         origin, there
-            The object that the run began with, and its sampled integers.
+            The first object of the run, and its sampled integers.
         """
         from ckstore.kernels.lattice import statistics
 
@@ -511,29 +511,31 @@ class ObjectEncoder:
 def exact_frame(
     lattice: LinearLattice, bits: Bits, integers: Integers, start: int, parent: Bits | None = None
 ) -> memoryview:
-    """A chunk of an exact layer, chained if there is a `parent`: the checksum of its bits, and its residuals."""
+    """Return a chunk of an exact layer, chained if there is a `parent`: the checksum of its bits, and its residuals."""
     residuals, classes = lattice.residuals(bits, integers, start, parent)
     return encode_chunk(residuals, classes, before=crc32(bits).to_bytes(FRAME, "little"))
 
 
 def exact_patch(bits: Bits, parent: Bits) -> tuple[bytes, Changes]:
-    """A chunk of a patched exact layer: the checksum of its bits, and the patch; no bytes where nothing differs."""
+    """Return a chunk of a patched exact layer: the checksum of its bits, and the patch; empty without changes."""
     changes = find_changes(bits, parent, is_float=True)
     return changes.patch(crc32(bits).to_bytes(FRAME, "little")) or b"", changes
 
 
 def _is_sparse(bits: Bits, before: Bits) -> bool:
-    """Whether few enough elements differ that a patch may be worth it."""
+    """Return whether few enough elements differ for a patch to be worthwhile."""
     return int(np.count_nonzero(bits != before)) <= SPARSE * bits.size
 
 
-def _foretold(parent: Record | None, sizes: Mapping[Layer, float], factors: Mapping[Layer, float]) -> Foretold | None:
-    """What the next object may know; nothing where there is no parent, or what differs from it by a factor."""
-    return Foretold(sizes) if parent is not None and set(factors.values()) <= {1.0} else None
+def _predictions(
+    parent: Record | None, sizes: Mapping[Layer, float], factors: Mapping[Layer, float]
+) -> Predictions | None:
+    """Return the predictions for the next object; None without a parent, or if the objects differ by a factor."""
+    return Predictions(sizes) if parent is not None and set(factors.values()) <= {1.0} else None
 
 
 def _is_unrelated(bits: Bits, before: Bits, dtype: str) -> bool:
-    """Whether values are further from the parent's than from zero: another run under the same names."""
+    """Return whether values are further from the parent's than from zero: another run with the same names."""
     from ckstore.kernels.lattice import statistics
 
     values = bits.view(dtype)
@@ -545,7 +547,7 @@ def _is_unrelated(bits: Bits, before: Bits, dtype: str) -> bool:
 
 
 def _root_mean_square(total: float, count: int) -> float:
-    """Root of the mean of `count` squares that add up to `total`; the squares of float64 values may overflow."""
+    """Return the root of the mean of `count` squares with sum `total`; the squares of float64 values may overflow."""
     return min((total / count) ** 0.5, _LARGEST) if count else 0.0
 
 

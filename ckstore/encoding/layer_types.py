@@ -1,4 +1,4 @@
-"""Which type of layer a weight belongs to, as its name and shape tell: layers of one type are pruned alike."""
+"""The layer type of a weight, by its name and shape: layers of one type are pruned alike."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _ATTENTION = re.compile(r"attn|attention|qkv")
 
 
 def layer_type(path: Path, axes: int) -> str:
-    """The type of the layer of a weight: `convolution`, `embedding`, `attention` or `linear`.
+    """Return the type of the layer of a weight: `convolution`, `embedding`, `attention` or `linear`.
 
     Parameters
     ----------
     path
         Of the weight in its checkpoint.
     axes
-        Number of its axes. Four are a convolution's whatever it is called, such as the one that embeds patches.
+        Number of its axes. Four axes mean a convolution under any name, such as the one that embeds patches.
     """
     name = "/".join(segment for segment in path if isinstance(segment, str)).lower()
     if axes > 3:

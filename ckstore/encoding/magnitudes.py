@@ -1,4 +1,4 @@
-"""What is said of a unit's magnitudes by rows and columns: the exponents of its lattice, and its sensitivity."""
+"""Models of a unit's magnitudes by rows and columns: the exponents of its lattice, and its sensitivity."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ BUNDLE_ROW = 64
 #: Rows and columns with fewer elements have no exponents.
 _NARROW = 16
 
-#: Exponents stay this close to 0: one character each in a manifest.
+#: Limit of exponents: within it they take one character each in a manifest.
 _REACH = 40
 
 
 def row_width(unit: Unit) -> int:
-    """Elements of what a lattice takes for a row of `unit`: the cut between its axes with the fewest rows and columns.
+    """Return the length of a lattice's rows for `unit`: the cut between its axes with the fewest rows and columns.
 
-    A convolution's filters are rows, and not the three elements of its last axis. A bundle's rows are short blocks,
-    so that each of its members has rows of its own. A unit that is narrow either way is one row: an exponent for
+    Rows of a convolution are its filters, rather than the three elements of its last axis. A bundle's rows are short
+    blocks, so that each of its members has its own rows. A unit that is narrow either way is one row: exponents for
     every few elements would take more than the elements.
     """
     if unit.is_bundle:
@@ -42,17 +42,17 @@ def row_width(unit: Unit) -> int:
 
 @dataclass(frozen=True, slots=True)
 class LogModel:
-    """The mean of a unit's binary logarithms, as a level and what rows and columns differ from it, in octaves.
+    """The mean of a unit's binary logarithms, as a level and the differences of rows and columns from it, in octaves.
 
-    Zeros and what is not finite are left out. Fitting rows and columns to logarithms is what Shazeer and Stern
-    ("Adafactor", 2018) do to second moments with arithmetic means.
+    Zeros and values that are not finite do not count. Shazeer and Stern ("Adafactor", 2018) fit rows and columns to
+    second moments with arithmetic means; here they are fitted to logarithms.
 
     Attributes
     ----------
     level
         The mean, in ordinals' octaves: binary logarithm and the exponent's bias.
     rows, cols
-        float64, what rows and columns differ; `cols` is empty for bundles and for units of one axis.
+        float64 differences of rows and columns; `cols` is empty for bundles and for units of one axis.
     """
 
     level: float
@@ -61,7 +61,7 @@ class LogModel:
 
     @classmethod
     def of(cls, unit: Unit, bits: Bits) -> LogModel:
-        """The model of all of a unit's values (bits of a float dtype with infinities)."""
+        """Fit the model to all of a unit's values (bits of a float dtype with infinities)."""
         from ckstore.kernels.coarse import order_sums
 
         width = row_width(unit)
@@ -81,18 +81,18 @@ class LogModel:
         return cls(level, _means(sums, counts[:rows], octave, level), _means(cols, counts[rows:], octave, level))
 
     def exponents(self, factor: float = 1.0) -> tuple[Exponents, Exponents]:
-        """Rows and columns times `factor`, as whole numbers."""
+        """Return rows and columns times `factor`, as whole numbers."""
         return whole(self.rows * factor), whole(self.cols * factor)
 
 
 def whole(octaves: npt.NDArray[np.float64]) -> Exponents:
-    """Octaves as exponents of a lattice: rounded, kept within what a record holds; empty where all are 0."""
+    """Round octaves to exponents of a lattice, within the range of a record; empty if all are 0."""
     exponents = np.clip(np.rint(octaves), -_REACH, _REACH).astype(np.int16)
     return exponents if exponents.any() else np.empty(0, np.int16)
 
 
 def member_rows(unit: Unit, octaves: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """What blocks of a bundle get where its members have these: blocks of two members get the smaller one."""
+    """Return the octaves of a bundle's blocks from those of its members: blocks of two members get the smaller one."""
     ends = np.cumsum(unit.member_counts)
     rows = -(-unit.count // BUNDLE_ROW)
     result = np.full(rows, np.inf)
@@ -105,7 +105,7 @@ def member_rows(unit: Unit, octaves: npt.NDArray[np.float64]) -> npt.NDArray[np.
 
 
 def _by_member(unit: Unit, sums: Any, counts: Any, octave: int) -> npt.NDArray[np.float64]:
-    """Means by member, for each block; a block of two members counts for both."""
+    """Return means by member, for each block; a block of two members counts for both."""
     ends = np.cumsum(unit.member_counts)
     starts = np.concatenate([[0], ends[:-1]])
     means = []

@@ -1,4 +1,4 @@
-"""Stores an object again that was stored against something which goes; its ids and values stay what they are."""
+"""Encodes an object again without a base that will be deleted; its ids and values stay the same."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ckstore.objects.records import ContentRecord, LatticeRecord
 
 
 @dataclass(frozen=True, slots=True)
-class Anew:
-    """An object's layers as they are stored from now on.
+class Reencoded:
+    """An object's new layers.
 
     Attributes
     ----------
@@ -24,7 +24,7 @@ class Anew:
     record
         The record of its integers.
     layers
-        What is written.
+        The encoded payloads.
     parent, factor
         Of a chained or patched exact layer.
     """
@@ -36,15 +36,15 @@ class Anew:
     factor: float = 1.0
 
 
-def reanchored(reader: ObjectReader, item: tuple[str, str | None], kept: set[str]) -> Anew:
-    """An object stored against the nearest of its ancestors that stays, or by itself where that is smaller.
+def reanchored(reader: ObjectReader, item: tuple[str, str | None], kept: set[str]) -> Reencoded:
+    """Encode an object against its nearest remaining ancestor, or in full if that is smaller.
 
     Parameters
     ----------
     item
         Its lattice id and content id.
     kept
-        Content ids that versions claim. What of them is stored against something that goes is stored again too.
+        Content ids that versions claim. Those of them stored against a deleted object are stored again too.
     """
     lattice, content = item
     assert content is not None
@@ -55,22 +55,22 @@ def reanchored(reader: ObjectReader, item: tuple[str, str | None], kept: set[str
     return _chained(reader, record, layer, kept)
 
 
-def _chained(reader: ObjectReader, record: LatticeRecord, layer: ContentRecord, kept: set[str]) -> Anew:
-    """A chained or patched exact layer, against an ancestor or own."""
+def _chained(reader: ObjectReader, record: LatticeRecord, layer: ContentRecord, kept: set[str]) -> Reencoded:
+    """Encode a chained or patched exact layer, against an ancestor or own."""
     ancestor = next((level for level in reader.content_chain(layer)[1:] if level.id in kept), None)
     own = _exact_layer(reader, record, layer, None, 1.0)
-    anew = Anew(layer.id, record, own)
+    result = Reencoded(layer.id, record, own)
     if ancestor is None:
-        return anew
+        return result
     factor = common_factor(reader.exact(layer, 0), reader.exact(ancestor, 0), record.dtype)
     chained = _exact_layer(reader, record, layer, ancestor, factor)
     if _size(chained) < _size(own):
-        anew = Anew(layer.id, record, chained, ancestor.id, factor)
+        result = Reencoded(layer.id, record, chained, ancestor.id, factor)
     if layer.mode == "patched":
         patched = _patches(reader, layer, ancestor)
-        if _size(patched) <= PATCH_WORTH * _size(anew.layers):
-            anew = Anew(layer.id, record, patched, ancestor.id)
-    return anew
+        if _size(patched) <= PATCH_WORTH * _size(result.layers):
+            result = Reencoded(layer.id, record, patched, ancestor.id)
+    return result
 
 
 def _patches(reader: ObjectReader, layer: ContentRecord, ancestor: ContentRecord) -> Encoded:
@@ -93,23 +93,23 @@ def _exact_layer(
     return encoded
 
 
-def _ordinal(reader: ObjectReader, record: LatticeRecord, kept: set[str]) -> Anew:
-    """Ordinals, against an ancestor or in full."""
+def _ordinal(reader: ObjectReader, record: LatticeRecord, kept: set[str]) -> Reencoded:
+    """Encode ordinals, against an ancestor or in full."""
     ancestor = next((level for level in reader.chain(record)[1:] if level.id in kept), None)
     full = _ordinals(reader, record, None, 1.0, context=False)
     alone = replace(record, base=None, context=False, factor=1.0, debt=0, patches=())
-    best = Anew(record.id, alone, full)
+    best = Reencoded(record.id, alone, full)
     if ancestor is not None:
         factor = common_factor(reader.ordinals(record, 0), reader.ordinals(ancestor, 0), record.dtype)
         for context in (False, True):
             layers = _ordinals(reader, record, ancestor, factor, context=context)
             if _size(layers) < (1 - CONTEXT_GAIN * context) * _size(best.layers):
                 moved = replace(record, base=ancestor.id, context=context, factor=factor, debt=0, patches=())
-                best = Anew(record.id, moved, layers)
+                best = Reencoded(record.id, moved, layers)
         if record.patches:
             patched = _ordinals(reader, record, ancestor, 1.0, context=False, patched=True)
             if _size(patched) <= PATCH_WORTH * _size(best.layers):
-                best = Anew(record.id, replace(record, base=ancestor.id, debt=0), patched)
+                best = Reencoded(record.id, replace(record, base=ancestor.id, debt=0), patched)
     return best
 
 

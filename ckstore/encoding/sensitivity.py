@@ -1,4 +1,4 @@
-"""What moments say of weights: how much finer or coarser than others each row and column may be quantised."""
+"""The sensitivity of weights by their moments: how finely each row and column is quantised relative to others."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ckstore.encoding.magnitudes import row_width
 from ckstore.objects.units import Unit
 from ckstore.runtime.threads import worker_count
 
-#: Steps follow the diagonal Fisher information to this power: half of what a loss budget gives at high rates.
+#: Steps follow the diagonal Fisher information to this power: half of the exponent of a loss budget at high rates.
 POWER = -0.25
 
-#: Octaves that rows, columns and whole tensors may differ by: what rarely has a gradient is not free.
+#: Octaves that rows, columns and whole tensors may differ by: even weights with rare gradients matter.
 _REACH = 2.0
 
 _SMALLEST = 1e-300
@@ -30,7 +30,7 @@ class Sensitivity:
     Attributes
     ----------
     rows, cols
-        float64; empty where all are alike.
+        float64; empty if all are equal.
     """
 
     rows: npt.NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
@@ -38,15 +38,15 @@ class Sensitivity:
 
 
 def sensitivities(pairs: Sequence[tuple[Unit, Unit]], read: Callable[[Unit, int, int], Bits]) -> dict[str, Sensitivity]:
-    """Sensitivities of weights by key.
+    """Return the sensitivities of weights by key.
 
     Parameters
     ----------
     pairs
-        Weights, each with a moment: a second one stands for the diagonal of the Fisher information. The square of a
+        Weights, each with a moment. A second moment represents the diagonal of the Fisher information. The square of a
         first one does so less well, and counts half.
     read
-        Bits of a unit from one element to before another.
+        Returns the bits of a unit from one element to before another.
     """
 
     def means(pair: tuple[Unit, Unit]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], float]:
@@ -73,7 +73,7 @@ def sensitivities(pairs: Sequence[tuple[Unit, Unit]], read: Callable[[Unit, int,
 
 
 def _octaves(means: npt.NDArray[np.float64], reference: float, power: float) -> npt.NDArray[np.float64]:
-    """By how many octaves the steps differ where the moments are these instead of the reference."""
+    """Return the octaves by which steps differ if moments are `means` rather than `reference`."""
     if not reference > 0:
         return np.zeros(means.size)
     logarithms = np.log2(np.maximum(means, _SMALLEST) / reference)

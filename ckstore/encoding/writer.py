@@ -1,4 +1,4 @@
-"""Writes the objects of a commit into its two packs, and turns what was written into rows."""
+"""Writes the objects of a commit into its two packs, and derives the catalog's rows."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class ObjectWriter:
     Parameters
     ----------
     coarse
-        Of integers, and of the manifest.
+        The pack of integers, and of the manifest.
     exact
-        Of exact layers, or, with kind `raw`, of objects as they are.
+        The pack of exact layers, or, with kind `raw`, of unencoded objects.
     """
 
     def __init__(self, coarse: PackWriter, exact: PackWriter) -> None:
@@ -47,10 +47,10 @@ class ObjectWriter:
         self._ids: set[str] = set()
 
     def add(self, content: str, estimate: Estimate, choice: Choice, layers: Encoded, *, stored: bool) -> str:
-        """Write one object as it was planned; returns its lattice id.
+        """Write one object as planned; return its lattice id.
 
-        Where the store holds its integers already (`stored`: no element moved by a step), only its exact layer is
-        written: a second record of the same id could name itself as its base.
+        If the store already holds its integers (`stored`: no element moved by a step), only its exact layer is written:
+        a second record of the same id could name itself as its base.
         """
         unit = estimate.unit
         way = estimate.plans[choice.option.name]
@@ -81,7 +81,7 @@ class ObjectWriter:
         Parameters
         ----------
         content
-            Its content id; None where only its integers are kept.
+            Its content id; None if only its integers are kept.
         parent, factor
             Content id that a chained or patched exact layer needs, and the factor of its values; None for an own layer.
         """
@@ -107,7 +107,7 @@ class ObjectWriter:
             )
 
     def put_raw(self, content: str, dtype: str, chunk: int, bits: Bits) -> None:
-        """Write one object as it is: `bits` are those of its elements, `chunk` of them in a chunk."""
+        """Write one object unencoded: `bits` are those of its elements, `chunk` of them in a chunk."""
         crcs = tuple(crc32(bits[first : first + chunk]) for first in range(0, bits.size, chunk))
         entry = self.exact.add_values(array_name(content), bits.size, zarr_type(dtype), bits.data)
         self.raw.append(
@@ -118,7 +118,7 @@ class ObjectWriter:
         )  # fmt: skip
 
     def _add_integers(self, record: LatticeRecord, payloads: Sequence[Buffer | None]) -> PackEntry:
-        """Write the integers of a record as the array that plain Zarr shows."""
+        """Write the integers of a record as the array that plain Zarr reads."""
         attributes: dict[str, Any] = {"kind": record.kind}
         if record.base is not None:
             attributes["delta"] = True
@@ -129,7 +129,7 @@ class ObjectWriter:
         if isinstance(record.lattice, LinearLattice):
             dtype = "float64" if record.dtype == "float64" else "float32"
             steps = _filter(record)
-            # A codec does not know where its chunk lies: rows have exponents of their own only of all chunks together.
+            # A codec does not know the place of its chunk: exponents of rows would need all chunks together.
             (filters if "width" in steps["configuration"] else codecs).insert(0, steps)
         else:
             dtype = f"int{8 * ITEM_SIZES[record.dtype]}" if record.is_exact else "int32"
@@ -139,17 +139,17 @@ class ObjectWriter:
         )  # fmt: skip
 
     def begin_sync(self) -> None:
-        """Say that all objects were written: the disk can begin with what it has not yet."""
+        """Start writing to disk after the last object."""
         self.coarse.begin_sync()
         self.exact.begin_sync()
 
     @property
     def records(self) -> list[Record]:
-        """The records, without the names of packs that are not finished yet."""
+        """The records, without the names of unfinished packs."""
         return [*self.lattices, *self.contents, *self.raw]
 
     def placed(self, packs: Sequence[PackInfo]) -> list[Record]:
-        """The records with the names of the finished packs."""
+        """Return the records with the names of the finished packs."""
         names = {pack.kind: pack.name for pack in packs}
         return [
             *(replace(record, pack=names["coarse"]) for record in self.lattices),
@@ -158,7 +158,7 @@ class ObjectWriter:
         ]
 
     def places(self, packs: Sequence[PackInfo]) -> tuple[list[Placement], list[Placement], list[Placement]]:
-        """Where lattices, contents and raw objects are in the finished packs."""
+        """Return the places of lattices, contents and raw objects in the finished packs."""
         names = {pack.kind: pack.name for pack in packs}
         lattices = [(key(record.id), names["coarse"], slot) for slot, record in enumerate(self.lattices)]
         contents = [(key(record.id), names["exact"], slot) for slot, record in enumerate(self.contents)]
@@ -171,47 +171,47 @@ class ObjectWriter:
         blobs: dict[str, bytes],
         number: int = 0,
         *,
-        anew: bool = False,
+        again: bool = False,
         trial: bool = False,
     ) -> tuple[list[PackInfo], PackEntry]:
-        """Finish both packs; returns them and where the manifest of the coarse one is.
+        """Finish both packs; return them and the entry of the coarse one's manifest.
 
-        Without a `document`, or `anew`, they hold objects of older versions, stored again; with both the document is
-        what is said of an older version from now on. A `trial` will not be committed: `recover` leaves it alone.
+        Without a `document`, or with `again`, they hold objects of older versions, stored again. With both, the
+        document is the new one of an older version. A `trial` will not be committed: `recover` ignores it.
         """
-        anew = anew or document is None
-        # Exponents of one kind compress best beside each other.
+        again = again or document is None
+        # Exponents of one kind compress best as neighbours.
         self.lattices.sort(key=lambda record: (record.kind, record.base is None))
         head: dict[str, Any] = {"format": 1, "number": number, "created": durable.timestamp()}
         if document is not None:
             head |= {"number": document.number}
-        if document is not None and not anew:
+        if document is not None and not again:
             head |= {"created": document.created}
         if trial:
             head |= {"trial": True}
-        beside: list[Record] = [*self.contents, *self.raw]
-        if beside:
-            records = [record.to_json() for record in beside]
-            body = head | {"kind": self.exact.kind, "records": records, "rebase": anew}
+        extra: list[Record] = [*self.contents, *self.raw]
+        if extra:
+            records = [record.to_json() for record in extra]
+            body = head | {"kind": self.exact.kind, "records": records, "rebase": again}
             self.exact.add_bytes(manifest.NAME, manifest.encode_manifest(body, {}), None)
             self.exact.seal()
         else:
             self.exact.abort()
         body = head | {"kind": "coarse", "records": [record.to_json() for record in self.lattices]}
-        if anew:
+        if again:
             body["rebase"] = True
         if document is not None:
             body["version"] = document.to_json()
         entry = self.coarse.add_bytes(manifest.NAME, manifest.encode_manifest(body, blobs), None)
-        # The disk takes both at once; the one that tells of a version has its name last.
+        # Both are synchronised at once; the pack of the version is named last.
         self.coarse.seal()
-        for pack in (self.exact, self.coarse) if beside else (self.coarse,):
+        for pack in (self.exact, self.coarse) if extra else (self.coarse,):
             self.finished.append(pack.finish())
         return self.finished, entry
 
 
 def _filter(record: LatticeRecord) -> Mapping[str, Any]:
-    """The Zarr codec that makes lattice values of a linear base's integers, and of a delta's numbers of steps."""
+    """Return Zarr codec that makes lattice values of a linear base's integers, and of a delta's numbers of steps."""
     lattice = record.linear
     settings: dict[str, Any] = {"step": 0}
     if record.base is None:
@@ -226,7 +226,7 @@ def _filter(record: LatticeRecord) -> Mapping[str, Any]:
 
 
 def version_row(document: VersionDocument, packs: Sequence[PackInfo], entry: PackEntry) -> VersionRow:
-    """The catalog's row of a version in finished packs, the coarse one last, whose manifest is at `entry`."""
+    """Return the catalog's row of a version in finished packs; the last one is coarse, with its manifest at `entry`."""
     summary = document.summary
     return VersionRow(
         number=document.number,

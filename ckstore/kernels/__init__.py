@@ -1,4 +1,4 @@
-"""The numba loops, each with a plain NumPy reference."""
+"""The numba kernels, each with a plain NumPy reference."""
 
 from ckstore.kernels.kept import keep
 from ckstore.runtime.address_space import check

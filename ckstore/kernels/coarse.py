@@ -1,7 +1,7 @@
-"""The loops of coarse layers: lattice values, rounded ordinals, how far values are off, and sums over rows and columns.
+"""Kernels of coarse layers: lattice values, rounded ordinals, deviations, and sums over rows and columns.
 
-As in `lattice.py`, what is decoded goes through bits and never through arithmetic on subnormal numbers, so that every
-process decodes the same. `reference.py` says the same in NumPy.
+As in `lattice.py`, decoding works on bits and does no arithmetic on subnormal numbers, so that every process decodes
+the same values. `reference.py` has the same functions in NumPy.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ MAX_ROUNDED = 1 << 24
 def linear_values(
     integers: np.ndarray, step: int, rows: np.ndarray, cols: np.ndarray, width: int, start: int, out: np.ndarray
 ) -> None:
-    """``n * 2 ** (step + rows[i] + cols[j])`` into a float32 or float64 array; the integer 0 gives +0.
+    """Write ``n * 2 ** (step + rows[i] + cols[j])`` into a float32 or float64 array; the integer 0 gives +0.
 
-    What would overflow is the largest number: a mask that is filled with it must not come back infinite.
+    Values that would overflow become the largest finite number: a mask filled with it must not come back infinite.
     """
     if rows.size == 0 and cols.size == 0:
         width, start = max(integers.size, 1), 0
@@ -54,7 +54,7 @@ def linear_values(
 
 @kernel
 def _order(bits: np.uint64, sign: np.uint64) -> np.int64:
-    """The order-preserving integer of float bits, as int64: negative for negative numbers, 0 for both zeros."""
+    """Return the order-preserving integer of float bits: negative for negative numbers, 0 for both zeros."""
     magnitude = np.int64(bits & (sign - np.uint64(1)))
     return -magnitude if bits & sign else magnitude
 
@@ -76,7 +76,7 @@ def rounded_quantise(
     start: int,
     out: np.ndarray,
 ) -> None:
-    """Integers of ordinals: ``(ord(x) - unit * (level + rows[i] + cols[j])) / 2**shift``, to the nearest."""
+    """Write the integers of ordinals: ``(ord(x) - unit * (level + rows[i] + cols[j])) / 2**shift``, to the nearest."""
     sign = np.uint64(1) << np.uint64(8 * bits.itemsize - 1)
     half = np.int64(1) << (shift - 1)
     row = start // width
@@ -105,7 +105,7 @@ def rounded_quantise(
 
 @njit(inline="always")
 def _bits_of_order(order: np.int64, reach: np.int64, largest: np.int64, sign: np.int64) -> np.int64:
-    """The float bits of an order-preserving integer, at most `largest` in magnitude; +0 within `reach` of 0."""
+    """Return the float bits of an order-preserving integer, at most `largest` in magnitude; +0 within `reach` of 0."""
     bits = min(abs(order), largest) | (np.int64(order < 0) << sign)
     return bits if abs(order) > reach else np.int64(0)
 
@@ -123,11 +123,11 @@ def rounded_values(
     largest: int,
     out: np.ndarray,
 ) -> None:
-    """Bits of the ordinals in the middle of the integers' cells, at most `largest` in magnitude.
+    """Write the bits of the ordinals in the middle of the integers' cells, at most `largest` in magnitude.
 
-    What lies within five eighths of a step of 0 is +0: a second moment, which is never negative, stays so.
+    Ordinals within five eighths of a step of 0 become +0, so that a second moment never becomes negative.
     """
-    # Row by row and without branches, so that the compiler uses whole vectors.
+    # Row by row and without branches, so that the compiler vectorises the loop.
     sign = np.int64(8 * out.itemsize - 1)
     reach = (np.int64(5) << shift) >> 3
     row = start // width
@@ -156,9 +156,10 @@ def rounded_values(
 
 @kernel
 def deviation(values: np.ndarray, others: np.ndarray) -> tuple[float, float, float, int]:
-    """Of two float arrays: the largest difference, the sum of its squares, the sum of the first one's, how many count.
+    """Compare two float arrays.
 
-    Elements that are not finite in both are left out.
+    Returns the largest difference, the sum of squared differences, the sum of squares of `values`, and the number of
+    elements. Elements that are not finite in both arrays do not count.
     """
     largest = 0.0
     squares = 0.0
@@ -179,7 +180,7 @@ def deviation(values: np.ndarray, others: np.ndarray) -> tuple[float, float, flo
 def order_sums(
     bits: np.ndarray, width: int, ceiling: int, rows: np.ndarray, cols: np.ndarray, counts: np.ndarray
 ) -> None:
-    """Add the ordinals of magnitudes up to row and column sums; zeros and what is above `ceiling` are left out.
+    """Add the ordinals of magnitudes up to row and column sums, without zeros and ordinals above `ceiling`.
 
     Parameters
     ----------
@@ -204,7 +205,7 @@ def order_sums(
 
 @kernel
 def value_sums(values: np.ndarray, squared: bool, width: int, rows: np.ndarray, cols: np.ndarray) -> None:
-    """Add the finite values of an array, or their squares, cut into rows of `width`, to sums by row and by column."""
+    """Add the finite values of an array, or their squares, in rows of `width`, to the sums of rows and columns."""
     row = 0
     k = 0
     while k < values.size:
@@ -231,7 +232,7 @@ def weighted_squares(
     width: int,
     start: int,
 ) -> float:
-    """Sum of squared differences of finite values in units of ``2 ** (step + rows[i] + cols[j])``."""
+    """Return the sum of squared differences of finite values in units of ``2 ** (step + rows[i] + cols[j])``."""
     total = 0.0
     row = start // width
     col = start - row * width
@@ -252,10 +253,10 @@ def weighted_squares(
 def linear_dithered(
     values: np.ndarray, step: int, rows: np.ndarray, cols: np.ndarray, width: int, start: int, out: np.ndarray
 ) -> None:
-    """Integers of finite values: the next lower one or the next higher one, by a threshold of each element's own.
+    """Write the integers of finite values, rounded up or down by a threshold per element.
 
-    Thresholds are spread evenly by a hash of the position (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number
-    Generators", 2014): what is rounded up and down evens out, wherever the values lie between lattice values.
+    A hash of the position spreads the thresholds evenly (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number
+    Generators", 2014), so that the rounding errors cancel out wherever the values lie between lattice values.
     """
     row = start // width
     col = start - row * width
@@ -276,9 +277,9 @@ def linear_dithered(
 
 @kernel
 def concentration(values: np.ndarray, step: int, rows: np.ndarray, cols: np.ndarray, width: int, start: int) -> float:
-    """How far finite values lie near lattice values: the mean cosine of their distance, 0 where they lie anywhere.
+    """Return how close finite values lie to lattice values: the mean cosine of their distance, 0 for no relation.
 
-    Values that are lattice values count for nothing.
+    Values that are lattice values do not count.
     """
     total = 0.0
     count = 0

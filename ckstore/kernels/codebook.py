@@ -1,8 +1,8 @@
-"""The loops of the non-uniform quantisers: histograms, assignment to levels, additive values, 16-bit floats.
+"""Kernels of the non-uniform quantisers: histograms, assignment to levels, additive values, 16-bit floats.
 
-Every loop works on one chunk and releases the GIL. Floats travel as the words (uint32) of float32 values, and whether
-one is normal is read from its exponent field, so that a process that flushes subnormals computes the same bits.
-`reference.py` says the same in NumPy.
+Every kernel works on one chunk and releases the GIL. Floats are passed as the words (uint32) of float32 values. The
+exponent field alone decides whether a value is normal, so that a process that flushes subnormals computes the same
+bits. `reference.py` has the same functions in NumPy.
 """
 
 from __future__ import annotations
@@ -13,32 +13,32 @@ from numba import njit
 from ckstore.kernels.compiled import kernel
 from ckstore.kernels.entropy.words import int64
 
-#: A histogram's bin is a word without this many low bits: sign, exponent and six bits of the mantissa are left.
+#: Low bits that a histogram's bin drops from a word: sign, exponent and six bits of the mantissa are left.
 BIN_SHIFT = 17
 
 #: Bins of signed values; the lower half are those of magnitudes.
 BINS = 1 << (32 - BIN_SHIFT)
 
-#: What stands for an element that has no finite value.
+#: The word of an element without a finite value.
 NOT_A_NUMBER = 0x7FC00000
 
 
 @njit(inline="always")
 def _field(word: np.uint32) -> np.uint32:
-    """The exponent field of the word of a float32."""
+    """Return the exponent field of the word of a float32."""
     return (word >> np.uint32(23)) & np.uint32(255)
 
 
 @njit(inline="always")
 def _single(total: float) -> np.float32:
-    """A value as float32: at most the largest finite number, +0 where it is below the least normal one."""
+    """Return a value as float32: at most the largest finite number, and +0 below the smallest normal one."""
     total = np.float64(min(max(total, -3.4028234663852886e38), 3.4028234663852886e38))
     return np.float32(total) if abs(total) >= 1.1754943508222875e-38 else np.float32(0.0)
 
 
 @kernel
 def _first_cells(midpoints: np.ndarray) -> np.ndarray:
-    """For each bin (uint8, by the leading bits of a word) the cell of its lowest value; subnormals count as 0."""
+    """Return the cell (uint8) of the lowest value of each bin, by the leading bits of a word; subnormals count as 0."""
     words = np.arange(BINS).astype(np.uint32) << np.uint32(BIN_SHIFT)
     lowest = (words | ((words >> np.uint32(31)) * np.uint32((1 << BIN_SHIFT) - 1))).view(np.float32)
     cells = np.zeros(BINS, np.uint8)
@@ -58,10 +58,10 @@ def _first_cells(midpoints: np.ndarray) -> np.ndarray:
 
 @kernel
 def nearest(words: np.ndarray, midpoints: np.ndarray, zero: int, out: np.ndarray) -> None:
-    """Index of each value among the cells that `midpoints` bound: how many of these lie below the value.
+    """Write the index of each value's cell: the number of `midpoints` below the value.
 
-    `midpoints` are sorted float64, and end with infinity; a value on a midpoint belongs to the lower cell. Subnormal
-    values count as 0; one that is not finite takes the index `zero`.
+    `midpoints` are sorted float64 values that end with infinity. A value on a midpoint belongs to the lower cell.
+    Subnormal values count as 0; a value that is not finite takes the index `zero`.
     """
     floats = words.view(np.float32)
     cells = _first_cells(midpoints)
@@ -79,11 +79,11 @@ def nearest(words: np.ndarray, midpoints: np.ndarray, zero: int, out: np.ndarray
 
 @kernel
 def add(base: np.ndarray, indices: np.ndarray, centroids: np.ndarray, out: np.ndarray) -> None:
-    """Words of ``base + centroids[indices]``: one float32 addition, rounded once.
+    """Write the words of ``base + centroids[indices]``: one float32 addition, rounded once.
 
-    A base that is subnormal or not finite counts as 0; a sum below 2^-126 is +0 and one beyond the largest finite
-    number is that number. The sum of two float32 numbers that is rounded to float64 and then to float32 is the sum
-    rounded once, because 53 bits are more than twice 24 and one.
+    A base that is subnormal or not finite counts as 0. A sum below 2^-126 becomes +0, and a sum beyond the largest
+    finite number becomes that number. Rounding the sum of two float32 numbers to float64 and then to float32 gives the
+    sum rounded once, because 53 bits are more than twice 24 plus one.
     """
     bases = base.view(np.float32)
     floats = out.view(np.float32)
@@ -95,7 +95,7 @@ def add(base: np.ndarray, indices: np.ndarray, centroids: np.ndarray, out: np.nd
 
 @kernel
 def difference(words: np.ndarray, base: np.ndarray, out: np.ndarray) -> None:
-    """Words of ``value - base``, with the rules of `add`; NaN where the value is not finite."""
+    """Write the words of ``value - base``, with the rules of `add`; NaN where the value is not finite."""
     values = words.view(np.float32)
     bases = base.view(np.float32)
     floats = out.view(np.float32)
@@ -122,14 +122,14 @@ def bucket_statistics(words: np.ndarray, counts: np.ndarray, sums: np.ndarray, s
 
 @kernel
 def bucket_indices(words: np.ndarray, table: np.ndarray, shift: int, out: np.ndarray) -> None:
-    """The entry of `table` (uint8) for the bucket of each value: its word without `shift` bits."""
+    """Write the entry of `table` (uint8) for the bucket of each value: its word without `shift` bits."""
     for k in range(words.size):
         out[k] = table[words[k] >> np.uint32(shift)]
 
 
 @njit(inline="always")
 def _rank(word: int, rank: int) -> int:
-    """Bin of the magnitude of a rank; 0 where the value itself is subnormal or 0, -1 where it is not finite."""
+    """Return the bin of a rank's magnitude; 0 where the value itself is subnormal or 0, -1 where it is not finite."""
     field = _field(word)
     level = int64((rank & np.uint32(0x7FFFFFFF)) >> np.uint32(BIN_SHIFT))
     if field == 0:
@@ -141,7 +141,7 @@ def _rank(word: int, rank: int) -> int:
 
 @kernel
 def rank_counts(words: np.ndarray, ranks: np.ndarray, counts: np.ndarray) -> None:
-    """Add the finite values to the counts (16,384, int64) of the bins of their ranks."""
+    """Count the finite values by the bins of their ranks (16,384 counts, int64)."""
     for k in range(words.size):
         level = _rank(words[k], ranks[k])
         if level >= 0:
@@ -157,10 +157,10 @@ def _side(
     protect_magnitude: int,
     protect_sensitivity: int,
 ) -> int:
-    """1 for an element that is protected, -1 for one that is pruned, 0 for one that is quantised.
+    """Return 1 for a protected element, -1 for a pruned one and 0 for a quantised one.
 
-    Protected is what has a rank in the bins from `protect_` on, and pruned what else has one in the bins below
-    `prune_`; values that are subnormal, 0 or not finite are pruned whatever their ranks.
+    An element is protected if one of its ranks lies in the bins from `protect_` on. It is pruned if one of them lies in
+    the bins below `prune_`, or if its value is subnormal, 0 or not finite.
     """
     field = (word >> np.uint32(23)) & np.uint32(255)
     magnitude = int64((word & np.uint32(0x7FFFFFFF)) >> np.uint32(BIN_SHIFT))
@@ -185,7 +185,7 @@ def level_counts(
     protect_sensitivity: int,
     counts: np.ndarray,
 ) -> None:
-    """Add the values that are neither pruned nor protected to the counts (32,768, int64) of their bins."""
+    """Count the values that are neither pruned nor protected by their bins (32,768 counts, int64)."""
     for k in range(words.size):
         side = _side(
             words[k], sensitivities[k], prune_magnitude, prune_sensitivity, protect_magnitude, protect_sensitivity
@@ -206,7 +206,7 @@ def split_indices(
     aside: int,
     out: np.ndarray,
 ) -> None:
-    """Overwrite the index of what is pruned with `zero` and of what is protected with `aside`."""
+    """Overwrite the indices of pruned elements with `zero`, and of protected elements with `aside`."""
     for k in range(words.size):
         side = _side(
             words[k], sensitivities[k], prune_magnitude, prune_sensitivity, protect_magnitude, protect_sensitivity

@@ -1,4 +1,4 @@
-"""The decorator of what Python calls: compiled once, kept on disk, and compiled again when any kernel has changed."""
+"""The decorator of kernels that Python calls: compiled once, cached on disk until a kernel changes."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Decorator(Protocol):
-    """What compiles a function and, to the type checker, leaves it as it is."""
+    """A decorator that compiles a function and, to the type checker, keeps its type."""
 
     def __call__(self, function: Function, /) -> Function:
-        """Compile `function` when it is first called."""
+        """Compile `function` at its first call."""
         ...
 
 
@@ -27,11 +27,11 @@ _compile: Decorator = njit(cache=True, nogil=True, boundscheck=False, error_mode
 
 
 def kernel(function: Function) -> Function:
-    """Compile a function when it is first called, to machine code that runs without the GIL and is kept on disk.
+    """Compile a function at its first call, to machine code that runs without the GIL and is cached on disk.
 
-    Numba takes what it kept for valid as long as the function's own module does not change. Kernels contain code and
-    constants of other modules of this package: an update of one of those alone would run old code on arrays that are
-    made for the new one. So what is kept counts for the sources of all kernels.
+    Numba takes cached code as valid while the function's own module does not change. Kernels contain code and constants
+    of other modules of this package: after an update of one of those alone, old code would run on arrays made for the
+    new one. So the cache's key covers the sources of all kernels.
     """
     compiled = _compile(function)
     keep_for(compiled, _sources())
@@ -40,7 +40,7 @@ def kernel(function: Function) -> Function:
 
 @cache
 def _sources() -> str:
-    """SHA-256 of the sources of all kernels, by name."""
+    """Return the SHA-256 of the sources of all kernels, by name."""
     digest = sha256()
     for path in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")

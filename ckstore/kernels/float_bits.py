@@ -1,4 +1,4 @@
-"""Floats from their bits and back, and powers of two: no view of an array, no table, no library's exp2."""
+"""Floats from their bits and back, and powers of two, without views of arrays, tables or a library's exp2."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numba.extending import intrinsic
 
 
 def _float(bits: Any) -> Any:
-    """The float type of unsigned integers of 32 and of 64 bits, and for those of 16 what bfloat16 is widened to."""
+    """Return the float type of unsigned integers of 32 or 64 bits; for 16 bits, the wider type of bfloat16."""
     return types.float64 if bits.bitwidth == 64 else types.float32
 
 
@@ -43,7 +43,7 @@ def _bits_of(typing_context: Any, value: Any, like: Any) -> Any:
 
 
 float_from: Callable[[Any], float] = cast(Any, _float_from)
-"""The float whose bits an unsigned integer of 32 or 64 bits is; of 16 bits, the float32 of a bfloat16."""
+"""The float of the bits of an unsigned integer of 32 or 64 bits; of 16 bits, the float32 of a bfloat16."""
 
 bits_of: Callable[[Any, Any], Any] = cast(Any, _bits_of)
 """The bits of a float, rounded to even to the width of the second argument; to 16 bits by way of float32."""

@@ -1,8 +1,8 @@
-"""Decides where compiled kernels are kept: where numba keeps them, else in a temporary directory.
+"""Choose the cache directory of compiled kernels: numba's own choice, else a temporary directory.
 
-Of `NUMBA_CACHE_DIR`, the directory of the sources, the user's cache and a temporary directory, the first that can be
-written to. An image is built by one user and run by another, to whom it is read-only: compiled code that lies in a
-place which comes first and cannot be written to is linked to the one that can, and found there.
+The cache is the first writable one of `NUMBA_CACHE_DIR`, the directory of the sources, the user's cache and a temporary
+directory. An image may be built by one user and run by another, for whom it is read-only. Compiled code in an earlier,
+read-only directory is linked into the writable one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numba  # noqa: F401  # All of it first: where another thread imports it, its parts alone are not waited for.
+import numba  # noqa: F401  # The whole package first: imports of its parts do not wait for another thread's import.
 from numba.core import caching, config
 
 from ckstore.errors import CkstoreError
@@ -26,7 +26,7 @@ _KERNELS = Path(__file__).parent
 
 
 class Temporary(caching.UserWideCacheLocator):  # type: ignore[misc]
-    """A directory of the user's among the temporary ones: later processes find it until the machine clears it."""
+    """A temporary directory of the user: later processes find it until the machine clears it."""
 
     def __init__(self, function: Any, source: str) -> None:
         super().__init__(function, source)
@@ -34,16 +34,16 @@ class Temporary(caching.UserWideCacheLocator):  # type: ignore[misc]
 
 
 class Kept(caching.InTreeCacheLocator):  # type: ignore[misc]
-    """What numba asks first where it keeps a function; answers for kernels alone."""
+    """The first locator that numba asks; it answers for kernels alone."""
 
     @classmethod
     def from_function(cls, function: Any, source: str) -> Any:
-        """The place of a function of the file `source`; None for what is no kernel of ours.
+        """Return the cache of a function of the file `source`; None if it is not a kernel.
 
         Raises
         ------
         CkstoreError
-            Nothing can be written to, not even the directory for temporary files.
+            No directory is writable, not even the one for temporary files.
         """
         if not Path(source).is_relative_to(_KERNELS):
             return None
@@ -59,9 +59,7 @@ class Kept(caching.InTreeCacheLocator):  # type: ignore[misc]
                 for former in reversed(read_only):
                     _link(former, path)
                 return place
-        raise CkstoreError(
-            "There is no place for compiled kernels: set NUMBA_CACHE_DIR to a directory that can be written to."
-        )
+        raise CkstoreError("No directory for compiled kernels is writable: set NUMBA_CACHE_DIR to one that is.")
 
 
 @cache
@@ -76,16 +74,16 @@ def _is_writable(path: str) -> bool:
 
 @cache
 def _link(former: str, path: str) -> None:
-    """Let what was compiled into a directory be found in another one, unless that has something later."""
+    """Link compiled code of one directory into another, unless that has a later version."""
     with suppress(OSError):
         for entry in os.scandir(former):
             target = os.path.join(path, entry.name)
             with suppress(FileNotFoundError):
                 if not entry.name.endswith((".nbi", ".nbc")) or os.stat(target).st_mtime >= entry.stat().st_mtime:
                     continue
-            beside = f"{target}.{os.getpid()}"
-            os.symlink(entry.path, beside)
-            os.replace(beside, target)
+            partial = f"{target}.{os.getpid()}"
+            os.symlink(entry.path, partial)
+            os.replace(partial, target)
 
 
 @cache
@@ -95,11 +93,11 @@ def _temporary() -> str:
         os.mkdir(path, 0o700)
     found = os.lstat(path)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        path = tempfile.mkdtemp(prefix="ckstore-")  # Code from a place that others write to would be run.
+        path = tempfile.mkdtemp(prefix="ckstore-")  # Code from a place that others can write to would be executed.
     kept_in_passing(path)
     return path
 
 
 def keep() -> None:
-    """Have numba ask us first."""
+    """Make numba ask `Kept` first."""
     ask_first(Kept)

@@ -1,12 +1,12 @@
-"""The loops of the lattices: floats to integers and back, predictions, and differences of order-preserving ordinals.
+"""Kernels of the lattices: floats to integers and back, predictions, and differences of order-preserving ordinals.
 
-Every loop works on one chunk, releases the GIL and reads floats through their bits wherever the result may depend on
-whether the processor flushes subnormals: what is decoded is the same in every process. `reference.py` says the same
-in NumPy.
+Every kernel works on one chunk and releases the GIL. It reads floats through their bits wherever the result may depend
+on the processor flushing subnormals, so that every process decodes the same. `reference.py` has the same functions in
+NumPy.
 
-An element's step is two to the power ``step + rows[i] + cols[j]``; `rows` and `cols` are int16 arrays or empty
-(no exponents along that axis). `width` is the length of a row and `start` the chunk's first element, so that
-``i = (start + k) // width``.
+An element's step is two to the power ``step + rows[i] + cols[j]``; `rows` and `cols` are int16 arrays, or empty for an
+axis without exponents. `width` is the length of a row and `start` the chunk's first element, so that ``i = (start + k)
+// width``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_INTEGER = 1 << 24
 
 @njit(inline="always")
 def next_place(row: int, col: int, width: int) -> tuple[int, int]:
-    """Row and column of the element that follows."""
+    """Return row and column of the next element."""
     col += 1
     if col == width:
         col = 0
@@ -34,7 +34,7 @@ def next_place(row: int, col: int, width: int) -> tuple[int, int]:
 
 @njit(inline="always")
 def exponent_range(step: int, rows: np.ndarray, cols: np.ndarray) -> tuple[int, int]:
-    """The smallest and the largest exponent that an element's step may have."""
+    """Return the smallest and the largest exponent that an element's step may have."""
     lowest = highest = int64(step)
     if rows.size:
         lowest += int64(rows.min())
@@ -47,7 +47,7 @@ def exponent_range(step: int, rows: np.ndarray, cols: np.ndarray) -> tuple[int, 
 
 @kernel
 def statistics(values: np.ndarray) -> tuple[float, float, int]:
-    """Sum of squares, largest magnitude and number of the finite elements of a float array, in float64."""
+    """Return sum of squares, largest magnitude and number of the finite elements of a float array, in float64."""
     total = 0.0
     largest = 0.0
     finite = 0
@@ -65,7 +65,7 @@ def statistics(values: np.ndarray) -> tuple[float, float, int]:
 def linear_distance(
     values: np.ndarray, integers: np.ndarray, step: int, rows: np.ndarray, cols: np.ndarray, width: int, start: int
 ) -> tuple[float, int]:
-    """Sum of squares of ``value - integer * step`` over finite elements, and their number."""
+    """Return the sum of squares of ``value - integer * step`` over finite elements, and their number."""
     total = 0.0
     finite = 0
     row = start // width
@@ -110,9 +110,9 @@ def linear_quantise(
     hysteresis: float,
     out: np.ndarray,
 ) -> None:
-    """Integers of finite `values`: the predicted one while within `hysteresis` steps, else the nearest.
+    """Write the integers of finite `values`: the predicted one while within `hysteresis` steps, else the nearest.
 
-    `predicted` is empty for a base (hysteresis then plays no part); a value that is not finite takes the predicted
+    `predicted` is empty for a base, where hysteresis has no effect. A value that is not finite takes the predicted
     integer, 0 in a base.
     """
     if rows.size == 0 and cols.size == 0:
@@ -134,7 +134,7 @@ def linear_quantise(
                 else:
                     out[i] = _nearest(scaled)
         elif predicted.size:
-            # By slices, which the compiler makes the faster loop of: what follows a base has mostly one step.
+            # The compiler makes a faster loop of slices, and most bases have one step.
             inverse = power_of_two(exponent)
             part = values[k:stop]
             before = predicted[k:stop]
@@ -152,7 +152,7 @@ def linear_quantise(
 
 @njit(inline="always")
 def _shifted(value: np.int64, bits: np.int64) -> np.int64:
-    """``value / 2**bits``, rounded half up; clamped to a lattice's range where it grows."""
+    """Return ``value / 2**bits``, rounded half up; clamped to a lattice's range if it grows."""
     right = np.int64(min(max(int(bits), 0), 40))
     left = np.int64(min(max(-int(bits), 0), 30))
     grown = min(max(value << left, np.int64(-16777216)), np.int64(16777216))
@@ -163,9 +163,9 @@ def _shifted(value: np.int64, bits: np.int64) -> np.int64:
 def linear_project(
     integers: np.ndarray, shift: int, rows: np.ndarray, cols: np.ndarray, width: int, start: int, out: np.ndarray
 ) -> None:
-    """Integers of a base on a lattice whose exponents are larger by ``shift + rows[i] + cols[j]``.
+    """Write the integers of a base on a lattice whose exponents are larger by ``shift + rows[i] + cols[j]``.
 
-    Right shifts round half up (a floor would move every value by half a step and undo the hysteresis); results are
+    Right shifts round half up: a floor would move every value by half a step and undo the hysteresis. Results are
     clamped to the lattice's range.
     """
     row = start // width
@@ -181,7 +181,7 @@ def linear_project(
             for i in range(np.uint64(k), np.uint64(stop)):
                 out[i] = _shifted(np.int64(integers[i]), bits + np.int64(cols[i - first]))
         elif bits >= 0:
-            # Most often by far; in whole vectors of 32 bits. No integer of a lattice has more.
+            # By far the most common case, vectorised in 32 bits. No integer of a lattice has more.
             right = np.int32(min(int(bits), 30))
             half = np.int32((1 << right) >> 1)
             for i in range(np.uint64(k), np.uint64(stop)):
@@ -196,26 +196,26 @@ def linear_project(
 
 @njit(inline="always")
 def _length(integer: np.int64) -> int:
-    """Bit length of an integer's magnitude, at most 22."""
+    """Return the bit length of an integer's magnitude, at most 22."""
     return min(bit_length(np.uint64(abs(integer))), int64(22))
 
 
 @njit(inline="always")
 def _ordinal32(bits: np.uint32) -> np.int32:
-    """`_ordinal` of 32 bits, as a signed integer: vectors of 32 bits need every step to say that it has no more."""
+    """Return `_ordinal` of 32 bits, as a signed integer: 32-bit vectors need narrow intermediate types throughout."""
     value = np.int32(bits)
     return np.int32(value ^ np.int32(np.uint32(np.int32(value >> np.int32(31))) >> np.uint32(1)))
 
 
 @njit(inline="always")
 def _field32(bits: np.uint32) -> np.uint32:
-    """The exponent field of a float32."""
+    """Return the exponent field of a float32."""
     return np.uint32(np.uint32(bits >> np.uint32(23)) & np.uint32(255))
 
 
 @njit(inline="always")
 def _own32(integer: np.int32, power: np.float32, below: np.uint32) -> tuple[np.uint32, np.uint8]:
-    """(bits, class) of an element; an integer's bit length is its value's exponent field less `below`."""
+    """Return (bits, class) of an element; an integer's bit length is its value's exponent field less `below`."""
     predicted = bits_of(np.float32(np.float32(integer) * power), np.uint32(0))
     field = _field32(predicted)
     return predicted, np.uint8(np.uint32(field - below)) if field else np.uint8(32)
@@ -223,9 +223,9 @@ def _own32(integer: np.int32, power: np.float32, below: np.uint32) -> tuple[np.u
 
 @kernel
 def own_flat32(integers: np.ndarray, bits: np.ndarray, step: int, out: np.ndarray, classes: np.ndarray) -> None:
-    """`own_predict` of 32 bits with one step for all elements, below 103, so that no lattice value overflows.
+    """Do `own_predict` for 32 bits and one step for all elements, below 103, so that no lattice value overflows.
 
-    Where `bits` is not empty, `out` is filled with their differences of ordinals to the lattice values instead.
+    If `bits` is not empty, `out` is filled with their ordinals' differences to the lattice values instead.
     """
     power = np.float32(power_of_two(step))
     below = np.uint32(step + 126)
@@ -249,11 +249,11 @@ def own_predict(
     out: np.ndarray,
     classes: np.ndarray,
 ) -> None:
-    """Bits of the lattice values as floats of the width of `out` (32 or 64), and each element's class.
+    """Write the bits of the lattice values as floats of the width of `out` (32 or 64), and each element's class.
 
-    The class is the bit length of the integer (it says how the step compares with the unit in the last place), and
-    for the integer 0 the element's step exponent relative to the smallest one, because there sign and exponent of
-    the value itself are coded.
+    The class is the bit length of the integer, which compares the step with the unit in the last place. For the integer
+    0 it is the element's step exponent relative to the smallest one, because there sign and exponent of the value
+    itself are coded.
     """
     zero = out.dtype.type(0)
     lowest, _ = exponent_range(step, rows, cols)
@@ -279,7 +279,7 @@ def own_predict(
 def _chained32(
     base: np.uint32, integer: np.int32, power: np.float32, half: np.float32, floor: np.int32
 ) -> tuple[np.uint32, np.uint8]:
-    """(bits, class) of an element; `half` of a step reaches the cell's rims."""
+    """Return (bits, class) of an element; the cell extends by `half` of a step to both sides."""
     middle = np.float32(np.float32(integer) * power)
     low = np.float32(middle - half)
     high = np.float32(middle + half)
@@ -296,12 +296,12 @@ def _chained32(
 def chained_flat32(
     base: np.ndarray, integers: np.ndarray, bits: np.ndarray, step: int, out: np.ndarray, classes: np.ndarray
 ) -> bool:
-    """`chained_predict` of 32 bits with one step for all elements, from -125 to 103, and a reach of half of it.
+    """Do `chained_predict` for 32 bits, one step for all elements, from -125 to 103, and a reach of half of it.
 
-    Where `bits` is not empty, `out` is filled with their differences of ordinals to the prediction instead. Returns
-    whether all integers are below 2^23, so that no rim has more than 24 bits; else what was filled in is worthless.
+    If `bits` is not empty, `out` is filled with their ordinals' differences to the prediction instead. Returns whether
+    all integers are below 2^23, so that no rim has more than 24 bits; if not, the output is invalid.
 
-    No rim is subnormal or 0: whether subnormal parents count as 0 makes no difference then.
+    No rim is subnormal or 0, so the rule that subnormal parents count as 0 makes no difference.
     """
     power = np.float32(power_of_two(step))
     half = np.float32(power_of_two(step - 1))
@@ -334,11 +334,12 @@ def chained_predict(
     out: np.ndarray,
     classes: np.ndarray,
 ) -> None:
-    """Bits of the parent's exact values (32 or 64), moved to the rim of the own integer's cell where they lie outside.
+    """Write the bits of the parent's exact values (32 or 64), clamped to the cells of the integers.
 
-    The cell of integer n reaches `reach` steps to both sides. Inside it the prediction is the parent's value bit for
-    bit; subnormal parents count as 0 and subnormal rims are +0, so that flush-to-zero changes nothing. The class is
-    the exponent of the prediction relative to the step, and whether and to which side the value was moved.
+    The cell of integer n extends `reach` steps to both sides. Inside it the prediction is the parent's value bit for
+    bit; outside it is the nearer rim. Subnormal parents count as 0 and subnormal rims are +0, so that flush-to-zero
+    changes nothing. The class is the exponent of the prediction relative to the step, and whether and to which side the
+    value was clamped.
     """
     double = base.itemsize == 8
     narrow = base.dtype.type
@@ -383,12 +384,12 @@ def chained_predict(
 
 @kernel
 def scale(bits: np.ndarray, factor: float, out: np.ndarray) -> None:
-    """Bits of values times `factor`, itself a float32 value; the same bits where one of both is not normal.
+    """Write the bits of values times `factor`, itself a float32 value; keep the bits if either side is not normal.
 
-    Of float32, float64, or for 16 bits bfloat16. In float64, where a product of two float32 numbers is exact: it is
-    rounded once, so that no fused arithmetic can change it; for bfloat16 once more, to even, by way of float32. A
-    product of float64 that is rounded up to the least normal number comes out as 0 where the processor flushes
-    subnormals, so that one counts as not normal too.
+    Supports float32, float64, and bfloat16 for 16 bits. Products are computed in float64, where the product of two
+    float32 numbers is exact: it is rounded once, so that no fused arithmetic can change it; for bfloat16 once more, to
+    even, by way of float32. A product of float64 that is rounded up to the smallest normal number becomes 0 on
+    processors that flush subnormals, so that one counts as not normal too.
     """
     size = bits.itemsize
     narrow = bits.dtype.type
@@ -407,7 +408,7 @@ def scale(bits: np.ndarray, factor: float, out: np.ndarray) -> None:
 
 @njit(inline="always")
 def _ordinal(bits: int, sign: int) -> int:
-    """The order-preserving integer of float bits, modulo the width: negative floats below, -0.0 just below +0.0."""
+    """Return the order-preserving integer of float bits, modulo the width: negative floats below, -0.0 below +0.0."""
     if bits & sign:
         return ~(bits ^ sign)
     return bits
@@ -415,7 +416,7 @@ def _ordinal(bits: int, sign: int) -> int:
 
 @kernel
 def ordinal_difference(bits: np.ndarray, predicted: np.ndarray, out: np.ndarray) -> None:
-    """``ord(bits) - ord(predicted)`` modulo the width; all arrays of one unsigned dtype."""
+    """Write ``ord(bits) - ord(predicted)`` modulo the width; all arrays have one unsigned dtype."""
     one = bits.dtype.type(1)
     sign = one << bits.dtype.type(bits.itemsize * 8 - 1)
     for k in range(bits.size):
@@ -424,7 +425,7 @@ def ordinal_difference(bits: np.ndarray, predicted: np.ndarray, out: np.ndarray)
 
 @kernel
 def ordinal_correct(predicted: np.ndarray, residuals: np.ndarray, out: np.ndarray) -> None:
-    """Bits whose ordinal is ``ord(predicted) + residuals`` modulo the width; `out` may be `residuals`."""
+    """Write the bits whose ordinal is ``ord(predicted) + residuals`` modulo the width; `out` may be `residuals`."""
     one = predicted.dtype.type(1)
     sign = one << predicted.dtype.type(predicted.itemsize * 8 - 1)
     for k in range(predicted.size):
@@ -437,10 +438,10 @@ def ordinal_correct(predicted: np.ndarray, residuals: np.ndarray, out: np.ndarra
 
 @kernel
 def magnitude_classes(bits: np.ndarray, shift: int, top: int, limit: int, classes: np.ndarray) -> None:
-    """Class of each element: how far its magnitude's leading bits lie below `top`, at most `limit`.
+    """Write the class of each element: the distance of its magnitude's leading bits below `top`, at most `limit`.
 
-    ``magnitude = (bits without sign) >> shift``; for floats with `shift` the mantissa's width it is the exponent
-    field. `top` is the largest such value of interest; values above it get class 0.
+    ``magnitude = (bits without sign) >> shift``. For floats, with `shift` the mantissa's width, it is the exponent
+    field. `top` is the largest magnitude of interest; larger ones get class 0.
     """
     mask = (bits.dtype.type(1) << bits.dtype.type(bits.itemsize * 8 - 1)) - bits.dtype.type(1)
     for k in range(bits.size):
@@ -450,7 +451,7 @@ def magnitude_classes(bits: np.ndarray, shift: int, top: int, limit: int, classe
 
 @kernel
 def magnitude_top(bits: np.ndarray, shift: int, ceiling: int) -> int:
-    """The largest ``(bits without sign) >> shift`` below `ceiling` (0 where there is none)."""
+    """Return the largest ``(bits without sign) >> shift`` below `ceiling` (0 if there is none)."""
     mask = (bits.dtype.type(1) << bits.dtype.type(bits.itemsize * 8 - 1)) - bits.dtype.type(1)
     narrow = bits.dtype.type
     bound = narrow(ceiling)

@@ -1,7 +1,7 @@
-"""Patches: which elements of a chunk differ from another's, and by how much; `ckstore.codecs.patches` has the format.
+"""Patches: the elements of a chunk that differ from another's, and their differences.
 
-Elements come as bytes, so that all this is compiled once for elements of every width. What a damaged payload says is
-checked before it is used: every place against the chunk, every load against the payload's end.
+`ckstore.codecs.patches` has the format. Elements are passed as bytes, so that one compilation serves elements of every
+width. A payload may be damaged: every place is checked against the chunk, and every load against the payload's end.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from ckstore.kernels.entropy.words import (
 BLOCK = int64(32)
 """Numbers of one width."""
 PADDING = int64(8)
-"""Bytes behind the last number that a load may touch."""
+"""Bytes after the last number that a load may touch."""
 _LOADED = int64(57)
-"""Most bits of a number that one load is sure to hold."""
+"""Maximal bits of a number that one load always holds."""
 _FAR = int64(255)
-"""Elements between two that differ, each a byte, from which a varint says how many more there are."""
+"""Elements between two that differ, each a byte, from which a varint holds the number of further ones."""
 _LONGER = int64(16)
-"""Bits that a number takes beside those of its block's width where it is longer."""
+"""Extra bits of a number that is longer than its block's width."""
 _LONGEST = int64(56)
 """Bits from which a varint is damaged."""
 _0, _1, _3, _7, _63 = uint64(0), uint64(1), uint64(3), uint64(7), uint64(63)
@@ -57,7 +57,7 @@ def _element(array: Array, size: int, at: int) -> Word:
 
 @inlined
 def _ordinal(bits: Word, top: Word, is_float: bool) -> Word:
-    """The order-preserving integer of a float's bits, `top` being their number less one; other bits as they are."""
+    """Return the order-preserving integer of a float's bits, where `top` is their number less one; keep other bits."""
     if not is_float:
         return bits
     return bits ^ ((_0 - (bits >> top)) | (_1 << top))
@@ -65,7 +65,7 @@ def _ordinal(bits: Word, top: Word, is_float: bool) -> Word:
 
 @inlined
 def _bits_of(ordinal: Word, top: Word, is_float: bool) -> Word:
-    """The inverse of `_ordinal`; bits above `top` are nonsense in both."""
+    """Invert `_ordinal`; bits above `top` are undefined in both."""
     if not is_float:
         return ordinal
     return ordinal ^ ((((ordinal >> top) & _1) - _1) | (_1 << top))
@@ -80,13 +80,13 @@ def find_changes(after: Array, before: Array, size: int, is_float: bool, places:
     after, before : uint8, (size n,)
         Elements of `size` bytes.
     is_float
-        Whether they are floats, whose differences are those of their ordinals.
+        Whether they are floats, which are compared by ordinals.
     places : int32, (n,)
         Filled with the elements' numbers.
     numbers : uint64, (n,)
         Filled with their differences modulo the width, as sign and magnitude less one: 0, 1, 2, 3 for -1, 1, -2, 2.
 
-    Returns how many there are.
+    Returns their number.
     """
     count = int64(0)
     top = uint64(8 * size - 1)
@@ -124,7 +124,7 @@ def _write_varint(payload: Array, at: int, value: int) -> int:
 
 @inner
 def _write_runs(places: Array, count: int, payload: Array, at: int) -> int:
-    """Write elements that mostly lie together; returns the byte behind them."""
+    """Write the places of elements that are mostly adjacent; return the next byte."""
     end = int64(0)
     first = int64(0)
     while first < count:
@@ -140,7 +140,7 @@ def _write_runs(places: Array, count: int, payload: Array, at: int) -> int:
 
 @inner
 def _write_elements(places: Array, count: int, payload: Array, at: int) -> int:
-    """Write elements that mostly lie apart; returns the byte behind them."""
+    """Write the places of elements that are mostly isolated; return the next byte."""
     end = int64(0)
     for i in range(count):
         apart = int64(places[i]) - end
@@ -154,11 +154,11 @@ def _write_elements(places: Array, count: int, payload: Array, at: int) -> int:
 
 @kernel
 def write_patch(places: Array, numbers: Array, count: int, payload: Array) -> int:
-    """Write a patch of `count` changes behind its checksum; returns the first byte behind it.
+    """Write a patch of `count` changes after its checksum; return the next byte.
 
     `payload` (uint8) has room for 19 bytes a change and 96 more.
     """
-    # How many bytes the runs take is only known behind them: they are written where they are sure to fit, and moved.
+    # The size of the runs is known only after writing them: write them at a place that always fits, then move them.
     begin = int64(32)
     runs = int64(1)
     for i in range(1, count):
@@ -184,7 +184,7 @@ def write_patch(places: Array, numbers: Array, count: int, payload: Array) -> in
 
 @inner
 def _write_block(numbers: Array, first: int, last: int, lengths: Array, payload: Array, at: int) -> int:
-    """Write numbers of one width, and of those that are longer the high bits; returns the byte behind them."""
+    """Write numbers of one width, and the high bits of longer numbers; return the next byte."""
     longest = int64(0)
     for i in range(first, last):
         length = bit_length(numbers[i])
@@ -230,7 +230,7 @@ def _write_block(numbers: Array, first: int, last: int, lengths: Array, payload:
 
 @inlined
 def _read_varint(payload: Array, at: int, end: int) -> tuple[int, int]:
-    """(value, place behind it), place -1 where there is none before `end`."""
+    """Return (value, next place), with place -1 if no varint ends before `end`."""
     value = int64(0)
     shift = int64(0)
     while at < end and shift < _LONGEST:
@@ -245,7 +245,7 @@ def _read_varint(payload: Array, at: int, end: int) -> tuple[int, int]:
 
 @inner
 def _read_block(payload: Array, at: int, end: int, count: int, most: int, numbers: Array) -> int:
-    """Read `count` differences of at most so many bits; returns the byte behind them, -1 where they are damaged."""
+    """Read `count` differences of at most `most` bits; return the next byte, -1 if they are damaged."""
     if at + 2 > end:
         return int64(-1)
     width, longer = int64(payload[at]), int64(payload[at + 1])
@@ -278,7 +278,7 @@ def _read_block(payload: Array, at: int, end: int, count: int, most: int, number
 
 @inlined
 def _change(bits: Array, size: int, is_float: bool, element: int, differences: Array, taken: int, many: int) -> None:
-    """Add differences to the ordinals of elements that lie together."""
+    """Add differences to the ordinals of adjacent elements."""
     top = uint64(8 * size - 1)
     for i in range(many):
         value = _ordinal(_element(bits, size, element + i), top, is_float) + differences[taken + i]
@@ -287,14 +287,14 @@ def _change(bits: Array, size: int, is_float: bool, element: int, differences: A
 
 @kernel
 def apply_patch(payload: Array, bits: Array, size: int, is_float: bool) -> int:
-    """Change the elements that a patch names, in place; returns 0, or 1 where the patch is none of such a chunk.
+    """Apply a patch to its elements in place; return 0, or 1 if the patch does not fit the chunk.
 
     Parameters
     ----------
     payload : uint8
-        The patch, whose checksum was compared.
+        The patch, whose checksum was verified.
     bits : uint8, (size n,)
-        The elements that it was made against; damaged where 1 is returned.
+        The elements that the patch was made against; damaged if 1 is returned.
     size, is_float
         As for `find_changes`.
     """

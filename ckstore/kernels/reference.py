@@ -1,4 +1,4 @@
-"""The lattice loops once more, in NumPy and Python integers: slow, obviously right, and what the tests compare with."""
+"""The lattice kernels in NumPy and Python integers: slow and obviously right, the reference of the tests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Array = npt.NDArray[Any]
 
 
 def exponents(count: int, step: int, rows: Array, cols: Array, width: int, start: int) -> Array:
-    """The binary exponent of the step of each of `count` elements from element `start` on."""
+    """Return the binary exponent of the step of each of `count` elements from element `start` on."""
     position = np.arange(start, start + count)
     result = np.full(count, step, np.int64)
     if rows.size:
@@ -22,7 +22,7 @@ def exponents(count: int, step: int, rows: Array, cols: Array, width: int, start
 
 
 def linear_quantise(values: Array, predicted: Array, exponent: Array, hysteresis: float) -> Array:
-    """Integers (int32): see `ckstore.kernels.lattice.linear_quantise`."""
+    """Return integers (int32): see `ckstore.kernels.lattice.linear_quantise`."""
     with np.errstate(all="ignore"):
         scaled = np.ldexp(values.astype(np.float64), -exponent)
     finite = np.isfinite(scaled)
@@ -35,14 +35,14 @@ def linear_quantise(values: Array, predicted: Array, exponent: Array, hysteresis
 
 
 def linear_values(integers: Array, exponent: Array, dtype: str) -> Array:
-    """Lattice values as bits of `dtype` (float32 or float64)."""
+    """Return lattice values as bits of `dtype` (float32 or float64)."""
     with np.errstate(over="ignore"):
         values = np.ldexp(integers.astype(np.float64), exponent).astype(dtype)
     return np.where(integers == 0, np.zeros((), dtype), values).view(f"u{values.itemsize}")
 
 
 def linear_project(integers: Array, shift: Array) -> Array:
-    """Integers shifted by an exponent each, rounding half up; see `ckstore.kernels.lattice.linear_project`."""
+    """Shift each integer by its exponent, rounding half up; see `ckstore.kernels.lattice.linear_project`."""
     result = []
     for integer, bits in zip(integers.tolist(), shift.tolist(), strict=True):
         if bits > 0:
@@ -55,7 +55,7 @@ def linear_project(integers: Array, shift: Array) -> Array:
 
 
 def chained_values(parent: Array, integers: Array, exponent: Array, dtype: str, reach: float) -> Array:
-    """Bits of the parent's values moved into the cells of the integers; see `chained_predict`."""
+    """Return bits of the parent's values moved into the cells of the integers; see `chained_predict`."""
     tiny = float(np.finfo(dtype).tiny)
     result = parent.copy()
     with np.errstate(invalid="ignore"):
@@ -76,21 +76,21 @@ def chained_values(parent: Array, integers: Array, exponent: Array, dtype: str, 
 
 
 def ordinal(bits: Array) -> list[int]:
-    """The order-preserving integers of float bits: -1 for -0.0, 0 for +0.0."""
+    """Return the order-preserving integers of float bits: -1 for -0.0, 0 for +0.0."""
     width = 8 * bits.itemsize
     sign = 1 << (width - 1)
     return [-1 - (value ^ sign) if value & sign else value for value in bits.tolist()]
 
 
 def ordinal_difference(bits: Array, predicted: Array) -> Array:
-    """Difference of ordinals modulo the width, as unsigned integers."""
+    """Return the difference of ordinals modulo the width, as unsigned integers."""
     modulus = 1 << (8 * bits.itemsize)
     pairs = zip(ordinal(bits), ordinal(predicted), strict=True)
     return np.array([(one - other) % modulus for one, other in pairs], bits.dtype)
 
 
 def scaled_values(bits: Array, dtype: str, factor: float) -> Array:
-    """Bits of values times `factor`; see `scale`. For float32, float64 and bfloat16."""
+    """Return bits of values times `factor`; see `scale`. For float32, float64 and bfloat16."""
     single = dtype == "bfloat16"
     with np.errstate(all="ignore"):
         floats = (bits.astype(np.uint32) << np.uint32(16)).view(np.float32) if single else bits.view(dtype)
@@ -98,7 +98,7 @@ def scaled_values(bits: Array, dtype: str, factor: float) -> Array:
         products = floats.astype(np.float64) * factor
         rounded = products.astype(floats.dtype)
         normal = np.isfinite(floats) & (np.abs(floats) >= tiny) & np.isfinite(rounded)
-        # Products of float64 may have been rounded up to the least normal number.
+        # Products of float64 may have been rounded up to the smallest normal number.
         normal &= np.abs(products) > tiny if dtype == "float64" else np.abs(products) >= tiny
     if single:
         words = rounded.view(np.uint32).astype(np.uint64)
@@ -112,12 +112,12 @@ _TINY, _HUGE = np.finfo(np.float32).tiny, np.finfo(np.float32).max
 
 
 def _flushed(values: Array) -> Array:
-    """float32 values with subnormal ones as +0."""
+    """Return float32 values with subnormal ones as +0."""
     return np.where(np.abs(values) < _TINY, np.float32(0), values)
 
 
 def codebook_nearest(words: Array, centroids: Array, zero: int) -> Array:
-    """Indices (uint8): see `ckstore.kernels.codebook.nearest`; the distance to every midpoint is looked at."""
+    """Return indices (uint8): see `ckstore.kernels.codebook.nearest`; compares with every midpoint."""
     values = _flushed(words.view(np.float32))
     with np.errstate(invalid="ignore"):
         doubles = values.astype(np.float64)
@@ -127,7 +127,7 @@ def codebook_nearest(words: Array, centroids: Array, zero: int) -> Array:
 
 
 def codebook_add(base: Array, indices: Array, centroids: Array) -> Array:
-    """Words of ``base + centroids[indices]`` in float32 arithmetic: see `ckstore.kernels.codebook.add`."""
+    """Return words of ``base + centroids[indices]`` in float32 arithmetic: see `ckstore.kernels.codebook.add`."""
     floats = base.view(np.float32)
     with np.errstate(over="ignore"):
         sums = np.where(np.isfinite(floats), _flushed(floats), np.float32(0)) + centroids[indices]
@@ -135,7 +135,7 @@ def codebook_add(base: Array, indices: Array, centroids: Array) -> Array:
 
 
 def codebook_difference(words: Array, base: Array) -> Array:
-    """float32 values of ``value - base``: see `ckstore.kernels.codebook.difference`."""
+    """Return float32 values of ``value - base``: see `ckstore.kernels.codebook.difference`."""
     floats, bases = words.view(np.float32), base.view(np.float32)
     with np.errstate(all="ignore"):
         changes = _flushed(floats) - np.where(np.isfinite(bases), _flushed(bases), np.float32(0))
@@ -143,7 +143,7 @@ def codebook_difference(words: Array, base: Array) -> Array:
 
 
 def bucket_statistics(words: Array, shift: int) -> tuple[Array, Array]:
-    """Counts and sums (2^(32 - shift) each) by bucket of normal values: their words without `shift` bits."""
+    """Return counts and sums (2^(32 - shift) each) by bucket of normal values: their words without `shift` bits."""
     field = words >> 23 & 255
     normal = words[(field != 0) & (field != 255)]
     buckets, size = (normal >> shift).astype(np.intp), 1 << (32 - shift)
@@ -151,16 +151,16 @@ def bucket_statistics(words: Array, shift: int) -> tuple[Array, Array]:
 
 
 def rank_bins(words: Array, ranks: Array) -> Array:
-    """Bin of the rank of each value: 0 where the value is 0 or subnormal, -1 where it is not finite."""
+    """Return the bin of the rank of each value: 0 if the value is 0 or subnormal, -1 if it is not finite."""
     field = words >> 23 & 255
     bins = ((ranks & 0x7FFFFFFF) >> 17).astype(np.int64)
     return np.where(field == 255, -1, np.where(field == 0, 0, bins))
 
 
 def sides(words: Array, sensitivities: Array, split: tuple[int, int, int, int]) -> Array:
-    """1 for each value that is protected, -1 for what is pruned: see `ckstore.kernels.codebook`.
+    """Return 1 for each protected value, -1 for each pruned one: see `ckstore.kernels.codebook`.
 
-    `split` has the bins below which magnitudes and sensitivities are pruned, and from which on they are protected.
+    `split` has the bins of magnitudes and sensitivities: pruned below the first two, protected from the last two on.
     """
     magnitude, sensitivity, field = rank_bins(words, words), rank_bins(words, sensitivities), words >> 23 & 255
     protected = (magnitude >= split[2]) | (sensitivity >= split[3])
@@ -169,7 +169,7 @@ def sides(words: Array, sensitivities: Array, split: tuple[int, int, int, int]) 
 
 
 def level_counts(words: Array, sensitivities: Array, split: tuple[int, int, int, int]) -> Array:
-    """Counts (32,768) by the leading 15 bits of the values that are neither pruned nor protected."""
+    """Count the values that are neither pruned nor protected by their leading 15 bits (32,768 counts)."""
     kept = words[sides(words, sensitivities, split) == 0]
     return np.bincount((kept >> 17).astype(np.intp), minlength=1 << 15)
 
@@ -177,13 +177,13 @@ def level_counts(words: Array, sensitivities: Array, split: tuple[int, int, int,
 def split_indices(
     indices: Array, words: Array, sensitivities: Array, split: tuple[int, int, int, int], zero: int, aside: int
 ) -> Array:
-    """Indices with those of pruned and protected elements overwritten: see `ckstore.kernels.codebook.split_indices`."""
+    """Overwrite the indices of pruned and protected elements: see `ckstore.kernels.codebook.split_indices`."""
     side = sides(words, sensitivities, split)
     return np.where(side < 0, zero, np.where(side > 0, aside, indices)).astype(np.uint8)
 
 
 def short_floats(words: Array, dtype: str) -> Array:
-    """float16 or bfloat16 bits of finite float32 bits: see `to_float16` and `to_bfloat16`; -0.0 stays what it is."""
+    """Return float16 or bfloat16 bits of finite float32 bits: see `to_float16` and `to_bfloat16`; keeps -0.0."""
     largest = {"float16": 0x7BFF, "bfloat16": 0x7F7F}[dtype]
     if dtype == "float16":
         with np.errstate(over="ignore", under="ignore"):
@@ -195,12 +195,12 @@ def short_floats(words: Array, dtype: str) -> Array:
 
 
 def models(count: int, level: int, rows: Array, cols: Array, width: int, start: int, unit: int) -> list[int]:
-    """What a rounded lattice takes off the ordinals of `count` elements from element `start` on."""
+    """Return the model that a rounded lattice subtracts from the ordinals of `count` elements from `start` on."""
     return [int(octaves) * unit for octaves in exponents(count, level, rows, cols, width, start)]
 
 
 def rounded_quantise(bits: Array, shift: int, models: list[int]) -> Array:
-    """Integers (int32): see `ckstore.kernels.coarse.rounded_quantise`, with the model of each element."""
+    """Return integers (int32): see `ckstore.kernels.coarse.rounded_quantise`, with the model of each element."""
     sign = 1 << (8 * bits.itemsize - 1)
     result = []
     for word, model in zip(bits.tolist(), models, strict=True):
@@ -211,7 +211,7 @@ def rounded_quantise(bits: Array, shift: int, models: list[int]) -> Array:
 
 
 def rounded_values(integers: Array, shift: int, models: list[int], largest: int, dtype: npt.DTypeLike) -> Array:
-    """Bits: see `ckstore.kernels.coarse.rounded_values`, with the model of each element."""
+    """Return bits: see `ckstore.kernels.coarse.rounded_values`, with the model of each element."""
     out = np.zeros(integers.size, dtype)
     sign = 1 << (8 * out.itemsize - 1)
     for k, (integer, model) in enumerate(zip(integers.tolist(), models, strict=True)):
@@ -222,7 +222,7 @@ def rounded_values(integers: Array, shift: int, models: list[int], largest: int,
 
 
 def deviation(values: Array, others: Array) -> tuple[float, float, float, int]:
-    """Largest difference, sums of squares, number: see `ckstore.kernels.coarse.deviation`."""
+    """Return largest difference, sums of squares, number: see `ckstore.kernels.coarse.deviation`."""
     doubles = values.astype(np.float64)
     with np.errstate(all="ignore"):
         differences = np.abs(doubles - others.astype(np.float64))
@@ -232,7 +232,7 @@ def deviation(values: Array, others: Array) -> tuple[float, float, float, int]:
 
 
 def order_sums(bits: Array, width: int, ceiling: int) -> tuple[Array, Array, Array]:
-    """Sums of ordinals of magnitudes by row and by column, and their numbers, rows first: see `coarse.order_sums`."""
+    """Return sums of ordinals of magnitudes by row and column, and their numbers: see `coarse.order_sums`."""
     magnitude = (bits & ((1 << (8 * bits.itemsize - 1)) - 1)).astype(np.int64)
     known = np.flatnonzero((magnitude > 0) & (magnitude <= ceiling))
     weights = magnitude[known].astype(np.float64)

@@ -1,4 +1,4 @@
-"""The loops between float32 and floats of 16 bits: integer arithmetic, the same on every processor."""
+"""Kernels that convert between float32 and floats of 16 bits: integer arithmetic, the same on every processor."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ckstore.kernels.compiled import kernel
 
 @kernel
 def to_bfloat16(bits: np.ndarray, out: np.ndarray) -> None:
-    """float32 bits of finite numbers rounded to bfloat16, ties to even; what would overflow is the largest number."""
+    """Round float32 bits of finite numbers to bfloat16, ties to even; overflow becomes the largest finite number."""
     for k in range(bits.size):
         value = bits[k]
         rounded = (value + np.uint32(0x7FFF) + ((value >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
@@ -20,7 +20,7 @@ def to_bfloat16(bits: np.ndarray, out: np.ndarray) -> None:
 
 @kernel
 def to_float16(bits: np.ndarray, out: np.ndarray) -> None:
-    """float32 bits of finite numbers rounded to float16, ties to even; what would overflow is the largest number."""
+    """Round float32 bits of finite numbers to float16, ties to even; overflow becomes the largest finite number."""
     for k in range(bits.size):
         value = np.int64(bits[k])
         sign = (value >> 16) & 0x8000
@@ -41,14 +41,14 @@ def to_float16(bits: np.ndarray, out: np.ndarray) -> None:
 
 @kernel
 def from_bfloat16(bits: np.ndarray, out: np.ndarray) -> None:
-    """bfloat16 bits as float32 bits."""
+    """Convert bfloat16 bits to float32 bits."""
     for k in range(bits.size):
         out[k] = np.uint32(bits[k]) << np.uint32(16)
 
 
 @kernel
 def from_float16(bits: np.ndarray, out: np.ndarray) -> None:
-    """float16 bits as float32 bits, subnormals included: these are normal float32 numbers."""
+    """Convert float16 bits to float32 bits; subnormals become normal float32 numbers."""
     for k in range(bits.size):
         half = np.int64(bits[k])
         field = (half >> 10) & 31

@@ -1,1 +1,1 @@
-"""Plans against which base and in which layers objects are stored; touches no file."""
+"""Plans the base and the layers of each object; touches no file."""

@@ -1,8 +1,8 @@
-"""What restoring costs: a linear model of chunks, elements, stored bytes and levels, in nanoseconds of one core.
+"""Restore cost: a linear model of chunks, elements, stored bytes and levels, in nanoseconds of one core.
 
-It is what a state dict takes: decoding, and putting values and their files' structure together. A checkout hashes and
-writes as well, which takes the same for a version in full, so that its factor is the smaller one. Only ratios matter to
-the planner. `tools/bench/cost` fits the constants to measured state dicts and prints how far the model is off.
+It models the restore of a state dict: decoding, and assembling values and file structure. A checkout hashes and writes
+as well, which takes the same time for a version in full, so its factor is smaller. Only ratios matter to the planner.
+`tools/bench/cost` fits the constants to measured state dicts and prints the model's error.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ from typing import NamedTuple
 
 
 class Work(NamedTuple):
-    """What is decoded and put together; works add up.
+    """Units of decoding and assembly; works add up.
 
     Attributes
     ----------
     plain_chunks, plain_elements, plain_coded, plain_raw
-        Decoding of layers whose elements form one group: chunks, elements, and stored bytes, coded and raw. Of numbers
-        in full the low byte or two lie as they are, of differences all above one byte an element; only the others are
-        decoded bit by bit.
+        Decoding of layers whose elements form one group: chunks, elements, and stored bytes, coded and raw. The low one
+        or two bytes of numbers in full are raw, and so are all bytes of differences above one byte per element. Only
+        the others are decoded bit by bit.
     grouped_chunks, grouped_elements, grouped_bytes
-        The same for layers in context order and for exact layers, all of their bytes together.
+        The same for layers in context order and for exact layers, with all of their bytes together.
     patches, patch_bytes
-        Patches that are applied to chunks, and their bytes.
+        Patches applied to chunks, and their bytes.
     records
-        Layers whose records are looked up, before anything is decoded.
+        Layers whose records are looked up before decoding.
     levels
-        Levels of the longest chain. Each lies in packs of its own, which are opened, and whose manifests are read.
+        Levels of the longest chain. Each has its own packs, which are opened and whose manifests are read.
     restored
-        Bytes of the files, which get memory.
+        Bytes of the files, for which memory is allocated.
     extents, files
-        Extents that are put together, and files with tensors, whose structure is read.
+        Extents that are assembled, and files with tensors, whose structure is parsed.
     """
 
     plain_chunks: int = 0
@@ -50,16 +50,16 @@ class Work(NamedTuple):
     files: int = 0
 
     def plus(self, other: Work) -> Work:
-        """The sum of both."""
+        """Return the sum of both."""
         return Work._make(map(add, self, other))
 
     @property
     def stored(self) -> int:
-        """Bytes that are read."""
+        """The bytes that are read."""
         return self.plain_coded + self.plain_raw + self.grouped_bytes + self.patch_bytes
 
 
-#: Nanoseconds for each unit of each field of `Work`.
+#: Nanoseconds per unit of each field of `Work`.
 WEIGHTS = (
     *(170_000.0, 0.1, 1.15, 0.11),  # plain
     *(630_000.0, 0.12, 0.1),  # grouped
@@ -69,12 +69,12 @@ WEIGHTS = (
 )
 
 
-#: Over a link so many more bytes may be read, within a budget of 2, for each one that the store takes less.
+#: Extra bytes read over a link, within a budget of 2, that a saving of one stored byte justifies.
 LINK = 3.0
 
 
 def layer(chunks: int, count: int, stored: int, *, grouped: bool, delta: bool = False) -> Work:
-    """Work of decoding one layer: `count` elements in `chunks` chunks from `stored` bytes."""
+    """Return the work of decoding one layer: `count` elements in `chunks` chunks from `stored` bytes."""
     if grouped:
         return Work(grouped_chunks=chunks, grouped_elements=count, grouped_bytes=stored, records=1)
     planes = 0 if delta else min(stored // max(count, 1), 2)
@@ -83,27 +83,27 @@ def layer(chunks: int, count: int, stored: int, *, grouped: bool, delta: bool = 
 
 
 def patches(chunks: int, stored: int) -> Work:
-    """Work of applying patches of `stored` bytes to `chunks` chunks."""
+    """Return the work of applying patches of `stored` bytes to `chunks` chunks."""
     return Work(patches=chunks, patch_bytes=stored, records=1)
 
 
 def cost(work: Work) -> float:
-    """Nanoseconds that `work` takes."""
+    """Return the nanoseconds of `work`."""
     nanoseconds: float = sum(map(mul, WEIGHTS, work))
     return nanoseconds
 
 
 class Prices:
-    """The costs by which encodings of one object are compared: over a link, what is read must be worth what it saves.
+    """The prices by which encodings of one object are compared: over a link, bytes read must be repaid by bytes saved.
 
     Parameters
     ----------
     full
-        Cost of the object stored exactly and in full, which is its price as well.
+        Cost of the object stored exactly and in full; also its price.
     stored
-        Bytes that it takes then, and that are read.
+        Bytes of the object stored in full, which are stored and read.
     over_link
-        Whether packs come over a link.
+        Whether packs are read over a link.
     """
 
     __slots__ = ("_over_link", "_stored", "full")
@@ -114,7 +114,7 @@ class Prices:
         self._over_link = over_link
 
     def of(self, work: Work, stored: float) -> float:
-        """The price of an encoding that takes so much work, whole chain included, and adds `stored` bytes."""
+        """Return the price of an encoding with this work, for its whole chain, that adds `stored` bytes."""
         computed = cost(work)
         more = work.stored - self._stored
         if not self._over_link or more <= 0:

@@ -1,4 +1,4 @@
-"""Which of its possible encodings each object of a version takes: fewest bytes within the restore budget.
+"""Chooses an encoding for each object of a version: fewest bytes within the restore budget.
 
 A pure function of a table of sizes and costs; it touches no file and no array.
 """
@@ -16,13 +16,13 @@ class Option:
     Attributes
     ----------
     name
-        What the caller recognises it by.
+        Identifies the option to the caller.
     stored
         Bytes that it adds to the store.
     cost
-        What restoring the object costs when stored so, whole chain included.
+        Restore cost of the object stored this way, for its whole chain.
     is_base
-        It ends the chain: objects stored against this one begin a new chain.
+        The option ends the chain: objects stored against it begin a new chain.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Candidates:
     options
         At least one.
     debt
-        Bytes that earlier versions of this object spent beyond their cheapest option since the last base.
+        Bytes that earlier versions of this object spent above their cheapest option since the last base.
     """
 
     options: tuple[Option, ...]
@@ -49,7 +49,7 @@ class Candidates:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The option that an object takes, and the debt that it hands on."""
+    """The chosen option of an object, and the debt that it passes on."""
 
     option: Option
     debt: float
@@ -58,13 +58,14 @@ class Choice:
 def plan(table: Sequence[Candidates], allowed: float) -> list[Choice]:
     """Choose one option for each object so that the costs add up to at most `allowed`, at the fewest bytes.
 
-    First every object takes its smallest option. While the sum of costs is above `allowed`, the exchange that saves
-    most cost for a byte is made, along each object's lower convex hull of (cost, stored): the greedy solution of the
-    Lagrangian, at most one exchange above the optimum. Where not even the cheapest options fit, they are taken.
+    First every object takes its smallest option. While the sum of costs is above `allowed`, the planner makes the
+    exchange that saves most cost per byte, along each object's lower convex hull of (cost, stored). This is the greedy
+    solution of the Lagrangian, at most one exchange above the optimum. If even the cheapest options do not fit, they
+    are taken.
 
-    A rebase pays off later, not now: an object whose debt, together with what its choice overpays this time, reaches
-    what a base would cost more than the smallest option becomes a base (the rule of the ski rental, at most twice the
-    bytes of knowing the future).
+    A rebase pays off only later. An object's debt grows by the bytes that each choice overpays. Once it reaches the
+    extra bytes of a base over the smallest option, the object becomes a base (the rule of the ski rental, at most twice
+    the bytes of an offline optimum).
     """
     hulls = [_hull(candidates.options) for candidates in table]
     position = [0] * len(table)
@@ -96,7 +97,7 @@ def plan(table: Sequence[Candidates], allowed: float) -> list[Choice]:
 
 
 def _hull(options: Sequence[Option]) -> list[Option]:
-    """Options on the lower convex hull of (cost, stored), from the smallest in bytes to the cheapest in cost."""
+    """Return the options on the lower convex hull of (cost, stored), from the smallest to the cheapest."""
     ordered = sorted(options, key=lambda option: (option.stored, option.cost))
     hull: list[Option] = []
     for option in ordered:

@@ -1,13 +1,14 @@
-"""Which settings a quantiser takes: the smallest ones whose loss of quality is tolerated, in few evaluations.
+"""Finds a quantiser's settings: the smallest ones with a tolerated loss of quality, in few evaluations.
 
 After Inshrinkerator's search (Agrawal et al., SoCC 2024), on one assumption: neither quality nor size rises as a
-setting becomes more aggressive along an axis of the search space, so what is beyond a failure has failed as well. Pure
-logic; evaluating, which is what costs, and writing, which tells the size, are the caller's.
+setting becomes more aggressive along an axis of the search space, so every position beyond a failure fails as well.
+Pure logic: the caller evaluates settings, which is the expensive part, and writes them to measure the size.
 
-first   bisect a diagonal of the cube; what is neither beyond its first failure nor within its last success is left
-        in smaller cubes; take that of the smallest corner, until no corner is smaller than the best found
-later   the last choice by the other metric and by its own; if neither will do, what is a few steps gentler, the
-        smallest first, until one does; else as if for the first time
+first   bisect a diagonal of the cube; divide the positions neither beyond its first failure nor within its last
+        success into smaller cubes; continue with the one of the smallest corner, until no corner is smaller than
+        the best position
+later   try the last choice with the other metric and with its own; if both fail, try the positions a few steps
+        gentler, the smallest first, until one passes; else search as for the first time
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from ckstore.codecs.schemes.dynaquant import EMBEDDING_LEVELS, LEVELS, METRICS, PROTECT, PRUNE, DynaQuantSettings
 from ckstore.errors import UsageError
 
-#: A later search looks at what is at most so many steps gentler than the last choice, along all axes together.
+#: Maximal steps, along all axes together, by which a later search first tries gentler settings than the last choice.
 STEPS = 2
 
 Settings = TypeVar("Settings")
@@ -30,7 +31,7 @@ Position = tuple[int, ...]
 
 
 class Axis(NamedTuple):
-    """The values along one axis, from the gentlest to the most aggressive, or (`ordered` false) of no order."""
+    """The values along one axis, from the gentlest to the most aggressive, or unordered (`ordered` false)."""
 
     values: tuple[Any, ...]
     ordered: bool = True
@@ -43,7 +44,7 @@ class Box(NamedTuple):
     aggressive: Position
 
     def diagonal(self) -> list[Position]:
-        """Positions from the one corner to the other, a step at a time along the longest axis."""
+        """Return the positions from one corner to the other, a step at a time along the longest axis."""
         longest = max(map(int.__sub__, self.aggressive, self.gentle))
         return [
             tuple(
@@ -54,7 +55,7 @@ class Box(NamedTuple):
         ]
 
     def without(self, failed: Position) -> list[Box]:
-        """What is left without the positions from `failed` on, as boxes that share none."""
+        """Return disjoint boxes of the positions that remain without those from `failed` on."""
         left = []
         gentle = self.gentle
         for axis, (low, place) in enumerate(zip(self.gentle, failed, strict=True)):
@@ -73,7 +74,7 @@ class Cube(Generic[Settings]):
     axes
         At least one.
     build
-        Makes settings of a value from each axis; settings that differ compare unequal.
+        Makes settings of a value from each axis; different settings compare unequal.
     """
 
     axes: tuple[Axis, ...]
@@ -81,7 +82,7 @@ class Cube(Generic[Settings]):
 
     @cached_property
     def settings(self) -> dict[Position, Settings]:
-        """The settings at each position, which is an index into each axis."""
+        """The settings at each position, an index into each axis."""
         spans = [range(len(axis.values)) for axis in self.axes]
         return {
             position: self.build(*(axis.values[index] for axis, index in zip(self.axes, position, strict=True)))
@@ -89,21 +90,21 @@ class Cube(Generic[Settings]):
         }
 
     def find(self, settings: Settings) -> Position:
-        """Position of settings; raises `UsageError` where they are none of the cube's."""
+        """Return the position of settings; raise `UsageError` if the cube does not contain them."""
         for position, candidate in self.settings.items():
             if candidate == settings:
                 return position
         raise UsageError(f"{settings} is not a point of the search space: search without a last choice.")
 
     def reaches(self, gentle: Position, aggressive: Position) -> bool:
-        """Whether one position is nowhere more aggressive than another, and the same where there is no order."""
+        """Return whether one position is nowhere more aggressive than another, and equal on unordered axes."""
         return all(
             one <= other if axis.ordered else one == other
             for axis, one, other in zip(self.axes, gentle, aggressive, strict=True)
         )
 
     def boxes(self) -> list[Box]:
-        """The whole cube: a box for each choice along the axes without order."""
+        """Return the whole cube: a box for each choice along the unordered axes."""
         return [
             Box(
                 gentle,
@@ -113,7 +114,7 @@ class Cube(Generic[Settings]):
         ]
 
     def others(self, position: Position) -> list[Position]:
-        """The positions that differ along the axes without order alone."""
+        """Return the positions that differ along the unordered axes alone."""
         spans = [
             [index] if axis.ordered else range(len(axis.values))
             for axis, index in zip(self.axes, position, strict=True)
@@ -121,7 +122,7 @@ class Cube(Generic[Settings]):
         return [other for other in product(*spans) if other != position]
 
     def gentler(self, position: Position, steps: int) -> list[Position]:
-        """The positions that are gentler by at most so many steps, along all ordered axes together."""
+        """Return the positions that are gentler by at most `steps`, along all ordered axes together."""
         spans = [
             range(max(index - steps, 0), index + 1) if axis.ordered else [index]
             for axis, index in zip(self.axes, position, strict=True)
@@ -131,18 +132,18 @@ class Cube(Generic[Settings]):
 
 @dataclass(frozen=True, slots=True)
 class Found(Generic[Settings]):
-    """What a search comes to.
+    """The result of a search.
 
     Attributes
     ----------
     settings
-        The smallest ones found within the tolerance; the gentlest of all where none was.
+        The smallest settings found within the tolerance; the gentlest of all if none was.
     degradation
-        What `evaluate` said of them.
+        Their degradation by `evaluate`.
     accepted
-        Whether they are within the tolerance. Where not, store exactly.
+        Whether they are within the tolerance. If not, store exactly.
     evaluations
-        How often `evaluate` was called.
+        The number of calls of `evaluate`.
     """
 
     settings: Settings
@@ -152,13 +153,13 @@ class Found(Generic[Settings]):
 
 
 def dynaquant_cube(metrics: tuple[str, ...] = METRICS) -> Cube[DynaQuantSettings]:
-    """The paper's cube: levels, share pruned, share protected, pruned by which metric, and levels of embeddings."""
+    """Return the paper's cube: levels, shares pruned and protected, pruning metric, and levels of embeddings."""
     axes = Axis(LEVELS), Axis(PRUNE), Axis(PROTECT), Axis(metrics, ordered=False), Axis(EMBEDDING_LEVELS)
     return Cube(axes, DynaQuantSettings)
 
 
 def ladder(qualities: Sequence[Settings]) -> Cube[Settings]:
-    """A search space of one dimension, from the gentlest quality to the most aggressive one, each of them once."""
+    """Return a search space of one dimension, from the gentlest to the most aggressive quality, without duplicates."""
     return Cube((Axis(tuple(qualities)),), lambda quality: quality)
 
 
@@ -168,7 +169,7 @@ def search(
     epsilon: float,
     cube: Cube[Settings],
     last: Settings | None = None,
-    foresee: Callable[[Sequence[Settings]], None] = lambda settings: None,
+    prefetch: Callable[[Sequence[Settings]], None] = lambda settings: None,
 ) -> Found[Settings]:
     """Find the smallest settings whose degradation is at most `epsilon`.
 
@@ -177,23 +178,23 @@ def search(
     evaluate
         The degradation of quality under settings; NaN fails.
     size
-        Bytes under settings, as they are really written; asked once of each, and of few.
+        Bytes under settings, as actually written; called once per settings, and for few.
     epsilon
-        What is tolerated.
+        The tolerated degradation.
     cube
         The search space.
     last
-        The settings chosen last time: nothing more aggressive is chosen, but where nothing near them will do.
-    foresee
-        Called before `evaluate` with what that will be asked for now, and may be next: what is evaluated ahead changes
-        nothing of what is found.
+        The settings chosen last time: more aggressive ones are chosen only if all nearby ones fail.
+        prefetch
+            Called before `evaluate` with the settings that are evaluated next or may follow. Evaluating ahead does not
+            change the result.
 
     Raises
     ------
     UsageError
-        If `last` is no point of the cube.
+        If the cube does not contain `last`.
     """
-    probe = _Probe(evaluate, size, epsilon, cube, foresee)
+    probe = _Probe(evaluate, size, epsilon, cube, prefetch)
     if last is not None:
         probe.follow(cube.find(last))
     if probe.best is None:
@@ -203,7 +204,7 @@ def search(
 
 
 class _Probe(Generic[Settings]):
-    """The evaluations of one search, and what follows from them."""
+    """The evaluations of one search, and their conclusions."""
 
     def __init__(
         self,
@@ -211,7 +212,7 @@ class _Probe(Generic[Settings]):
         size: Callable[[Settings], float],
         epsilon: float,
         cube: Cube[Settings],
-        foresee: Callable[[Sequence[Settings]], None],
+        prefetch: Callable[[Sequence[Settings]], None],
     ) -> None:
         self.degradations: dict[Position, float] = {}
         self.best: Position | None = None
@@ -220,26 +221,26 @@ class _Probe(Generic[Settings]):
         self._sizes: dict[Position, float] = {}
         self._epsilon = epsilon
         self._cube = cube
-        self._foresee = foresee
+        self._prefetch = prefetch
 
     def follow(self, last: Position) -> None:
-        """Try the last choice, by the other metric first, and then what is a few steps gentler."""
+        """Try the last choice, with the other metric first, and then gentler positions."""
         choices = [*self._cube.others(last), last]
         for number, choice in enumerate(choices):
-            self.foresee(choices[number:])
+            self.prefetch(choices[number:])
             self.passes(choice)
         if self.best is not None:
             return
-        # Of choices that are equally bad the last one stays.
+        # Of equally bad choices the last one wins.
         nearest = min(reversed(choices), key=self._badness)
         gentler = sorted(self._cube.gentler(nearest, STEPS), key=self.size)
         for number, choice in enumerate(gentler):
-            self.foresee(gentler[number:])
+            self.prefetch(gentler[number:])
             if self.passes(choice):
                 return
 
     def conquer(self) -> None:
-        """Find the smallest position of all that passes."""
+        """Find the smallest position that passes."""
         boxes = self._cube.boxes()
         while boxes:
             if len(boxes) > 1 or self.best is not None:
@@ -257,8 +258,8 @@ class _Probe(Generic[Settings]):
                 ]
 
     def passes(self, position: Position) -> bool:
-        """Whether the settings there are within the tolerance; evaluated once, where no other position tells."""
-        told = self._told(position)
+        """Return whether the settings there pass; evaluate them once if no other position implies the answer."""
+        told = self._known(position)
         if told is not None:
             return told
         self.degradations[position] = self._evaluate(self._cube.settings[position])
@@ -267,12 +268,12 @@ class _Probe(Generic[Settings]):
             self.best = position
         return passed
 
-    def foresee(self, positions: Sequence[Position]) -> None:
-        """Say which positions are asked for next, in this order, but for those of which the answer is known."""
-        self._foresee([self._cube.settings[position] for position in positions if self._told(position) is None])
+    def prefetch(self, positions: Sequence[Position]) -> None:
+        """Announce the next positions, in this order, except those with a known answer."""
+        self._prefetch([self._cube.settings[position] for position in positions if self._known(position) is None])
 
-    def _told(self, position: Position) -> bool | None:
-        """What the evaluations so far tell of a position."""
+    def _known(self, position: Position) -> bool | None:
+        """Return the answer that the evaluations so far imply for a position."""
         if position in self.degradations:
             return self.degradations[position] <= self._epsilon
         for other, degradation in self.degradations.items():
@@ -282,17 +283,17 @@ class _Probe(Generic[Settings]):
         return None
 
     def size(self, position: Position) -> float:
-        """The size under the settings there."""
+        """Return the size under the settings there."""
         if position not in self._sizes:
             self._sizes[position] = self._size(self._cube.settings[position])
         return self._sizes[position]
 
     def _bisect(self, way: Sequence[Position]) -> int:
-        """How many positions of a way pass, where all before one that passes do."""
+        """Return the number of passing positions of a way; all before a passing position pass."""
         low, high = 0, len(way)
         while low < high:
             middle = (low + high) // 2
-            self.foresee([way[place] for place in _middles(low, high)])
+            self.prefetch([way[place] for place in _middles(low, high)])
             if self.passes(way[middle]):
                 low = middle + 1
             else:
@@ -305,7 +306,7 @@ class _Probe(Generic[Settings]):
 
 
 def _middles(low: int, high: int) -> list[int]:
-    """The places where a bisection may look, the next one first, then those after either answer, and so on."""
+    """Return places that a bisection may evaluate: the next one first, then those after either answer, and so on."""
     spans = [(low, high)]
     for low, high in spans:
         if low < high:

@@ -28,7 +28,7 @@ from ckstore.codecs.short_floats import SHORT
 from ckstore.dtypes import ITEM_SIZES
 from ckstore.errors import IntegrityError
 from ckstore.lineage.cost import Work, layer, patches
-from ckstore.lineage.foretold import Foretold
+from ckstore.lineage.predictions import Predictions
 from ckstore.objects.cache import ChunkCache
 from ckstore.objects.records import ContentRecord, LatticeRecord, Record, check_cut
 from ckstore.runtime.blocks import empty
@@ -58,8 +58,8 @@ _PASSING = 64 << 20
 _INDEXES = 1 << 13
 _CHAINS = 1 << 13
 
-#: Objects whose sizes are remembered.
-_FORETOLD = 1 << 14
+#: Objects with predictions.
+_PREDICTIONS = 1 << 14
 
 Level = TypeVar("Level", LatticeRecord, ContentRecord)
 
@@ -112,8 +112,8 @@ class ObjectReader:
 
     Attributes
     ----------
-    foretold
-        What objects that were stored lately were foretold to take, by content id, for those stored against them.
+    predictions
+    Predicted sizes of recently stored objects, by content id, for objects stored against them.
     """
 
     def __init__(self, resolver: Resolver, blocks: Blocks, cache_bytes: int = 64 << 20, *, keeps: bool = True) -> None:
@@ -122,7 +122,7 @@ class ObjectReader:
         self.cache = ChunkCache(cache_bytes)
         self.keeps = keeps
         self.decoded_chunks = 0
-        self.foretold: Lru[str, Foretold] = Lru(_FORETOLD)
+        self.predictions: Lru[str, Predictions] = Lru(_PREDICTIONS)
         self._indexes: Lru[tuple[str, int], list[tuple[int, int] | None]] = Lru(_INDEXES)
         self._chains: Lru[str, tuple[int, list[LatticeRecord]]] = Lru(_CHAINS)
         self._content_chains: Lru[str, tuple[int, list[ContentRecord]]] = Lru(_CHAINS)

@@ -125,7 +125,7 @@ class Change:
             The packs will not be committed: `recover` leaves them alone.
         """
         self._document = document
-        self.packs, self._entry = self.writer.finish(document, dict(blobs or {}), anew=again, trial=trial)
+        self.packs, self._entry = self.writer.finish(document, dict(blobs or {}), again=again, trial=trial)
         self._again = again
         self._hold(self.writer.placed(self.packs))
         if document is not None:

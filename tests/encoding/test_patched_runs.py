@@ -162,9 +162,9 @@ def test_a_patch_is_made_again_against_an_ancestor(place: Path, dtype: str) -> N
     store, _ = filled(place, dtype)
     with store:
         objects = [store[f"r@{step}"].document.objects[0] for step in range(VERSIONS)]
-        anew = reanchored(store.reader, objects[4], {str(objects[2][1])})
-        assert anew.layers.patched
-        assert anew.parent == objects[2][1] or anew.record.base == objects[2][1]
+        result = reanchored(store.reader, objects[4], {str(objects[2][1])})
+        assert result.layers.patched
+        assert result.parent == objects[2][1] or result.record.base == objects[2][1]
         alone = reanchored(store.reader, objects[4], set())
         assert not alone.layers.patched
         assert alone.record.base is None or alone.parent is None

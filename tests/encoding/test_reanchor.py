@@ -1,4 +1,4 @@
-"""Objects that are stored anew: the same values under the same ids, against what stays or by themselves."""
+"""Re-encoded objects: the same values under the same ids, against an object that stays or in full."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import ckstore
-from ckstore.encoding.reanchor import Anew, reanchored
+from ckstore.encoding.reanchor import Reencoded, reanchored
 from ckstore.encoding.writer import ObjectWriter
 from ckstore.storage.pack import PackWriter
 from tests.checkpoints import scratch
@@ -65,11 +65,11 @@ def exact(store: ckstore.Store, item: tuple[str, str]) -> list[bytes]:
     return [store.reader.bits(item[1], chunk).tobytes() for chunk in range(chunks)]
 
 
-def written(store: ckstore.Store, anew: Anew) -> None:
-    """Store an object anew, as a commit does that knows nothing of versions."""
+def written(store: ckstore.Store, result: Reencoded) -> None:
+    """Store a re-encoded object, as a commit without versions does."""
     with PackWriter(store.path, "coarse") as coarse, PackWriter(store.path, "exact") as layers:
         writer = ObjectWriter(coarse, layers)
-        writer.put(anew.content, anew.record, anew.parent, anew.layers, factor=anew.factor)
+        writer.put(result.content, result.record, result.parent, result.layers, factor=result.factor)
         packs, _ = writer.finish(None, {})
         lattices, contents, _ = writer.places(packs)
         store.repository.packs.publish([pack.name for pack in packs])
@@ -87,12 +87,12 @@ def test_values_and_ids_stay(place: Path, kind: str, kept: tuple[int, ...]) -> N
     with run_of(place, kind) as store:
         found = objects(store)
         before = exact(store, found[3])
-        anew = reanchored(store.reader, found[3], {found[step][1] for step in kept})
-        assert (anew.record.id, anew.content) == found[3]
+        result = reanchored(store.reader, found[3], {found[step][1] for step in kept})
+        assert (result.record.id, result.content) == found[3]
         allowed = {None, *(found[step][1] for step in kept)}
-        assert anew.parent in allowed
-        assert anew.record.kind != "ordinal" or anew.record.base in allowed
-        written(store, anew)
+        assert result.parent in allowed
+        assert result.record.kind != "ordinal" or result.record.base in allowed
+        written(store, result)
         assert exact(store, found[3]) == before
         assert store.verify().problems == []
         records = {record.id for record in store.reader.records(*found[3])}
@@ -129,10 +129,10 @@ def test_a_common_factor_is_found_again(place: Path) -> None:
         found = objects(store)
         below = store.reader.chain(store.resolver.lattice(found[3][0]))
         before = exact(store, found[3])
-        anew = reanchored(store.reader, found[3], {below[-1].id})
-        assert below[-1].id == anew.record.base == found[0][1]
-        assert anew.record.factor == pytest.approx(0.9**3, rel=0.01)
-        written(store, anew)
+        result = reanchored(store.reader, found[3], {below[-1].id})
+        assert below[-1].id == result.record.base == found[0][1]
+        assert result.record.factor == pytest.approx(0.9**3, rel=0.01)
+        written(store, result)
         assert exact(store, found[3]) == before
 
 

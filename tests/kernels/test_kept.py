@@ -87,7 +87,7 @@ def test_where_nothing_can_be_written_to_one_sentence_says_so(tree: Path) -> Non
     code = READ_ONLY.format("/") + "from ckstore.cli import main\nmain(['warm-up'])"
     done = used(tree, code)
     assert done.returncode == 1
-    assert done.stderr.startswith("ckstore: There is no place for compiled kernels: set NUMBA_CACHE_DIR")
+    assert done.stderr.startswith("ckstore: No directory for compiled kernels is writable: set NUMBA_CACHE_DIR")
     assert done.stderr.count("\n") == 1
 
 

@@ -206,18 +206,18 @@ def test_axes_without_order_alone_are_tried_one_by_one():
 
 @given(st.integers(0, 2**32 - 1), st.floats(0, 1), st.booleans())
 def test_what_is_asked_for_is_foreseen_and_changes_nothing(seed, epsilon, later):
-    """Each evaluation is the first of what was foreseen right before it."""
+    """Each evaluation is the first of what was prefetched right before it."""
     evaluate, size = monotone(seed), sizes_of(seed)
     last = CUBE.settings[3, 3, 1, 0, 1] if later else None
-    foreseen: list[Any] = []
+    prefetched: list[Any] = []
 
-    def foresee(settings: Any) -> None:
-        foreseen[:] = settings
+    def prefetch(settings: Any) -> None:
+        prefetched[:] = settings
 
     def asked(settings: Any) -> float:
-        assert settings == foreseen[0]
-        assert len(set(foreseen)) == len(foreseen)
+        assert settings == prefetched[0]
+        assert len(set(prefetched)) == len(prefetched)
         return evaluate(settings)
 
-    found = search(asked, size, epsilon, CUBE, last, foresee)
+    found = search(asked, size, epsilon, CUBE, last, prefetch)
     assert found == search(evaluate, size, epsilon, CUBE, last)

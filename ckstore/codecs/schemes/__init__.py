@@ -1,1 +1,1 @@
-"""The published schemes, as their papers define them."""
+"""Published lossy schemes, implemented after their papers."""

@@ -1,10 +1,10 @@
 """Inshrinkerator, first called DynaQuant: prune some elements, protect some, and quantise the rest.
 
 Agrawal et al., "Inshrinkerator: Compressing Deep Learning Training Checkpoints via Dynamic Quantization", SoCC 2024.
-Elements are ranked by magnitude and by sensitivity. The lowest ranks by one of the two become 0, the highest by either
-are kept aside in 16 bits, and the rest takes the levels of a weighted k-means over a histogram of relative accuracy.
-Each step reads an object chunk by chunk: `RankStatistics`, merged over all layers of a type, says where to split,
-`LevelStatistics` makes the codebook, `assign` the indices.
+Elements are ranked by magnitude and by sensitivity. The lowest ranks by one of the two become 0. The highest by either
+are protected: stored separately in 16 bits. The rest is quantised to the levels of a weighted k-means over a histogram
+of relative accuracy. Each step reads an object chunk by chunk: `RankStatistics`, merged over all layers of a type,
+determines the split, `LevelStatistics` makes the codebook, `assign` the indices.
 """
 
 from __future__ import annotations
@@ -32,34 +32,34 @@ PROTECT = (0.01, 0.005, 0.0005)
 EMBEDDING_LEVELS = (32, 16)
 METRICS = ("magnitude", "sensitivity")
 
-#: A bin's middle is nowhere further from its values than this part of them: DDSketch's relative accuracy is 1 %.
+#: The relative distance of a bin's values to its middle, at most: DDSketch's relative accuracy is 1 %.
 ACCURACY = 2.0**-7
 
-#: How much a bin's share of the elements and its share of the magnitudes weigh in the k-means.
+#: Weights in the k-means of a bin's share of the elements and of its share of the magnitudes.
 FREQUENCY_WEIGHT, MAGNITUDE_WEIGHT = 0.2, 0.8
 
-#: k-means in one dimension settles within a few dozen rounds; this many bound it.
+#: k-means in one dimension converges within a few dozen rounds; this is the limit.
 _ROUNDS = 200
 
-#: Starts of the k-means, and points drawn for each centroid of a start: one of one is up to 28 % off the best.
+#: Starts of the k-means, and candidates per centroid of a start: a single one is up to 28 % worse than the best.
 _STARTS = _CANDIDATES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class DynaQuantSettings:
-    """What the configuration search chooses for a version.
+    """The settings that the configuration search chooses for a version.
 
     Attributes
     ----------
     levels
-        4 to 32 levels of the elements that are quantised.
+        Levels of the quantised elements, 4 to 32.
     prune, protect
-        Shares of the elements that become 0, and that are kept aside in 16 bits: the share to protect of the largest
-        magnitudes, and as many again of the largest sensitivities, in so far as these are others.
+        Shares of the elements that become 0, and that are stored separately in 16 bits: the share to protect of the
+        largest magnitudes, and the same share of the largest sensitivities, without elements already protected.
     metric
-        What is pruned by: `magnitude`, |w|, or `sensitivity`, |g·w|.
+        The rank that pruning uses: `magnitude`, |w|, or `sensitivity`, |g·w|.
     embedding_levels
-        The levels of embeddings, which quantising harms most.
+        Levels of embeddings, which quantisation harms most.
 
     Raises
     ------
@@ -84,7 +84,7 @@ class DynaQuantSettings:
 
 
 class Split(NamedTuple):
-    """The bins of ranks below which elements are pruned, and from which on they are protected whatever else holds."""
+    """The bins of ranks below which elements are pruned, and from which they are protected in any case."""
 
     prune_magnitude: int
     prune_sensitivity: int
@@ -110,9 +110,9 @@ class RankStatistics:
         self.sensitivities: Counts = np.zeros(kernels.BINS // 2, np.int64)
 
     def add(self, values: Floats, sensitivity: Floats | None) -> None:
-        """Add a chunk: its values, and their sensitivity where it is known; signs are ignored.
+        """Add a chunk: its values, and their sensitivity if known; signs are ignored.
 
-        A sensitivity that is not finite is above all others; values that are 0 or subnormal rank last, whatever it is.
+        A sensitivity that is not finite ranks above all others. Values that are 0 or subnormal rank last in any case.
         """
         from ckstore.kernels import codebook as kernels
 
@@ -127,13 +127,13 @@ class RankStatistics:
         self.sensitivities += other.sensitivities
 
     def split(self, settings: DynaQuantSettings, *, known: bool) -> Split:
-        """Where the shares to prune and to protect are met most nearly; whole bins go to one side.
+        """Return the split that best meets the shares to prune and to protect; whole bins go to one side.
 
         Parameters
         ----------
         settings
         known
-            Whether it is for elements whose sensitivity is known; others rank by magnitude alone.
+            Whether the elements' sensitivity is known; otherwise they rank by magnitude alone.
         """
         by_sensitivity = known and settings.metric == "sensitivity"
         return Split(
@@ -145,12 +145,12 @@ class RankStatistics:
 
 
 class LevelStatistics:
-    """A histogram of the values that a split leaves to be quantised, gathered chunk by chunk.
+    """A histogram of the values between pruned and protected ones, gathered chunk by chunk.
 
     Attributes
     ----------
     split
-        What is left out.
+        The bounds of the values.
     counts : (32768,) int64
         By sign, exponent and six bits of the mantissa of float32.
     """
@@ -162,7 +162,7 @@ class LevelStatistics:
         self.counts: Counts = np.zeros(kernels.BINS, np.int64)
 
     def add(self, values: Floats, sensitivity: Floats | None) -> None:
-        """Add a chunk: its values, and their sensitivity where it is known."""
+        """Add a chunk: its values, and their sensitivity if known."""
         from ckstore.kernels import codebook as kernels
 
         kernels.level_counts(*_pair(values, sensitivity), *self.split, self.counts)
@@ -172,7 +172,7 @@ class LevelStatistics:
         self.counts += other.counts
 
     def codebook(self, levels: int, dtype: str = "float32") -> CodebookLattice:
-        """The levels of a weighted k-means over the bins, the level 0 of what is pruned, and one for the protected.
+        """Return the levels of a weighted k-means over the bins, the level 0 of pruned values, and a protected one.
 
         A bin weighs 0.2 times its share of the elements and 0.8 times its share of the sum of the bins' magnitudes.
         """
@@ -191,10 +191,10 @@ class LevelStatistics:
 
 
 def weighted_kmeans(points: Doubles, weights: Doubles, count: int) -> Doubles:
-    """At most `count` centroids of weighted points in one dimension: Lloyd's rounds from starts of k-means++.
+    """Return at most `count` centroids of weighted points in one dimension: Lloyd's rounds from starts of k-means++.
 
-    The draws are always the same: the same values give the same centroids, and values that are nearly the same nearly
-    the same ones, where draws of their own would let versions settle apart and every index change.
+    The random draws are fixed: the same values give the same centroids, and nearly the same values give nearly the same
+    centroids. With other draws, versions would converge to different centroids, and every index would change.
 
     Parameters
     ----------
@@ -207,7 +207,7 @@ def weighted_kmeans(points: Doubles, weights: Doubles, count: int) -> Doubles:
     Returns
     -------
     (min(count, n),) float64, ascending
-        Of a few starts those of the smallest weighted sum of squared distances.
+        The centroids of the start with the smallest weighted sum of squared distances.
     """
     if points.size <= count:
         return points
@@ -219,17 +219,18 @@ def weighted_kmeans(points: Doubles, weights: Doubles, count: int) -> Doubles:
 
 
 def kmeans_start(points: Doubles, weights: Doubles, draws: Doubles) -> Doubles:
-    """Centroids to begin with by weighted k-means++ (Arthur and Vassilvitskii, SODA 2007).
+    """Return initial centroids by weighted k-means++ (Arthur and Vassilvitskii, SODA 2007).
 
     Each is a point, drawn in proportion to its weight and to its squared distance to the nearest centroid so far. As
-    their section 7 proposes, several are drawn each time, and the one that lessens these distances most is taken.
+    their section 7 proposes, several candidates are drawn each time, and the one that reduces these distances most is
+    chosen.
 
     Parameters
     ----------
     points, weights
         As in `weighted_kmeans`; more points than draws.
     draws : (count, candidates) float64
-        From 0 to before 1.
+        Uniform in [0, 1).
 
     Returns
     -------
@@ -240,7 +241,7 @@ def kmeans_start(points: Doubles, weights: Doubles, draws: Doubles) -> Doubles:
     centroids = []
     for draw in draws:
         mass = np.cumsum(chances)
-        # A draw next to 1 is rounded up to the whole mass, which lies beyond the last point that has a chance.
+        # A draw next to 1 is rounded up to the whole mass, which lies beyond the last point with a chance.
         places = np.minimum(draw * mass[-1], np.nextafter(mass[-1], 0))
         candidates = points[np.searchsorted(mass, places, side="right")]
         left = np.minimum(nearest, _distances(points, candidates))
@@ -261,13 +262,13 @@ def _settled(points: Doubles, weights: Doubles, centroids: Doubles) -> Doubles:
 
 
 def _distances(points: Doubles, centroids: Doubles) -> Doubles:
-    """Squares of the distances of each point (columns) to each centroid (rows)."""
+    """Return the squared distances of each point (columns) to each centroid (rows)."""
     squares: Doubles = np.square(points - centroids[:, None])
     return squares
 
 
 def kmeans_round(points: Doubles, weights: Doubles, centroids: Doubles) -> Doubles:
-    """Lloyd's step: each centroid moves to the mean of the points nearest to it, or stays where it has none."""
+    """Do Lloyd's step: move each centroid to the mean of its nearest points; one without points stays."""
     edges = np.searchsorted(points, (centroids[1:] + centroids[:-1]) / 2)
     owner = np.zeros(points.size, np.intp)
     np.add.at(owner, edges[edges < points.size], 1)
@@ -285,7 +286,7 @@ def assign(
     Returns
     -------
     indices : (n,) uint8
-        The level of 0 for what is pruned and for what is not finite, the last one for what is protected, else the
+        The level of 0 for pruned values and values that are not finite, the last one for protected ones, else the
         nearest.
     aside : (k,) uint16
         The bits of the protected elements in their order, for `CodebookLattice.values`: bfloat16 for float32
@@ -301,7 +302,7 @@ def assign(
 
 
 class Treatment(NamedTuple):
-    """What becomes of an object: where its elements are split, to how many levels, and their sensitivity if known."""
+    """The quantisation of an object: the split, the number of levels, and the sensitivity of its elements if known."""
 
     split: Split
     levels: int
@@ -316,7 +317,7 @@ def treated(
     Parameters
     ----------
     values : (n,) float32
-        What is not finite becomes 0.
+        Values that are not finite become 0.
     treatment : Treatment
     dtype : str
         Of the elements.
@@ -335,12 +336,12 @@ def treated(
 def dynaquant_quantise(
     values: Floats, settings: DynaQuantSettings, sensitivity: Floats | None = None, dtype: str = "float32"
 ) -> tuple[CodebookLattice, Indices, npt.NDArray[np.uint16]]:
-    """Quantise one layer that is all of its type: the paper's one-shot compression, which needs no parent.
+    """Quantise one layer that is the only one of its type: the paper's one-shot compression, without a parent.
 
     Parameters
     ----------
     values : (n,) float32
-        What is not finite becomes 0.
+        Values that are not finite become 0.
     settings : DynaQuantSettings
     sensitivity : (n,) float32, optional
         Not negative; elements rank by magnitude alone without it.
@@ -359,13 +360,13 @@ def dynaquant_quantise(
 
 
 def moment_sensitivity(values: Floats, second_moments: Floats) -> Floats:
-    """The sensitivity |g·w| where only the mean of squared gradients is known: ``sqrt(v) * abs(w)``, as float32."""
+    """Estimate the sensitivity |g·w| from the mean of squared gradients: ``sqrt(v) * abs(w)``, as float32."""
     with np.errstate(all="ignore"):
         return np.sqrt(np.abs(second_moments)) * np.abs(values)
 
 
 class CodedBits(NamedTuple):
-    """Bits of the differences between two versions' indices in the three codings of the paper's ablation."""
+    """Sizes in bits of the differences between two versions' indices in the three codings of the paper's ablation."""
 
     huffman: int
     run_lengths: int
@@ -373,11 +374,11 @@ class CodedBits(NamedTuple):
 
 
 def coded_bits(indices: Indices, base: Indices, levels: int) -> CodedBits:
-    """Size of ``(base - n) mod levels`` as the paper codes it, code tables included.
+    """Return the size of ``(base - n) mod levels`` in the paper's codings, with code tables.
 
-    Plain Huffman codes; Huffman codes of run lengths (`run_lengths`); and the same with the elements rearranged by
-    their level in the base, each group with runs and a table of its own. A measure for comparison: ckstore's own
-    entropy coder takes the levels as classes.
+    The codings are plain Huffman codes, Huffman codes of run lengths (`run_lengths`), and the latter with the elements
+    rearranged by their level in the base, each group with its own runs and table. This is a measure for comparison:
+    ckstore's own entropy coder takes the levels as classes.
     """
     changes = np.remainder(base.astype(np.int64) - indices, levels)
     order = np.argsort(base, kind="stable")
@@ -390,7 +391,7 @@ def coded_bits(indices: Indices, base: Indices, levels: int) -> CodedBits:
 
 
 def run_lengths(values: Array) -> Counts:
-    """Runs in the paper's form: each value negated, a run of more than one as its positive length before it.
+    """Return runs in the paper's form: each value negated; a run of more than one as its positive length before it.
 
     Examples
     --------
@@ -408,7 +409,7 @@ def run_lengths(values: Array) -> Counts:
 
 
 def huffman_bits(symbols: Array) -> int:
-    """Bits of the symbols in a Huffman code of their own, and of its table.
+    """Return the bits of the symbols in their own Huffman code, and of its table.
 
     A table's entry is a code length in 5 bits and the distance to the symbol before it in Elias' gamma code.
     """
@@ -430,13 +431,13 @@ def huffman_bits(symbols: Array) -> int:
 
 
 def _quantile(counts: Counts, share: float) -> int:
-    """How many bins hold the share of the elements most nearly."""
+    """Return the number of bins that best hold the share of the elements."""
     below = np.concatenate(([0], np.cumsum(counts)))
     return int(np.argmin(np.abs(below - share * below[-1])))
 
 
 def _pair(values: Floats, sensitivity: Floats | None) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
-    """Words of values and of their sensitivity; where it is not known, the values stand in for it."""
+    """Return the words of values and of their sensitivity; values replace an unknown sensitivity."""
     words = float_words(values)
     if sensitivity is None:
         return words, words

@@ -1,12 +1,12 @@
 """LC-Checkpoint (Chen, Liu, Ren and Jin, "On Efficient Constructions of Checkpoints", ICML 2020).
 
-A version is its decoded predecessor plus changes δ that are quantised by their sign and exponent: of the buckets that
-these make, the ones of largest exponent are kept, each with its mean as value, and the rest becomes 0 (priority
-promotion). δ is taken against what decodes, never against the original, so that errors do not add up.
+A version is its decoded predecessor plus changes δ, which are quantised by their sign and exponent. Of the resulting
+buckets, the ones of largest exponent are kept, each with its mean as value, and the rest becomes 0 (priority
+promotion). δ is taken against the decoded predecessor rather than the original, so that errors do not add up.
 
-A bucket's mean is off by a fifth of what changed. The next version corrects that; but one that is stored in full, or
-as one change in place of a whole chain, would lose a fifth of its weights, or of the way that it came. There, buckets
-are split by leading bits of the mantissa too, each of which halves the error.
+A bucket's mean deviates by a fifth of the change. The next version corrects that. A version that is stored in full, or
+as one change in place of a whole chain, would lose a fifth of its weights, or of the total change. There, buckets are
+split by leading bits of the mantissa too; each bit halves the error.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import numpy.typing as npt
 from ckstore.codecs.codebook import Bits, CodebookLattice, Floats, Indices, codebook, differences, float_words
 from ckstore.errors import UsageError
 
-#: Leading bits of the mantissa that buckets of whole values and of merged changes are split by, so that the loss of
-#: such a version is that of any other (`docs/decisions.md`).
+#: Leading bits of the mantissa that split buckets of whole values and of merged changes, so that such a version loses
+#: no more than others (`docs/decisions.md`).
 SPLIT = 2
 
 
@@ -28,12 +28,12 @@ class BucketStatistics:
     Parameters
     ----------
     split : int
-        Leading bits of the mantissa that belong to a bucket too; 0, as in the paper, or more.
+        Leading bits of the mantissa that also belong to a bucket; 0, as in the paper, or more.
 
     Attributes
     ----------
     counts : (512 · 2^split,) int64
-        By the leading bits of float32; zeros, subnormals and what is not finite are left out.
+        By the leading bits of float32; without zeros, subnormals and values that are not finite.
     sums : (512 · 2^split,) float64
     """
 
@@ -49,14 +49,14 @@ class BucketStatistics:
         kernels.bucket_statistics(float_words(changes), self.counts, self.sums, 23 - self.split)
 
     def merge(self, other: BucketStatistics) -> None:
-        """Add the chunks of other statistics. Sums are rounded: merge in one order where results are compared."""
+        """Add the chunks of other statistics. Sums are rounded: merge in a fixed order to compare results."""
         self.counts += other.counts
         self.sums += other.sums
 
     def codebook(self, bits: int, dtype: str = "float32") -> CodebookLattice:
-        """The means of the ``2**bits - 1`` occupied buckets of largest exponent, and 0: the paper's priority promotion.
+        """Return the means of the ``2**bits - 1`` occupied buckets of largest exponent, and 0: priority promotion.
 
-        Of two buckets with the last exponent that is kept, the fuller one is; split buckets of one exponent are
+        Of two buckets with the smallest exponent kept, the fuller one is kept; split buckets of one exponent are
         ordered by the mantissa.
 
         Raises
@@ -70,7 +70,7 @@ class BucketStatistics:
         magnitudes = buckets & ((256 << self.split) - 1)
         order = np.lexsort((buckets, -self.counts[buckets], -magnitudes))
         kept = buckets[order][: (1 << bits) - 1]
-        # Sums are rounded: a mean must not leave its bucket, by which `assign` knows it.
+        # Sums are rounded: a mean must not leave its bucket, by which `assign` identifies it.
         shift = 23 - self.split
         edges = np.stack((kept << shift, ((kept + 1) << shift) - 1)).astype(np.uint32).view(np.float32)
         means = np.clip(self.sums[kept] / self.counts[kept], edges.min(axis=0), edges.max(axis=0))
@@ -78,9 +78,9 @@ class BucketStatistics:
 
 
 def assign(lattice: CodebookLattice, changes: Floats, split: int = 0) -> Indices:
-    """Index of each change of a chunk: the centroid that lies in its bucket, or the one that is 0.
+    """Return the index of each change of a chunk: the centroid of its bucket, or the one of 0.
 
-    `split` is that of the statistics which made the codebook.
+    `split` is that of the statistics of the codebook.
     """
     from ckstore.kernels import codebook as kernels
 
@@ -94,13 +94,13 @@ def assign(lattice: CodebookLattice, changes: Floats, split: int = 0) -> Indices
 
 
 def lc_quantise(changes: Floats, bits: int, dtype: str = "float32", split: int = 0) -> tuple[CodebookLattice, Indices]:
-    """Quantise changes that are one chunk.
+    """Quantise changes of one chunk.
 
     Parameters
     ----------
     changes : (n,) float32
         Differences to the decoded previous state (`ckstore.codecs.codebook.differences`); the values themselves for
-        a version without parent. What is not finite becomes 0.
+        a version without parent. Values that are not finite become 0.
     bits : int
         1 to 8: at most ``2**bits`` levels.
     dtype : str
@@ -130,22 +130,21 @@ def lc_quantise(changes: Floats, bits: int, dtype: str = "float32", split: int =
 
 
 def merged_changes(start: Bits, previous: Bits, change: tuple[CodebookLattice, Indices]) -> Floats:
-    """All changes since an earlier state in one: the decoded sum that the paper's merging quantises again.
+    """Return all changes since an earlier state in one: the decoded sum that the paper's merging quantises again.
 
     Parameters
     ----------
     start : (n,) uint16 or uint32
-        Bits of the decoded state from which the merged change leads on.
+        Bits of the decoded state before the merged change.
     previous : (n,) uint16 or uint32
-        Bits of the decoded state before the last one.
+        Bits of the decoded state before the last change.
     change
-        The last change, as it was quantised against `previous`.
+        The last change, as quantised against `previous`.
 
     Returns
     -------
     (n,) float32
-        From `start` to the decoded last state, which is not the exact one: where no change was large enough to be kept
-        there is none to merge.
+        From `start` to the decoded last state, not to the exact one: without kept changes there is nothing to merge.
     """
     lattice, indices = change
     return differences(lattice.add(previous, indices), start, lattice.dtype)

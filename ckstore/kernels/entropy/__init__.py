@@ -1,1 +1,1 @@
-"""The entropy coder's loops, with a plain reference."""
+"""The kernels of the entropy coder, with a plain Python reference."""

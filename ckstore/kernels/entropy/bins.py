@@ -1,8 +1,8 @@
-"""How signed numbers become symbols: bins, the choice of bins from a histogram, and the histogram's cells.
+"""Bins that turn signed numbers into symbols: their choice from a histogram, and the histogram's cells.
 
 The numbers from -2^top to 2^top - 1 are cut into *bins* of 2^raw numbers each, and every bin begins at a multiple of
-its size. A number is the symbol of its bin and `raw` raw bits. So bins are leaves of a binary tree over the numbers: a
-node of 2^j of them is a bin, or has two halves. Bins in which there is no number have no symbol.
+its size. A number is coded as the symbol of its bin and `raw` raw bits. Bins are the leaves of a binary tree over the
+numbers: a node of 2^j numbers is a bin or has two halves. Empty bins have no symbol.
 
 Histograms have *cells*: the numbers of `o` bits without their sign make an octave, of either sign, and each octave has
 2^level cells of the same size. All numbers of small octaves have cells of their own.
@@ -17,17 +17,16 @@ from ckstore.kernels.entropy.words import Array, clear, counted, inner, int64, m
 ROW = 64
 """Octaves: 0 to 63 bits."""
 SYMBOLS = 4096
-"""Most symbols of a group."""
+"""The maximal number of symbols of a group."""
 LEVEL, FIRST, SHIFT, OFFSET = 0, 1, 3, 4
-"""Rows of a geometry (int64, 6 x ROW), which tells by octave: log2 of its cells; their first one (two rows: of numbers
-from 0 on, and below 0); by how many bits a number is shifted to the right, and what is added then to make it its cell
-(two rows)."""
+"""Rows of a geometry (int64, 6 x ROW), by octave: log2 of its cells; their first cell (two rows: numbers from 0 on, and
+below 0); the right shift of a number and the offset added to it to make its cell (two rows)."""
 
 SPLIT_BITS = 1.0
-"""What two halves take in a table of bins more than one bin."""
+"""Bits that a table of bins grows by where a bin is cut into two."""
 _LOGS = np.zeros(4096)
 _LOGS[1:] = np.arange(1, 4096) * np.log2(np.arange(1, 4096))
-# Not plain integers: numba would compile what takes them once more for every literal.
+# Not plain integers: numba would compile callees again for every literal.
 _2, _ROW = int64(2), int64(ROW)
 
 
@@ -61,7 +60,7 @@ def set_geometry(top: int, exact: int, fine: int, geometry: Array) -> int:
 
 @inner
 def cell_of(number: int, geometry: Array) -> int:
-    """The cell of a number."""
+    """Return the cell of a number."""
     octave = uint64(magnitude_bits(number))
     return geometry[OFFSET + int64(number < 0), octave] + (number >> geometry[SHIFT, octave])
 
@@ -71,10 +70,10 @@ def _octave_cost(
     cells: Array, first: int, level: int, octave: int, deepest: int, price: float, split_bits: float, counts: Array,
     costs: Array, splits: Array, losses: Array,
 ) -> tuple[float, int]:  # fmt: skip
-    """Bits of the best bins of an octave of 2^level cells, cut at most `deepest` times; and its count.
+    """Return the bits of the best bins of an octave of 2^level cells, cut at most `deepest` times, and its count.
 
-    Node h of the tree has the halves 2h and 2h + 1, its root is 1; `splits` tells which are cut. What cuts of nodes
-    save that have whole bytes of raw bits is added to `losses`.
+    Node h of the tree has the halves 2h and 2h + 1; its root is 1. `splits` marks the nodes that are cut. The savings
+    of cuts of nodes with whole bytes of raw bits are added to `losses`.
     """
     fold = uint64(level - deepest)
     total = int64(0)
@@ -126,17 +125,17 @@ def choose_bins(
     geometry, top
         As for `set_geometry`.
     deepest
-        Most times that an octave is cut.
+        Maximal number of cuts of an octave.
     price, split_bits
-        Bits that a symbol must save, and that a cut must.
+        Minimal savings, in bits, of a symbol and of a cut.
     splits : uint8, twice the cells
         Filled with the trees of the octaves, at twice the octave's first cell.
     floors : int64, (2,)
         Filled with the octaves, of numbers from 0 on and below 0, up to which all numbers are one bin.
     losses : float64, (8,)
-        Filled with the bits that bins lose if all have at least so many bytes of raw bits, as far as cells tell.
+        Filled with the bits that bins lose if all have at least one, two, … bytes of raw bits, as far as cells show.
 
-    Returns the bits of all numbers, and what their symbols must save.
+    Returns the bits of all numbers, and the minimal savings of their symbols.
     """
     counts = np.empty(1 << deepest, np.int64)
     costs = np.empty(1 << deepest, np.float64)
@@ -170,10 +169,10 @@ def list_bins(
     cells: Array, geometry: Array, top: int, deepest: int, all_occur: int, splits: Array, floors: Array, lowers: Array,
     raws: Array, counts: Array, most: int,
 ) -> int:  # fmt: skip
-    """List the bins that `choose_bins` found and that occur: least number (int64), raw bits (uint8), count (int64).
+    """List the non-empty bins that `choose_bins` found: smallest number (int64), raw bits (uint8), count (int64).
 
-    Where `all_occur`, also the others, with one more in each count. Returns their number; where it is more than `most`,
-    the last ones are not written.
+    With `all_occur`, also list the empty bins, with one more in each count. Returns the number of bins; if it exceeds
+    `most`, the last ones are not written.
     """
     bins = int64(0)
     cell = int64(0)

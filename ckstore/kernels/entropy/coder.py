@@ -1,7 +1,7 @@
 """The adaptive binary arithmetic coder of a payload's directory: carry-less, 32 bits, 16-bit chances with counts.
 
-The same functions write and read: with `coder[MODE]` at 1 they code the value they are given and return it, at 0 they
-return what they decode. A reader takes zeros beyond the end of its bytes.
+The same functions write and read. With `coder[MODE]` at 1 they code the given value and return it; at 0 they return the
+decoded value. A reader takes zeros beyond the end of its bytes.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from ckstore.kernels.entropy.words import Array, Word, inner, int64, spliced, ui
 LOW, REACH, OFFSET, POSITION, MODE = range(5)
 """Entries of a coder's state (int64).
 
-The interval is from LOW to LOW + REACH, both included; the code that is read is LOW + OFFSET.
+The interval is from LOW to LOW + REACH, both included; the code of a reader is LOW + OFFSET.
 """
 
 SLOWEST = int64(255)
-"""Most decisions that a chance remembers."""
+"""The maximal number of decisions that a chance remembers."""
 LEAST = int64(48)
 """Smallest chance of 65536, of either decision."""
 _SHARES: Array = np.array([65536 // (seen + 2) for seen in range(256)])
@@ -25,7 +25,7 @@ _SHARES: Array = np.array([65536 // (seen + 2) for seen in range(256)])
 
 @spliced
 def _split(coder: Array, buffer: Array, middle: int, bit: int) -> int:
-    """Code one decision: 1 for offsets up to `middle`. Bytes that both ends of the interval share move out."""
+    """Code one decision: 1 for offsets up to `middle`. Move out the bytes that both ends of the interval share."""
     low, reach, offset, position, mode = coder[LOW], coder[REACH], coder[OFFSET], coder[POSITION], coder[MODE]
     if not mode:
         bit = int64(offset <= middle)
@@ -74,7 +74,7 @@ def code_raw(coder: Array, buffer: Array, bits: int, value: Word) -> Word:
 
 @inner
 def code_tree(coder: Array, buffer: Array, odds: Array, context: int, bits: int, value: int) -> int:
-    """Code a number of `bits` bits, each under the bits before it: 2^bits contexts."""
+    """Code a number of `bits` bits, each conditioned on the bits before it: 2^bits contexts."""
     node = int64(1)
     for i in range(bits - 1, -1, -1):
         node = 2 * node + code_bit(coder, buffer, odds, context + node, (value >> i) & 1)
@@ -100,7 +100,7 @@ def start_coder(coder: Array, buffer: Array, odds: Array, mode: int) -> None:
 
 @spliced
 def finish_writing(coder: Array, buffer: Array) -> int:
-    """Write the fewest bytes that lie in the last interval; a reader takes zeros beyond the end. Returns the size."""
+    """Write the fewest bytes that lie in the last interval; a reader takes zeros beyond the end. Return the size."""
     position = coder[POSITION]
     for size in range(5):
         unit = 32 - 8 * size

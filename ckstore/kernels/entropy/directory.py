@@ -1,7 +1,7 @@
 """The directory of a payload: its groups, their bins and code lengths.
 
-A table of forty code lengths must not cost more than a few bytes when the whole chunk takes six hundred, so everything
-but planes and streams goes through one adaptive binary coder. As there, the same functions write and read.
+A table of forty code lengths must not cost more than a few bytes in a chunk of six hundred bytes. So all but planes and
+streams are coded by one adaptive binary coder. As there, the same functions write and read.
 """
 
 from __future__ import annotations
@@ -15,20 +15,21 @@ from ckstore.kernels.entropy.lengths import LONGEST
 from ckstore.kernels.entropy.words import Array, Word, bit_length, counted, inner, int64, uint64
 
 CLASSES = 64
-"""Number of classes, and so of groups at most."""
+"""The number of classes, and so the maximal number of groups."""
 
 GROUP = np.dtype(
     [
-        # What the directory tells. Its class, its first element, and how many it has.
+        # Contents of the directory: class, first element, number of elements.
         ("label", np.int64), ("start", np.int64), ("count", np.int64),
         # Its kind, below; the value of all elements; bytes of each element that lie in a plane (0, 1, 2 or 4).
         ("kind", np.int64), ("constant", np.int64), ("plane", np.int64),
-        # How many pairs it has; bits of the numbers without their sign, and of the zero runs.
+        # The number of pairs; bits of the numbers without their sign, and of the zero runs.
         ("pairs", np.int64), ("top", np.int64), ("run_top", np.int64),
-        # How many bins both have, 1 for the runs of a dense group; the only symbol that occurs, or -1.
+        # The number of bins of both, 1 for the runs of a dense group; the only symbol that occurs, or -1.
         ("bins", np.int64), ("run_bins", np.int64), ("single", np.int64),
-        # The encoder's plan: bits in the streams, most bits of an item, where the pairs are; whether symbols are
-        # numbers, and whether pairs are extracted. Before it `pairs` are the non-zeros, and `top` is of whole elements.
+        # The encoder's plan: bits in the streams, maximal bits of an item, first pair; whether symbols are numbers, and
+        # whether pairs are extracted. Before planning, `pairs` holds the non-zeros and `top` the bits of whole
+        # elements.
         ("bits", np.int64), ("widest", np.int64), ("first_pair", np.int64), ("exact", np.int64), ("paired", np.int64),
     ]
 )  # fmt: skip
@@ -38,11 +39,11 @@ DENSE, SPARSE, EQUAL = range(3)
 """Kinds of groups: a symbol for each element; one for each zero run and the value behind it; one value throughout."""
 
 TABLE = SYMBOLS + 1
-"""Most bins of values and runs together."""
+"""The maximal number of bins of values and runs together."""
 LONGEST_RUN = 44
-"""Most bits of a zero run: the sum of four does not overflow."""
+"""The maximal bits of a zero run: the sum of four does not overflow."""
 
-# Contexts. Not plain integers: numba would compile what takes them once more for every literal.
+# Contexts. Not plain integers: numba would compile callees again for every literal.
 _KIND = int64(0)
 _PRESENT = _KIND + 4
 _NUMBER = _PRESENT + 2
@@ -78,10 +79,10 @@ def code_bins(
 ) -> tuple[int, int]:
     """Code `top` and a table of `bins` bins, by their least numbers (int64) and raw bits (uint8).
 
-    Returns (top, bins); 0 bins where the table is impossible.
+    Returns (top, bins); 0 bins for an impossible table.
     """
     top = code_tree(coder, buffer, odds, _TOP + 64 * which, _6, top)
-    # What is still to come, last first: nodes of 2^j numbers.
+    # Remaining nodes of 2^j numbers, the last one first.
     nodes = np.empty(2 * 64 + 2, np.int64)
     nodes[0] = top
     nodes[1] = top
@@ -121,7 +122,7 @@ def code_bins(
 
 @inner
 def code_lengths(coder: Array, buffer: Array, odds: Array, lengths: Array, symbols: int, stride: int) -> int:
-    """Code the lengths of an alphabet; of a product alphabet in rows of `stride` above 1. Returns 0 or 1."""
+    """Code the lengths of an alphabet; of a product alphabet in rows of `stride` above 1. Return 0 or 1."""
     joint = int64(stride > 1)
     last = int64(6)
     turn = int64(0)
@@ -184,13 +185,13 @@ def code_directory(
     grouped : bool
         Whether elements have classes; if not, there is one group of `count` elements.
     groups : GROUP, (CLASSES,)
-        The groups in the order of their classes. Reading fills the columns that the directory tells.
+        The groups in the order of their classes. Reading fills the columns that the directory holds.
     lowers, raws : int64, uint8, (CLASSES, TABLE)
-        Least numbers and raw bits of the bins of values, and behind them of those of runs.
+        Smallest numbers and raw bits of the bins of values, followed by those of runs.
     lengths : uint8, (CLASSES, SYMBOLS)
         Code lengths.
 
-    Returns (number of groups, bytes written); -1 groups where the directory is impossible.
+    Returns (number of groups, bytes written); -1 groups for an impossible directory.
     """
     start_coder(coder, buffer, odds, int64(writes))
     number = 0

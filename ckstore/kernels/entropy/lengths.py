@@ -7,13 +7,13 @@ import numpy as np
 from ckstore.kernels.entropy.words import Array, counted, int64, spliced
 
 LONGEST = 12
-"""Longest code in bits: a decoding table of 2^12 entries stays in the first cache."""
+"""The longest code in bits: a decoding table of 2^12 entries stays in the first-level cache."""
 
 
 _SYMBOL_BITS = 13
 """Bits of a key that hold its symbol."""
 _SYMBOL_MASK = (1 << _SYMBOL_BITS) - 1
-# Not a plain integer: numba would compile what takes it once more for every literal.
+# Not a plain integer: numba would compile callees again for every literal.
 _TALLY = int64(16)
 
 
@@ -34,8 +34,8 @@ def _sort(keys: Array) -> None:
 def code_lengths(counts: Array, symbols: int, lengths: Array) -> tuple[int, int]:
     """Write the code length of each of `symbols` counts into `lengths` (uint8; 0 where the count is 0).
 
-    Huffman's lengths by the in-place algorithm of Moffat and Katajainen (1995), cut at 12 bits and made a complete
-    code again from the rarest symbols upwards. Returns (the only symbol that occurs or -1, sum of count x length).
+    Huffman's lengths by the in-place algorithm of Moffat and Katajainen (1995), cut at 12 bits, then completed to a
+    full code from the rarest symbols upwards. Returns (the only symbol that occurs or -1, sum of count x length).
     """
     used = 0
     for symbol in range(symbols):
@@ -90,7 +90,7 @@ def code_lengths(counts: Array, symbols: int, lengths: Array) -> tuple[int, int]
         available = 2 * inner
         depth += 1
         inner = 0
-    # work[i] is now the length of the i-th rarest symbol: longest first.
+    # work[i] is now the length of the i-th rarest symbol, longest first.
     total = 0
     for i in range(used):
         work[i] = min(work[i], LONGEST)
@@ -116,7 +116,7 @@ def code_lengths(counts: Array, symbols: int, lengths: Array) -> tuple[int, int]
 def canonical_codes(lengths: Array, symbols: int, codes: Array) -> int:
     """Write the canonical code of each symbol into `codes` (uint32: bit-reversed code | length << 16).
 
-    Returns 0, or 1 where the lengths are no complete prefix code of at most 12 bits.
+    Returns 0, or 1 if the lengths do not form a complete prefix code of at most 12 bits.
     """
     tally = np.empty(_TALLY, np.int64)
     first = np.empty(_TALLY, np.int64)

@@ -1,7 +1,7 @@
-"""Context order: elements stably sorted by class, so that elements that behave alike become neighbours, and back.
+"""Context order: elements stably sorted by class, so that similar elements become neighbours, and back.
 
-The elements are taken in four quarters at once, each with cursors of its own: one cursor's next value waits for the
-last one, four do not wait for each other.
+Four quarters of the elements are processed at once, each with its own cursors: a cursor's next value waits for its last
+one, but four cursors do not wait for each other.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from ckstore.kernels.entropy.directory import CLASSES
 from ckstore.kernels.entropy.words import Array, clear, int64, spliced, uint64
 
 QUARTERS = 4
-"""Stretches that are sorted side by side; the last one takes what is left over."""
+"""Stretches that are sorted in parallel; the last one also takes the rest."""
 
-# Not plain integers: numba would compile what takes them once more for every literal.
+# Not plain integers: numba would compile callees again for every literal.
 _QUARTERS, _VALUES = int64(QUARTERS), int64(256)
 
 
 @kernel
 def group_classes(classes: Array, cursors: Array, groups: Array) -> int:
-    """Begin the table of groups, one for each class that occurs, and find where each quarter's first element goes.
+    """Begin the table of groups, one per class that occurs, and find the place of each quarter's first element.
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ def group_classes(classes: Array, cursors: Array, groups: Array) -> int:
     Returns
     -------
     int
-        The number of groups, or -1 where a class is out of range.
+        The number of groups, or -1 if a class is out of range.
     """
     clear(cursors.reshape(-1), cursors.size)
     quarter = classes.size // QUARTERS
@@ -74,7 +74,7 @@ def _put(value: int, group_class: int, cursors: Array, coded: Array) -> None:
 
 @kernel
 def to_coded_order(values: Array, classes: Array, cursors: Array, coded: Array) -> None:
-    """Write `values` into `coded` (same dtype), stably sorted by class; moves the cursors of `group_classes`."""
+    """Write `values` into `coded` (same dtype), stably sorted by class; move the cursors of `group_classes`."""
     quarter = classes.size // QUARTERS
     c0, c1, c2, c3 = cursors[0], cursors[1], cursors[2], cursors[3]
     s1, s2, s3 = classes[quarter:], classes[2 * quarter :], classes[3 * quarter :]
@@ -105,7 +105,7 @@ def to_natural_order(padded: Array, margin: int, classes: Array, groups: Array, 
     Returns
     -------
     int
-        1 where there are not as many elements of each class as `groups` says, else 0.
+        0, or 1 if the number of elements of a class differs from `groups`.
     """
     fronts = np.empty(_VALUES, np.int64)
     backs = np.empty(_VALUES, np.int64)
@@ -115,8 +115,8 @@ def to_natural_order(padded: Array, margin: int, classes: Array, groups: Array, 
     for index in range(number):
         fronts[groups[index].label] = margin + groups[index].start
         backs[groups[index].label] = margin + groups[index].start + groups[index].count
-    # Each class is read from both ends: two cursors do not wait for each other, and they meet where the counts are
-    # right. Where not, they run into the margins at worst.
+    # Each class is read from both ends: the two cursors do not wait for each other, and meet if the counts are right.
+    # If not, they run into the margins at worst.
     size = uint64(classes.size)
     one = uint64(1)
     for i in range(size >> one):

@@ -1,4 +1,4 @@
-"""The encoder's plan: for every group its kind, plane, bins and code lengths, by measured cost."""
+"""The encoder's plan: kind, plane, bins and code lengths of every group, by measured cost."""
 
 from __future__ import annotations
 
@@ -36,28 +36,28 @@ CHOOSE_PLANES, PLAN_DENSE, PLAN_PAIRS = range(3)
 """Steps of the plan."""
 
 CELLS = 1 << 16
-"""Most cells of a histogram."""
+"""The maximal number of cells of a histogram."""
 
 _TABLE_BITS, _BIN_BITS, _PAIR_BITS = 64.0, 3.5, 2.0
-"""Bits that a group takes in the directory, and a symbol of it, as measured."""
+"""Measured bits of a group in the directory, and of each of its symbols."""
 _PLANE_SHARE = 0.0003
-"""By how much larger a group may become by its plane."""
+"""The share by which a plane may enlarge a group."""
 _SYMBOL_BITS = 8.0
-"""Bits that a symbol of the table must save, and ..."""
+"""Minimal savings, in bits, of a symbol of the table, and ..."""
 _SYMBOL_SHARE = 1 / 8192
-"""... as a share of its group's elements: what the time for larger tables is worth."""
+"""... as a share of its group's elements: the price of the time that larger tables take."""
 _CHANCE_BITS = 6.0
 """Bits that cutting a bin of a sample saves by chance: a cut at random saves half a nat, the best of many more."""
 _WELL_CODED = 1.018
-"""Size against entropy from which symbols of single elements are not enough, and pairs, which are slower, are tried."""
+"""Ratio of size to entropy from which pairs, which are slower than symbols of single elements, are tried."""
 _MANY = 1 << 15
-"""Groups of more elements are counted by a sample, one block in `_SHARE`, where numbers have few bits, ..."""
+"""Groups of more elements are counted by a sample, one block in `_SHARE`, if their numbers have at most ..."""
 _SHARED_BITS = 8
-"""... which are so many without their sign."""
+"""... this number of bits without their sign."""
 _SHARE, _BLOCK = int64(4), int64(1024)
 _FEW = 2048
 """Groups of fewer elements get coarser histograms."""
-# Not plain integers: numba would compile what takes them once more for every literal.
+# Not plain integers: numba would compile callees again for every literal.
 _NONE, _FINE, _FINEST, _ALL = int64(0), int64(7), int64(11), int64(SYMBOLS)
 _EXACT, _EXACT_IF_FEW, _FINE_IF_FEW = int64(12), int64(6), int64(5)
 _MOST_EXACT = int64(15)
@@ -66,7 +66,7 @@ _1, _2, _6, _8, _ROW, _TABLE = int64(1), int64(2), int64(6), int64(8), int64(ROW
 
 @inner
 def _price(count: int) -> float:
-    """Bits that a symbol must save in a group of so many elements."""
+    """Return the minimal savings, in bits, of a symbol in a group of `count` elements."""
     return _SYMBOL_BITS + count * _SYMBOL_SHARE
 
 
@@ -74,7 +74,7 @@ def _price(count: int) -> float:
 def _count_cells(
     numbers: Array, first: int, count: int, top: int, exact: int, geometry: Array, cells: Array, symbols: Array
 ) -> None:
-    """Histogram of numbers (int64) of up to `top` bits, whose cells are put into `symbols` (uint16)."""
+    """Count numbers (int64) of up to `top` bits by cell, and write their cells into `symbols` (uint16)."""
     if top <= exact:
         least = int64(1) << top
         for i in range(uint64(first), uint64(first + count)):
@@ -90,9 +90,9 @@ def _count_cells(
 
 @inner
 def _count_exact(symbols: Array, first: int, count: int, size: int, share: int, cells: Array) -> None:
-    """Histogram of symbols below `size`, of one block in `share`.
+    """Count symbols below `size` in one block of `share`.
 
-    In four tables where these are small: an addition waits for the one before.
+    Small histograms use four tables, because an addition waits for the one before.
     """
     stride = uint64(size if size <= 4096 else 0)
     tables = uint64(4 if stride else 1)
@@ -119,7 +119,7 @@ def _best_bins(
     cells: Array, geometry: Array, top: int, deepest: int, price: float, all_occur: int, most: int, splits: Array,
     lowers: Array, raws: Array, counts: Array,
 ) -> int:  # fmt: skip
-    """List the best bins, at most `most`; see `list_bins`. Returns their number."""
+    """List the best bins, at most `most`; see `list_bins`. Return their number."""
     floors, losses = np.empty(_2, np.int64), np.empty(_8, np.float64)
     while True:
         choose_bins(cells, geometry, top, deepest, price, SPLIT_BITS, splits, floors, losses)
@@ -131,7 +131,7 @@ def _best_bins(
 
 @counted
 def _set_codes(group: Group, counts: Array, is_pair: int, raws: Array, lengths: Array, costs: Array) -> None:
-    """Find a group's code lengths, and fill `costs`: bits with its table, and entropy."""
+    """Find a group's code lengths and fill `costs`: bits with its table, and entropy."""
     bins, stride = group.bins, group.run_bins
     group.single, bits = code_lengths(counts, bins * stride, lengths)
     widest = total = used = int64(0)
@@ -148,7 +148,7 @@ def _set_codes(group: Group, counts: Array, is_pair: int, raws: Array, lengths: 
                 entropy += count * raw - times_log(count)
                 widest = max(widest, int64(lengths[symbol]) + raw)
             symbol += uint64(1)
-    # Counts of a sample are not quite as many as there are items.
+    # The counts of a sample are smaller than the number of items.
     scale = (group.pairs if is_pair else group.count) / total
     group.bits = int64(bits * scale)
     group.widest = widest
@@ -158,7 +158,7 @@ def _set_codes(group: Group, counts: Array, is_pair: int, raws: Array, lengths: 
 
 @spliced
 def _choose_plane(group: Group, numbers: Array, symbols: Array, geometry: Array, cells: Array, splits: Array) -> int:
-    """The widest plane that costs next to nothing, by the group's sample."""
+    """Return the widest plane that costs next to nothing, by the group's sample."""
     taken = sample_size(group)
     top, count = group.top, group.count
     floors, losses = np.empty(_2, np.int64), np.empty(_8, np.float64)
@@ -180,7 +180,7 @@ def _plan_dense(
     group: Group, symbols: Array, numbers: Array, geometry: Array, cells: Array, splits: Array, lowers: Array,
     raws: Array, lengths: Array, counts: Array, costs: Array,
 ) -> None:  # fmt: skip
-    """Choose bins and code lengths of a dense group; mark it as `paired` where pairs might do better."""
+    """Choose bins and code lengths of a dense group; mark it as `paired` if pairs might be smaller."""
     start, count, top = group.start, group.count, group.top
     share = int64(1)
     deepest = _FINE if group.plane or count < _FEW else _FINEST
@@ -215,7 +215,7 @@ def _plan_pairs(
     group: Group, runs: Array, values: Array, joints: Array, run_cells: Array, geometry: Array, run_geometry: Array,
     cells: Array, splits: Array, lowers: Array, raws: Array, lengths: Array, counts: Array, costs: Array,
 ) -> None:  # fmt: skip
-    """Plan a group whose pairs are extracted: a dense one that does better so becomes sparse."""
+    """Plan a group whose pairs are extracted; a dense group becomes sparse if that is smaller."""
     first, pairs = group.first_pair, group.pairs
     longest = largest = int64(0)
     for i in range(uint64(first), uint64(first + pairs)):
@@ -278,18 +278,18 @@ def plan_groups(
     step: int, groups: Array, number: int, symbols: Array, numbers: Array, runs: Array, values: Array, joints: Array,
     run_cells: Array, cells: Array, splits: Array, lowers: Array, raws: Array, lengths: Array, costs: Array,
 ) -> int:  # fmt: skip
-    """Carry out one step of the plan of the first `number` groups; what the steps share is compiled once.
+    """Carry out one step of the plan of the first `number` groups; one kernel compiles the code that steps share once.
 
-    `CHOOSE_PLANES` follows `survey_groups` and fills `plane`, `exact`, and `top` of what a plane leaves; it returns the
-    bytes of all planes. `PLAN_DENSE` follows `take_numbers`, and returns how many groups are `paired`: those that have
-    pairs anyway, and those that might do better so. If there are any, `PLAN_PAIRS` follows `extract_pairs`.
+    `CHOOSE_PLANES` follows `survey_groups`. It fills `plane`, `exact`, and `top` of the bits above a plane, and returns
+    the bytes of all planes. `PLAN_DENSE` follows `take_numbers`, and returns the number of `paired` groups: groups that
+    have pairs anyway, and groups that pairs might make smaller. If there are any, `PLAN_PAIRS` follows `extract_pairs`.
 
     Parameters
     ----------
     groups, lowers, raws, lengths
         As for `code_directory`.
     symbols : uint16
-        Symbols of dense groups, where their elements are; filled where `exact` is not set.
+        Symbols of dense groups, at their elements' places; filled if `exact` is not set.
     numbers : int64
         Samples of groups that may have planes; then numbers whose symbols are not `exact`.
     runs, values : int64
@@ -341,10 +341,10 @@ def plan_groups(
 
 @kernel
 def measure(groups: Array, number: int) -> tuple[int, int, int]:
-    """(bytes that one stream may need, bits of all streams, bytes that the directory may need)."""
+    """Return (bytes that one stream may need, bits of all streams, bytes that the directory may need)."""
     room = int64(0)
     bits = int64(0)
-    # A decision costs at most 10.4 bits: 17 of them in a code length and its bin, below 500 in a group's rest.
+    # A decision costs at most 10.4 bits: 17 of them per code length and its bin, below 500 for the rest of a group.
     directory = 1024 * int64(number) + 16
     for index in range(number):
         group = groups[index]

@@ -1,8 +1,8 @@
-"""Reading planes and streams, and the groups that have none, into elements in coded order.
+"""Decode planes, streams, and groups without streams into elements in coded order.
 
-Every load is checked against the end of the payload before it is made (many loads at once), every write against
-the end of its group; code and raw bits of a damaged payload are nonsense but harmless, and the streams' ends and the
-checksum tell.
+Every load is checked against the end of the payload before it is made (many loads at once), and every write against the
+end of its group. Code and raw bits of a damaged payload decode to harmless nonsense; the streams' ends and the checksum
+reveal it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ENDS = np.cumsum(np.array(_SIZES))
 WORK = sum(_SIZES)
 """Size of the scratch array (uint64)."""
 _ANY = int64(31)
-"""Bits of a number without its sign from which no table has all of it."""
+"""Bits of a number without its sign from which no table holds all of it."""
 
 
 @kernel
@@ -37,7 +37,7 @@ def read_streams(
     buffer : uint8
         The payload, with eight readable bytes behind the last stream.
     plane : int
-        First byte of the planes; behind them begins stream 0.
+        First byte of the planes; stream 0 follows them.
     ends : int64, (4,)
         Bytes of streams 0 to 2, and the last byte (exclusive) of the last one, 0 without streams. Overwritten.
     groups, number, lowers, raws, lengths
@@ -45,12 +45,12 @@ def read_streams(
     work : uint64, (WORK,)
         Scratch.
     coded : uint8
-        Filled with signed integers, of the least width that holds all of them. Given as bytes, so that all this is
-        compiled once.
+        Filled with signed integers of the smallest width that holds all of them. Passed as bytes, so that one
+        compilation serves all widths.
     size
-        Bytes of each of them.
+        Bytes of each integer.
 
-    Returns 0, or 1 where streams and directory disagree.
+    Returns 0, or 1 if streams and directory disagree.
     """
     limit = (ends[3] << 3) if ends[3] else int64(-1)
     positions = np.empty(4, np.int64)
@@ -117,14 +117,14 @@ def read_streams(
 
 
 ALL_BITS = 31
-"""A shift that leaves nothing of sums."""
+"""A shift that clears the previous values."""
 
 
 @kernel
 def accumulate(narrow: Array, wide: Array, shift: int) -> None:
     """Add integers to those of a wider or the same dtype, which are shifted right first, rounding half up.
 
-    By `ALL_BITS` nothing is left of what stood in `wide`: it may be uninitialised.
+    A shift by `ALL_BITS` clears `wide`, which may then be uninitialised.
     """
     if shift >= ALL_BITS:
         for i in range(narrow.size):

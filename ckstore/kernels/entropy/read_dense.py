@@ -1,8 +1,9 @@
-"""Reading the symbols of dense groups, one for each element, in the faster of two ways.
+"""Decode the symbols of dense groups, one per element, in the faster of two ways.
 
-Numbers of few bits come in strings of up to three by one look into a table: the four streams are read side by side into
-places of their own, each at its own pace, and woven into elements afterwards; in a block all come to the same number of
-elements, the last ones one by one. Other numbers come one by each look, in the order of the elements.
+Numbers of few bits are decoded as strings of up to three by one table lookup. The four streams are decoded in parallel
+into separate buffers, each at its own pace, and interleaved into elements afterwards. In a block all streams reach the
+same number of elements; the last ones are decoded one by one. Other numbers are decoded one per lookup, in the order of
+the elements.
 """
 
 from __future__ import annotations
@@ -32,23 +33,23 @@ from ckstore.kernels.entropy.words import (
 )
 
 PLACED = 2048
-"""Numbers that are read before they are placed."""
+"""Numbers that are decoded before they are placed."""
 BLOCK = 8192
-"""Numbers of each stream that are read as strings at a time."""
+"""Numbers of each stream that are decoded as strings at a time."""
 STRIDE = BLOCK + 8
 """Places of a stream: four of them are written at once, whatever the number."""
 _AHEAD = 28
-"""Most bits of a number for which the next load need not wait for its length: twice that and 7 fit a word."""
+"""Maximal bits of a number whose next load need not wait for its length: twice that and 7 fit a word."""
 _SEVERAL = 4096
-"""Elements from which a table of strings is worth its making."""
+"""Minimal number of elements that repays the making of a table of strings."""
 _SHORT = 7 << LONGEST
-"""Bits of a number, times 2^12, below which strings are faster than one number by each look."""
+"""Bits of a number, times 2^12, below which strings are faster than one number per lookup."""
 _SMALL = 15
 """Bits of a number without its sign that fit a string."""
 _TURN_BITS = 4 * LOOK + LONGEST + _SMALL + 16
-"""Most bits that a turn of strings takes from a stream: four looks, and one number more."""
+"""Maximal bits that a turn of strings takes from a stream: four lookups, and one number more."""
 _TURN = 4 * 3 + 1
-"""Most numbers of it."""
+"""Maximal numbers of a turn."""
 _LOOK, _4 = int64(LOOK), int64(4)
 _1, _2, _3, _7, _8, _63, _64, _255 = (
     uint64(1),
@@ -65,25 +66,25 @@ _LAST = uint64(1 << 63)
 
 @inlined
 def next_bits(buffer: Array, position: Word) -> Word:
-    """The next 57 bits of a stream. Bit 63 is set: what is left of it tells how many were taken."""
+    """Return the next 57 bits of a stream. Bit 63 is set, so that its later place shows the number of bits taken."""
     return (load_word(buffer, position >> _3) >> (position & _7)) | _LAST
 
 
 @inlined
 def bits_taken(word: Word) -> Word:
-    """How many bits of a word of `next_bits` were shifted out."""
+    """Return the number of bits that were shifted out of a word of `next_bits`."""
     return uint64(64 - bit_length(word))
 
 
 @inlined
 def _number_of(word: Word, entry: Word) -> int:
-    """The number at the low end of a word, by its entry of a table of `BY_CODE`."""
+    """Return the number at the low end of a word, by its entry of a `BY_CODE` table."""
     return (int64(entry) >> 32) + int64(low_bits(word, int64(entry & _255)) >> ((entry >> _8) & _63))
 
 
 @inlined
 def _take_one(buffer: Array, position: Word, table: Array) -> tuple[int, Word]:
-    """(number, position behind it) of a number of at most 57 bits by a table of `BY_CODE`."""
+    """Return (number, position after it) of a number of at most 57 bits by a `BY_CODE` table."""
     word = load_word(buffer, position >> _3) >> (position & _7)
     entry = table[word & uint64(table.size - 1)]
     return _number_of(word, entry), position + (entry & _255)
@@ -102,7 +103,7 @@ def _ahead(
 
 @inner
 def _read_ahead(turns: int, buffer: Array, positions: Array, table: Array, numbers: Array, first: int) -> None:
-    """Take turns of four numbers of at most `_AHEAD` bits by a table of `BY_CODE`."""
+    """Take turns of four numbers of at most `_AHEAD` bits by a `BY_CODE` table."""
     p0, p1, p2, p3 = uint64(positions[0]), uint64(positions[1]), uint64(positions[2]), uint64(positions[3])
     w0 = load_word(buffer, p0 >> _3) >> (p0 & _7)
     w1 = load_word(buffer, p1 >> _3) >> (p1 & _7)
@@ -121,7 +122,7 @@ def _read_ahead(turns: int, buffer: Array, positions: Array, table: Array, numbe
 def _read_singles(
     buffer: Array, positions: Array, limit: int, widest: int, table: Array, numbers: Array, count: int
 ) -> int:
-    """Read `count` numbers of at most 43 bits. Returns 0, or 1 where a stream ends too early."""
+    """Decode `count` numbers of at most 43 bits. Return 0, or 1 if a stream ends too early."""
     done = int64(0)
     if widest <= _AHEAD:
         rows = count >> 2
@@ -139,7 +140,7 @@ def _read_singles(
 
 @inlined
 def _look(word: Word, at: Word, table: Array, scratch: Array) -> tuple[Word, Word, Word]:
-    """Take what one look resolves. Returns (word, end of the stream's numbers, entry)."""
+    """Take the numbers that one lookup resolves. Return (word, end of the stream's numbers, entry)."""
     entry = table[word & uint64((1 << LOOK) - 1)]
     store_word(scratch, at << _1, entry >> uint64(16))
     return word >> (entry & _63), at + ((entry >> _8) & _3), entry
@@ -149,7 +150,7 @@ def _look(word: Word, at: Word, table: Array, scratch: Array) -> tuple[Word, Wor
 def _take_turns(
     turns: int, buffer: Array, positions: Array, ends: Array, table: Array, singles: Array, scratch: Array
 ) -> None:
-    """Take turns of four looks at every stream; numbers that these do not resolve are taken one by one."""
+    """Take turns of four lookups in every stream; numbers that these do not resolve are taken one by one."""
     p0, p1, p2, p3 = uint64(positions[0]), uint64(positions[1]), uint64(positions[2]), uint64(positions[3])
     a0, a1, a2, a3 = uint64(ends[0]), uint64(ends[1]), uint64(ends[2]), uint64(ends[3])
     e0 = e1 = e2 = e3 = uint64(0)
@@ -167,7 +168,7 @@ def _take_turns(
         p1 += bits_taken(w1)
         p2 += bits_taken(w2)
         p3 += bits_taken(w3)
-        # An unresolved entry takes nothing: once met, it is what the last look meets as well.
+        # An unresolved entry takes no bits, so the last lookup finds it again.
         if (e0 | e1 | e2 | e3) & _64:
             if e0 & _64:
                 scratch[a0], p0 = _take_one(buffer, p0, singles)
@@ -189,7 +190,7 @@ def _take_turns(
 def _read_strings(
     buffer: Array, positions: Array, limit: int, table: Array, singles: Array, scratch: Array, count: int
 ) -> int:
-    """Read `count` numbers of every stream into its part of `scratch`. Returns 1 where a stream ends too early."""
+    """Decode `count` numbers of every stream into its part of `scratch`. Return 1 if a stream ends too early."""
     ends = np.empty(_4, np.int64)
     for stream in range(4):
         ends[stream] = stream * STRIDE
@@ -211,7 +212,7 @@ def _read_strings(
 
 @inner
 def _weave(scratch: Array, first: int, count: int, numbers: Array) -> None:
-    """Put `count` numbers of each stream from the `first` on into the order of the elements (int64)."""
+    """Interleave `count` numbers of each stream, from number `first` on, into the order of the elements (int64)."""
     s0 = scratch[first:]
     s1 = scratch[first + STRIDE :]
     s2 = scratch[first + 2 * STRIDE :]
@@ -227,9 +228,9 @@ def _weave(scratch: Array, first: int, count: int, numbers: Array) -> None:
 def place_numbers(
     numbers: Array, count: int, buffer: Array, plane: int, width: int, coded: Array, size: int, start: int
 ) -> None:
-    """Write integers, whose low `width` bytes are in a plane from byte `plane` on, and what is above in `numbers`.
+    """Write integers: their low `width` bytes come from the plane at byte `plane`, their other bits from `numbers`.
 
-    They are the elements of `size` bytes from `start` on of `coded`, given as bytes. `numbers` are overwritten.
+    They are the elements of `size` bytes from `start` on of `coded`, passed as bytes. `numbers` is overwritten.
     """
     low = uint64(plane)
     if width == 1:
@@ -261,7 +262,7 @@ def read_dense(
     buffer: Array, positions: Array, limit: int, top: int, symbols: Array, longest: int, singles: Array, table: Array,
     scratch: Array, numbers: Array, plane: int, width: int, coded: Array, size: int, start: int, count: int,
 ) -> int:  # fmt: skip
-    """Read a group of numbers of at most 32 bits. Returns 0, or 1 where a stream ends too early."""
+    """Decode a group of numbers of at most 32 bits. Return 0, or 1 if a stream ends too early."""
     fill_table(singles, longest, BY_CODE, symbols)
     mean = int64(0)
     least, widest = int64(64), int64(0)

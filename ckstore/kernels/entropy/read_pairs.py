@@ -1,4 +1,4 @@
-"""Reading the joint symbols of zero runs and values of sparse groups, and numbers of any width one by one."""
+"""Decode the joint symbols of zero runs and values of sparse groups, and numbers of any width one by one."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from ckstore.kernels.entropy.words import (
 )
 
 _LOADABLE = 56
-"""Most bits of a pair that one load is sure to hold."""
+"""Maximal bits of a pair that one load always holds."""
 _FEW = 1024
-"""Pairs below which a table of short pairs is not worth its making."""
+"""Minimal number of pairs that repays the making of a table of short pairs."""
 _UNRESOLVED = 1 << LONGEST >> 4
-"""Share of pairs, times 2^12, up to which that table is faster where it does not resolve them."""
+"""Share of unresolved pairs, times 2^12, up to which that table is faster."""
 _TURN_PAIRS = 20
 _TURN_BITS = 3 * LOOK + _LOADABLE
-"""Most pairs of a turn, and most bits that it takes from a stream."""
+"""Maximal number of pairs of a turn, and maximal bits that it takes from a stream."""
 _LOOK = int64(LOOK)
 _3, _7, _8, _63, _255 = uint64(3), uint64(7), uint64(8), uint64(63), uint64(255)
 
 
 @inlined
 def _take_pair(buffer: Array, position: Word, table: Array, symbols: Array) -> tuple[int, int, Word]:
-    """(run plus one, value, position behind it) of a pair of at most `_LOADABLE` bits."""
+    """Return (run plus one, value, position after it) of a pair of at most `_LOADABLE` bits."""
     word = load_word(buffer, position >> _3) >> (position & _7)
     entry = table[word & uint64(table.size - 1)]
     symbol = entry >> _8
@@ -51,7 +51,7 @@ def _take_four(
     buffer: Array, p0: Word, p1: Word, p2: Word, p3: Word, table: Array, symbols: Array, coded: Array, size: int,
     at: int, end: int,
 ) -> tuple[Word, Word, Word, Word, int]:  # fmt: skip
-    """Take a pair of every stream and write its value. Returns the positions and the next place, -1 beyond `end`."""
+    """Take a pair of every stream and write its value. Return the positions and the next place, -1 beyond `end`."""
     r0, v0, p0 = _take_pair(buffer, p0, table, symbols)
     r1, v1, p1 = _take_pair(buffer, p1, table, symbols)
     r2, v2, p2 = _take_pair(buffer, p2, table, symbols)
@@ -77,9 +77,9 @@ def _read_fours(
     buffer: Array, positions: Array, limit: int, short: bool, table: Array, codes: Array, symbols: Array, coded: Array,
     size: int, at: int, end: int, pairs: int,
 ) -> tuple[int, int]:  # fmt: skip
-    """Take turns of pairs of at most `_LOADABLE` bits of every stream, where `short` by a table of `PAIR`.
+    """Take turns of pairs of at most `_LOADABLE` bits of every stream, by a `PAIR` table if `short`.
 
-    Returns (how many were taken or -1, next place).
+    Returns (number of pairs taken or -1, next place).
     """
     p0, p1, p2, p3 = uint64(positions[0]), uint64(positions[1]), uint64(positions[2]), uint64(positions[3])
     mask = uint64((1 << LOOK) - 1)
@@ -135,9 +135,9 @@ def read_pairs(
     buffer: Array, positions: Array, limit: int, symbols: Array, codes: Array, table: Array, coded: Array, size: int,
     at: int, end: int, pairs: int,
 ) -> tuple[int, int]:  # fmt: skip
-    """Read most of the pairs into zeroed elements; `codes` is a table of `SYMBOL`.
+    """Decode most of the pairs into zeroed elements; `codes` is a `SYMBOL` table.
 
-    Returns (how many were read or -1, next place).
+    Returns (number of pairs decoded or -1, next place).
     """
     widest = int64(0)
     unresolved = int64(0)
@@ -165,7 +165,7 @@ def read_any(
     buffer: Array, positions: Array, limit: int, table: Array, symbols: Array, plane: int, width: int, coded: Array,
     size: int, first: int, items: int, at: int, end: int,
 ) -> int:  # fmt: skip
-    """Read pairs or numbers of any width one by one by a table of `SYMBOL`. Returns 0 or 1."""
+    """Decode pairs or numbers of any width one by one by a `SYMBOL` table. Return 0 or 1."""
     for i in range(first, items):
         position = positions[i & 3]
         if position > limit:

@@ -1,7 +1,7 @@
-"""The format of the entropy coder in plain Python: slow, obviously right, what the kernels are tested against.
+"""The format of the entropy coder in plain Python: slow and obviously right, the reference of the kernels.
 
-`decode` takes a payload from its directory on (what is before that is `ckstore.codecs.integers`' business) and returns
-the elements in coded order as Python integers.
+`decode` takes a payload from its directory on, and returns the elements in coded order as Python integers.
+`ckstore.codecs.integers` handles the bytes before the directory.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ LONGEST = 12
 FEWEST_ODDS = 48
 DENSE, SPARSE, EQUAL = range(3)
 
-#: A bin: its least number, and how many raw bits its numbers have.
+#: A bin: its smallest number, and the number of raw bits of its numbers.
 Bin = tuple[int, int]
 
 
 class BinaryDecoder:
-    """The directory's adaptive binary arithmetic decoder; contexts are named by tuples, and start even."""
+    """The directory's adaptive binary arithmetic decoder; contexts are named by tuples, and start with even odds."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -29,7 +29,7 @@ class BinaryDecoder:
         self.odds: defaultdict[tuple[object, ...], list[int]] = defaultdict(lambda: [32768, 0])
 
     def bit(self, *context: object) -> int:
-        """Decode one decision under the odds of a context, which learn from it."""
+        """Decode one decision under the odds of a context, and adapt them."""
         chance, seen = self.odds[context]
         bit = self.decide(chance)
         chance += ((65536 if bit else 0) - chance) * (65536 // (seen + 2)) >> 16
@@ -37,7 +37,7 @@ class BinaryDecoder:
         return bit
 
     def decide(self, chance: int = 32768) -> int:
-        """Decode one decision that is 1 with a chance of 65536."""
+        """Decode one decision that is 1 with a chance of `chance` in 65536."""
         middle = self.low + ((self.high - self.low) * chance >> 16)
         bit = int(self.code <= middle)
         if bit:
@@ -53,14 +53,14 @@ class BinaryDecoder:
         return bit
 
     def raw(self, bits: int) -> int:
-        """Decode an even number of so many bits, highest first."""
+        """Decode a number of `bits` raw bits, highest first."""
         result = 0
         for _ in range(bits):
             result = 2 * result + self.decide()
         return result
 
     def tree(self, bits: int, *context: object) -> int:
-        """Decode a number of so many bits, highest first, each under the bits before."""
+        """Decode a number of `bits` bits, highest first, each conditioned on the bits before."""
         node = 1
         for _ in range(bits):
             node = 2 * node + self.bit(*context, node)
@@ -76,7 +76,7 @@ class BinaryDecoder:
 
 @dataclass
 class Group:
-    """One group as the directory describes it."""
+    """One group of the directory."""
 
     group_class: int
     count: int
@@ -90,12 +90,12 @@ class Group:
 
 
 def unzigzag(number: int) -> int:
-    """Signed integer of a zigzag number: 0, 1, 2, 3 ... become 0, -1, 1, -2 ..."""
+    """Return the signed integer of a zigzag number: 0, 1, 2, 3 ... become 0, -1, 1, -2 ..."""
     return number >> 1 if number & 1 == 0 else -(number >> 1) - 1
 
 
 def read_bins(decoder: BinaryDecoder, which: str) -> list[Bin]:
-    """Read a table of bins: the leaves that occur of the trees over the numbers below 0, and from 0 on."""
+    """Read a table of bins: the non-empty leaves of the trees over the numbers below 0, and from 0 on."""
     top = decoder.tree(6, "top", which)
     bins: list[Bin] = []
     nodes = [top, top]
@@ -113,7 +113,7 @@ def read_bins(decoder: BinaryDecoder, which: str) -> list[Bin]:
 
 
 def read_lengths(decoder: BinaryDecoder, symbols: int, stride: int) -> list[int]:
-    """Read code lengths, each guessed from its neighbours; above 1, `stride` runs make a row of a product alphabet."""
+    """Read code lengths, predicted from their neighbours; above 1, `stride` runs make a row of a product alphabet."""
     lengths: list[int] = []
     joint = int(stride > 1)
     last, turn = 6, 0
@@ -149,7 +149,7 @@ def read_lengths(decoder: BinaryDecoder, symbols: int, stride: int) -> list[int]
 
 
 def canonical_codes(lengths: list[int]) -> dict[tuple[int, int], int]:
-    """Canonical code of every symbol: (length, code read bit by bit, first bit highest) to symbol."""
+    """Map the canonical code of every symbol, (length, code read bit by bit, first bit highest), to the symbol."""
     codes = {}
     code = 0
     for length in range(1, LONGEST + 1):
@@ -202,13 +202,13 @@ class BitReader:
         self.bits = int.from_bytes(data, "little")
 
     def raw(self, bits: int) -> int:
-        """The next so many bits as a number."""
+        """Return the next `bits` bits as a number."""
         result = self.bits & (1 << bits) - 1
         self.bits >>= bits
         return result
 
     def symbol(self, codes: dict[tuple[int, int], int]) -> int:
-        """The next symbol."""
+        """Return the next symbol."""
         length = code = 0
         while (length, code) not in codes:
             code = 2 * code + self.raw(1)
@@ -216,7 +216,7 @@ class BitReader:
         return codes[length, code]
 
     def item(self, group: Group) -> tuple[int, int]:
-        """The next zero run, 0 in dense groups, and the number behind it."""
+        """Return the next zero run, 0 in dense groups, and the number after it."""
         value, run = divmod(self.symbol(group.codes), len(group.runs))
         (first_run, run_bits), (first, bits) = group.runs[run], group.values[value]
         zeros = first_run + self.raw(run_bits)
@@ -224,16 +224,16 @@ class BitReader:
 
 
 def decode(directory: bytes, rest: bytes, sizes: tuple[int, ...], count: int, grouped: bool) -> list[int]:
-    """Decode a sound payload's elements, in coded order.
+    """Decode the elements of an intact payload, in coded order.
 
     Parameters
     ----------
     directory, rest
-        The directory, and what follows it.
+        The directory, and the bytes after it.
     sizes
         Bytes of streams 0 to 2.
     count, grouped
-        Number of elements, and whether these have classes.
+        The number of elements, and whether they have classes.
     """
     groups = read_directory(directory, count, grouped)
     at = sum(group.plane * group.count for group in groups)

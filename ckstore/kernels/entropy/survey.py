@@ -1,7 +1,7 @@
-"""What the encoder takes from elements in coded order: facts about groups, numbers to be coded, zero runs.
+"""The encoder's input from elements in coded order: facts about groups, numbers to be coded, zero runs.
 
-These kernels alone see the elements in their own width; what plans and writes them sees numbers and runs of 64 bits,
-and symbols of 16.
+Only these kernels read the elements in their own width. Planning and writing work on numbers and runs of 64 bits, and
+symbols of 16.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DENSE_BELOW = 0.1
 SPARSE_ABOVE = 0.5
 """Share of zeros from which only joint symbols of runs and values are tried."""
 PLANED_FROM = 1024
-"""Elements from which a group may have a plane."""
+"""Minimal number of elements of a group that may have a plane."""
 SAMPLE_BLOCK = 32
 
 _SAMPLE_SHARE = 16
@@ -40,8 +40,8 @@ _SAMPLE_LEAST, _SAMPLE_MOST = 1024, 4096
 
 @spliced
 def _survey(coded: Array, start: int, count: int) -> tuple[int, int, bool]:
-    """(non-zeros, bits of the largest element without its sign, whether all elements are equal) of a group."""
-    # In the elements' own width and in blocks whose count fits 32 bits, so that the compiler uses whole vectors.
+    """Return (non-zeros, bits of the largest element without its sign, whether all elements are equal) of a group."""
+    # In the elements' own width and in blocks whose count fits 32 bits, so that the compiler vectorises the loop.
     narrow = coded.dtype.type
     first = coded[start]
     union = narrow(0)
@@ -60,7 +60,7 @@ def _survey(coded: Array, start: int, count: int) -> tuple[int, int, bool]:
 
 @inner
 def sample_size(group: Group) -> int:
-    """Elements of a group that `survey_groups` samples, a multiple of `SAMPLE_BLOCK`; 0 where it can have no plane."""
+    """Return the number of elements that `survey_groups` samples, a multiple of `SAMPLE_BLOCK`; 0 without planes."""
     count = group.count
     if group.kind != DENSE or group.top < 7 or count < PLANED_FROM or count - group.pairs > DENSE_BELOW * count:
         return 0
@@ -70,10 +70,11 @@ def sample_size(group: Group) -> int:
 
 @kernel
 def survey_groups(coded: Array, groups: Array, number: int, numbers: Array) -> int:
-    """Fill `pairs` (the non-zeros), `top`, `kind` and `paired` of the first `number` groups, which have place and size.
+    """Fill `pairs` (the non-zeros), `top`, `kind` and `paired` of the first `number` groups, by their place and size.
 
-    A dense group may yet turn out sparse. `coded` is of int8 to int64; `constant` is filled where all are equal. Of
-    groups that may have planes, evenly spaced blocks are written into `numbers` (int64), where the group begins.
+    A dense group may still turn out sparse. `coded` is of int8 to int64; `constant` is filled for groups of equal
+    elements. Evenly spaced blocks of groups that may have planes are written into `numbers` (int64), at the group's
+    first element.
 
     Returns the bits of the largest element without its sign.
     """
@@ -107,10 +108,10 @@ def survey_groups(coded: Array, groups: Array, number: int, numbers: Array) -> i
 
 @kernel
 def take_numbers(coded: Array, groups: Array, number: int, symbols: Array, numbers: Array, planes: Array) -> None:
-    """Take the dense groups apart: planes one after the other into `planes` (uint8), the bits above elsewhere.
+    """Split the elements of dense groups: planes one after the other into `planes` (uint8), the other bits elsewhere.
 
-    Where `exact` is set these are made symbols (uint16), counted from the least number on; else they go into `numbers`
-    (int64). Both lie where the elements do.
+    If `exact` is set, the other bits become symbols (uint16), counted from the smallest number on; else they are
+    written into `numbers` (int64). Both have the elements' places.
     """
     at = int64(0)
     for index in range(number):
@@ -147,7 +148,7 @@ def take_numbers(coded: Array, groups: Array, number: int, symbols: Array, numbe
 
 @kernel
 def extract_pairs(coded: Array, groups: Array, number: int, runs: Array, values: Array) -> None:
-    """Write the zero run before every non-zero, and its value (int64 both), of the groups that are `paired`.
+    """Write the zero run before every non-zero, and its value (both int64), of the groups that are `paired`.
 
     Fills `first_pair`.
     """

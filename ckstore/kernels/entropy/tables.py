@@ -1,6 +1,6 @@
-"""Tables by which a decoder finds out what the next bits of a stream stand for.
+"""Decoding tables: the meaning of the next bits of a stream.
 
-A table of 2^b entries is looked up by the next b bits, lowest first. An entry begins with the number of bits that it
+A table of 2^b entries is indexed by the next b bits, lowest first. An entry begins with the number of bits that it
 takes.
 """
 
@@ -13,24 +13,25 @@ from ckstore.kernels.entropy.lengths import canonical_codes
 from ckstore.kernels.entropy.words import Array, Group, clear, counted, inlined, inner, int64, uint64
 
 SYMBOLS = np.dtype([(field, np.int64) for field in ("code", "length", "number", "raw", "run", "run_raw")])
-"""A symbol: its bit-reversed code and that one's length, -1 where the symbol does not occur; the least number of its
-bin and the bin's raw bits; the same of a pair's zero run, whose raw bits come first.
+"""Fields of a symbol: its bit-reversed code and the code's length, -1 for a symbol that does not occur; the smallest
+number of its bin and the bin's raw bits; the same of a pair's zero run, whose raw bits come first.
 """
 
 SYMBOL, BY_CODE, PAIR = int64(0), int64(1), int64(2)
-"""What the entries of a table (uint64) tell.
+"""Kinds of the entries of a table (uint64).
 
-`SYMBOL`: bits of the code | symbol << 8. `BY_CODE`: bits of code and raw bits | bits of the code << 8 | least number,
-of 32 bits, << 32. `PAIR`: bits of code and raw bits | run plus one, below 2^16, << 8 | value, of 32 bits, << 32.
+`SYMBOL`: bits of the code | symbol << 8. `BY_CODE`: bits of code and raw bits | bits of the code << 8 | smallest
+number, of 32 bits, << 32. `PAIR`: bits of code and raw bits | run plus one, below 2^16, << 8 | value, of 32 bits, <<
+32.
 """
 
 UNRESOLVED = 64
-"""An entry whose bits do not tell what they stand for, or something that has no place in it. It takes none."""
+"""An entry whose bits do not determine the item, or whose item does not fit it. It takes no bits."""
 
 LOOK = 12
-"""Most bits that a table of pairs or strings is looked up by: its entries fit the first cache."""
+"""Maximal index bits of tables of pairs or strings: their entries fit the first-level cache."""
 STRING = 3
-"""Most numbers of an entry of a table of strings."""
+"""Maximal numbers of an entry of a table of strings."""
 _MOST_RUN = int64((1 << 16) - 1)
 _1, _8, _16, _32 = uint64(1), uint64(8), uint64(16), uint64(32)
 
@@ -39,7 +40,7 @@ _1, _8, _16, _32 = uint64(1), uint64(8), uint64(16), uint64(32)
 def fill_symbols(group: Group, lowers: Array, raws: Array, lengths: Array, symbols: Array) -> int:
     """Fill the table of symbols (SYMBOLS) of a group, as `code_directory` read it.
 
-    Returns the bits of the longest code, or -1 where the lengths are no complete prefix code of at most 12 bits.
+    Returns the bits of the longest code, or -1 if the lengths do not form a complete prefix code of at most 12 bits.
     """
     bins, stride = group.bins, group.run_bins
     codes = np.empty(bins * stride, np.uint32)
@@ -65,13 +66,13 @@ def fill_symbols(group: Group, lowers: Array, raws: Array, lengths: Array, symbo
 
 @inlined
 def total_bits(symbols: Array, symbol: int) -> int:
-    """Bits of a symbol's code and of all raw bits."""
+    """Return the bits of a symbol's code and of all raw bits."""
     return symbols[symbol].length + symbols[symbol].run_raw + symbols[symbol].raw
 
 
 @inner
 def resolves(symbols: Array, symbol: int, bits: int) -> bool:
-    """Whether `bits` bits hold all of a pair, its value has at most 31 bits, and its run is below 2^16 - 1."""
+    """Return whether `bits` bits hold all of a pair, its value has at most 31 bits, and its run is below 2^16 - 1."""
     number, run = symbols[symbol].number, symbols[symbol].run
     if total_bits(symbols, symbol) > bits or number < -(1 << 31) or number >= 1 << 31 or run < 0:
         return False
@@ -80,7 +81,7 @@ def resolves(symbols: Array, symbol: int, bits: int) -> bool:
 
 @inner
 def fill_table(table: Array, bits: int, tells: int, symbols: Array) -> None:
-    """Fill the first 2^bits entries of a table; see `BY_CODE` and the others for what it is to tell."""
+    """Fill the first 2^bits entries of a table of the kind `tells`: `SYMBOL`, `BY_CODE` or `PAIR`."""
     size = _1 << uint64(bits)
     for i in range(symbols.shape[0]):
         length = symbols[i].length
@@ -113,14 +114,14 @@ def fill_table(table: Array, bits: int, tells: int, symbols: Array) -> None:
 def fill_strings(table: Array, bits: int, singles: Array) -> None:
     """Fill the first 2^bits entries (uint64) of a table with strings of up to `STRING` numbers of 16 bits.
 
-    An entry is bits | how many numbers << 8 | the numbers << 16. `singles` is a table of `BY_CODE` of such numbers;
-    each of them takes at least one bit.
+    An entry is bits | number of numbers << 8 | the numbers << 16. `singles` is a `BY_CODE` table of such numbers; each
+    of them takes at least one bit.
     """
-    # The places where the numbers of an entry end, four bits each.
+    # The ends of the numbers of an entry, four bits each.
     ends = np.empty(1 << bits, np.uint64)
     known = uint64(bits)
     table[0] = UNRESOLVED
-    # What follows in the first entry is that entry: it grows by one number each time.
+    # The first entry is followed by itself: it grows by one number in each turn.
     for turn in range((1 << bits) + STRING - 1):
         slot = uint64(max(turn - STRING + 1, 0))
         first = singles[slot & uint64(singles.size - 1)]
@@ -134,7 +135,7 @@ def fill_strings(table: Array, bits: int, singles: Array) -> None:
         entry = (number & uint64(0xFFFF)) << _16
         end = taken
         count = _1
-        # What follows was looked up before, with zeros behind: as much of it as ends within the bits that are known.
+        # The next entry was looked up with zeros after the known bits: keep its numbers that end within the known bits.
         rest = slot >> taken
         followers = (table[rest] >> _8) & uint64(3)
         places = taken

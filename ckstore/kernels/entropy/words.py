@@ -1,4 +1,4 @@
-"""Unaligned 64-bit words and bit lengths for the entropy kernels, and the options with which they are compiled."""
+"""Unaligned 64-bit words and bit lengths for the entropy kernels, and the options of their compilation."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ckstore.kernels.compiled import Decorator
 from ckstore.runtime.numba_hooks import reference_counting
 
 Array = npt.NDArray[Any]
-"""Any array; the docstrings say of what."""
+"""Any array; the docstrings name its dtype."""
 
 Group = Any
 """An element of an array of `ckstore.kernels.entropy.directory.GROUP`."""
 
 Word = Any
-"""An unsigned 64-bit word. NumPy makes a float of one and an `int`: both sides of an operator must be words."""
+"""An unsigned 64-bit word. NumPy makes a float of one and an `int`: both operands must be words."""
 
 int32: Callable[[Any], int] = cast(Any, np.int32)
 int64: Callable[[Any], int] = cast(Any, np.int64)
@@ -41,21 +41,21 @@ _OPTIONS: dict[str, Any] = {
 
 
 inner: Decorator = njit(**_OPTIONS, **reference_counting(False))
-"""Decorator of what only kernels call: without the wrappers for Python, compiling takes a third less.
+"""Decorator of functions that only kernels call: without the wrappers for Python, compiling takes a third less.
 
-References to the arrays given are not counted: those atomic additions take as long as a short function does. So it
-makes and returns no arrays, and calls nothing that is `counted`.
+References to the given arrays are not counted: those atomic additions take as long as a short function. So the function
+makes and returns no arrays, and calls no `counted` function.
 """
 
 inlined: Decorator = njit(forceinline=True, **_OPTIONS, **reference_counting(False))
-"""The same, for what must be part of its caller's loop."""
+"""The same, for functions that must be part of their caller's loop."""
 
 counted: Decorator = njit(**_OPTIONS, **reference_counting(True))
-"""The same as `inner`, for what makes arrays of its own or calls what does, and so has to count references."""
+"""The same as `inner`, for functions that make arrays or call such functions, and so must count references."""
 
 spliced: Decorator = njit(inline="always", **_OPTIONS)
-"""The same, for what is short or called from one place: it becomes part of its callers before they are compiled, and is
-not compiled by itself, which takes as long again at every level of calls."""
+"""The same, for functions that are short or called from one place. They become part of their callers before
+compilation, and are not compiled themselves, which would take as long again at every level of calls."""
 
 
 def _address(context: Any, builder: Any, array_type: Any, array: Any, offset: Any, kind: Any) -> Any:
@@ -94,7 +94,8 @@ def _storer(bits: int) -> Callable[[Array, int, Any], None]:
 
 
 load_2, load_4, load_word = _loader(16), _loader(32), _loader(64)
-"""The little-endian unsigned integer of two to eight bytes at a byte of an array; the caller checks the bounds."""
+"""Return the little-endian unsigned integer of two to eight bytes at a byte of an array; the caller checks the
+bounds."""
 
 store_1, store_2, store_4, store_word = _storer(8), _storer(16), _storer(32), _storer(64)
 """Write the low one to eight bytes of a word at a byte of an array; the caller checks the bounds."""
@@ -147,52 +148,53 @@ MASKED = int64(64)
 """Elements of a mask."""
 
 non_zeros: Callable[[Array, int], Word] = cast(Any, _non_zeros)
-"""Which of the 64 elements from `offset` on are not zero, the first in the lowest bit; the caller checks the bounds."""
+"""Return a mask of the 64 elements from `offset` on that are not zero, the first in the lowest bit; the caller checks
+the bounds."""
 
 differing_bytes: Callable[[Array, Array, int], Word] = cast(Any, _differing)
-"""Which of the 64 bytes from `offset` on differ between two uint8 arrays, in the same order and on the same trust."""
+"""Return a mask of the 64 bytes from `offset` on that differ between two uint8 arrays; order and bounds as above."""
 
 first_bit: Callable[[Word], int] = cast(Any, _trailing_zeros)
-"""Place of the lowest bit that is set, 64 where none is."""
+"""Return the place of the lowest set bit, 64 if none is set."""
 
 _count_leading_zeros: Callable[[Word], int] = cast(Any, _leading_zeros)
 
 
 @inner
 def bit_length(word: Word) -> int:
-    """Number of significant bits of an unsigned word, 0 for 0."""
+    """Return the number of significant bits of an unsigned word, 0 for 0."""
     return 64 - _count_leading_zeros(word)
 
 
 @inner
 def magnitude_bits(value: int) -> int:
-    """Bits of a signed integer without its sign: 0 for 0 and -1, k for those of -2^k to 2^k - 1 that have no fewer."""
+    """Return the bits of a signed integer without its sign: 0 for 0 and -1, else the least k of -2^k to 2^k - 1."""
     return bit_length(uint64(value ^ (value >> 63)))
 
 
 @inner
 def low_bits(word: Word, bits: int) -> Word:
-    """The low `bits` (0 to 63) bits of an unsigned word."""
+    """Return the low `bits` (0 to 63) bits of an unsigned word."""
     return word & ((uint64(1) << uint64(bits)) - uint64(1))
 
 
 @inner
 def clear(array: Array, count: int) -> None:
-    """Set the first `count` items to 0: what numba makes of a slice takes ten times as long to compile."""
+    """Set the first `count` items to 0: numba's code for a slice takes ten times as long to compile."""
     for i in range(uint64(count)):
         array[i] = 0
 
 
 @inner
 def copy(source: Array, count: int, target: Array, first: int) -> None:
-    """Copy the first `count` items of an array to another one, where they begin at `first`."""
+    """Copy the first `count` items of an array into another one, from item `first` on."""
     for i in range(uint64(count)):
         target[uint64(first) + i] = source[i]
 
 
 @spliced
 def store_element(coded: Array, size: int, at: int, value: int) -> None:
-    """Write element `at`, of `size` bytes, of integers of any width that are given as a uint8 array."""
+    """Write element `at`, of `size` bytes, of integers of any width that are passed as a uint8 array."""
     if size == 1:
         store_1(coded, at, value)
     elif size == 2:
@@ -205,7 +207,7 @@ def store_element(coded: Array, size: int, at: int, value: int) -> None:
 
 @inner
 def read_bits(buffer: Array, position: int, limit: int, bits: int) -> Word:
-    """Up to 63 raw bits at a bit position, loads beyond `limit` moved there."""
+    """Return up to 63 raw bits at a bit position; loads beyond `limit` are moved there."""
     result = uint64(0)
     done = 0
     while done < bits:

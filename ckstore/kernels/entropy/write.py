@@ -1,7 +1,7 @@
-"""Writing symbols and raw bits into four streams, which items take in turn.
+"""Write symbols and raw bits into four streams, which items use in turn.
 
-An item's code and raw bits are one *entry*: a word with its number of bits in the top byte. Where symbols are numbers
-an entry is looked up as a whole; else the raw bits are the lowest bits of the number, and of the zero run of a pair.
+An item's code and raw bits are one *entry*: a word with its number of bits in the top byte. If symbols are numbers, a
+whole entry comes from a table. Else the raw bits are the lowest bits of the number, and of the zero run of a pair.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from ckstore.kernels.entropy.words import (
 
 STREAMS = 4
 _LOADABLE = int64(56)
-# Not plain integers: numba would compile what takes them once more for every literal.
+# Not plain integers: numba would compile callees again for every literal.
 _APPENDS, _MOST_APPENDED = int64(256), int64(4)
-"""Appends of a block, and most items of an append."""
+"""Appends of a block, and maximal items of an append."""
 _SYMBOLS, _STREAMS = int64(SYMBOLS), int64(STREAMS)
 _1, _2, _3, _7, _16, _24, _32, _HIGH = (uint64(bits) for bits in (1, 2, 3, 7, 16, 24, 32, 56))
 _WORD = uint64((1 << 56) - 1)
@@ -38,7 +38,7 @@ _CODE, _BYTE = uint64(0xFFFF), uint64(255)
 
 @inlined
 def _append(buffer: Array, place: Word, kept: Word, entry: Word) -> tuple[Word, Word]:
-    """Append an entry to a stream. Returns its next bit's place, and the bits of the byte that this lies in."""
+    """Append an entry to a stream. Return its next bit's place, and the bits of the byte that contains it."""
     kept |= (entry & _WORD) << (place & _7)
     store_word(buffer, place >> _3, kept)
     bits = entry >> _HIGH
@@ -61,7 +61,7 @@ def _fill_heads(group: Group, raws: Array, codes: Array, heads: Array) -> None:
 
 @spliced
 def _fill_words(group: Group, lowers: Array, raws: Array, codes: Array, words: Array) -> None:
-    """Fill a table of entries by number, from the least one on."""
+    """Fill a table of entries by number, from the smallest one on."""
     for symbol in range(uint64(group.bins)):
         at = uint64(lowers[symbol] + (int64(1) << group.top))
         code, length = uint64(codes[symbol]) & _CODE, uint64(codes[symbol]) >> _16
@@ -73,7 +73,7 @@ def _fill_words(group: Group, lowers: Array, raws: Array, codes: Array, words: A
 
 @inlined
 def _entry(at: Word, symbols: Array, runs: Array, values: Array, heads: Array) -> Word:
-    """The entry of an item, its word of at most 56 bits."""
+    """Return the entry of an item, a word of at most 56 bits."""
     head = heads[symbols[at]]
     run_raw = (head >> _24) & _BYTE
     raw = low_bits(uint64(runs[at]), int64(run_raw)) | (
@@ -87,7 +87,7 @@ def _look_up(
     exact: bool, first: int, appends: int, per: int, symbols: Array, runs: Array, values: Array, words: Array,
     heads: Array, entries: Array,
 ) -> None:  # fmt: skip
-    """Fill entries[k, a], of item k of append a; four streams take turns in appends as they do in items."""
+    """Fill entries[k, a], of item k of append a; the four streams take turns in appends as they do in items."""
     for k in range(per):
         row = entries[k]
         at = uint64(first + 4 * k)
@@ -103,7 +103,7 @@ def _look_up(
 
 @spliced
 def _join(entries: Array, appends: int, words: Array, bits: Array) -> Word:
-    """Join the entries of every append into one word and its number of bits. Returns the largest of these."""
+    """Join the entries of every append into one word and its number of bits. Return the largest of these numbers."""
     e0, e1, e2, e3 = entries[0], entries[1], entries[2], entries[3]
     for a in range(uint64(appends)):
         bits_0, bits_2 = e0[a] >> _HIGH, e2[a] >> _HIGH
@@ -120,7 +120,7 @@ def _join(entries: Array, appends: int, words: Array, bits: Array) -> Word:
 
 @spliced
 def _likely_items(widest: int, mean: float) -> int:
-    """How many items of so many bits most probably fit one append; more than fit for sure, but for rare long ones."""
+    """Return the number of items that most probably fit one append, by their mean bits; rare long items may not fit."""
     items = min(int64(_LOADABLE / (1.25 * mean + 2.0)), _MOST_APPENDED)
     # No shift of an item may reach 64 bits.
     while items > 1 and (items - 1) * widest >= 64:
@@ -137,7 +137,7 @@ def _store(words: Array, bits: Array, appends: int, at: Array, buffer: Array, pl
             at[a] = place
             place += bits[a]
         places[stream] = place
-    # From here on `bits` are those of the whole bytes that an append fills, with what was kept of the one before.
+    # From here on `bits` are those of the whole bytes that an append fills, with the kept bits of the one before.
     for a in range(uint64(appends)):
         held = at[a] & _7
         words[a] <<= held
@@ -219,7 +219,7 @@ def write_streams(
             _store(appended, bits, appends, starts, buffer, places, kept)
             at += appends * per
             per = likely
-        # What is left over, or too long for a load: part for part.
+        # The remaining items, and items that are too long for a load: part for part.
         for i in range(uint64(at), uint64(first + count)):
             stream = (i - uint64(first)) & _3
             if exact:
@@ -227,7 +227,7 @@ def write_streams(
                 continue
             head = heads[items[i]]
             for part in range(uint64(3)):
-                # Code, run, value: their bits are eight bits from each other.
+                # Code, run, value: their bits are eight bits apart.
                 word = head & _CODE if part == 0 else uint64(low[i]) if part == 1 else uint64(high[i])
                 size = (head >> (_16 + (part << _3))) & _BYTE
                 for half in range(uint64(2)):

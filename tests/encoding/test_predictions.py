@@ -12,7 +12,7 @@ import torch
 
 import ckstore
 from ckstore.encoding.exact import ObjectEncoder
-from ckstore.lineage.foretold import CHANGE, EXCESS, MOST_VERSIONS, SLACK, Foretold
+from ckstore.lineage.predictions import CHANGE, EXCESS, MOST_VERSIONS, SLACK, Predictions
 from tests.checkpoints import draw, scratch
 
 STEPS = 12
@@ -120,15 +120,15 @@ def test_a_factor_is_found_each_time(directory: Path) -> None:
 
 
 def test_sizes_by_place() -> None:
-    known = Foretold({("delta", 0): 5.0, ("delta", 1): 7.0, ("delta", 4): 8.0, ("base", 0): 9.0})
+    known = Predictions({("delta", 0): 5.0, ("delta", 1): 7.0, ("delta", 4): 8.0, ("base", 0): 9.0})
     assert known.at(["delta"], [0, 1, 9]) == {**known.sizes, ("delta", 9): 8.0}
     assert known.at(["context"], [0]) is None
-    assert Foretold({("delta", 0): 5.0}).at(["delta"], [0, 1]) is None
-    assert Foretold({("delta", 0): 5.0, ("delta", 1): 5.0}).at(["delta"], [2]) is None
+    assert Predictions({("delta", 0): 5.0}).at(["delta"], [0, 1]) is None
+    assert Predictions({("delta", 0): 5.0, ("delta", 1): 5.0}).at(["delta"], [2]) is None
 
 
 def test_sizes_hold_for_longer_each_time_that_they_are_found_again() -> None:
-    known, lasts = Foretold({("natural", 0): 1e5}), []
+    known, lasts = Predictions({("natural", 0): 1e5}), []
     for _ in range(5):
         known = known.found({("natural", 0): 1e5})
         lasts.append(known.lasts)
@@ -137,13 +137,13 @@ def test_sizes_hold_for_longer_each_time_that_they_are_found_again() -> None:
 
 
 def test_sizes_that_change_do_not_hold() -> None:
-    known = Foretold({("natural", 0): 1e5, ("natural", 1): 1e5}, lasts=3)
+    known = Predictions({("natural", 0): 1e5, ("natural", 1): 1e5}, lasts=3)
     assert known.found({("natural", 0): 1e5 * (1 + 0.9 * CHANGE), ("natural", 1): 2e5}).lasts == 7
     assert known.found({("natural", 0): 1e5 * (1 + 1.1 * CHANGE)}).lasts == 0
 
 
 def test_how_long_sizes_hold() -> None:
-    known = Foretold({("delta", 0): 1e5}, lasts=3).after([(1.03e5, 1e5)])
+    known = Predictions({("delta", 0): 1e5}, lasts=3).after([(1.03e5, 1e5)])
     for left in (3, 2, 1):
         assert known.left == left
         known = known.after([(1.03e5, 1e5)])
@@ -151,9 +151,9 @@ def test_how_long_sizes_hold() -> None:
 
 
 def test_when_sizes_no_longer_hold() -> None:
-    first = Foretold({}, lasts=2).after([(1.03e5, 1e5), (1e6, 1e6)])
+    first = Predictions({}, lasts=2).after([(1.03e5, 1e5), (1e6, 1e6)])
     for change, left in ((1 + 0.9 * SLACK, 1), (1 + 1.1 * SLACK, 0), (1 - 1.1 * SLACK, 0)):
         assert first.after([(1.03e5 * change, 1e5), (1e6, 1e6)]).left == left
     assert first.is_exceeded([(1.03e5, 1e5), (1e6 + 1.11e6 * EXCESS + 2e3, 1e6)])
     assert not first.is_exceeded([(1.03e5, 1e5), (1e6 + 1.1e6 * EXCESS, 1e6)])
-    assert not Foretold({}).is_exceeded([(9e9, 1e5)])
+    assert not Predictions({}).is_exceeded([(9e9, 1e5)])
