@@ -1,4 +1,4 @@
-"""Zip archives of files with tensors: what Stable-Baselines 3 and Keras save, and whatever else was put together.
+"""Zip archives of files with tensors, such as those of Stable-Baselines 3 and Keras.
 
 A stored entry is a file in a file: it is parsed like any other, and its tensors are named after it.
 """
@@ -31,32 +31,32 @@ from ckstore.formats.zip_directory import (
 _ATTRIBUTES = "data"
 _STEPS = "num_timesteps"
 _MAX_ATTRIBUTES_BYTES = 1 << 26
-#: What Stable-Baselines 3 and Keras write first: by it an archive is known that is cut off.
+#: The first entries that Stable-Baselines 3 and Keras write; they identify a truncated archive.
 _FIRST_NAMES = (_ATTRIBUTES, "metadata.json")
 
 
 def parse_archive(source: Source, parse_entry: Callable[[Source], FileLayout | None]) -> FileLayout | None:
-    """The layout of an archive; the name of each entry without its ending is the first segment of its tensors' paths.
+    """Return the layout of an archive; an entry's name without its ending is the first segment of its tensors' paths.
 
-    Compressed entries, and stored ones without tensors, stay bytes. The CRCs of large entries are in `checked`, those
-    of what lies in them before their own; those of small ones are compared.
+    Compressed entries, and stored ones without tensors, stay bytes. The CRCs of large entries are in `checked`, after
+    the CRCs within them; those of small entries are compared.
 
     Parameters
     ----------
     source
         The file.
     parse_entry
-        Parses a file in the archive; None where it is of no kind that holds tensors.
+        Parses a file in the archive; returns None for a kind without tensors.
 
     Returns
     -------
     FileLayout or None
-        None where no entry holds tensors.
+        None if no entry holds tensors.
 
     Raises
     ------
     InputError
-        Where the archive is cut off or damaged.
+        If the archive is cut off or damaged.
     """
     try:
         entries = sorted(read_directory(source), key=lambda entry: entry.start)
@@ -87,17 +87,17 @@ def parse_archive(source: Source, parse_entry: Callable[[Source], FileLayout | N
 
 
 def _short(name: str) -> str:
-    """A name without its ending."""
+    """Return a name without its ending."""
     ending = PurePosixPath(name).suffix
     return name.removesuffix(ending) if ending else name
 
 
 def _parsed(source: Source, entry: ZipEntry, parse_entry: Callable[[Source], FileLayout | None]) -> FileLayout | None:
-    """The layout of an entry; None where it is bytes."""
+    """Return the layout of an entry; None for bytes."""
     try:
         return parse_entry(PartSource(source, entry.start, entry.size))
     except InputError:
-        return None  # The archive's own CRC vouches for it: what was packed broken stays as it is.
+        return None  # The archive's own CRC is valid: the entry was damaged before it was packed, and stays unchanged.
 
 
 def _insert(layout: FileLayout, inner: FileLayout, entry: ZipEntry, name: str) -> None:
@@ -119,7 +119,7 @@ def _insert(layout: FileLayout, inner: FileLayout, entry: ZipEntry, name: str) -
 
 
 def _facts(source: Source, entry: ZipEntry) -> dict[str, Any]:
-    """The step of a Stable-Baselines 3 model."""
+    """Return the step of a Stable-Baselines 3 model."""
     if not 2 <= entry.size <= _MAX_ATTRIBUTES_BYTES:
         return {}
     try:

@@ -1,8 +1,8 @@
-"""Directories of torch.distributed.checkpoint: shards of tensors, and a file that says what they are shards of.
+"""Directories of torch.distributed.checkpoint: shards of tensors, and a metadata file.
 
-A `.distcp` file is what `torch.save` writes, once for each shard or object, one right behind the other. `.metadata` is
-a pickle that names each, with its place in a file and in the whole tensor; it is read inertly. Without it the tensors
-of a file have numbers.
+A `.distcp` file is a sequence of `torch.save` archives, one for each shard or object, without gaps. `.metadata` is a
+pickle with the name, the file and the place in the whole tensor of each; it is read inertly. Without it the tensors of
+a file have numbers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ckstore.formats.torch.zip import parse_torch_zip, shifted
 from ckstore.formats.trees import replace_tensors
 from ckstore.formats.zip_directory import archive_starts
 
-#: Name of the file that says what the others of its directory hold.
+#: Name of the file that describes the others of its directory.
 METADATA = ".metadata"
 
 _MODULE = "torch.distributed.checkpoint.metadata"
@@ -40,9 +40,9 @@ class Item:
     path
         Typed path of the tensor or object.
     file, start, nbytes
-        Where the archive lies: the path of a file below the directory, and the bytes in it.
+        The place of the archive: the path of a file below the directory, and the bytes in it.
     box
-        Of a shard; None of an object.
+        The place of a shard; None for an object.
     """
 
     path: Path
@@ -53,19 +53,19 @@ class Item:
 
 
 def starts_like_dcp_metadata(head: bytes) -> bool:
-    """Whether a file that begins with these bytes is the metadata of a checkpoint."""
+    """Return whether a file that begins with these bytes is the metadata of a checkpoint."""
     return head[:1] == b"\x80" and _MODULE_BYTES in head
 
 
 def parse_dcp(source: Source) -> FileLayout | None:
-    """The layout of a file of archives; the tensors of the n-th have paths that begin with n.
+    """Return the layout of a file of archives; the tensors of the n-th have paths that begin with n.
 
-    None where it consists of others than torch zips.
+    None if it contains anything but torch zips.
 
     Raises
     ------
     InputError
-        Where one is damaged.
+        If one is damaged.
     """
     starts = archive_starts(source)
     layout = FileLayout("dcp", source.size, tree=[])
@@ -86,48 +86,49 @@ def parse_dcp(source: Source) -> FileLayout | None:
 
 
 def read_metadata(data: bytes) -> list[Item]:
-    """All items of a checkpoint, in the order of its state dict.
+    """Return all items of a checkpoint, in the order of its state dict.
 
     Raises
     ------
     InputError
-        The bytes are no metadata of a checkpoint.
+        The bytes are not the metadata of a checkpoint.
     """
     if len(data) > MAX_PICKLE_BYTES:
-        raise InputError(f"the metadata takes more than {MAX_PICKLE_BYTES:,} bytes")
+        raise InputError(f"the metadata has more than {MAX_PICKLE_BYTES:,} bytes")
     root, _ = read_pickle(data, reduce=reduce)
     try:
         return _items(_state(root, "Metadata"))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise InputError("the metadata describes no checkpoint") from error
+        raise InputError("the metadata does not describe a checkpoint") from error
 
 
 def name_tensors(layouts: dict[str, FileLayout], items: Sequence[Item], sources: dict[str, Source]) -> bool:
-    """Give the tensors of a checkpoint's files the names and places that its metadata says.
+    """Give the tensors of a checkpoint's files the names and places of its metadata.
 
     Parameters
     ----------
     layouts, sources
         The files of the directory by their paths in it. The layouts are changed.
     items
-        What the metadata says.
+        The items of the metadata.
 
     Returns
     -------
     bool
-        Whether it was done: not where a file is none of archives, or is cut otherwise than the metadata says.
+        Whether names were given: not if a file contains anything but archives, or is cut in another way than the
+        metadata describes.
 
     Raises
     ------
     InputError
-        A file is missing, or shards do not make up the tensor that they are shards of.
+        A file is missing, or the shards of a tensor do not make up the tensor.
     """
     by_file: dict[str, list[Item]] = {}
     for item in items:
         by_file.setdefault(item.file, []).append(item)
     missing = sorted(by_file.keys() - layouts.keys())
     if missing:
-        raise InputError(f"it names {missing[0]}, which is not there: copy the whole checkpoint")
+        raise InputError(f"it names {missing[0]}, which is missing: copy the whole checkpoint")
     named: dict[str, FileLayout] = {}
     shards: dict[Path, list[Tensor]] = {}
     objects: dict[Any, Any] = {}
@@ -162,12 +163,12 @@ def name_tensors(layouts: dict[str, FileLayout], items: Sequence[Item], sources:
 
 
 def nested(leaves: Iterable[tuple[Path, Any]]) -> dict[Any, Any]:
-    """The state dict of leaves by typed path; what has the keys 0, 1, 2, … and no others is a list.
+    """Return the state dict of leaves by typed path; a container with exactly the keys 0, 1, 2, … becomes a list.
 
     Raises
     ------
     InputError
-        A path leads through a leaf, or two are one.
+        A path leads through a leaf, or two paths are equal.
     """
     top: dict[Any, Any] = {}
     inner = {id(top)}
@@ -181,11 +182,11 @@ def nested(leaves: Iterable[tuple[Path, Any]]) -> dict[Any, Any]:
                 containers.append(node[segment])
             node = node[segment]
             if id(node) not in inner:
-                raise InputError(f"{'.'.join(map(str, path))} lies in what is no container")
+                raise InputError(f"{'.'.join(map(str, path))} leads through a value that is no container")
         if not path or path[-1] in node:
-            raise InputError(f"{'.'.join(map(str, path))} is there twice")
+            raise InputError(f"{'.'.join(map(str, path))} occurs twice")
         node[path[-1]] = leaf
-    # What was made last lies deepest: whoever refers to it comes later.
+    # The last container is the deepest: references to it come later.
     for node in reversed(containers):
         for key, value in node.items():
             if id(value) in inner and list(value) and sorted(map(_place, value)) == list(range(len(value))):
@@ -198,7 +199,7 @@ def _place(key: Any) -> int:
 
 
 def _inside(path: Path) -> Path:
-    """The path below the root of an archive: a tensor that is all of it has none."""
+    """Return the path below the root of an archive: a tensor that is all of it has none."""
     return path[1:] if path[: len(ROOT)] == ROOT else path
 
 
@@ -229,16 +230,16 @@ def _items(metadata: dict[str, Any]) -> list[Item]:
         path = paths.get(name, (name,)) if isinstance(paths, dict) else (name,)
         file, start, nbytes = stored["relative_path"], stored["offset"], stored["length"]
         if type(file) is not str or not all(type(one) is int and one >= 0 for one in (start, nbytes)):
-            raise ValueError("a place that is none")
+            raise ValueError("an invalid place")
         if not path or not all(type(segment) in (str, int) for segment in path):
-            raise ValueError("a path that is none")
+            raise ValueError("an invalid path")
         items.append((order[name], Item(tuple(path), file, start, nbytes, box)))
     items.sort(key=lambda one: one[0])
     return [item for _, item in items]
 
 
 def _state(node: Any, name: str) -> dict[str, Any]:
-    """The attributes of an object of a class of the metadata."""
+    """Return the attributes of an object of a class of the metadata."""
     if type(node) is not Object or node.name != f"{_MODULE}.{name}" or not isinstance(node.state, dict):
         raise ValueError(f"no {name}")
     return node.state
@@ -247,5 +248,5 @@ def _state(node: Any, name: str) -> dict[str, Any]:
 def _sizes(node: Any) -> tuple[int, ...]:
     sizes = node.args[0] if type(node) is Object and node.name == "torch.Size" else node
     if not isinstance(sizes, tuple | list) or not all(type(size) is int and size >= 0 for size in sizes):
-        raise ValueError("sizes that are none")
+        raise ValueError("invalid sizes")
     return tuple(sizes)

@@ -1,4 +1,4 @@
-"""Finds out what a file is by its content, never by its name, and parses it."""
+"""Detects the kind of a file by its content, never by its name, and parses it."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from ckstore.storage.zip_records import LOCAL_MAGIC
 OPAQUE_SKELETON_BYTES = 1 << 16
 _MAX_MESSAGE = 240
 _ORBAX = b"\x0c\xdb\x3a\x2a"
-#: Why files stay bytes, by place and bytes in them.
+#: Reasons why files stay bytes, by offset and leading bytes.
 _UNREAD = (
     (0, LOCAL_MAGIC, "a zip archive in which no stored file holds tensors"),
-    (0, _ORBAX, "a database of Orbax, whose chunks are compressed: to have tensors and deltas, store "
-     "what Orbax restores as a file of flax, NumPy or safetensors"),
+    (0, _ORBAX, "a database of Orbax, whose chunks are compressed: for tensors and deltas, store the "
+     "state that Orbax restores as a file of flax, NumPy or safetensors"),
     (0, b"\x1f\x8b", "compressed with gzip: unpack it, the store compresses better"),
     (0, b"\x28\xb5\x2f\xfd", "compressed with zstd: unpack it, the store compresses better"),
     (0, b"\xfd7zXZ\0", "compressed with xz: unpack it, the store compresses better"),
     (0, b"BZh", "compressed with bzip2: unpack it, the store compresses better"),
     (257, b"ustar", "a tar archive: unpack it"),
-    (0, b"\x80\2", "a pickle that torch has not written"),
-    (0, b"\x80\3", "a pickle that torch has not written"),
-    (0, b"\x80\4", "a pickle that torch has not written"),
-    (0, b"\x80\5", "a pickle that torch has not written"),
+    (0, b"\x80\2", "a pickle that was not written by torch"),
+    (0, b"\x80\3", "a pickle that was not written by torch"),
+    (0, b"\x80\4", "a pickle that was not written by torch"),
+    (0, b"\x80\5", "a pickle that was not written by torch"),
 )  # fmt: skip
-_SEVERAL = "archives one behind another, not all of which torch has written"
+_SEVERAL = "consecutive archives, not all written by torch"
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
@@ -47,7 +47,7 @@ def _parse_archive(source: Source) -> FileLayout | None:
 
 
 def _parse_entry(source: Source) -> FileLayout | None:
-    """The layout of a file in an archive; None where it is of no kind that can be told from a few bytes."""
+    """Return the layout of a file in an archive; None for kinds that a few bytes do not identify."""
     head = source.pread(0, min(source.size, FIRST_RECORD))
     for _, recognises, parser in _PARSERS:
         if parser not in (_parse_archive, parse_msgpack) and recognises(head):
@@ -76,19 +76,19 @@ def parse(source: Source, name: str = "", *, lone: bool = False) -> FileLayout:
     source
         The file.
     name
-        What errors call it; a `trainer_state.json` is asked for its step.
+        The name for errors; the step of a `trainer_state.json` is read.
     lone
         Whether the file is the whole checkpoint: then an empty file and a Git LFS pointer are refused.
 
     Returns
     -------
     FileLayout
-        Of kind `opaque` where the content is of no kind that is read; `bytes_for` says why where that is known.
+        Of kind `opaque` for an unsupported kind; `bytes_for` has the reason if it is known.
 
     Raises
     ------
     InputError
-        Where the content is of a known kind, but cut off or damaged.
+        If the content is of a known kind, but cut off or damaged.
     """
     called = _printable(name) or "The file"
     head = source.pread(0, min(source.size, FIRST_RECORD))
@@ -104,7 +104,7 @@ def parse(source: Source, name: str = "", *, lone: bool = False) -> FileLayout:
                 layout = parser(source)
             except InputError as error:
                 raise InputError(
-                    f"{called} is not a sound {kind} file: {_presentable(error)}; --force stores its bytes as they are."
+                    f"{called} is not a sound {kind} file: {_presentable(error)}; --force stores its bytes unchanged."
                 ) from error
             if layout is not None:
                 return layout
@@ -120,7 +120,7 @@ def parse(source: Source, name: str = "", *, lone: bool = False) -> FileLayout:
 
 
 def parse_opaque(source: Source) -> FileLayout:
-    """The layout of a file whose content does not matter: one extent of bytes, or all skeleton where it is small."""
+    """Return the layout of an opaque file: one extent of bytes, or all skeleton if it is small."""
     layout = FileLayout("opaque", source.size)
     if source.size >= OPAQUE_SKELETON_BYTES:
         layout.extents.append(Extent(0, "uint8", (source.size,), ("__bytes__",)))
@@ -128,7 +128,7 @@ def parse_opaque(source: Source) -> FileLayout:
 
 
 def _presentable(error: InputError) -> str:
-    """The message of an error that quotes the file: names in it may be long and hold anything."""
+    """Return the message of an error that quotes the file: names in it may be long and contain anything."""
     message = _printable(str(error))
     return (
         message if len(message) <= _MAX_MESSAGE else f"{message[: _MAX_MESSAGE // 2]}...{message[-_MAX_MESSAGE // 2 :]}"
@@ -140,12 +140,12 @@ def _printable(text: str) -> str:
 
 
 def is_pointer(source: Source) -> bool:
-    """Whether a file is a Git LFS pointer, which stands for a file that was not fetched."""
+    """Return whether a file is a Git LFS pointer, a placeholder of a file that was not fetched."""
     return source.pread(0, min(source.size, 64)).startswith(_LFS_POINTER)
 
 
 def holds_tensors(source: Source) -> bool:
-    """Whether a file is a checkpoint: of a kind that holds tensors, by its head and what is in it, or of Orbax."""
+    """Return whether a file is a checkpoint: of a kind with tensors, by its head and content, or of Orbax."""
     head = source.pread(0, min(source.size, FIRST_RECORD))
     if starts_like_npy(head) or starts_like_npz(head) or starts_like_gguf(head) or starts_like_hdf5(head):
         return True
@@ -159,7 +159,7 @@ def holds_tensors(source: Source) -> bool:
 
 
 def _holds_tensors(source: Source, parser: Callable[[Source], FileLayout | None]) -> bool:
-    """Whether a file has tensors, be it damaged: parsing it says what is wrong."""
+    """Return whether a file has tensors, even a damaged file: parsing it reports the damage."""
     try:
         return parser(source) is not None
     except InputError:

@@ -1,4 +1,4 @@
-"""What a checkpoint directory holds: files, directories and links, and whether any file of it is a checkpoint."""
+"""The contents of a checkpoint directory: files, directories and links, and whether a file is a checkpoint."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Entry:
     size
         Of a file, in bytes; else 0.
     target
-        Where a link points to, as it is written; else empty.
+        Target of a link, as written; else empty.
     """
 
     path: str
@@ -48,7 +48,7 @@ class Entry:
 
 
 def scan(root: str | os.PathLike[str]) -> list[Entry]:
-    """All entries below a directory, sorted by path.
+    """Return all entries below a directory, sorted by path.
 
     Raises
     ------
@@ -84,7 +84,7 @@ def scan(root: str | os.PathLike[str]) -> list[Entry]:
 
 
 def has_checkpoint(root: str | os.PathLike[str], entries: Iterable[Entry]) -> bool:
-    """Whether any file of a scanned directory is of a kind that holds tensors; reads heads and directories only."""
+    """Return whether a file of a scanned directory is of a kind with tensors; reads heads and directories only."""
     for entry in entries:
         if entry.kind == "file" and entry.size:
             with FileSource(os.path.join(root, entry.path)) as source:
@@ -94,7 +94,7 @@ def has_checkpoint(root: str | os.PathLike[str], entries: Iterable[Entry]) -> bo
 
 
 def require_checkpoint(root: str | os.PathLike[str], entries: Iterable[Entry]) -> None:
-    """Raise `InputError` with the remedy where a scanned directory holds no checkpoint."""
+    """Raise `InputError` with the remedy if a scanned directory holds no checkpoint."""
     entries = list(entries)
     if has_checkpoint(root, entries):
         return
@@ -106,11 +106,11 @@ def require_checkpoint(root: str | os.PathLike[str], entries: Iterable[Entry]) -
                         f"{os.path.join(root, entry.path)} is a Git LFS pointer, not the checkpoint itself; "
                         "run `git lfs pull` first."
                     )
-    raise InputError(f"{os.fspath(root)} holds no checkpoint: none of its files is of a kind that holds tensors.")
+    raise InputError(f"{os.fspath(root)} holds no checkpoint: none of its files is of a kind with tensors.")
 
 
 def refuse_several(root: str | os.PathLike[str], entries: Iterable[Entry]) -> None:
-    """Raise `InputError` where a scanned directory holds checkpoints of several steps, which are versions each."""
+    """Raise `InputError` if a scanned directory holds checkpoints of several steps, which are separate versions."""
     entries = list(entries)
     several: dict[int, str] = {}
     for entry in entries:
@@ -143,7 +143,7 @@ def _entry(child: os.DirEntry[str], path: str, base: str, real_base: str) -> Ent
 
 
 def is_relative(path: object) -> bool:
-    """Whether something is the text of a relative path of plain names: all that `scan` can give.
+    """Return whether a value is the text of a relative path of plain names, as `scan` returns.
 
     Examples
     --------
@@ -159,12 +159,12 @@ def is_relative(path: object) -> bool:
 
 
 def leads_out(path: str, target: str, base: str, real_base: str) -> bool:
-    """Whether a link leaves the tree that it is in, as it is written or as it is followed.
+    """Return whether a link leaves its tree, as written or as resolved.
 
     Parameters
     ----------
     path, target
-        Of the link in the tree, and what it says.
+        The path of the link in the tree, and its target.
     base, real_base
         The tree's root, and the same without links.
     """
@@ -176,7 +176,7 @@ def leads_out(path: str, target: str, base: str, real_base: str) -> bool:
 
 
 def _check_link(path: str, target: str, base: str, real_base: str) -> None:
-    """Refuse links that leave the tree, as it lies here or wherever it is restored to."""
+    """Refuse links that leave the tree, here or wherever it is restored."""
     if leads_out(path, target, base, real_base):
         raise InputError(
             f"{os.path.join(base, path)} is a link that leads out of the directory (to {target}); "

@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself: step and epoch, from its contents or from its name."""
+"""Facts of a checkpoint about itself: step and epoch, from its contents or from its name."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _INTEGER = re.compile(r"\d+")
 
 
 def facts_of_mapping(mapping: Any) -> dict[str, Any]:
-    """`step` and `epoch` of a mapping whose keys say so, where their values are integers or decimal text."""
+    """Return `step` and `epoch` from the keys of a mapping, if their values are integers or decimal text."""
     facts: dict[str, Any] = {}
     if not isinstance(mapping, dict):
         return facts
@@ -39,7 +39,7 @@ def facts_of_mapping(mapping: Any) -> dict[str, Any]:
 
 
 def facts_of_trainer_state(source: Source, name: str) -> dict[str, Any]:
-    """`step` of a Hugging Face `trainer_state.json`; nothing for any other file."""
+    """Return `step` of a Hugging Face `trainer_state.json`; nothing for any other file."""
     if PurePosixPath(name).name != "trainer_state.json" or not 2 <= source.size <= _MAX_STATE_BYTES:
         return {}
     try:
@@ -50,10 +50,10 @@ def facts_of_trainer_state(source: Source, name: str) -> dict[str, Any]:
 
 
 def step_of(name: str) -> int | None:
-    """The step in the name of a file or directory.
+    """Return the step in the name of a file or directory.
 
-    The number behind `step`, else behind `iter`, `checkpoint` or `epoch`, else the last integer of the name without its
-    endings; None where there is none, and for shards (`-00001-of-00002`).
+    The number after `step`, else after `iter`, `checkpoint` or `epoch`, else the last integer of the name without its
+    endings. None without a number, and for shards (`-00001-of-00002`).
 
     Examples
     --------
@@ -68,7 +68,7 @@ def step_of(name: str) -> int | None:
 
 
 def named_step(name: str) -> int | None:
-    """The number behind `step`, `iter`, `checkpoint` or `epoch` in a name."""
+    """Return the number after `step`, `iter`, `checkpoint` or `epoch` in a name."""
     stem = _stem(name)
     for pattern in _NAMED:
         found = pattern.findall(stem)
@@ -78,7 +78,7 @@ def named_step(name: str) -> int | None:
 
 
 def _stem(name: str) -> str:
-    """A name without its endings and its number as a shard."""
+    """Return a name without its endings and its number as a shard."""
     stem = PurePosixPath(name.rstrip("/")).name
     while True:
         cut = stem.rpartition(".")

@@ -31,7 +31,7 @@ _ZIP64_BYTES = (1 << 31) - (1 << 20)
 
 
 class Item(NamedTuple):
-    """A tensor to be written: its data is contiguous in C order and little-endian."""
+    """A tensor to write: its data is contiguous in C order and little-endian."""
 
     name: str
     dtype: str
@@ -39,11 +39,11 @@ class Item(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Number of bytes of the data."""
+        """The number of bytes of the data."""
         return prod(self.shape) * ITEM_SIZES[self.dtype]
 
 
-#: Gives the bytes of an item in order, in pieces of any size.
+#: Returns the bytes of an item in order, in pieces of any size.
 ReadItem = Callable[[int], Iterable[BytesLike]]
 
 
@@ -62,7 +62,7 @@ def write_safetensors(
     items
         (name, dtype, shape) of each tensor.
     read
-        Gives the data of an item; called once for each, in order.
+        Returns the data of an item; called once for each, in order.
     metadata
         Text for the header's `__metadata__`.
 
@@ -74,7 +74,7 @@ def write_safetensors(
     Raises
     ------
     UsageError
-        For dtypes that safetensors does not have (complex32, complex128, float4), and names that occur twice.
+        For dtypes without a safetensors type (complex32, complex128, float4), and for duplicate names.
     """
     described = _distinct(items)
     header: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}
@@ -83,7 +83,7 @@ def write_safetensors(
         if item.dtype not in _SAFETENSORS_NAMES:
             raise UsageError(f"safetensors has no dtype {item.dtype}; leave out {item.name} or take --format pt.")
         if item.name == "__metadata__":
-            raise UsageError("No tensor of a safetensors file can be called __metadata__; take --format pt.")
+            raise UsageError("A tensor of a safetensors file cannot be called __metadata__; take --format pt.")
         header[item.name] = {
             "dtype": _SAFETENSORS_NAMES[item.dtype],
             "shape": list(item.shape),
@@ -119,7 +119,7 @@ def write_npz(out: IO[bytes], items: Sequence[tuple[str, str, tuple[int, ...]]],
 
 
 def _npy_header(kind: str, shape: tuple[int, ...]) -> bytes:
-    """Version 1.0 of the header, see numpy.lib.format; 2.0 where it is longer than 65535 bytes cannot occur."""
+    """Return version 1.0 of the header, see numpy.lib.format; version 2.0, beyond 65535 bytes, cannot occur."""
     text = f"{{'descr': {kind!r}, 'fortran_order': False, 'shape': {shape!r}, }}".encode()
     text += b" " * (-(10 + len(text) + 1) % _NPY_ALIGNMENT) + b"\n"
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text
@@ -142,4 +142,4 @@ def _copy(out: Output, item: Item, pieces: Iterable[BytesLike]) -> None:
         length += len(view)
         out.write(view)
     if length != item.nbytes:
-        raise InputError(f"{item.name} has {length} bytes in place of {item.nbytes}.")
+        raise InputError(f"{item.name} has {length} bytes rather than {item.nbytes}.")

@@ -1,7 +1,7 @@
-"""GGUF files, as llama.cpp has them: a header with metadata, then the tensors one after another.
+"""GGUF files of llama.cpp: a header with metadata, then the tensors one after another.
 
-Tensors of plain numbers are tensors. Quantised ones are blocks of scales and packed integers, and stay bytes. Of the
-metadata only lengths are read.
+Tensors of plain numbers are tensors. Quantised ones are blocks of scales and packed integers, and stay bytes. Only
+lengths are read from the metadata.
 
 Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
@@ -21,7 +21,7 @@ _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _ALIGNMENT = 32
 _ALIGNMENT_KEY = b"general.alignment"
-#: More than any vocabulary takes.
+#: Above the size of any vocabulary.
 _MAX_HEADER_BYTES = 1 << 28
 _READ_BYTES = 1 << 20
 _MAX_AXES = 4
@@ -48,7 +48,7 @@ _QUANTISED = {
 
 
 class _Described(NamedTuple):
-    """What the header says of a tensor; `offset` counts from the beginning of the data."""
+    """The header's description of a tensor; `offset` counts from the beginning of the data."""
 
     name: str
     shape: tuple[int, ...]
@@ -57,17 +57,17 @@ class _Described(NamedTuple):
 
 
 def starts_like_gguf(head: bytes) -> bool:
-    """Whether the first bytes of a file are those of a GGUF file."""
+    """Return whether a file begins like a GGUF file."""
     return head.startswith(_MAGIC)
 
 
 def parse_gguf(source: Source) -> FileLayout:
-    """The layout of a GGUF file; each name is one path segment, shapes are as NumPy and torch have them.
+    """Return the layout of a GGUF file; each name is one path segment, shapes are in the order of NumPy and torch.
 
     Raises
     ------
     InputError
-        Where it is cut off, names a tensor twice, or has tensors that overlap.
+        If it is cut off, names a tensor twice, or has tensors that overlap.
     """
     layout = FileLayout("gguf", source.size)
     header = _Header(source)
@@ -89,7 +89,7 @@ def parse_gguf(source: Source) -> FileLayout:
         else:
             _skip_value(header, kind)
     if not alignment or alignment & (alignment - 1):
-        raise InputError(f"its alignment is {alignment}, which is no power of two")
+        raise InputError(f"its alignment is {alignment}, which is not a power of two")
     described = [_describe(header) for _ in range(count)]
     if len({one.name for one in described}) < count:
         raise InputError("the header names a tensor twice")
@@ -105,7 +105,7 @@ def parse_gguf(source: Source) -> FileLayout:
 
 
 def _place(layout: FileLayout, described: list[_Described], base: int, alignment: int) -> dict[str, int]:
-    """Add the extents; returns the number of the extent of each tensor that has elements."""
+    """Add the extents; return the number of the extent of each tensor with elements."""
     for one in described:
         if one.offset % alignment:
             raise InputError(f"the place of {one.name!r} is not aligned")
@@ -117,7 +117,7 @@ def _place(layout: FileLayout, described: list[_Described], base: int, alignment
         start = base + one.offset
         dtype, shape = _DTYPES.get(one.kind, "uint8"), one.shape
         if one.kind not in _DTYPES:
-            # A type that is not known yet reaches up to the next tensor.
+            # A type that is not known yet extends to the next tensor.
             name, elements, size = _QUANTISED.get(one.kind, (f"type {one.kind}", 0, 0))
             layout.bytes_for[one.name] = f"quantised, {name}"
             shape = (prod(shape) // elements * size if elements else max(limit - start, 0),)
@@ -144,31 +144,31 @@ class _Header:
         self.position = 0
 
     def skip(self, nbytes: int) -> None:
-        """Go on behind some bytes."""
+        """Skip some bytes."""
         self.position += nbytes
         if self.position > self._source.size:
             raise InputError("the file ends within its header")
 
     def take(self, nbytes: int) -> bytes:
-        """The next bytes."""
+        """Return the next bytes."""
         start = self.position
         self.skip(nbytes)
         if self.position > _MAX_HEADER_BYTES:
-            raise InputError("its header is absurdly large")
+            raise InputError("its header is implausibly large")
         while self.position > len(self._data):
             missing = min(max(_READ_BYTES, self.position - len(self._data)), self._source.size - len(self._data))
             self._data += self._source.pread(len(self._data), missing)
         return self._data[start : self.position]
 
     def number(self, nbytes: int) -> int:
-        """The next unsigned number."""
+        """Return the next unsigned number."""
         return int.from_bytes(self.take(nbytes), "little")
 
     def text(self) -> bytes:
-        """The next text, which is short."""
+        """Return the next text, which is short."""
         length = self.number(8)
         if length > _MAX_NAME_BYTES:
-            raise InputError("its header has an absurdly long name")
+            raise InputError("its header has an implausibly long name")
         return self.take(length)
 
 

@@ -1,9 +1,9 @@
 """HDF5 files with contiguous datasets, as Keras and `h5py` write them.
 
-Only what such files are made of is read: superblocks, object headers of both versions, groups as symbol tables or with
-their links in the header, dataspaces, datatypes, contiguous layouts. Everything else (chunks, compression, text, links
-to other files, groups in fractal heaps) stays bytes. The reader is ckstore's own for two reasons: a library in C would
-read input that nobody vouches for, and what a stored version holds would depend on whether it is installed.
+The reader supports the structures of such files: superblocks, object headers of both versions, groups as symbol tables
+or with links in the header, dataspaces, datatypes, contiguous layouts. Everything else (chunks, compression, text,
+links to other files, groups in fractal heaps) stays bytes. ckstore has its own reader for two reasons: a library in C
+would parse untrusted input, and the contents of a stored version would depend on its installation.
 
 Source: HDF5 File Format Specification, version 3.0.
 """
@@ -21,12 +21,12 @@ from ckstore.formats.paths import path_to_text
 from ckstore.formats.zip_directory import LARGE_ENTRY_BYTES
 
 _MAGIC = b"\x89HDF\r\n\x1a\n"
-#: An address that leads nowhere.
+#: The address of nothing.
 _NOWHERE = (1 << 64) - 1
 _MAX_DEPTH = 64
 _MAX_RANK = 32
 _MAX_NAME_BYTES = 1 << 16
-#: What may be read of headers, in bytes, and what a reading costs besides: more than any model's groups and datasets.
+#: The limit of header bytes that are read, and the overhead of a read: above any model's groups and datasets.
 _MAX_READ_BYTES = 1 << 28
 _READING_BYTES = 256
 
@@ -36,7 +36,7 @@ _DATASPACE, _LINK_INFO, _DATATYPE, _LINK, _EXTERNAL, _LAYOUT, _ATTRIBUTE, _CONTI
 _SHARED = 0x02
 _SOFT_LINK = 2
 
-#: dtype by class, size and properties: integers by whether they have a sign, floats by the places of their fields.
+#: dtype by class, size and properties: integers by sign, floats by the places of their fields.
 _INTEGERS = {
     (size, signed): f"{'' if signed else 'u'}int{8 * size}" for size in (1, 2, 4, 8) for signed in (True, False)
 }
@@ -57,17 +57,17 @@ class _Message(NamedTuple):
 
 
 def starts_like_hdf5(head: bytes) -> bool:
-    """Whether the first bytes of a file are those of an HDF5 file without a user block."""
+    """Return whether a file begins like an HDF5 file without a user block."""
     return head.startswith(_MAGIC)
 
 
 def parse_hdf5(source: Source) -> FileLayout:
-    """The layout of an HDF5 file; the names of its groups and of a dataset are the path of a tensor.
+    """Return the layout of an HDF5 file; a tensor's path is the names of its groups and of its dataset.
 
     Raises
     ------
     InputError
-        Where it is cut off, or its datasets overlap with one another or with what describes them.
+        If it is cut off, or its datasets overlap with one another or with their descriptions.
     """
     reader = _Reader(source)
     try:
@@ -78,7 +78,7 @@ def parse_hdf5(source: Source) -> FileLayout:
 
 
 class _Reader:
-    """Reads groups and datasets from the root on, and notes which bytes of the file it has read."""
+    """Reads groups and datasets from the root on, and records the bytes of the file that it has read."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -92,7 +92,7 @@ class _Reader:
         self._found: list[tuple[Path, str, tuple[int, ...], int]] = []
 
     def file(self) -> None:
-        """Read all of it."""
+        """Read the whole file."""
         version = self._read(0, 9)[8]
         if version in (0, 1):
             skip = 24 if version == 0 else 28
@@ -105,14 +105,14 @@ class _Reader:
         else:
             sizes, base, stop, root = b"", 0, 0, 0
         if sizes != b"\x08\x08" or base:
-            self._layout.bytes_for[""] = "a version of the format, or sizes of its addresses, that nobody writes"
+            self._layout.bytes_for[""] = "an unknown version of the format, or an unusual size of addresses"
             return
         if stop > self._source.size:
             raise InputError("the file ends before its end of data")
         self._object(root, ())
 
     def laid_out(self) -> FileLayout:
-        """The layout, when all is read; what was neither read nor is a tensor's becomes extents where it is large."""
+        """Return the layout after reading; large stretches that are neither headers nor tensors become extents."""
         layout = self._layout
         spans = sorted([*self._read_spans, *((one.start, one.stop) for one in self._extents.values())])
         position, data = 0, -1
@@ -120,7 +120,7 @@ class _Reader:
         for start, stop in [*spans, (layout.size, layout.size)]:
             is_data = start in self._extents and self._extents[start].stop == stop
             if (is_data and start < position) or start < data:
-                raise InputError("its datasets overlap with others or with what describes them")
+                raise InputError("its datasets overlap with one another or with their descriptions")
             if start - position >= LARGE_ENTRY_BYTES:
                 extents[position] = Extent(position, "uint8", (start - position,), ("__bytes__", position))
             position = max(position, stop)
@@ -135,16 +135,16 @@ class _Reader:
 
     def _read(self, start: int, length: int) -> bytes:
         if start + length > self._source.size:
-            raise InputError("one of its addresses leads out of the file")
+            raise InputError("one of its addresses points beyond the file")
         self._left -= length + _READING_BYTES
         if self._left < 0:
-            raise InputError("it has absurdly many groups and datasets")
+            raise InputError("it has implausibly many groups and datasets")
         if length:
             self._read_spans.append((start, start + length))
         return self._source.pread(start, length)
 
     def _object(self, address: int, path: Path) -> None:
-        """A group or dataset and all below it."""
+        """Read a group or dataset and all below it."""
         messages = self._messages(address)
         kinds = {message.kind: message for message in messages}
         if _LAYOUT in kinds and path:
@@ -157,7 +157,7 @@ class _Reader:
             self._object(child, (*path, name))
 
     def _links(self, messages: list[_Message], path: Path) -> list[tuple[str, int]]:
-        """Names and addresses of the members of a group."""
+        """Return the names and addresses of the members of a group."""
         links: list[tuple[str, int]] = []
         for message in messages:
             if message.kind == _SYMBOL_TABLE:
@@ -169,14 +169,14 @@ class _Reader:
             elif message.kind == _LINK_INFO:
                 heap_place = 2 + 8 * (message.data[1] & 1)
                 if struct.unpack_from("<Q", message.data, heap_place)[0] != _NOWHERE:
-                    self._layout.bytes_for[path_to_text(path)] = "a group whose members lie in a fractal heap"
+                    self._layout.bytes_for[path_to_text(path)] = "a group whose members are in a fractal heap"
         names = [name for name, _ in links]
         if len(set(names)) < len(names):
-            raise InputError(f"group {path_to_text(path)!r} has two members of one name")
+            raise InputError(f"group {path_to_text(path)!r} has two members with one name")
         return links
 
     def _messages(self, address: int) -> list[_Message]:
-        """The messages of an object header."""
+        """Return the messages of an object header."""
         if self._read(address, 4) == b"OHDR":
             flags = self._read(address + 4, 2)[1]
             place = address + 6 + 16 * bool(flags & 0x20) + 4 * bool(flags & 0x10)
@@ -203,28 +203,28 @@ class _Reader:
                 message = _Message(kind, bool(flags & _SHARED), data[position : position + size])
                 position += size
                 if position > length:
-                    raise InputError("a message leads out of its object header")
+                    raise InputError("a message exceeds its object header")
                 messages.append(message)
                 if kind == _CONTINUATION:
                     place, more = struct.unpack_from("<QQ", message.data)
-                    # Blocks of the second version have a signature before their messages, and a checksum behind.
+                    # Blocks of the second version have a signature before their messages, and a checksum after them.
                     blocks.append((place, more) if order < 0 else (place + 4, max(more - 8, 0)))
                     if len(blocks) > _MAX_NAME_BYTES:
-                        raise InputError("an object header goes on without end")
+                        raise InputError("an object header continues without end")
         return messages
 
     def _symbols(self, tree: int, heap: int) -> list[tuple[str, int]]:
-        """The members of a group that is a symbol table: names lie in a local heap, addresses in a tree."""
+        """Return the members of a symbol-table group: names are in a local heap, addresses in a tree."""
         signature, size, _, names = struct.unpack("<4s4x3Q", self._read(heap, 32))
         if signature != b"HEAP":
-            raise InputError("a local heap lies elsewhere than its group says")
+            raise InputError("the group and its local heap disagree about the heap's place")
         text = self._read(names, size)
         found: list[tuple[str, int]] = []
         left = [tree]
         while left:
             node = left.pop()
             if node in self._nodes:
-                raise InputError("a node of a group is there twice")
+                raise InputError("a node of a group occurs twice")
             self._nodes.add(node)
             head = self._read(node, 8)
             if head[:4] == b"SNOD":
@@ -236,7 +236,7 @@ class _Reader:
                 children = self._read(node + 24, 16 * count + 8)
                 left += [child for _, child in struct.iter_unpack("<2Q", children[: 16 * count])][::-1]
             else:
-                raise InputError("a node of a group lies elsewhere than its group says")
+                raise InputError("the group and one of its nodes disagree about the node's place")
         return found
 
     def _dataset(self, kinds: dict[int, _Message], path: Path) -> None:
@@ -245,7 +245,7 @@ class _Reader:
             self._layout.bytes_for[path_to_text(path)] = why
 
     def _place(self, kinds: dict[int, _Message], path: Path) -> str:
-        """Take up a dataset as a tensor; returns why it is none."""
+        """Add a dataset as a tensor; return the reason if it stays bytes."""
         if _DATASPACE not in kinds or _DATATYPE not in kinds:
             return "no dataspace or datatype"
         if kinds[_DATATYPE].is_shared or kinds[_DATASPACE].is_shared or kinds[_LAYOUT].is_shared:
@@ -264,13 +264,13 @@ class _Reader:
         if nbytes and start == _NOWHERE:
             return "nothing was written"
         if nbytes != length and start != _NOWHERE:
-            raise InputError(f"dataset {path_to_text(path)!r} has another size than its shape and dtype say")
+            raise InputError(f"dataset {path_to_text(path)!r} has another size than its shape and dtype")
         if nbytes:
             if start + nbytes > self._source.size:
                 raise InputError(f"the file ends within dataset {path_to_text(path)!r}")
             extent = self._extents.setdefault(start, Extent(start, dtype, shape, path))
             if extent.nbytes != nbytes or ITEM_SIZES[extent.dtype] != ITEM_SIZES[dtype]:
-                raise InputError("its datasets overlap with others or with what describes them")
+                raise InputError("its datasets overlap with one another or with their descriptions")
         self._insert(path, TensorRef(len(self._found)))
         self._found.append((path, dtype, shape, start if nbytes else -1))
         return ""
@@ -283,7 +283,7 @@ class _Reader:
 
 
 def _link(data: bytes) -> tuple[str, int] | None:
-    """Name and address of a link in an object header; None for links to names and to other files."""
+    """Return name and address of a link in an object header; None for links to names and to other files."""
     flags = data[1]
     kind = data[2] if flags & 0x08 else 0
     place = 2 + bool(flags & 0x08) + 8 * bool(flags & 0x04) + bool(flags & 0x10)
@@ -298,7 +298,7 @@ def _link(data: bytes) -> tuple[str, int] | None:
 def _name(heap: bytes, place: int) -> str:
     stop = heap.find(b"\0", place, place + _MAX_NAME_BYTES)
     if stop < 0:
-        raise InputError("a name leads out of its heap")
+        raise InputError("a name exceeds its heap")
     return _decoded(heap[place:stop])
 
 
@@ -313,7 +313,7 @@ def _decoded(name: bytes) -> str:
 
 
 def _shape(data: bytes) -> tuple[int, ...] | None:
-    """The shape that a dataspace says; None for no elements at all."""
+    """Return the shape of a dataspace; None without elements."""
     version, rank = data[0], data[1]
     if rank > _MAX_RANK or version not in (1, 2) or (version == 2 and data[3] == 2):
         return None
@@ -322,7 +322,7 @@ def _shape(data: bytes) -> tuple[int, ...] | None:
 
 
 def _dtype(data: bytes, has_attributes: bool) -> str | None:
-    """The dtype that a datatype is; None where it is none of ours."""
+    """Return the dtype of a datatype; None if it is not supported."""
     kind, bits, size = data[0] & 0x0F, data[1:4], int.from_bytes(data[4:8], "little")
     if kind == 0 and not bits[0] & 1:
         offset, precision = struct.unpack_from("<2H", data, 8)
@@ -335,5 +335,5 @@ def _dtype(data: bytes, has_attributes: bool) -> str | None:
     if kind == 8 and size == 1 and bits[:2] == b"\2\0" and data.find(b"FALSE\0") < data.find(b"TRUE\0"):
         return "bool"
     if kind == 5 and size == 2 and has_attributes:
-        return "bfloat16"  # Keras writes opaque elements, and says in an attribute what they are.
+        return "bfloat16"  # Keras writes opaque elements, and names their dtype in an attribute.
     return None

@@ -1,4 +1,4 @@
-"""What every container format is parsed into: extents of tensor data, tensors as views into them, skeleton."""
+"""The layout of a file, common to all formats: extents of tensor data, tensors as views into them, skeleton."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ckstore.dtypes import ITEM_SIZES
 Segment = str | int
 Path = tuple[Segment, ...]
 
-#: What is noted of a tensor besides its place: its values are the complex conjugates or the negatives of the stored
-#: ones, it is a `torch.nn.Parameter`, it wants a gradient, it was a NumPy array. `Tensor.marks` keeps this order.
+#: Further properties of a tensor: its values are the complex conjugates or the negatives of the stored ones, it is a
+#: `torch.nn.Parameter`, it requires a gradient, it was a NumPy array. `Tensor.marks` keeps this order.
 MARKS = ("conj", "neg", "parameter", "requires_grad", "array")
 
 #: Kinds of files.
@@ -23,7 +23,7 @@ KINDS = (
     "opaque",
 )  # fmt: skip
 
-#: More axes than any tensor has.
+#: Above the number of axes of any tensor.
 MOST_AXES = 256
 
 
@@ -32,10 +32,10 @@ class Source(Protocol):
 
     @property
     def size(self) -> int:
-        """Size in bytes."""
+        """The size in bytes."""
 
     def pread(self, offset: int, length: int) -> bytes:
-        """Exactly `length` bytes from `offset`; raises `InputError` where the file is shorter than that."""
+        """Return exactly `length` bytes from `offset`; raise `InputError` if the file is shorter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +54,9 @@ class Unknown:
     name
         `module.qualname` of the class or callable as the stream names it.
     args
-        Constructor arguments, as trees; None for a class or function that is named and not called.
+        Constructor arguments, as trees; None for a class or function that is named but not called.
     state
-        What the stream hands to `__setstate__` or puts into `__dict__`, as a tree; None where it has none.
+        The stream's argument for `__setstate__` or `__dict__`, as a tree; None without state.
     items
         List items or dictionary pairs appended by the stream, as a list of trees (pairs are 2-tuples).
     """
@@ -68,14 +68,14 @@ class Unknown:
 
 
 def like(mapping: dict[Any, Any], pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
-    """A dictionary of the kind of another one (`dict`, `OrderedDict`, `defaultdict`), without its attributes."""
+    """Return a dictionary of the kind of another one (`dict`, `OrderedDict`, `defaultdict`), without its attributes."""
     if isinstance(mapping, defaultdict):
         return defaultdict(mapping.default_factory, pairs)
     return OrderedDict(pairs) if isinstance(mapping, OrderedDict) else dict(pairs)
 
 
 def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides in elements of an array whose last axis is contiguous.
+    """Return the strides in elements of an array whose last axis is contiguous.
 
     Examples
     --------
@@ -92,7 +92,7 @@ def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """A contiguous run of elements of one dtype in a file: the data of one tensor or of what remains of one storage.
+    """A contiguous run of elements of one dtype in a file: the data of one tensor or of the rest of a storage.
 
     Extents of a layout are sorted by `start` and do not overlap.
 
@@ -105,7 +105,7 @@ class Extent:
     shape
         The shape in memory order of the tensor that the extent was cut for, or `(count,)`.
     path
-        Typed path of the first tensor that views it: what versions are matched by.
+        Typed path of the first tensor that views it; versions are matched by it.
     """
 
     start: int
@@ -115,23 +115,23 @@ class Extent:
 
     @property
     def count(self) -> int:
-        """Number of elements."""
+        """The number of elements."""
         return prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """Number of bytes."""
+        """The number of bytes."""
         return self.count * ITEM_SIZES[self.dtype]
 
     @property
     def stop(self) -> int:
-        """Offset behind the last byte in the file."""
+        """The offset after the last byte in the file."""
         return self.start + self.nbytes
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """Where a shard lies in the tensor that it is a part of.
+    """The place of a shard in its tensor.
 
     Attributes
     ----------
@@ -164,11 +164,11 @@ class Tensor:
     marks
         Some of `MARKS`.
     box
-        Of a shard of a checkpoint that several files hold together: its place in the tensor that its path names. Such
-        paths begin in the directory of the file, not in the file.
-    shards
-        Of a tensor that is put together: the numbers of the files that its shards are in, and these. No layout holds
-        it; its `extent` is -1.
+        For a shard of a checkpoint in several files: its place in the tensor of its path. Such paths begin at the
+        directory of the file rather than at the file.
+        shards
+            For a tensor assembled from shards: the shards with the numbers of their files. No layout contains such a
+            tensor; its `extent` is -1.
     """
 
     path: Path
@@ -187,7 +187,7 @@ class Tensor:
         return tuple(mark for mark in self.marks if mark in ("conj", "neg"))
 
     def places(self, file: int) -> list[tuple[int, int]]:
-        """(File, extent) of all its elements; `file` is the number of the tensor's own."""
+        """Return (file, extent) of all its elements; `file` is the number of the tensor's own file."""
         if self.shards:
             return [(number, shard.extent) for number, shard in self.shards if shard.extent >= 0]
         return [(file, self.extent)] if self.extent >= 0 else []
@@ -195,10 +195,10 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A stretch of the file whose CRC-32 the container holds, little-endian, at one or more places of the skeleton.
+    """A stretch of the file with a CRC-32 in the container, little-endian, at one or more places of the skeleton.
 
-    Ingest compares them; the manifest keeps them as zeros; checkout computes them again. A stretch may have others
-    in it, which come before it in the layout; these have none.
+    Ingest compares the CRCs; the manifest keeps them as zeros; checkout computes them again. A stretch may contain
+    others, which precede it in the layout; those contain none.
     """
 
     name: str
@@ -218,15 +218,15 @@ class FileLayout:
     size
         Size of the file in bytes.
     extents, tensors, checked
-        See there. Bytes outside of extents are the skeleton.
+        Bytes outside of extents are the skeleton.
     tree
         The nested structure with `TensorRef` leaves, `Unknown` nodes, plain containers (dict, list, tuple, set,
         frozenset, `collections.OrderedDict`, `collections.defaultdict` of a built-in class) and plain values; for
         safetensors, npz and gguf a flat dict, for npy its one tensor; None without tensors.
     facts
-        What the file says of itself: `step`, `epoch` (integers) where its top level or its metadata holds them.
+        The file's own facts: `step`, `epoch` (integers), if its top level or its metadata has them.
     bytes_for
-        Why parts of the file, by name, are bytes and no tensors.
+        Why parts of the file, by name, are bytes rather than tensors.
     """
 
     kind: str

@@ -1,7 +1,7 @@
 """MessagePack files with arrays, as `flax.serialization` writes them.
 
 An array is an extension of type 1 (a NumPy scalar: 3), which holds a shape, the name of a dtype and the elements in C
-order. MessagePack has no signature: a file without arrays is not taken for one of these.
+order. MessagePack has no signature: a file without arrays stays opaque.
 
 Source: https://github.com/msgpack/msgpack/blob/master/spec.md and `flax/serialization.py`.
 """
@@ -18,20 +18,20 @@ from ckstore.formats.facts import facts_of_mapping
 from ckstore.formats.layout import Extent, FileLayout, Path, Source, Tensor, TensorRef, Unknown, row_major
 from ckstore.formats.paths import path_to_text
 
-#: Text and bytes from this length on stay in the file, and are not read into the tree.
+#: Text and bytes of at least this length stay in the file, outside of the tree.
 _LARGE_BYTES = 1 << 16
 _MAX_DEPTH = 100
 _MAX_RANK = 64
-#: More values than a state dict has; each takes a moment to read.
+#: Above the number of values of any state dict; each takes a moment to read.
 _MAX_VALUES = 1 << 20
 _NDARRAY, _COMPLEX, _SCALAR = 1, 2, 3
 
-#: How many bytes of length follow a code.
+#: The number of length bytes after a code.
 _LENGTH_BYTES = {
     0xC4: 1, 0xC5: 2, 0xC6: 4, 0xC7: 1, 0xC8: 2, 0xC9: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4, 0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4,
 }  # fmt: skip
 _FIXED_EXTENSIONS = {0xD4: 1, 0xD5: 2, 0xD6: 4, 0xD7: 8, 0xD8: 16}
-#: How `struct` calls the numbers that follow a code.
+#: `struct` formats of the numbers after a code.
 _NUMBERS = {
     0xCA: ">f", 0xCB: ">d", 0xCC: ">B", 0xCD: ">H", 0xCE: ">I", 0xCF: ">Q", 0xD0: ">b", 0xD1: ">h", 0xD2: ">i",
     0xD3: ">q",
@@ -40,7 +40,7 @@ _CONSTANTS = {0xC0: None, 0xC2: False, 0xC3: True}
 
 
 def starts_like_msgpack(head: bytes) -> bool:
-    """Whether the first bytes of a file are those of a map whose first key is text."""
+    """Return whether a file begins with a map whose first key is text."""
     first = head[:1]
     if b"\x81" <= first <= b"\x8f":
         key = head[1:2]
@@ -50,18 +50,18 @@ def starts_like_msgpack(head: bytes) -> bool:
 
 
 def parse_msgpack(source: Source) -> FileLayout | None:
-    """The layout of a MessagePack file; None where it holds no arrays.
+    """Return the layout of a MessagePack file; None without arrays.
 
     Raises
     ------
     InputError
-        Where a file with arrays is cut off or damaged.
+        If a file with arrays is cut off or damaged.
     """
     reader = _Reader(source)
     try:
         tree = reader.value((), 0)
         if reader.position != source.size:
-            raise InputError("it goes on behind its end")
+            raise InputError("it continues after its end")
     except InputError:
         if reader.has_arrays:
             raise
@@ -75,7 +75,7 @@ def parse_msgpack(source: Source) -> FileLayout | None:
 
 
 class _Reader:
-    """Reads values in order; what they hold of arrays goes into `layout`."""
+    """Reads values in order; adds arrays to `layout`."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -85,10 +85,10 @@ class _Reader:
         self.has_arrays = False
 
     def value(self, path: Path, depth: int) -> Any:
-        """The value that begins here."""
+        """Return the value that begins here."""
         self._left -= 1
         if depth > _MAX_DEPTH or self._left < 0:
-            raise InputError("it is nested absurdly deep, or holds absurdly many values")
+            raise InputError("it is nested implausibly deep, or holds implausibly many values")
         code = self._take(1)[0]
         if code < 0x80 or code >= 0xE0:
             return code if code < 0x80 else code - 0x100
@@ -106,7 +106,7 @@ class _Reader:
         if code in (0xC4, 0xC5, 0xC6):
             return self._bytes(self._length(code), path, is_text=False)
         if code == 0xC1:
-            raise InputError("it holds a code that means nothing")
+            raise InputError("it holds an undefined code")
         length = _FIXED_EXTENSIONS.get(code) or self._length(code)
         return self._extension(self._take(1)[0], self.position + length, path, depth)
 
@@ -115,7 +115,7 @@ class _Reader:
         for _ in range(count):
             key = self.value((), depth + 1)
             if type(key) not in (str, int) or key in found:
-                raise InputError("a key of a map is neither text nor a number, or is there twice")
+                raise InputError("a key of a map is neither text nor a number, or occurs twice")
             found[key] = self.value((*path, key), depth + 1)
         return found
 
@@ -132,20 +132,20 @@ class _Reader:
             raise InputError("a text is not UTF-8") from None
 
     def _extension(self, kind: int, stop: int, path: Path, depth: int) -> Any:
-        """An array, a complex number, or what is of no known type."""
+        """Return an array, a complex number, or an unknown object."""
         if kind in (_NDARRAY, _SCALAR):
             return self._array(stop, path)
         if kind == _COMPLEX:
             parts = self.value(path, depth + 1)
             if type(parts) is list and [type(part) for part in parts] == [float, float] and self.position == stop:
                 return complex(*parts)
-            raise InputError("a complex number has other parts than two numbers")
+            raise InputError("a complex number does not consist of two numbers")
         self._go(stop)
         return Unknown(f"msgpack.ext.{kind}")
 
     def _array(self, stop: int, path: Path) -> Any:
         if self._take(1) != b"\x93":
-            raise InputError("an array is described by other things than shape, dtype and elements")
+            raise InputError("an array is not described by shape, dtype and elements")
         code = self._take(1)[0]
         if not 0x90 <= code < 0xA0 and code != 0xDC:
             raise InputError("an array has no shape")
@@ -163,9 +163,9 @@ class _Reader:
         self.has_arrays = True
         start = self.position
         if dtype in ITEM_SIZES and length != prod(shape) * ITEM_SIZES[dtype]:
-            raise InputError("an array has another size than its shape and dtype say")
+            raise InputError("an array has another size than its shape and dtype")
         if start + length != stop:
-            raise InputError("an array ends elsewhere than its extension")
+            raise InputError("an array and its extension have different ends")
         self._go(stop)
         extent = len(self.layout.extents) if length else -1
         if dtype not in ITEM_SIZES:
@@ -179,7 +179,7 @@ class _Reader:
         return TensorRef(len(self.layout.tensors) - 1)
 
     def _length(self, code: int, mask: int = 0) -> int:
-        """A length that is in the code, or follows it."""
+        """Return a length from the code or after it."""
         if code in _LENGTH_BYTES:
             return int.from_bytes(self._take(_LENGTH_BYTES[code]), "big")
         return code & mask

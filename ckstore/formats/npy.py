@@ -1,7 +1,7 @@
-"""NumPy's files: npy, a header and one array; npz, a zip archive of these.
+"""NumPy's files: npy, a header and one array; npz, a zip archive of npy files.
 
-The header is the text of a Python dictionary. It is matched with an expression for the only form that a tensor's header
-has, and never evaluated or compiled; pickles in arrays of objects are not read.
+The header is the text of a Python dictionary. A regular expression matches the only form that a tensor's header has;
+the text is never evaluated or compiled. Pickles in arrays of objects are not read.
 
 Source: NEP 1 and `numpy.lib.format`.
 """
@@ -28,7 +28,7 @@ _MAGIC = b"\x93NUMPY"
 _ENDING = ".npy"
 #: Bytes of the header's length, by version.
 _LENGTH_BYTES = {b"\x01\x00": 2, b"\x02\x00": 4, b"\x03\x00": 4}
-#: NumPy reads no longer ones unless it is told to trust the file.
+#: NumPy refuses longer headers unless the caller trusts the file.
 _MAX_HEADER_BYTES = 10_000
 _MAX_RANK = 64
 _MAX_DIGITS = 18
@@ -52,12 +52,12 @@ _DTYPES = {
     for dtype in dtypes
     for order in ("|<" if ITEM_SIZES[dtype] == 1 else "<")
 }
-#: Path of the array of a file that is one.
+#: Path of the array of an npy file.
 _PATH: Path = ("array",)
 
 
 class _Array(NamedTuple):
-    """An array in a file: `start` is where its data begins."""
+    """An array in a file: `start` is the beginning of its data."""
 
     start: int
     dtype: str
@@ -70,29 +70,29 @@ class _Array(NamedTuple):
 
 
 class _Bytes(NamedTuple):
-    """What is no tensor, and why; the header before `start` is skeleton, so that it can be read without the data."""
+    """Bytes that are not a tensor, and the reason; the header before `start` is skeleton, readable without the data."""
 
     start: int
     why: str
 
 
 def starts_like_npy(head: bytes) -> bool:
-    """Whether the first bytes of a file are those of an npy file."""
+    """Return whether a file begins like an npy file."""
     return head.startswith(_MAGIC)
 
 
 def starts_like_npz(head: bytes) -> bool:
-    """Whether the first bytes of a file are those of a zip archive whose first entry is an npy file by its name."""
+    """Return whether a file begins like a zip archive whose first entry has the name of an npy file."""
     return starts_like_zip(head) and first_name(head).endswith(_ENDING)
 
 
 def parse_npy(source: Source) -> FileLayout:
-    """The layout of an npy file: one tensor, or bytes where its array is none.
+    """Return the layout of an npy file: one tensor, or bytes if its array is unsupported.
 
     Raises
     ------
     InputError
-        Where it is cut off.
+        If it is cut off.
     """
     layout = FileLayout("npy", source.size)
     found = _read_array(source, 0, source.size, "the file")
@@ -105,15 +105,15 @@ def parse_npy(source: Source) -> FileLayout:
 
 
 def parse_npz(source: Source) -> FileLayout:
-    """The layout of an npz file; each name without its ending is one path segment.
+    """Return the layout of an npz file; each name without its ending is one path segment.
 
-    Arrays that are stored become tensors. Entries that are compressed, or hold anything else, stay bytes. The CRCs of
-    large entries and of tensors are in `checked`, for whoever reads them; those of other stored entries are compared.
+    Stored arrays become tensors. Entries that are compressed, or hold anything else, stay bytes. The CRCs of large
+    entries and of tensors are in `checked`, for later comparison; those of other stored entries are compared here.
 
     Raises
     ------
     InputError
-        Where the archive is cut off or damaged, or an array has another size than its header says.
+        If the archive is cut off or damaged, or an array has another size than in its header.
     """
     layout = FileLayout("npz", source.size)
     for entry in sorted(read_directory(source), key=lambda entry: entry.start):
@@ -124,7 +124,7 @@ def parse_npz(source: Source) -> FileLayout:
         else:
             _add_bytes(layout, entry.name, found, entry.stop, ("__entry__", entry.name))
         if not entry.plain:
-            continue  # The CRC is that of the bytes before they were compressed.
+            continue  # The CRC covers the bytes before compression.
         if len(layout.extents) > extents:
             layout.checked.append(Checked(entry.name, entry.start, entry.stop, entry.crc_positions))
         else:
@@ -135,7 +135,7 @@ def parse_npz(source: Source) -> FileLayout:
 
 
 def _read_entry(source: Source, entry: ZipEntry) -> _Array | _Bytes:
-    """The array of an entry, or why it stays bytes."""
+    """Return the array of an entry, or the reason why it stays bytes."""
     if not entry.plain:
         return _Bytes(entry.start, "compressed")
     if not entry.name.endswith(_ENDING):
@@ -144,7 +144,7 @@ def _read_entry(source: Source, entry: ZipEntry) -> _Array | _Bytes:
 
 
 def _read_array(source: Source, start: int, stop: int, name: str) -> _Array | _Bytes:
-    """The array that lies from `start` to `stop`, or why these stay bytes."""
+    """Return the array from `start` to `stop`, or the reason why these bytes stay bytes."""
     prefix = source.pread(start, min(12, stop - start))
     if not prefix.startswith(_MAGIC):
         return _Bytes(start, "no npy file")
@@ -168,13 +168,13 @@ def _read_array(source: Source, start: int, stop: int, name: str) -> _Array | _B
     array = _Array(begin, _DTYPES[descr], shape, fortran)
     if array.stop > stop:
         raise InputError(f"{name} ends within its array")
-    if prod(max(size, 1) for size in shape) >> 63:  # Without elements, with strides of more than 64 bits.
-        return _Bytes(begin, "an absurd shape")
+    if prod(max(size, 1) for size in shape) >> 63:  # An array without elements, with strides of more than 64 bits.
+        return _Bytes(begin, "an implausible shape")
     return array if array.stop == stop else _Bytes(begin, "more than one array")
 
 
 def _items(text: str) -> tuple[str, bool, tuple[int, ...]] | None:
-    """`descr`, `fortran_order` and `shape` of a header; None where it has another form."""
+    """Return `descr`, `fortran_order` and `shape` of a header; None for another form."""
     text = text.strip()
     if text[:1] != "{" or text[-1:] != "}":
         return None
@@ -197,7 +197,7 @@ def _items(text: str) -> tuple[str, bool, tuple[int, ...]] | None:
 
 
 def _sizes(text: str | None) -> tuple[int, ...] | None:
-    """A shape from the text between its parentheses: `3, 4`, `3,` or nothing."""
+    """Return a shape from the text between its parentheses: `3, 4`, `3,` or nothing."""
     if text is None:
         return None
     parts = text.split(",")
@@ -212,7 +212,7 @@ def _sizes(text: str | None) -> tuple[int, ...] | None:
 
 
 def _add(layout: FileLayout, array: _Array, path: Path) -> None:
-    """Add a tensor, and the extent that it is; of an array in Fortran's order, the extent has its axes turned round."""
+    """Add a tensor and its extent; the extent of an array in Fortran order has reversed axes."""
     memory = array.shape[::-1] if array.fortran else array.shape
     strides = row_major(memory)
     extent = -1

@@ -1,8 +1,7 @@
 """Typed paths as text and back, and globs over them.
 
-Segments are joined by `/`; an integer is `[n]`. In string segments a few characters are percent-escaped (as UTF-8), so
-that every path has one text, every text at most one path, and no segment is a name that Zarr or a file system keeps for
-itself.
+Segments are joined by `/`; an integer is `[n]`. In string segments a few characters are percent-escaped (as UTF-8). So
+every path has one text, every text at most one path, and no segment is a reserved name of Zarr or a file system.
 """
 
 from __future__ import annotations
@@ -14,23 +13,23 @@ from functools import lru_cache
 from ckstore.errors import UsageError
 from ckstore.formats.layout import Path, Segment
 
-#: `/`, `%`, `[`, the backslash (Zarr takes it for a slash), control characters, line separators, characters that change
+#: `/`, `%`, `[`, the backslash (Zarr treats it as a slash), control characters, line separators, characters that change
 #: the direction of text, lone surrogates.
 _ESCAPED = re.compile("[/%\\[\\\\\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 _ESCAPES = re.compile(r"(?:%[0-9A-F]{2})+")
 _INTEGER = re.compile(r"\[(0|-?[1-9][0-9]{0,30})\]")
-#: Whole segments that are escaped by their first character or, where they have none, written as a lone `%`.
+#: Whole segments that are escaped by their first character; the empty one is written as a lone `%`.
 _WHOLE = {"": "%", ".": "%2E", "..": "%2E%2E", "zarr.json": "%7Aarr.json"}
 
-#: Most names that a sentence shows.
+#: The maximal number of names in a sentence.
 _SHOWN = 3
 
-#: Texts that stay parsed: the versions of a run have the same ones.
+#: Texts whose paths are cached: the versions of a run have the same ones.
 _TEXTS = 1 << 14
 
 
 def path_to_text(path: Path) -> str:
-    """The text of a typed path.
+    """Return the text of a typed path.
 
     Examples
     --------
@@ -42,7 +41,7 @@ def path_to_text(path: Path) -> str:
 
 @lru_cache(_TEXTS)
 def text_to_path(text: str) -> Path:
-    """The typed path of a text; raises `UsageError` where no path has this text.
+    """Return the typed path of a text; raise `UsageError` for an invalid text.
 
     Examples
     --------
@@ -53,12 +52,12 @@ def text_to_path(text: str) -> Path:
         return ()
     path = tuple(map(_text_to_segment, text.split("/")))
     if path_to_text(path) != text:
-        raise UsageError(f"{text!r} is not a tensor path: `ckstore ls` shows how they are written.")
+        raise UsageError(f"{text!r} is not a tensor path: `ckstore ls` lists valid paths.")
     return path
 
 
 def match_paths(paths: Iterable[Path], include: Sequence[str] = (), exclude: Sequence[str] = ()) -> list[int]:
-    """Numbers of the paths whose text an include glob matches (every one where there is none) and no exclude glob.
+    """Return the numbers of the paths that an include glob matches (all paths without one) and no exclude glob.
 
     See `match_texts`.
     """
@@ -66,10 +65,10 @@ def match_paths(paths: Iterable[Path], include: Sequence[str] = (), exclude: Seq
 
 
 def match_texts(texts: Iterable[str], include: Sequence[str] = (), exclude: Sequence[str] = ()) -> list[int]:
-    """Numbers of the texts of paths that an include glob matches (every one where there is none) and no exclude glob.
+    """Return the numbers of the path texts that an include glob matches (all without one) and no exclude glob.
 
-    In globs `*` stands for any characters, `/` among them, and `?` for one; all others stand for themselves, `[` too. A
-    glob that matches a path also matches everything below it.
+    In globs `*` matches any characters, also `/`, and `?` matches one. All other characters match themselves, also `[`.
+    A glob that matches a path also matches everything below it.
     """
     included = [_glob(pattern) for pattern in include]
     excluded = [_glob(pattern) for pattern in exclude]
@@ -83,7 +82,7 @@ def match_texts(texts: Iterable[str], include: Sequence[str] = (), exclude: Sequ
 
 
 def literal_segments(pattern: str) -> list[str]:
-    """The first segments of a glob that hold no wildcard: everything that it matches lies below them, or is them.
+    """Return the first segments of a glob without wildcards: every match is that path or lies below it.
 
     Examples
     --------
@@ -134,7 +133,7 @@ def _unescape(match: re.Match[str]) -> str:
 
 
 def listed(names: Iterable[str]) -> str:
-    """Names for a sentence: the first ones of many.
+    """Return names for a sentence: the first ones of many.
 
     Examples
     --------

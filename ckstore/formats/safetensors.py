@@ -39,22 +39,22 @@ DTYPES: dict[str, str] = {
     "U64": "uint64",
     "F64": "float64",
 }
-#: Bits of each dtype whose elements are not: their tensors are kept as bytes.
+#: Bits of each dtype with smaller elements: their tensors are kept as bytes.
 _PACKED_BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
 
 
 def starts_like_safetensors(head: bytes) -> bool:
-    """Whether the first bytes of a file are a plausible header length and the beginning of a JSON object."""
+    """Return whether a file begins with a plausible header length and the beginning of a JSON object."""
     return len(head) >= 9 and head[8:9] == b"{" and 2 <= int.from_bytes(head[:8], "little") <= _MAX_HEADER_BYTES
 
 
 def parse_safetensors(source: Source) -> FileLayout:
-    """The layout of a safetensors file; each name is one path segment.
+    """Return the layout of a safetensors file; each name is one path segment.
 
     Raises
     ------
     InputError
-        Where the header is cut off or no JSON, or its offsets leave holes, overlap, or do not end with the file.
+        If the header is cut off or no JSON, or its offsets leave holes, overlap, or do not end with the file.
     """
     length = int.from_bytes(source.pread(0, 8), "little")
     if 8 + length > source.size:
@@ -110,14 +110,14 @@ def _is_text_mapping(value: Any) -> bool:
 
 
 def _describe(name: str, value: Any) -> tuple[str, tuple[int, ...], int, int]:
-    """dtype, shape and offsets of one tensor, checked against each other."""
+    """Return dtype, shape and offsets of one tensor, checked against each other."""
     if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data_offsets"}:
         raise InputError(f"the header describes {name!r} by other keys than dtype, shape and data_offsets")
     kind, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
     if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2 or len(shape) > _MAX_RANK:
         raise InputError(f"the header gives {name!r} an impossible shape or offsets")
     if prod(max(size, 1) for size in shape) >> 63:
-        raise InputError(f"the header gives {name!r} an absurd shape")
+        raise InputError(f"the header gives {name!r} an implausible shape")
     begin, end = offsets
     if type(kind) is not str or (kind not in DTYPES and kind not in _PACKED_BITS):
         raise InputError(f"the header gives {name!r} an unknown dtype")

@@ -7,9 +7,9 @@ from typing import Any
 
 from ckstore.formats.layout import Unknown
 
-#: Modules that NumPy 1 and 2 have their functions in.
+#: Modules of NumPy 1 and 2 that define its functions.
 NUMPY_CORES = ("numpy.core.multiarray", "numpy._core.multiarray")
-#: How `struct` calls NumPy's dtypes.
+#: `struct` formats of NumPy's dtypes.
 _NUMBERS = {
     "b1": "?", "i1": "b", "i2": "h", "i4": "i", "i8": "q", "u1": "B", "u2": "H", "u4": "I", "u8": "Q",
     "f2": "e", "f4": "f", "f8": "d", "c8": "ff", "c16": "dd",
@@ -17,7 +17,7 @@ _NUMBERS = {
 
 
 def numpy_number(node: Any) -> bool | int | float | complex | None:
-    """The number that an unknown object is where it is a scalar of NumPy, little-endian; None for anything else."""
+    """Return the number of an unknown object that is a NumPy scalar, little-endian; None for anything else."""
     if not isinstance(node, Unknown) or node.name not in [f"{core}.scalar" for core in NUMPY_CORES]:
         return None
     kind, data = node.args if node.args is not None and len(node.args) == 2 else (None, None)

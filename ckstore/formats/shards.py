@@ -1,4 +1,4 @@
-"""Tensors that lie in several files: whether shards fit together, and the tensor that they make up."""
+"""Tensors in several files: whether shards fit together, and their whole tensor."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from math import prod
 from ckstore.formats.layout import FileLayout, Path, Tensor, row_major
 from ckstore.formats.torch.storages import memory_shape
 
-#: A shard, and the number of the file that it is in.
+#: A shard, and the number of its file.
 Shard = tuple[int, Tensor]
 
 
 def directory_of(path: str) -> str:
-    """The directory that a file of a version lies in, as what the names of its shards begin with.
+    """Return the directory of a version's file, the prefix of the names of its shards.
 
     Examples
     --------
@@ -24,7 +24,7 @@ def directory_of(path: str) -> str:
 
 
 def gather_shards(files: Iterable[tuple[str, FileLayout]]) -> dict[tuple[str, Path], list[Shard]]:
-    """The shards of each tensor, by directory and typed path, of the files of a version by their paths."""
+    """Return the shards of each tensor, by directory and typed path, of a version's files by path."""
     found: dict[tuple[str, Path], list[Shard]] = {}
     for number, (name, layout) in enumerate(files):
         for tensor in layout.tensors:
@@ -34,7 +34,7 @@ def gather_shards(files: Iterable[tuple[str, FileLayout]]) -> dict[tuple[str, Pa
 
 
 def fit_together(shards: Sequence[Tensor]) -> bool:
-    """Whether shards are of one tensor, lie in it, and have as many elements as it has."""
+    """Return whether shards belong to one tensor, lie in it, and have its number of elements."""
     first = shards[0]
     count = 0
     for one in shards:
@@ -50,16 +50,16 @@ def fit_together(shards: Sequence[Tensor]) -> bool:
 
 
 def join(shards: Sequence[Shard]) -> Tensor:
-    """The tensor that shards make up."""
+    """Return the tensor that shards make up."""
     _, first = shards[0]
     whole = () if first.box is None else first.box.whole
     return Tensor(first.path, first.dtype, whole, row_major(whole), -1, 0, shards=tuple(shards))
 
 
 def slabs(shards: Sequence[Shard], layouts: Sequence[FileLayout]) -> list[Shard] | None:
-    """The shards in the order in which their elements follow each other in the tensor, as those of FSDP do.
+    """Return the shards in the order in which their elements follow each other in the tensor, as in FSDP.
 
-    None where elements of one lie between elements of others, or are not all that their extents hold.
+    None if elements of one lie between elements of others, or if their extents hold more.
     """
     filled = [(file, shard) for file, shard in shards if 0 not in shard.shape]
     filled.sort(key=lambda one: one[1].box.first if one[1].box is not None else ())

@@ -1,4 +1,4 @@
-"""The pieces of a file in order: skeleton and extents; the skeleton taken out, and filled in again."""
+"""The pieces of a file in order, skeleton and extents; extracts the skeleton, and fills it in again."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ckstore.formats.layout import FileLayout, Source
 from ckstore.runtime.checksum import crc32
 
-#: Largest part of a skeleton that is read at once, in bytes.
+#: Maximal bytes of a skeleton that are read at once.
 _READ_BYTES = 1 << 24
 
 
@@ -20,7 +20,7 @@ class Piece(NamedTuple):
     extent
         Index into `FileLayout.extents`, or -1 for a stretch of the skeleton.
     start, stop
-        Offsets of its first byte and behind its last byte in the file.
+        Offsets of its first byte and after its last byte in the file.
     """
 
     extent: int
@@ -29,7 +29,7 @@ class Piece(NamedTuple):
 
 
 def pieces(layout: FileLayout) -> Iterator[Piece]:
-    """Every byte of the file once, in file order, as stretches of the skeleton and extents."""
+    """Yield every byte of the file once, in file order, as stretches of the skeleton and extents."""
     position = 0
     for index, extent in enumerate(layout.extents):
         if extent.start > position:
@@ -41,7 +41,7 @@ def pieces(layout: FileLayout) -> Iterator[Piece]:
 
 
 def split_skeleton(source: Source, layout: FileLayout) -> bytes:
-    """All bytes outside of the extents in file order, the CRCs of `layout.checked` as zeros."""
+    """Return all bytes outside of the extents in file order, with the CRCs of `layout.checked` as zeros."""
     skeleton = bytearray()
     for piece in pieces(layout):
         if piece.extent < 0:
@@ -54,15 +54,15 @@ def split_skeleton(source: Source, layout: FileLayout) -> bytes:
 
 
 def stored_crcs(source: Source, layout: FileLayout) -> list[int]:
-    """The CRC-32 that the container holds for each of `layout.checked`.
+    """Return the container's CRC-32 for each of `layout.checked`.
 
-    The parser has seen that all places of one hold the same value.
+    The parser has verified that all places of one hold the same value.
     """
     return [int.from_bytes(source.pread(checked.positions[0], 4), "little") for checked in layout.checked]
 
 
 def fill_crcs(skeleton: bytes, layout: FileLayout, crcs: list[int]) -> bytes:
-    """The skeleton with `crcs[i]` at every place of `layout.checked[i]`: the inverse of the zeroing.
+    """Return the skeleton with `crcs[i]` at every place of `layout.checked[i]`: the inverse of the zeroing.
 
     Raises
     ------
@@ -78,7 +78,7 @@ def fill_crcs(skeleton: bytes, layout: FileLayout, crcs: list[int]) -> bytes:
 
 
 def _crc_offsets(layout: FileLayout) -> Iterator[tuple[int, int]]:
-    """(Index of the check, offset in the skeleton) of every stored CRC."""
+    """Yield (index of the check, offset in the skeleton) of every stored CRC."""
     places = sorted((place, index) for index, checked in enumerate(layout.checked) for place in checked.positions)
     before = number = 0
     for place, index in places:
@@ -89,7 +89,7 @@ def _crc_offsets(layout: FileLayout) -> Iterator[tuple[int, int]]:
 
 
 class Checks:
-    """CRC-32 of the stretches of a file that its container vouches for, taken while the file comes in order.
+    """CRC-32 of the checked stretches of a file, computed while the file is read in order.
 
     Parameters
     ----------
@@ -110,7 +110,7 @@ class Checks:
         self.results = [0] * len(layout.checked)
 
     def update(self, start: int, block: bytes | memoryview) -> None:
-        """Take in the block that begins at byte `start`."""
+        """Process the block that begins at byte `start`."""
         stop = start + len(block)
         view = memoryview(block)
         while self._next < len(self._order) and self._checked[self._order[self._next]].start < stop:

@@ -1,4 +1,4 @@
-"""Random access to the bytes of a file: from disk, from memory, or put together again from a skeleton."""
+"""Random access to the bytes of a file: from disk, from memory, or reassembled from a skeleton."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from types import TracebackType
 from ckstore.errors import InputError
 from ckstore.formats.layout import Source
 
-#: The bits of a mode that are kept and restored. Set-user-id and the like would make of a store that someone sent a
-#: program that runs as someone else.
+#: The bits of a mode that are kept and restored. With set-user-id and the like, a store from someone else could create
+#: a program that runs as another user.
 PERMISSIONS = 0o777
 
 
@@ -30,11 +30,11 @@ class BytesSource:
 
     @property
     def size(self) -> int:
-        """Size in bytes."""
+        """The size in bytes."""
         return len(self._data)
 
     def pread(self, offset: int, length: int) -> bytes:
-        """Exactly `length` bytes from `offset`; raises `InputError` where there are fewer."""
+        """Return exactly `length` bytes from `offset`; raise `InputError` if there are fewer."""
         check_range(offset, length, len(self._data))
         return self._data[offset : offset + length]
 
@@ -47,7 +47,7 @@ class PartSource:
     source
         The file.
     start, size
-        Where the stretch lies in it.
+        The place of the stretch in it.
     """
 
     def __init__(self, source: Source, start: int, size: int) -> None:
@@ -57,11 +57,11 @@ class PartSource:
 
     @property
     def size(self) -> int:
-        """Size in bytes."""
+        """The size in bytes."""
         return self._size
 
     def pread(self, offset: int, length: int) -> bytes:
-        """Exactly `length` bytes from `offset`; raises `InputError` where there are fewer."""
+        """Return exactly `length` bytes from `offset`; raise `InputError` if there are fewer."""
         check_range(offset, length, self._size)
         return self._source.pread(self._start + offset, length)
 
@@ -77,7 +77,7 @@ class FileSource:
     Attributes
     ----------
     path, size, mtime_ns, mode
-        As they were at opening.
+        The state at opening.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -99,11 +99,11 @@ class FileSource:
 
     @property
     def size(self) -> int:
-        """Size in bytes at opening."""
+        """The size in bytes at opening."""
         return self._size
 
     def pread(self, offset: int, length: int) -> bytes:
-        """Exactly `length` bytes from `offset`; raises `InputError` where the file is shorter than that."""
+        """Return exactly `length` bytes from `offset`; raise `InputError` if the file is shorter."""
         check_range(offset, length, self._size)
         parts: list[bytes] = []
         while length:
@@ -118,7 +118,7 @@ class FileSource:
         return b"".join(parts)
 
     def read_into(self, offset: int, target: memoryview) -> None:
-        """Fill `target` (bytes) from `offset` on; raises `InputError` where the file is shorter."""
+        """Fill `target` (bytes) from `offset` on; raise `InputError` if the file is shorter."""
         if not hasattr(os, "preadv"):
             target[:] = self.pread(offset, len(target))
             return
@@ -134,7 +134,7 @@ class FileSource:
         return InputError(f"{self.path} became shorter while it was read; ingest it again when nothing writes to it.")
 
     def check_unchanged(self) -> None:
-        """Raise `InputError` where size or mtime changed since opening, or another file has taken the path's place."""
+        """Raise `InputError` if size or mtime changed since opening, or another file has the path."""
         check_identity(self.path, self._identity)
         if _identity(os.fstat(self._descriptor)) != self._identity:
             raise _changed(self.path)
@@ -155,7 +155,7 @@ class FileSource:
 
 
 class CompositeSource:
-    """A file put together from its skeleton, with zeros or the bytes of a callback in its extents.
+    """A file reassembled from its skeleton, with zeros or the bytes of a callback in its extents.
 
     Parameters
     ----------
@@ -166,7 +166,7 @@ class CompositeSource:
     size
         Size of the file in bytes.
     read
-        Gives `nbytes` bytes of an extent: `read(extent_index, byte_offset, nbytes)`; None gives zeros.
+        Returns `nbytes` bytes of an extent: `read(extent_index, byte_offset, nbytes)`; None fills in zeros.
     """
 
     def __init__(
@@ -179,7 +179,7 @@ class CompositeSource:
         self._skeleton = skeleton
         self._size = size
         self._read = read or (lambda index, offset, nbytes: bytes(nbytes))
-        # Pieces of the file: where each starts, its extent index (-1: skeleton) and its start in the skeleton.
+        # Pieces of the file: start, extent index (-1: skeleton), start in the skeleton.
         self._starts: list[int] = []
         self._pieces: list[tuple[int, int]] = []
         position = taken = 0
@@ -203,15 +203,15 @@ class CompositeSource:
 
     @property
     def size(self) -> int:
-        """Size in bytes."""
+        """The size in bytes."""
         return self._size
 
     def pread(self, offset: int, length: int) -> bytes:
-        """Exactly `length` bytes from `offset`; raises `InputError` where the file is shorter than that."""
+        """Return exactly `length` bytes from `offset`; raise `InputError` if the file is shorter."""
         return b"".join(self._parts(offset, length))
 
     def read_into(self, offset: int, target: memoryview) -> None:
-        """Fill `target` (bytes) from `offset` on; raises `InputError` where the file is shorter."""
+        """Fill `target` (bytes) from `offset` on; raise `InputError` if the file is shorter."""
         for part in self._parts(offset, len(target)):
             target[: len(part)] = part
             target = target[len(part) :]
@@ -234,13 +234,13 @@ class CompositeSource:
 
 
 def check_range(offset: int, length: int, size: int) -> None:
-    """Raise `InputError` where `offset` and `length` do not lie within `size` bytes."""
+    """Raise `InputError` unless `offset` and `length` lie within `size` bytes."""
     if offset < 0 or length < 0 or offset + length > size:
         raise InputError(f"bytes {offset} to {offset + length} were asked for, but the file ends at {size}")
 
 
 def file_identity(path: str) -> tuple[int, int, int, int]:
-    """What another file at the path, or other content, would not have: device, inode, size and mtime.
+    """Return the identity of a file and its content: device, inode, size and mtime.
 
     Raises
     ------
@@ -254,7 +254,7 @@ def file_identity(path: str) -> tuple[int, int, int, int]:
 
 
 def check_identity(path: str, expected: tuple[int, int, int, int]) -> None:
-    """Raise `InputError` where `file_identity` is another one by now."""
+    """Raise `InputError` if `file_identity` has changed."""
     if file_identity(path) != expected:
         raise _changed(path)
 

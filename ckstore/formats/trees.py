@@ -1,4 +1,4 @@
-"""Trees of layouts: a part of the tensors, other things in their places, plain containers for unknown objects."""
+"""Trees of layouts: selects tensors, replaces tensors, and turns unknown objects into plain containers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _GONE = object()
 
 
 def tensor_numbers(tree: Any) -> Iterator[int]:
-    """The number of every `TensorRef` of a tree, in its order; those of a shared container once."""
+    """Yield the number of every `TensorRef` of a tree, in its order; those of a shared container once."""
     left = [tree]
     seen: set[int] = set()
     while left:
@@ -32,10 +32,10 @@ def tensor_numbers(tree: Any) -> Iterator[int]:
 
 
 def select_tensors(tree: Any, keep: Collection[int]) -> Any:
-    """The tree with the tensors whose number is in `keep`, numbers unchanged; None where none is left.
+    """Return the tree with the tensors whose number is in `keep`, numbers unchanged; None if none remain.
 
-    Dictionary entries that lose all of their tensors vanish; list and tuple items become None, so that the others keep
-    their places. Whatever never held a tensor stays.
+    Dictionary entries that lose all of their tensors vanish. List and tuple items become None, so that the others keep
+    their places. Parts that never held a tensor stay.
     """
     selected, _ = _Selection(keep).select(tree)
     return None if selected is _GONE else selected
@@ -47,7 +47,7 @@ class _Selection:
         self._done: dict[int, tuple[Any, bool]] = {}
 
     def select(self, node: Any) -> tuple[Any, bool]:
-        """What is left of a node, and whether a tensor is."""
+        """Return the remaining part of a node, and whether it has a tensor."""
         if isinstance(node, TensorRef):
             kept = node.index in self._keep
             return (node if kept else _GONE), kept
@@ -80,9 +80,9 @@ class _Selection:
 
 
 def replace_tensors(tree: Any, replacement: Callable[[int], Any], build: Callable[[Unknown], Any] | None = None) -> Any:
-    """The tree with ``replacement(n)`` in place of tensor n; a container that is at several places stays one.
+    """Return the tree with ``replacement(n)`` in place of tensor n; a container at several places stays shared.
 
-    `build` makes something else of an unknown object, the parts of which are done.
+    `build` replaces an unknown object whose parts are already replaced.
     """
     done: dict[int, Any] = {}
 
@@ -112,11 +112,11 @@ def replace_tensors(tree: Any, replacement: Callable[[int], Any], build: Callabl
 
 
 def plain_tree(tree: Any) -> Any:
-    """The tree without `Unknown` nodes, such as can be written without naming any class.
+    """Return the tree without `Unknown` nodes, which can be written without naming a class.
 
     A `torch.nn.Module` becomes its state dict: a flat dictionary with dotted names. NumPy's numbers become Python's,
     `torch.Size` a tuple, every kind of dictionary `dict`, every kind of set `set`. Any other object becomes a
-    dictionary with `__class__` and, where there are any, `args`, `state` and `items`.
+    dictionary with `__class__` and, if present, `args`, `state` and `items`.
     """
     done: dict[int, Any] = {}
 
@@ -155,13 +155,13 @@ def plain_tree(tree: Any) -> Any:
 
 
 def is_module(node: Any) -> bool:
-    """Whether a node of a tree is an object with the state of a `torch.nn.Module`."""
+    """Return whether a node of a tree is an object with the state of a `torch.nn.Module`."""
     state = node.state if isinstance(node, Unknown) else None
     return isinstance(state, dict) and all(isinstance(state.get(group), dict) for group in ("_parameters", "_modules"))
 
 
 def _module_state(module: Unknown, prefix: str, state_dict: dict[str, Any], barren: set[int]) -> None:
-    """Add a module's tensors; modules in `barren` have none, and need not be looked at again where they are shared."""
+    """Add a module's tensors; modules in `barren` have none, and are skipped at further references."""
     before = len(state_dict)
     for group in MODULE_GROUPS:
         members = module.state.get(group)

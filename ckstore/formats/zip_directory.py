@@ -1,6 +1,6 @@
-"""Reads the directory of a zip archive with stored entries, and says where each entry's data and CRCs lie.
+"""Reads the directory of a zip archive with stored entries: the places of each entry's data and CRCs.
 
-Only sizes and places are read; entries are not.
+Only sizes and places are read, not the entries.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from ckstore.storage.zip_records import (
     read_local,
 )
 
-#: Entries that hold no tensors become extents from this size in bytes on, so that they do not go into the skeleton.
+#: Entries without tensors become extents from this size in bytes on, to keep them out of the skeleton.
 LARGE_ENTRY_BYTES = 1 << 16
-#: Bytes that the record of an archive's first entry takes at most, where its name is of any use.
+#: The maximal bytes of the record of an archive's first entry whose name is useful.
 FIRST_RECORD = 512
-#: Most archives of one file.
+#: The maximal number of archives of one file.
 MAX_ARCHIVES = 1_000_000
 _READ_BYTES = 1 << 20
 _MAX_COMMENT = 65535
@@ -58,15 +58,15 @@ class ZipEntry:
     Attributes
     ----------
     name
-        As the directory gives it.
+        As in the directory.
     start, size
         Place and number of bytes of the data as stored.
     crc
         CRC-32 of the data.
     crc_positions
-        Where the file holds it: local header or data descriptor, and directory.
+        Its places in the file: local header or data descriptor, and directory.
     plain
-        Whether the data is stored as it is: neither compressed nor encrypted.
+        Whether the data is stored: neither compressed nor encrypted.
     """
 
     name: str
@@ -78,36 +78,36 @@ class ZipEntry:
 
     @property
     def stop(self) -> int:
-        """Offset behind the last byte of the data."""
+        """The offset after the last byte of the data."""
         return self.start + self.size
 
 
 def starts_like_zip(head: bytes) -> bool:
-    """Whether the first bytes of a file are those of a zip archive."""
+    """Return whether a file begins like a zip archive."""
     return head[:4] == LOCAL_MAGIC
 
 
 def first_name(head: bytes) -> str:
-    """Name of the first entry of an archive that begins with `head`, without its directory."""
+    """Return the name of the first entry of an archive that begins with `head`, without its directory."""
     length = int.from_bytes(head[26:28], "little")
     return head[30 : 30 + length].decode("utf-8", "replace")
 
 
 def follows_others(source: Source) -> bool:
-    """Whether the archive whose directory ends a file begins in the middle of it, behind other archives."""
+    """Return whether the archive whose directory ends a file begins in the middle of it, after other archives."""
     begin = _beginning(source)
     return begin is not None and begin > 0
 
 
 def archive_starts(source: Source) -> list[int]:
-    """Where the archives begin that a file consists of, one right behind the other, without comments.
+    """Return the beginnings of the archives that make up a file, without gaps and comments.
 
-    None at all where it is no such file.
+    Empty for any other file.
     """
     starts: list[int] = []
     stop = source.size
     while stop:
-        # What ends otherwise would be searched for its end, each time anew.
+        # Other endings would be searched for an end record again and again.
         ends = stop >= END.size and source.pread(stop - END.size, 4) == END_MAGIC
         begin = _beginning(PartSource(source, 0, stop)) if ends else None
         if begin is None or len(starts) == MAX_ARCHIVES:
@@ -118,7 +118,7 @@ def archive_starts(source: Source) -> list[int]:
 
 
 def _beginning(source: Source) -> int | None:
-    """Where the archive begins whose directory ends a file; None where there is none."""
+    """Return the beginning of the archive whose directory ends a file; None without one."""
     try:
         end, record = _find_end(source)
     except NoDirectoryError:
@@ -133,7 +133,7 @@ def _beginning(source: Source) -> int | None:
 
 
 def check_crc(source: Source, entry: ZipEntry) -> None:
-    """Raise `InputError` unless the data of a plain entry has the CRC that the archive says."""
+    """Raise `InputError` unless the data of a plain entry has the archive's CRC."""
     crc = 0
     for start in range(entry.start, entry.stop, _READ_BYTES):
         crc = crc32(source.pread(start, min(_READ_BYTES, entry.stop - start)), crc)
@@ -142,21 +142,21 @@ def check_crc(source: Source, entry: ZipEntry) -> None:
 
 
 def read_directory(source: Source) -> list[ZipEntry]:
-    """All entries of an archive in the order of its directory.
+    """Return all entries of an archive in the order of its directory.
 
     Raises
     ------
     NoDirectoryError
-        Where the file does not end with a directory.
+        If the file does not end with a directory.
     InputError
-        Where directory and entries contradict each other: places outside of the file, overlapping entries, names or
-        CRCs that differ, a name that occurs twice.
+        If directory and entries contradict each other: places outside of the file, overlapping entries, different names
+        or CRCs, a duplicate name.
     """
     count, offset, size, limit = _find_directory(source)
     if size > _MAX_DIRECTORY_BYTES:
-        raise InputError("the directory of the archive is absurdly large")
+        raise InputError("the directory of the archive is implausibly large")
     if offset + size > limit:
-        raise InputError("the directory of the archive does not lie where its end record says")
+        raise InputError("the archive and its end record disagree about the place of the directory")
     data = source.pread(offset, size)
     entries: list[ZipEntry] = []
     spans: list[tuple[int, int, str]] = []
@@ -172,7 +172,7 @@ def read_directory(source: Source) -> list[ZipEntry]:
         entries.append(entry)
         spans.append((header, entry.stop, entry.name))
     if len(entries) != count:
-        raise InputError("the directory of the archive is damaged: it holds another number of entries than it claims")
+        raise InputError("the directory of the archive is damaged: its number of entries is wrong")
     spans.sort()
     for (_, stop, name), (start, _, following) in pairwise([*spans, (offset, 0, "the directory")]):
         if stop > start:
@@ -181,7 +181,7 @@ def read_directory(source: Source) -> list[ZipEntry]:
 
 
 def _find_directory(source: Source) -> tuple[int, int, int, int]:
-    """Number of entries, offset, size, and where the directory must have ended."""
+    """Return the number of entries, offset, size, and the required end of the directory."""
     end, (_, disk, first_disk, here, count, size, offset, _) = _find_end(source)
     limit = end
     located = end - LOCATOR_64.size
@@ -207,7 +207,7 @@ def _find_directory(source: Source) -> tuple[int, int, int, int]:
 
 
 def _find_end(source: Source) -> tuple[int, tuple[Any, ...]]:
-    """Where the end record of an archive lies, and the record."""
+    """Return the place of the end record of an archive, and the record."""
     # Mostly there is no comment, and a file may consist of thousands of archives.
     if source.size >= END.size:
         record = END.unpack(source.pread(source.size - END.size, END.size))
@@ -226,7 +226,7 @@ def _find_end(source: Source) -> tuple[int, tuple[Any, ...]]:
 
 
 def _read_entry(source: Source, data: bytes, position: int, base: int) -> tuple[ZipEntry, int, int]:
-    """The entry described at `position` of the directory, the offset of its header, the position of the next."""
+    """Return the entry at `position` of the directory, the offset of its header, the position of the next."""
     record = read_central(data, position)
     flags, stored, size, header = record.flags, record.packed, record.size, record.offset
     start = position + CENTRAL.size
@@ -265,7 +265,7 @@ def _read_entry(source: Source, data: bytes, position: int, base: int) -> tuple[
 
 
 def _wide(extra: bytes, size: int, stored: int, header: int, name: str) -> tuple[int, int, int]:
-    """Sizes and offset from the zip64 field; only those that do not fit into 32 bits are in it, in this order."""
+    """Return sizes and offset from the zip64 field; it has only those that do not fit into 32 bits, in this order."""
     position = 0
     while position + 4 <= len(extra):
         kind, length = struct.unpack_from("<HH", extra, position)
@@ -285,7 +285,7 @@ def _wide(extra: bytes, size: int, stored: int, header: int, name: str) -> tuple
 
 
 def _descriptor(source: Source, position: int, stored: int, size: int, name: str) -> int:
-    """Where the CRC of a data descriptor lies; its signature is optional and its sizes have 4 or 8 bytes."""
+    """Return the place of a data descriptor's CRC; its signature is optional and its sizes have 4 or 8 bytes."""
     data = source.pread(position, min(24, source.size - position))
     for skip in (4, 0):
         if skip and data[:4] != DESCRIPTOR_MAGIC:
@@ -296,4 +296,4 @@ def _descriptor(source: Source, position: int, stored: int, size: int, name: str
                 size,
             ):
                 return position + skip
-    raise InputError(f"the sizes behind the data of {name} do not agree with the directory of the archive")
+    raise InputError(f"the sizes after the data of {name} do not agree with the directory of the archive")

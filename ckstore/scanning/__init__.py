@@ -1,1 +1,1 @@
-"""Reads the sources of an ingest: files, directories and state dicts."""
+"""Reads the inputs of an ingest: files, directories and state dicts."""

@@ -1,4 +1,4 @@
-"""The files that an ingest reads: any number of them, of which only so many are open at once."""
+"""The files that an ingest reads: any number of them, with a limit on open ones."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class OpenFiles:
     Parameters
     ----------
     limit
-        How many stay open.
+        The maximal number of open files.
     """
 
     def __init__(self, limit: int = _LIMIT) -> None:
         self._files: Lru[str, _OpenFile] = Lru(limit)
 
     def get(self, path: str) -> tuple[_OpenFile, bool]:
-        """The file, and whether it was opened just now."""
+        """Return the file, and whether it was just opened."""
         found = self._files.get(path)
         if found is not None:
             return found, False
@@ -43,24 +43,24 @@ class OpenFiles:
         return kept, kept is opened
 
     def drop(self, path: str) -> None:
-        """Close a file, or let the last thread that reads it do so."""
+        """Close a file, or leave that to the last thread that reads it."""
         self._files.drop(path)
 
 
 class InputFile:
-    """One regular file that is to be ingested, opened again as often as it takes, and always the same file.
+    """One regular input file, reopened as often as needed, and verified to be the same file.
 
     Parameters
     ----------
     path
         Of a regular file; anything else raises `InputError`.
     files
-        What keeps it open.
+        The cache of open files.
 
     Attributes
     ----------
     path, size, mtime_ns, mode
-        As they were at the beginning.
+        The state at the first opening.
     """
 
     def __init__(self, path: Path, files: OpenFiles) -> None:
@@ -74,11 +74,11 @@ class InputFile:
         opened.check_unchanged()
 
     def pread(self, offset: int, length: int) -> bytes:
-        """Exactly `length` bytes from `offset`; raises `InputError` where the file is shorter than that."""
+        """Return exactly `length` bytes from `offset`; raise `InputError` if the file is shorter."""
         return self._opened().pread(offset, length)
 
     def read_into(self, offset: int, target: memoryview) -> None:
-        """Fill `target` (bytes) from `offset` on; raises `InputError` where the file is shorter."""
+        """Fill `target` (bytes) from `offset` on; raise `InputError` if the file is shorter."""
         self._opened().read_into(offset, target)
 
     def _opened(self) -> _OpenFile:
@@ -89,7 +89,7 @@ class InputFile:
         return opened
 
     def check_unchanged(self) -> None:
-        """Raise `InputError` where size or mtime changed since the beginning, or another file has taken its place."""
+        """Raise `InputError` if size or mtime changed since the first opening, or another file has the path."""
         check_identity(self.path, self._identity)
 
     def close(self) -> None:

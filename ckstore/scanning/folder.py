@@ -1,4 +1,4 @@
-"""A folder of checkpoints of all kinds, taken apart: what becomes a version of which run at which step, or why not."""
+"""Scans a folder of checkpoints and groups them into runs and steps, with reasons for the rest."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from ckstore.scanning.steps import natural, plan_steps
 from ckstore.storage.names import LONGEST_NAME
 from ckstore.storage.root import is_store
 
-#: Files that stand beside the tensors of one checkpoint.
-_BESIDE = {
+#: Files that accompany the tensors of one checkpoint.
+_COMPANIONS = {
     "config.json",
     "adapter_config.json",
     "trainer_state.json",
@@ -26,25 +26,25 @@ _BESIDE = {
     "manifest.ocdbt",
 }
 _DIGITS = re.compile(r"[0-9]+")
-#: Words that say that a number follows, and what stands between words.
+#: Words that precede the number of a step, and separators of words.
 _STEP_WORDS = re.compile(r"\b(?:global[-_ ]?)?(?:steps?|iter(?:ation)?s?|checkpoints?|ckpts?|epochs?)\b", re.IGNORECASE)
 _ENDINGS = re.compile(r"(?:\.[A-Za-z][A-Za-z0-9]{0,11})+$")
-#: Share of tensor names from which two files are of one model.
+#: Minimal share of common tensor names for two files to belong to one model.
 _SAME = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Proposed:
-    """A file or directory of a folder, and what is to become of it.
+    """A file or directory of a folder, with its proposed run and step.
 
     Attributes
     ----------
     path
         Below the folder.
     run, step
-        Where it will be stored; no run where it will not.
+        The proposed place; no run for an input that will not be stored.
     note
-        Why not.
+        The reason for not storing it.
     """
 
     path: Path
@@ -57,32 +57,32 @@ class Proposed:
 class _Input:
     path: Path
     names: frozenset[str]
-    #: Why it has none.
+    #: The reason for the lack of tensors.
     why: str
 
 
 def propose(folders: Sequence[Path], *, force: bool = False) -> list[Proposed]:
-    """Everything in some folders: what is stored by run and step, then what is not, by name.
+    """Return everything in some folders: first the inputs to store, by run and step, then the others, by name.
 
-    Inputs of one directory whose names differ in numbers alone, and that hold tensors of mostly the same names, are a
-    run, which is named after the directory, and after what the names have in common where several are in there.
+    Inputs of one directory whose names differ only in numbers, and whose tensors have mostly the same names, are a run.
+    It is named after the directory and, if that has several runs, after the common part of the inputs' names.
 
     Parameters
     ----------
     folders
-        Directories, with others below them. Stores and links to directories are left out. Runs of several folders are
-        never one run.
+        Directories, searched recursively. Stores and links to directories are left out. Inputs of different folders
+        never share a run.
     force
-        As for the ingest: damaged files count as opaque bytes.
+        As in the ingest: damaged files count as opaque bytes.
 
     Raises
     ------
     InputError
-        One of them is no directory.
+        One of them is not a directory.
     """
     for folder in folders:
         if not folder.is_dir():
-            raise InputError(f"{folder} is no directory; leave --recursive out, or name one.")
+            raise InputError(f"{folder} is not a directory; name one, or leave --recursive out.")
     groups: dict[tuple[Path, str], list[list[_Input]]] = {}
     left: list[Proposed] = []
     above: dict[Path, Path] = {}
@@ -107,7 +107,7 @@ def propose(folders: Sequence[Path], *, force: bool = False) -> list[Proposed]:
 
 
 def _found(folders: Sequence[Path], left: list[Proposed], *, force: bool) -> Iterator[tuple[Path, Path]]:
-    """Each candidate once, after the folder that it is in."""
+    """Yield each candidate once, after its folder."""
     seen: set[Path] = set()
     for folder in folders:
         for path in _candidates(folder, left, force=force):
@@ -117,7 +117,7 @@ def _found(folders: Sequence[Path], left: list[Proposed], *, force: bool) -> Ite
 
 
 def _candidates(directory: Path, left: list[Proposed], *, force: bool) -> Iterator[Path]:
-    """Files and directories that may be a checkpoint each, by name; what cannot be looked at goes to `left`."""
+    """Yield files and directories that may be a checkpoint each, by name; unreadable ones are added to `left`."""
     try:
         entries = sorted(os.scandir(directory), key=lambda entry: natural(entry.name))
     except OSError as error:
@@ -127,7 +127,7 @@ def _candidates(directory: Path, left: list[Proposed], *, force: bool) -> Iterat
         path = Path(entry.path)
         try:
             is_file = entry.is_file()
-        except OSError as error:  # A link that leads to itself, or where nobody may look.
+        except OSError as error:  # A link to itself, or an unreadable directory.
             left.append(_unread(path, error))
             continue
         if entry.is_dir(follow_symlinks=False):
@@ -146,11 +146,11 @@ def _unread(path: Path, error: OSError) -> Proposed:
 
 
 def _is_one(directory: Path, *, force: bool) -> bool:
-    """Whether a directory is one checkpoint: its name tells a step, or something stands beside its tensors."""
+    """Return whether a directory is one checkpoint: its name has a step, or a file accompanies its tensors."""
     try:
         inside = list(directory.iterdir())
         files = [path.name for path in inside if path.is_file()]
-        marked = any(name in _BESIDE or name.endswith(".index.json") for name in files)
+        marked = any(name in _COMPANIONS or name.endswith(".index.json") for name in files)
         if not marked and (named_step(directory.name) is None or len(inside) < 2):
             return False
         scanned = open_directory(directory, force=force)
@@ -180,7 +180,7 @@ def _alike(one: _Input, other: _Input) -> bool:
 def _named(
     above: dict[Path, Path], groups: dict[tuple[Path, str], list[list[_Input]]], *, force: bool
 ) -> list[Proposed]:
-    """Groups with the names of their runs, and steps; `above` has the folder that each directory was found in."""
+    """Return groups with the names of their runs, and steps; `above` maps each directory to its folder."""
     several: dict[Path, int] = {}
     for (parent, _), alike in groups.items():
         several[parent] = several.get(parent, 0) + len(alike)
@@ -202,13 +202,13 @@ def _named(
 
 
 def _common(template: str) -> str:
-    """What names have in common, without numbers, endings and words for steps."""
+    """Return the common part of names, without numbers, endings and words for steps."""
     words = _STEP_WORDS.sub(" ", re.sub(r"[#_=]+", " ", _ENDINGS.sub("", template)))
     return "-".join(part for part in re.split(r"[^A-Za-z0-9]+", words) if part) or "checkpoints"
 
 
 def _run_name(text: str) -> str:
-    """What may name a run: of a text that is too long, its end, with room for a number."""
+    """Return the text as the name of a run: of a text that is too long, its end, with room for a number."""
     plain = "".join(one if one.isprintable() and one != "@" else "-" for one in text)
     return plain.encode()[8 - LONGEST_NAME :].decode(errors="ignore").strip()
 
@@ -222,7 +222,7 @@ def _free(name: str, taken: set[str]) -> str:
 
 
 def _unique(item: Proposed, first: Proposed) -> Proposed:
-    """An input; one at the step of another of its run is not stored, but said."""
+    """Return an input; an input at the step of another of its run is not stored, and has a note."""
     if item.step is None or first is item:
         return item
     return replace(item, run="", note=f"is at the step of {first.path.name}")

@@ -1,4 +1,4 @@
-"""The bytes of objects that are read and coded at once: some windows of them, in memory that is used again."""
+"""The bytes of objects that are being read and coded: a few windows of them, in memory that is reused."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ WINDOW = 32 << 20
 #: Windows in memory.
 _WINDOWS = 3
 
-#: Windows of what stays where it is begin to be written sooner.
+#: The window size for data that stays in place, whose writing begins sooner.
 _LENT = 8 << 20
 
-#: Where objects begin in memory: NumPy wants its items aligned, and the processor its cache lines.
+#: The alignment of objects in memory: NumPy needs aligned items, and the processor profits from aligned cache lines.
 _ALIGNMENT = 64
 
 
 class Held:
-    """The bytes of objects that are being read and coded: some windows, and bundles that are not complete yet.
+    """The bytes of objects that are being read and coded: some windows, and incomplete bundles.
 
     Attributes
     ----------
     windows
-        How many were handed out.
+        The number of windows passed on.
     """
 
     def __init__(self, version: ScannedVersion) -> None:
@@ -40,16 +40,16 @@ class Held:
         self._used = 0
         self._window: list[int] = []
         self._filled = 0
-        #: Windows that were handed out and may still be used.
+        #: Windows that were passed on and may still be used.
         self._before: deque[list[int]] = deque()
         self._buffers: dict[int, npt.NDArray[np.uint8]] = {}
         self._waiting = 0
         self._late: dict[int, None] = {}
 
     def target(self, number: int, position: int) -> Generator[list[int], None, npt.NDArray[np.uint8] | None]:
-        """Where the bytes of a unit from `position` on go; None where they are not kept.
+        """Return the memory for the bytes of a unit from `position` on; None if they are not kept.
 
-        Yields a window where the unit has no room beside what is held.
+        Yields a window if the unit has no room next to the kept ones.
         """
         buffer = self._buffers.get(number)
         if buffer is None and number not in self._late:
@@ -73,7 +73,7 @@ class Held:
         return None if buffer is None else buffer[position:]
 
     def lend(self, number: int, data: memoryview) -> Iterator[list[int]]:
-        """Take note of a unit of one member, all of whose bytes are here to stay; yields a window of enough of them."""
+        """Record a unit of one member, whose bytes stay in place; yield a window once there are enough of them."""
         unit = self._version.units[number]
         self._version.held[unit.members[0]] = np.frombuffer(data, f"u{ITEM_SIZES[unit.dtype]}")
         self._window.append(number)
@@ -82,7 +82,7 @@ class Held:
             yield from self._close()
 
     def arrived(self, number: int) -> None:
-        """Take note that all bytes of a unit were read."""
+        """Record that all bytes of a unit were read."""
         buffer = self._buffers.pop(number, None)
         if buffer is None:
             return
@@ -95,7 +95,7 @@ class Held:
         self._filled += unit.nbytes
 
     def rest(self) -> Iterator[list[int]]:
-        """The last window, and windows of what was not kept."""
+        """Yield the last window, and windows of units that were not kept."""
         if self._window:
             yield from self._close()
         for number in self._late:
@@ -107,7 +107,7 @@ class Held:
             yield from self._close()
 
     def _close(self) -> Iterator[list[int]]:
-        """Yield the units that have come; whoever asks for more has coded the oldest, whose memory is free again."""
+        """Yield the complete units; at the next request the oldest window is coded, and its memory is free again."""
         self.windows += 1
         self._before.append(self._window)
         self._window, self._filled, self._used = [], 0, 0

@@ -1,9 +1,9 @@
-"""Reads what is to be ingested: parses every file, and hashes each byte once in file order.
+"""Reads the inputs of an ingest: parses every file, and hashes each byte once in file order.
 
-An exact ingest codes objects while their bytes are still at hand. Those that are read a second time (all of a coarse
-version, which is planned as a whole, and bundles whose members lie far apart) are compared with the digests taken here,
-so that a file that changes in between is refused and never stored half old, half new. Memory stays bounded whatever the
-order and number of the tensors in a file.
+An exact ingest codes objects while their bytes are in memory. Other objects are read a second time: all of a coarse
+version, which is planned as a whole, and bundles of distant members. Their bytes are compared with the digests of the
+first pass, so that a file that changes in between is refused and never stored as a mixture. Memory stays bounded for
+any order and number of tensors in a file.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from ckstore.scanning.scanned import ScannedFile, ScannedVersion
 #: Bytes that are read at once.
 BLOCK = 4 << 20
 
-#: Blocks whose memory takes turns, so that some may wait for SHA-256.
+#: Blocks of memory that take turns, so that some may wait for SHA-256.
 _BLOCKS = 6
 
-#: Stretches of so many bytes are read to where they stay; others are copied there from a block that holds many.
+#: Stretches of at least this size are read to their final memory; others are copied there from a block of many.
 _LARGE = 1 << 18
 
 Progress = Callable[[int], None]
@@ -64,14 +64,14 @@ def hash_version(version: ScannedVersion, *, force: bool, progress: Progress | N
 
 
 def held_windows(version: ScannedVersion, progress: Progress | None = None) -> Generator[list[int], None, None]:
-    """Read every byte once, and hand objects out while their bytes are at hand; units are planned at once.
+    """Read every byte once, and yield objects while their bytes are in memory; plan the units first.
 
     Yields
     ------
     list of int
-        Numbers of units whose content ids are known. `version.read` takes them from memory until the third window
-        after this one is asked for (one is being read, one estimated, one coded); what came in too many pieces to be
-        kept, it reads again.
+        Numbers of units whose content ids are known. `version.read` takes them from memory until the third next window
+        is requested (one is being read, one estimated, one coded). Units in too many pieces are not kept; it reads them
+        again.
 
     Raises
     ------
@@ -111,7 +111,7 @@ class Reading:
     version
         Gets its units, content ids and the facts of its files.
     progress
-        Called with numbers of bytes that were read.
+        Called with the number of bytes read.
     """
 
     def __init__(self, version: ScannedVersion, progress: Progress | None) -> None:
@@ -134,7 +134,7 @@ class Reading:
         self._blocks: list[npt.NDArray[np.uint8]] = []
 
     def windows(self, *, hold: bool) -> Iterator[list[int]]:
-        """Units whose last byte was read, in windows of about `WINDOW` bytes."""
+        """Yield the units whose last byte was read, in windows of about `WINDOW` bytes."""
         held = Held(self._version) if hold else None
         for number, file in enumerate(self._version.files):
             is_still = isinstance(file.source, StateDictSource) and file.source.is_still
@@ -146,7 +146,7 @@ class Reading:
         file = self._version.files[number]
         layout = file.layout
         self._blocks = self._blocks or [np.empty(BLOCK, np.uint8) for _ in range(_BLOCKS)]
-        # What a state dict in memory would be has the checksums that fit.
+        # The file of a state dict in memory has valid checksums by construction.
         checks = None if isinstance(file.source, StateDictSource) else Checks(layout)
         skeleton = bytearray()
         cuts = list(_cuts(layout, number, self._stretches))
@@ -158,7 +158,7 @@ class Reading:
             target = yield from self._target(held, number, extent, member, sha)
             start = index = 0
             while start < layout.size:
-                sha.wait(_BLOCKS - 1)  # Nothing waits any more for what this block's memory held.
+                sha.wait(_BLOCKS - 1)  # The previous contents of this block's memory are hashed.
                 while large[-1] <= start:
                     large.pop()
                 view = self._blocks[index % _BLOCKS].data[: min(BLOCK, large[-1] - start)]
@@ -203,7 +203,7 @@ class Reading:
         file.source.check_unchanged()
 
     def _read_still(self, number: int, held: Held | None) -> Iterator[list[int]]:
-        """Read a state dict that stays as it is while it is read: nothing is copied but what is bundled."""
+        """Read a state dict that does not change while it is read: only bundles are copied."""
         file = self._version.files[number]
         source = cast("StateDictSource", file.source)
         skeleton = bytearray()
@@ -243,17 +243,17 @@ class Reading:
     def _target(
         self, held: Held | None, file: int, extent: int, member: Member | None, sha: StreamSha256
     ) -> Generator[list[int], None, npt.NDArray[np.uint8] | None]:
-        """Where the bytes of a stretch are kept, if they are; see `Held.target`."""
+        """Return the memory for the bytes of a stretch, if they are kept; see `Held.target`."""
         if member is None or held is None:
             return None
         before = held.windows
         target = yield from held.target(*self._places[file, extent, member.first])
         if held.windows != before:
-            sha.wait(0)  # Memory is used again whose bytes may wait still.
+            sha.wait(0)  # Memory is reused whose bytes may not be hashed yet.
         return target
 
     def _arrived(self, file: int, member: Member) -> int | None:
-        """Take note that a stretch was hashed; the number of its unit where that is complete now."""
+        """Record that a stretch was hashed; return the number of its unit if that is complete now."""
         version = self._version
         number, _ = self._places[file, member.extent, member.first]
         self._missing[number] -= 1
@@ -268,7 +268,7 @@ class Reading:
 def _cuts(
     layout: FileLayout, file: int, stretches: dict[tuple[int, int], list[Member]]
 ) -> Iterator[tuple[int, Member | None, int]]:
-    """The file cut into (extent, stretch of it, end) and (-1, None, end) for the skeleton, in order."""
+    """Yield the file cut into (extent, stretch of it, end) and (-1, None, end) for the skeleton, in order."""
     for piece in pieces(layout):
         if piece.extent < 0:
             yield -1, None, piece.stop
@@ -279,7 +279,7 @@ def _cuts(
 
 
 def _large(cuts: Sequence[tuple[int, Member | None, int]]) -> list[int]:
-    """Where large stretches begin, the last one first."""
+    """Return the beginnings of large stretches, the last one first."""
     begins = []
     start = 0
     for _, member, stop in cuts:

@@ -1,4 +1,4 @@
-"""What is to be ingested, as far as it is known: its files, how they are cut, its objects and their ids."""
+"""A version before its ingest: its files, their layouts, its objects and their ids."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from ckstore.objects.units import Member, Unit
 
 
 class Readable(Source, Protocol):
-    """A source that can say whether it changed since it was opened."""
+    """A source that detects changes since it was opened."""
 
     def read_into(self, offset: int, target: memoryview) -> None:
         """Fill `target` with the bytes from `offset` on."""
 
     def check_unchanged(self) -> None:
-        """Raise `InputError` where it did."""
+        """Raise `InputError` if it changed."""
 
     def close(self) -> None:
-        """Give the source up."""
+        """Release the source."""
 
 
 @dataclass(slots=True)
@@ -38,9 +38,9 @@ class ScannedFile:
     path
         Relative to the version's directory, with slashes; the file's own name for a version of one file.
     source, layout
-        Its bytes and how they are cut.
+        Its bytes and their layout.
     mode, mtime_ns
-        Permissions and modification time; None for what never was a file.
+        Permissions and modification time; None for a version without files.
     sha256
         Of the whole file, hexadecimal.
     skeleton
@@ -64,7 +64,7 @@ class ScannedFile:
 
 @dataclass(slots=True)
 class ScannedVersion:
-    """Everything that will be one version.
+    """The contents of a future version.
 
     Attributes
     ----------
@@ -73,17 +73,17 @@ class ScannedVersion:
     links, directories
         Symbolic links as (path, target), and directories as (path, mode).
     is_directory
-        The version is a directory tree, not one file.
+        The version is a directory tree rather than one file.
     units, contents
         The objects and their content ids, in the same order.
     is_hashed
         All content ids and digests are known.
     held
-        Values of units that are in memory, by their first members: keys need not differ.
+        Values of units that are in memory, by their first members: keys may be equal.
     name
-        Where it comes from, as text; empty for a state dict.
+        Its origin, as text; empty for a state dict.
     step
-        The step that the files, or else the name, tell.
+        The step from the contents of the files, or else from the name.
     """
 
     files: list[ScannedFile]
@@ -99,12 +99,12 @@ class ScannedVersion:
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
+        """The bytes of all files."""
         return sum(file.layout.size for file in self.files)
 
     @property
     def layouts(self) -> list[FileLayout]:
-        """How the files are cut."""
+        """The layouts of the files."""
         return [file.layout for file in self.files]
 
     def close(self) -> None:
@@ -113,17 +113,17 @@ class ScannedVersion:
             file.source.close()
 
     def settle(self) -> None:
-        """Raise `InputError` where a file changed since it was opened; nothing is held any more."""
+        """Raise `InputError` if a file changed since it was opened; release the values in memory."""
         for file in self.files:
             file.source.check_unchanged()
         self.held.clear()
 
     def prefix(self, file: ScannedFile) -> str:
-        """What the typed paths of a file's tensors begin with in this version's units."""
+        """Return the prefix of the typed paths of a file's tensors in this version's units."""
         return f"{file.path}/" if self.is_directory else ""
 
     def read(self, unit: Unit, first: int, last: int) -> Bits:
-        """Bits of the elements from `first` to before `last` of a unit, as unsigned integers; read-only."""
+        """Return the bits of the elements from `first` to before `last` of a unit, as unsigned integers; read-only."""
         held = self.held.get(unit.members[0])
         if held is not None:
             return held[first:last]
@@ -144,7 +144,7 @@ class ScannedVersion:
         return np.frombuffer(parts[0] if len(parts) == 1 else b"".join(parts), f"u{size}")
 
     def checked(self, unit: Unit) -> Callable[[int, int], Bits]:
-        """What reads a unit, whose bytes were read and compared with those that were hashed.
+        """Return a reader of a unit, after comparing its bytes with the hashed ones.
 
         Raises
         ------
@@ -156,9 +156,9 @@ class ScannedVersion:
         return lambda first, last: whole[first:last]
 
     def check(self, unit: Unit, bits: Bits) -> None:
-        """Raise `InputError` where the unit's bytes are not those that were hashed."""
+        """Raise `InputError` unless the unit's bytes are the hashed ones."""
         if unit.members[0] in self.held:
-            return  # These very bytes were.
+            return  # These very bytes were hashed.
         data = memoryview(bits).cast("B")
         position = 0
         for member in unit.members:

@@ -1,4 +1,4 @@
-"""Opens what a caller names: a file, a directory, or a state dict in memory."""
+"""Opens a caller's input: a file, a directory, or a state dict in memory."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from ckstore.scanning.scanned import ScannedFile, ScannedVersion
 def open_source(
     source: str | os.PathLike[str] | Any, store: Path, *, force: bool, on_unknown: OnUnknown = "raise"
 ) -> ScannedVersion:
-    """Parse a checkpoint; nothing of its tensors is read yet.
+    """Parse a checkpoint, without reading its tensors.
 
     Parameters
     ----------
     source
         Path of a file or directory, or a state dict.
     store
-        The store's directory, which no source may hold.
+        The store's directory, which no source may contain.
     force
-        Take damaged files as opaque bytes.
+        Treat damaged files as opaque bytes.
     on_unknown
         `pickle` keeps objects of unknown types in a state dict as the bytes of their pickles.
 
@@ -39,24 +39,24 @@ def open_source(
     InputError
         It does not exist, is damaged, holds no checkpoint, or holds the store.
     UsageError
-        The state dict holds what cannot be stored.
+        The state dict has a value that cannot be stored.
     """
     if not isinstance(source, str | os.PathLike):
         from ckstore.scanning.state_dicts import scan_state_dict
 
         scanned = scan_state_dict(source, on_unknown)
-        scanned.step = _told_step(scanned, "")
+        scanned.step = _infer_step(scanned, "")
         return scanned
     path = local_path(source)
     if path.is_dir() and store.resolve().is_relative_to(path.resolve()):
-        raise InputError(f"{path} holds the store itself; name a directory that does not.")
+        raise InputError(f"{path} contains the store itself; name a directory that does not.")
     if not path.exists():
         raise InputError(f"{path} does not exist; name a checkpoint file or directory.")
     return _opened(path, force=force)
 
 
-def told_step(path: Path, *, force: bool = False) -> int | None:
-    """The step that a file or directory tells by what is in it; None where it tells none.
+def infer_step(path: Path, *, force: bool = False) -> int | None:
+    """Return the step from the contents of a file or directory; None without one.
 
     Raises
     ------
@@ -71,18 +71,18 @@ def told_step(path: Path, *, force: bool = False) -> int | None:
 def _opened(path: Path, *, force: bool) -> ScannedVersion:
     scanned = open_directory(path, force=force) if path.is_dir() else ScannedVersion([open_file(path, force=force)])
     scanned.name = str(path).encode("utf-8", "backslashreplace").decode()
-    scanned.step = _told_step(scanned, path.name)
+    scanned.step = _infer_step(scanned, path.name)
     return scanned
 
 
-def _told_step(scanned: ScannedVersion, name: str) -> int | None:
-    """The step that the files, or else a name, tell."""
+def _infer_step(scanned: ScannedVersion, name: str) -> int | None:
+    """Return the step from the files, or else from a name."""
     step = step_inside(scanned)
     return step_of(name) if step is None else step
 
 
 def step_inside(scanned: ScannedVersion) -> int | None:
-    """The step that the files of a version tell; None where they tell none."""
+    """Return the step from the files of a version; None without one."""
     for fact in ("step", "epoch"):
         for file in scanned.files:
             value = file.layout.facts.get(fact)
@@ -161,7 +161,7 @@ def _parse(source: InputFile, name: str, *, force: bool, lone: bool) -> FileLayo
 
 
 def tree_size(path: Path) -> int:
-    """Bytes of a file, or of all files below a directory."""
+    """Return the bytes of a file, or of all files below a directory."""
     if path.is_dir():
         return sum(entry.stat().st_size for entry in _walk(path))
     return path.stat().st_size

@@ -1,4 +1,4 @@
-"""State dicts in memory as what an ingest reads: the file that they would be, without writing it."""
+"""State dicts in memory as inputs of an ingest: the files that they would be, without writing them."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any
 from ckstore.formats.torch.state_dict import OnUnknown, StateDictSource
 from ckstore.scanning.scanned import ScannedFile, ScannedVersion
 
-#: Name of the file that a state dict becomes.
+#: Name of the file of a state dict.
 FILE_NAME = "state_dict.pt"
 
 
 class LiveSource(StateDictSource):
-    """A state dict that an ingest reads like an open file; what changes between two reads, digests find out."""
+    """A state dict that an ingest reads like an open file; digests detect changes between two reads."""
 
     def close(self) -> None:
-        """Nothing is open: the tensors are the caller's."""
+        """Do nothing: the tensors are the caller's."""
 
 
 def scan_state_dict(state_dict: Any, on_unknown: OnUnknown = "raise") -> ScannedVersion:

@@ -1,4 +1,4 @@
-"""Which steps several inputs are at: by what differs among their names, or among what they say of themselves."""
+"""Infers the steps of several inputs from differences among their names, or among their contents."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Literal
 
 from ckstore.errors import InputError
 from ckstore.formats import step_of
-from ckstore.scanning.source import told_step
+from ckstore.scanning.source import infer_step
 
-#: What steps are taken from: names, contents, or the order of the names.
+#: Sources of steps: names, contents, or the order of the names.
 StepSource = Literal["name", "content", "order"]
 
 _DIGITS = re.compile(r"([0-9]+)")
@@ -22,7 +22,7 @@ _DIGITS = re.compile(r"([0-9]+)")
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """An input, the step that it will be stored at, and what told that; None where nothing did."""
+    """An input, its step, and the source of the step; None without one."""
 
     path: Path
     step: int | None
@@ -37,43 +37,45 @@ def plan_steps(
     force: bool = False,
     known: Mapping[Path, int | None] = MappingProxyType({}),
 ) -> list[Planned]:
-    """Several inputs with their steps, in their order; those without a step come last, by name.
+    """Return several inputs with their steps, in order of step; those without a step come last, by name.
 
-    By default steps are what the contents say, if these differ among all inputs that say any; else the number that
-    differs among all names; else what each content, or else each name, says.
+    By default steps come from the contents, if these are distinct among all inputs that have any. Otherwise they are
+    the number that differs among all names. Otherwise each input's step comes from its contents, or else from its name.
 
     Parameters
     ----------
     paths
-        Files or directories. What cannot be read has no step here; its ingest says why.
+        Files or directories. An unreadable one has no step here; its ingest reports the reason.
     source
-        Where steps come from, whatever the others say.
+        The source of all steps.
     first
-        The first step where they come from the order.
+        The first step if they come from the order.
     force
-        As for the ingest: damaged files count as opaque bytes.
+        As in the ingest: damaged files count as opaque bytes.
     known
-        What contents tell; files that are not in it are opened.
+        Known steps from contents; other files are opened.
     """
     inputs = sorted(paths, key=lambda path: natural(path.name))
     if source == "order":
         return [Planned(path, first + index, "order") for index, path in enumerate(inputs)]
-    told = [None] * len(inputs) if source == "name" else [_told(path, known, force=force) for path in inputs]
+    inferred = [None] * len(inputs) if source == "name" else [_infer(path, known, force=force) for path in inputs]
     named = [None] * len(inputs) if source == "content" else steps_of_names([_name(path) for path in inputs])
-    if source is None and not _differ(told) and _differ(named) and None not in named:
-        told = [None] * len(inputs)
+    if source is None and not _differ(inferred) and _differ(named) and None not in named:
+        inferred = [None] * len(inputs)
     planned = [
-        Planned(path, named[index] if told[index] is None else told[index], _source(told[index], named[index]))
+        Planned(
+            path, named[index] if inferred[index] is None else inferred[index], _source(inferred[index], named[index])
+        )
         for index, path in enumerate(inputs)
     ]
     return sorted(planned, key=lambda item: (item.step is None, item.step or 0))
 
 
 def steps_of_names(names: Sequence[str]) -> list[int | None]:
-    """The step in each of several names: the number that differs among them all, where they differ in numbers alone.
+    """Return the step in each of several names: the differing number, if they differ only in numbers.
 
-    Of several such numbers the one that is called a step (`step_of`), else the last one. Names that differ otherwise
-    are taken one by one.
+    Of several such numbers it is the one that is called a step (`step_of`), else the last one. Names that differ
+    otherwise are treated one by one.
 
     Examples
     --------
@@ -93,7 +95,7 @@ def steps_of_names(names: Sequence[str]) -> list[int | None]:
 
 
 def natural(name: str) -> list[tuple[bool, int, str]]:
-    """What names are sorted by so that `step9` comes before `step10`.
+    """Return the sort key of a name that puts `step9` before `step10`.
 
     Examples
     --------
@@ -108,19 +110,19 @@ def _name(path: Path) -> str:
     return path.name or path.resolve().name
 
 
-def _told(path: Path, known: Mapping[Path, int | None], *, force: bool) -> int | None:
+def _infer(path: Path, known: Mapping[Path, int | None], *, force: bool) -> int | None:
     if path in known:
         return known[path]
     with suppress(InputError, OSError):
-        return told_step(path, force=force)
+        return infer_step(path, force=force)
     return None
 
 
-def _source(told: int | None, named: int | None) -> StepSource | None:
-    return "content" if told is not None else "name" if named is not None else None
+def _source(inferred: int | None, named: int | None) -> StepSource | None:
+    return "content" if inferred is not None else "name" if named is not None else None
 
 
 def _differ(steps: Sequence[int | None]) -> bool:
-    """Whether steps are told, and no two are the same."""
+    """Return whether there are steps, and they are distinct."""
     known = [step for step in steps if step is not None]
     return bool(known) and len(set(known)) == len(known)

@@ -1,7 +1,7 @@
-"""Directories in which checkpoints appear: which files and directories in them are complete by now.
+"""Directories in which checkpoints appear: finds the complete files and directories in them.
 
-An input is complete when its files have not changed between two looks that lie far enough apart, and parse, and hold
-tensors. What a writer leaves half done does not parse.
+An input is complete when its files have not changed for long enough, and parse, and contain tensors. A file whose
+writer stopped halfway does not parse.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from ckstore.scanning.scanned import ScannedVersion
 from ckstore.scanning.source import open_directory, open_file, step_inside
 from ckstore.storage.root import is_store
 
-#: Names that writers give to what is not complete yet.
+#: Names that writers give to incomplete files.
 _UNFINISHED = re.compile(
     r"^_?te?mp([-_.]|$)|[-_.]te?mp([-_.]|$)|\.(part|partial|incomplete|download|crdownload)$|~$", re.IGNORECASE
 )
 
-#: Of files that are written together, the one that is written last.
+#: Of files that are written together, the last one.
 _LAST = {".distcp": ".metadata"}
 
-#: The files of a directory are written one after the other, with pauses: they have to be still so many times longer.
+#: The files of a directory are written one after another, with pauses: their settling time is multiplied by this.
 _LONGER = 5
 
-#: Seconds after which it is said that something does not parse: its writer is gone.
+#: Seconds after which a file that does not parse is reported: its writer is gone.
 _ABANDONED = 60.0
 
 _DIGITS = re.compile(r"[0-9]+")
@@ -47,20 +47,20 @@ Traits = tuple[str, frozenset[tuple[str, int, int]]]
 
 @dataclass(slots=True)
 class _Seen:
-    """What an input was at the last look.
+    """The state of an input at the last look.
 
     Attributes
     ----------
     signature, since
-        Its files, and when they were seen so for the first time.
+        Its files, and the time when they were first seen in this state.
     changes
-        How often they were not what they had been.
+        The number of changes.
     is_looked_into
         Whether they were parsed.
     why
-        Why it is not complete; empty where it is, and where nothing is to be said of it.
+        Why it is not complete; empty for a complete one, and if there is nothing to report.
     step
-        The step that its contents tell.
+        The step from its contents.
     """
 
     signature: Signature
@@ -73,14 +73,14 @@ class _Seen:
 
 
 class Watched:
-    """The files and directories that lie in some directories.
+    """The files and directories in some directories.
 
     Parameters
     ----------
     folders
-        Directories. Each file or directory in them is one input; links are none.
+        Directories. Each file or directory in them is one input; links do not count.
     settle
-        Seconds for which a file must have stayed the same; directories five times as long.
+        Treat a file as complete after this number of seconds without change (directories: five times).
     """
 
     def __init__(self, folders: Sequence[Path], settle: float) -> None:
@@ -89,12 +89,12 @@ class Watched:
         self._seen: dict[Path, _Seen] = {}
 
     def look(self, now: float) -> list[Path]:
-        """The inputs that have become complete since the last look.
+        """Return the inputs that have become complete since the last look.
 
         Parameters
         ----------
         now
-            Seconds, from any beginning on.
+            Seconds, from any origin.
 
         Raises
         ------
@@ -118,16 +118,16 @@ class Watched:
 
     @property
     def settling(self) -> list[Path]:
-        """The inputs that have not been still for long enough."""
+        """The inputs that have not settled yet."""
         return sorted(path for path, seen in self._seen.items() if not seen.is_looked_into)
 
     @property
     def growing(self) -> list[Path]:
-        """Those of them that changed while they were looked at."""
+        """The those of them that changed between looks."""
         return [path for path in self.settling if self._seen[path].changes]
 
     def abandoned(self, now: float, after: float = _ABANDONED) -> list[tuple[Path, str]]:
-        """The inputs that have not parsed for so many seconds, each once, and why not."""
+        """Return the inputs that have not parsed for `after` seconds, each once, with the reasons."""
         found = []
         for path, seen in self._seen.items():
             if seen.why and now - seen.since >= after:
@@ -136,23 +136,23 @@ class Watched:
         return found
 
     def again(self, path: Path) -> None:
-        """Let an input be complete once more at the next look, if it is still the same."""
+        """Report an input as complete once more at the next look, if it has not changed."""
         if path in self._seen:
             self._seen[path].is_looked_into = False
 
     def traits(self, path: Path) -> Traits:
-        """What tells an input again, in another process too: its name, and path, size and mtime of its files."""
+        """Return traits that identify an input, in another process too: name, and path, size and mtime of its files."""
         return path.name, frozenset((name, size, mtime) for name, size, mtime, _ in self._seen[path].signature)
 
     def is_as_it_was(self, path: Path) -> bool:
-        """Whether an input is what it was at the last look."""
+        """Return whether an input has not changed since the last look."""
         try:
             return path in self._seen and frozenset(_signature(path)) == self._seen[path].signature
         except OSError:
             return False
 
     def alike(self, path: Path) -> dict[Path, int | None]:
-        """The complete inputs whose names differ from this one's in numbers alone, and what their contents tell."""
+        """Return complete inputs whose names differ from this one's only in numbers, and their steps by contents."""
         return {other: seen.step for other, seen in self._seen.items() if seen.is_complete and are_alike(other, path)}
 
     def _present(self) -> Iterator[tuple[Path, Signature]]:
@@ -160,7 +160,7 @@ class Watched:
             for path in sorted(folder.iterdir()):
                 if path.name.startswith((".", "~")) or _UNFINISHED.search(path.name) or path.is_symlink():
                     continue
-                with suppress(OSError):  # It has gone meanwhile, or a part of it.
+                with suppress(OSError):  # It has been deleted, or a part of it.
                     files = frozenset(_signature(path))
                     if files:
                         yield path, files
@@ -170,12 +170,12 @@ class Watched:
 
 
 def are_alike(one: Path, other: Path) -> bool:
-    """Whether two inputs of one directory have names that differ in numbers alone."""
+    """Return whether two inputs of one directory have names that differ only in numbers."""
     return one.parent == other.parent and _DIGITS.sub("#", one.name) == _DIGITS.sub("#", other.name)
 
 
 def _signature(path: Path) -> Iterator[_File]:
-    """The files of an input; none of what is no input."""
+    """Yield the files of an input; nothing for other entries."""
     if path.is_dir():
         if not is_store(path):
             yield from _files(path, path)
@@ -197,12 +197,12 @@ def _fact(path: str, status: os.stat_result) -> _File:
 
 
 def _look_into(path: Path, seen: _Seen) -> None:
-    """Parse an input, and note what that tells."""
+    """Parse an input, and record the result."""
     lacks = ""
     try:
         if path.is_dir():
             if not has_checkpoint(path, scan(path)):
-                return  # Logs, of which nothing is to be said.
+                return  # Logs, which are not reported.
             lacks = _lacks(sorted(name for name, *_ in seen.signature))
             scanned = open_directory(path, force=False)
         else:
@@ -218,7 +218,7 @@ def _look_into(path: Path, seen: _Seen) -> None:
 
 
 def _lacks(names: Sequence[str]) -> str:
-    """What tells that a directory is not complete; empty where nothing does."""
+    """Return why a directory is incomplete; empty for no reason."""
     for name in names:
         path = PurePosixPath(name)
         if _UNFINISHED.search(path.name):

@@ -1,1 +1,1 @@
-"""Read-only Zarr hierarchies whose chunks are decoded when they are read."""
+"""Read-only Zarr hierarchies whose chunks are decoded on access."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ckstore.policy import Fidelity
     from ckstore.reading.stored_version import StoredVersion
 
-#: What the array is called whose tensor's path leads on to other tensors; no segment of a path is written like that.
+#: Name of the array of a tensor whose path is a prefix of other tensors' paths; no segment of a path has this form.
 TENSOR = "__tensor__"
 
 #: The axis of a run's arrays that counts versions.
@@ -28,17 +28,17 @@ VERSION_AXIS = "version"
 
 
 def version_group(version: StoredVersion) -> zarr.Group:
-    """All tensors of a version as a group; see `Version.arrays`."""
+    """Return all tensors of a version as a group; see `Version.arrays`."""
     return zarr.open_group(version_store(version), mode="r", use_consolidated=True)
 
 
 def run_group(name: str, versions: Sequence[StoredVersion]) -> zarr.Group:
-    """The tensors that all of a run's versions have in common as a group; see `Run.arrays`."""
+    """Return the tensors that all of a run's versions share as a group; see `Run.arrays`."""
     return zarr.open_group(run_store(name, versions), mode="r", use_consolidated=True)
 
 
 def version_store(version: StoredVersion) -> ViewStore:
-    """The Zarr store of a version."""
+    """Return the Zarr store of a version."""
     arrays: dict[str, ArrayNode] = {}
     for path, name, dimensions in _named(version):
         _, tensor = version.paths[path]
@@ -51,7 +51,7 @@ def version_store(version: StoredVersion) -> ViewStore:
 
 
 def run_store(run: str, versions: Sequence[StoredVersion]) -> ViewStore:
-    """The Zarr store of some versions of a run."""
+    """Return the Zarr store of some versions of a run."""
     common, left_out = _common(versions)
     arrays: dict[str, ArrayNode] = {}
     for path, name, dimensions in _named(versions[-1]) if versions else []:
@@ -75,7 +75,7 @@ def run_store(run: str, versions: Sequence[StoredVersion]) -> ViewStore:
 
 
 def chunk_shape(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of a view's chunks: about 2^18 elements that lie next to each other in memory.
+    """Return the shape of a view's chunks: about 2^18 elements that are adjacent in memory.
 
     Trailing axes are whole as far as they fit, in the order of memory, as in the chunks of objects.
 
@@ -95,7 +95,7 @@ def chunk_shape(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, 
 
 
 def _named(version: StoredVersion) -> list[tuple[str, str, tuple[str, ...]]]:
-    """(Path as text, name in Zarr, names of the axes) of all tensors."""
+    """Return (path as text, name in Zarr, names of the axes) of all tensors."""
     paths = version.paths
     above = {path[:end] for path in paths for end in range(len(path)) if path[end] == "/"}
     named = []
@@ -112,7 +112,7 @@ def _siblings(name: str, paths: Mapping[str, Any]) -> tuple[str, Mapping[str, An
 
 
 def _free(dimension: str, siblings: tuple[str, Mapping[str, Any]]) -> str:
-    """A name of an axis that no array of the group has: xarray would take that array for the axis's coordinate."""
+    """Return a name of an axis that no array of the group has: xarray would use that array as the axis's coordinate."""
     group, paths = siblings
     while (f"{group}/{dimension}" if group else dimension) in paths:
         dimension += "_"
@@ -142,7 +142,7 @@ def _run_reader(versions: Sequence[StoredVersion], path: str) -> Any:
 
 
 def _common(versions: Sequence[StoredVersion]) -> tuple[set[str], dict[str, list[str]]]:
-    """Paths that all versions have with one dtype and shape; and the others, by what is amiss."""
+    """Return the paths that all versions have with one dtype and shape; and the others, by their problem."""
     held: dict[str, int] = {}
     kinds: dict[str, set[tuple[str, tuple[int, ...]]]] = {}
     for version in versions:
@@ -157,7 +157,7 @@ def _common(versions: Sequence[StoredVersion]) -> tuple[set[str], dict[str, list
 
 
 def _reopened_version(address: Address, uid: str, number: int, fidelity: Fidelity) -> ViewStore:
-    """The Zarr store of a version of a store that this process opens once: what a pickled view becomes."""
+    """Return the Zarr store of a version, from a store that this process opens once: the target of a pickled view."""
     return version_store(stored_version(address, uid, number).at_fidelity(fidelity))
 
 

@@ -1,4 +1,4 @@
-"""The nodes of a Zarr v3 hierarchy that exists nowhere: groups and arrays with their metadata, by path."""
+"""The nodes of a virtual Zarr v3 hierarchy: groups and arrays with their metadata, by path."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class ArrayNode:
     Attributes
     ----------
     dtype
-        A key of `ITEM_SIZES`; what Zarr lacks is an unsigned integer with an attribute `dtype`.
+        A key of `ITEM_SIZES`; a dtype that Zarr lacks is an unsigned integer with an attribute `dtype`.
     shape, chunk_shape
         In elements; chunks are at least one element long in every axis.
     dimensions
         Names of the axes, for xarray.
     read
-        Gives the elements of a box as bits: `read(starts, stops)`, an array of shape stops − starts.
+        Returns the elements of a box as bits: `read(starts, stops)`, an array of shape stops − starts.
     """
 
     dtype: str
@@ -47,11 +47,11 @@ class ArrayNode:
 
     @property
     def grid(self) -> tuple[int, ...]:
-        """Number of chunks along each axis."""
+        """The number of chunks along each axis."""
         return tuple(-(-size // chunk) for size, chunk in zip(self.shape, self.chunk_shape, strict=True))
 
     def metadata(self) -> dict[str, Any]:
-        """The array's metadata document."""
+        """Return the array's metadata document."""
         name = zarr_type(self.dtype)
         codec: dict[str, Any] = {"name": "bytes"}
         if name not in ("bool", "int8", "uint8"):
@@ -71,7 +71,7 @@ class ArrayNode:
         }
 
     def chunk(self, index: tuple[int, ...]) -> npt.NDArray[np.uint8]:
-        """The bytes of a chunk of the grid; where it reaches beyond the array, zeros."""
+        """Return the bytes of a chunk of the grid, with zeros beyond the end of the array."""
         starts = tuple(position * chunk for position, chunk in zip(index, self.chunk_shape, strict=True))
         stops = tuple(
             min(start + chunk, size) for start, chunk, size in zip(starts, self.chunk_shape, self.shape, strict=True)
@@ -84,17 +84,17 @@ class ArrayNode:
         return np.ascontiguousarray(bits).reshape(-1).view(np.uint8)
 
     def chunk_bytes(self) -> int:
-        """Number of bytes of every chunk."""
+        """Return the number of bytes of every chunk."""
         size = 16 if self.dtype == "complex128" else int(np.dtype(zarr_type(self.dtype)).itemsize)
         return prod(self.chunk_shape) * size
 
     def chunk_keys(self) -> Iterator[str]:
-        """The keys of all chunks, below the array's path."""
+        """Yield the keys of all chunks, below the array's path."""
         for index in product(*map(range, self.grid)):
             yield "/".join([CHUNKS, *map(str, index)])
 
     def index_of(self, segments: list[str]) -> tuple[int, ...] | None:
-        """The chunk that key segments below the array's path name; None where there is none."""
+        """Return the chunk of key segments below the array's path; None for other keys."""
         grid = self.grid
         if len(segments) != len(grid) + 1 or segments[0] != CHUNKS:
             return None
@@ -112,7 +112,7 @@ class GroupNode:
     members: list[str] = field(default_factory=list)
 
     def metadata(self) -> dict[str, Any]:
-        """The group's metadata document, without those of its members."""
+        """Return the group's metadata document, without those of its members."""
         return {"zarr_format": 3, "node_type": "group", "attributes": dict(self.attributes)}
 
 
@@ -146,7 +146,7 @@ class Hierarchy:
             self.nodes[path] = array
 
     def document(self, path: str) -> bytes:
-        """The metadata document of a node; a group's holds those of everything below it."""
+        """Return the metadata document of a node; a group's holds those of everything below it."""
         found = self._documents.get(path)
         if found is None:
             node = self.nodes[path]
@@ -174,7 +174,7 @@ class Hierarchy:
                 yield from self._below(member, shown)
 
     def find(self, key: str) -> tuple[str, tuple[int, ...] | None] | None:
-        """The path of a node and the chunk (None: its document) that a key names; None where it names nothing."""
+        """Return the node's path and the chunk (None: its document) of a key; None for an unknown key."""
         above, _, last = key.rpartition("/")
         if last == METADATA and join(above, METADATA) == key and above in self.nodes:
             return above, None
@@ -190,7 +190,7 @@ class Hierarchy:
         return None if index is None else (path, index)
 
     def keys_below(self, path: str) -> Iterator[str]:
-        """All keys of a node and of everything below it."""
+        """Yield all keys of a node and of everything below it."""
         yield join(path, METADATA)
         node = self.nodes[path]
         if isinstance(node, ArrayNode):
@@ -201,7 +201,7 @@ class Hierarchy:
             yield from self.keys_below(join(path, name))
 
     def names(self, path: str) -> Iterator[str]:
-        """The first segments of all keys below a path, whether or not there is a node."""
+        """Yield the first segments of all keys below a path, even without a node."""
         node = self.nodes.get(path)
         if isinstance(node, GroupNode):
             yield METADATA
@@ -214,7 +214,7 @@ class Hierarchy:
             yield from self._chunk_names(path)
 
     def _chunk_names(self, path: str) -> Iterator[str]:
-        """Names of chunks below `c` of an array, or below some of their positions."""
+        """Yield names of chunks below `c` of an array, or below some of their positions."""
         segments = path.split("/")
         first = len(segments) - 1
         while first > 0 and segments[first].isdigit():
@@ -229,5 +229,5 @@ class Hierarchy:
 
 
 def join(path: str, name: str) -> str:
-    """The path of a member of a group."""
+    """Return the path of a member of a group."""
     return f"{path}/{name}" if path else name

@@ -1,4 +1,4 @@
-"""The Zarr store that answers for a hierarchy which exists nowhere."""
+"""The Zarr store of a virtual hierarchy."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ if TYPE_CHECKING:
     from zarr.abc.store import ByteRequest
     from zarr.core.buffer import Buffer, BufferPrototype
 
-#: A function of a module, and what it is called with.
+#: A function of a module, and its arguments.
 Identity = tuple[Callable[..., "ViewStore"], *tuple[Any, ...]]
 
 _READ_ONLY = "store was opened in read-only mode and does not support writing"
 
 
 class ViewStore(Store):
-    """A read-only Zarr store over a hierarchy; chunks are decoded in threads when they are asked for.
+    """A read-only Zarr store over a hierarchy; chunks are decoded in threads on access.
 
     Parameters
     ----------
     hierarchy
-        What it answers for.
+        The hierarchy of the store.
     identity
-        What tells views apart: equal ones are the same store. The first item is a function that makes the same
-        hierarchy again from the others, in another process too.
+        Identifies the view: equal ones are the same store. The first item is a function that makes the same hierarchy
+        again from the others, in another process too.
     read_only
-        There is no other way.
+        Must be true.
     """
 
     def __init__(self, hierarchy: Hierarchy, identity: Identity, *, read_only: bool = True) -> None:
@@ -57,7 +57,7 @@ class ViewStore(Store):
         return make, tuple(arguments)
 
     def with_read_only(self, read_only: bool = False) -> ViewStore:
-        """The same store; raises `NotImplementedError` where it should be writable."""
+        """Return the same store; raise `NotImplementedError` for a writable one."""
         if not read_only:
             raise NotImplementedError(f"with_read_only is not implemented for the {type(self)} store type.")
         return type(self)(self.hierarchy, self.identity)
@@ -78,7 +78,7 @@ class ViewStore(Store):
         return True
 
     async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
-        """The bytes of a document or chunk, or some of them; None where there is none of that key."""
+        """Return the bytes of a document or chunk, or some of them; None for an unknown key."""
         if not self._is_open:
             await self._open()
         bounds = _bounds(byte_range)
@@ -93,7 +93,7 @@ class ViewStore(Store):
     def get_sync(
         self, key: str, *, prototype: BufferPrototype | None = None, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
-        """As `get`, in the calling thread."""
+        """Do `get` in the calling thread."""
         bounds = _bounds(byte_range)
         found = self.hierarchy.find(key)
         prototype = prototype or default_buffer_prototype()
@@ -114,15 +114,15 @@ class ViewStore(Store):
     async def get_partial_values(
         self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]
     ) -> list[Buffer | None]:
-        """The values of several keys or parts of them, in order."""
+        """Return the values of several keys or parts of them, in order."""
         return list(await asyncio.gather(*(self.get(key, prototype, wanted) for key, wanted in key_ranges)))
 
     async def exists(self, key: str) -> bool:
-        """Whether there is a document or chunk of that key."""
+        """Return whether a document or chunk has that key."""
         return self.hierarchy.find(key) is not None
 
     async def getsize(self, key: str) -> int:
-        """The size in bytes of a value; no chunk is decoded for it."""
+        """Return the size in bytes of a value, without decoding a chunk."""
         found = self.hierarchy.find(key)
         if found is None:
             raise FileNotFoundError(key)
@@ -133,19 +133,19 @@ class ViewStore(Store):
         return len(self.hierarchy.document(path))
 
     async def list(self) -> AsyncIterator[str]:
-        """All keys."""
+        """Return all keys."""
         for key in self.hierarchy.keys_below(""):
             yield key
 
     async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
-        """All keys that begin with `prefix`."""
+        """Return all keys that begin with `prefix`."""
         above = prefix.rpartition("/")[0]
         for key in self.hierarchy.keys_below(above if above in self.hierarchy.nodes else ""):
             if key.startswith(prefix):
                 yield key
 
     async def list_dir(self, prefix: str) -> AsyncIterator[str]:
-        """The first segments of all keys below `prefix`."""
+        """Return the first segments of all keys below `prefix`."""
         for name in self.hierarchy.names(prefix.rstrip("/")):
             yield name
 
@@ -159,7 +159,7 @@ class ViewStore(Store):
 
 
 def _bounds(byte_range: ByteRequest | None) -> tuple[int | None, int | None]:
-    """Start and stop of a byte range, as a slice has them."""
+    """Return start and stop of a byte range, as of a slice."""
     match byte_range:
         case None:
             return None, None

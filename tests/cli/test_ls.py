@@ -88,7 +88,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("x.pt.gz", lambda data: gzip.compress(data), "compressed with gzip: unpack it"),
         ("x.zst", lambda data: bytes.fromhex("28b52ffd") + data, "compressed with zstd: unpack it"),
         ("x.tar", lambda data: tarred(data), "a tar archive: unpack it"),
-        ("x.pkl", lambda data: pickle.dumps({"a": 1}), "a pickle that torch has not written"),
+        ("x.pkl", lambda data: pickle.dumps({"a": 1}), "a pickle that was not written by torch"),
         ("x.zip", lambda data: zipped(data), "a zip archive in which no stored file holds tensors"),
         ("x.txt", lambda data: b"text", "of no kind whose tensors are read"),
         ("x.pt", lambda data: data[:-500], "damaged (the archive has no directory at its end: the file is cut off)"),

@@ -67,7 +67,7 @@ def test_a_group_of_many() -> None:
     assert compare(data, layout) == 701
     layout = assert_comes_back(data := hdf5_bytes(tree, libver="latest"))
     assert compare(data, layout) == 1
-    assert layout.bytes_for == {"g": "a group whose members lie in a fractal heap"}
+    assert layout.bytes_for == {"g": "a group whose members are in a fractal heap"}
 
 
 def test_bfloat16_as_keras_writes_it() -> None:
@@ -156,7 +156,7 @@ def test_what_contradicts_itself_is_refused() -> None:
     ):  # fmt: skip
         with pytest.raises(InputError, match=words):
             parse(BytesSource(data.replace(layout, struct.pack("<BBQQ", 3, 1, place, 24))))
-    with pytest.raises(InputError, match="'b' has another size than its shape and dtype say"):
+    with pytest.raises(InputError, match="'b' has another size than its shape and dtype"):
         parse(BytesSource(data.replace(layout, struct.pack("<BBQQ", 3, 1, second, 16))))
     tied = data.replace(layout, struct.pack("<BBQQ", 3, 1, first, 24))
     assert len(assert_comes_back(tied).extents) == 1
@@ -166,5 +166,5 @@ def test_nodes_that_lead_in_circles_are_refused() -> None:
     data = hdf5_bytes({f"{number}": np.ones(1) for number in range(300)})
     tree = data.index(b"TREE\0")
     child = struct.unpack_from("<Q", data, tree + 32)[0]
-    with pytest.raises(InputError, match="a node of a group is there twice"):
+    with pytest.raises(InputError, match="a node of a group occurs twice"):
         parse(BytesSource(data.replace(struct.pack("<Q", child), struct.pack("<Q", tree))))

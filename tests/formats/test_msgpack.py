@@ -114,12 +114,12 @@ def test_other_files_are_opaque(data: bytes) -> None:
     ("data", "words"),
     [
         (array()[:-1], "the file ends within a value"),
-        (array() + b"\0", "it goes on behind its end"),
-        (array(shape=[3]), "an array has another size than its shape and dtype say"),
+        (array() + b"\0", "it continues after its end"),
+        (array(shape=[3]), "an array has another size than its shape and dtype"),
         (array(shape=[1 << 62, 1 << 62, 1 << 62, 4]), "an array has another size"),
-        (b"\x82\xa1b" + array()[3:] + b"\xa1b\xc0", "a key of a map is neither text nor a number, or is there twice"),
+        (b"\x82\xa1b" + array()[3:] + b"\xa1b\xc0", "a key of a map is neither text nor a number, or occurs twice"),
         (b"\x82\xa1b" + array()[3:] + b"\xc0\xc0", "a key of a map"),
-        (b"\x82\xa1b" + array()[3:] + b"\xa1a" + b"\x91" * 200, "it is nested absurdly deep"),
+        (b"\x82\xa1b" + array()[3:] + b"\xa1a" + b"\x91" * 200, "it is nested implausibly deep"),
     ],
 )
 def test_damaged_files_are_refused(data: bytes, words: str) -> None:
@@ -133,5 +133,5 @@ def test_an_extension_of_another_length_is_refused() -> None:
     place = data.index(b"\xc7") + 1
     assert struct.unpack_from(">B", data, place)[0] == len(data) - place - 2
     data[place] -= 1
-    with pytest.raises(InputError, match="an array ends elsewhere than its extension"):
+    with pytest.raises(InputError, match="an array and its extension have different ends"):
         parse(BytesSource(bytes(data)))

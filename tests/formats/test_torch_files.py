@@ -430,4 +430,4 @@ def test_archives_one_behind_another() -> None:
         archive.writestr("notes", b"text")
     layout = assert_comes_back(one + foreign.getvalue())
     assert layout.kind == "opaque"
-    assert layout.bytes_for == {"": "archives one behind another, not all of which torch has written"}
+    assert layout.bytes_for == {"": "consecutive archives, not all written by torch"}

@@ -180,9 +180,9 @@ def test_real_files(shared_data: Path) -> None:
 def test_short_reads_are_noticed() -> None:
     extents = [Extent(0, "float32", (3,), ("a",))]
     tensors = [Tensor(("a",), "float32", (3,), (1,), 0, 0)]
-    with pytest.raises(InputError, match="8 bytes in place of 12"):
+    with pytest.raises(InputError, match="8 bytes rather than 12"):
         write_torch(io.BytesIO(), {"a": TensorRef(0)}, tensors, extents, lambda number: [bytes(8)])
-    with pytest.raises(InputError, match="8 bytes in place of 12"):
+    with pytest.raises(InputError, match="8 bytes rather than 12"):
         write_safetensors(io.BytesIO(), [("a", "float32", (3,))], lambda number: [bytes(8)])
 
 

@@ -1,1 +1,1 @@
-"""Files of torch, zip and legacy, read without executing a pickle."""
+"""torch files, zip and legacy, read without executing a pickle."""

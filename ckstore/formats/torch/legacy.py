@@ -1,4 +1,4 @@
-"""The streams that `torch.save` wrote before 1.6: five pickles, then the storages one after another.
+"""Streams of `torch.save` before 1.6: five pickles, then the storages one after another.
 
 Source: `torch/serialization.py`, `_legacy_save` and `_legacy_load`.
 """
@@ -32,17 +32,17 @@ _LARGE_TRAILER_BYTES = 1 << 16
 
 
 def starts_like_legacy(head: bytes) -> bool:
-    """Whether the first bytes of a file are the pickle of torch's magic number."""
+    """Return whether a file begins with the pickle of torch's magic number."""
     return head[:1] == b"\x80" and _MAGIC_BYTES in head[:24]
 
 
 def parse_torch_legacy(source: Source) -> FileLayout | None:
-    """The layout of a legacy stream; None where it is of another protocol or big-endian.
+    """Return the layout of a legacy stream; None for another protocol or a big-endian one.
 
     Raises
     ------
     InputError
-        Where the stream is cut off or damaged.
+        If the stream is cut off or damaged.
     """
     stream = _Stream(source)
     if stream.read() != _MAGIC or stream.read() != _PROTOCOL:
@@ -51,7 +51,7 @@ def parse_torch_legacy(source: Source) -> FileLayout | None:
     if not isinstance(system, dict) or system.get("little_endian") is not True:
         return None
     persistent = TorchPersistent()
-    # A retry with a longer window must not see what the attempt before left.
+    # A retry with a longer window must not see the results of the attempt before.
     node = stream.read(reduce, persistent)
     reader = TreeReader()
     tree = reader.read(node)
@@ -63,12 +63,12 @@ def parse_torch_legacy(source: Source) -> FileLayout | None:
     for key in keys:
         storage = persistent.storages.get(key)
         if storage is None:
-            raise InputError(f"the file lists storage {key!r}, which its pickle does not know")
+            raise InputError(f"the file lists storage {key!r}, which its pickle does not mention")
         if position + 8 > source.size:
             raise InputError(f"the file ends before storage {key!r}")
         count = int.from_bytes(source.pread(position, 8), "little", signed=True)
         if count != storage.count:
-            raise InputError(f"storage {key!r} has another size than the pickle says")
+            raise InputError(f"storage {key!r} has another size than in the pickle")
         start, nbytes = position + 8, count * ITEM_SIZES[storage.dtype]
         position = start + nbytes
         if position > source.size:
@@ -90,7 +90,7 @@ class _Stream:
         self.position = 0
 
     def read(self, reduce: Reduce | None = None, persistent: TorchPersistent | None = None) -> Any:
-        """The value of the next pickle."""
+        """Return the value of the next pickle."""
         while True:
             identities: Persistent = no_persistent if persistent is None else persistent
             if persistent is not None:

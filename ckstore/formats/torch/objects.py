@@ -1,4 +1,4 @@
-"""What the calls and persistent ids in torch's pickles mean, without torch: tensors, storages, a few plain types."""
+"""Calls and persistent ids of torch's pickles, interpreted without torch: tensors, storages, a few plain types."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ STORAGE_DTYPES: dict[str, str] = {
 _PACKED = ("QUInt2x4Storage", "QUInt4x2Storage")
 #: Marks that change values.
 _LAZY = ("conj", "neg")
-#: dtypes that NumPy has, too.
+#: dtypes that NumPy has as well.
 _ARRAY_DTYPES = frozenset(
     name for name in ITEM_SIZES if name == "bool" or name.rstrip("0123456789") in ("int", "uint", "float", "complex")
 ) - {"complex32"}
-#: Classes that a pickle may name without calling them, such as for what a `collections.defaultdict` lacks.
+#: Classes that a pickle may name without calling them, such as the factory of a `collections.defaultdict`.
 CLASSES: dict[str, type] = {
     f"{one.__module__}.{one.__name__}": one
     for one in (
@@ -48,14 +48,14 @@ CLASSES: dict[str, type] = {
         Counter, OrderedDict, defaultdict, deque,
     )
 }  # fmt: skip
-#: dtypes that torch cannot negate, and that have no negatives or several forms of them.
+#: dtypes that torch cannot negate, and that have no negatives or several representations of them.
 _WITHOUT_NEGATIVES = frozenset(name for name in ITEM_SIZES if name == "bool" or name.startswith(("float8", "float4")))
 #: Names of dtypes in torch that have another name here.
 _DTYPE_ALIASES = {"half": "float16", "float": "float32", "double": "float64", "chalf": "complex32"}
 
 
 class Storage:
-    """A storage that a pickle refers to.
+    """A storage of a pickle.
 
     Attributes
     ----------
@@ -64,7 +64,7 @@ class Storage:
     dtype
         A key of `ITEM_SIZES`.
     untyped
-        Whether the dtype is that of the views, not of the storage.
+        Whether the dtype belongs to the views rather than the storage.
     packed
         Whether an element is less than a byte, so that no tensor can be cut from it.
     count
@@ -85,7 +85,7 @@ class Storage:
 
 
 class StoredTensor:
-    """A tensor that a pickle rebuilds: a storage, in elements of `dtype` the offset, shape and strides, and `MARKS`."""
+    """A tensor of a pickle: a storage, in elements of `dtype` the offset, shape and strides, and `MARKS`."""
 
     __slots__ = ("dtype", "marks", "offset", "shape", "storage", "strides")
 
@@ -112,26 +112,26 @@ class TorchPersistent:
     Attributes
     ----------
     storages
-        Every storage by its key, as the first reference describes it, legacy views apart.
+        Every storage by its key, as first referenced, without legacy views.
     """
 
     def __init__(self) -> None:
         self.storages: dict[str, Storage] = {}
 
     def __call__(self, identity: Any) -> Any:
-        """The storage or class that a persistent id stands for."""
+        """Return the storage or class of a persistent id."""
         if type(identity) is not tuple or not identity:
-            raise InputError("the pickle holds a persistent id that torch does not write")
+            raise InputError("the pickle holds a persistent id that is not torch's")
         if identity[0] == "module" and len(identity) == 4 and type(identity[1]) is Global:
             return identity[1]  # (class, file of its source, source): the source stays in the skeleton.
         if identity[0] != "storage" or len(identity) not in (5, 6):
-            raise InputError("the pickle holds a persistent id that torch does not write")
+            raise InputError("the pickle holds a persistent id that is not torch's")
         _, kind, key, _, count, *view = identity
         name = kind.name.rpartition(".")[2] if type(kind) is Global else ""
         if name not in STORAGE_DTYPES:
             raise InputError("the pickle holds a storage of an unknown type")
         if type(key) is not str or type(count) is not int or count < 0:
-            raise InputError("the pickle describes a storage by something other than a name and a size")
+            raise InputError("the pickle does not describe a storage by a name and a size")
         storage = Storage(key, name, count)
         known = self.storages.setdefault(key, storage)
         if ITEM_SIZES[known.dtype] * known.count != ITEM_SIZES[storage.dtype] * count:
@@ -143,15 +143,15 @@ class TorchPersistent:
 
 def _storage_view(name: str, key: str, count: int, view: Any) -> Storage:
     if type(view) is not tuple or len(view) != 3:
-        raise InputError("the pickle describes a view of a storage wrongly")
+        raise InputError("the pickle has an invalid view of a storage")
     _, offset, size = view
     if type(offset) is not int or type(size) is not int or offset < 0 or size < 0 or offset + size > count:
-        raise InputError(f"the pickle describes a view that leaves storage {key!r}")
+        raise InputError(f"the pickle has a view that exceeds storage {key!r}")
     return Storage(key, name, size, offset)
 
 
 def reduce(name: str, args: tuple[Any, ...]) -> Any:
-    """What a call builds: a tensor, a plain container or value, or an `Object` that notes the call."""
+    """Return the result of a call: a tensor, a plain container or value, or an `Object` that records the call."""
     constructor = CONSTRUCTORS.get(name)
     if constructor is not None:
         built = constructor(args)
@@ -161,7 +161,7 @@ def reduce(name: str, args: tuple[Any, ...]) -> Any:
 
 
 def _sizes(value: Any) -> tuple[int, ...] | None:
-    """A shape or strides; None where it is not one."""
+    """Return a shape or strides; None for anything else."""
     if type(value) is Object and value.name == "torch.Size" and len(value.args) == 1:
         value = value.args[0]
     if type(value) is list:
@@ -172,12 +172,12 @@ def _sizes(value: Any) -> tuple[int, ...] | None:
 
 
 def _tensor(args: tuple[Any, ...]) -> StoredTensor | None:
-    """`_rebuild_tensor_v2(storage, offset, size, stride, requires_grad, backward_hooks, metadata=None)`."""
+    """Interpret `_rebuild_tensor_v2(storage, offset, size, stride, requires_grad, backward_hooks, metadata=None)`."""
     return _view(args, args[6:7])
 
 
 def _view(args: tuple[Any, ...], metadata: tuple[Any, ...], dtype: str | None = None) -> StoredTensor | None:
-    """The tensor of a rebuilding call; None where torch itself could not build it."""
+    """Return the tensor of a rebuilding call; None if torch itself could not build it."""
     if len(args) < 4 or type(args[0]) is not Storage or type(args[1]) is not int or args[0].packed:
         return None
     shape, strides = _sizes(args[2]), _sizes(args[3])
@@ -196,9 +196,9 @@ def _view(args: tuple[Any, ...], metadata: tuple[Any, ...], dtype: str | None = 
 
 
 def _lazy_marks(metadata: Any, dtype: str) -> tuple[str, ...] | None:
-    """`conj` and `neg` of a tensor's metadata; None where they are not flags or the dtype has no such values.
+    """Return `conj` and `neg` of a tensor's metadata; None for other types, or a dtype without such values.
 
-    What else the metadata holds is for other devices; torch ignores it on the CPU.
+    The rest of the metadata is for other devices; torch ignores it on the CPU.
     """
     if metadata is None:
         return ()
@@ -210,7 +210,7 @@ def _lazy_marks(metadata: Any, dtype: str) -> tuple[str, ...] | None:
 
 
 def _parameter(args: tuple[Any, ...]) -> StoredTensor | None:
-    """`_rebuild_parameter(data, requires_grad, …)`, or `Parameter(data, requires_grad=True)`."""
+    """Interpret `_rebuild_parameter(data, requires_grad, …)`, or `Parameter(data, requires_grad=True)`."""
     data = _first_tensor(args)
     if data is None:
         return None
@@ -240,9 +240,9 @@ def _first_tensor(args: tuple[Any, ...]) -> StoredTensor | None:
 
 
 def _from_type(args: tuple[Any, ...]) -> Any:
-    """`_rebuild_from_type_v2(function, type, args, state)`: a tensor subclass or a tensor with attributes.
+    """Interpret `_rebuild_from_type_v2(function, type, args, state)`: a tensor subclass or a tensor with attributes.
 
-    Of a `DTensor` this is what the rank that saved it holds.
+    A `DTensor` becomes the part of the rank that saved it.
     """
     if len(args) == 4 and type(args[0]) is Global and type(args[2]) is tuple:
         built = reduce(args[0].name, args[2])
@@ -299,7 +299,7 @@ def _complex(args: tuple[Any, ...]) -> complex | None:
 
 
 def _encode(args: tuple[Any, ...]) -> bytes | None:
-    """`_codecs.encode(text, 'latin1')`: how protocol 2 writes bytes."""
+    """Interpret `_codecs.encode(text, 'latin1')`, protocol 2's form of bytes."""
     if len(args) == 2 and type(args[0]) is str and args[1] in ("latin1", "latin-1"):
         return args[0].encode("latin-1")
     return None
@@ -310,7 +310,7 @@ def _bytes(args: tuple[Any, ...]) -> bytes | None:
 
 
 def _reconstructor(args: tuple[Any, ...]) -> Object | None:
-    """`copyreg._reconstructor(class, base, state)`: how protocols 0 and 1 write any object."""
+    """Interpret `copyreg._reconstructor(class, base, state)`, the form of any object in protocols 0 and 1."""
     return Object(args[0].name) if args and type(args[0]) is Global else None
 
 
@@ -318,7 +318,7 @@ def _new_object(args: tuple[Any, ...]) -> Object | None:
     return Object(args[0].name, args[1:]) if args and type(args[0]) is Global else None
 
 
-#: Interpreters of calls, by the callable's name; None as their result means: note the call.
+#: Interpreters of calls, by the callable's name; None as their result means: record the call.
 CONSTRUCTORS: dict[str, Callable[[tuple[Any, ...]], Any]] = {
     "_codecs.encode": _encode,
     "builtins.bytes": _bytes,

@@ -1,7 +1,7 @@
 """A machine that reads pickle streams (protocols 0 to 5) into inert nodes: nothing is imported, nothing is executed.
 
-Containers and plain values become themselves; every class or function a stream names becomes a `Global`, and every
-object it would build an `Object` that merely notes the class, its arguments and its state. Source of the opcodes:
+Containers and plain values become themselves. Every class or function of a stream becomes a `Global`, and every object
+that it would build an `Object` that records the class, its arguments and its state. Source of the opcodes:
 `pickletools` of CPython.
 """
 
@@ -15,13 +15,13 @@ from typing import Any, NoReturn
 
 from ckstore.errors import InputError
 
-#: Most opcodes of one stream: bounds time and memory (a stream of one-byte opcodes grows some sixty-fold in memory).
+#: Maximal opcodes of one stream: bounds time and memory (a stream of one-byte opcodes grows some sixty-fold in memory).
 MAX_OPCODES = 20_000_000
-#: Largest pickle that is read.
+#: The largest pickle that is read.
 MAX_PICKLE_BYTES = 1 << 30
-#: Longest integer in bytes that is read as one: its decimal form stays within CPython's limit of 4300 digits.
+#: The longest integer in bytes that is read as one: its decimal form stays within CPython's limit of 4300 digits.
 _MAX_INTEGER_BYTES = 1024
-#: Integers from here on have crafted hash collisions; as keys they are compared by identity.
+#: From here on integers can have crafted hash collisions; as keys they are compared by identity.
 _HASH_MODULUS = 2**61 - 1
 _MAX_KEY_PARTS = 64
 
@@ -30,9 +30,9 @@ _UNSIGNED_8 = struct.Struct("<Q").unpack_from
 _SIGNED_4 = struct.Struct("<i").unpack_from
 _FLOAT_8 = struct.Struct(">d").unpack_from
 
-#: What is called with a text or container and copies it.
+#: Callables that copy a text or container.
 _COPYING = ("_codecs.encode", "builtins.frozenset", "builtins.set", "collections.OrderedDict")
-#: Elements that may be copied besides some for each byte: a shared container could be copied any number of times.
+#: Elements that may be copied, in addition to some per byte: a shared container could be copied any number of times.
 _FREE_COPIES = 1 << 20
 _DICTIONARIES = (dict, OrderedDict, defaultdict)
 _PYTHON_2_MODULES = {"__builtin__": "builtins", "copy_reg": "copyreg", "UserDict": "collections"}
@@ -48,7 +48,7 @@ class TruncatedError(InputError):
 
 
 class Global:
-    """A class or function that the stream names; never imported."""
+    """A class or function of the stream; never imported."""
 
     __slots__ = ("name",)
 
@@ -57,7 +57,7 @@ class Global:
 
 
 class Object:
-    """What the stream would build by a call: the name of what is called, arguments, state and appended items."""
+    """An object that the stream would build by a call: the callable's name, arguments, state and appended items."""
 
     __slots__ = ("args", "items", "name", "state")
 
@@ -84,7 +84,7 @@ Persistent = Callable[[Any], Any]
 
 
 def no_persistent(identity: Any) -> NoReturn:
-    """For streams that hold no persistent ids."""
+    """Refuse persistent ids, in streams without any."""
     raise InputError("the pickle refers to objects outside of itself")
 
 
@@ -100,26 +100,25 @@ def read_pickle(
     Parameters
     ----------
     data
-        Bytes that hold it.
+        Bytes that contain it.
     start
         Offset of its first opcode.
     reduce
-        Called for every call that the stream asks for, with the name of the callable and the arguments; the default
-        notes them.
+        Called for every call of the stream, with the name of the callable and the arguments; the default records them.
     persistent
         Called for every persistent id.
 
     Returns
     -------
     tuple
-        The value and the offset behind the STOP opcode. Containers may be shared and may contain themselves.
+        The value and the offset after the STOP opcode. Containers may be shared and may contain themselves.
 
     Raises
     ------
     TruncatedError
-        Where `data` ends before the STOP opcode.
+        If `data` ends before the STOP opcode.
     InputError
-        Where the stream is damaged.
+        If the stream is damaged.
     """
     machine = _Machine(data, start, reduce, persistent)
     try:
@@ -133,7 +132,7 @@ def read_pickle(
 
 
 def key_of(value: Any) -> Any:
-    """The value itself where it is small, plain and hashes fast and fairly; else an `Identity` around it."""
+    """Return the value itself if it is small, plain and hashes fast and fairly; else an `Identity` around it."""
     kind = type(value)
     if kind is str or kind is float or kind is bool or value is None or kind is bytes or kind is complex:
         return value
@@ -145,7 +144,7 @@ def key_of(value: Any) -> Any:
 
 
 def _small(value: tuple[Any, ...]) -> bool:
-    """Whether a tuple is shallow, short and plain: hashing recurses in C and visits what is shared again."""
+    """Return whether a tuple is shallow, short and plain: hashing recurses in C and visits shared parts again."""
     left = [(value, 0)]
     parts = 0
     while left:
@@ -162,7 +161,7 @@ def _small(value: tuple[Any, ...]) -> bool:
 
 
 class _Machine:
-    """The stack, the marks and the memo; one method an opcode."""
+    """The stack, the marks and the memo; one method per opcode."""
 
     def __init__(self, data: bytes, start: int, reduce: Reduce, persistent: Persistent) -> None:
         self.data = data
@@ -359,7 +358,7 @@ class _Machine:
         self.stack.append(Object("builtins.bytearray", (self.take(self.eight()),)))
 
     def python_2_string(self, data: bytes) -> None:
-        """Python 2 had one type for both: text where it decodes, as `torch.load` reads it, else bytes."""
+        """Push a Python 2 string: text if it decodes, as `torch.load` reads it, else bytes."""
         try:
             self.stack.append(data.decode("utf-8"))
         except UnicodeDecodeError:
@@ -431,7 +430,7 @@ class _Machine:
         elif type(target) is Object:
             target.items.extend(items)
         else:
-            raise InputError("the pickle is damaged: it appends to something that is not a list")
+            raise InputError("the pickle is damaged: it appends to a value that is not a list")
 
     def set_item(self) -> None:
         value = self.stack.pop()
@@ -452,7 +451,7 @@ class _Machine:
         elif type(target) is Object:
             target.items.extend(zip(items[::2], items[1::2], strict=True))
         else:
-            raise InputError("the pickle is damaged: it sets a key of something that is not a dictionary")
+            raise InputError("the pickle is damaged: it sets a key of a value that is not a dictionary")
 
     def add_items(self) -> None:
         items = self.items()
@@ -462,7 +461,7 @@ class _Machine:
         elif type(target) is Object:
             target.items.extend(items)
         else:
-            raise InputError("the pickle is damaged: it adds to something that is not a set")
+            raise InputError("the pickle is damaged: it adds to a value that is not a set")
 
     # Classes and objects
 
@@ -499,13 +498,13 @@ class _Machine:
             if function.name in _COPYING and args and isinstance(args[0], str | list | tuple | dict):
                 self.copy(args[0])
             return self.reduce(function.name, args)
-        # What is called is itself the result of a call, such as a functools.partial.
+        # The callable is itself the result of a call, such as a functools.partial.
         return Object("object.__call__", (function, *args))
 
     def copy(self, container: str | list[Any] | tuple[Any, ...] | dict[Any, Any]) -> None:
         self.copied += len(container)
         if self.copied > _FREE_COPIES + 4 * self.position:
-            raise InputError("the pickle copies a value again and again")
+            raise InputError("the pickle copies a value too often")
 
     def reduce_call(self) -> None:
         args = self.stack.pop()
@@ -533,7 +532,7 @@ class _Machine:
         if type(target) is Object:
             target.state = state
         elif type(target) is OrderedDict and type(state) is dict:
-            # Such as the `_metadata` of a module's state dict; nothing may hide a method.
+            # Such as the `_metadata` of a module's state dict; an attribute must not hide a method.
             self.copy(state)
             kept = {key: value for key, value in state.items() if type(key) is str and not hasattr(OrderedDict, key)}
             vars(target).update(kept)

@@ -22,7 +22,7 @@ class Reference(tuple[str, str]):
 
 
 class Call:
-    """A call of a global with arguments, to be made when the pickle is loaded."""
+    """A call of a global with arguments, made when the pickle is loaded."""
 
     __slots__ = ("args", "function")
 
@@ -46,12 +46,12 @@ COMPLEX = Reference(("__builtin__", "complex"))
 FROZENSET = Reference(("__builtin__", "frozenset"))
 ORDERED_DICT = Reference(("collections", "OrderedDict"))
 DEFAULT_DICT = Reference(("collections", "defaultdict"))
-#: What a pickle calls to open another one, which is kept as bytes.
+#: The global that a pickle calls to open another one, which is kept as bytes.
 OPAQUE = "pickle.loads"
 
 
 def write_pickle(tree: Any, tensor: Callable[[int], Any]) -> bytes:
-    """The pickle of a tree.
+    """Return the pickle of a tree.
 
     Parameters
     ----------
@@ -59,12 +59,12 @@ def write_pickle(tree: Any, tensor: Callable[[int], Any]) -> bytes:
         Plain containers, plain values, `TensorRef`, `Unknown`, `Identity` (of dictionary keys and elements of sets),
         `Reference`, `Call` and `PersistentId`.
     tensor
-        What to write for the tensor of that number.
+        Returns the replacement of the tensor of that number.
 
     Returns
     -------
     bytes
-        Containers that occur several times are written once and shared; equal trees give equal bytes.
+        Containers with several references are written once and shared; equal trees give equal bytes.
     """
     writer = _Writer(tensor)
     writer.value(tree, 0)
@@ -77,7 +77,7 @@ def _reference(name: str) -> Reference:
 
 
 def _rank(item: Any) -> tuple[str, str]:
-    """Sorts elements of sets."""
+    """Return the sort key of a set's element."""
     return type(item).__name__, repr(item.value if isinstance(item, Identity) else item)
 
 
@@ -129,7 +129,7 @@ class _Writer:
         key = (kind, id(node))
         if self._known(key):
             return
-        # Kept alive: the id of a value that is gone may come back.
+        # Kept alive: the id of a deleted value may be reused.
         self._alive.append(node)
         emit = self.parts.append
         if kind is tuple:
@@ -162,7 +162,7 @@ class _Writer:
             if kind is OrderedDict and vars(node):
                 self._state(vars(node), depth)
         elif kind is set or kind is frozenset:
-            # The order of a set is that of no hash, so that equal trees give equal bytes.
+            # A set is sorted rather than in hash order, so that equal trees give equal bytes.
             self._call(SET if kind is set else FROZENSET, (sorted(node, key=_rank),), depth)
             self._remember(key)
         elif kind is Unknown:

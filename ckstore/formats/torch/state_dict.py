@@ -1,6 +1,6 @@
 """State dicts in memory, described and read like files: torch tensors, NumPy arrays, plain containers and values.
 
-torch is never imported here: an object can be a torch tensor only where someone else has imported torch.
+torch is never imported here: an object can be a torch tensor only if the program has imported torch.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-#: Less than what is read back.
+#: Below the depth that the reader accepts.
 _MAX_DEPTH = 100
 _MAX_KEY = (1 << 61) - 1
 _READ_BYTES = 1 << 22
 
-#: Types whose objects are written as they pickle themselves; `ckstore.reading.known_types` makes them again.
+#: Types whose objects are written as they pickle themselves; `ckstore.reading.known_types` rebuilds them.
 _REDUCED = frozenset(
     {
         "argparse.Namespace", "builtins.bytearray", "builtins.range", "builtins.slice", "collections.Counter",
@@ -48,39 +48,39 @@ _REDUCED = frozenset(
         "torch.torch_version.TorchVersion", "types.SimpleNamespace", "uuid.UUID",
     }
 )  # fmt: skip
-#: What begins the names of those among them that a dictionary may have as keys.
+#: Name prefixes of the types among them that a dictionary may have as keys.
 _KEYS = ("datetime.", "pathlib.", "torch.d")
-#: Most parts of a tuple that is a key.
+#: Maximal parts of a tuple that is a key.
 _KEY_PARTS = 64
 
-#: What is done with an object that is of no known type.
+#: The treatment of an object of an unknown type.
 OnUnknown = Literal["raise", "pickle"]
-#: Bytes at the end of each extent that are looked at again when all was read.
+#: Bytes at the end of each extent that are compared after reading.
 _SAMPLE = 64
 
 
 class Memory(Protocol):
-    """Where the bytes of an extent are; they are the caller's and may change."""
+    """The bytes of an extent; they are the caller's and may change."""
 
     def view(self, offset: int, nbytes: int) -> memoryview:
-        """`nbytes` bytes from a byte offset."""
+        """Return `nbytes` bytes from a byte offset."""
 
     def copy_into(self, target: npt.NDArray[np.uint8]) -> Any:
-        """Copy all bytes; returns the GPU's stream that the copy is under way on, None where it is done."""
+        """Copy all bytes; return the GPU stream of a pending copy, None for a finished one."""
 
 
 @dataclass(slots=True)
 class LiveState:
-    """What a state dict holds.
+    """The contents of a state dict.
 
     Attributes
     ----------
     tree, tensors, extents
-        As in `FileLayout`; the extents' `start` is 0, since they lie in no file yet.
+        As in `FileLayout`; the extents' `start` is 0, since they are not in a file yet.
     memories
-        Where the bytes of each extent are.
+        The bytes of each extent.
     is_still
-        Nobody writes to them while the state is read, and they stay where they are.
+        No one writes to them while the state is read, and they do not move.
     """
 
     tree: Any
@@ -91,11 +91,11 @@ class LiveState:
     _versions: list[tuple[Any, int, Path]] = field(default_factory=list)
 
     def view(self, extent: int, offset: int, nbytes: int) -> memoryview:
-        """`nbytes` bytes of an extent from a byte offset, in the memory of the state dict itself where it lies here."""
+        """Return `nbytes` bytes of an extent from a byte offset, without a copy if they are in main memory."""
         return self.memories[extent].view(offset, nbytes)
 
     def sample(self) -> list[bytes]:
-        """A few bytes of each extent, as they are now."""
+        """Return a few bytes of each extent, as they are now."""
         return [self._sample(number, extent.nbytes) for number, extent in enumerate(self.extents)]
 
     def _sample(self, extent: int, nbytes: int) -> bytes:
@@ -103,9 +103,9 @@ class LiveState:
         return self.read(extent, nbytes - length, length)
 
     def check_unchanged(self, sample: Sequence[bytes] = ()) -> None:
-        """Raise `InputError` where torch counted a change of a tensor since, or a sample has other bytes by now.
+        """Raise `InputError` if torch counted a change of a tensor since, or a sample now has other bytes.
 
-        Fused optimisers change tensors that torch counts no change of, and nothing counts those of arrays.
+        Fused optimisers change tensors without torch counting it, and changes of arrays are never counted.
         """
         for tensor, version, path in self._versions:
             if tensor._version != version:
@@ -115,29 +115,29 @@ class LiveState:
                 raise _changed(self.extents[number].path)
 
     def read(self, extent: int, offset: int, nbytes: int) -> bytes:
-        """`nbytes` bytes of an extent from a byte offset, as they are in memory now."""
+        """Return `nbytes` bytes of an extent from a byte offset, as they are in memory now."""
         return bytes(self.view(extent, offset, nbytes))
 
     def read_pieces(self, extent: int) -> Iterator[bytes]:
-        """All bytes of an extent, piece by piece."""
+        """Yield all bytes of an extent, piece by piece."""
         for offset in range(0, self.extents[extent].nbytes, _READ_BYTES):
             yield self.read(extent, offset, min(_READ_BYTES, self.extents[extent].nbytes - offset))
 
 
 class StateDictSource:
-    """A state dict as the file that it would be: the torch zip, without writing it.
+    """A state dict as the torch zip that it would be, without writing it.
 
     Parameters
     ----------
     state_dict, on_unknown
-        See `describe_state_dict`, or what that has returned.
+        See `describe_state_dict`, or its result.
 
     Attributes
     ----------
     layout
-        What `parse` says of the file.
+        The result of `parse` for the file.
     skeleton
-        What `split_skeleton` says of it.
+        The result of `split_skeleton` for it.
     """
 
     def __init__(self, state_dict: Any, on_unknown: OnUnknown = "raise") -> None:
@@ -163,11 +163,11 @@ class StateDictSource:
 
     @property
     def size(self) -> int:
-        """Size in bytes."""
+        """The size in bytes."""
         return self._bytes.size
 
     def pread(self, offset: int, length: int) -> bytes:
-        """Exactly `length` bytes from `offset`; a stretch with the CRC of a storage reads that storage, once."""
+        """Return exactly `length` bytes from `offset`; a stretch with the CRC of a storage reads that storage, once."""
         data = bytearray(length)
         self.read_into(offset, memoryview(data))
         return bytes(data)
@@ -175,7 +175,7 @@ class StateDictSource:
     def read_into(self, offset: int, target: memoryview) -> None:
         """Fill `target` (bytes) from `offset` on.
 
-        CRCs of storages that came before, in order, are at hand; others read their storage, once.
+        CRCs of storages that were read in order are known; others read their storage, once.
         """
         self._bytes.read_into(offset, target)
         stop = offset + len(target)
@@ -189,22 +189,22 @@ class StateDictSource:
 
     @property
     def is_still(self) -> bool:
-        """Its tensors do not change while they are read: `view` is enough."""
+        """Whether its tensors do not change while they are read: `view` is enough."""
         return self._state.is_still
 
     def view(self, offset: int, nbytes: int) -> memoryview:
-        """Bytes of one storage from `offset` of the file on, where they are; the same as `read_into` in all else."""
+        """Return bytes of a storage from `offset` of the file on, without a copy; otherwise as `read_into`."""
         index = bisect_right(self._starts, offset) - 1
         found = self._state.view(self._storages[index].extent, offset - self._starts[index], nbytes)
         self._follow(offset, found)
         return found
 
     def check_unchanged(self) -> None:
-        """Raise `InputError` where a tensor was changed since it was described, as far as torch or a sample tells."""
+        """Raise `InputError` if a tensor has changed since, as far as torch or a sample shows."""
         self._state.check_unchanged(self._sample)
 
     def _follow(self, offset: int, data: memoryview) -> None:
-        """Take the CRC-32 of storages from what is read anyway, as long as it is read in order."""
+        """Compute the CRC-32 of storages from data that is read anyway, while it is read in order."""
         if offset == 0:
             self._checks, self._followed = Checks(self.layout), 0
         if offset != self._followed:
@@ -226,23 +226,23 @@ class StateDictSource:
 
 
 def describe_state_dict(state_dict: Any, on_unknown: OnUnknown = "raise") -> LiveState:
-    """The tree, tensors and extents of an object in memory.
+    """Return the tree, tensors and extents of an object in memory.
 
-    Tensors that share a storage stay tied: all that they span of it becomes one extent. Any other tensor becomes an
-    extent of its own, in the order of its memory where it is dense, else in C order.
+    Tensors that share a storage stay tied: the part of it that they span becomes one extent. Any other tensor becomes
+    an extent of its own, in memory order if it is dense, else in C order.
 
     Parameters
     ----------
     state_dict
         Dictionaries (`dict`, `OrderedDict`, `defaultdict`), lists, tuples and sets of tensors, arrays, plain values and
-        objects of the types that `Version.state_dict` makes again, nested in any way.
+        objects of the types that `Version.state_dict` rebuilds, nested in any way.
     on_unknown
         `pickle` keeps any other object as the bytes of its pickle.
 
     Raises
     ------
     UsageError
-        Where it holds anything else; names the place.
+        If it holds anything else; the message names the place.
     """
     if on_unknown not in ("raise", "pickle"):
         raise UsageError(f"`on_unknown` is `raise` or `pickle`, not {on_unknown!r}.")
@@ -253,7 +253,7 @@ def describe_state_dict(state_dict: Any, on_unknown: OnUnknown = "raise") -> Liv
 
 @dataclass(slots=True)
 class _Found:
-    """A tensor or array: the memory it lies in, and its place there in elements."""
+    """A tensor or array: its memory, and its place there in elements."""
 
     path: Path
     dtype: str
@@ -337,7 +337,7 @@ class _Describer:
         return tree
 
     def _key(self, key: Any, path: Path) -> Any:
-        """A key or element: plain ones as they are, others such that they equal nothing but themselves."""
+        """Return a key or element: plain ones unchanged, others as values that equal only themselves."""
         if _is_plain_key(key):
             return key
         if not self._is_known_key(key):
@@ -362,7 +362,7 @@ class _Describer:
         return self._unknown(node, f"The state dict holds the class {name} at {_shown(path)}, which cannot be stored")
 
     def _reduced(self, node: Any, path: Path, depth: int) -> Unknown:
-        """An object as it says itself that it is made again."""
+        """Return an object as its own pickle method describes it."""
         made = node.__reduce_ex__(2)
         if isinstance(made, str):
             return Unknown(f"{type(node).__module__}.{made}", None)
@@ -379,10 +379,10 @@ class _Describer:
         )
 
     def _unknown(self, node: Any, problem: str) -> Any:
-        """The bytes of its pickle, where these are wanted; they are opened by none but who asks for it."""
+        """Return the bytes of its pickle if these are requested; they are opened only on request."""
         if not self._is_pickling:
             raise UsageError(
-                f"{problem}; give what it holds as plain values, or ingest with on_unknown='pickle', which keeps it "
+                f"{problem}; replace it by plain values, or ingest with on_unknown='pickle', which keeps it "
                 "for programs that have its class."
             )
         try:
@@ -395,11 +395,11 @@ class _Describer:
         return TensorRef(len(self._found) - 1)
 
     def _problem_of(self, tensor: Any) -> str:
-        """Why a tensor cannot be stored; empty where it can."""
+        """Return why a tensor cannot be stored; empty if it can."""
         torch = self._torch
         dtype = _name_of_dtype(tensor.dtype)
         plain = type(tensor) in (torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", torch.Tensor))
-        nested = tensor.is_nested  # of which not even the size can be asked for
+        nested = tensor.is_nested  # Such a tensor does not even have a size.
         if not plain or nested or tensor.layout != torch.strided or tensor.is_quantized or dtype not in ITEM_SIZES:
             kind = f"{'nested ' * nested}{type(tensor).__qualname__}"
             return f"is a {kind} of dtype {dtype} and layout {tensor.layout}, which cannot be stored"
@@ -414,7 +414,7 @@ class _Describer:
         if not tensor.is_inference():
             self._versions.append((tensor, tensor._version, path))
         value = tensor.detach()
-        # The values as they lie in memory, which the marks then apply to.
+        # The values as they are in memory; the marks then apply to these.
         value = value.conj() if is_conj else value
         value = torch._neg_view(value) if is_neg else value
         memory = (value.device, value.untyped_storage().data_ptr())
@@ -422,7 +422,7 @@ class _Describer:
         return _Found(path, _name_of_dtype(tensor.dtype), shape, strides, value.storage_offset(), memory, value, marks)
 
     def _array_or_object(self, array: Any, path: Path, depth: int) -> Any:
-        """An array as a tensor with a mark; as it pickles itself where torch has not its dtype."""
+        """Store an array as a tensor with a mark; as its own pickle if torch lacks its dtype."""
         numpy, dtype = self._numpy, array.dtype
         if type(array) not in (numpy.ndarray, numpy.memmap) or dtype.hasobject:
             return self._unknown(
@@ -438,7 +438,7 @@ class _Describer:
         base = self._numpy.asarray(array)
         strides = row_major(base.shape)
         if base.flags.f_contiguous and not base.flags.c_contiguous:
-            # Columns lie one after another: the elements are those of the transposed array in its own order.
+            # Columns follow one another: the elements are those of the transposed array in its own order.
             base = base.T
             strides = tuple(reversed(row_major(base.shape)))
         memory = ("numpy", base.__array_interface__["data"][0], base.dtype.str, base.shape, base.strides)
@@ -485,7 +485,7 @@ class _Describer:
         high = max((one.offset + 1 + _reach(one)) * ITEM_SIZES[one.dtype] for one in group)
         sizes = {ITEM_SIZES[one.dtype] for one in group}
         if len(sizes) > 1:
-            # No extent can hold views of several item sizes: each becomes an extent of its own.
+            # No extent can hold views of several item sizes: each view becomes an extent of its own.
             for found in group:
                 yield from self._place([found], state)
             return
@@ -508,14 +508,14 @@ def _add(state: LiveState, extent: Extent, memory: Memory) -> None:
 
 
 def _reach(found: _Found) -> int:
-    """Distance of the last element from the first, in elements."""
+    """Return the distance of the last element from the first, in elements."""
     return sum((size - 1) * stride for size, stride in zip(found.shape, found.strides, strict=True))
 
 
 class _TensorMemory:
     """The bytes [low, high) of a tensor's storage, or its elements in C order.
 
-    Where that takes a copy, it is made with the first byte that is asked for and goes with the last.
+    If that requires a copy, the copy is made at the first access and released after the last.
     """
 
     def __init__(self, tensor: Any, span: tuple[int, int] | None) -> None:
@@ -535,7 +535,7 @@ class _TensorMemory:
     def copy_into(self, target: npt.NDArray[np.uint8]) -> Any:
         data = self._of_all()[: self._nbytes]
         if data.device.type == "cpu":
-            # By this thread alone: those of torch wait for one another, which takes long where cores are busy.
+            # In this thread alone: torch's threads wait for one another, which takes long on busy cores.
             target[:] = data.numpy()
             return None
         torch = sys.modules["torch"]
@@ -543,7 +543,7 @@ class _TensorMemory:
         return torch.cuda.current_stream(data.device) if data.is_cuda else None
 
     def _of_all(self) -> Any:
-        """The tensor's bytes from the first one on, wherever it lies."""
+        """Return the tensor's bytes from the first one on, on any device."""
         torch = sys.modules["torch"]
         value = self._tensor if self._span is not None else self._tensor.contiguous()
         start = self._span[0] if self._span is not None else value.storage_offset() * value.element_size()
@@ -551,7 +551,7 @@ class _TensorMemory:
 
 
 class _ArrayMemory:
-    """The same of an array: its elements, little-endian and in C order."""
+    """The same for an array: its elements, little-endian and in C order."""
 
     def __init__(self, array: npt.NDArray[Any]) -> None:
         self._array = array
@@ -576,11 +576,11 @@ class _ArrayMemory:
 
 
 def _whole_of(tensor: Any, path: Path) -> Any:
-    """The values of a `DTensor` that this rank holds all of."""
+    """Return the values of a `DTensor` if this rank holds all of them."""
     ranks = tensor.device_mesh.size()
     if ranks > 1 and not all(placement.is_replicate() for placement in tensor.placements):
         raise UsageError(
-            f"The tensor at {_shown(path)} is a DTensor of which {ranks} ranks hold a part each; save with "
+            f"The tensor at {_shown(path)} is a DTensor whose parts are on {ranks} ranks; save with "
             "`ckstore.integrations.dcp.StoreWriter`, or give its `full_tensor()`."
         )
     return tensor.detach().to_local()
@@ -594,12 +594,12 @@ def _changed(path: Path) -> InputError:
 
 
 def _name(one: Any) -> str:
-    """Name of a class or function, as a pickle has it."""
+    """Return the name of a class or function, as in a pickle."""
     return f"{one.__module__}.{one.__qualname__}"
 
 
 def _is_own(dtype: Any) -> bool:
-    """Whether a dtype is one of NumPy's, and of values that lie in the array itself."""
+    """Return whether a dtype is one of NumPy's, with values in the array itself."""
     return dtype.isbuiltin != 2 and not dtype.hasobject and dtype.kind in "biufcSUVmM"
 
 

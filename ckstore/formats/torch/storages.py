@@ -15,14 +15,14 @@ _MAX_RANK = 64
 
 @dataclass(frozen=True, slots=True)
 class StorageData:
-    """Where the bytes of a storage lie.
+    """The place of a storage's bytes.
 
     Attributes
     ----------
     key
         Name of the storage within its file.
     dtype
-        Of its elements; None where only the views have one.
+        Of its elements; None if only the views have one.
     start, nbytes
         In the file.
     """
@@ -35,7 +35,7 @@ class StorageData:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A tensor as the file describes it: shape, strides and offset (from the storage's beginning) in elements."""
+    """A tensor as described by the file: shape, strides and offset (from the storage's beginning) in elements."""
 
     path: Path
     storage: str
@@ -57,22 +57,22 @@ class _Placed:
 
 
 def cut(storages: Iterable[StorageData], views: list[View]) -> tuple[list[Extent], list[Tensor | None]]:
-    """Extents of all storages, sorted by their place in the file, and the tensor of every view.
+    """Return the extents of all storages, sorted by their place in the file, and the tensor of every view.
 
-    A view that is dense in some order of its dimensions, and apart from the others or around them, becomes an extent of
-    its own shape (in memory order); views that overlap otherwise or have holes share one extent of shape `(count,)`
-    over all that they span; what no view spans becomes extents of the storage's dtype.
+    A view that is dense in some order of its dimensions, and that does not overlap with others or contains them,
+    becomes an extent of its own shape (in memory order). Views that overlap otherwise or have holes share one extent of
+    shape `(count,)` over their whole span. Bytes without a view become extents of the storage's dtype.
 
     Returns
     -------
     tuple
-        Extents, and for each view its `Tensor`, or None where it overlaps one of another item size: no extent can hold
+        Extents, and for each view its `Tensor`, or None if it overlaps one of another item size: no extent can hold
         both.
 
     Raises
     ------
     InputError
-        Where a view leaves its storage, or refers to none.
+        If a view leaves its storage, or refers to none.
     """
     by_key = {storage.key: storage for storage in storages}
     tensors: list[Tensor | None] = [None] * len(views)
@@ -104,7 +104,7 @@ def cut(storages: Iterable[StorageData], views: list[View]) -> tuple[list[Extent
 
 
 def memory_shape(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The shape with the dimensions in the order of memory; None where the elements leave holes or overlap.
+    """Return the shape with the dimensions in the order of memory; None if the elements leave holes or overlap.
 
     A tensor contiguous in C order keeps its shape; otherwise dimensions of one element are left out.
     """
@@ -128,7 +128,7 @@ def memory_shape(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int,
 
 
 def _place(number: int, view: View, storage: StorageData) -> _Placed | None:
-    """The bytes that a view spans; None for a view without elements."""
+    """Return the bytes that a view spans; None for a view without elements."""
     shape, strides, item = view.shape, view.strides, ITEM_SIZES[view.dtype]
     if len(shape) != len(strides) or len(shape) > _MAX_RANK or view.offset < 0:
         raise InputError(f"a tensor in storage {view.storage!r} has no possible shape, strides or offset")
@@ -136,7 +136,7 @@ def _place(number: int, view: View, storage: StorageData) -> _Placed | None:
     empty = False
     for size, stride in zip(shape, strides, strict=True):
         if size < 0 or stride < 0 or size >= 1 << 63 or stride >= 1 << 63:
-            raise InputError(f"a tensor in storage {view.storage!r} has a negative or absurd size")
+            raise InputError(f"a tensor in storage {view.storage!r} has a negative or implausible size")
         if size == 0:
             empty = True
         last += (size - 1) * stride
@@ -145,7 +145,7 @@ def _place(number: int, view: View, storage: StorageData) -> _Placed | None:
     low = view.offset * item
     high = low + (last + 1) * item
     if high > storage.nbytes:
-        raise InputError(f"a tensor reaches beyond the end of storage {view.storage!r}")
+        raise InputError(f"a tensor exceeds storage {view.storage!r}")
     return _Placed(number, view, low, high)
 
 
@@ -169,7 +169,7 @@ def _cut_storage(
 
 
 def _groups(placed: list[_Placed]) -> Iterable[tuple[list[_Placed], int, int]]:
-    """Views that overlap, together; each group's views in the order of the file's tensors."""
+    """Group views that overlap; each group's views are in the order of the file's tensors."""
     if len(placed) > 1:
         placed = sorted(placed, key=lambda one: (one.low, -one.high, one.number))
     group: list[_Placed] = []
@@ -195,7 +195,7 @@ def _group_extent(start: int, group: list[_Placed], low: int, high: int) -> Exte
     first = min(group, key=lambda one: one.number).view
     dtype = first.dtype
     if len({ITEM_SIZES[one.view.dtype] for one in group}) > 1:
-        # Views begin at multiples of their own item size only, so the smallest fits them all.
+        # Views begin at multiples of their own item size, so the smallest size fits them all.
         dtype = min((one.view.dtype for one in group), key=lambda name: (ITEM_SIZES[name], name != first.dtype))
     return Extent(start + low, dtype, ((high - low) // ITEM_SIZES[dtype],), first.path)
 

@@ -1,4 +1,4 @@
-"""From the nodes of a torch pickle to the tree of a layout: typed paths, tensors, unknown objects, no cycles."""
+"""Turns the nodes of a torch pickle into the tree of a layout: typed paths, tensors, unknown objects, no cycles."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ckstore.formats.torch.storages import View
 
 #: Deepest nesting of containers; walking a level takes up to four of the interpreter's 1000 frames.
 MAX_DEPTH = 128
-#: Most tensors of one file, shared containers counted as often as they are reached.
+#: Maximal tensors of one file; a shared container counts once per reference.
 MAX_TENSORS = 1_000_000
-#: Most nodes that are looked at: a few shared containers can expand to any number.
+#: Maximal nodes that are visited: a few shared containers can expand to any number.
 MAX_NODES = 20_000_000
 
-#: Takes the place of a container within itself.
+#: Replaces a container within itself.
 CYCLE = Unknown("ckstore.cycle")
-#: Attributes of `torch.nn.Module` whose entries are reached as attributes of the module.
+#: Attributes of `torch.nn.Module` whose entries are accessed as attributes of the module.
 MODULE_GROUPS = ("_parameters", "_buffers", "_modules")
 _NAMES: dict[type, str] = {
     dict: "builtins.dict",
@@ -29,15 +29,15 @@ _NAMES: dict[type, str] = {
     defaultdict: "collections.defaultdict",
 }
 _PLAIN = frozenset({str, int, float, bool, type(None), bytes, complex})
-#: Path of the tensor of a file that is nothing but a tensor.
+#: Path of the tensor of a file that is only a tensor.
 ROOT: Path = ("tensor",)
 
 
 class TreeReader:
     """Turns nodes into a tree of plain containers, plain values, `TensorRef` and `Unknown`.
 
-    Containers without tensors keep their sharing; those with tensors are expanded at each place that refers to them,
-    since each place gives the tensors other paths.
+    Containers without tensors keep their sharing. Those with tensors are expanded at each reference, since each place
+    gives the tensors other paths.
 
     Attributes
     ----------
@@ -53,7 +53,7 @@ class TreeReader:
         self._without_tensors: dict[int, Any] = {}
 
     def read(self, node: Any) -> Any:
-        """The tree of the value that a pickle ends with."""
+        """Return the tree of a pickle's final value."""
         return self._visit(node, ROOT if type(node) is StoredTensor else (), 0, {})
 
     def _visit(self, node: Any, path: Path, depth: int, taken: dict[Segment, int]) -> Any:
@@ -118,7 +118,7 @@ class TreeReader:
         ]
 
     def _entries(self, entries: Any, path: Path, depth: int, taken: dict[Segment, int]) -> list[tuple[Any, Any]]:
-        """Pairs of a mapping, as trees."""
+        """Return pairs of a mapping, as trees."""
         self._count(len(entries))
         pairs: list[tuple[Any, Any]] = []
         for key, value in entries:
@@ -157,7 +157,7 @@ class TreeReader:
         wrapped = _wrapped_tensor(node)
         if wrapped is not None:
             return self._tensor(wrapped, path or ROOT)
-        # Groups first: a parameter keeps its plain name where another attribute has the same.
+        # Groups first: a parameter keeps its plain name even if another attribute has the same.
         state = node.state
         if isinstance(state, dict) and all(isinstance(state.get(group), dict) for group in ("_parameters", "_modules")):
             state = self._module_state(state, path, depth, taken)
@@ -187,7 +187,7 @@ class TreeReader:
 
 
 def segment_of(key: Any) -> Segment:
-    """The path segment of a dictionary key: text and integers as they are, anything else as readable text."""
+    """Return the path segment of a dictionary key: text and integers unchanged, anything else as readable text."""
     kind = type(key)
     if kind is Identity and type(key.value) is int and key.value.bit_length() <= 64:
         return int(key.value)
@@ -203,9 +203,9 @@ def segment_of(key: Any) -> Segment:
 
 
 def free(segment: Segment, taken: dict[Segment, int]) -> Segment:
-    """The segment, or the first of `segment~2`, `segment~3`, … that is not in `taken`; takes it.
+    """Return the segment, or the first of `segment~2`, `segment~3`, … that is not in `taken`; add it there.
 
-    `taken` holds for each segment the number to try next, so that many equal ones do not cost their square.
+    `taken` holds for each segment the next number to try, so that many equal ones do not take quadratic time.
     """
     if segment in taken:
         first, stem = segment, segment if isinstance(segment, str) else f"[{segment}]"
@@ -217,7 +217,7 @@ def free(segment: Segment, taken: dict[Segment, int]) -> Segment:
 
 
 def _wrapped_tensor(node: Object) -> StoredTensor | None:
-    """The tensor inside of an old `Variable` or `Parameter`, whose state is (tensor, requires_grad, hooks)."""
+    """Return the tensor inside of an old `Variable` or `Parameter`, whose state is (tensor, requires_grad, hooks)."""
     if node.name in ("torch.nn.parameter.Parameter", "torch.autograd.variable.Variable"):
         state = node.state
         if type(state) is tuple and state and type(state[0]) is StoredTensor:

@@ -34,10 +34,10 @@ from ckstore.storage.zip_records import (
 )
 
 ALIGNMENT = 64
-#: That of torch: names are UTF-8, and checksums follow the data.
+#: torch's style: names are UTF-8, and checksums follow the data.
 _STYLE = Style(version=0, flags=0x0800 | HAS_DESCRIPTOR, date=0, system=0, attributes=0)
 
-#: Storage class of each dtype that has one; tensors of the others are rebuilt from untyped storages, as torch does.
+#: Storage classes by dtype; tensors of other dtypes are rebuilt from untyped storages, as torch does.
 _STORAGE_CLASSES = {
     "bfloat16": "BFloat16Storage",
     "bool": "BoolStorage",
@@ -58,18 +58,18 @@ _REBUILD_PARAMETER = Reference(("torch._utils", "_rebuild_parameter"))
 _UNTYPED = Reference(("torch.storage", "UntypedStorage"))
 
 
-#: What data is handed over as.
+#: Types of written data.
 BytesLike = bytes | bytearray | memoryview
 
 
 class Output(Protocol):
-    """What is written to: a binary file; it need not seek."""
+    """The target of a write: a binary file; it need not seek."""
 
     def write(self, data: BytesLike, /) -> Any:
         """Write all of `data`."""
 
 
-#: Gives the bytes of an extent of the caller's list in order, in pieces of any size.
+#: Returns the bytes of an extent of the caller's list in order, in pieces of any size.
 ReadExtent = Callable[[int], Iterable[BytesLike]]
 
 
@@ -80,12 +80,11 @@ class PlannedStorage:
     Attributes
     ----------
     extent
-        Number of the extent in the caller's list whose bytes it takes; -1 for the storage of all tensors without
-        elements.
+        The number of its extent in the caller's list; -1 for the storage of all tensors without elements.
     start, nbytes
         In the file.
     crc_offsets
-        Where the skeleton holds its CRC-32.
+        The places of its CRC-32 in the skeleton.
     """
 
     extent: int
@@ -101,9 +100,9 @@ class TorchPlan:
     Attributes
     ----------
     layout
-        What `parse` would say of the file.
+        The result of `parse` for the file.
     skeleton
-        All bytes outside of the storages, the CRCs of storages as zeros.
+        All bytes outside of the storages, with the CRCs of storages as zeros.
     storages
         In file order.
     """
@@ -119,18 +118,18 @@ def plan_torch(tree: Any, tensors: Sequence[Tensor], extents: Sequence[Extent], 
     Parameters
     ----------
     tree
-        As in `FileLayout`. Tensors that it does not refer to are left out.
+        As in `FileLayout`. Tensors without a reference in it are left out.
     tensors
-        What `TensorRef` counts.
+        The list that `TensorRef` indexes.
     extents
-        What `Tensor.extent` counts; `start` is not used. Each extent that a tensor of the tree lies in becomes one
+        The list that `Tensor.extent` indexes; `start` is not used. Each extent of a tensor of the tree becomes one
         storage, so tensors that share an extent are tied again.
     name
         Folder inside the archive.
     """
     used = [tensors[index] for index in sorted(set(tensor_numbers(tree)))]
     numbers = sorted({tensor.extent for tensor in used if tensor.extent >= 0})
-    # torch takes a storage's dtype from the first reference to it: tensors without elements share one for each dtype.
+    # The first reference to a storage determines its dtype: tensors without elements share one storage per dtype.
     empty = sorted({tensor.dtype for tensor in used if tensor.extent < 0})
     slots: list[int | str] = [*numbers, *empty]
     keys = {slot: str(key) for key, slot in enumerate(slots)}
@@ -146,7 +145,7 @@ def plan_torch(tree: Any, tensors: Sequence[Tensor], extents: Sequence[Extent], 
     archive = _Archive(name)
     data = write_pickle(tree, rebuild)
     if len(data) > MAX_PICKLE_BYTES:
-        raise UsageError("What a torch file holds besides tensors must stay below 1 GiB; make tensors of it.")
+        raise UsageError("The values of a torch file besides tensors must stay below 1 GiB; make tensors of them.")
     archive.add("data.pkl", data)
     archive.add(".format_version", b"1")
     archive.add(".storage_alignment", str(ALIGNMENT).encode())
@@ -175,21 +174,21 @@ def write_torch(
 ) -> int:
     """Write the torch zip of a tree in one pass, holding no more than the skeleton and one piece of data.
 
-    Parameters and arrays become tensors and none wants a gradient, as in the state dict of a module.
+    Parameters and arrays become tensors without gradients, as in the state dict of a module.
 
     Parameters
     ----------
     out
-        Where to.
+        The target.
     tree, tensors, extents, name
-        See `plan_torch`; `Unknown` nodes are written as `plain_tree` has them.
+        See `plan_torch`; `Unknown` nodes are written in the form of `plain_tree`.
     read
-        Called once for each extent that is written, in ascending order of its number.
+        Called once for each written extent, in ascending order of its number.
 
     Returns
     -------
     int
-        Number of bytes written.
+        The number of bytes written.
     """
     plan = plan_torch(plain_tree(tree), [replace(tensor, marks=tensor.lazy) for tensor in tensors], extents, name=name)
     skeleton = bytearray(plan.skeleton)
@@ -206,7 +205,7 @@ def write_torch(
             length += len(view)
             out.write(view)
         if length != storage.nbytes:
-            raise InputError(f"Extent {storage.extent} has {length} bytes in place of {storage.nbytes}.")
+            raise InputError(f"Extent {storage.extent} has {length} bytes rather than {storage.nbytes}.")
         for offset in storage.crc_offsets:
             skeleton[offset : offset + 4] = crc.to_bytes(4, "little")
         written = storage.start + storage.nbytes
@@ -217,7 +216,7 @@ def write_torch(
 def _rebuild_call(
     tensor: Tensor, extents: Sequence[Extent], keys: dict[int | str, str], untyped: Collection[int]
 ) -> Call:
-    """The call that makes torch rebuild a tensor, as torch itself writes it."""
+    """Return the call that makes torch rebuild a tensor, as torch itself writes it."""
     if tensor.extent < 0:
         dtype, key, count, by_dtype = tensor.dtype, keys[tensor.dtype], 0, tensor.dtype not in _STORAGE_CLASSES
     else:
@@ -238,7 +237,7 @@ def _rebuild_call(
 
 
 class _Archive:
-    """A zip archive in the making: its skeleton, and gaps for the storages."""
+    """An incomplete zip archive: its skeleton, and gaps for the storages."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -252,12 +251,12 @@ class _Archive:
         return len(self._skeleton) + self._gaps
 
     def add(self, name: str, data: bytes) -> None:
-        """Append an entry whose data is at hand."""
+        """Append an entry with its data."""
         member = self._begin(name, crc32(data), len(data))
         self._skeleton += data + descriptor(member)
 
     def reserve(self, name: str, nbytes: int, extent: int) -> None:
-        """Append an entry whose data is to be written later."""
+        """Append an entry whose data is written later."""
         member = self._begin(name, 0, nbytes)
         self._reserved.append((extent, self._position, len(self._skeleton) + 4, len(self._members) - 1))
         self._gaps += nbytes
@@ -273,7 +272,7 @@ class _Archive:
         return member
 
     def finish(self) -> tuple[bytes, list[PlannedStorage], int]:
-        """Skeleton, storages and size of the file, with the directory."""
+        """Return the skeleton, the storages and the size of the file, with the directory."""
         start = self._position
         crc_offsets = []
         for member in self._members:

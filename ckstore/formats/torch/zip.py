@@ -1,4 +1,4 @@
-"""The zip archives that `torch.save` has written since 1.6: one pickle, one stored entry for each storage."""
+"""Zip archives of `torch.save` since 1.6: one pickle, and one stored entry for each storage."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from ckstore.formats.zip_directory import (
 
 
 def parse_torch_zip(source: Source) -> FileLayout | None:
-    """The layout of a torch zip; None for any other archive (TorchScript, zip of zips, big-endian).
+    """Return the layout of a torch zip; None for any other archive (TorchScript, zip of zips, big-endian).
 
-    The CRCs of all entries but the large ones are compared here; those of storages are in `checked`, for whoever reads
-    them.
+    The CRCs of all entries but the large ones are compared here; those of storages are in `checked`, for later
+    comparison.
 
     Raises
     ------
     InputError
-        Where a torch zip is cut off, or damaged outside of its storages.
+        If a torch zip is cut off, or damaged outside of its storages.
     """
     try:
         entries = read_directory(source)
@@ -70,9 +70,9 @@ def parse_torch_zip(source: Source) -> FileLayout | None:
     for key, storage in persistent.storages.items():
         entry_of_key = storages.get(key)
         if entry_of_key is None:
-            raise InputError(f"the pickle refers to storage {key!r}, which the archive does not hold")
+            raise InputError(f"the pickle refers to storage {key!r}, which the archive does not contain")
         if entry_of_key.size != storage.count * ITEM_SIZES[storage.dtype]:
-            raise InputError(f"storage {key!r} has another size than the pickle says")
+            raise InputError(f"storage {key!r} has another size than in the pickle")
     for key, entry in storages.items():
         known = persistent.storages.get(key)
         dtype = "uint8" if known is None else None if known.untyped else known.dtype
@@ -89,7 +89,7 @@ def parse_torch_zip(source: Source) -> FileLayout | None:
 
 
 def archive_holds_tensors(source: Source) -> bool:
-    """Whether a zip archive is a torch zip with storages, be it damaged: parsing it says what is wrong."""
+    """Return whether a zip archive is a torch zip with storages, even a damaged one: parsing it reports the damage."""
     try:
         entries = read_directory(source)
     except InputError:
@@ -99,7 +99,7 @@ def archive_holds_tensors(source: Source) -> bool:
 
 
 def assemble(kind: str, size: int, storages: list[StorageData], views: list[View], tree: Any) -> FileLayout:
-    """A layout from storages, views and the tree that refers to the views."""
+    """Return a layout of storages, views and the tree that refers to the views."""
     extents, placed = cut(storages, views)
     tensors = [tensor for tensor in placed if tensor is not None]
     if len(tensors) < len(placed):
@@ -110,7 +110,7 @@ def assemble(kind: str, size: int, storages: list[StorageData], views: list[View
 
 
 def shifted(layout: FileLayout, start: int) -> FileLayout:
-    """The layout of a file that begins at byte `start` of another; of that one's size it knows nothing."""
+    """Return the layout of a file that begins at byte `start` of another; the size of that file is unknown."""
     return replace(
         layout,
         extents=[replace(extent, start=start + extent.start) for extent in layout.extents],
@@ -137,7 +137,7 @@ def sort_extents(layout: FileLayout) -> None:
 
 
 def _with_distinct_paths(extents: list[Extent]) -> list[Extent]:
-    """The extents, where two have one path: a file may call its tensors what the rests of storages are called here."""
+    """Return the extents with distinct paths: a tensor may have the path of the rest of a storage."""
     seen: set[Path] = set()
     distinct = []
     for extent in extents:
@@ -151,7 +151,7 @@ def _with_distinct_paths(extents: list[Extent]) -> list[Extent]:
 
 
 def _without_lost(tree: Any, placed: list[Tensor | None]) -> Any:
-    """The tree with consecutive numbers for the tensors that were placed, and `Unknown` for the others."""
+    """Return the tree with consecutive numbers for the placed tensors, and `Unknown` for the others."""
     numbers: list[int] = []
     following = 0
     for tensor in placed:
@@ -165,7 +165,7 @@ def _without_lost(tree: Any, placed: list[Tensor | None]) -> Any:
 
 
 def _torch_prefix(entries: list[ZipEntry]) -> str | None:
-    """The folder that all entries of a torch zip lie in, with its slash; None where the archive is none."""
+    """Return the folder of all entries of a torch zip, with its slash; None for another archive."""
     pickles = [entry.name for entry in entries if entry.name.endswith("/data.pkl") and entry.name.count("/") == 1]
     if len(pickles) != 1:
         return None
