@@ -1,4 +1,4 @@
-"""The models of the trained runs and what they learn: a byte-level GPT on Python's own sources, a CNN on digits."""
+"""The models of the trained runs and their data: a byte-level GPT on Python's own sources, a CNN on digits."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Block(nn.Module):
         self.down = nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Activations of shape (batch, context, width), before and after."""
+        """Map activations of shape (batch, context, width)."""
         batch, context, width = x.shape
         q, k, v = self.attn(self.norm1(x)).view(batch, context, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -69,19 +69,19 @@ class GPT(nn.Module):
             self.lm_head.weight = self.wte.weight
 
     def features(self, tokens: Tensor) -> Tensor:
-        """Final activations, (batch, context, width), of bytes (batch, context)."""
+        """Return final activations, (batch, context, width), of bytes (batch, context)."""
         x = self.wte(tokens) + self.wpe.weight[: tokens.shape[1]]
         for block in self.h:
             x = block(x)
         return self.norm(x)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits of the next byte, (batch, context, 256)."""
+        """Return logits of the next byte, (batch, context, 256)."""
         return self.lm_head(self.features(tokens))
 
 
 class Classifier(nn.Module):
-    """A GPT that is never trained again under a small head that is.
+    """A frozen GPT under a small trainable head.
 
     Parameters
     ----------
@@ -99,7 +99,7 @@ class Classifier(nn.Module):
         self.head = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, classes))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits of the classes, (batch, classes), from the mean over the context."""
+        """Return logits of the classes, (batch, classes), from the mean over the context."""
         with torch.no_grad():
             pooled = self.backbone.features(tokens).mean(1)
         return self.head(pooled)
@@ -125,7 +125,7 @@ class Residual(nn.Module):
         self.shortcut = nn.Identity() if before == after else nn.Conv2d(before, after, 1, stride, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Images of shape (batch, channels, height, width), before and after."""
+        """Map images of shape (batch, channels, height, width)."""
         inner = functional.relu(self.norm1(self.conv1(x)))
         return functional.relu(self.norm2(self.conv2(inner)) + self.shortcut(x))
 
@@ -154,35 +154,35 @@ class CNN(nn.Module):
         self.fc = nn.Linear(before, 10)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits, (batch, 10), of images (batch, 1, 8, 8)."""
+        """Return logits, (batch, 10), of images (batch, 1, 8, 8)."""
         return self.fc(self.layers(self.stem(x)).mean((2, 3)))
 
 
 def sources(least: int = 40_000, below: float = math.inf) -> list[Tensor]:
-    """The modules of the standard library of `least` bytes and more but fewer than `below`, by name, each uint8."""
+    """Return the modules of the standard library with sizes from `least` to before `below`, by name, each uint8."""
     paths = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     texts = [path.read_bytes() for path in paths]
     return [torch.from_numpy(np.frombuffer(text, np.uint8).copy()) for text in texts if least <= len(text) < below]
 
 
 def prose() -> Tensor:
-    """The English text of Python's built-in help, which is no module of `sources`, as a uint8 tensor."""
+    """Return the English text of Python's built-in help, which is not in `sources`, as a uint8 tensor."""
     path = Path(sysconfig.get_path("stdlib")) / "pydoc_data" / "topics.py"
     return torch.from_numpy(np.frombuffer(path.read_bytes(), np.uint8).copy())
 
 
 def windows(text: Tensor, batch: int, length: int, generator: torch.Generator) -> Tensor:
-    """`batch` stretches of `length` bytes at random places of `text`, as int64 of shape (batch, length)."""
+    """Return `batch` stretches of `length` bytes at random places of `text`, as int64 of shape (batch, length)."""
     starts = torch.randint(len(text) - length, (batch, 1), generator=generator)
     return text[starts + torch.arange(length)].long()
 
 
-#: The last ones of `digits` that no run is trained on.
+#: The last ones of `digits`, which no run is trained on.
 HELD_OUT_DIGITS = 397
 
 
 def digits() -> tuple[Tensor, Tensor]:
-    """scikit-learn's 1,797 handwritten digits: images (n, 1, 8, 8) in 0 to 1 and their classes (n,)."""
+    """Return scikit-learn's 1,797 handwritten digits: images (n, 1, 8, 8) in 0 to 1 and their classes (n,)."""
     from sklearn.datasets import load_digits
 
     data = load_digits()

@@ -28,7 +28,7 @@ colours off.
 
 
 def reference() -> str:
-    """The whole page."""
+    """Return the whole page."""
     with click.Context(program, info_name="ckstore") as context:
         parts = [_HEAD, f"## Names of versions\n\n{VERSION_HELP}\n", _verbs(context)]
         for name in VERBS:

@@ -1,7 +1,7 @@
 """The trained runs that tests, demo and benchmarks use: small real models, the same for the same build of torch.
 
-A run's checkpoints lie in `<directory>/<name>/` with a stamp beside them that says how they were made, so that a run is
-trained once and found afterwards.
+A run's checkpoints are in `<directory>/<name>/`, next to a stamp with their settings, so that a run is trained once and
+found afterwards.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tools.training import ImageSettings, TextSettings
 
-#: Part of every stamp: raised when the same settings come to write other files.
+#: Part of every stamp: raised when the same settings write different files.
 REVISION = 2
 
 #: Every run and the pattern of its checkpoints' names.
@@ -35,12 +35,12 @@ RUNS = {
     "slow": "step*.pt",
 }
 
-#: `tiny` is for tests and takes seconds; `small` is for figures and takes minutes; fidelity is judged by `full`.
+#: `tiny` is for tests and takes seconds; `small` is for figures and takes minutes; `full` is for judging fidelity.
 TIERS = ("tiny", "small", "full")
 
 _STAMP = "run.json"
 
-#: How fine-tunes differ from the runs that they start from.
+#: Differences between fine-tunes and the runs that they start from.
 _FINETUNE: dict[str, dict[str, Any]] = {
     "tiny": {"steps": 30, "every": 10, "rate": 1e-4},
     "small": {"steps": 200, "every": 10, "rate": 1e-4},
@@ -49,14 +49,14 @@ _FINETUNE: dict[str, dict[str, Any]] = {
 
 
 def train(name: str, out: Path, *, tier: str = "tiny", report: Callable[[str], None] | None = None) -> list[Path]:
-    """Train a run unless it is there already.
+    """Train a run unless it exists.
 
     Parameters
     ----------
     name
         A key of `RUNS`.
     out
-        Directory that holds one directory a run; made where absent. Several processes may train into it at once.
+        Directory with a subdirectory per run; created if absent. Several processes may train into it at once.
     tier
         One of `TIERS`. A run of another tier in `out` is replaced.
     report
@@ -70,7 +70,7 @@ def train(name: str, out: Path, *, tier: str = "tiny", report: Callable[[str], N
     Raises
     ------
     FileExistsError
-        Where `out/name` holds something that no run wrote.
+        If `out/name` holds files that no run wrote.
     """
     if name in ("bf16", "frozen", "finetune"):
         train("gpt", out, tier=tier, report=report)
@@ -98,7 +98,7 @@ def _train(name: str, tier: str, out: Path, made: Path, report: Callable[[str], 
 
     chosen: Any = settings(name, tier)
     threads = torch.get_num_threads()
-    # Sums depend on how they are split over threads; so the number of threads belongs to the run, not to the machine.
+    # Sums depend on the number of threads, which therefore belongs to the run rather than the machine.
     torch.set_num_threads(1 if tier == "tiny" else 2)
     try:
         with torch.random.fork_rng(devices=[]):
@@ -123,7 +123,7 @@ def _train(name: str, tier: str, out: Path, made: Path, report: Callable[[str], 
 
 
 def settings(name: str, tier: str) -> TextSettings | ImageSettings:
-    """What a run of a tier is trained with."""
+    """Return the training settings of a run of a tier."""
     from tools.training import ImageSettings, TextSettings
 
     if name == "cnn":

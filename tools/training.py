@@ -1,4 +1,4 @@
-"""How each of the trained runs is trained and what its checkpoints hold; `tools.runs` says which there are."""
+"""The training of each run and the contents of its checkpoints; `tools.runs` lists the runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tools import models
 
 Report = Callable[[str], None]
 
-#: Steps of the run that `slow` goes on from.
+#: Steps of the run that `slow` continues.
 _BEFORE_SLOW = 100
 
 
@@ -49,11 +49,11 @@ class TextSettings:
     rate: float = 1e-3
 
     def model(self, *, tied: bool = False) -> models.GPT:
-        """A freshly initialised GPT of these sizes."""
+        """Return a new GPT of these sizes."""
         return models.GPT(self.width, self.layers, self.heads, self.context, tied=tied)
 
     def rate_at(self, step: int) -> float:
-        """Learning rate of a step, counted from 1."""
+        """Return the learning rate of a step, counted from 1."""
         warm = max(1, self.steps // 10)
         if step <= warm:
             return self.rate * step / warm
@@ -111,7 +111,7 @@ def _language_model(settings: TextSettings, out: Path, report: Report, *, tied: 
 
 
 def finetune(settings: TextSettings, source: Path, out: Path, report: Report) -> None:
-    """Train `source`, a checkpoint of `gpt`, on English text; `step*.pt` begin with the model as it was."""
+    """Train `source`, a checkpoint of `gpt`, on English text; `step*.pt` begin with the unchanged model."""
     text = models.prose()
     model = settings.model()
     model.load_state_dict(torch.load(source, weights_only=True)["model"])
@@ -126,7 +126,7 @@ def finetune(settings: TextSettings, source: Path, out: Path, report: Report) ->
 
 
 def slow(settings: TextSettings, out: Path, report: Report) -> None:
-    """Fine-tune a larger GPT, trained for a few steps here, so slowly that many values stay as they are."""
+    """Fine-tune a larger GPT, trained for a few steps here, so slowly that many values do not change."""
     with tempfile.TemporaryDirectory(dir=out) as scratch:
         before = replace(settings, steps=_BEFORE_SLOW, every=_BEFORE_SLOW, rate=1e-3)
         gpt(before, Path(scratch), report)
@@ -141,14 +141,14 @@ def language_step(
     generator: torch.Generator,
     rate: float,
 ) -> float:
-    """One optimiser step on a batch of windows of `text`; returns the loss before it."""
+    """Take one optimiser step on a batch of windows of `text`; return the loss before it."""
     tokens = models.windows(text, settings.batch, settings.context + 1, generator)
     loss = functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
     return _step(optimizer, loss, rate)
 
 
 def frozen(settings: TextSettings, source: Path, out: Path, report: Report) -> None:
-    """Train a head that tells a text's module on the frozen weights of `source`, a checkpoint of `gpt`."""
+    """Train a head that identifies a text's module on the frozen weights of `source`, a checkpoint of `gpt`."""
     texts = models.sources()
     backbone = settings.model()
     backbone.load_state_dict(torch.load(source, weights_only=True)["model"])
@@ -165,7 +165,7 @@ def frozen(settings: TextSettings, source: Path, out: Path, report: Report) -> N
 
 
 def bf16(checkpoints: list[Path], out: Path, report: Report) -> None:
-    """Write the weights of `gpt`'s checkpoints as bfloat16 in safetensors: what mixed precision hands to inference."""
+    """Write the weights of `gpt`'s checkpoints as bfloat16 in safetensors, the inference format of mixed precision."""
     for path in checkpoints:
         checkpoint = torch.load(path, weights_only=True)
         weights = {name: value.to(torch.bfloat16) for name, value in checkpoint["model"].items()}
@@ -177,7 +177,7 @@ def bf16(checkpoints: list[Path], out: Path, report: Report) -> None:
 def cnn(settings: ImageSettings, out: Path, report: Report) -> None:
     """Train a CNN with SGD momentum; `epoch*.pt` hold `model`, `optimizer`, `epoch` and `accuracy` on 397 digits.
 
-    Files of the same names in `gradients` hold the mean gradients before each, as `GradientAccumulator` gathers them.
+    Files of the same names in `gradients` hold the mean gradients before each, as gathered by `GradientAccumulator`.
     """
     images, classes = models.digits()
     train = len(images) - models.HELD_OUT_DIGITS

@@ -25,9 +25,9 @@ def test_every_version_is_measured(gpt_run: list[Path], tmp_path: Path) -> None:
     with ckstore.init(tmp_path / "store") as store:
         for step, path in enumerate(gpt_run[:3]):
             store.ingest(path, run="a", step=step)
-        foretold = [row.cost for row in store.versions()]
-    assert [row.foretold for row in rows] == pytest.approx(foretold, abs=1e-3)
-    assert foretold[-1] > 1.01 > foretold[0]
+        predicted = [row.cost for row in store.versions()]
+    assert [row.predicted for row in rows] == pytest.approx(predicted, abs=1e-3)
+    assert predicted[-1] > 1.01 > predicted[0]
     assert not (tmp_path / "work" / "store").exists(), "the next budget begins anew"
 
 
@@ -36,7 +36,7 @@ def test_tables(gpt_run: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(catalogue, "find", lambda *arguments, **named: series)
     costs.main(["--work", str(tmp_path), "--repeat", "1", "--series", "gpt"])
     head, _, *rows, blank, _, _, summary, _, weights = capsys.readouterr().out.splitlines()
-    assert "foretold" in head
+    assert "predicted" in head
     assert [row.split(" | ")[:3] for row in rows] == [["| gpt", "2", "1"], ["| gpt", "2", "2"]]
     assert summary.split(" | ")[:3] == ["| gpt", "2", "2"]
     assert max(row.split(" | ")[5] for row in rows) == summary.split(" | ")[3]

@@ -21,7 +21,7 @@ Prepare = Callable[[], Callable[[], None]]
 
 @dataclass(frozen=True)
 class _Stored:
-    """One piece of one version: its members' keys and sizes, and what it is stored as."""
+    """One piece of one version: its members' keys and sizes, and its stored forms."""
 
     dtype: str
     members: tuple[tuple[str, int], ...]
@@ -35,18 +35,18 @@ class _Stored:
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a series costs with a peer.
+    """The sizes of a series with a peer.
 
     Attributes
     ----------
     pairs
-        Bytes with the previous version at hand: the first in full, the others as differences.
+        Bytes with the previous version available: the first in full, the others as differences.
     later
         The part of `pairs` that is not the first version.
     chains
         Bytes with a full version every `period` versions.
     period
-        The largest that restores the deepest version within the factor; 1 for a peer without deltas.
+        The largest period that restores the deepest version within the factor; 1 for a peer without deltas.
     factor
         Time to restore that deepest version over that of a full one, as measured; 1 for a peer without deltas.
     """
@@ -61,14 +61,14 @@ class Sizes:
 class PeerSeries:
     """Every version of a series encoded by a peer, in full and as a difference to the one before.
 
-    Names and places of tensors, which a real store has to keep too, are not counted.
+    Names and places of tensors, which a real store must keep too, are not counted.
 
     Parameters
     ----------
     peer, series
-        Which.
+        The peer and the series.
     scratch
-        A file that restored versions are written to, as a store's checkout would.
+        A file that restored versions are written to, as in a store's checkout.
     """
 
     def __init__(self, peer: Peer, series: Series, scratch: Path) -> None:
@@ -89,7 +89,7 @@ class PeerSeries:
         self._check(current, 0)
 
     def _check(self, wanted: list[Piece], first: int) -> None:
-        """Raise unless the last version so far comes back, from `first` in full and differences."""
+        """Raise unless the last version so far is restored, from `first` in full and differences."""
         for piece, data in zip(wanted, self._restored(first), strict=True):
             if not np.array_equal(piece.data, data):
                 raise AssertionError(f"{self.peer.name} does not restore version {len(self.versions) - 1}")
@@ -108,7 +108,7 @@ class PeerSeries:
         return _Stored(piece.dtype, piece.members, self.peer.encode(piece.data, piece.dtype), delta)
 
     def _piece(self, version: int, index: int, first: int, memo: dict[tuple[int, int], Bytes]) -> Bytes:
-        """Decode a piece where `first` is stored in full and every later version as differences."""
+        """Decode a piece from `first` in full and the differences of every later version."""
         known = memo.get((version, index))
         if known is not None:
             return known
@@ -154,7 +154,7 @@ class PeerSeries:
 
 
 def time_ratio(slow: Prepare, fast: Prepare, *, pairs: int = 7) -> float:
-    """Time of a slow call over the time of a fast one: the median over interleaved pairs, after one of each to warm up.
+    """Return the time of a slow call over the time of a fast one: the median over interleaved pairs, after a warm-up.
 
     Both are given by functions that prepare a call, in time that is not counted. Calls of a few milliseconds are
     repeated until they take a twentieth of a second.
@@ -176,7 +176,7 @@ def _seconds(calls: list[Callable[[], None]]) -> float:
 
 
 def _cut(members: tuple[tuple[str, int], ...]) -> list[tuple[str, int, int]]:
-    """Key, start and stop of each member in its piece."""
+    """Return key, start and stop of each member in its piece."""
     cuts = []
     position = 0
     for key, size in members:
@@ -186,7 +186,7 @@ def _cut(members: tuple[tuple[str, int], ...]) -> list[tuple[str, int, int]]:
 
 
 def _gather(members: tuple[tuple[str, int], ...], previous: dict[str, Bytes]) -> Bytes | None:
-    """The previous version's bytes of each member, zeros where it has none of that size; None where it has none."""
+    """Return the previous version's bytes of each member, zeros for another size; None without a previous version."""
     parts = []
     for key, size in members:
         data = previous.get(key)

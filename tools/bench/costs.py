@@ -1,8 +1,8 @@
-"""Measures what restoring every version of every series takes, and fits the weights of `ckstore.lineage.cost` to it.
+"""Measures the restore cost of every version of every series, and fits the weights of `ckstore.lineage.cost` to it.
 
 Seconds are CPU seconds, the least of several restores of each kind, in turn with those of the same checkpoint stored
-exactly and in full. `foretold` is what `ckstore log` says; a budget bounds both factors. What it foretells of checkouts
-has the bytes besides that are hashed and written, of the version and of the one in full.
+exactly and in full. `predicted` is the factor that `ckstore log` prints; a budget bounds both factors. Its prediction
+for checkouts also counts the bytes that are hashed and written, of the version and of the one in full.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from ckstore.objects.restore_cost import restore_work
 from ckstore.policy import FIDELITIES, Fidelity
 from tools.bench import series as catalogue
 
-#: Restores go on for so many seconds of CPU time, if these are not more than so many times as many as asked for.
+#: Minimal CPU seconds of repeated restores, and the maximal multiple of the requested number of restores.
 _ENOUGH = 1.0
 _OFTEN = 6
-#: Nanoseconds of one core that hashing and writing a byte take.
+#: Nanoseconds of one core to hash and write a byte.
 _HASHED = 1.0
 
 
@@ -41,9 +41,9 @@ class Row:
     number
         Of the version.
     work, full
-        Of restoring it, as it is stored and if it were exact and in full.
+        Of restoring it, as stored and as if it were exact and in full.
     memory, full_memory
-        Seconds of its state dict, as it is stored and from a store where it is in full.
+        Seconds of its state dict, as stored and from a store where it is in full.
     file, full_file
         The same of its checkout.
     """
@@ -57,13 +57,13 @@ class Row:
     full_file: float
 
     @property
-    def foretold(self) -> float:
-        """The factor that the store foretells."""
+    def predicted(self) -> float:
+        """The factor that the store predicts."""
         return cost(self.work) / cost(self.full)
 
     @property
-    def foretold_file(self) -> float:
-        """The factor of a checkout."""
+    def predicted_file(self) -> float:
+        """The predicted factor of a checkout."""
         hashed = _HASHED * self.full.restored
         return (cost(self.work) + hashed) / (cost(self.full) + hashed)
 
@@ -71,7 +71,7 @@ class Row:
 def ingest(
     series: catalogue.Series, root: Path, budget: float, *, in_full: bool = False, fidelity: Fidelity = "exact"
 ) -> int:
-    """Store a series; every version in a run of its own where each is to be in full. Returns the bytes of its packs."""
+    """Store a series, each version in its own run if `in_full`. Return the bytes of its packs."""
     with ckstore.init(root) as store:
         for step, path in enumerate(series.versions):
             run = f"run{step}" if in_full else "run"
@@ -82,7 +82,7 @@ def ingest(
 def measure(
     series: catalogue.Series, scratch: Path, repeat: int, budget: float = BUDGET, fidelity: Fidelity = "exact"
 ) -> Iterator[Row]:
-    """Store a series below `scratch` under a budget, and measure each version; `scratch/full` is used again."""
+    """Store a series below `scratch` under a budget, and measure each version; `scratch/full` is reused."""
     own, full = scratch / "store", scratch / "full"
     if not full.exists():
         ingest(series, full, budget, in_full=True)
@@ -104,10 +104,10 @@ def _checkout(version: ckstore.Version, target: Path) -> None:
 
 
 def _least(number: int, out: Path, repeat: int) -> list[float]:
-    """The least CPU seconds of some restores: `memory`, `full_memory`, `file`, `full_file`.
+    """Return the least CPU seconds of some restores: `memory`, `full_memory`, `file`, `full_file`.
 
-    Each is from a store that was just opened, in turn, after one to warm up; every other time the other way round, as
-    what was before decides which memory is at hand. Those of a few milliseconds are repeated more often.
+    Each uses a newly opened store, in turn, after a warm-up. The order alternates, because earlier work determines the
+    available memory. Restores of a few milliseconds are repeated more often.
     """
     calls = [(out.with_name(store), way) for way in (_state_dict, _checkout) for store in ("store", "full")]
     least = [float("inf")] * len(calls)
@@ -125,13 +125,13 @@ def _least(number: int, out: Path, repeat: int) -> list[float]:
 
 
 def fit(works: list[Work], seconds: list[float]) -> list[float]:
-    """Weights that are not negative and make the relative errors smallest."""
+    """Return weights that are not negative and minimise the relative errors."""
     design = np.array(works, np.float64) / np.array(seconds)[:, None] / 1e9
     return [float(weight) for weight in nnls(design, np.ones(len(works)))[0]]
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Print a row a version, and the fitted weights; or what series take under several budgets."""
+    """Print a row for each version, and the fitted weights; or the sizes of series under several budgets."""
     parser = argparse.ArgumentParser(prog="tools/bench/cost", description=__doc__)
     parser.add_argument("--series", action="append", default=[], help="repeatable; see tools.bench.series.find")
     parser.add_argument("--data", type=Path, default=None)
@@ -157,7 +157,7 @@ def main(arguments: list[str] | None = None) -> None:
         return
     rows: list[Row] = []
     summary: list[tuple[object, ...]] = []
-    _print_row("series", "budget", "version", "state dict, CPU ms", "model", "foretold", "state dict", "checkout")
+    _print_row("series", "budget", "version", "state dict, CPU ms", "model", "predicted", "state dict", "checkout")
     _print_row("---", *["---:"] * 7)
     for series in found:
         with tempfile.TemporaryDirectory(dir=chosen.work) as scratch:
@@ -166,7 +166,7 @@ def main(arguments: list[str] | None = None) -> None:
                 for row in measure(series, Path(scratch), chosen.repeat, budget, chosen.fidelity):
                     of_series.append(row)
                     took = f"{row.memory * 1e3:.1f}", f"{cost(row.work) / 1e6:.1f}"
-                    factors = row.foretold, row.memory / row.full_memory, row.file / row.full_file
+                    factors = row.predicted, row.memory / row.full_memory, row.file / row.full_file
                     _print_row(series.name, f"{budget:g}", row.number, *took, *(f"{factor:.2f}" for factor in factors))
                 rows += of_series
                 summary.append((series.name, f"{budget:g}", *_summary(of_series)))
@@ -178,8 +178,8 @@ def main(arguments: list[str] | None = None) -> None:
         "foretold",
         "state dict",
         "checkout",
-        "state dict / foretold",
-        "checkout / foretold",
+        "state dict / predicted",
+        "checkout / predicted",
     )
     _print_row("---", *["---:"] * 7)
     for cells in summary:
@@ -190,12 +190,12 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _summary(rows: list[Row]) -> tuple[object, ...]:
-    """Of a series the number of versions, the highest factors, and how far those that were foretold are off."""
+    """Return the number of versions of a series, the highest factors, and the errors of the predictions."""
     memory, file = [row.memory / row.full_memory for row in rows], [row.file / row.full_file for row in rows]
-    highest = max(row.foretold for row in rows), max(memory), max(file)
+    highest = max(row.predicted for row in rows), max(memory), max(file)
     off = (
-        [measured / row.foretold for measured, row in zip(memory, rows, strict=True)],
-        [measured / row.foretold_file for measured, row in zip(file, rows, strict=True)],
+        [measured / row.predicted for measured, row in zip(memory, rows, strict=True)],
+        [measured / row.predicted_file for measured, row in zip(file, rows, strict=True)],
     )
     return len(rows), *(f"{one:.2f}" for one in highest), *(f"{min(one):.2f} to {max(one):.2f}" for one in off)
 

@@ -1,4 +1,4 @@
-"""Ways to store a checkpoint and to get it back that ckstore is timed beside, as their users would run them."""
+"""Other ways to store and restore a checkpoint, timed against ckstore, as their users would run them."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from safetensors.torch import load_file, save_file
 from tools.bench.peers import zipnn_decode, zipnn_encode
 from tools.bench.series import load
 
-#: What tables call those that figures are ratios to.
+#: Names in tables of the ways that ratios refer to.
 SAVE, LOAD, COPY = "torch.save, fsync", "torch.load", "cp, fsync"
 
-#: Threads that zstd is given.
+#: Threads of zstd.
 _THREADS = 2
 
-#: The float types that ZipNN knows, by torch's.
+#: The float types of ZipNN, by torch's.
 _DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 
@@ -49,11 +49,11 @@ class Keeper:
     Attributes
     ----------
     stores, restores
-        What tables call it.
+        Its names in tables.
     store
         Writes a version to a path, durably.
     restore
-        Gets it back from the first path: as a durable file at the second, or as tensors that it returns.
+        Restores it from the first path: as a durable file at the second, or as tensors that it returns.
     """
 
     stores: str
@@ -79,7 +79,7 @@ def _save_safetensors(source: Source, target: Path) -> None:
 
 
 def _flat(tree: Any, prefix: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors of nested dictionaries by their joined keys: safetensors files hold nothing else."""
+    """Yield the tensors of nested dictionaries by their joined keys, the only form of safetensors files."""
     if isinstance(tree, torch.Tensor):
         yield prefix, tree
     elif isinstance(tree, dict):
@@ -106,7 +106,7 @@ def _unzstd(packed: Path, target: Path) -> None:
 
 
 def _zipnn(source: Source, target: Path) -> None:
-    """The file as floats of the type that most of it is, with zeros at its end to make it a whole number of them."""
+    """Compress the file as floats of its most frequent type, padded with zeros to a whole number of them."""
     sizes = dict.fromkeys(_DTYPES.values(), 0)
     for _, tensor in _flat(source.state):
         if tensor.dtype in _DTYPES:

@@ -16,28 +16,28 @@ from tools.bench.series import Series
 
 @dataclass(frozen=True)
 class Ours:
-    """What a series costs.
+    """The sizes and costs of a series.
 
     Attributes
     ----------
     total
         Bytes of all files of the store, catalog and log included.
     later
-        How much of it came with the versions after the first.
+        The part of it that came with the versions after the first.
     unbounded_later
-        The same with no bound on restoring, as the peers' pairs have none.
+        The same without a bound on restoring, as for the peers' pairs.
     bases
         Versions stored without a delta.
     depth
         Of the deepest version.
     factor
-        Time to check the deepest version out over that of the same version in a store of its own, where it is full.
+        Time to check out the deepest version over that of the same version in its own store, where it is full.
     predicted
-        The factor that the store foretold.
+        The factor that the store predicted.
     ledger
         Bytes by cause.
     coded, entropy
-        Bytes of all payloads, tables included, and the order-0 entropy by group of what they code, in bytes.
+        Bytes of all payloads with their tables, and the order-0 entropy by group of the coded data, in bytes.
     """
 
     total: int
@@ -53,12 +53,12 @@ class Ours:
 
 
 def measure(series: Series, work: Path) -> Ours:
-    """Ingest every version, check that each comes back, and measure.
+    """Ingest every version, check that each is restored, and measure.
 
     Raises
     ------
     AssertionError
-        Where a version does not come back byte for byte.
+        If a version is not restored byte for byte.
     """
     work.mkdir(parents=True, exist_ok=True)
     run = series.name.replace("/", "-")
@@ -72,7 +72,7 @@ def measure(series: Series, work: Path) -> Ours:
         for step, path in enumerate(series.versions):
             store[f"{run}@{step}"].checkout(out, force=True)
             if _contents(out) != _contents(path):
-                raise AssertionError(f"{path} does not come back byte for byte")
+                raise AssertionError(f"{path} is not restored byte for byte")
         rows = store.versions()
         deepest = max(rows, key=lambda row: (row.depth, row.number))
         with ckstore.init(full) as alone:
@@ -85,7 +85,7 @@ def measure(series: Series, work: Path) -> Ours:
                     first = size_of(free)
 
         def prepare(path: Path, number: int) -> Callable[[], None]:
-            # Opened for every call: a store remembers chunks that it has decoded.
+            # Opened for every call: a store caches chunks that it has decoded.
             return partial(ckstore.open(path, mode="r")[number].checkout, out, force=True)
 
         factor = time_ratio(partial(prepare, root, deepest.number), partial(prepare, full, rows[0].number))
@@ -105,7 +105,7 @@ def measure(series: Series, work: Path) -> Ours:
 
 
 def size_of(directory: Path) -> int:
-    """Bytes of all files under a directory."""
+    """Return the bytes of all files under a directory."""
     return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
 
 

@@ -1,4 +1,4 @@
-"""Largest anonymous memory of ingest and checkout: each in a process of its own that is watched from outside."""
+"""Peak anonymous memory of ingest and checkout, each in its own process, observed from outside."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from ckstore.policy import FIDELITIES
 from tools.bench.speed_bench import Bench
 from tools.bench.speed_figures import Section, digits
 
-#: Tensors are square matrices of this many rows: 64 MiB each, as the larger ones of a language model are.
+#: Tensors are square matrices with this number of rows: 64 MiB each, like the larger ones of a language model.
 ROWS = 4096
 
 #: Size in MB (10^6 bytes) of the checkpoints of the speed benchmark's row.
 MEGABYTES = 1000
 
-#: Seconds between two looks at a process.
+#: Seconds between two samples of a process.
 INTERVAL = 0.002
 
 INIT = "import sys, ckstore; ckstore.init(sys.argv[1])"
@@ -35,16 +35,16 @@ CHECKOUT = "import sys, ckstore; ckstore.open(sys.argv[1], 'r')[sys.argv[2]].che
 
 @dataclass(frozen=True)
 class Peak:
-    """What one process took: largest anonymous memory in MB (10^6 bytes), seconds with imports, GB/s of the file."""
+    """The peak of one process: anonymous memory in MB (10^6 bytes), seconds with imports, GB/s of the file."""
 
-    what: str
+    phase: str
     megabytes: float
     seconds: float
     rate: float
 
 
 def weights(seed: int, version: int) -> npt.NDArray[np.float32]:
-    """A matrix whose versions are a random walk with steps of 5 % of its size."""
+    """Return a matrix whose versions are a random walk with steps of 5 % of its size."""
     generator = np.random.default_rng(seed)
     values = generator.standard_normal((ROWS, ROWS), np.float32) * np.float32(0.02)
     for _ in range(version):
@@ -80,7 +80,7 @@ def write_torch(path: Path, count: int, version: int) -> None:
 
 
 def watch(command: list[str]) -> tuple[int, float]:
-    """Largest anonymous memory in bytes that a command held, and the seconds it took; raises where it fails."""
+    """Return the peak anonymous memory of a command in bytes, and its seconds; raise if it fails."""
     begin = time.perf_counter()
     largest = 0
     with subprocess.Popen(command) as process:
@@ -103,7 +103,7 @@ def _anonymous(status: Path) -> int:
 
 
 def measure(megabytes: int, container: str, work: Path, fidelity: str = "exact") -> Iterator[Peak]:
-    """Two versions in, the second one out; the files are made first and removed with `work`."""
+    """Ingest two versions, and check out the second; the files are made first and removed with `work`."""
     count = max(1, round(megabytes * 1e6 / (4 * ROWS * ROWS)))
     write = write_safetensors if container == "safetensors" else write_torch
     suffix = "safetensors" if container == "safetensors" else "pt"
@@ -128,7 +128,7 @@ def memory(bench: Bench) -> Section:
         with tempfile.TemporaryDirectory(dir=bench.work) as work:
             found.append(list(measure(MEGABYTES, "safetensors", Path(work), fidelity)))
     rows += [
-        [exact.what, digits(exact.megabytes), digits(coarse.megabytes)] for exact, coarse in zip(*found, strict=True)
+        [exact.phase, digits(exact.megabytes), digits(coarse.megabytes)] for exact, coarse in zip(*found, strict=True)
     ]
     return Section(
         "Memory",
@@ -137,21 +137,21 @@ def memory(bench: Bench) -> Section:
     )
 
 
-def _peak(what: str, command: list[str], size: int) -> Peak:
+def _peak(phase: str, command: list[str], size: int) -> Peak:
     largest, seconds = watch(command)
-    return Peak(what, round(largest / 1e6, 1), round(seconds, 2), round(size / 1e9 / seconds, 3))
+    return Peak(phase, round(largest / 1e6, 1), round(seconds, 2), round(size / 1e9 / seconds, 3))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="tools/bench/memory", description=__doc__)
     parser.add_argument("--megabytes", type=int, default=MEGABYTES, help="size of a checkpoint")
     parser.add_argument("--container", choices=["safetensors", "pt"], default="safetensors")
-    parser.add_argument("--work", type=Path, help="where files are written: three times their size is needed")
+    parser.add_argument("--work", type=Path, help="directory for files: three times their size is needed")
     arguments = parser.parse_args()
     print(f"{'':24} {'peak, MB':>9} {'seconds':>8} {'GB/s':>6}")
     with tempfile.TemporaryDirectory(dir=arguments.work) as work:
         for peak in measure(arguments.megabytes, arguments.container, Path(work)):
-            print(f"{peak.what:24} {peak.megabytes:9.1f} {peak.seconds:8.2f} {peak.rate:6.3f}", flush=True)
+            print(f"{peak.phase:24} {peak.megabytes:9.1f} {peak.seconds:8.2f} {peak.rate:6.3f}", flush=True)
 
 
 if __name__ == "__main__":

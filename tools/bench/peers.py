@@ -1,6 +1,6 @@
-"""What others compress checkpoints with: each a pair of functions for full data and, where there is one, for deltas.
+"""Other compressors of checkpoints: each a pair of functions for full data and, if supported, a pair for deltas.
 
-Every peer gets the best of both for every piece of a delta: the difference or the data itself, whichever is smaller.
+Every peer gets the smaller of the difference and the data itself for every piece of a delta.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class Peer:
     Attributes
     ----------
     name
-        What tables call it.
+        Its name in tables.
     encode, decode
         Of a piece's bytes, given its dtype.
     encode_delta, decode_delta
-        Of a piece's bytes after XOR with the previous version's; None where the peer knows no deltas.
+        Of a piece's bytes after XOR with the previous version's; None for a peer without deltas.
     whole_files
-        Whether it is given files instead of tensors.
+        Whether it compresses files instead of tensors.
     """
 
     name: str
@@ -48,42 +48,42 @@ class Peer:
 
 
 def zstd_encode(data: Bytes, dtype: str) -> bytes:
-    """One zstd frame at level 3."""
+    """Return one zstd frame at level 3."""
     return zstandard.ZstdCompressor(level=3).compress(data)
 
 
 def zstd_decode(payload: bytes, dtype: str) -> Bytes:
-    """Inverse of `zstd_encode`."""
+    """Invert `zstd_encode`."""
     return np.frombuffer(zstandard.ZstdDecompressor().decompress(payload), np.uint8)
 
 
 def planes_encode(data: Bytes, dtype: str) -> bytes:
-    """The first bytes of all elements, then the second bytes and so on, as one zstd frame at level 3: BitX's coder."""
+    """Return the first bytes of all elements, then the second and so on, as a zstd frame at level 3: BitX's coder."""
     return zstd_encode(Shuffle(ITEM_SIZES[dtype]).encode(data), dtype)
 
 
 def planes_decode(payload: bytes, dtype: str) -> Bytes:
-    """Inverse of `planes_encode`."""
+    """Invert `planes_encode`."""
     return Shuffle(ITEM_SIZES[dtype]).decode(zstd_decode(payload, dtype))
 
 
 def zipnn_encode(data: Bytes, dtype: str) -> bytes:
-    """ZipNN with its defaults for the float types that it knows, zstd for the others."""
+    """Compress by ZipNN with its defaults for its float types, by zstd for the others."""
     if dtype not in _ZIPNN_DTYPES or not len(data):
         return zstd_encode(data, dtype)
-    # ZipNN reorders bits within the buffer that it is given: it gets a copy.
+    # ZipNN reorders bits within its input buffer, so it gets a copy.
     return bytes(ZipNN(input_format="byte", bytearray_dtype=dtype).compress(bytearray(data)))
 
 
 def zipnn_decode(payload: bytes, dtype: str) -> Bytes:
-    """Inverse of `zipnn_encode`."""
+    """Invert `zipnn_encode`."""
     if dtype not in _ZIPNN_DTYPES or not payload.startswith(b"ZN"):
         return zstd_decode(payload, dtype)
     return np.frombuffer(ZipNN(input_format="byte", bytearray_dtype=dtype).decompress(payload), np.uint8)
 
 
 def blosc_encode(data: Bytes, dtype: str) -> bytes:
-    """Blosc2: bitshuffle by the dtype's item size, then zstd."""
+    """Compress by Blosc2: bitshuffle by the dtype's item size, then zstd."""
     if dtype == "opaque" or not len(data):
         return zstd_encode(data, dtype)
     return bytes(
@@ -94,7 +94,7 @@ def blosc_encode(data: Bytes, dtype: str) -> bytes:
 
 
 def blosc_decode(payload: bytes, dtype: str) -> Bytes:
-    """Inverse of `blosc_encode`."""
+    """Invert `blosc_encode`."""
     if dtype == "opaque" or payload.startswith(zstandard.FRAME_HEADER):
         return zstd_decode(payload, dtype)
     return np.frombuffer(blosc2.decompress2(payload), np.uint8)

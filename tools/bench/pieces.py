@@ -1,4 +1,4 @@
-"""A version cut into what peers compress: tensor data by name and dtype, and everything else."""
+"""A version cut into pieces for peers: tensor data by name and dtype, and everything else."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tools.bench.series import Series
 
 Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
 
-#: Tensors of fewer bytes are compressed together, one piece a dtype: peers have a cost for every piece.
+#: Tensors of fewer bytes are compressed together, one piece per dtype: peers have an overhead for every piece.
 SMALL = 65536
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Bytes that are compressed as one.
+    """Bytes that are compressed together.
 
     Attributes
     ----------
@@ -36,7 +36,7 @@ class Piece:
 
 
 def tensors(series: Series, index: int) -> list[Piece]:
-    """The tensor data of a version as pieces, and what is left of its files as the last piece, of dtype `opaque`."""
+    """Return the tensor data of a version as pieces, and the rest of its files as the last piece, of dtype `opaque`."""
     large: list[Piece] = []
     small: dict[str, list[tuple[str, Bytes]]] = {}
     rest: list[Bytes] = []
@@ -63,7 +63,7 @@ def tensors(series: Series, index: int) -> list[Piece]:
 
 
 def whole(series: Series, index: int) -> list[Piece]:
-    """The files of a version, a piece each, of dtype `opaque`."""
+    """Return the files of a version, a piece each, of dtype `opaque`."""
     contents = {role: _read(path) for role, path in series.files(index).items()}
     return [Piece("opaque", ((role, len(content)),), content) for role, content in contents.items()]
 

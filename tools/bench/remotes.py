@@ -1,4 +1,4 @@
-"""What a store in an object store costs: requests, bytes, and seconds over a link that is simulated."""
+"""Measures a store in an object store: requests, bytes, and seconds over a simulated link."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from tools.bench import series, speed_figures
 from tools.bench.speed_figures import Section
 from tools.bench.speeds import DOCUMENT, publish
 
-#: Seconds a request, and bytes a second.
+#: Seconds per request, and bytes per second.
 LATENCY, BANDWIDTH = 0.03, 100e6
 
-#: How often a restore is measured; the median counts.
+#: The number of repetitions of a restore; the median counts.
 _TURNS = 3
 
 _URL = "s3://models/measured"
@@ -42,38 +42,38 @@ _LINK = (
 
 @dataclass(frozen=True)
 class Row:
-    """What one thing took."""
+    """The cost of one operation."""
 
-    what: str
+    name: str
     requests: dict[str, int]
     read: int
     written: int
     seconds: float
 
     def cells(self) -> list[str]:
-        """For the table."""
+        """Return the row of the table."""
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(self.requests.items()))
         return [
-            self.what, str(sum(self.requests.values())), kinds, f"{self.read:,}", f"{self.written:,}",
+            self.name, str(sum(self.requests.values())), kinds, f"{self.read:,}", f"{self.written:,}",
             f"{self.seconds:.2f}",
         ]  # fmt: skip
 
 
 class Bench:
-    """A server with a link, whose rows are collected.
+    """A server with a link, which collects rows.
 
     Parameters
     ----------
     directory
         For mirrors and files.
     megabytes, versions
-        Of checkpoints that are made.
+        Of synthetic checkpoints.
     found
-        Checkpoints in their place.
+        Checkpoints to use instead.
     opened
-        Versions of a store that is opened.
+        Versions of the store in the test of opening.
     seconds
-        For which writers commit.
+        Duration of the test of writers.
     """
 
     def __init__(
@@ -95,13 +95,13 @@ class Bench:
 
     @cached_property
     def paths(self) -> list[Path]:
-        """The checkpoints, oldest first."""
+        """Return the checkpoints, oldest first."""
         if self.series is not None:
             return list(self.series.versions[: self.versions])
         return series.write_versions(self.directory, self.megabytes, self.versions)
 
     @contextmanager
-    def measured(self, what: str, rows: list[Row]) -> Iterator[None]:
+    def measured(self, name: str, rows: list[Row]) -> Iterator[None]:
         """Measure a block over the link."""
         server = self.server
         server.requests.clear()
@@ -113,19 +113,19 @@ class Bench:
         finally:
             seconds = time.perf_counter() - start
             server.latency = server.bandwidth = 0.0
-            rows.append(Row(what, dict(server.requests), server.bytes["read"], server.bytes["put"], seconds))
+            rows.append(Row(name, dict(server.requests), server.bytes["read"], server.bytes["put"], seconds))
 
     def fresh(self) -> None:
-        """Another store: the next one lies on a server of its own."""
+        """Start another store: the next one is on its own server."""
         server = self.server = SimulatedServer()
         mirror.ObstoreBucket = lambda url, options: SimulatedBucket(server)  # type: ignore[assignment,misc,return-value]
 
     def cache(self, name: str) -> Path:
-        """A directory of mirrors."""
+        """Return a directory of mirrors."""
         return self.directory / f"{id(self.server)}-{name}"
 
     def requests(self) -> Section:
-        """What opening, storing, restoring, slicing and pushing take."""
+        """Measure opening, storing, restoring, slicing and pushing."""
         rows: list[Row] = []
         self._open(rows)
         self._use(rows)
@@ -135,17 +135,17 @@ class Bench:
         return Section("In a bucket: requests", about, [[head, *(row.cells() for row in rows)]])
 
     def _open(self, rows: list[Row]) -> None:
-        """A cold and a warm open of a store of many versions, which are small."""
+        """Measure a cold and a warm open of a store of many small versions."""
         self.fresh()
         with ckstore.init(_URL, cache=self.cache("writer")) as store:
             for step in range(self.opened):
                 store.ingest({"w": np.full(8, step, np.float32)}, run="r", step=step, hot=0)
-        for what in ("first", "next"):
-            with self.measured(f"the {what} open of a store of {self.opened:,} versions", rows):
+        for order in ("first", "next"):
+            with self.measured(f"the {order} open of a store of {self.opened:,} versions", rows):
                 ckstore.open(_URL, cache=self.cache("reader")).close()
 
     def _use(self, rows: list[Row]) -> None:
-        """An ingest; restores of the deepest version, and rows of the largest tensor of each version."""
+        """Measure an ingest, restores of the deepest version, and rows of the largest tensor of each version."""
         self.fresh()
         *paths, last = self.paths
         with ckstore.init(_URL, cache=self.cache("writer")) as store:
@@ -160,7 +160,7 @@ class Bench:
             with self.measured(f"checkout of {deep.original_bytes / 1e6:.0f} MB, depth {deep.depth}", rows):
                 store[deep.number].checkout(self.directory / "restored")
             exact = (self.directory / "restored").read_bytes() == self.paths[deep.number - 1].read_bytes()
-            assert exact, f"version {deep.number} is not what was stored"
+            assert exact, f"version {deep.number} is not restored exactly"
         for row in versions:
             with ckstore.open(_URL, cache=self.cache(f"slice{row.number}")) as store:
                 with self.measured(f"shapes of a version, depth {row.depth}", rows):
@@ -175,7 +175,7 @@ class Bench:
             _ = store[deep.number][largest][:10]
 
     def _push(self, rows: list[Row]) -> None:
-        """A push of all versions, and another one."""
+        """Measure a push of all versions, and another one."""
         self.fresh()
         with (
             ckstore.init(self.directory / "local") as store,
@@ -183,12 +183,12 @@ class Bench:
         ):
             for step, path in enumerate(self.paths):
                 store.ingest(path, run="r", step=step, hot=0)
-            for what in (f"push of {len(self.paths)} versions", "push, nothing missing"):
-                with self.measured(what, rows):
+            for name in (f"push of {len(self.paths)} versions", "push, nothing missing"):
+                with self.measured(name, rows):
                     store.push(other)
 
     def restores(self) -> Section:
-        """Restores of the deepest version as a state dict, exact and coarse, beside the file over the same link."""
+        """Measure restores of the deepest version as a state dict, exact and coarse, against a download of the file."""
         nbytes = self.paths[-1].stat().st_size
         torch.load(self.paths[-1], weights_only=False)
         start = time.perf_counter()
@@ -200,11 +200,11 @@ class Bench:
         ]  # fmt: skip
         table = [head, ["torch.load", "", "1", f"{nbytes:,}", "1.000", f"{whole:.2f}", "", "", ""]]
         sizes = [["exact versions", "bytes", "of the files'", "most bytes read, of its file's"]]
-        with ckstore.init(self.directory / "beside") as store:
+        with ckstore.init(self.directory / "local") as store:
             for step, path in enumerate(self.paths):
                 store.ingest(path, run="r", step=step, hot=0)
             sizes.append(["in a directory", *_sizes(store)])
-        shutil.rmtree(self.directory / "beside")
+        shutil.rmtree(self.directory / "local")
         for fidelity in ("exact", "coarse"):
             self.fresh()
             with ckstore.init(_URL, cache=self.cache("writer")) as store:
@@ -215,13 +215,13 @@ class Bench:
                 if fidelity == "exact":
                     sizes.append(["in a bucket", *_sizes(store)])
             self._restored(deep.number, fidelity)  # Compiles kernels.
-            for what, before in (("", []), (", parent cached", [deep.number - 1])):
+            for note, before in (("", []), (", parent cached", [deep.number - 1])):
                 turns = [self._restored(deep.number, fidelity, before) for _ in range(_TURNS)]
                 row, opening = sorted(turns, key=lambda turn: turn[0].seconds)[_TURNS // 2]
                 asked, share, seconds = sum(row.requests.values()), row.read / nbytes, row.seconds
                 cells = [str(deep.depth), str(asked), f"{row.read:,}", f"{share:.3f}", f"{seconds:.2f}"]
                 cells += [f"{whole / seconds:.2f}x", f"{opening:.2f}", f"{whole / (seconds - opening):.2f}x"]
-                table.append([fidelity + what, *cells])
+                table.append([fidelity + note, *cells])
         about = (
             f"Checkpoints of {nbytes / 1e6:.0f} MB. {_LINK} `torch.load` fetches the file at the link's speed first."
             " *Parent cached*: the machine has restored the version before. Seconds are medians of three."
@@ -229,7 +229,7 @@ class Bench:
         return Section("In a bucket: restores", about, [table, sizes])
 
     def _restored(self, number: int, fidelity: str, before: Sequence[int] = ()) -> tuple[Row, float]:
-        """Restore a version once others were, through one cache; the seconds that opening the store took come along."""
+        """Restore a version after `before`, through one cache; also return the seconds of opening the store."""
         cache, rows = self.cache("reader"), list[Row]()
         for other in before:
             with ckstore.open(_URL, cache=cache) as store:
@@ -245,7 +245,7 @@ class Bench:
         return rows[0], opening
 
     def writers(self) -> Section:
-        """How many versions a second one and more writers commit."""
+        """Measure the commits of one writer and of several."""
         about = f"Each writer commits tiny versions to its own run, without a pause, from its own mirror. {_LINK}"
         head = ["writers", "commits a second", "requests a commit"]
         return Section("In a bucket: writers", about, [[head, *(self._commits(writers) for writers in (1, 8))]])
@@ -276,7 +276,7 @@ class Bench:
 
 
 def _sizes(store: ckstore.Store) -> list[str]:
-    """Bytes of all versions; these, and the most that the layers of one take, as parts of the files."""
+    """Return the bytes of all versions; these, and the largest sum of one version's layers, as parts of the files."""
     rows, reader = store.versions(), store.repository.reader
     shares = []
     for row in rows:
@@ -287,7 +287,7 @@ def _sizes(store: ckstore.Store) -> list[str]:
     return [f"{stored:,}", f"{stored / original:.4f}", f"{max(shares):.2f}"]
 
 
-#: What can be measured.
+#: The measurements by name.
 ROWS: dict[str, Callable[[Bench], Section]] = {
     "requests": Bench.requests,
     "restores": Bench.restores,
@@ -296,14 +296,14 @@ ROWS: dict[str, Callable[[Bench], Section]] = {
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Measure what is named on the command line."""
+    """Measure the rows named on the command line."""
     parser = argparse.ArgumentParser(prog="tools/bench/remote", description=__doc__)
     parser.add_argument("--only", choices=ROWS, action="append", help="may be given again (default: all)")
     parser.add_argument("--series", type=Path, metavar="DIRECTORY", help="of checkpoints (default: synthetic ones)")
     parser.add_argument("--megabytes", type=int, default=36, help="of a synthetic checkpoint")
     parser.add_argument("--versions", type=int, default=8, help="of the series, from its first on")
     parser.add_argument("--opened", type=int, default=3000, help="versions of the store that is opened")
-    parser.add_argument("--seconds", type=float, default=10.0, help="for which writers commit")
+    parser.add_argument("--seconds", type=float, default=10.0, help="duration of the test of writers")
     parser.add_argument("--write", action="store_true", help="write docs/benchmarks.md")
     chosen = parser.parse_args(arguments)
     try:

@@ -1,4 +1,4 @@
-"""What a store takes while a training saves hundreds of times under a policy, and whether what it keeps is exact."""
+"""Measures a store while a training saves hundreds of times under a policy, and checks that kept versions are exact."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 import ckstore
 from ckstore.policy import Policy, Retention
 
-#: What becomes of older versions: see `docs/how-to/retention.md`.
+#: The retention of older versions: see `docs/how-to/retention.md`.
 RETENTION = Retention(
     exact_last=15, exact_every=1000, keep_last=50, keep_every=1000, drop=("optimizer/*",), whole_last=3
 )
@@ -24,7 +24,7 @@ MB = 1_000_000
 
 
 def training(saves: int, every: int) -> Iterator[tuple[int, dict[str, Any], float]]:
-    """Step, state and loss of a network that learns what another one says, at every save."""
+    """Yield step, state and loss, at every save, of a network that learns the outputs of another one."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
     teacher, model = (
@@ -46,12 +46,12 @@ def training(saves: int, every: int) -> Iterator[tuple[int, dict[str, Any], floa
 
 
 def size_of(path: Path) -> int:
-    """Bytes of all files of a store."""
+    """Return the bytes of all files of a store."""
     return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
 
 
 def equal(found: Any, expected: Any) -> bool:
-    """Whether two nested states are the same, bit for bit."""
+    """Return whether two nested states are equal, bit for bit."""
     if isinstance(expected, torch.Tensor):
         return torch.equal(found.view(-1).view(torch.uint8), expected.reshape(-1).view(torch.uint8))
     if isinstance(expected, dict):
@@ -103,9 +103,7 @@ def main() -> None:
                 kept = {row.step for row in rows}
                 states = {step: one for step, one in states.items() if step in kept}
         problems = store.verify().problems
-        print(
-            f"verify: {problems or 'no problems'}; every version said to be exact is; {time.monotonic() - begun:.0f} s"
-        )
+        print(f"verify: {problems or 'no problems'}; versions marked exact are exact; {time.monotonic() - begun:.0f} s")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What saving with `Store.saver` costs a training: stalls, time until durable, slower steps, memory."""
+"""Measures the cost of `Store.saver` for a training: stalls, time until durable, slower steps, memory."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from ckstore.policy import Policy
 from ckstore.saving import process, saver
 from ckstore.saving.saver import Saver
 
-#: Steps of training in a row, without and with saves in turns.
+#: Training steps in a row, alternately without and with saves.
 BLOCK = 12
 
 MB = 1_000_000
 
 
 def state_of(megabytes: int) -> dict[str, Any]:
-    """Weights and AdamW's moments of layers of 1024 x 1024 with their biases, a counter for each."""
+    """Return weights and AdamW's moments of layers of 1024 x 1024 with their biases, and a counter for each."""
     generator = torch.Generator().manual_seed(0)
     model: dict[str, torch.Tensor] = {}
     moments: dict[int, dict[str, torch.Tensor]] = {}
@@ -45,7 +45,7 @@ def state_of(megabytes: int) -> dict[str, Any]:
 
 
 def train(state: dict[str, Any]) -> None:
-    """Let every value be another one."""
+    """Change every value."""
     for weight in state["model"].values():
         weight.mul_(1.001)
     for moments in state["optimizer"]["state"].values():
@@ -54,7 +54,7 @@ def train(state: dict[str, Any]) -> None:
 
 
 class Times:
-    """Seconds, and CPU seconds of this process, of one thing done several times."""
+    """Seconds, and CPU seconds of this process, of repetitions of one action."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
@@ -75,12 +75,12 @@ class Times:
 
     @property
     def p99(self) -> float:
-        """Of fewer than a hundred the largest."""
+        """The largest of fewer than a hundred."""
         return sorted(self.seconds)[min(len(self.seconds) - 1, int(len(self.seconds) * 0.99))]
 
 
 def cpu_of(number: int) -> float:
-    """CPU seconds that a process has taken."""
+    """Return the CPU seconds of a process."""
     fields = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -92,7 +92,7 @@ def process_of(opened: Saver) -> int:
 
 
 class Peak:
-    """Watches how much memory of its own a process has, in bytes."""
+    """Tracks a process's own memory, in bytes."""
 
     def __init__(self, number: int) -> None:
         self.anonymous = 0
@@ -120,7 +120,7 @@ def save_with_torch(state: dict[str, Any], path: Path) -> None:
 
 @contextmanager
 def saving(directory: Path, nice: int, *, compacts: bool, nbytes: int = 0) -> Iterator[tuple[ckstore.Store, Saver]]:
-    """A saver in a store of its own; without `compacts` every version stays as it was written."""
+    """Open a saver with its own store; without `compacts` every version stays unencoded."""
     saver.Settings = functools.partial(process.Settings, nice=nice)  # type: ignore[assignment, misc]
     with ckstore.init(directory / f"store{time.monotonic_ns()}") as store:
         store.set_policy(replace(Policy(), hot=1 if compacts else 1_000_000))
@@ -165,7 +165,7 @@ def stalls(directory: Path, megabytes: int, saves: int, nice: int) -> None:
 
 
 def steps(directory: Path, megabytes: int, nice: int, seconds: float, *, compacts: bool) -> None:
-    """Steps of a training on one thread, without and with a save under way, in turns."""
+    """Measure training steps on one thread, alternately without and with a pending save."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(8)))
@@ -180,7 +180,7 @@ def steps(directory: Path, megabytes: int, nice: int, seconds: float, *, compact
 
     for _ in range(5):
         step()
-    alone, beside = Times(), Times()
+    alone, during = Times(), Times()
     slower: list[float] = []
     durable: list[float] = []
     with saving(directory, nice, compacts=compacts, nbytes=megabytes * MB * 21 // 20) as (store, opened):
@@ -192,23 +192,23 @@ def steps(directory: Path, megabytes: int, nice: int, seconds: float, *, compact
             for _ in range(BLOCK):
                 alone.add(step)
             reference = statistics.median(alone.seconds[before:])
-            before = len(beside.seconds)
+            before = len(during.seconds)
             train(state)
             begun = time.perf_counter()
             future = opened.save({**state, "step": number})
             while not future.done():
-                beside.add(step)
+                during.add(step)
             durable.append(time.perf_counter() - begun)
             number += 1
-            if len(beside.seconds) - before > 2:
-                slower.append(statistics.median(beside.seconds[before:]) / reference)
+            if len(during.seconds) - before > 2:
+                slower.append(statistics.median(during.seconds[before:]) / reference)
             if not compacts:
                 store.forget([row.number for row in store.versions()[:-1]])
                 store.gc(grace=0)
     print(
-        f"nice {nice:2d}{', compacting' if compacts else ''}: steps {alone.p50 * 1e3:.1f} ms, beside a save "
-        f"{beside.p50 * 1e3:.1f} ms; slower by {statistics.median(slower) - 1:.1%}, the median of {len(slower)} turns, "
-        f"in CPU time by {statistics.median(beside.cpu) / statistics.median(alone.cpu) - 1:.1%}; "
+        f"nice {nice:2d}{', compacting' if compacts else ''}: steps {alone.p50 * 1e3:.1f} ms, during a save "
+        f"{during.p50 * 1e3:.1f} ms; slower by {statistics.median(slower) - 1:.1%}, the median of {len(slower)} turns, "
+        f"in CPU time by {statistics.median(during.cpu) / statistics.median(alone.cpu) - 1:.1%}; "
         f"durable after {statistics.median(durable):.2f} s, at most {max(durable):.2f} s",
         flush=True,
     )
@@ -219,7 +219,7 @@ def main() -> None:
     parser.add_argument("--megabytes", default="60,300,1000")
     parser.add_argument("--saves", type=int, default=20)
     parser.add_argument("--nice", default=str(process.NICE))
-    parser.add_argument("--seconds", type=float, default=30.0, help="of training, for each niceness")
+    parser.add_argument("--seconds", type=float, default=30.0, help="duration of the training, for each niceness")
     parser.add_argument("--work", type=Path, help="directory for stores and files; by default a temporary one")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=asked.work, prefix="ckstore-bench-") as name:

@@ -1,4 +1,4 @@
-"""The series of checkpoints that benchmarks run on: trained here, from public repositories, or made of noise."""
+"""The series of checkpoints for benchmarks: trained here, from public repositories, or synthetic."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Series:
     Attributes
     ----------
     name
-        What tables call it.
+        Its name in tables.
     versions
         A file or a directory each, oldest first.
     """
@@ -30,7 +30,7 @@ class Series:
     versions: tuple[Path, ...]
 
     def files(self, index: int) -> dict[str, Path]:
-        """Files of a version, by a name that is the same in every version; "" where the version is one file."""
+        """Return the files of a version, by a name common to all versions; "" for a version of one file."""
         path = self.versions[index]
         if path.is_file():
             return {"": path}
@@ -42,7 +42,7 @@ class Series:
         return sum(file.stat().st_size for i in range(len(self.versions)) for file in self.files(i).values())
 
 
-#: What a directory's files are found by: those that `load` can read.
+#: Suffixes of the files in a directory that `load` can read.
 SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
 
 #: Public series: the pattern of their versions in the data's directory.
@@ -56,7 +56,7 @@ PUBLIC = {
     "lightning_a": "lightning_a/*.ckpt",
 }
 
-#: Runs trained here that figures are given for.
+#: The trained runs with published figures.
 TRAINED = ("gpt", "cnn", "bf16", "frozen")
 
 #: Width of the synthetic model; the embedding is the largest tensor and has more than ten chunks.
@@ -67,21 +67,21 @@ WORDS = 6144
 def find(
     names: list[str], data: Path | None, work: Path, *, tier: str = "small", report: Callable[[str], None] = print
 ) -> list[Series]:
-    """Series by name; trains what is not trained yet.
+    """Return series by name; train missing runs.
 
     Parameters
     ----------
     names
         Trained runs, or members of `PUBLIC`; empty for `TRAINED` and all of `PUBLIC`.
     data
-        Directory of the public series; None for `$CKSTORE_TEST_DATA` or else `../shared/data`. Where there is none,
-        public series are left out and `report` says so.
+        Directory of the public series; None for `$CKSTORE_TEST_DATA` or else `../shared/data`. If it does not exist,
+        public series are left out with a report.
     work
         Directory that keeps the trained runs.
     tier
         Of the trained runs.
     report
-        Called with a line on what happens.
+        Called with a line on progress.
 
     Returns
     -------
@@ -107,7 +107,7 @@ def find(
 
 
 def in_directory(directory: Path) -> Series:
-    """The checkpoint files of a directory, by the last number in their names.
+    """Return the checkpoint files of a directory, by the last number in their names.
 
     Raises
     ------
@@ -121,7 +121,7 @@ def in_directory(directory: Path) -> Series:
 
 
 def load(path: Path) -> Any:
-    """The state dict of a checkpoint file, of plain containers and tensors only."""
+    """Return the state dict of a checkpoint file, of plain containers and tensors only."""
     if path.suffix == ".safetensors":
         from safetensors.torch import load_file
 
@@ -132,9 +132,9 @@ def load(path: Path) -> Any:
 
 
 def write_versions(directory: Path, megabytes: int, count: int) -> list[Path]:
-    """Checkpoints of a transformer whose weights walk at random while its moments forget, by `torch.save`.
+    """Write checkpoints by `torch.save` of a transformer whose weights walk randomly and whose moments decay.
 
-    The weights move by about 8 % of their size between two versions, as those of the GPT run in its middle do.
+    The weights move by about 8 % of their size between two versions, like those of the GPT run halfway through.
     """
     import torch
 
@@ -172,6 +172,6 @@ def write_versions(directory: Path, megabytes: int, count: int) -> list[Path]:
 
 
 def _number(path: Path) -> tuple[float, str]:
-    """Sort key: the last number in the name; names without one ("last.ckpt") come last."""
+    """Return the sort key: the last number in the name; names without one ("last.ckpt") come last."""
     numbers = re.findall(r"\d+", path.stem)
     return (float(numbers[-1]) if numbers else float("inf"), path.name)

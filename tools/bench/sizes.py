@@ -1,4 +1,4 @@
-"""How many bytes series of checkpoints take in ckstore and with its peers, under the same bound on restoring them."""
+"""Sizes of series of checkpoints in ckstore and with its peers, under the same bound on restoring them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Row:
     peers: dict[str, Sizes]
 
     def best(self, size: Callable[[Sizes], int]) -> tuple[str, int]:
-        """The peer that is smallest by `size`, and its bytes."""
+        """Return the peer that is smallest by `size`, and its bytes."""
         name = min(self.peers, key=lambda peer: size(self.peers[peer]))
         return name, size(self.peers[name])
 
@@ -43,9 +43,9 @@ def measure(series: Series, work: Path, limit: float | None) -> Row:
 
 
 def markdown(rows: list[Row]) -> str:
-    """The tables: ckstore against the best peers, every peer, ckstore by cause, ckstore against the entropy."""
+    """Return the tables: ckstore against the best peers, every peer, ckstore by cause, ckstore against the entropy."""
     parts = [_table(["series", "versions", "original", *(peer.name for peer in PEERS)], map(_peer_cells, rows))]
-    parts.append("Peers: pairs / chains (a full version every so many). Pairs have no bound on restoring.")
+    parts.append("Peers: pairs / chains (a full version every N versions). Pairs have no bound on restoring.")
     mine = [(row, row.ours) for row in rows if row.ours is not None]
     if mine:
         head = [

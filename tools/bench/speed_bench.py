@@ -1,4 +1,4 @@
-"""What all rows of the speed benchmark share: how large and how often, checkpoints and stores."""
+"""Settings shared by all rows of the speed benchmark: sizes and repetitions, checkpoints and stores."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class Bench:
     Attributes
     ----------
     work
-        Where everything is read and written; its file system is what is measured.
+        The directory of all reads and writes; its file system is measured.
     megabytes, versions
-        Size of a synthetic checkpoint in MB (10^6 bytes), and how many versions the run has at most.
+        Size of a synthetic checkpoint in MB (10^6 bytes), and the maximal number of versions of the run.
     repeat
-        Rounds of what does not need a version of its own each.
+        Rounds of operations that do not each need a version.
     chosen
         The series; None for a synthetic one.
     report
-        Called with a line on what happens.
+        Called with a line on progress.
     """
 
     work: Path
@@ -39,13 +39,13 @@ class Bench:
     _series: dict[tuple[int, int], list[Path]] = field(default_factory=dict)
 
     def series(self) -> list[Path]:
-        """The versions of the series, oldest first."""
+        """Return the versions of the series, oldest first."""
         if self.chosen is not None:
             return list(self.chosen.versions[: self.versions])
         return self.synthetic(self.megabytes, self.versions)
 
     def synthetic(self, megabytes: int, versions: int) -> list[Path]:
-        """Synthetic checkpoints of one run, written when they are first asked for."""
+        """Return synthetic checkpoints of one run, written at the first request."""
         key = megabytes, versions
         if key not in self._series:
             self.report(f"writing {versions} checkpoints of {megabytes} MB")
@@ -55,7 +55,7 @@ class Bench:
         return self._series[key]
 
     def store(self, fidelity: Fidelity = "exact", *, hot: int = 0) -> Path:
-        """A store that holds the whole series as one run, so many of its latest versions as they are."""
+        """Return a store of the whole series as one run, with `hot` of its latest versions unencoded."""
         root = self.work / f"store-{fidelity}-{hot}"
         if not root.exists():
             self.report(f"filling a store, {fidelity}")
@@ -66,6 +66,6 @@ class Bench:
 
 
 def deepest(root: Path) -> int:
-    """Number of the version with the longest chain in a store, the latest one of several."""
+    """Return the number of the version with the longest chain in a store, the latest one of several."""
     with ckstore.open(root, "r") as store:
         return max(store.versions(), key=lambda row: (row.depth, row.number)).number

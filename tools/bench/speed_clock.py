@@ -1,7 +1,7 @@
-"""Times contenders in turn, so that what the machine does meanwhile meets all of them alike.
+"""Times contenders in turn, so that disturbances of the machine affect all of them alike.
 
-Those that get checkpoints back run in processes of their own, which stay: how fast fresh memory comes depends on what
-a process did before, and ckstore, NumPy and torch ask for it in different ways.
+Contenders that restore checkpoints run in persistent processes: the speed of new memory depends on the earlier work of
+a process, and ckstore, NumPy and torch request it in different ways.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ import numpy as np
 
 from tools.bench.speed_figures import Timing
 
-#: Bytes of memory that are made ready before anything is timed: more than a round takes.
+#: Bytes of memory that are made resident before timing: more than a round takes.
 READY = 1 << 30
 
-#: Processes that contenders run in, by name.
+#: Processes of contenders, by name.
 _processes: dict[str, ProcessPoolExecutor] = {}
 
 
 @dataclass(frozen=True)
 class Contender:
-    """Something that is timed in every round.
+    """A contender that is timed in every round.
 
     Attributes
     ----------
     name
-        What its timings are called.
+        The name of its timings.
     work, before
-        What is timed, and what has to be done first and is not; both are given the round's number.
+        The timed work, and untimed preparation; both receive the round's number.
     apart
-        Name of the process that it is timed in, if not in this one; the work must be picklable then.
+        Name of its process, if it has its own; the work must be picklable then.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Contender:
 
 
 def race(contenders: Sequence[Contender], rounds: Sequence[int], *, warm: bool = True) -> dict[str, list[Timing]]:
-    """Timings of every contender, a round after the other: A B A B; `warm` runs the first round once more before."""
+    """Return timings of every contender, round by round: A B A B; with `warm`, the first round runs twice."""
     timings: dict[str, list[Timing]] = {contender.name: [] for contender in contenders}
     if warm:
         for contender in contenders:
@@ -69,20 +69,20 @@ def _timed(contender: Contender, number: int) -> Timing:
 
 
 def process(name: str) -> ProcessPoolExecutor:
-    """A process that stays, and does one thing at a time."""
+    """Return a persistent process that does one thing at a time."""
     if name not in _processes:
         _processes[name] = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
     return _processes[name]
 
 
 def end_processes() -> None:
-    """End all processes that contenders run in."""
+    """End all processes of contenders."""
     while _processes:
         _processes.popitem()[1].shutdown()
 
 
 def timed(work: Callable[[int], Any], number: int, ready: int) -> Timing:
-    """The time of one round of some work, with so many bytes of memory made ready."""
+    """Return the time of one round of some work, with `ready` bytes of resident memory."""
     settle()
     ready_memory(ready)
     processor = processor_seconds()
@@ -90,14 +90,14 @@ def timed(work: Callable[[int], Any], number: int, ready: int) -> Timing:
     result = work(number)
     seconds = time.perf_counter() - begin
     taken = processor_seconds() - processor
-    del result  # Giving memory back is not part of the work, as it is not in the life of a training process.
+    del result  # Releasing memory is not part of the work, nor is it in a training process.
     return Timing(seconds, taken)
 
 
 def settle() -> None:
-    """Let nothing that was done before be in the way: write it all to the medium, give freed memory to the system.
+    """Remove the effects of earlier work: write everything to the medium, return freed memory to the system.
 
-    Otherwise whoever comes first would pay for everybody's fresh pages.
+    Otherwise the first contender would pay for the new pages of all.
     """
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
@@ -107,15 +107,16 @@ def settle() -> None:
 
 
 def ready_memory(size: int) -> None:
-    """Have the machine hold the memory that is taken next.
+    """Make the memory resident that is allocated next.
 
-    A virtual machine may give free memory back to its host, and waits for it page by page, for several times as long as
-    writing takes. What overwrites its last file hardly meets that; what keeps its files, as a store does, always would.
+    A virtual machine may return free memory to its host, and then waits for it page by page, for several times the time
+    of writing. A contender that overwrites its last file hardly suffers from that; one that keeps its files, as a store
+    does, always would.
     """
     np.empty(size, np.uint8)[:: mmap.PAGESIZE] = 1
 
 
 def processor_seconds() -> float:
-    """Processor time of this process and of its children that have ended, user and system together."""
+    """Return the processor time of this process and of its ended children, user and system together."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in used)

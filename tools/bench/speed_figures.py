@@ -1,4 +1,4 @@
-"""Figures of the speed benchmark: what was measured and how far it spreads, as tables of a document."""
+"""Figures of the speed benchmark: medians and their spread, as tables of a document."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from math import floor, log10
 from pathlib import Path
 from typing import Self
 
-#: Packages that speed depends on.
+#: Packages that affect the speed.
 _PACKAGES = ("numba", "numpy", "torch")
 
 #: The columns that `compared` fills.
@@ -29,7 +29,7 @@ class Spread:
 
     @classmethod
     def of(cls, numbers: Sequence[float]) -> Self:
-        """Of at least one number."""
+        """Return the spread of at least one number."""
         if len(numbers) == 1:
             return cls(numbers[0], numbers[0], numbers[0])
         return cls(*statistics.quantiles(numbers, n=4, method="inclusive"))
@@ -42,7 +42,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Timing:
-    """One run: seconds on the clock, and of the processors, those of child processes included."""
+    """One run: wall-clock seconds, and processor seconds with child processes."""
 
     seconds: float
     processor: float
@@ -50,7 +50,7 @@ class Timing:
 
 @dataclass
 class Section:
-    """What one row of the benchmark found: what was compared with what, tables with their heads, and notes."""
+    """The results of one row of the benchmark: the comparison, tables with their heads, and notes."""
 
     title: str
     about: str
@@ -62,57 +62,57 @@ class Section:
 
 
 def compared(
-    what: str,
+    name: str,
     mine: Sequence[Timing],
     against: str,
     theirs: Sequence[Timing],
     nbytes: int,
     shrinks: float | None = None,
 ) -> list[str]:
-    """A row of a table: the speed over that of something else, round by round.
+    """Return a row of a table: the speed over that of a contender, round by round.
 
     Parameters
     ----------
-    what, mine
-        What was measured, and its timings.
+    name, mine
+    The measured operation, and its timings.
     against, theirs
-        What it is compared with, and its timings in the same rounds.
+        The contender, and its timings in the same rounds.
     nbytes
         Size of the checkpoint.
     shrinks
-        Original bytes over stored bytes, where something is stored.
+        Original bytes over stored bytes, if anything is stored.
     """
     ratios = [other.seconds / own.seconds for own, other in zip(mine, theirs, strict=True)]
     stored = "" if shrinks is None else f"1/{digits(shrinks)}"
-    return [what, *_rate(mine, nbytes), against, *_rate(theirs, nbytes), stored, f"{Spread.of(ratios)} x"]
+    return [name, *_rate(mine, nbytes), against, *_rate(theirs, nbytes), stored, f"{Spread.of(ratios)} x"]
 
 
 def _rate(timings: Sequence[Timing], nbytes: int) -> tuple[str, str]:
-    """GB (10^9 bytes) a second on the clock, and median processor seconds a GB."""
+    """Return GB (10^9 bytes) per second of wall-clock time, and median processor seconds per GB."""
     gigabytes = nbytes / 1e9
     speed = Spread.of([gigabytes / timing.seconds for timing in timings])
     return str(speed), digits(statistics.median(timing.processor for timing in timings) / gigabytes)
 
 
 def digits(number: float) -> str:
-    """A number with three significant digits."""
+    """Return a number with three significant digits."""
     if number == 0:
         return "0"
     places = 2 - floor(log10(abs(number)))
     rounded = round(number, places)
-    # What was rounded up to the next power of ten has one digit more before the point.
+    # A number rounded up to the next power of ten has one digit more before the point.
     return f"{rounded:,.{max(0, 2 - floor(log10(abs(rounded))))}f}"
 
 
 def _markdown(rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table; columns that are empty are left out, all but the first stand to the right."""
+    """Return a Markdown table without empty columns; all but the first are right-aligned."""
     shown = [number for number in range(len(rows[0])) if any(row[number] for row in rows[1:])]
     head, *cells = ([row[number] for number in shown] for row in rows)
     return "\n".join(f"| {' | '.join(line)} |" for line in [head, ["---", *["---:"] * (len(shown) - 1)], *cells])
 
 
 def machine(directory: Path) -> str:
-    """What the machine is, and the file system that a directory lies on; without a name or a path."""
+    """Return the machine, and the file system of a directory; without a name or a path."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     packages = ", ".join(f"{name} {version(name)}" for name in _PACKAGES)
     return (
@@ -122,7 +122,7 @@ def machine(directory: Path) -> str:
 
 
 def file_system(path: Path) -> str:
-    """The kind of file system that a path lies on, as the kernel calls it; `unknown` where it does not say."""
+    """Return the kind of the file system of a path, as the kernel names it; `unknown` if it does not."""
     found, length = "unknown", -1
     mounts = Path("/proc/self/mounts")
     for line in mounts.read_text().splitlines() if mounts.is_file() else ():
@@ -134,7 +134,7 @@ def file_system(path: Path) -> str:
 
 
 def _processor() -> str:
-    """The processor's model; its architecture where the system does not say."""
+    """Return the processor's model; its architecture if the system does not name one."""
     facts = Path("/proc/cpuinfo")
     for line in facts.read_text().splitlines() if facts.is_file() else ():
         if line.startswith("model name"):

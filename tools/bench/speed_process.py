@@ -1,4 +1,4 @@
-"""What a user of the command line pays beside the work: the time until a verb is done with little."""
+"""Measures the overhead of the command line: the time of a verb with little work."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tools.bench.speed_bench import Bench
 from tools.bench.speed_clock import Contender, race
 from tools.bench.speed_figures import Section, Spread, digits
 
-#: Names the directory that compiled kernels are kept in.
+#: Names the directory of compiled kernels.
 CACHE = "NUMBA_CACHE_DIR"
 
 
 def start(bench: Bench) -> Section:
-    """Time of verbs that have little to do."""
+    """Measure verbs that have little to do."""
     bench.report("start of verbs")
     directory = bench.work / "start"
     directory.mkdir()
@@ -36,7 +36,7 @@ def start(bench: Bench) -> Section:
         contender("log"),
         contender("show", "latest"),
         contender("ls", "latest"),
-        # No round comes twice: a version that the store holds already is ingested in no time.
+        # Every round has another version: an ingest of a version that the store already holds takes no time.
         Contender("ingest", lambda number: run(root, "ingest", str(paths[number]))),
         contender("checkout", "latest", "-o", str(out)),
     ]
@@ -54,7 +54,7 @@ def start(bench: Bench) -> Section:
 
 
 def _tiny(path: Path, step: int) -> Path:
-    """A weight, large enough for an object of its own, and a bias, as AdamW saves them."""
+    """Write a weight, large enough for its own object, and a bias, as AdamW saves them."""
     base, noise = torch.Generator().manual_seed(1), torch.Generator().manual_seed(2 + step)
     model, state = {}, {}
     for number, shape in enumerate([(256, 256), (64,)]):
@@ -84,12 +84,12 @@ def _first_use(root: Path, paths: Sequence[Path]) -> list[list[str]]:
 
 
 def run(root: Path, *verb: str, more: Mapping[str, str] | None = None) -> None:
-    """Run a verb on a store in a process of its own, with more in its environment.
+    """Run a verb on a store in a new process, with more in its environment.
 
     Raises
     ------
     RuntimeError
-        It failed; says what it wrote.
+        It failed; the message has its output.
     """
     command = [sys.executable, "-m", "ckstore", "--store", str(root), *verb]
     done = subprocess.run(command, check=False, capture_output=True, text=True, env={**os.environ, **(more or {})})

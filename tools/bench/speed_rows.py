@@ -1,4 +1,4 @@
-"""The table of speeds: storing and restoring beside others, and the read of one row."""
+"""The table of speeds: storing and restoring against other tools, and the read of one row."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from tools.bench.speed_bench import Bench, deepest
 from tools.bench.speed_clock import Contender, race
 from tools.bench.speed_figures import COMPARED, Section, Spread, compared
 
-#: What tables call what ckstore does.
+#: Names of ckstore's operations in tables.
 HOT, HOT_LIVE, COMPACT = "ingest, hot", "live ingest, hot", "compaction"
 INGEST, LIVE, COARSE_INGEST = "ingest", "live ingest", "coarse ingest"
 HOT_CHECKOUT, HOT_STATE_DICT = "checkout, hot version", "state_dict, hot version"
 CHECKOUT, STATE_DICT = "checkout", "state_dict"
 COARSE, LOWERED = "state_dict, coarse version", "state_dict, exact version read coarsely"
 
-#: Names of the processes that ckstore and torch.load run in.
+#: Names of the processes of ckstore and torch.load.
 _OURS, _THEIRS = "ckstore", "torch"
 
-#: Hot versions that are not encoded meanwhile.
+#: Hot versions that are not encoded during the measurement.
 _ALL = 1_000_000
 
-#: Rows of the largest tensor that lie between two that are read.
+#: Rows of the largest tensor between two that are read.
 _STRIDE = 173
 
 
 def storing(bench: Bench) -> Section:
-    """Ingests beside others."""
+    """Measure ingests against other tools."""
     bench.report("storing")
     paths = bench.series()
     first, size = (path.stat().st_size for path in (paths[0], paths[-1]))  # A first one may have no moments yet.
@@ -62,7 +62,7 @@ def storing(bench: Bench) -> Section:
         Contender(LIVE, lambda number: stores[LIVE].ingest(source.state, run="run", step=number, hot=0)),
         *(Contender(keeper.stores, partial(keep, keeper), remove) for keeper in KEEPERS),
     ]
-    # No round comes twice: a version that the store holds already is ingested in no time.
+    # Every round has another version: an ingest of a version that the store already holds takes no time.
     timings = race(contenders, range(len(paths)), warm=False)
     saves = timings[SAVE]
     rows = [COMPARED]
@@ -87,13 +87,13 @@ def storing(bench: Bench) -> Section:
 
 
 def _shrinks(store: ckstore.Store) -> float:
-    """Original over stored bytes of the versions after the first."""
+    """Return original over stored bytes of the versions after the first."""
     rows = store.versions()[1:]
     return sum(row.original_bytes for row in rows) / sum(row.stored_bytes for row in rows)
 
 
 def restoring(bench: Bench) -> Section:
-    """Checkouts and state dicts beside others."""
+    """Measure checkouts and state dicts against other tools."""
     root, coarse, hot = bench.store(), bench.store("coarse"), bench.store(hot=1)
     bench.report("restoring")
     number = deepest(root)
@@ -115,7 +115,7 @@ def restoring(bench: Bench) -> Section:
 
     check_out(root, number, out, 0)
     if not filecmp.cmp(out, original, shallow=False):
-        raise AssertionError(f"version {number} does not come back byte for byte")
+        raise AssertionError(f"version {number} is not restored byte for byte")
     latest = len(bench.series())
     contenders = [
         Contender(HOT_CHECKOUT, partial(check_out, hot, latest, out), remove, _OURS),
@@ -144,7 +144,7 @@ def restoring(bench: Bench) -> Section:
 
 
 def row(bench: Bench) -> Section:
-    """One row of the largest tensor."""
+    """Measure one row of the largest tensor."""
     root, out = bench.store(), bench.work / "out"
     bench.report("row")
     number = deepest(root)
@@ -180,12 +180,12 @@ def row(bench: Bench) -> Section:
 
 
 def _bytes_read() -> int:
-    """Bytes that this process has read from files so far, cached ones included."""
+    """Return the bytes that this process has read from files so far, with cached ones."""
     return int(Path("/proc/self/io").read_text().split()[1])
 
 
 def warm_up(paths: list[Path], directory: Path) -> None:
-    """Store and restore something small, here and where contenders run, so that nothing is loaded while they do."""
+    """Store and restore a small checkpoint here and in the contenders' processes: no code loads during timing."""
     for apart in ("", _OURS):
         race([Contender("", partial(_warm, paths, directory), apart=apart)], [0], warm=False)
     race([Contender("", partial(_kept, LOAD, paths[0], directory), apart=_THEIRS)], [0], warm=False)
@@ -216,18 +216,18 @@ def compact(root: Path, _: int) -> None:
 
 
 def check_out(root: Path, number: int, target: Path, _: int) -> None:
-    """A version as a synced file, from opening the store on."""
+    """Write a version as a synced file, from opening the store on."""
     with ckstore.open(root, "r") as store:
         store[number].checkout(target)
 
 
 def state_dict(root: Path, number: int, fidelity: Fidelity | None, _: int) -> Any:
-    """A version as a state dict, from opening the store on; of a lower fidelity if given."""
+    """Return a version as a state dict, from opening the store on; of a lower fidelity if given."""
     with ckstore.open(root, "r") as store:
         version = store[number]
         return (version if fidelity is None else version.at_fidelity(fidelity)).state_dict()
 
 
 def _kept(name: str, packed: Path, target: Path, _: int) -> Any:
-    """What a keeper gives back; by its name, so that another process finds it."""
+    """Return a keeper's result; by its name, so that another process finds it."""
     return next(keeper for keeper in KEEPERS if keeper.restores == name).restore(packed, target)

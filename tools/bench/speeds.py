@@ -1,4 +1,4 @@
-"""The command line of the speed benchmark: measures the rows that are named, prints them, or writes them down."""
+"""The command line of the speed benchmark: measures rows, prints them, or writes them to the document."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tools.bench.speed_bench import Bench
 from tools.bench.speed_clock import end_processes
 from tools.bench.speed_figures import Section
 
-#: What each row measures, in the order of the document.
+#: The rows, in the order of the document.
 ROWS: dict[str, Callable[[Bench], Section]] = {
     "storing": speed_rows.storing,
     "restoring": speed_rows.restoring,
@@ -26,7 +26,7 @@ ROWS: dict[str, Callable[[Bench], Section]] = {
     "stages": stages.stages,
 }
 
-#: Rows that have checkpoints of their own, whatever the series.
+#: Rows with checkpoints of their own, for any series.
 _OWN = {"memory", "start"}
 
 DOCUMENT = series.REPOSITORY / "docs" / "benchmarks.md"
@@ -47,7 +47,7 @@ moments that move by 8 % of their size between versions."""
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Measure what is named on the command line."""
+    """Measure the rows named on the command line."""
     parser = argparse.ArgumentParser(prog="tools/bench/speed", description=__doc__)
     named = ", ".join([*series.TRAINED, *series.PUBLIC])
     parser.add_argument("--only", type=_names, metavar="ROW,...", help=f"of {', '.join(ROWS)} (default: all)")
@@ -55,8 +55,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--tier", default="small", choices=["tiny", "small", "full"], help="size of the trained runs")
     parser.add_argument("--megabytes", type=int, default=Bench.megabytes, help="of a synthetic checkpoint")
     parser.add_argument("--versions", type=int, default=Bench.versions, help="of the series, from its first on")
-    parser.add_argument("--repeat", type=int, default=Bench.repeat, help="rounds of what needs no version each")
-    parser.add_argument("--work", type=Path, default=series.REPOSITORY / ".cache", help="on what is to be measured")
+    parser.add_argument("--repeat", type=int, default=Bench.repeat, help="rounds of rows that need no new version each")
+    parser.add_argument(
+        "--work", type=Path, default=series.REPOSITORY / ".cache", help="directory on the measured disk"
+    )
     parser.add_argument("--write", action="store_true", help="write docs/benchmarks.md")
     chosen = parser.parse_args(arguments)
     if chosen.versions < 2:
@@ -93,12 +95,12 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _series(chosen: argparse.Namespace) -> series.Series:
-    """The series that is named.
+    """Return the series that is named.
 
     Raises
     ------
     ValueError
-        There is none, or its versions are directories.
+        It does not exist, or its versions are directories.
     """
     if chosen.series not in (*series.TRAINED, *series.PUBLIC):
         return series.in_directory(Path(chosen.series))
@@ -112,7 +114,7 @@ def _series(chosen: argparse.Namespace) -> series.Series:
 
 
 def publish(heading: str, text: str, target: Path) -> None:
-    """Put a section in the place of the one with its heading, or at the end of the document."""
+    """Replace the section with this heading, or append it to the document."""
     parts = re.split(r"^## (.*)\n", target.read_text() if target.exists() else "", flags=re.MULTILINE)[1:]
     known = dict(zip(parts[::2], map(str.strip, parts[1::2]), strict=True)) | {heading: text}
     target.write_text("\n\n".join([INTRODUCTION, *(f"## {name}\n\n{found}" for name, found in known.items())]) + "\n")
@@ -122,7 +124,7 @@ def _names(text: str) -> Any:
     wanted = text.split(",")
     for name in wanted:
         if name not in ROWS:
-            raise argparse.ArgumentTypeError(f"there is no {name}; choose from {', '.join(ROWS)}")
+            raise argparse.ArgumentTypeError(f"unknown row {name}; choose from {', '.join(ROWS)}")
     return tuple(name for name in ROWS if name in wanted)
 
 

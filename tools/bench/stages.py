@@ -1,9 +1,9 @@
-"""Where the time of a verb goes: by the rooms of ckstore, its packages, by modules, and to the interpreter's lock.
+"""Splits the time of a verb: by the rooms of ckstore, its packages, by modules, and by the interpreter's lock.
 
-A thread looks at all others every few milliseconds: what a thread's processor clock has gained since the last look
-counts for the innermost module of ckstore that the thread is in. Compiled loops and other libraries leave no frame of
-their own, so their time is that of the room that calls them. Each look begins without the interpreter's lock: where the
-thread has to wait for it, another one holds it.
+A thread samples all others every few milliseconds. The processor time of a thread since the last sample counts for the
+innermost module of ckstore on its stack. Compiled loops and other libraries have no frame of their own, so their time
+is that of the room that calls them. Each sample begins without the interpreter's lock: if the thread has to wait for
+it, another one holds it.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from tools.bench.speed_clock import Contender, processor_seconds, ready_memory
 from tools.bench.speed_figures import Section, digits
 from tools.bench.speed_rows import CHECKOUT, COARSE, INGEST, LIVE, STATE_DICT, check_out, ingest, state_dict
 
-#: Seconds between two looks, and how many modules are shown: those that take most.
+#: Seconds between two samples, and the number of modules in the table, by their time.
 _INTERVAL, _MODULES = 0.004, 12
 
-#: Nanoseconds after which a thread that wants the interpreter's lock has waited for another: it takes a free one in two
-#: thousand. And the seconds after which a thread gives it to one that waits.
+#: Nanoseconds after which a thread that requests the interpreter's lock has waited for another: it takes a free one in
+#: two thousand. And the seconds after which a thread passes it to one that waits.
 _WAITED, _SWITCH = 50_000, 0.0005
 
-#: What is in no module of ckstore, and seconds of the clock in which a thread held the interpreter's lock.
+#: Time outside of ckstore's modules, and seconds of the clock in which a thread held the interpreter's lock.
 REST, LOCK = "everything else", "interpreter's lock, s/GB"
 
 _PACKAGE = Path(ckstore.__file__).parent
@@ -50,26 +50,26 @@ _sleep.argtypes, _clock.argtypes = (ctypes.c_uint,), (ctypes.c_int, ctypes.c_voi
 
 @numba.njit(nogil=True)
 def _woken(microseconds: int, woken: np.ndarray) -> None:
-    """Sleep, and note the seconds and nanoseconds of the monotonic clock (1): all of it without the lock."""
+    """Sleep, and record the seconds and nanoseconds of the monotonic clock (1): all of it without the lock."""
     _sleep(microseconds)
     _clock(1, woken.ctypes)
 
 
 def _waits_for_lock(woken: np.ndarray) -> bool:
-    """Whether another thread holds the interpreter's lock, a while from now."""
+    """Return whether another thread holds the interpreter's lock, a while from now."""
     _woken(int(_INTERVAL * 1e6), woken)
     return time.monotonic_ns() - int(woken[0]) * 1_000_000_000 - int(woken[1]) > _WAITED
 
 
 @contextmanager
 def profiled() -> Iterator[dict[str, float]]:
-    """Processor seconds of all threads of this process meanwhile, by module of ckstore (`room.module`).
+    """Return the processor seconds of all threads of this process inside the block, by module (`room.module`).
 
-    And as `LOCK` the seconds in which one of them held the interpreter's lock.
+    `LOCK` has the seconds in which one of them held the interpreter's lock.
     """
     modules: dict[str, float] = defaultdict(float)
     held: list[bool] = []
-    threads: dict[int, tuple[int, float, str]] = {}  # clock, what it showed, and module, at the last look
+    threads: dict[int, tuple[int, float, str]] = {}  # clock, its value, and module, at the last sample
     done = threading.Event()
 
     def look() -> None:
@@ -82,7 +82,7 @@ def profiled() -> Iterator[dict[str, float]]:
             except (KeyError, OSError):  # The thread is new, or has the number of one that has ended.
                 clock, before, module = time.pthread_getcpuclockid(thread), 0.0, ""
                 now = time.clock_gettime(clock)
-            # What is back from ckstore was there just before.
+            # A thread that has left ckstore was there just before.
             found = _module(frame)
             threads[thread] = clock, now, found
             modules[found or module or REST] += now - before
@@ -114,7 +114,7 @@ def profiled() -> Iterator[dict[str, float]]:
 
 
 def _module(frame: FrameType | None) -> str:
-    """The innermost module of ckstore in a stack; empty where there is none."""
+    """Return the innermost module of ckstore in a stack; empty without one."""
     while frame is not None and not _of_file(frame.f_code.co_filename):
         frame = frame.f_back
     return "" if frame is None else _of_file(frame.f_code.co_filename)
@@ -129,7 +129,7 @@ def _of_file(name: str) -> str:
 
 
 def rooms(modules: Mapping[str, float]) -> dict[str, float]:
-    """Processor seconds by package; the modules of `ckstore` itself are one."""
+    """Return processor seconds by package; the modules of `ckstore` itself are one."""
     found: dict[str, float] = defaultdict(float)
     for module, seconds in modules.items():
         found[module.partition(".")[0]] += seconds
@@ -137,7 +137,7 @@ def rooms(modules: Mapping[str, float]) -> dict[str, float]:
 
 
 def stages(bench: Bench) -> Section:
-    """Processor seconds by room, by module, and verb."""
+    """Measure processor seconds by room, by module, and by verb."""
     modules = dict(_profiles(bench))
     locked = [LOCK, *(digits(column.pop(LOCK)) for column in modules.values())]
     total = ["all", *(digits(sum(column.values())) for column in modules.values())]
@@ -146,23 +146,23 @@ def stages(bench: Bench) -> Section:
     return Section(
         "Where processor time goes",
         "Processor seconds for a GB of checkpoint by the rooms (packages) of ckstore, in one process, by samples of "
-        "all threads: the innermost module of ckstore that a thread is in has its time, that of compiled loops and of "
-        "libraries that it calls included. The last row is time in which one of the threads held the interpreter's "
-        "lock: however many cores there are, a verb takes no less. "
+        "all threads: a sample counts for the innermost module of ckstore on the stack, with compiled loops and "
+        "libraries that it calls. The last row is time in which one of the threads held the interpreter's "
+        "lock: on any number of cores, a verb takes no less. "
         f"Below, the {_MODULES} modules that take most.",
         [[["room, CPU s/GB", *modules], *by_room, total, locked], [["module, CPU s/GB", *modules], *by_module]],
     )
 
 
 def _rows(columns: Mapping[str, Mapping[str, float]]) -> list[list[str]]:
-    """A row for each name, that which takes most over all columns first."""
+    """Return a row for each name, in descending order of the total over all columns."""
     found = {name for column in columns.values() for name in column}
     names = sorted(found, key=lambda name: -sum(column.get(name, 0.0) for column in columns.values()))
     return [[name, *(digits(column[name]) if name in column else "" for column in columns.values())] for name in names]
 
 
 def _profiles(bench: Bench) -> Iterator[tuple[str, dict[str, float]]]:
-    """Verb, and processor seconds for a GB by module."""
+    """Yield verb, and processor seconds per GB by module."""
     paths, again = bench.series(), range(bench.repeat)
     root, live, out = (bench.work / "staged" / name for name in ("store", "live", "out"))
     state: list[Any] = [None]
