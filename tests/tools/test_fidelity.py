@@ -403,7 +403,7 @@ class TestVerdicts:
         return Row(run, stored, exact, {name.replace("_", " "): values for name, values in figures.items()})
 
     def judged(self, *rows: Row) -> dict[tuple[str, str], verdicts.Verdict]:
-        return {(v.what, v.target): v for v in verdicts.judge(Findings(list(rows)))}
+        return {(v.subject, v.target): v for v in verdicts.judge(Findings(list(rows)))}
 
     def test_largest_ratio_within_the_limit(self) -> None:
         found = self.judged(
@@ -437,7 +437,7 @@ class TestVerdicts:
         (verdict,) = [
             v
             for v in self.judged(*ours, self.row("gpt", Setting("excp"), 20, resumed=[0.004])).values()
-            if "ExCP" in v.what
+            if "ExCP" in v.subject
         ]
         assert verdict.reached
         assert verdict.figure.startswith("3.1")
@@ -453,14 +453,14 @@ class TestVerdicts:
             self.row("cnn", Setting("lc", 2), 25, accuracy_lost=[0.02], loss=[0.05]),
             self.row("cnn", Setting("lc", 3), 5, accuracy_lost=[0.0], loss=[0.001]),
         ]
-        found = {v.what: v for v in verdicts.judge(Findings([*ours, *theirs]))}
+        found = {v.subject: v for v in verdicts.judge(Findings([*ours, *theirs]))}
         # Half way between 20x and 80x, by logarithm, lies 40x; beyond our last setting its 80x stay.
         assert found["against LC-Checkpoint, cnn"].figure.startswith("3.20 to 4.00 times its ratio; 1 of its 3")
         assert found["against LC-Checkpoint, cnn"].reached
         assert found["LC-Checkpoint on the SGD run"].figure.startswith("10.0x")
         assert found["LC-Checkpoint on the SGD run"].reached is False
         better = self.row("cnn", Setting("lc", 4), 21, accuracy_lost=[0.0], loss=[0.005])
-        found = {v.what: v for v in verdicts.judge(Findings([*ours, *theirs, better]))}
+        found = {v.subject: v for v in verdicts.judge(Findings([*ours, *theirs, better]))}
         assert found["against LC-Checkpoint, cnn"].reached is False
         assert found["LC-Checkpoint on the SGD run"].reached
 
@@ -469,14 +469,14 @@ class TestVerdicts:
 
     def test_failures(self) -> None:
         failed = Interrupted([Failure(9, 8, 0.02, 0.001), Failure(20, 16, -0.01, 0.003)], rise=0.004)
-        final, spikes = [v for v in verdicts.judge(Findings(failures=failed)) if "failures" in v.what]
+        final, spikes = [v for v in verdicts.judge(Findings(failures=failed)) if "failures" in v.subject]
         assert final.reached
         assert not spikes.reached
         assert "+2.00%" in spikes.figure
 
     def test_speed(self) -> None:
         row = self.row("gpt", DEFAULT, 50, resumed=[0.0])
-        found = {v.what: v.reached for v in verdicts.judge(Findings([row])) if v.what.startswith("coarse")}
+        found = {v.subject: v.reached for v in verdicts.judge(Findings([row])) if v.subject.startswith("coarse")}
         assert found == {"coarse ingest": True, "coarse restore": False}
 
 

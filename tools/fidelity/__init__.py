@@ -1,1 +1,1 @@
-"""The bench that judges coarse versions: what they take, and what training notices of them."""
+"""The bench that judges coarse versions: their sizes, and their effects on training."""

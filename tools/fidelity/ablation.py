@@ -1,4 +1,4 @@
-"""DynaQuant's ablation: what each step of its coding saves, late in the GPT's training and over whole runs."""
+"""DynaQuant's ablation: the savings of each step of its coding, late in the GPT's training and over whole runs."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tools.fidelity.found import Found
 from tools.fidelity.settings import Bench
 from tools.fidelity.states import load
 
-#: Runs and settings: the default, and what the searches end with on the residual network.
+#: Runs and settings: the default, and the results of the searches on the residual network.
 _CHOSEN = [("cnn", DynaQuantSettings(4, 0.4, 0.0005)), ("cnn", DynaQuantSettings()), ("gpt", DynaQuantSettings())]
 
 
 @dataclass(frozen=True)
 class Ablation:
-    """Bits an element of the last version's weights against the version before.
+    """Bits per element of the last version's weights against the version before.
 
     Attributes
     ----------
@@ -57,7 +57,7 @@ def measure(bench: Bench) -> Ablation:
 
 
 def over_runs(bench: Bench, found: Found) -> None:
-    """A row a run and setting: bits of each version's large tensors, coded in three ways against the one before."""
+    """Measure a row for each run and setting: bits of each version's large tensors, coded in three ways."""
     for run, settings in _CHOSEN:
         found.row("ablation", f"{run}, {settings.levels} levels", partial(_row, bench, run, settings))
 

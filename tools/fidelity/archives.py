@@ -1,4 +1,4 @@
-"""Ways to keep the checkpoints of a run, measured alike: what each takes, by cause, and how long in and out take."""
+"""Ways to keep the checkpoints of a run, measured alike: sizes, by cause, and the times of ingest and restore."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tools.fidelity.states import State, as_state, load
 #: The run's name in every store.
 _RUN = "run"
 
-#: The quality that a coarse ingest has where none is asked for.
+#: The default quality of a coarse ingest.
 DEFAULT_QUALITY = QUALITY
 
 
@@ -49,28 +49,28 @@ DEFAULT = Setting("lattice", DEFAULT_QUALITY)
 
 
 class Archive(Protocol):
-    """Keeps versions one after the other and gives each back."""
+    """Keeps versions one after the other and restores each."""
 
     setting: Setting
 
     def add(self, path: Path) -> bool:
-        """Keep a checkpoint as the next version; says whether it is stored in full, without an earlier one."""
+        """Keep a checkpoint as the next version; return whether it is stored in full, without an earlier one."""
         ...
 
     def restore(self, index: int) -> State:
-        """The version of that index."""
+        """Return the version of that index."""
         ...
 
     def nbytes(self) -> int:
-        """Bytes of all that is kept."""
+        """Return the bytes of the archive."""
         ...
 
     def ledger(self) -> dict[str, int]:
-        """These bytes by cause."""
+        """Return these bytes by cause."""
         ...
 
     def remove(self) -> None:
-        """Delete what is not meant to be found again."""
+        """Delete temporary files."""
         ...
 
 
@@ -96,16 +96,16 @@ class StoreArchive:
         return self.store.ingest(path, run=_RUN, **self.options).version.base
 
     def restore(self, index: int) -> State:
-        """The state dict of a version, through a store opened anew: nothing that was decoded before helps."""
+        """Return the state dict of a version, through a newly opened store: no decoded data is reused."""
         with ckstore.open(self.directory, "r") as store:
             return as_state(store[store.versions()[index].number].state_dict())
 
     def nbytes(self) -> int:
-        """Bytes of all files, catalog and log included."""
+        """Return the bytes of all files, catalog and log included."""
         return size_of(self.directory)
 
     def ledger(self) -> dict[str, int]:
-        """As `ckstore stats --ledger` has it, without the causes that take nothing."""
+        """Return the ledger of `ckstore stats --ledger`, without empty causes."""
         return {cause: nbytes for cause, nbytes in self.store.stats()["ledger"].items() if nbytes}
 
     def remove(self) -> None:
@@ -115,7 +115,7 @@ class StoreArchive:
 
 
 def ingest_options(setting: Setting) -> dict[str, Any]:
-    """What `Store.ingest` is asked for."""
+    """Return the options of `Store.ingest`."""
     if setting.scheme == EXACT.scheme:
         return {}
     options: dict[str, Any] = {"fidelity": "coarse", "scheme": setting.scheme}
@@ -133,14 +133,14 @@ class Clock:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Counts what passes within as one version's."""
+        """Count the time of the block as one version's."""
         wall, processors = time.perf_counter(), time.process_time()
         yield
         self.wall.append(time.perf_counter() - wall)
         self.processors.append(time.process_time() - processors)
 
     def over(self, other: Clock) -> tuple[float, float]:
-        """Wall time and processor time of a version over those of another clock's: medians over the versions."""
+        """Return wall time and processor time per version over those of another clock: medians over the versions."""
         return (
             statistics.median(mine / theirs for mine, theirs in zip(self.wall, other.wall, strict=True)),
             statistics.median(mine / theirs for mine, theirs in zip(self.processors, other.processors, strict=True)),
@@ -149,16 +149,16 @@ class Clock:
 
 @dataclass
 class Stored:
-    """What the versions of a run take.
+    """The sizes and times of the versions of a run.
 
     Attributes
     ----------
     setting
         How they are kept.
     original
-        Bytes of the files that went in.
+        Bytes of the original files.
     added
-        By how much each version made the archive grow, in bytes.
+        Growth of the archive with each version, in bytes.
     bases
         Whether each is stored in full.
     total
@@ -166,7 +166,7 @@ class Stored:
     ledger
         The same by cause.
     ingest, restore
-        Time of all versions in, and of all versions out, one at a time.
+        Times of ingesting and restoring all versions, one at a time.
     """
 
     setting: Setting
@@ -180,24 +180,24 @@ class Stored:
 
     @property
     def ratio(self) -> float:
-        """Of the whole run, everything counted."""
+        """The ratio of the whole run, everything counted."""
         return self.original / max(1, self.total)
 
     @property
     def delta_ratio(self) -> float:
-        """Of the median version that is not stored in full; of all versions where there is none."""
+        """The ratio of the median version that is not stored in full; of all versions if every one is in full."""
         deltas = [nbytes for nbytes, base in zip(self.added, self.bases, strict=True) if not base] or self.added
         return self.original / len(self.added) / max(1, statistics.median(deltas))
 
     @property
     def late_ratio(self) -> float:
-        """Of the versions of the last third of the run, bases among them."""
+        """The ratio of the versions of the last third of the run, with bases."""
         late = self.added[-(len(self.added) // 3 or 1) :]
         return self.original / len(self.added) / max(1, statistics.mean(late))
 
 
 class RoundedArchive:
-    """The files themselves, weights moved by about one unit in the last place: how much of a rise is mere chance."""
+    """The files themselves, with weights moved by about one unit in the last place: shows the rise due to chance."""
 
     setting = Setting("rounded")
 
@@ -210,7 +210,7 @@ class RoundedArchive:
         return True
 
     def restore(self, index: int) -> State:
-        """The checkpoint with every weight changed by a factor of 1 + 2^-23 · a normal number, the same each time."""
+        """Return the checkpoint with every weight multiplied by 1 + 2^-23 · a normal number, reproducibly."""
         state = load(self.files[index])
         random = torch.Generator().manual_seed(index)
         for weight in state["model"].values():
@@ -218,15 +218,15 @@ class RoundedArchive:
         return state
 
     def nbytes(self) -> int:
-        """Bytes of the files."""
+        """Return the bytes of the files."""
         return sum(file.stat().st_size for file in self.files)
 
     def ledger(self) -> dict[str, int]:
-        """All of them."""
+        """Return all of them as one cause."""
         return {"files": self.nbytes()}
 
     def remove(self) -> None:
-        """Nothing was made."""
+        """Do nothing: there are no temporary files."""
 
 
 #: Called with an archive's number, a version's index and the version restored.
@@ -234,9 +234,9 @@ Seen = Callable[[int, int, State], None]
 
 
 def measure(archives: list[Archive], paths: list[Path], seen: Seen) -> list[Stored]:
-    """Keep all versions in every archive, restore them all, and hand each to `seen`, which no clock counts.
+    """Keep all versions in every archive, restore them all, and pass each to `seen`, outside of the measured times.
 
-    The archives take turns at every version, so that whatever slows the machine slows all of them.
+    The archives take turns at every version, so that disturbances slow all of them alike.
     """
     measured = [Stored(archive.setting) for archive in archives]
     for path in paths:

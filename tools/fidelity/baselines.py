@@ -1,8 +1,8 @@
 """Baselines of Inshrinkerator's evaluation: QD-compressor, Check-N-Run and GOBO, as their papers describe them.
 
 Each quantises the matrices of a model, tensor by tensor, with a number of levels that is searched for each checkpoint,
-as Agrawal et al. extended them: the fewest levels under which an evaluation stays within a tolerance. Vectors are kept
-as they are, and so is what is not the model.
+as Agrawal et al. extended them: the fewest levels for which an evaluation stays within a tolerance. Vectors and
+everything outside of the model stay exact.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ Indices = NDArray[np.uint8]
 #: Numbers of levels, from the gentlest on.
 LEVELS = (256, 192, 128, 96, 64, 48, 32, 24, 16, 12, 8, 6, 4)
 
-#: GOBO's outliers are less likely than this, as a logarithm, in a normal distribution of the layer's mean and variance.
+#: The log probability density below which values are GOBO's outliers, in a normal distribution with the layer's mean
+#: and variance.
 _UNLIKELY = -4.0
 
-#: Shares of the range by which Check-N-Run's may shrink at either end.
+#: Shares of the range by which Check-N-Run may shrink it at either end.
 _SHRUNK = tuple(np.linspace(0, 0.9, 19))
 
 
 class Quantised(NamedTuple):
-    """A tensor's values as they are restored, the index of each among `levels` levels, and its outliers."""
+    """A tensor's restored values, the index of each among `levels` levels, and its outliers."""
 
     values: Floats
     indices: Indices
@@ -44,24 +45,23 @@ class Quantised(NamedTuple):
 
 
 def uniform(values: Floats, low: float, high: float, levels: int) -> Quantised:
-    """The nearest of `levels` values that are evenly spaced from `low` to `high`."""
+    """Quantise to the nearest of `levels` evenly spaced values from `low` to `high`."""
     step = (high - low) / (levels - 1) or 1.0
     indices = np.rint((np.clip(values, low, high) - low) / step).astype(np.uint8)
     return Quantised((low + step * indices).astype(np.float32), indices, levels)
 
 
 def entropy(values: Floats) -> float:
-    """Bits an element of a histogram of 256 bins."""
+    """Return the entropy per element, in bits, of a histogram of 256 bins."""
     counts = np.histogram(values, 256)[0]
     shares = counts[counts > 0] / values.size
     return float(-(shares * np.log2(shares)).sum())
 
 
 def qd(tensors: Mapping[str, Floats], levels: int) -> dict[str, Quantised]:
-    """QD-compressor (Jin et al., ICCD 2021): evenly spaced levels, fewer in layers of less entropy.
+    """Quantise by QD-compressor (Jin et al., ICCD 2021): evenly spaced levels, fewer in layers of less entropy.
 
-    A layer has the levels that are asked for where its histogram has the most bits of all; half of them for each bit
-    less.
+    The layer whose histogram has the most bits gets all levels; each bit less halves them.
     """
     bits = {name: entropy(values) for name, values in tensors.items()}
     most = max(bits.values())
@@ -72,9 +72,9 @@ def qd(tensors: Mapping[str, Floats], levels: int) -> dict[str, Quantised]:
 
 
 def check_n_run(tensors: Mapping[str, Floats], levels: int) -> dict[str, Quantised]:
-    """Check-N-Run (Eisenman et al., NSDI 2022): evenly spaced levels over the range of the smallest squared error.
+    """Quantise by Check-N-Run (Eisenman et al., NSDI 2022): evenly spaced levels over the range of least squared error.
 
-    The range shrinks towards the mean; every so manyth element decides by how much.
+    The range shrinks towards the mean; a regular sample of the elements determines the amount.
     """
     found = {}
     for name, values in tensors.items():
@@ -87,7 +87,7 @@ def check_n_run(tensors: Mapping[str, Floats], levels: int) -> dict[str, Quantis
 
 
 def gobo(tensors: Mapping[str, Floats], levels: int) -> dict[str, Quantised]:
-    """GOBO (Zadeh et al., MICRO 2020): levels by k-means, what is unlikely kept as it is."""
+    """Quantise by GOBO (Zadeh et al., MICRO 2020): levels by k-means, unlikely values unchanged."""
     found = {}
     for name, values in tensors.items():
         deviation = float(values.std()) or 1.0
@@ -100,7 +100,7 @@ def gobo(tensors: Mapping[str, Floats], levels: int) -> dict[str, Quantised]:
 
 
 def plain_kmeans(values: Floats, count: int) -> Floats:
-    """Centroids of all values, unweighted, by Lloyd's rounds from their quantiles; ascending."""
+    """Return centroids of all values, unweighted, by Lloyd's rounds from their quantiles; ascending."""
     ordered = np.sort(values).astype(np.float64)
     sums = np.concatenate([[0.0], np.cumsum(ordered)])
     found = np.unique(ordered[((np.arange(count) + 0.5) / count * len(ordered)).astype(int)])
@@ -115,12 +115,12 @@ def plain_kmeans(values: Floats, count: int) -> Floats:
 
 
 def _fixed_bits(new: Mapping[str, Quantised], before: Mapping[str, Quantised]) -> int:
-    """Indices of a fixed width, the levels, and of each outlier its value and its place in 16 bits."""
+    """Return the size of indices of a fixed width, the levels, and each outlier's value and place in 16 bits."""
     return sum(ceil(log2(one.levels)) * one.indices.size + 32 * one.levels + 48 * one.outliers for one in new.values())
 
 
 def _delta_bits(new: Mapping[str, Quantised], before: Mapping[str, Quantised]) -> int:
-    """Huffman codes of the cyclic differences to the indices before, with their tables."""
+    """Return the size of Huffman codes of the cyclic differences to the indices before, with their tables."""
     total = 0
     for name, one in new.items():
         old = before.get(name, one._replace(indices=np.zeros_like(one.indices)))
@@ -135,7 +135,7 @@ BASELINES = {"QD-compressor": (qd, _delta_bits), "Check-N-Run": (check_n_run, _f
 
 
 def matrices(state: State) -> dict[str, Floats]:
-    """What is quantised of a model, flat: floats of more than one axis."""
+    """Return the quantised tensors of a model, flat: floats of more than one axis."""
     return {
         name: value.numpy().reshape(-1)
         for name, value in state["model"].items()
@@ -151,14 +151,14 @@ class BaselineArchive:
     name
         A key of `BASELINES`.
     degradation
-        Of a model in place of that of the checkpoint: says how many levels are enough.
+        The degradation of a model relative to the checkpoint's: decides whether levels are enough.
     tolerance
-        How much of it is tolerated of each checkpoint. Where no number of levels will do it is kept as it is.
+        The tolerated degradation of each checkpoint. If no number of levels meets it, the checkpoint is kept exactly.
 
     Attributes
     ----------
     chosen
-        Levels of each checkpoint; 0 where it is kept as it is.
+        Levels of each checkpoint; 0 for an exact one.
     """
 
     def __init__(self, name: str, degradation: Callable[[Path, State], float], tolerance: float) -> None:
@@ -171,7 +171,7 @@ class BaselineArchive:
         self._last: dict[str, Quantised] = {}
 
     def add(self, path: Path) -> bool:
-        """Quantise a checkpoint with as many levels as the last one, or with the fewest more that will do."""
+        """Quantise a checkpoint with the last number of levels, or with the smallest larger one that is enough."""
         state = load(path)
         tensors = matrices(state)
         start = next((place for place, levels in enumerate(LEVELS) if levels in self.chosen[-1:]), len(LEVELS) - 1)
@@ -191,18 +191,18 @@ class BaselineArchive:
         return is_base or not chosen
 
     def restore(self, index: int) -> State:
-        """The checkpoint with its model as it was kept."""
+        """Return the checkpoint with its model as it was kept."""
         path, model, _ = self._kept[index]
         return load(path) | {"model": model}
 
     def nbytes(self) -> int:
-        """Bytes of all models."""
+        """Return the bytes of all models."""
         return sum(nbytes for _, _, nbytes in self._kept)
 
     def ledger(self) -> dict[str, int]:
-        """All of them."""
+        """Return all of them as one cause."""
         return {"models": self.nbytes()}
 
     def remove(self) -> None:
-        """Let go of the models."""
+        """Release the models."""
         self._kept.clear()

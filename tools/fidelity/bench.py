@@ -17,13 +17,13 @@ from tools.fidelity.verdicts import Findings, judge
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
 
-#: Parts that give rows.
+#: Parts that yield rows.
 _ROWS = {
     "gpt": rows.gpt, "excp": rows.excp, "weights": rows.weights, "cnn": rows.cnn, "finetune": rows.finetune,
     "bf16": rows.bf16,
 }  # fmt: skip
 
-#: Parts that give one finding each, by the attribute of `Findings`.
+#: Parts that yield one finding each, by the attribute of `Findings`.
 _OTHERS: dict[str, tuple[str, Any]] = {
     "partial": ("rework", rework.measure),
     "failures": ("failures", failures.measure),
@@ -38,7 +38,7 @@ PARTS = (*_ROWS, *_OTHERS)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Measure what is named on the command line and print tables and verdicts."""
+    """Measure the parts named on the command line and print tables and verdicts."""
     parser = argparse.ArgumentParser(prog="tools/bench/fidelity", description="Judge coarse versions.")
     parser.add_argument("--tier", choices=TIERS, default="small", help="tiny: a minute; small: minutes; full: hours")
     parser.add_argument("--only", type=names(PARTS), default=PARTS, metavar="PART,...", help=f"of {', '.join(PARTS)}")
@@ -68,7 +68,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def measure(bench: Bench, parts: tuple[str, ...] = PARTS) -> Findings:
-    """What the parts find."""
+    """Return the findings of the parts."""
     findings = Findings()
     for name in parts:
         bench.report(f"== {name}")
@@ -84,13 +84,13 @@ def measure(bench: Bench, parts: tuple[str, ...] = PARTS) -> Findings:
 
 
 def names(known: tuple[str, ...]) -> Any:
-    """A parser of some of what is known, with commas between."""
+    """Return a parser of a comma-separated subset of known names."""
 
     def parse(text: str) -> tuple[str, ...]:
         wanted = text.split(",")
         for name in wanted:
             if name not in known:
-                raise argparse.ArgumentTypeError(f"there is no {name}; choose from {', '.join(known)}")
+                raise argparse.ArgumentTypeError(f"unknown part {name}; choose from {', '.join(known)}")
         return tuple(name for name in known if name in wanted)
 
     return parse

@@ -1,4 +1,4 @@
-"""How far coded integers are above their order-0 entropy: samples of what layers hold, and a sweep over rates."""
+"""The excess of coded integers over their order-0 entropy: samples of layers' contents, and a sweep over rates."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ Integers = NDArray[np.signedinteger]
 #: Elements of a chunk.
 CHUNK = 1 << 18
 
-#: Rates of the sweep, in bits an element.
+#: Rates of the sweep, in bits per element.
 RATES = (0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 10.0, 12.0, 14.0, 16.0)
 
-#: Where more than every so manyth element is a value of its own, the sample says little of its source's entropy.
+#: The minimal number of elements per distinct value: with fewer, a sample does not show its source's entropy.
 _DISTINCT = 8
 
 
 @dataclass(frozen=True)
 class Coded:
-    """A sample: bits an element as coded, tables included, and by order-0 entropy (of each class)."""
+    """A sample: bits per element as coded, with tables, and by order-0 entropy (of each class)."""
 
     name: str
     bits: float
@@ -33,12 +33,12 @@ class Coded:
 
     @property
     def excess(self) -> float:
-        """What is coded too much, as a part of the entropy."""
+        """The excess of the code, as a part of the entropy."""
         return self.bits / self.entropy - 1
 
 
 def measure() -> list[Coded]:
-    """The samples from 0.02 to 16 bits an element."""
+    """Return the samples from 0.02 to 16 bits per element."""
     found = list(sweep())
     for name, values, classes in _samples(CHUNK):
         entropy = _order_0_bits(values, classes) / CHUNK
@@ -48,10 +48,10 @@ def measure() -> list[Coded]:
 
 
 def sweep() -> Iterator[Coded]:
-    """Differences of two geometric numbers at each of `RATES`, against the ideal code of the source they come from.
+    """Yield differences of two geometric numbers at each of `RATES`, against the ideal code of their source.
 
-    With more values than elements a sample's own entropy is far below what any code that needs a table can reach; the
-    ideal code for the source is not.
+    With more values than elements a sample's own entropy is far below the size of any code with a table; the ideal code
+    of the source is not.
     """
     random = np.random.default_rng(0)
     for rate in RATES:
@@ -67,7 +67,7 @@ def _bits(values: Integers, classes: NDArray[np.uint8] | None) -> float:
 
 
 def _decay(rate: float) -> float:
-    """The q of p(n) = (1 − q) / (1 + q) · q^|n| with an entropy of `rate` bits, by bisection."""
+    """Return the q of p(n) = (1 − q) / (1 + q) · q^|n| with an entropy of `rate` bits, by bisection."""
     low, high = 1e-9, 1 - 1e-9
     for _ in range(100):
         q = (low + high) / 2
@@ -77,7 +77,7 @@ def _decay(rate: float) -> float:
 
 
 def _samples(count: int) -> Iterator[tuple[str, Integers, NDArray[np.uint8] | None]]:
-    """Name, values and classes of what the layers hold."""
+    """Yield name, values and classes of typical layers' contents."""
     rng = np.random.default_rng(0)
 
     def laplacian(scale: float) -> Integers:
@@ -104,7 +104,7 @@ def _samples(count: int) -> Iterator[tuple[str, Integers, NDArray[np.uint8] | No
 
 
 def _order_0_bits(values: Integers, classes: NDArray[np.uint8] | None) -> float:
-    """Order-0 entropy of all values, of each class apart."""
+    """Return the order-0 entropy of all values, separately for each class."""
     groups = [values] if classes is None else [values[classes == k] for k in np.unique(classes)]
     bits = 0.0
     for group in groups:

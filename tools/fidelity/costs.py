@@ -1,4 +1,4 @@
-"""What compressing costs: the two steps of Inshrinkerator's quantiser, and a version beside the steps of training."""
+"""The cost of compression: the two steps of Inshrinkerator's quantiser, and a version relative to training steps."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ _LEVELS = 32
 #: Elements that scikit-learn clusters: all would take minutes.
 _SAMPLE = 1 << 20
 
-#: Repetitions, of which the fastest counts.
+#: Repetitions; the fastest counts.
 _TIMES = 5
 
-#: Versions that are stored while training goes on, and the steps between them.
+#: Versions that are stored during training, and the steps between them.
 _VERSIONS, _EVERY = 3, 10
 
 
 def measure(bench: Bench, found: Found) -> None:
-    """A row for the quantiser's steps, and one for each scheme."""
+    """Measure a row for the quantiser's steps, and one for each scheme."""
     found.row("costs", "quantiser", partial(_quantiser, bench))
     for setting in (archives.DEFAULT, Setting("lc", archives.DEFAULT_QUALITY), Setting("dynaquant", 1.5)):
         found.row("costs", f"{setting}", partial(_saving, bench, setting))
 
 
 def _quantiser(bench: Bench) -> dict[str, Any]:
-    """Seconds of one core, of all large tensors of the GPT's last version in one."""
+    """Return the seconds of one core for all large tensors of the GPT's last version in one."""
     from sklearn.cluster import KMeans
 
     model = load(bench.run("gpt")[-1])["model"].values()
@@ -81,7 +81,7 @@ def _fastest(run: Callable[[], object], times: int = _TIMES) -> float:
 
 
 def _saving(bench: Bench, setting: Setting) -> dict[str, Any]:
-    """Seconds of all processors: of a step of the GPT, of a version, and of steps while versions are stored beside."""
+    """Return processor seconds of a step of the GPT, of a version, and of steps while versions are stored."""
     paths = bench.run("gpt")[-_VERSIONS - 1 :]
     language = gpt_language(bench)
     state = load(paths[0])
@@ -103,16 +103,16 @@ def _saving(bench: Bench, setting: Setting) -> dict[str, Any]:
         archive.add(paths[0])
 
         def save(number: int) -> None:
-            """The version before is stored by now, or waited for."""
+            """Store a version, after waiting for the one before."""
             if number % _EVERY == 0:
                 for thread in threads:
                     thread.join()
                 threads.append(Thread(target=archive.add, args=(paths[1 + number // _EVERY],)))
                 threads[-1].start()
 
-        beside = train(save)
+        during = train(save)
         for thread in threads:
             thread.join()
         archive.remove()
-    bench.report(f"{setting}: {alone} alone, {beside} with versions")
-    return {"scheme": str(setting), "steps": steps, "versions": _VERSIONS, "alone": alone, "beside": beside}
+    bench.report(f"{setting}: {alone} alone, {during} with versions")
+    return {"scheme": str(setting), "steps": steps, "versions": _VERSIONS, "alone": alone, "beside": during}

@@ -1,4 +1,4 @@
-"""Evaluation command of a checkpoint of the GPT, as a user would write one: prints the loss of the held-out windows."""
+"""Evaluation command of a checkpoint of the GPT, as a user would write it: prints the loss of the held-out windows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def main() -> None:
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("--tier", required=True)
     parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--log", type=Path, required=True, help="gets a line an evaluation")
+    parser.add_argument("--log", type=Path, required=True, help="gets a line per evaluation")
     chosen = parser.parse_args()
     torch.set_num_threads(threads(chosen.tier))
     language = gpt_language(Bench(chosen.tier, chosen.work, (), (), lambda line: None))

@@ -1,4 +1,4 @@
-"""What training notices of restored states: loss at once, loss after going on with the same batches, rework."""
+"""The effects of restored states on training: loss at once, loss after resuming with the same batches, rework."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ class Language:
     settings
         Of the run.
     text
-        What it goes on with after a restore, uint8.
+        The text of resumed training, uint8.
     held_out
-        Windows that it never saw, int64 of shape (windows, context + 1).
+        Unseen windows, int64 of shape (windows, context + 1).
     results
         Keeps the figures.
 
     Attributes
     ----------
     key
-        What every figure depends on.
+        The common part of every figure's key.
     """
 
     def __init__(self, settings: TextSettings, text: Tensor, held_out: Tensor, results: Results) -> None:
@@ -54,7 +54,7 @@ class Language:
         self.key = {"settings": repr(settings), "held_out": digest(held_out), "text": digest(text)}
 
     def loss(self, weights: Mapping[str, Tensor]) -> float:
-        """Mean cross entropy of the held-out windows, in nats a byte."""
+        """Return the mean cross entropy of the held-out windows, in nats per byte."""
 
         def compute() -> float:
             return mean_loss(self._model(weights), self.held_out)
@@ -62,7 +62,7 @@ class Language:
         return self.results.remember(compute, figure="loss", **self.key, state=digest(weights))
 
     def resumed(self, state: State, step: int, *, seed: int, steps: int) -> float:
-        """The loss after `steps` more steps with the batches of a seed; `step` are those that the state has done."""
+        """Return the loss after `steps` more steps with the batches of a seed; the state has done `step` steps."""
 
         def compute() -> float:
             batches = torch.Generator().manual_seed(_FIRST_SEED + seed)
@@ -76,7 +76,7 @@ class Language:
         )
 
     def rework(self, state: State, step: int, target: Mapping[str, Tensor], *, seed: int, most: int) -> int:
-        """Steps until the loss is at or below that of the weights `target`; `most` where it takes more.
+        """Return the steps until the loss is at or below that of the weights `target`; `most` if it takes more.
 
         Judged after every step by a quarter of the held-out windows.
         """
@@ -99,10 +99,10 @@ class Language:
     def go_on(
         self, state: State, step: int, batches: torch.Generator
     ) -> tuple[nn.Module, torch.optim.Optimizer, Callable[[], float]]:
-        """Model and optimiser of a state, and a function that trains one step further and returns the loss before."""
+        """Return model and optimiser of a state, and a function that trains one step and returns the loss before it."""
         model = self._model(state["model"])
         optimizer = torch.optim.AdamW(model.parameters(), lr=self.settings.rate)
-        # An optimiser goes on in the tensors that it is given.
+        # An optimiser modifies the tensors that it is given.
         optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
         done = step
 
@@ -122,9 +122,9 @@ class Language:
 
 
 def mean_loss(model: nn.Module, windows: Tensor) -> float:
-    """Mean cross entropy of the next byte over windows of shape (windows, context + 1), in nats a byte.
+    """Return the mean cross entropy of the next byte over windows of shape (windows, context + 1), in nats per byte.
 
-    Infinite for a model that is broken: what it says is no number.
+    Infinite for a broken model, whose output is not a number.
     """
     total = 0.0
     with torch.no_grad():
@@ -135,20 +135,20 @@ def mean_loss(model: nn.Module, windows: Tensor) -> float:
 
 
 def held_out_sources(settings: TextSettings, count: int) -> Tensor:
-    """`count` windows of the standard library's modules of 30,000 to 40,000 bytes, which no run is trained on."""
+    """Return `count` windows of the standard library's modules of 30,000 to 40,000 bytes, unseen by all runs."""
     text = torch.cat(models.sources(30_000, 40_000))
     return models.windows(text, count, settings.context + 1, torch.Generator().manual_seed(_FIRST_SEED - 1))
 
 
 def held_out_prose(settings: TextSettings, batches: Tensor, count: int) -> Tensor:
-    """Up to `count` windows of `models.prose()`, evenly spaced, no byte of which a fine-tune saw.
+    """Return up to `count` windows of `models.prose()`, evenly spaced, without any byte that a fine-tune saw.
 
     Parameters
     ----------
     settings
         Of the fine-tune.
     batches
-        State of its generator before its first step: its batches are drawn again to know what it saw.
+        State of its generator before its first step: its batches are drawn again to find the bytes that it saw.
     count
         Number of windows.
     """
@@ -167,7 +167,7 @@ def held_out_prose(settings: TextSettings, batches: Tensor, count: int) -> Tenso
 
 
 class Digits:
-    """Judges the states of a run over digits by those that it was not trained on.
+    """Judges the states of a run over digits by held-out digits.
 
     Parameters
     ----------
@@ -184,7 +184,7 @@ class Digits:
         self.images, self.classes = images[-models.HELD_OUT_DIGITS :], classes[-models.HELD_OUT_DIGITS :]
 
     def judge(self, weights: Mapping[str, Tensor]) -> tuple[float, float]:
-        """Accuracy (0 to 1) and mean cross entropy."""
+        """Return accuracy (0 to 1) and mean cross entropy."""
 
         def compute() -> tuple[float, float]:
             with torch.random.fork_rng(devices=[]):
@@ -203,23 +203,23 @@ class Digits:
 
 
 def evenly(count: int, points: int) -> list[int]:
-    """Up to `points` evenly spaced numbers below `count`, the last of which is `count` - 1."""
+    """Return up to `points` evenly spaced numbers below `count`; the last one is `count` - 1."""
     return sorted({round((count - 1) * (point + 1) / points) for point in range(min(points, count))})
 
 
 def mean(values: Iterable[float]) -> float:
-    """Arithmetic mean of at least one value."""
+    """Return the arithmetic mean of at least one value."""
     listed = list(values)
     return sum(listed) / len(listed)
 
 
 def confidence(values: list[float]) -> float:
-    """Half of the 95 % confidence interval of a mean, by Student's distribution; infinite for one value."""
+    """Return half of the 95 % confidence interval of a mean, by Student's distribution; infinite for one value."""
     if len(values) < 2:
         return math.inf
     return _T95.get(len(values) - 1, 2.0) * statistics.stdev(values) / math.sqrt(len(values))
 
 
 def _trained(state: State) -> str:
-    """Names what goes on being trained: weights and optimiser."""
+    """Return a digest of the trained part: weights and optimiser."""
     return digest({"model": state["model"], "optimizer": state["optimizer"]})

@@ -1,9 +1,9 @@
 """ExCP (Li et al., ICML 2024), the baseline: pruned residuals and moments, 15 centres each, four bits, LZMA.
 
-Section 3 of the paper: a checkpoint is the residual of its weights against the previous checkpoint as that was
-restored, and its moments. Residuals below a threshold are dropped, and so are moments that are small or whose residual
-is; what is left is quantised to the nearest of 15 centres found by k-means, 0 being the sixteenth. SGD with momentum
-has no second moments, so that the limit of the first threshold is what its residuals are held against.
+Section 3 of the paper: a checkpoint is the residual of its weights against the restored previous checkpoint, and its
+moments. Residuals below a threshold are dropped. So are moments that are small or belong to a dropped residual. The
+rest is quantised to the nearest of 15 centres found by k-means, 0 being the sixteenth. SGD with momentum has no second
+moments, so the limit of the first threshold applies to its residuals.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tools.fidelity.states import Parameter, State, load, parameters
 Floats = NDArray[np.float32]
 Labels = NDArray[np.uint8]
 
-#: Raised when other files are written for the same checkpoints.
+#: Raised when the same checkpoints give other files.
 REVISION = 1
 
 #: α and β of the paper's equations for the two thresholds, and the authors' limit of the first one.
@@ -36,21 +36,21 @@ _ROUNDS = 25
 
 
 def weight_mask(residual: Tensor, second: Tensor | None) -> Tensor:
-    """Which residuals are kept: above min(2.5, α / sqrt(mean v)) times their median magnitude, v the second moment."""
+    """Return the mask of kept residuals: above min(2.5, α / sqrt(mean v)) times their median magnitude (v: moments)."""
     mean = 0.0 if second is None else second.double().mean().item()
     factor = min(_MOST, _ALPHA / math.sqrt(max(mean, 1e-300)))
     return residual.abs() > factor * residual.abs().median()
 
 
 def moment_mask(first: Tensor, kept: Tensor) -> Tensor:
-    """Which moments are kept: where the first one's magnitude is above β times its mean, and the residual is kept."""
+    """Return mask of kept moments: the first one's magnitude is above β times its mean, and the residual is kept."""
     return (first.abs() > _BETA * first.abs().mean()) & kept
 
 
 def centres(values: Floats) -> Floats:
-    """Up to 15 centres of the values by Lloyd's algorithm from their quantiles, ascending.
+    """Return up to 15 centres of the values by Lloyd's algorithm from their quantiles, ascending.
 
-    On sorted values and their prefix sums a round costs the logarithm of their number.
+    On sorted values and their prefix sums a round takes time logarithmic in their number.
     """
     ordered = np.sort(values).astype(np.float64)
     sums = np.concatenate([[0.0], np.cumsum(ordered)])
@@ -66,7 +66,7 @@ def centres(values: Floats) -> Floats:
 
 
 def quantise(values: Floats) -> tuple[Floats, Labels]:
-    """Centres of the values that are not 0, and a label each: 0 for 0, else 1 + the number of the nearest centre."""
+    """Return centres of the non-zero values, and a label each: 0 for 0, else 1 + the number of the nearest centre."""
     labels = np.zeros(values.shape, np.uint8)
     present = values != 0
     if not present.any():
@@ -77,14 +77,14 @@ def quantise(values: Floats) -> tuple[Floats, Labels]:
 
 
 def pack(values: Floats) -> bytes:
-    """Centres and labels of values, two labels a byte."""
+    """Return centres and labels of values, two labels per byte."""
     found, labels = quantise(values.reshape(-1))
     labels = np.append(labels, np.zeros(len(labels) % 2, np.uint8))
     return bytes([len(found)]) + found.tobytes() + (labels[0::2] << 4 | labels[1::2]).tobytes()
 
 
 def unpack(data: memoryview, count: int) -> tuple[Floats, int]:
-    """`count` values that `pack` wrote at the start of `data`, and the bytes they took."""
+    """Return `count` values that `pack` wrote at the start of `data`, and their bytes."""
     start = 1 + 4 * data[0]
     levels = np.concatenate([np.zeros(1, np.float32), np.frombuffer(data[1:start], np.float32)])
     stop = start + (count + 1) // 2
@@ -93,14 +93,14 @@ def unpack(data: memoryview, count: int) -> tuple[Floats, int]:
 
 
 def compress(state: State, previous: dict[str, Tensor] | None) -> bytes:
-    """A checkpoint as ExCP keeps it.
+    """Return a checkpoint in ExCP's form.
 
     Parameters
     ----------
     state
         The checkpoint.
     previous
-        The weights of the previous one, as they are restored. None for the first: its weights are kept as they are.
+        The restored weights of the previous one. None for the first, whose weights are kept exactly.
     """
     body = io.BytesIO()
     torch.save(_rest(state), body)
@@ -121,7 +121,7 @@ def compress(state: State, previous: dict[str, Tensor] | None) -> bytes:
 
 
 def decompress(data: bytes, previous: dict[str, Tensor] | None) -> State:
-    """The checkpoint that `compress` was given, as it is restored."""
+    """Restore a checkpoint from the result of `compress`."""
     body = memoryview(lzma.decompress(data))
     start = 8 + struct.unpack("<Q", body[:8])[0]
     state: State = torch.load(io.BytesIO(body[8:start]), weights_only=True)
@@ -143,12 +143,12 @@ def decompress(data: bytes, previous: dict[str, Tensor] | None) -> State:
 
 
 class ExcpArchive:
-    """Files of ExCP in a directory; those that are there already are not made again.
+    """Files of ExCP in a directory; existing ones are not made again.
 
     Parameters
     ----------
     directory
-        Belongs to one run; made where absent.
+        Belongs to one run; created if absent.
     """
 
     setting = Setting("excp")
@@ -172,7 +172,7 @@ class ExcpArchive:
         return index == 0
 
     def restore(self, index: int) -> State:
-        """A version, decoded from the first one on unless the version before was the last to be asked for."""
+        """Return a version, decoded from the first one on unless the version before was the last one restored."""
         at, state = self._last or (-1, None)
         if state is None or at > index:
             at, state = -1, None
@@ -184,26 +184,26 @@ class ExcpArchive:
         return state
 
     def nbytes(self) -> int:
-        """Bytes of the files."""
+        """Return the bytes of the files."""
         return sum(file.stat().st_size for file in self.files)
 
     def ledger(self) -> dict[str, int]:
-        """Bytes of the first file, whose weights are kept as they are, and of the others."""
+        """Return the bytes of the first file, with exact weights, and of the others."""
         sizes = [file.stat().st_size for file in self.files]
         return {"first": sizes[0], "later": sum(sizes[1:])}
 
     def remove(self) -> None:
-        """Let go of what is held in memory; the files are made once."""
+        """Release memory; the files are made once."""
         self._last = None
 
 
 def _moments(parameter: Parameter) -> list[str]:
-    """Names of the moments, the first one first."""
+    """Return the names of the moments, the first one first."""
     return [name for name in ("exp_avg", "momentum_buffer", "exp_avg_sq") if name in parameter.moments]
 
 
 def _rest(state: State) -> State:
-    """The state with nothing but the shape of all that is kept otherwise."""
+    """Return the state with only the shape of everything that is kept otherwise."""
     optimizer = state["optimizer"]
     entries = {
         index: {name: _shape(value) if isinstance(value, Tensor) and value.ndim else value for name, value in e.items()}

@@ -1,4 +1,4 @@
-"""A run with failures: after each one training goes on from the last coarse version, whose values it then has."""
+"""A run with failures: after each one training resumes from the last coarse version."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tools.fidelity.rows import gpt_language
 from tools.fidelity.settings import Bench
 from tools.fidelity.states import State, digest, load, save
 
-#: Steps between two looks at the loss after a restore.
+#: Steps between two evaluations after a restore.
 _LOOK = 5
 
 
@@ -29,14 +29,14 @@ class Failure:
     Attributes
     ----------
     step
-        The last one that was done.
+        The last completed step.
     restored
-        The step of the version that training went on from.
+        The step of the version that training resumed from.
     spike
-        Largest rise of the evaluation loss in the first steps after the restore, over the loss of the run that was
-        never interrupted at the same steps, as a part of it.
+        Largest rise of the evaluation loss in the first steps after the restore, relative to the loss of the run
+        without interruptions at the same steps.
     own_spike
-        The same over this run, had it gone on from the checkpoint itself.
+        The same relative to this run, resumed from the checkpoint itself.
     """
 
     step: int
@@ -54,7 +54,7 @@ class Interrupted:
     failures
         In order.
     rise
-        Of the final evaluation loss over the uninterrupted run's, as a part of it.
+        Rise of the final evaluation loss relative to the uninterrupted run's.
     """
 
     failures: list[Failure]
@@ -95,7 +95,7 @@ def measure(bench: Bench, setting: Setting = DEFAULT) -> Interrupted:
 
 
 def course(language: Language, state: State, step: int, steps: int) -> dict[int, float]:
-    """Evaluation loss by step of a run that goes on from a state with the batches that its checkpoint foresees."""
+    """Return evaluation loss by step of a run resumed from a state, with the batches of its checkpoint's generator."""
 
     def compute() -> dict[str, float]:
         losses = {}
@@ -116,14 +116,14 @@ def course(language: Language, state: State, step: int, steps: int) -> dict[int,
 
 @dataclass(frozen=True)
 class Segment:
-    """What was trained between two failures.
+    """The training between two failures.
 
     Attributes
     ----------
     losses
         Evaluation loss by step, in the first steps.
     checkpoints
-        Files by step, that of the last step of the run included.
+        Files by step, with that of the last step of the run.
     """
 
     losses: dict[int, float]
@@ -131,12 +131,12 @@ class Segment:
 
 
 class Segments:
-    """Segments in a directory, each named by the state that it began with, so that none is trained twice.
+    """Segments in a directory, each named by its first state, so that none is trained twice.
 
     Parameters
     ----------
     directory
-        Made where absent.
+        Created if absent.
     language
         Trains and judges.
     """
@@ -148,7 +148,7 @@ class Segments:
         self.used: set[str] = set()
 
     def train(self, state: State, step: int, until: int, watched: int) -> Segment:
-        """Train from a state after `step` until a step is done; the first `watched` steps are judged."""
+        """Train from a state after `step` through step `until`; the first `watched` steps are judged."""
         name = f"{step}-{until}-{digest(state)[:16]}"
         self.used.add(name)
         target = self.directory / name
@@ -173,7 +173,7 @@ class Segments:
                 save(state | whole | {"rng": batches.get_state()}, out / f"step{done:05d}.pt")
 
     def forget_others(self) -> None:
-        """Remove the segments that were not asked for."""
+        """Remove the segments that were not requested."""
         for path in self.directory.iterdir():
             if path.name not in self.used:
                 shutil.rmtree(path)

@@ -10,18 +10,18 @@ from typing import Any
 
 
 class Found:
-    """Rows that were measured.
+    """Measured rows.
 
     Parameters
     ----------
     directory
-        Made where absent; has a directory a part and a file a row.
+        Created if absent; has a directory per part and a file per row.
     machine
-        What it is, as each row will say.
+        The description of the machine in each row.
     again
-        Measure rows that are there, too.
+        Also measure existing rows again.
     report
-        Called with a line on what is measured.
+        Called with a line on each measurement.
     """
 
     def __init__(self, directory: Path, *, machine: str, again: bool, report: Callable[[str], None]) -> None:
@@ -31,7 +31,7 @@ class Found:
         self.report = report
 
     def row(self, part: str, name: str, measure: Callable[[], dict[str, Any]]) -> None:
-        """Measure a row and keep it, unless it is there."""
+        """Measure a row and keep it, unless it exists."""
         path = self.directory / part / f"{name.replace('/', '-')}.json"
         if self.again or not path.exists():
             self.report(f"{part}: {name}")
@@ -41,5 +41,5 @@ class Found:
             path.with_suffix(".part").rename(path)
 
     def rows(self, part: str) -> list[dict[str, Any]]:
-        """The rows of a part, by name."""
+        """Return the rows of a part, by name."""
         return [json.loads(path.read_text()) for path in sorted((self.directory / part).glob("*.json"))]

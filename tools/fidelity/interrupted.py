@@ -1,4 +1,4 @@
-"""A run of SGD with evenly spaced failures, each restored from a version as a scheme kept it."""
+"""A run of SGD with evenly spaced failures, each restored from a version kept with a scheme."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tools.training import ImageSettings
 #: Evenly spaced failures of a run.
 COUNTS = (0, 10, 20)
 
-#: Runs that differ in their weights at the start and in their batches.
+#: Runs with different initial weights and batches.
 SEEDS = 3
 
 #: Small enough for a run with every scheme, number of failures and seed.
@@ -33,7 +33,7 @@ SETTINGS = ImageSettings((32, 64, 128), 1, epochs=40)
 
 
 def measure(bench: Bench, found: Found) -> None:
-    """A row for every scheme, number of failures and seed: accuracy and loss at the end."""
+    """Measure a row for every scheme, number of failures and seed: accuracy and loss at the end."""
     ways = [EXACT, archives.DEFAULT, Setting("lc", archives.DEFAULT_QUALITY), *map(Setting, BASELINES), SEARCHED]
     for seed in range(SEEDS):
         for setting in ways:
@@ -53,12 +53,12 @@ def _row(bench: Bench, setting: Setting, count: int, seed: int) -> dict[str, Any
 
 
 def _failures(count: int) -> set[int]:
-    """The epochs after which training fails."""
+    """Return the epochs after which training fails."""
     return {round(number * SETTINGS.epochs / (count + 1)) for number in range(1, count + 1)}
 
 
 def _run(bench: Bench, setting: Setting, count: int, seed: int, scratch: Path) -> tuple[float, float, list[int]]:
-    """Accuracy and loss after all epochs, and bytes of each one's version; after failures training goes on from it."""
+    """Return accuracy and loss after all epochs, and bytes of each version; training resumes from it after failures."""
     settings, digits = SETTINGS, Digits(SETTINGS, bench.results)
     failures = _failures(count)
     images, classes = models.digits()

@@ -1,4 +1,4 @@
-"""How many levels three quantisers need: k-means on the sketch, evenly spaced levels, plain k-means."""
+"""The numbers of levels that three quantisers need: k-means on the sketch, evenly spaced levels, plain k-means."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tools.fidelity.settings import Bench
 from tools.fidelity.states import load
 from tools.fidelity.whole import judge
 
-#: What is tolerated of a checkpoint, as in Agrawal et al..
+#: Tolerances of a checkpoint's degradation, as in Agrawal et al..
 TOLERANCES = (0.001, 0.01, 0.05)
 
 _LEVELS = (4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 64, 96, 128, 192)
@@ -28,7 +28,7 @@ _POINTS = {"cnn": 6, "gpt": 3}
 
 
 def _sketch(values: Floats, levels: int) -> Floats:
-    """Nothing pruned, nothing protected."""
+    """Quantise without pruning and protection."""
     ranks = RankStatistics()
     ranks.add(values, None)
     split = ranks.split(DynaQuantSettings(prune=0.0, protect=0.0), known=False)
@@ -50,7 +50,7 @@ QUANTISERS: dict[str, Callable[[Floats, int], Floats]] = {
 
 
 def measure(bench: Bench, found: Found) -> None:
-    """A row for every run and quantiser: the fewest levels within each tolerance, version by version."""
+    """Measure a row for every run and quantiser: the fewest levels within each tolerance, version by version."""
     for run in _POINTS:
         for name in QUANTISERS:
             found.row("levels", f"{run}, {name}", partial(_row, bench, run, name))

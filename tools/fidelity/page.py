@@ -1,4 +1,4 @@
-"""Writes `docs/schemes.md`: the figures of every part, beside those of the papers."""
+"""Writes `docs/schemes.md`: the figures of every part, with those of the papers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ levels that achieve this (`tools/fidelity/baselines.py`), and quantise weights a
 Papers: [LC] Chen et al., *On Efficient Constructions of Checkpoints*, ICML 2020. [I] Agrawal et al.,
 *Inshrinkerator*, SoCC 2024, arXiv 2306.11800v3."""
 
-#: What is said below the tables of each part.
+#: Notes below the tables of each part.
 NOTES = {
     "cnn": """\
 [I], failure recovery, ResNet-152, 10 failures: Inshrinkerator 39.09x, 0.50 % lost; QD-compressor 11.82x, -0.09 %;
@@ -97,12 +97,12 @@ and 86.1) and 10.0x (Pythia 1B on Alpaca: 0.919 instead of 0.894); the baselines
 
 _RUNS = {"cnn": "residual network", "gpt": "GPT", "finetune": "fine-tune"}
 
-#: How schemes' names begin, in the order of tables.
+#: Prefixes of schemes' names, in the order of tables.
 _ORDER = ("exact", "lattice", "lc", "dynaquant 1", "dynaquant, s", "QD", "Check", "GOBO", "excp", "SCAR", "TOPN")
 
 
 def whole(rows: list[Row]) -> str:
-    """A run kept by every scheme."""
+    """Return the table of a run kept by every scheme."""
     lines = []
     for row in _ordered(rows):
         each = row["original"] / len(row["added"])
@@ -118,7 +118,7 @@ def whole(rows: list[Row]) -> str:
 
 
 def interrupted(rows: list[Row]) -> str:
-    """Accuracy after failures."""
+    """Return the table of accuracy after failures."""
     exact = {row["seed"]: row for row in rows if row["scheme"] == "exact"}
     ways: dict[tuple[int, str], list[Row]] = {}
     for row in _ordered(rows):
@@ -137,7 +137,7 @@ def interrupted(rows: list[Row]) -> str:
 
 
 def _after(ends: list[Row]) -> str:
-    """What versions that follow a failure take, as a part of what others do; medians."""
+    """Return the size of versions that follow a failure, relative to others; medians."""
     following, others = [], []
     for row in ends:
         for epoch, nbytes in enumerate(row.get("added", [])[1:], 2):
@@ -146,7 +146,7 @@ def _after(ends: list[Row]) -> str:
 
 
 def rework(rows: list[Row]) -> str:
-    """Steps until the loss is back."""
+    """Return the table of steps until the loss is back."""
     scar = next((row for row in rows if row["name"] == "SCAR, a tenth"), None)
     lines = []
     for row in _ordered(rows):
@@ -163,7 +163,7 @@ def rework(rows: list[Row]) -> str:
 
 
 def _faster(row: Row, scar: Row | None) -> str:
-    """How many times fewer steps are lost than by SCAR with a tenth; empty where neither was back."""
+    """Return how many times fewer steps are lost than by SCAR with a tenth; empty if both never recover."""
     mean = statistics.mean(row["counts"])
     if not mean:
         return "no steps lost"
@@ -173,7 +173,7 @@ def _faster(row: Row, scar: Row | None) -> str:
 
 
 def ablation(rows: list[Row]) -> str:
-    """Ratios of three codings."""
+    """Return the table of ratios of three codings."""
     lines = []
     for row in sorted(rows, key=lambda row: (row["run"], row["levels"])):
         raw = 32 * row["elements"]
@@ -188,7 +188,7 @@ def ablation(rows: list[Row]) -> str:
 
 
 def levels(rows: list[Row]) -> str:
-    """Levels that quantisers need."""
+    """Return the table of levels that quantisers need."""
     lines = []
     for row in rows:
         cells = []
@@ -203,20 +203,20 @@ def levels(rows: list[Row]) -> str:
 
 
 def costs(rows: list[Row]) -> str:
-    """Seconds of the quantiser's steps, and of versions beside training."""
+    """Return the tables of seconds of the quantiser's steps, and of versions during training."""
     (quantiser,) = (row for row in rows if row["name"] == "quantiser")
     seconds = quantiser["seconds"]
     scale = quantiser["elements"] / quantiser["sample"]
     sample = f"scikit-learn's KMeans, {quantiser['sample']:,} elements"
     lines = [
         [
-            what,
-            f"{seconds[what]:.3f} s",
-            beside,
+            step,
+            f"{seconds[step]:.3f} s",
+            other,
             f"{seconds[theirs]:.3f} s",
-            f"{n * seconds[theirs] / seconds[what]:.1f}",
+            f"{n * seconds[theirs] / seconds[step]:.1f}",
         ]
-        for what, beside, theirs, n in (
+        for step, other, theirs, n in (
             ("partition", "`numpy.quantile`", "quantiles", 1),
             ("clustering", sample, "scikit-learn", scale),
         )
@@ -236,7 +236,7 @@ def costs(rows: list[Row]) -> str:
 
 
 def transfer(rows: list[Row]) -> str:
-    """Fine-tunes from what came back."""
+    """Return the table of fine-tunes from restored weights."""
     lines = [
         [
             _name(row["scheme"]), f"{row['bytes'] / row['nbytes']:.1f}x", percent(row["lost"]),
@@ -249,7 +249,7 @@ def transfer(rows: list[Row]) -> str:
 
 
 def shown(rows: dict[str, list[Row]]) -> str:
-    """What was to be shown of the whole runs."""
+    """Return the table of targets for the whole runs."""
     lines = []
 
     def judged(run: str, part: str, scheme: str, most: float, least: float = 0, best: float = 0) -> None:
@@ -260,9 +260,9 @@ def shown(rows: dict[str, list[Row]]) -> str:
                 reached = max(row["lost"]) <= most and ratio >= least and peak >= best
                 target = f"every version within {most:.1%}"
                 target += f", {least:g}x" * bool(least) + f", best version {best:g}x" * bool(best)
-                what = f"{_name(row['scheme'])}, {_RUNS[run]}, {'weights' if part == 'weights' else 'all'}"
+                name = f"{_name(row['scheme'])}, {_RUNS[run]}, {'weights' if part == 'weights' else 'all'}"
                 figure = f"{percent(max(row['lost']))}, {ratio:.1f}x, best version {peak:.0f}x"
-                lines.append([what, target, figure, "reached" if reached else "not reached"])
+                lines.append([name, target, figure, "reached" if reached else "not reached"])
 
     for part in ("weights", "whole"):
         judged("gpt", part, "lc", 0.005)
@@ -295,7 +295,7 @@ SECTIONS: dict[str, tuple[str, Callable[[list[Row]], str]]] = {
 
 
 def write(rows: dict[str, list[Row]], tier: str, target: Path) -> None:
-    """Write the sections of parts that have rows; those of others stay as they were.
+    """Write the sections of parts that have rows; the others stay unchanged.
 
     Parameters
     ----------
@@ -309,19 +309,19 @@ def write(rows: dict[str, list[Row]], tier: str, target: Path) -> None:
     parts = re.split(r"^## (.*)\n", target.read_text() if target.exists() else "", flags=re.MULTILINE)[1:]
     known = dict(zip(parts[::2], map(str.strip, parts[1::2]), strict=True))
     if rows.get("cnn") and rows.get("gpt"):
-        known |= {SHOWN: shown(rows), BESIDE: beside(rows)}
+        known |= {SHOWN: shown(rows), COMPARED: compared(rows)}
     for part, (heading, text) in SECTIONS.items():
         if rows.get(part):
             last = max(rows[part], key=lambda row: str(row["day"]))
             command = f"`tools/bench/schemes --tier {tier} --only {part}`"
             known[heading] = f"{text(rows[part])}\n\nMeasured on {last['day']} with {command} on {last['machine']}."
-    headings = [SHOWN, BESIDE, *(heading for heading, _ in SECTIONS.values())]
+    headings = [SHOWN, COMPARED, *(heading for heading, _ in SECTIONS.values())]
     found = [f"## {heading}\n\n{known[heading]}" for heading in headings if heading in known]
     target.write_text("\n\n".join([INTRODUCTION, *found]) + "\n")
 
 
 def _name(scheme: str) -> str:
-    """As tables have it."""
+    """Return the name of a scheme in tables."""
     names = {
         "lattice 1.5": "ckstore's lattices", "lc 1.5": "LC-Checkpoint", "lc 2.5": "LC-Checkpoint, 2 bits",
         "dynaquant 1.5": "DynaQuant, default", "dynaquant, searched": "DynaQuant, searched", "excp": "ExCP",
@@ -342,6 +342,6 @@ def _ratio(value: float) -> str:
 
 
 def _table(head: list[str], lines: Iterable[list[str]], *, text: int = 1) -> str:
-    """A table in Markdown, whose first columns are text."""
+    """Return a table in Markdown, whose first columns are text."""
     marks = ["---"] * text + ["---:"] * (len(head) - text)
     return "\n".join(f"| {' | '.join(line)} |" for line in (head, marks, *lines))

@@ -1,4 +1,4 @@
-"""The papers' own figures beside those measured here: which are reached, by how much others are not, what differs."""
+"""The papers' own figures and those measured here: reached ones, deviations, and known differences."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ _RESTORED = "The paper's peaks follow restores from compressed versions, and thi
 
 
 def percent(part: float) -> str:
-    """A part with its sign; what rounds to nothing has none but a plus."""
+    """Return a part with its sign; zero after rounding has a plus."""
     return f"{round(part, 4) + 0.0:+.2%}"
 
 
 class Figure(NamedTuple):
-    """A figure of a paper, and what stands for it here.
+    """A figure of a paper, and its counterpart here.
 
     Attributes
     ----------
-    what
-        Names it.
+    subject
+    Names it.
     paper, here
         Ratios, or with `is_loss` parts of a loss or of an accuracy, of which less is better.
     differs
-        What is known to make the difference.
+        Known differences that explain the deviation.
     half
-        Half of the confidence interval of what was found here.
+        Half of the confidence interval of the figure here.
     """
 
-    what: str
+    subject: str
     paper: float
     here: float
     differs: str
@@ -47,7 +47,7 @@ class Figure(NamedTuple):
     half: float = 0.0
 
     def cells(self) -> list[str]:
-        """Of the document's table."""
+        """Return the row of the document's table."""
         if self.is_loss:
             reached = self.here <= self.paper
             shown = [percent(self.paper), percent(self.here)]
@@ -57,11 +57,11 @@ class Figure(NamedTuple):
             shown = [f"{value:,.2f}x" if value < 10 else f"{value:,.1f}x" for value in (self.paper, self.here)]
             short = f"{1 - self.here / self.paper:.0%} less"
         well = "reached" if not self.half or self.here + self.half <= self.paper else "reached in the mean"
-        return [self.what, *shown, well if reached else short, self.differs]
+        return [self.subject, *shown, well if reached else short, self.differs]
 
 
 def figures(rows: Rows) -> Iterator[Figure]:
-    """Of the parts that were measured."""
+    """Yield the figures of the measured parts."""
     yield from _recovery(rows)
     yield from _sizes(rows)
     yield from _coding(rows)
@@ -71,7 +71,7 @@ def figures(rows: Rows) -> Iterator[Figure]:
 
 
 def _one(rows: Rows, section: str, **wanted: str) -> Row | None:
-    """The row of a section whose values begin with what is wanted."""
+    """Return the row of a section whose values begin with the wanted ones."""
     found = [
         row for row in rows.get(section, []) if all(str(row.get(key, "")).startswith(w) for key, w in wanted.items())
     ]
@@ -103,15 +103,15 @@ def _sizes(rows: Rows) -> Iterator[Figure]:
             "[LC] whole run, GPT with moments", 28, lc["original"] / lc["total"],
             f"3 bits a change; 2 bits reach {ratio:.1f}x of weights alone, but lose up to {lost:.1%}.",
         )  # fmt: skip
-    for run, what, paper, differs in (
+    for run, model, paper, differs in (
         ("cnn", "residual network for ResNet-152", 39.09, _PLATEAU),
         ("gpt", "GPT for GPT-2 Medium", 29.81, _SHORT),
     ):
         found = _one(rows, run, scheme=str(SEARCHED), part="weights")
         if found:
             best = found["original"] / len(found["added"]) / min(found["added"])
-            yield Figure(f"[I] whole run, {what}", paper, found["original"] / found["total"], differs)
-            yield Figure(f"[I] best version, {what}", 100, best, _PLATEAU if run == "cnn" else _RESTORED)
+            yield Figure(f"[I] whole run, {model}", paper, found["original"] / found["total"], differs)
+            yield Figure(f"[I] best version, {model}", 100, best, _PLATEAU if run == "cnn" else _RESTORED)
 
 
 def _coding(rows: Rows) -> Iterator[Figure]:

@@ -1,8 +1,8 @@
 """Partial checkpoints, the baselines of LC-Checkpoint's evaluation of rework (Chen et al., ICML 2020, section 5).
 
-Each checkpoint writes a part of the parameters into a running checkpoint, whose values are of mixed ages after that.
-SCAR (Qiao et al., ICML 2019) writes the blocks that changed most since each was last written; TOPN writes the elements
-that changed most, with their places. Moments go with their parameters.
+Each checkpoint writes a part of the parameters into a running checkpoint, whose values then have mixed ages. SCAR (Qiao
+et al., ICML 2019) writes the blocks that changed most since each was last written. TOPN writes the elements that
+changed most, with their places. Moments are written with their parameters.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ _PLACE = 4
 
 @dataclass
 class RunningCheckpoint:
-    """A checkpoint that is renewed in parts.
+    """A checkpoint that is updated in parts.
 
     Attributes
     ----------
     state
-        What a restore gives. Made from a whole checkpoint, which it takes over.
+        The state of a restore. Begins as a whole checkpoint, which it takes over.
     """
 
     state: State
 
     def scar(self, state: State, share: float) -> int:
-        """Write the blocks (rows) with the largest mean squared change, a share of all elements; returns the bytes."""
+        """Write the blocks (rows) with the largest mean squared change, a share of all elements; return the bytes."""
         pairs = self._pairs(state)
         weights = [new.weight for _, new in pairs]
         changes = [_rows(new.weight - old.weight).square().mean(1) for old, new in pairs]
@@ -49,7 +49,7 @@ class RunningCheckpoint:
         return written
 
     def topn(self, state: State, share: float) -> int:
-        """Write the elements with the largest changes, a share of all elements; returns the bytes."""
+        """Write the elements with the largest changes, a share of all elements; return the bytes."""
         pairs = self._pairs(state)
         changes = torch.cat([(new.weight - old.weight).abs().flatten() for old, new in pairs])
         flags = torch.zeros(len(changes), dtype=torch.bool)
@@ -67,7 +67,7 @@ class RunningCheckpoint:
         return list(zip(parameters(self.state), parameters(state), strict=True))
 
     def _take_rest(self, state: State) -> None:
-        """Whatever is neither weight nor moment is small, and written whole."""
+        """Write everything that is neither weight nor moment in full; it is small."""
         kept = parameters(self.state)
         self.state = copy.copy(state)
         self.state["model"] = state["model"] | {parameter.name: parameter.weight for parameter in kept}
@@ -78,7 +78,7 @@ class RunningCheckpoint:
 
 
 def share_of(nbytes: float, state: State, *, places: bool) -> float:
-    """The share of the elements that a partial checkpoint of `nbytes` holds; with `places`, as TOPN writes it."""
+    """Return the share of the elements in a partial checkpoint of `nbytes`; with `places`, in TOPN's form."""
     found = parameters(state)
     elements = sum(parameter.weight.numel() for parameter in found)
     whole = sum(value.nbytes for parameter in found for value in (parameter.weight, *parameter.moments.values()))
@@ -86,7 +86,7 @@ def share_of(nbytes: float, state: State, *, places: bool) -> float:
 
 
 def _rows(tensor: torch.Tensor) -> torch.Tensor:
-    """A view of (blocks, elements): the rows of a matrix; a vector is one block."""
+    """Return a view of (blocks, elements): the rows of a matrix; a vector is one block."""
     return tensor.view(len(tensor), -1) if tensor.ndim > 1 else tensor.view(1, -1)
 
 

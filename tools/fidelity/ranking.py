@@ -1,4 +1,4 @@
-"""What Inshrinkerator's two metrics are worth on the GPT: loss at once of weights split by either, and by both."""
+"""The worth of Inshrinkerator's two metrics on the GPT: loss at once of weights split by either, and by both."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from tools.fidelity.rows import gpt_language
 from tools.fidelity.settings import Bench
 from tools.fidelity.states import State, load
 
-#: Of all ways.
+#: Common settings of all ways.
 _LEVELS, _PRUNE, _PROTECT = 8, 0.3, 0.005
 
-#: How many versions are looked at: early, late and in between.
+#: The number of evaluated versions: early, late and in between.
 _VERSIONS = 4
 
 
@@ -39,9 +39,9 @@ class Ranked:
     step
         Of the version.
     way
-        What elements are protected by; what they are pruned by; the levels of embeddings.
+        The metric of protection; the metric of pruning; the levels of embeddings.
     rise
-        Of the evaluation loss at once, as a part of it.
+        Relative rise of the evaluation loss at once.
     """
 
     step: int
@@ -68,7 +68,7 @@ def measure(bench: Bench) -> list[Ranked]:
 
 
 def _quantised(state: State, protected: str, pruned: str, embedding_levels: int) -> Mapping[str, torch.Tensor]:
-    """The weights as Inshrinkerator decodes them; small ones as they are."""
+    """Return the weights as Inshrinkerator decodes them; small ones unchanged."""
     settings = DynaQuantSettings(_LEVELS, _PRUNE, _PROTECT, pruned, embedding_levels)
     layers = {}
     together: dict[str, RankStatistics] = defaultdict(RankStatistics)
@@ -91,7 +91,7 @@ def _quantised(state: State, protected: str, pruned: str, embedding_levels: int)
 
 
 def _alone(split: Split, protected: str) -> Split:
-    """The split that protects by one metric alone."""
+    """Return the split that protects by one metric alone."""
     never = RankStatistics().magnitudes.size
     if protected == "magnitude":
         return split._replace(protect_sensitivity=never)

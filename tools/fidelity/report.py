@@ -1,4 +1,4 @@
-"""What the bench prints: tables, verdicts, and a plot of what is lost against what is saved."""
+"""The output of the bench: tables, verdicts, and a plot of loss against savings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from tools.fidelity.rows import Row
 from tools.fidelity.verdicts import Findings, Verdict
 
-#: The figure of each run that its rate-distortion curve shows, and what the axis says.
+#: The figure of each run in its rate-distortion curve, and the label of the axis.
 _DISTORTIONS: dict[str, tuple[str, Callable[[Row], float]]] = {
     "gpt": ("rise of the loss after resuming, %", lambda row: row.mean("resumed")),
     "weights": ("rise of the loss after resuming, %", lambda row: row.mean("resumed")),
@@ -23,12 +23,12 @@ _DISTORTIONS: dict[str, tuple[str, Callable[[Row], float]]] = {
 #: Panels of the plot side by side.
 _COLUMNS = 3
 
-#: Schemes that are no curve of their own.
+#: Schemes without a curve of their own.
 _REFERENCES = ("exact", "rounded")
 
 
 def text(findings: Findings, verdicts: list[Verdict]) -> str:
-    """Tables and verdicts."""
+    """Return tables and verdicts."""
     parts = []
     for run in dict.fromkeys(row.run for row in findings.rows):
         rows = _ordered(row for row in findings.rows if row.run == run)
@@ -77,13 +77,13 @@ def text(findings: Findings, verdicts: list[Verdict]) -> str:
         ]
         parts.append(_table(head, lines))
     words = {True: "reached", False: "NOT REACHED", None: "not measured"}
-    lines = [[v.what, v.target, v.figure, words[v.reached]] for v in verdicts]
+    lines = [[v.subject, v.target, v.figure, words[v.reached]] for v in verdicts]
     parts.append(_table(["requirement", "target", "figure", "verdict"], lines, left=True))
     return "\n\n".join(parts)
 
 
 def plot(rows: list[Row], target: Path) -> None:
-    """Write the rate-distortion curves, a panel a run and a line a scheme."""
+    """Write the rate-distortion curves, a panel per run and a line per scheme."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator, NullFormatter, ScalarFormatter
 
@@ -99,7 +99,7 @@ def plot(rows: list[Row], target: Path) -> None:
         mine = [row for row in rows if row.run == run and row.setting.scheme not in _REFERENCES]
         for scheme in dict.fromkeys(row.setting.scheme for row in mine):
             points = sorted((row.stored.ratio, 100 * distortion(row)) for row in mine if row.setting.scheme == scheme)
-            # What is infinite has no place; its scheme is named all the same.
+            # Infinite values have no place; their scheme is named all the same.
             axes.plot([ratio for ratio, _ in points], [lost for _, lost in points], marker="o", label=scheme)
         axes.set(title=run, xscale="log", xlabel="ratio of the whole run, everything counted", ylabel=label)
         axes.xaxis.set_major_locator(MaxNLocator(6))
@@ -112,7 +112,7 @@ def plot(rows: list[Row], target: Path) -> None:
 
 
 def document(findings: Findings, verdicts: list[Verdict]) -> dict[str, Any]:
-    """All figures as containers of plain values that JSON has: null for what is infinite."""
+    """Return all figures as containers of plain JSON values: null for infinite ones."""
     failures = findings.failures
     found = {
         "rows": [row.to_json() for row in findings.rows],
@@ -141,7 +141,7 @@ def _finite(value: Any) -> Any:
 
 
 def _ordered(rows: Iterable[Row]) -> list[Row]:
-    """By scheme as they came, then by quality."""
+    """Return rows by scheme in order of appearance, then by quality."""
     found = list(rows)
     schemes = list(dict.fromkeys(row.setting.scheme for row in found))
     return sorted(found, key=lambda row: (schemes.index(row.setting.scheme), row.setting.quality or 0))
@@ -179,7 +179,7 @@ def _ledger(run: str, rows: list[Row]) -> str:
 
 
 def _table(head: list[str], rows: Iterable[list[str]], *, left: bool = False) -> str:
-    """Columns of text; all but the first to the right unless `left`."""
+    """Return columns of text; all but the first are right-aligned unless `left`."""
     lines = [head, *rows]
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
     shown = []

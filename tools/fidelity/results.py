@@ -1,4 +1,4 @@
-"""What was evaluated once, kept in files: a bench that was cut goes on where it was."""
+"""Evaluation results, kept in files: an interrupted bench continues."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from blake3 import blake3
 
 T = TypeVar("T")
 
-#: Part of every key: raised when the same key comes to mean another figure.
+#: Part of every key: raised when the same key means another figure.
 REVISION = 1
 
-#: What a line about a figure names.
+#: Fields of a figure in a line about it.
 _SHOWN = ("figure", "step", "seed")
 
 
 class Results:
-    """Figures by what they are figures of, a file each; several processes may share the directory.
+    """Figures by their keys, a file each; several processes may share the directory.
 
     Parameters
     ----------
     directory
-        Made where absent.
+        Created if absent.
     report
-        Called with a line about every figure that had to be computed.
+        Called with a line about every computed figure.
     """
 
     def __init__(self, directory: Path, report: Callable[[str], None] = lambda line: None) -> None:
@@ -38,15 +38,15 @@ class Results:
         directory.mkdir(parents=True, exist_ok=True)
 
     def remember(self, compute: Callable[[], T], **key: Any) -> T:
-        """The figure of a key; computed where it is not there yet.
+        """Return the figure of a key; compute it if it does not exist.
 
         Parameters
         ----------
         compute
-            Gives something that JSON has.
+            Returns a JSON value.
         key
-            Everything that the figure depends on, as JSON has it. The build of torch and its number of threads,
-            which decide the order of sums, are added.
+            Everything that the figure depends on, as JSON values. The build of torch and its number of threads are
+            added, because they decide the order of sums.
         """
         whole = {"revision": REVISION, "torch": torch.__version__, "threads": torch.get_num_threads(), **key}
         text = json.dumps(whole, sort_keys=True)

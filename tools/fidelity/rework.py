@@ -1,4 +1,4 @@
-"""Rework: steps until training is back at the loss of the checkpoint that it was restored from."""
+"""Rework: steps until training is back at the loss of the restored checkpoint."""
 
 from __future__ import annotations
 
@@ -20,37 +20,37 @@ from tools.fidelity.states import State, load, weights_only
 from tools.fidelity.whole import SEARCHED, TOLERANCE, SearchedArchive
 from tools.fidelity.whole import judge as judge_of
 
-#: Partial checkpoints: what writes one, and whether with the places of the elements.
+#: Partial checkpoints: the function that writes one, and whether it writes the places of the elements.
 _PARTIAL: list[tuple[str, Callable[[RunningCheckpoint, State, float], int], bool]] = [
     ("SCAR", RunningCheckpoint.scar, False),
     ("TOPN", RunningCheckpoint.topn, True),
 ]
 
-#: Of `compare`: the stretch's first version, the versions of it that are restored, seeds, and where counting ends.
+#: Of `compare`: the stretch's first version, its restored versions, seeds, and the limit of counts.
 _FIRST, _COMPARED, _SEEDS, _MOST = 4, (5, 10), 3, 40
 
-#: The share of the parameters that partial checkpoints hold in Chen et al.'s evaluation.
+#: The share of the parameters in partial checkpoints of Chen et al.'s evaluation.
 _TENTH = 0.1
 
 
 @dataclass(frozen=True)
 class Rework:
-    """How a way to checkpoint comes back.
+    """The recovery with a way to checkpoint.
 
     Attributes
     ----------
     name
         Of the way.
     ratio
-        Bytes of a whole checkpoint over those of a later one kept so.
+        Bytes of a whole checkpoint over those of a later one kept this way.
     steps
         Until the loss is back, mean over versions and seeds.
     worst
-        Of any version and seed; `most` where one was not back by then.
+        Of any version and seed; `most` if one was not back by then.
     most
-        Where counting ended.
+        The limit of counts.
     at_once
-        Rise of the evaluation loss right after the restore, as a part of it, mean over the versions.
+        Relative rise of the evaluation loss right after the restore, mean over the versions.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Rework:
 
 
 def measure(bench: Bench) -> list[Rework]:
-    """The default, and SCAR and TOPN with as many bytes and with a tenth of the parameters, on the GPT."""
+    """Measure the default, and SCAR and TOPN with as many bytes and with a tenth of the parameters, on the GPT."""
     paths = bench.run("gpt")
     tier = bench.tier
     points = evenly(len(paths), tier.points)
@@ -70,7 +70,7 @@ def measure(bench: Bench) -> list[Rework]:
     first = load(paths[0])
 
     def judge(name: str, nbytes: float, restored: Iterator[State]) -> Rework:
-        """`restored` gives every version as it comes back; `nbytes` is what a later one takes."""
+        """Judge a way by `restored`, which yields every restored version; `nbytes` is the size of a later one."""
         counts, rises = [], []
         for index, state in enumerate(restored):
             if index not in points:
@@ -101,14 +101,14 @@ def measure(bench: Bench) -> list[Rework]:
 
 
 def compare(bench: Bench, found: Found) -> None:
-    """A row for every scheme, SCAR and TOPN, on a stretch of the GPT: steps until its loss is back, one by one."""
+    """Measure a row for every scheme, SCAR and TOPN, on a stretch of the GPT: steps until its loss is back."""
     paths = bench.run("gpt")[_FIRST:]
     language = gpt_language(bench)
     degradation = judge_of(bench, "gpt", paths)
     first = load(paths[0])
 
     def row(make: Callable[[Path], Iterator[tuple[State, int]]], of: Path = paths[0]) -> dict[str, Any]:
-        """`of` is a file of what is kept."""
+        """Return a row; `of` is a file of the kept part."""
         counts, rises, sizes = [], [], []
         with bench.scratch() as scratch:
             for path, (state, nbytes) in zip(paths[: max(_COMPARED) + 1], make(scratch / "store"), strict=False):

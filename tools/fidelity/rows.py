@@ -1,4 +1,4 @@
-"""The figures of runs kept with schemes: one row a run and setting."""
+"""The figures of runs kept with schemes: one row per run and setting."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tools.fidelity.states import State, digest, load, weights_only
 #: Figures by name, of one restored version.
 Figures = dict[str, float]
 
-#: Gives the figures of a restored version, given its index; none where the version is not evaluated.
+#: Returns the figures of a restored version, given its index; none for a version that is not evaluated.
 Judge = Callable[[int, State], Figures]
 
 
@@ -30,16 +30,15 @@ class Row:
     Attributes
     ----------
     run
-        What is kept: `gpt`, `weights`, `cnn`, `finetune`, `finetune weights` or `bf16`.
+        The run and its part: `gpt`, `weights`, `cnn`, `finetune`, `finetune weights` or `bf16`.
     stored
-        What it takes.
+        Its sizes and times.
     exact
-        What the same run takes exactly, measured in turns with the default and right before the others; None for
+        The sizes and times of the exact run, measured in turns with the default and right before the others; None for
         baselines.
     figures
-        By name, one of each version that was evaluated. `at once`, `resumed` and `loss` are the rise of the evaluation
-        loss as a part of it; `accuracy lost` is in parts of 1; `gain lost` is the part of a fine-tune's gain in
-        evaluation loss that is gone.
+        By name, one per evaluated version. `at once`, `resumed` and `loss` are the relative rise of the evaluation
+        loss; `accuracy lost` is in parts of 1; `gain lost` is the lost part of a fine-tune's gain in evaluation loss.
     """
 
     run: str
@@ -53,15 +52,15 @@ class Row:
         return self.stored.setting
 
     def mean(self, figure: str) -> float:
-        """Over the versions that were evaluated."""
+        """Return the mean over the evaluated versions."""
         return mean(self.figures[figure])
 
     def worst(self, figure: str) -> float:
-        """The largest of the versions that were evaluated."""
+        """Return the largest value of the evaluated versions."""
         return max(self.figures[figure])
 
     def to_json(self) -> dict[str, Any]:
-        """As containers of plain values."""
+        """Return the row as containers of plain values."""
         stored = self.stored
         return {
             "run": self.run, "scheme": self.setting.scheme, "quality": self.setting.quality,
@@ -73,7 +72,7 @@ class Row:
 
 
 def gpt(bench: Bench) -> Iterable[Row]:
-    """The GPT's whole checkpoints: weights and both moments."""
+    """Measure the GPT's whole checkpoints: weights and both moments."""
     paths = bench.run("gpt")
     judge = _resuming(bench, paths)
     yield from _rows(bench, "gpt", paths, judge)
@@ -81,14 +80,14 @@ def gpt(bench: Bench) -> Iterable[Row]:
 
 
 def weights(bench: Bench) -> Iterable[Row]:
-    """The GPT's weights alone; training resumes with the exact moments."""
+    """Measure the GPT's weights alone; training resumes with the exact moments."""
     paths = bench.run("gpt")
     kept = weights_only(paths, bench.kept / "weights" / "gpt")
     yield from _rows(bench, "weights", kept, _resuming(bench, paths))
 
 
 def cnn(bench: Bench) -> Iterable[Row]:
-    """The weights of a CNN after each epoch of SGD with momentum."""
+    """Measure the weights of a CNN after each epoch of SGD with momentum."""
     paths = weights_only(bench.run("cnn"), bench.kept / "weights" / "cnn")
     settings: Any = runs.settings("cnn", bench.name)
     digits = Digits(settings, bench.results)
@@ -102,7 +101,7 @@ def cnn(bench: Bench) -> Iterable[Row]:
 
 
 def finetune(bench: Bench) -> Iterable[Row]:
-    """A fine-tune of the GPT on prose, at every version: with moments, and weights alone."""
+    """Measure a fine-tune of the GPT on prose, at every version: with moments, and weights alone."""
     paths = bench.run("finetune")
     settings: Any = runs.settings("finetune", bench.name)
     before = load(paths[0])
@@ -121,7 +120,7 @@ def finetune(bench: Bench) -> Iterable[Row]:
 
 
 def bf16(bench: Bench) -> Iterable[Row]:
-    """The GPT's weights as bfloat16."""
+    """Measure the GPT's weights as bfloat16."""
     paths = bench.run("bf16")
     language = gpt_language(bench)
     points = evenly(len(paths), bench.tier.points)
@@ -135,14 +134,14 @@ def bf16(bench: Bench) -> Iterable[Row]:
 
 
 def excp(bench: Bench) -> Iterable[Row]:
-    """The GPT's checkpoints with ExCP."""
+    """Measure the GPT's checkpoints with ExCP."""
     paths = bench.run("gpt")
     made_of = digest([REVISION, paths[0].with_name("run.json").read_text()])[:16]
     yield _alone("gpt", ExcpArchive(bench.kept / "excp" / made_of), paths, _resuming(bench, paths))
 
 
 def gpt_language(bench: Bench, windows: int | None = None) -> Language:
-    """The judge of the GPT's states, by the tier's number of windows unless another is given."""
+    """Return the judge of the GPT's states, by the tier's number of windows unless another is given."""
     import torch
 
     from tools import models
@@ -154,7 +153,7 @@ def gpt_language(bench: Bench, windows: int | None = None) -> Language:
 
 
 def _resuming(bench: Bench, paths: list[Path]) -> Judge:
-    """Judges versions of the GPT at once and after resuming, against their exact states."""
+    """Return a judge of versions of the GPT, at once and after resuming, against their exact states."""
     language = gpt_language(bench)
     tier = bench.tier
     points = evenly(len(paths), tier.points)
@@ -175,10 +174,10 @@ def _resuming(bench: Bench, paths: list[Path]) -> Judge:
 
 
 def _rows(bench: Bench, run: str, paths: list[Path], judge: Judge) -> Iterable[Row]:
-    """The run kept exactly and with the default in turns, then with every other setting."""
+    """Yield the run kept exactly and with the default in turns, then with every other setting."""
     first, *others = bench.settings
     with bench.scratch() as scratch:
-        # What is compiled at its first call is not what is measured.
+        # Compilation at the first call is not measured.
         _measure(_stores(scratch, [EXACT, first]), paths[:2], lambda index, state: {})
         (exact, kept), figures = _measure(_stores(scratch, [EXACT, first]), paths, judge)
         yield Row(run, exact, exact, figures[0])
@@ -189,7 +188,7 @@ def _rows(bench: Bench, run: str, paths: list[Path], judge: Judge) -> Iterable[R
 
 
 def _alone(run: str, archive: Archive, paths: list[Path], judge: Judge) -> Row:
-    """The row of a baseline, whose time says nothing: it may find what it made before."""
+    """Return the row of a baseline without times: it may reuse earlier files."""
     (stored,), (figures,) = _measure([archive], paths, judge)
     return Row(run, stored, None, figures)
 
@@ -199,12 +198,12 @@ def _stores(scratch: Path, settings: list[Setting]) -> list[Archive]:
 
 
 def _measure(kept: list[Archive], paths: list[Path], judge: Judge) -> tuple[list[Stored], list[dict[str, list[float]]]]:
-    """What archives take, and the figures of what they give back."""
+    """Return the sizes of archives, and the figures of their restored versions."""
     figures: list[dict[str, list[float]]] = [{} for _ in kept]
 
     def seen(number: int, index: int, state: State) -> None:
         if kept[number].setting == EXACT and digest(state) != digest(load(paths[index])):
-            raise AssertionError(f"{paths[index]} does not come back as it was")
+            raise AssertionError(f"{paths[index]} is not restored exactly")
         for figure, value in judge(index, state).items():
             figures[number].setdefault(figure, []).append(value)
 

@@ -1,4 +1,4 @@
-"""The command line of the published schemes' figures: measures rows that are not there, and writes the document."""
+"""The command line of the published schemes' figures: measures missing rows, and writes the document."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _REPOSITORY = Path(__file__).resolve().parents[2]
 
 DOCUMENT = _REPOSITORY / "docs" / "schemes.md"
 
-#: What measures the rows of each part.
+#: The function that measures the rows of each part.
 PARTS: dict[str, Callable[[Bench, Found], None]] = {
     **{run: partial(whole.measure, run=run) for run in ("cnn", "gpt", "finetune")},
     "interrupted": interrupted.measure,
@@ -33,11 +33,11 @@ PARTS: dict[str, Callable[[Bench, Found], None]] = {
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Measure what is named on the command line, on one thread of torch."""
+    """Measure the parts named on the command line, on one thread of torch."""
     parser = argparse.ArgumentParser(prog="tools/bench/schemes", description=__doc__)
     parser.add_argument("--tier", choices=TIERS, default="small", help="of the trained runs")
     parser.add_argument("--only", type=names(tuple(PARTS)), default=tuple(PARTS), metavar="PART,...")
-    parser.add_argument("--again", action="store_true", help="measure rows that are there, too")
+    parser.add_argument("--again", action="store_true", help="also measure existing rows again")
     parser.add_argument("--work", type=Path, default=_REPOSITORY / ".cache", help="keeps trained runs and rows")
     parser.add_argument("--write", action="store_true", help="write docs/schemes.md")
     chosen = parser.parse_args(arguments)

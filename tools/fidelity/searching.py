@@ -14,7 +14,7 @@ from tools.fidelity.rows import gpt_language
 from tools.fidelity.settings import Bench
 from tools.fidelity.states import as_state, load
 
-#: What may be lost of the evaluation loss, as a part of it.
+#: The tolerated relative rise of the evaluation loss.
 TOLERANCE = 0.005
 
 #: The versions that are ingested.
@@ -25,18 +25,18 @@ _REPOSITORY = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Searched:
-    """What the search came to for one version.
+    """The result of the search for one version.
 
     Attributes
     ----------
     step
         Of the version.
     fidelity
-        `exact` where no setting was good enough.
+        `exact` if no setting was good enough.
     evaluations
-        How often the command ran, for the original and for candidates.
+        The number of runs of the command, for the original and for candidates.
     rise
-        Of the evaluation loss of what was stored, as a part of it.
+        Relative rise of the evaluation loss of the stored version.
     ratio
         Bytes of the file over those that the version added to the store.
     """

@@ -1,4 +1,4 @@
-"""How much each tier of the bench evaluates, and what one pass of it is asked for."""
+"""The tiers of the bench, and the settings of one pass."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from tools.fidelity.results import Results
 
 @dataclass(frozen=True)
 class Tier:
-    """How much is evaluated.
+    """The number of evaluations.
 
     Attributes
     ----------
     points
-        Evenly spaced versions that training is resumed from.
+        Evenly spaced versions from which training resumes.
     seeds
         Seeds of batches, each resumed with.
     steps
-        Steps that training goes on for.
+        Steps of resumed training.
     windows
         Held-out windows.
     failures
         Evenly spaced failures of one run.
     rework
-        Steps after which a restored state counts as not back.
+        Steps after which a restored state counts as not recovered.
     qualities
-        That each scheme is asked for.
+        The qualities of each scheme.
     """
 
     points: int
@@ -55,7 +55,7 @@ TIERS = {
 
 
 def threads(tier: str) -> int:
-    """Threads of torch: one where steps are tiny, else as many as there are processors."""
+    """Return the threads of torch: one for tiny steps, else the number of processors."""
     return 1 if tier == "tiny" else os.cpu_count() or 1
 
 
@@ -70,9 +70,9 @@ class Bench:
     work
         Directory that keeps trained runs, figures and scratch files.
     schemes, qualities
-        What versions are kept with: all pairs, and the default.
+        The settings of the versions: all pairs, and the default.
     report
-        Called with a line on what happens.
+        Called with a line on progress.
     """
 
     name: str
@@ -83,17 +83,17 @@ class Bench:
 
     @property
     def tier(self) -> Tier:
-        """How much is evaluated."""
+        """The number of evaluations."""
         return TIERS[self.name]
 
     @property
     def kept(self) -> Path:
-        """Directory of this tier's figures and files."""
+        """The directory of this tier's figures and files."""
         return self.work / "fidelity" / self.name
 
     @property
     def results(self) -> Results:
-        """The figures that are there already."""
+        """The existing figures."""
         return Results(self.kept / "results", self.report)
 
     @property
@@ -103,14 +103,14 @@ class Bench:
         return [DEFAULT, *(setting for setting in wanted if setting != DEFAULT)]
 
     def run(self, name: str) -> list[Path]:
-        """Checkpoints of a trained run, trained where they are absent."""
+        """Return checkpoints of a trained run; train a missing one."""
         return runs.train(
             name, self.work / "runs" / self.name, tier=self.name, report=lambda line: self.report(f"{name} {line}")
         )
 
     @contextmanager
     def scratch(self) -> Iterator[Path]:
-        """A directory that is removed afterwards."""
+        """Return a directory that is removed afterwards."""
         self.kept.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=self.kept, prefix="scratch-") as name:
             yield Path(name)

@@ -1,4 +1,4 @@
-"""Training states: read from files, named by their values, taken apart into parameters and their moments."""
+"""Training states: read from files, named by their values, split into parameters and their moments."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ import torch
 from blake3 import blake3
 from torch import Tensor
 
-#: What a training script saves: `model`, `optimizer`, `step` and more.
+#: The contents of a training script's checkpoint: `model`, `optimizer`, `step` and more.
 State = dict[str, Any]
 
-#: Names of what a module holds beside its parameters.
+#: Names of a module's tensors other than its parameters.
 _BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter and what the optimiser knows of it.
+    """A parameter and its state in the optimiser.
 
     Attributes
     ----------
@@ -41,7 +41,7 @@ class Parameter:
 
 
 def load(path: Path) -> State:
-    """A checkpoint of a trained run; a safetensors file gives its tensors under `model`."""
+    """Return a checkpoint of a trained run; a safetensors file gives its tensors under `model`."""
     if path.suffix == ".safetensors":
         from safetensors.torch import load_file
 
@@ -51,12 +51,12 @@ def load(path: Path) -> State:
 
 
 def as_state(restored: Any) -> State:
-    """What a store gives for a checkpoint, as `load` gives it: safetensors files hold the tensors alone."""
+    """Return a restored checkpoint in the form of `load`: safetensors files hold the tensors alone."""
     return restored if "model" in restored else {"model": restored}
 
 
 def parameters(state: State) -> list[Parameter]:
-    """The parameters of a model, in the optimiser's order; the buffers of its norms are none."""
+    """Return the parameters of a model, in the optimiser's order, without the buffers of its norms."""
     entries = state.get("optimizer", {}).get("state", {})
     found = []
     weights = [(name, value) for name, value in state["model"].items() if not name.endswith(_BUFFERS)]
@@ -67,7 +67,7 @@ def parameters(state: State) -> list[Parameter]:
 
 
 def digest(value: Any) -> str:
-    """BLAKE3 over the names, dtypes, shapes and bits of all tensors of nested containers, and over all other values."""
+    """Return the BLAKE3 of names, dtypes, shapes and bits of all nested tensors, and of all other values."""
     hasher = blake3()
     _feed(hasher, value)
     return hasher.hexdigest()
@@ -92,7 +92,7 @@ def _feed(hasher: Any, value: Any) -> None:
 
 
 def weights_only(paths: list[Path], out: Path) -> list[Path]:
-    """Files of the same names in `out` that hold nothing but the weights and the step; written where absent."""
+    """Return files of the same names in `out` with only the weights and the step; write missing ones."""
     out.mkdir(parents=True, exist_ok=True)
     written = []
     for path in paths:
@@ -106,7 +106,7 @@ def weights_only(paths: list[Path], out: Path) -> list[Path]:
 
 
 def save(state: State, target: Path) -> None:
-    """Write a state to a file that is there whole or not at all."""
+    """Write a state to a file atomically."""
     handle, name = tempfile.mkstemp(dir=target.parent, suffix=".part")
     os.close(handle)
     try:

@@ -1,4 +1,4 @@
-"""Thinning: what a version frees by giving up its exact layers, and whether all others stay as they are."""
+"""Thinning: the bytes that a version frees by dropping its exact layers, and whether all others stay unchanged."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from tools.fidelity.rows import gpt_language
 from tools.fidelity.settings import Bench
 from tools.fidelity.states import load
 
-#: Versions of the store, of which the middle one is thinned.
+#: Versions of the store; the middle one is thinned.
 _VERSIONS = 7
 
 
 @dataclass(frozen=True)
 class Thinning:
-    """What one thinning did.
+    """The result of one thinning.
 
     Attributes
     ----------
     unshared
         Bytes that the version added to the store; no other version has an object of it.
     freed
-        By how much the store shrank, what was stored anew for others counted.
+        The reduction of the store, with the bytes stored again for others.
     others, changed
-        The other versions, and those that no longer come back with their SHA-256.
+        The other versions, and those that no longer have their SHA-256.
     at_once
-        Rise of the evaluation loss of the thinned version, as a part of it.
+        Relative rise of the evaluation loss of the thinned version.
     """
 
     unshared: int
@@ -39,7 +39,7 @@ class Thinning:
 
     @property
     def share(self) -> float:
-        """Of the unshared bytes that was freed."""
+        """The freed part of the unshared bytes."""
         return self.freed / self.unshared
 
 

@@ -1,4 +1,4 @@
-"""Transfer learning: a pretrained model is compressed once, and fine-tuned from what comes back."""
+"""Transfer learning: a pretrained model is compressed once, and fine-tuned after a restore."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tools.fidelity.states import State, weights_only
 from tools.fidelity.whole import SEARCHED, TOLERANCE, SearchedArchive, judge, prose_language
 from tools.training import language_step
 
-#: Steps of the fine-tune, and those between two looks at it.
+#: Steps of the fine-tune, and those between two evaluations.
 STEPS, EVERY = 100, 25
 
 
 def measure(bench: Bench, found: Found) -> None:
-    """A row for every scheme: what the pretrained GPT's weights take, and the loss on prose while it is fine-tuned."""
+    """Measure a row for every scheme: size of the pretrained GPT's weights, and loss on prose during fine-tuning."""
     ways = [EXACT, SEARCHED, archives.DEFAULT, Setting("lc", archives.DEFAULT_QUALITY), *map(Setting, BASELINES)]
     for setting in ways:
         found.row("transfer", str(setting), partial(_row, bench, setting))
@@ -53,7 +53,7 @@ def _row(bench: Bench, setting: Setting) -> dict[str, Any]:
 
 
 def _finetuned(bench: Bench, state: State) -> list[float]:
-    """Loss on held-out prose before, during and after the fine-tune of `tools/train`, begun with these weights."""
+    """Return the loss on held-out prose before, during and after the fine-tune of `tools/train` from these weights."""
     settings: Any = runs.settings("finetune", bench.name)
     language = prose_language(bench, bench.run("finetune"))
     text = models.prose()

@@ -1,4 +1,4 @@
-"""What the bench has to show, requirement by requirement: the figure, the target, and whether it is reached."""
+"""The requirements of the bench, one by one: the figure, the target, and whether it is reached."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from tools.fidelity.thinning import Thinning
 
 _OURS = DEFAULT.scheme
 
-#: What a search may take after the first version.
+#: The limit of evaluations of a search after the first version.
 _EVALUATIONS = 12
 
-#: Accuracies are parts of 397 digits: what is left of a limit after arithmetic.
+#: Accuracies are parts of 397 digits: a tolerance for rounding errors.
 _EPSILON = 1e-9
 
 
@@ -32,17 +32,17 @@ class Verdict:
 
     Attributes
     ----------
-    what
-        Is judged.
+    subject
+    The requirement's name.
     target
         In words.
     figure
         In words.
     reached
-        None where it was not measured.
+        None if it was not measured.
     """
 
-    what: str
+    subject: str
     target: str
     figure: str
     reached: bool | None
@@ -50,7 +50,7 @@ class Verdict:
 
 @dataclass
 class Findings:
-    """What one pass of the bench found; empty or None where it did not look."""
+    """The findings of one pass of the bench; empty or None for parts that did not run."""
 
     rows: list[Row] = field(default_factory=list)
     rework: list[Rework] = field(default_factory=list)
@@ -62,12 +62,12 @@ class Findings:
     searched: list[Searched] = field(default_factory=list)
 
     def of(self, run: str, scheme: str) -> list[Row]:
-        """The rows of a run and a scheme."""
+        """Return the rows of a run and a scheme."""
         return [row for row in self.rows if row.run == run and row.setting.scheme == scheme]
 
 
 def judge(findings: Findings) -> list[Verdict]:
-    """All verdicts, in the order in which the requirements are stated."""
+    """Return all verdicts, in the order of the requirements."""
     return [
         *_ratios(findings, "gpt", "GPT, weights + moments", ((0.001, 45, 80), (0.003, 70, 120))),
         *_ratios(findings, "weights", "GPT, weights only", ((0.001, 25, None), (0.003, 40, None))),
@@ -87,17 +87,17 @@ def judge(findings: Findings) -> list[Verdict]:
 def _ratios(
     findings: Findings, run: str, name: str, targets: tuple[tuple[float, float, float | None], ...]
 ) -> Iterator[Verdict]:
-    """Ratios of the whole run, and of the median delta version, at no more than a rise after resuming."""
+    """Yield ratios of the whole run, and of the median delta version, at no more than a rise after resuming."""
     for rise, whole, delta in targets:
         allowed = [row for row in findings.of(run, _OURS) if row.mean("resumed") <= rise]
         sizes: list[tuple[str, float | None, Callable[[Row], float]]] = [
             ("whole run", whole, lambda row: row.stored.ratio),
             ("median delta version", delta, lambda row: row.stored.delta_ratio),
         ]
-        for what, target, ratio in sizes:
+        for subject, target, ratio in sizes:
             if target is not None:
                 yield _largest(
-                    f"{name}, {what}", f"{target:g}x at no more than {rise:+.1%} after resuming", target,
+                    f"{name}, {subject}", f"{target:g}x at no more than {rise:+.1%} after resuming", target,
                     allowed, findings.of(run, _OURS), ratio, _risen,
                 )  # fmt: skip
 
@@ -109,7 +109,7 @@ def _risen(row: Row) -> str:
 def _limited(
     findings: Findings, run: str, name: str, figure: str, targets: tuple[tuple[float, float], ...]
 ) -> Iterator[Verdict]:
-    """Ratios of the whole run while no version loses more than a limit."""
+    """Yield ratios of the whole run while no version loses more than a limit."""
     for ratio, limit in targets:
         rows = findings.of(run, _OURS)
         allowed = [row for row in rows if row.worst(figure) <= limit + _EPSILON]
@@ -120,7 +120,7 @@ def _limited(
 
 
 def _largest(
-    what: str,
+    subject: str,
     target: str,
     least: float,
     allowed: list[Row],
@@ -129,25 +129,25 @@ def _largest(
     cost: Callable[[Row], str],
 ) -> Verdict:
     if not rows:
-        return Verdict(what, target, "", None)
+        return Verdict(subject, target, "", None)
     if not allowed:
         finest = min(rows, key=ratio)
-        return Verdict(what, target, f"none; {finest.setting} is {ratio(finest):.1f}x at {cost(finest)}", False)
+        return Verdict(subject, target, f"none; {finest.setting} is {ratio(finest):.1f}x at {cost(finest)}", False)
     best = max(allowed, key=ratio)
-    return Verdict(what, target, f"{ratio(best):.1f}x at {cost(best)} ({best.setting})", ratio(best) >= least)
+    return Verdict(subject, target, f"{ratio(best):.1f}x at {cost(best)} ({best.setting})", ratio(best) >= least)
 
 
 def _excp(findings: Findings) -> Verdict:
-    what, target = "against ExCP, same run", "3 times its ratio at no more than its loss"
+    subject, target = "against ExCP, same run", "3 times its ratio at no more than its loss"
     theirs, ours = findings.of("gpt", "excp"), findings.of("gpt", _OURS)
     if not theirs or not ours:
-        return Verdict(what, target, "", None)
+        return Verdict(subject, target, "", None)
     (excp,) = theirs
     rise = excp.mean("resumed")
     allowed = [row for row in ours if row.mean("resumed") <= rise]
     best = max((row.stored.ratio for row in allowed), default=0.0)
     figure = f"{best / excp.stored.ratio:.2f} times its {excp.stored.ratio:.1f}x, at no more than {rise:+.3%}"
-    return Verdict(what, target, figure, best >= 3 * excp.stored.ratio)
+    return Verdict(subject, target, figure, best >= 3 * excp.stored.ratio)
 
 
 def _published(findings: Findings) -> Iterator[Verdict]:
@@ -164,17 +164,17 @@ def _published(findings: Findings) -> Iterator[Verdict]:
         "DynaQuant late in training, weights", "20x at no more than +0.3% after resuming",
         findings.of("weights", "dynaquant"), lambda row: row.stored.late_ratio, lambda row: row.mean("resumed"), 0.003,
     )  # fmt: skip
-    what, target = "DynaQuant's ablation", "Huffman < + run lengths < + rearrangement"
+    subject, target = "DynaQuant's ablation", "Huffman < + run lengths < + rearrangement"
     if findings.ablation is None:
-        yield Verdict(what, target, "", None)
+        yield Verdict(subject, target, "", None)
         return
     steps = list(vars(findings.ablation).values())
     text = " > ".join(f"{bits:.3f}" for bits in steps) + " bits a weight"
-    yield Verdict(what, target, text, steps[0] > steps[1] > steps[2])
+    yield Verdict(subject, target, text, steps[0] > steps[1] > steps[2])
 
 
-def _ahead(what: str, figure: str, ours: list[Row], theirs: list[Row]) -> Verdict:
-    """Our ratio over theirs at the loss of each of their settings, read off our curve (the logarithm, linearly)."""
+def _ahead(subject: str, figure: str, ours: list[Row], theirs: list[Row]) -> Verdict:
+    """Compare our ratio with theirs at the loss of each of their settings, by our curve (the logarithm, linearly)."""
     curve: list[tuple[float, float]] = []
     for row in sorted(ours, key=lambda row: row.mean(figure)):
         if not curve or row.stored.ratio > curve[-1][1]:
@@ -188,11 +188,11 @@ def _ahead(what: str, figure: str, ours: list[Row], theirs: list[Row]) -> Verdic
         text += f"; {len(closer)} of its {len(theirs)} settings lose less than any of ours"
     beaten = any(row.stored.ratio >= ratios[0] for row in closer)
     reached = min(gains) > 1 and not beaten if gains else False if beaten else None
-    return Verdict(what, "a larger ratio at the loss of each of its settings", text, reached)
+    return Verdict(subject, "a larger ratio at the loss of each of its settings", text, reached)
 
 
 def _kind(
-    what: str,
+    subject: str,
     target: str,
     rows: list[Row],
     ratio: Callable[[Row], float],
@@ -200,29 +200,29 @@ def _kind(
     limit: float,
 ) -> Verdict:
     allowed = [row for row in rows if lost(row) <= limit + _EPSILON]
-    return _largest(what, target, 20, allowed, rows, ratio, lambda row: f"{lost(row):+.2%}")
+    return _largest(subject, target, 20, allowed, rows, ratio, lambda row: f"{lost(row):+.2%}")
 
 
 def _failures(found: Interrupted | None) -> Iterator[Verdict]:
-    what = "failures and restores from coarse versions in one run"
+    subject = "failures and restores from coarse versions in one run"
     if found is None:
-        yield Verdict(f"{what}, final loss", "within 0.5%", "", None)
-        yield Verdict(f"{what}, spikes", "none above 1%", "", None)
+        yield Verdict(f"{subject}, final loss", "within 0.5%", "", None)
+        yield Verdict(f"{subject}, spikes", "none above 1%", "", None)
         return
-    what = f"{len(found.failures)} {what}"
-    yield Verdict(f"{what}, final loss", "within 0.5%", f"{found.rise:+.3%}", found.rise <= 0.005)
+    subject = f"{len(found.failures)} {subject}"
+    yield Verdict(f"{subject}, final loss", "within 0.5%", f"{found.rise:+.3%}", found.rise <= 0.005)
     spike = max(failure.spike for failure in found.failures)
     own = max(failure.own_spike for failure in found.failures)
     figure = f"{spike:+.2%} over the uninterrupted run, {own:+.2%} over this run without that failure"
-    yield Verdict(f"{what}, spikes", "none above 1%", figure, spike <= 0.01)
+    yield Verdict(f"{subject}, spikes", "none above 1%", figure, spike <= 0.01)
 
 
 def _coding(coded: list[Coded]) -> Verdict:
-    what, target = "entropy coding, 0.02 to 16 bits an element", "within 2% of the order-0 entropy"
+    subject, target = "entropy coding, 0.02 to 16 bits an element", "within 2% of the order-0 entropy"
     if not coded:
-        return Verdict(what, target, "", None)
+        return Verdict(subject, target, "", None)
     worst = max(coded, key=lambda sample: sample.excess)
-    return Verdict(what, target, f"{worst.excess:+.2%} ({worst.name})", worst.excess <= 0.02)
+    return Verdict(subject, target, f"{worst.excess:+.2%} ({worst.name})", worst.excess <= 0.02)
 
 
 def _thinning(found: Thinning | None) -> Iterator[Verdict]:
@@ -236,23 +236,25 @@ def _thinning(found: Thinning | None) -> Iterator[Verdict]:
 
 
 def _searched(found: list[Searched]) -> Verdict:
-    what = f"search with an evaluation command, {TOLERANCE:.1%} tolerated"
+    subject = f"search with an evaluation command, {TOLERANCE:.1%} tolerated"
     target = "within it, and at most 12 evaluations after the first version"
     if not found:
-        return Verdict(what, target, "", None)
+        return Verdict(subject, target, "", None)
     worst = max(version.rise for version in found)
     most = max(version.evaluations for version in found[1:])
     figure = f"{worst:+.3%} at most; {found[0].evaluations} evaluations, then at most {most} a version"
-    return Verdict(what, target, figure, worst <= TOLERANCE and most <= _EVALUATIONS)
+    return Verdict(subject, target, figure, worst <= TOLERANCE and most <= _EVALUATIONS)
 
 
 def _speed(findings: Findings) -> Iterator[Verdict]:
-    for what in ("ingest", "restore"):
+    for subject in ("ingest", "restore"):
         target = "not slower than exact"
         rows = [row for row in findings.rows if row.setting == DEFAULT]
         if not rows:
-            yield Verdict(f"coarse {what}", target, "", None)
+            yield Verdict(f"coarse {subject}", target, "", None)
             continue
-        times = {row.run: getattr(row.stored, what).over(getattr(row.exact, what))[0] for row in rows if row.exact}
+        times = {
+            row.run: getattr(row.stored, subject).over(getattr(row.exact, subject))[0] for row in rows if row.exact
+        }
         figure = ", ".join(f"{run} {ratio:.2f}" for run, ratio in times.items())
-        yield Verdict(f"coarse {what}", target, f"wall time over that of exact: {figure}", max(times.values()) <= 1)
+        yield Verdict(f"coarse {subject}", target, f"wall time over that of exact: {figure}", max(times.values()) <= 1)

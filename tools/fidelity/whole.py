@@ -1,4 +1,4 @@
-"""What a whole run takes by every scheme, and what each of its versions loses: the figures of `docs/schemes.md`."""
+"""The sizes of a whole run by every scheme, and the losses of its versions: the figures of `docs/schemes.md`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tools.fidelity.rows import gpt_language
 from tools.fidelity.settings import Bench
 from tools.fidelity.states import State, digest, load, weights_only
 
-#: What each version may lose where a setting is searched: Inshrinkerator's default.
+#: The tolerated loss of each version in a search: Inshrinkerator's default.
 TOLERANCE = 0.05
 
 SEARCHED = Setting("dynaquant, searched")
@@ -31,21 +31,21 @@ SEARCHED = Setting("dynaquant, searched")
 #: Windows of text that judge a version, and searches.
 WINDOWS = 128
 
-#: By how much weights are worse than the checkpoint's, as a part of what an evaluation says of that.
+#: The relative degradation of weights against the checkpoint's.
 Degradation = Callable[[Path, State], float]
 
 
 class SearchedArchive(StoreArchive):
-    """A store whose versions have the setting that a search finds for each.
+    """A store whose versions have the setting of a search for each.
 
     Parameters
     ----------
     directory
         Of the store.
     degradation
-        What is searched by.
+        The degradation that the search limits.
     gradients
-        Directory of files with the gradients of each checkpoint, named like it; where there is one.
+        Directory of files with the gradients of each checkpoint, under the same names; if available.
     """
 
     def __init__(self, directory: Path, degradation: Degradation, gradients: Path | None = None) -> None:
@@ -56,7 +56,7 @@ class SearchedArchive(StoreArchive):
         self._gradients = gradients
 
     def add(self, path: Path) -> bool:
-        """Ingest a file, searching."""
+        """Ingest a file with a search."""
 
         def evaluate(candidate: Path) -> float:
             return 1 + self._degradation(path, load(candidate))
@@ -75,7 +75,7 @@ class SearchedArchive(StoreArchive):
 
 
 def measure(bench: Bench, found: Found, run: str) -> None:
-    """A row for every way to keep the weights of a run, and the whole checkpoints of a run."""
+    """Measure a row for every way to keep the weights of a run, and the whole checkpoints of a run."""
     paths = bench.run(run)
     degradation = judge(bench, run, paths)
     files = {"weights": weights_only(paths, bench.kept / "weights" / run), "whole": paths}
@@ -108,7 +108,7 @@ def measure(bench: Bench, found: Found, run: str) -> None:
 
 
 def judge(bench: Bench, run: str, paths: list[Path]) -> Degradation:
-    """What says how much worse weights are than a checkpoint's: by accuracy of digits, else by the loss of text."""
+    """Return the degradation of weights against a checkpoint's: by accuracy of digits, else by the loss of text."""
     exact = {path.name: path for path in paths}
     if run == "cnn":
         settings: Any = runs.settings(run, bench.name)
@@ -128,7 +128,7 @@ def judge(bench: Bench, run: str, paths: list[Path]) -> Degradation:
 
 
 def prose_language(bench: Bench, paths: list[Path]) -> Language:
-    """The judge of the fine-tune's states."""
+    """Return the judge of the fine-tune's states."""
     settings: Any = runs.settings("finetune", bench.name)
     held_out = held_out_prose(settings, load(paths[0])["rng"], WINDOWS)
     return Language(settings, held_out.flatten(), held_out, bench.results)
@@ -137,7 +137,7 @@ def prose_language(bench: Bench, paths: list[Path]) -> Language:
 def _archives(
     bench: Bench, run: str, part: str, degradation: Degradation, paths: list[Path]
 ) -> dict[str, Callable[[Path], Archive]]:
-    """What makes an archive, given the directory of its store, by name."""
+    """Return functions that make an archive, given the directory of its store, by name."""
     gradients = paths[0].parent / "gradients"
     quality = archives.DEFAULT_QUALITY
     found: dict[str, Callable[[Path], Archive]] = {}
