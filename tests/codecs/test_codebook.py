@@ -61,7 +61,7 @@ def doubles(bits: np.ndarray, dtype: str) -> np.ndarray:
         ("float32", [[0.0, 1.0]]),
     ],
 )
-def test_what_is_no_codebook_is_refused(dtype, values):
+def test_invalid_codebooks_are_refused(dtype, values):
     with pytest.raises(UsageError):
         of(values, dtype)
 
@@ -95,7 +95,7 @@ def test_the_nearest_level_is_the_nearest(count, seed):
     assert np.array_equal(lattice.nearest(lattice.values(indices).view(np.float32)), indices)
 
 
-def test_a_midpoint_belongs_to_the_lower_level_and_what_is_not_finite_to_that_of_zero():
+def test_a_midpoint_belongs_to_the_lower_level_and_non_finite_values_to_that_of_zero():
     lattice = of([-4.0, 0.5, 2.0, 1e38])
     values = np.array([1.25, np.nextafter(np.float32(1.25), np.float32(2)), -np.inf, np.inf, np.nan, -1e-42], "f4")
     assert lattice.nearest(values).tolist() == [1, 2, 1, 1, 1, 1]
@@ -116,7 +116,7 @@ def test_values_are_the_centroids_in_the_dtype(dtype):
 
 
 @pytest.mark.parametrize("dtype", CODEBOOK_DTYPES)
-def test_protected_elements_come_back_from_what_was_kept_aside(dtype):
+def test_protected_elements_are_restored_from_separate_values(dtype):
     lattice = of([-1.0, 0.0, 1.0], dtype, protected=True)
     assert lattice.levels == 4
     kept = as_bits(np.array([5.5, -7.25], np.float32), "bfloat16" if dtype == "float32" else dtype)
@@ -138,7 +138,7 @@ def test_an_index_without_a_level_is_found():
 
 
 @pytest.mark.parametrize("dtype", CODEBOOK_DTYPES)
-def test_sums_stay_finite_whatever_the_base_holds(dtype):
+def test_sums_stay_finite_for_any_base(dtype):
     base = hostile_bits(dtype)
     lattice = of([-3.4e38, -1.0, -1e-7, 0.0, 2.0, 3.4e38], dtype)
     for index in range(6):
@@ -149,7 +149,7 @@ def test_sums_stay_finite_whatever_the_base_holds(dtype):
     whole = (field != FLOATS[dtype][1] - 1) & (base << 1 != 0)
     if dtype != "float16":
         whole &= field != 0
-    assert np.array_equal(same[whole], base[whole]), "+ 0 changes nothing but what is subnormal in float32"
+    assert np.array_equal(same[whole], base[whole]), "+ 0 changes only values that are subnormal in float32"
     assert not np.any(same[~whole]), "and that becomes +0"
 
 
@@ -167,7 +167,7 @@ def test_changes_added_back_give_the_values(dtype):
         assert np.array_equal(lattice.add(base, indices), bits)
 
 
-def test_changes_of_what_is_not_finite_are_not_numbers():
+def test_changes_of_non_finite_values_are_not_numbers():
     bits = np.array([np.nan, np.inf, 1.0, 3e38, 1e-40], np.float32).view(np.uint32)
     base = np.array([1.0, 1.0, np.inf, -3e38, 2.0], np.float32).view(np.uint32)
     changes = differences(bits, base, "float32")
@@ -195,7 +195,7 @@ def test_differences_of_indices_round_trip(levels, base_levels, seed):
 
 
 @pytest.mark.parametrize(("levels", "highest"), [(1, 0), (5, 4), (64, 63), (65, 32), (128, 63), (129, 32), (256, 63)])
-def test_classes_keep_to_what_the_coder_knows(levels, highest):
+def test_classes_stay_within_the_coders_range(levels, highest):
     classes = of(range(levels)).classes(np.arange(levels).astype(np.uint8))
     assert classes.dtype == np.uint8
     assert classes.max() == highest
@@ -215,7 +215,7 @@ def test_arrays_of_other_sizes_and_dtypes_are_refused():
 
 
 @pytest.mark.parametrize("dtype", CODEBOOK_DTYPES)
-def test_unrepresentable_is_what_is_not_finite(dtype):
+def test_non_finite_values_are_unrepresentable(dtype):
     bits = hostile_bits(dtype)
     finite = np.isfinite(doubles(bits, dtype))
     assert not has_unrepresentable(bits[finite], dtype)

@@ -98,8 +98,8 @@ def test_the_split_takes_the_shares_it_is_asked_for(settings, seed):
     assert lattice.levels <= settings.levels + 2
 
 
-def test_the_largest_by_either_metric_are_protected_whatever_is_pruned_by():
-    """Large weights without a gradient, and small ones with a large gradient, of which one metric alone sees half."""
+def test_the_largest_by_either_metric_are_protected_with_any_pruning_metric():
+    """Large weights without a gradient, and small ones with a large gradient; one metric alone sees half."""
     values = weights(3)
     sensitivity = np.abs(values)[np.random.default_rng(3).permutation(values.size)]
     large, sensitive = (ranks > np.quantile(ranks, 0.995) * 1.02 for ranks in (np.abs(values), sensitivity))
@@ -122,7 +122,7 @@ def test_pruning_by_sensitivity_is_not_pruning_by_magnitude():
     assert not np.any(decoded[(np.abs(values) > np.quantile(np.abs(values), 0.72)) & unprotected])
     by_magnitude = dynaquant_quantise(values, DynaQuantSettings(prune=0.3))
     without = dynaquant_quantise(values, settings)
-    assert np.array_equal(without[1], by_magnitude[1]), "magnitude stands in for a sensitivity that is not known"
+    assert np.array_equal(without[1], by_magnitude[1]), "magnitude replaces an unknown sensitivity"
 
 
 def test_one_share_is_pruned_of_the_layers_of_a_type_together():
@@ -258,7 +258,7 @@ def test_kmeans_begins_far_apart_and_anywhere():
 
 
 def test_the_same_values_have_the_same_levels_and_similar_ones_similar_levels():
-    """Or versions settle apart, and what has hardly changed takes another level."""
+    """Otherwise versions would converge to different levels, and nearly unchanged values would change levels."""
     before = weights(12, 200_000)
     after = before * np.float32(1.001)
     for levels in (4, 8, 16, 32):
@@ -297,8 +297,8 @@ def test_runs_are_written_as_the_paper_does_and_can_be_read_back():
 def late_training_pair(count: int = 400_000) -> tuple[np.ndarray, np.ndarray, int]:
     """Indices of two versions late in a training, and the number of levels.
 
-    Weights decay by 2 % and move in proportion to themselves, so that what crosses a threshold, and to which side,
-    depends on the level: 8 % of the indices change.
+    Weights decay by 2 % and move in proportion to themselves, so that crossing a threshold, and its direction,
+    depend on the level: 8 % of the indices change.
     """
     before = weights(10, count)
     moves = np.random.default_rng(10).normal(size=count) * 0.05 * np.abs(before)

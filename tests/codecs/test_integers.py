@@ -146,7 +146,7 @@ def test_unsigned_integers_are_their_signed_views(dtype):
 
 
 def bernoulli(bits, rng):
-    """Values -1, 0, 1 of so many bits of entropy each."""
+    """Values -1, 0, 1 of `bits` bits of entropy each."""
     low, high = 0.0, 0.5
     for _ in range(50):
         chance = (low + high) / 2
@@ -156,7 +156,7 @@ def bernoulli(bits, rng):
 
 
 def laplacian(bits, rng):
-    """Two-sided geometric values of so many bits of entropy each."""
+    """Two-sided geometric values of `bits` bits of entropy each."""
     low, high = 1e-3, 1e6
     for _ in range(50):
         scale = np.sqrt(low * high)
@@ -320,7 +320,7 @@ def test_integers_are_added_to_shifted_sums(size, largest, shift):
     assert np.array_equal(sums, expected)
 
 
-def test_damage_leaves_sums_as_they_were():
+def test_damage_leaves_sums_unchanged():
     payload = bytearray(encode_integers(np.arange(3000, dtype=np.int32)))
     sums = np.arange(3000, dtype=np.int32)
     payload[-40] ^= 4
@@ -344,7 +344,7 @@ def test_other_classes_are_found():
         decode_integers(encode_integers(values), np.empty_like(values), classes)
 
 
-def test_what_cannot_be_right_is_refused():
+def test_invalid_arguments_are_refused():
     values = np.arange(10, dtype=np.int32)
     payload = encode_integers(values)
     with pytest.raises(IntegrityError, match="10 integers of 4 bytes, not 9"):
@@ -407,7 +407,7 @@ def test_read_only_mapped_and_misaligned_arrays():
         decode_integers(payload, out)
 
 
-def test_what_is_decoded_to_compile_the_decoder_is_a_payload():
+def test_the_warm_up_payload_is_valid():
     assert encode_integers(warm_up._INTEGERS) == warm_up._PLAIN
 
 
@@ -429,7 +429,7 @@ def test_old_payloads_decode(path):
     assert by_reference(payload) == signed.tolist()
 
 
-def test_there_are_old_payloads():
+def test_old_payloads_exist():
     assert len(list(PAYLOADS.glob("format-1-*.bin"))) >= 17
 
 
@@ -443,7 +443,7 @@ def test_few_non_zeros(chance, size):
     payload = encode_integers(values)
     assert (decoded(payload, values) == values).all()
     assert by_reference(payload) == values.tolist()
-    # Where each of them is, what it is, and a table.
+    # The place and the value of each of them, and a table.
     present = np.count_nonzero(values)
     assert len(payload) <= 70 + present * (np.log2(size / present) + 1.45 + np.log2(18)) / 8
 
@@ -474,7 +474,7 @@ def normal(scale, size, dtype, seed=15):
         pytest.param(np.where(np.arange(20_000) % 4, normal(5e6, 20_000, np.int32), 0), 0, id="many zeros"),
     ],
 )
-def test_planes_take_what_costs_next_to_nothing(values, plane):
+def test_planes_take_bytes_that_cost_next_to_nothing(values, plane):
     payload = encode_integers(values)
     assert planes_of(payload) == [plane]
     assert (decoded(payload, values) == values).all()
@@ -524,7 +524,7 @@ def with_check(payload, elements):
     return payload[:2] + check.to_bytes(4, "little") + payload[6:]
 
 
-def test_overhead_is_what_is_neither_plane_nor_stream():
+def test_overhead_excludes_planes_and_streams():
     for values in (noise(16, 1100, np.int16), normal(9, 4000, np.int16), np.full(5, 3, np.int8)):
         payload = encode_integers(values)
         header = integer_header.read_header(memoryview(payload))
@@ -543,7 +543,7 @@ def test_joined_numbers_of_any_count(bits):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_what_a_sample_of_the_numbers_lacks_is_coded_too(seed):
+def test_numbers_missing_in_the_sample_are_coded_too(seed):
     rng = np.random.default_rng(seed)
     values = normal(1.5 * (seed + 1), 80_000, np.int16, seed)
     rare = rng.choice(values.size, int(rng.integers(1, 9)), replace=False)
@@ -607,7 +607,7 @@ PATHS = [pytest.param(values, classes, id=name) for name, values, classes in pay
 
 
 @pytest.mark.parametrize(("values", "classes"), PATHS)
-def test_every_path_gives_back_what_was_encoded(values, classes):
+def test_every_path_round_trips(values, classes):
     payload = encode_integers(values, classes)
     guard = np.full(values.size + 64, 77, values.dtype)
     out = guard[32 : 32 + values.size]
@@ -647,7 +647,7 @@ def test_damage_on_any_path_is_found_or_changes_nothing(values, classes):
 
 
 def draw_bins(rng, top, alphabet):
-    """Raw bits of a table of bins of numbers of up to `top` bits, at most so many."""
+    """Draw the raw bits of a table of at most `alphabet` bins of numbers of up to `top` bits."""
     bins = [top, top]
     while len(bins) < min(alphabet, int(rng.choice([2, 8, 80, 4096]))):
         place = int(rng.integers(len(bins)))
@@ -660,7 +660,7 @@ def draw_bins(rng, top, alphabet):
 
 
 def crafted_directory(rng, items, tops, plane=0):
-    """A directory of one group of so many elements or pairs, whose bins and codes no encoder would choose."""
+    """A directory of one group of `items` elements or pairs, with bins and codes that no encoder would choose."""
     groups = np.zeros(1, entropy_directory.GROUP)
     lowers = np.zeros((1, entropy_directory.TABLE), np.int64)
     raws = np.zeros((1, entropy_directory.TABLE), np.uint8)

@@ -1,4 +1,4 @@
-"""LC-Checkpoint: what the paper says of its buckets, its promotion and its merging."""
+"""LC-Checkpoint: the paper's claims about its buckets, its promotion and its merging."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def changes_of(seed: int, count: int = 2000) -> np.ndarray:
 
 
 def buckets(values: np.ndarray) -> list[tuple[int, int] | None]:
-    """(exponent, sign) of each value, None for what counts as 0; by frexp, not by bits."""
+    """Return (exponent, sign) of each value, None for those that count as 0; by frexp, not by bits."""
     result: list[tuple[int, int] | None] = []
     for value in values.astype(np.float64).tolist():
         plain = np.isfinite(value) and abs(value) >= 2.0**-126
@@ -66,7 +66,7 @@ def test_no_change_is_off_by_more_than_its_bucket(bits, seed):
     kept = decoded[finite] != 0
     assert np.all(error[kept] < np.abs(values[finite][kept])), "a bucket is as wide as its smallest magnitude"
     smallest = np.abs(decoded[finite][kept]).min()
-    assert np.all(np.abs(values[finite][~kept]) < 2 * smallest), "what becomes 0 is of no larger exponent"
+    assert np.all(np.abs(values[finite][~kept]) < 2 * smallest), "values that become 0 have no larger exponent"
 
 
 def test_chunks_make_the_same_codebook_as_the_whole():
@@ -116,7 +116,7 @@ def test_bits_out_of_range_are_refused(bits):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_errors_do_not_add_up_along_a_chain(dtype):
-    """The paper's point of quantising against what decodes: the error stays that of one version."""
+    """The paper's reason for quantising against decoded values: the error stays that of one version."""
     rng = np.random.default_rng(11)
     weights = rng.normal(size=20_000).astype(np.float32)
     first = codebook(np.empty(0), dtype)
@@ -155,7 +155,7 @@ def test_each_bit_that_splits_a_bucket_halves_the_error(split, seed):
 
 
 def test_a_merged_change_takes_the_place_of_all_of_a_chain():
-    """It is smaller than they are, and as near to what was."""
+    """It is smaller than they are, and as near to the original."""
     rng = np.random.default_rng(4)
     start = rng.normal(size=50_000).astype(np.float32)
     exact, previous, sizes = start.copy(), start.view(np.uint32), 0

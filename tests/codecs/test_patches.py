@@ -1,4 +1,4 @@
-"""Patches: what changes comes back bit for bit, and what is no patch of a chunk is refused."""
+"""Patches: changes are restored bit for bit, and invalid patches of a chunk are refused."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def drawn(generator: np.random.Generator, count: int, size: int) -> Bits:
     st.integers(0, 2**32), st.sampled_from([1, 2, 4, 8]), st.integers(1, 700), st.booleans(), st.booleans(),
     st.integers(0, 64),
 )  # fmt: skip
-def test_any_change_comes_back_and_the_reader_of_the_format_agrees(
+def test_any_change_round_trips_and_the_reader_of_the_format_agrees(
     seed: int, size: int, count: int, is_float: bool, rows: bool, bits: int
 ) -> None:
     generator = np.random.default_rng(seed)
@@ -47,7 +47,7 @@ def test_any_change_comes_back_and_the_reader_of_the_format_agrees(
     mask = generator.random(count) < generator.random()
     if rows:
         mask = np.repeat(mask[: -(-count // 9)], 9)[:count]
-    # Changes of few bits are what training makes; those of many reach the ends of the range.
+    # Training makes changes of few bits; changes of many bits reach the ends of the range.
     after[mask] ^= drawn(generator, count, size)[mask] >> min(bits, 8 * size - 1)
     changes = find_changes(after, before, is_float=is_float)
     assert changes.places.tolist() == np.flatnonzero(after != before).tolist()
@@ -67,7 +67,7 @@ def test_odd_floats_become_each_other() -> None:
     assert np.array_equal(applied(patch, before, is_float=True), after)
 
 
-def test_a_patch_takes_what_it_changes() -> None:
+def test_the_size_of_a_patch_follows_its_changes() -> None:
     generator = np.random.default_rng(0)
     before = generator.standard_normal((8192, 32)).astype(np.float32)
     after = before.copy()
@@ -167,7 +167,7 @@ ONE = bytes((1, 0, 0))  # One number of one bit.
         resealed(varint(1) + varint(2**50) + bytes(20)),
     ],
 )
-def test_what_is_no_patch_of_the_chunk_is_refused(patch: bytes) -> None:
+def test_invalid_patches_of_the_chunk_are_refused(patch: bytes) -> None:
     with pytest.raises(IntegrityError, match="damaged"):
         applied(patch, np.zeros(8, np.uint32), is_float=True)
 

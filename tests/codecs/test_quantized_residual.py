@@ -18,7 +18,7 @@ from ckstore.errors import UsageError
 
 
 @given(st.sampled_from(["float32", "float64"]), st.integers(-20, 20), st.integers(0, 2**32 - 1), st.booleans())
-def test_values_come_back_within_half_a_step(dtype, step, seed, shaped):
+def test_values_round_trip_within_half_a_step(dtype, step, seed, shaped):
     rng = np.random.default_rng(seed)
     values = (rng.normal(size=(5, 6)) * 2.0**step * 100).astype(dtype)
     exponents = rng.integers(-3, 4, 6).tolist() if shaped else []
@@ -44,7 +44,7 @@ def test_bytes_are_taken_as_floats_and_integers():
     assert codec.decode(np.array([2, -8], "int32").tobytes()).tolist() == [0.25, -1.0]
 
 
-def test_what_is_not_finite_comes_back_as_zero():
+def test_non_finite_values_decode_to_zero():
     codec = QuantizedResidual(dtype="float64", step=0)
     values = np.array([np.nan, np.inf, -np.inf, -0.0, 1e300])
     assert codec.decode(codec.encode(values)).tolist() == [0.0, 0.0, 0.0, 0.0, 2.0**24]

@@ -1,4 +1,4 @@
-"""Rounded ordinals and coarse linear lattices: how far values are off, what is left of 0, and that decoding settles."""
+"""Rounded ordinals and coarse linear lattices: error bounds, the sign of 0, and stable decoding."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_an_ordinal_is_off_by_half_a_step_at_most(dtype: str, data) -> None:
     error = np.abs(found - orders(bits))
     step = 1 << lattice.shift
     assert (error[found != 0] <= 0.5 * step).all()
-    # What is flushed to 0 was no further from it than the reach and the error together.
+    # The distance from 0 of flushed values is at most the sum of the reach and the error.
     assert (error[found == 0] <= (0.625 + 0.5) * step).all()
 
 
@@ -85,7 +85,7 @@ def test_decoded_ordinals_are_their_own_values(dtype: str, data) -> None:
 
 
 @pytest.mark.parametrize("dtype", ROUNDED)
-def test_a_quarter_octave_is_what_it_says(dtype: str) -> None:
+def test_a_quarter_octave_is_a_quarter_of_an_octave(dtype: str) -> None:
     bits = np.array([1 << FLOATS[dtype][0] + 2], UNSIGNED[dtype])
     doubled = (bits + 4 * quarter_octave(dtype)).astype(bits.dtype)
     assert floats(doubled, dtype)[0] == 2 * floats(bits, dtype)[0]
@@ -94,7 +94,7 @@ def test_a_quarter_octave_is_what_it_says(dtype: str) -> None:
 @pytest.mark.parametrize("dtype", STEP_RANGE)
 @given(st.data())
 def test_a_linear_value_is_off_by_reach_steps_and_a_rounding(dtype: str, data) -> None:
-    """And for what stands in 16 bits by no more: a value that is rounded stands on the grid already."""
+    """The bound also holds for values of 16 bits: a rounded value is on the grid already."""
     rng = data.draw(seeds())
     count, width = data.draw(st.integers(1, 200)), data.draw(st.integers(1, 30))
     lowest, highest = STEP_RANGE[dtype]

@@ -10,7 +10,7 @@ from ckstore.codecs.varint import LONGEST, read_varint, varint
 
 
 @given(st.lists(st.integers(0, 2**63 - 1)), st.binary(max_size=3))
-def test_numbers_come_back(numbers: list[int], before: bytes) -> None:
+def test_numbers_round_trip(numbers: list[int], before: bytes) -> None:
     data, at = before + b"".join(map(varint, numbers)), len(before)
     found = []
     for _ in numbers:
@@ -25,6 +25,6 @@ def test_bytes(number: int, data: str) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"\x80", b"\xff" * LONGEST, b"\xff" * LONGEST + b"\1"])
-def test_what_is_cut_off_or_too_long_is_refused(data: bytes) -> None:
+def test_truncated_or_overlong_numbers_are_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match="cut off or too long"):
         read_varint(data, 0)

@@ -1,4 +1,4 @@
-"""What restoring a version may cost."""
+"""The restore budget of a version."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def with_one(value: float) -> torch.Tensor:
     ],
     ids=["nan", "inf", "integers", "bool", "complex", "float8", "huge", "bias", "norm", "empty"],
 )
-def test_what_cannot_be_coarse_stays_exact(store: ckstore.Store, tensor: torch.Tensor) -> None:
+def test_unsuitable_tensors_stay_exact(store: ckstore.Store, tensor: torch.Tensor) -> None:
     weight = draw(*SHAPE, seed=9)
     version = stored(store, {"t": tensor, "weight": weight})
     assert version.fidelity == version.row.fidelity == "coarse"
@@ -63,7 +63,7 @@ def test_what_cannot_be_coarse_stays_exact(store: ckstore.Store, tensor: torch.T
     check_deviations(version, {"t": tensor, "weight": weight}, values_of(version))
 
 
-def test_a_version_of_which_nothing_is_coarse_is_exact(store: ckstore.Store) -> None:
+def test_a_version_without_coarse_tensors_is_exact(store: ckstore.Store) -> None:
     version = stored(store, {"bias": draw(70), "count": torch.arange(70_000)})
     assert (version.fidelity, version.row.fidelity) == ("exact", "exact")
     assert version.deviations() == {}
@@ -72,7 +72,7 @@ def test_a_version_of_which_nothing_is_coarse_is_exact(store: ckstore.Store) -> 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", ["weight", "exp_avg", "exp_avg_sq"])
-def test_weights_and_moments_of_every_float_say_what_they_lose(
+def test_weights_and_moments_of_every_float_record_their_loss(
     store: ckstore.Store, dtype: torch.dtype, name: str
 ) -> None:
     for step in range(3):
@@ -107,7 +107,7 @@ def test_zeros_stay_zeros_and_cost_nothing(store: ckstore.Store, name: str, dtyp
 
 @pytest.mark.parametrize("name", ["weight", "exp_avg"])
 def test_an_outlier_is_not_cut_off(store: ckstore.Store, name: str) -> None:
-    """Beside it all others are next to nothing; its integer must not end where integers end."""
+    """Relative to it all others are tiny; its integer must not be clamped."""
     tensor = draw(*SHAPE, scale=1e-12)
     tensor[5, 5] = 1e20
     version = stored(store, {name: tensor})
@@ -209,7 +209,7 @@ def test_no_element_is_off_by_more_than_the_bound(
 
 
 def test_a_bound_is_used_up(store: ckstore.Store) -> None:
-    """What may be lost is lost: within a factor of two, steps being powers of two."""
+    """The error uses the tolerance up to a factor of two, as steps are powers of two."""
     weight = draw(*SHAPE)
     for bound in (1e-2, 3e-3):
         said = stored(store, {"w": weight}, run=str(bound), policy=Policy("coarse", max_abs_error=bound)).deviations()[

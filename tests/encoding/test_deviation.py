@@ -1,4 +1,4 @@
-"""What coarse versions record of what they lost: bounds, by member, and what the values decode to."""
+"""The recorded deviations of coarse versions: bounds, by member, and digests of the decoded values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def unit_of(counts: list[int], dtype: str) -> Unit:
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=6), st.sampled_from(["float32", "float64"]), st.data())
-def test_what_is_recorded_bounds_what_is_measured_by_member(counts: list[int], dtype: str, data) -> None:
+def test_recorded_deviations_bound_measured_ones_by_member(counts: list[int], dtype: str, data) -> None:
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
     unit = unit_of(counts, dtype)
     values = (rng.normal(size=unit.count) * 10.0 ** rng.integers(-15, 15)).astype(dtype)
@@ -48,7 +48,7 @@ def test_what_is_recorded_bounds_what_is_measured_by_member(counts: list[int], d
     assert found.decoded == hasher.identity()
 
 
-def test_what_is_the_same_is_off_by_nothing() -> None:
+def test_equal_values_have_no_deviation() -> None:
     comparison = Comparison(unit_of([5], "float32"))
     bits = np.arange(5, dtype=np.float32).view("u4")
     comparison.add(bits, bits)

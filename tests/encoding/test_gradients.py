@@ -1,4 +1,4 @@
-"""Gradients that are given decide what Inshrinkerator keeps."""
+"""Given gradients decide which elements Inshrinkerator keeps."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def weight() -> torch.Tensor:
     return torch.randn(ROWS, 256, generator=torch.Generator().manual_seed(0))
 
 
-def test_what_has_no_gradient_is_pruned_first(store: ckstore.Store) -> None:
+def test_elements_without_a_gradient_are_pruned_first(store: ckstore.Store) -> None:
     """At quality 3 a fifth of the elements becomes 0: of those rows alone whose gradients are small."""
     gradient = torch.ones(ROWS, 256)
     gradient[: ROWS // 3] = 1e-6

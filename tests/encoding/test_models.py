@@ -1,4 +1,4 @@
-"""What is said of magnitudes by rows and columns: which elements make a row, means of logarithms, exponents."""
+"""Models of magnitudes by rows and columns: the elements of a row, means of logarithms, exponents."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_width_cuts_between_axes_and_never_into_slivers(shape: list[int]) -> N
 
 
 def logarithms(bits: np.ndarray, dtype: str) -> np.ndarray:
-    """Magnitudes' ordinals in octaves; NaN for zeros and for what is not finite."""
+    """Magnitudes' ordinals in octaves; NaN for zeros and for values that are not finite."""
     magnitude = (bits & ((1 << (8 * bits.itemsize - 1)) - 1)).astype(np.int64)
     known = (magnitude > 0) & (magnitude <= largest_finite(dtype))
     return np.where(known, magnitude, np.nan) / (1 << FLOATS[dtype][0])
@@ -90,7 +90,7 @@ def test_a_model_is_the_mean_of_logarithms_by_rows_and_columns(dtype: str, data)
 
 
 @pytest.mark.parametrize("unit", [unit_of((20, 16)), unit_of((50,)), bundle_of([70, 1, 130])], ids=str)
-def test_nothing_but_zeros_says_nothing(unit: Unit) -> None:
+def test_zeros_alone_give_no_model(unit: Unit) -> None:
     model = LogModel.of(unit, np.zeros(unit.count, np.uint32))
     assert model.level == 0
     assert not model.rows.any()
@@ -129,10 +129,10 @@ def test_exponents_are_whole_near_zero_and_absent_where_all_are_zero() -> None:
     assert whole(np.array([1.0])).dtype == np.int16
 
 
-def test_what_a_model_foretells_is_near_what_stands_there() -> None:
+def test_a_models_predictions_are_near_the_values() -> None:
     rng = np.random.default_rng(0)
     rows, cols = rng.normal(size=(40, 1)) * 5, rng.normal(size=(1, 30)) * 5
     values = np.exp2(rows + cols + rng.normal(size=(40, 30)) * 0.1 - 20).astype(np.float32)
     model = LogModel.of(unit_of((40, 30)), values.view(np.uint32).reshape(-1))
-    foretold = np.exp2(model.level - 127 + model.rows[:, None] + model.cols)
-    assert np.abs(np.log2(foretold / floats(values.view(np.uint32), "float32"))).max() < 0.7
+    predicted = np.exp2(model.level - 127 + model.rows[:, None] + model.cols)
+    assert np.abs(np.log2(predicted / floats(values.view(np.uint32), "float32"))).max() < 0.7

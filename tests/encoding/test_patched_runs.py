@@ -39,7 +39,7 @@ def place() -> Iterator[Path]:
 
 
 def states(dtype: str, odd: Bits = ODD) -> Iterator[torch.Tensor]:
-    """A table of three chunks of which every version changes other rows; in the third only the last version does."""
+    """A table of three chunks; every version changes other rows, the third chunk only in the last version."""
     generator = np.random.default_rng(0)
     table = torch.from_numpy(generator.standard_normal((ROWS, WIDTH)).astype(np.float32))
     for step in range(VERSIONS):
@@ -111,7 +111,7 @@ def test_a_chunk_that_is_as_before_takes_nothing(place: Path) -> None:
             assert (layer.lengths[-1] == 0) == (step < VERSIONS - 1)
 
 
-def test_versions_take_what_they_change(place: Path) -> None:
+def test_the_size_of_versions_follows_their_changes(place: Path) -> None:
     store, _ = filled(place, "float32")
     with store:
         rows = store.versions()
@@ -171,7 +171,7 @@ def test_a_patch_is_made_again_against_an_ancestor(place: Path, dtype: str) -> N
         assert not alone.record.patches or dtype == "float32"
 
 
-def test_what_a_level_costs_is_what_it_changes(place: Path) -> None:
+def test_the_cost_of_a_level_follows_its_changes(place: Path) -> None:
     store, _ = filled(place, "float32")
     with store:
         works = [store.reader.work(*store[f"r@{step}"].document.objects[0]) for step in (1, VERSIONS - 1)]

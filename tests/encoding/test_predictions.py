@@ -1,4 +1,4 @@
-"""Plans that stick: sizes that were estimated count for later versions, until objects take something else."""
+"""Predictions: estimated sizes are reused for later versions, until actual sizes deviate."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def stored(store: ckstore.Store, states: list[dict[str, Any]], first: int = 0) -
 
 
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of what is done from now on: `estimated` for each object that a sample was taken of."""
+    """Return a list that records events from now on: `estimated` for each sampled object."""
     made: list[str] = []
     for name in ("_estimate_linear", "_estimate_ordinal"):
         before = getattr(ObjectEncoder, name)
@@ -62,7 +62,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return made
 
 
-def test_what_holds_is_not_estimated_again(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_valid_predictions_are_not_estimated_again(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     states = [state(step) for step in range(STEPS)]
     made = calls(monkeypatch)
     with ckstore.init(directory / "kept") as store:
@@ -71,14 +71,14 @@ def test_what_holds_is_not_estimated_again(directory: Path, monkeypatch: pytest.
     assert len(made) < 1.5 * STEPS
     monkeypatch.setattr(ObjectEncoder, "remember", lambda *_: None)
     made.clear()
-    with ckstore.init(directory / "anew") as store:
-        anew = stored(store, states)
+    with ckstore.init(directory / "fresh") as store:
+        fresh = stored(store, states)
     assert len(made) == 2 * STEPS
-    assert sum(kept) < 1.003 * sum(anew)
+    assert sum(kept) < 1.003 * sum(fresh)
     assert max(costs) <= BUDGET
 
 
-def test_an_object_that_takes_far_more_is_planned_anew_before_it_is_stored(directory: Path) -> None:
+def test_an_object_far_above_its_prediction_is_planned_again_before_it_is_stored(directory: Path) -> None:
     states = [state(step) for step in range(STEPS)]
     other = {name: draw(500, 512, seed=90 + number) * 100 for number, name in enumerate(("weight", "moment"))}
     with ckstore.init(directory / "store") as store, ckstore.init(directory / "alone") as alone:
@@ -86,13 +86,15 @@ def test_an_object_that_takes_far_more_is_planned_anew_before_it_is_stored(direc
         (size,) = stored(store, [other], STEPS)
         (in_full,) = stored(alone, [other])
         assert size <= 1.01 * in_full
-        # What follows is stored against it, and remembered again.
+        # The next version is stored against it, and has predictions again.
         after = [{name: value + draw(500, 512, seed=5, scale=1e-2) for name, value in other.items()}]
         assert stored(store, after, STEPS + 1)[0] < size
         assert store.verify().problems == []
 
 
-def test_an_object_that_takes_less_is_looked_at_the_next_time(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_object_below_its_prediction_is_estimated_the_next_time(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     states = [state(step) for step in range(STEPS)]
     quiet = [
         {name: value + draw(500, 512, seed=7 + n, scale=1e-6) for name, value in states[-1].items()} for n in (1, 2)
@@ -102,7 +104,7 @@ def test_an_object_that_takes_less_is_looked_at_the_next_time(directory: Path, m
         (first,) = stored(store, quiet[:1], STEPS)
         made = calls(monkeypatch)
         (second,) = stored(store, quiet[1:], STEPS + 1)
-        assert len(made) == 2  # The version before took less than was foretold.
+        assert len(made) == 2  # The version before was smaller than predicted.
         assert second < first
 
 

@@ -102,7 +102,7 @@ def test_values_and_ids_stay(place: Path, kind: str, kept: tuple[int, ...]) -> N
 
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "int32"])
-def test_what_is_nearer_takes_fewer_bytes(place: Path, kind: str) -> None:
+def test_nearer_bases_take_fewer_bytes(place: Path, kind: str) -> None:
     with run_of(place, kind) as store:
         found = objects(store)
         sizes = {}
@@ -136,7 +136,7 @@ def test_a_common_factor_is_found_again(place: Path) -> None:
         assert exact(store, found[3]) == before
 
 
-def test_values_that_are_none_stay_what_they_are(place: Path) -> None:
+def test_non_finite_values_are_unchanged(place: Path) -> None:
     """NaN payloads, infinities, negative zeros and subnormals, where the ancestor has others in their places."""
     odd = np.array([0x7FC00001, 0xFFC12345, 0x7F800000, 0xFF800000, 0x80000000, 1, 0x80000001, 0x007FFFFF], np.uint32)
     with ckstore.init(place / "store") as store:

@@ -1,4 +1,4 @@
-"""Versions by the published schemes restore to what the quantisers' pure functions give when chained by hand."""
+"""Versions by the published schemes equal the results of the quantisers' pure functions, chained by hand."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def bits_of(tensor: torch.Tensor) -> np.ndarray:
 
 
 def codebooks(version: Version) -> dict[str, tuple[LatticeRecord, Unit]]:
-    """The record and the unit of every tensor that stands on a codebook, by path."""
+    """Return the record and the unit of every tensor with a codebook, by path."""
     found = {}
     for unit, (lattice, _) in zip(version.layout.units, version.document.objects, strict=True):
         record = version.stored.repository.resolver.lattice(lattice)
@@ -91,7 +91,7 @@ def second_moments(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return found
 
 
-# What comes back
+# Restored values
 
 
 class LcByHand:
@@ -145,7 +145,7 @@ def test_lc_chained_by_hand(runs: dict[str, tuple[Path, list[Path]]]) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_lc_errors_do_not_grow_over_a_run(dtype: torch.dtype, place: Path) -> None:
-    """However far a drift leaves the start behind, a version is nearer to what was than the one before it is."""
+    """After any drift, a version is nearer to its original than the version before it is."""
     generator = torch.Generator().manual_seed(5)
     weight = torch.randn(300, 300, generator=generator)
     drift = torch.randn(300, 300, generator=generator) * 0.03
@@ -170,7 +170,7 @@ def test_lc_errors_do_not_grow_over_a_run(dtype: torch.dtype, place: Path) -> No
 def ranked_by_hand(
     version: Version, before: dict[str, torch.Tensor]
 ) -> dict[str, tuple[str, np.ndarray, np.ndarray | None]]:
-    """Type of layer, values and sensitivity of every tensor that stands on a codebook."""
+    """Return layer type, values and sensitivity of every tensor with a codebook."""
     moments = second_moments(before)
     found = {}
     for tensor, (_, unit) in codebooks(version).items():
@@ -292,7 +292,7 @@ def test_values_outlast_all_that_is_done(runs: dict[str, tuple[Path, list[Path]]
 
 
 @pytest.mark.parametrize("name", ["lc-cnn", "dynaquant-cnn", "dynaquant-bf16"])
-def test_views_hold_what_is_restored(runs: dict[str, tuple[Path, list[Path]]], name: str) -> None:
+def test_views_hold_the_restored_values(runs: dict[str, tuple[Path, list[Path]]], name: str) -> None:
     with ckstore.open(runs[name][0], "r") as store:
         run = store.run(name.split("-")[1])
         version = run.versions[-1]
@@ -308,7 +308,7 @@ def test_views_hold_what_is_restored(runs: dict[str, tuple[Path, list[Path]]], n
 
 @pytest.mark.parametrize("scheme", PUBLISHED)
 def test_one_shot(scheme: Any, gpt_run: list[Path], place: Path) -> None:
-    """A version without parent stands by itself, and is as good as the scheme is."""
+    """A version without parent is independent, and as good as the scheme."""
     with ckstore.init(place / "store") as store:
         row = store.ingest(gpt_run[-1], run="r", verify=True, policy=Policy("coarse", scheme=scheme)).version
         assert (row.depth, row.base) == (0, True)
@@ -317,7 +317,7 @@ def test_one_shot(scheme: Any, gpt_run: list[Path], place: Path) -> None:
         assert {path for path in codebooks(store[row.number]) if path.startswith("model/")} <= off.keys()
         worst = max(off[path].relative for path in off if path.startswith("model/"))
         assert worst < (0.07 if scheme == "lc" else 0.15)
-        # Through the one bits are read of every element; the other spends next to nothing on what stays.
+        # One way reads bits of every element; the other spends next to nothing on unchanged elements.
         again = store.ingest(gpt_run[-1], run="s", policy=Policy("coarse", scheme=scheme)).version
         assert again.stored_bytes < row.stored_bytes * 1.01
 

@@ -1,4 +1,4 @@
-"""Reads tensors out of a parsed file with NumPy alone, and puts files together again: what the format tests share."""
+"""Helpers of the format tests: read tensors from a parsed file with NumPy alone, and reassemble files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ckstore.formats import (
 
 
 def saved(value: Any, **options: Any) -> bytes:
-    """What `torch.save` writes."""
+    """Return the output of `torch.save`."""
     buffer = io.BytesIO()
     torch.save(value, buffer, **options)
     return buffer.getvalue()
@@ -58,7 +58,7 @@ def torch_bits(tensor: torch.Tensor) -> np.ndarray:
 
 
 def assert_tree_equals(data: bytes, layout: FileLayout, tree: Any, loaded: Any) -> int:
-    """Compare a tree with what torch loaded; returns the number of tensors compared."""
+    """Compare a tree with torch's result; return the number of tensors compared."""
     if isinstance(loaded, torch.Tensor):
         assert isinstance(tree, TensorRef)
         tensor = layout.tensors[tree.index]

@@ -26,7 +26,7 @@ from tests.formats.reading import assert_comes_back
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What two ranks and one rank have saved of the same state."""
+    """The same state, saved by two ranks and by one."""
     place = tmp_path_factory.mktemp("saved")
     ckstore.init(place / "store").close()
     run_ranks(2, "save", place=str(place))
@@ -145,7 +145,7 @@ def test_without_metadata_tensors_have_numbers(saved: Path, store: ckstore.Store
 
 
 def test_compressed_items_stay_bytes(store: ckstore.Store, tmp_path: Path) -> None:
-    """What an extension of torch has compressed is no archive, but a checkpoint all the same."""
+    """A file that an extension of torch has compressed is no archive, but still a checkpoint."""
     folder = tmp_path / "step-3"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -159,7 +159,7 @@ def test_compressed_items_stay_bytes(store: ckstore.Store, tmp_path: Path) -> No
 
 
 def test_coarse_versions(saved: Path, store: ckstore.Store, tmp_path: Path) -> None:
-    """Deviations are those of whole tensors, and torch reads what is checked out."""
+    """Deviations are those of whole tensors, and torch reads the checkout."""
     store.ingest(saved / "cut-2", run="a", policy="coarse")
     version = store["a@7"]
     off = version.deviations()
@@ -193,7 +193,7 @@ def test_whole_tensors_are_salvaged(saved: Path, store: ckstore.Store, tmp_path:
     assert torch.equal(found["columns"], exact)
 
 
-def test_a_missing_file_is_told(saved: Path, store: ckstore.Store, tmp_path: Path) -> None:
+def test_a_missing_file_is_reported(saved: Path, store: ckstore.Store, tmp_path: Path) -> None:
     shutil.copytree(saved / "cut-2", tmp_path / "step-9")
     (tmp_path / "step-9" / "__1_0.distcp").unlink()
     with pytest.raises(InputError, match=r"\.metadata does not describe a whole checkpoint: it names __1_0\.distcp"):
@@ -222,7 +222,7 @@ def test_metadata_of_nothing(store: ckstore.Store, tmp_path: Path) -> None:
     assert len(store["a@9"]) == 0
 
 
-def test_metadata_that_is_none_is_told(saved: Path, store: ckstore.Store, tmp_path: Path) -> None:
+def test_invalid_metadata_is_reported(saved: Path, store: ckstore.Store, tmp_path: Path) -> None:
     shutil.copytree(saved / "cut-2", tmp_path / "step-9")
     data = (saved / "cut-2" / ".metadata").read_bytes()
     for damaged in (data[:900], data.replace(b"relative_path", b"relative_pith")):
@@ -261,7 +261,7 @@ def test_metadata_with_any_byte_changed(saved: Path) -> None:
     assert refused > 100
 
 
-def test_shards_that_overlap_are_told(saved: Path, store: ckstore.Store, tmp_path: Path) -> None:
+def test_overlapping_shards_are_reported(saved: Path, store: ckstore.Store, tmp_path: Path) -> None:
     shutil.copytree(saved / "cut-2", tmp_path / "step-9")
     metadata = pickle.loads((saved / "cut-2" / ".metadata").read_bytes())
     metadata.state_dict_metadata["rows"].size = torch.Size([300, 300])
@@ -282,7 +282,7 @@ def test_nested() -> None:
 
 
 def test_sharded_safetensors(saved: Path, store: ckstore.Store, tmp_path: Path) -> None:
-    """What `HuggingFaceStorageWriter` writes: a file a rank, each with its shards."""
+    """Write the files of `HuggingFaceStorageWriter`: one per rank, each with its shards."""
     store.ingest(saved / "hf-2", run="a", step=1, hot=0)
     names = sorted(path.name for path in (saved / "hf-2").glob("*.safetensors"))
     assert len(names) == 2
@@ -292,7 +292,7 @@ def test_sharded_safetensors(saved: Path, store: ckstore.Store, tmp_path: Path) 
     assert_same_files(saved / "hf-2", tmp_path / "back")
 
 
-def test_dtensors_in_a_file_are_what_the_rank_holds(saved: Path) -> None:
+def test_dtensors_in_a_file_are_the_ranks_parts(saved: Path) -> None:
     data = (saved / "local-2.pt").read_bytes()
     layout = parse(BytesSource(data))
     shapes = {tensor.path: tensor.shape for tensor in layout.tensors}

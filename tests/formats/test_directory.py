@@ -1,4 +1,4 @@
-"""Directories: what is listed, what is refused, what is a checkpoint."""
+"""Directories: listing, refusals, and detection of checkpoints."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_absent_directory(tmp_path: Path) -> None:
         scan(tmp_path / "none")
 
 
-def test_checkpoints_are_told_by_content(tmp_path: Path) -> None:
+def test_checkpoints_are_detected_by_content(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     (tmp_path / "model.pt").write_bytes(b"no model")
     (tmp_path / "empty.pt").touch()

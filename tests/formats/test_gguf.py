@@ -48,7 +48,7 @@ def written(tmp_path: Path) -> tuple[Path, dict[str, np.ndarray]]:
     return tmp_path / "model.gguf", arrays | {"half": half}
 
 
-def test_what_the_library_writes(written: tuple[Path, dict[str, np.ndarray]]) -> None:
+def test_files_of_the_library(written: tuple[Path, dict[str, np.ndarray]]) -> None:
     path, arrays = written
     data = path.read_bytes()
     layout = assert_comes_back(data)
@@ -67,7 +67,7 @@ def test_what_the_library_writes(written: tuple[Path, dict[str, np.ndarray]]) ->
 
 
 def test_the_hand_made_file_is_one_for_the_library(tmp_path: Path) -> None:
-    """What the other tests change is a sound file."""
+    """The file that the other tests change is sound."""
     gguf = pytest.importorskip("gguf")
     (tmp_path / "x.gguf").write_bytes(gguf_bytes([("a", (2, 3), F32, 24), ("b", (4,), BF16, 8)]))
     tensors = gguf.GGUFReader(tmp_path / "x.gguf").tensors
@@ -125,6 +125,6 @@ SOUND: dict[str, Any] = {"tensors": [("a", (2, 3), F32, 24), ("b", (4,), F16, 8)
         (gguf_bytes([], key=struct.pack("<Q1sI", 1, b"k", 9) + struct.pack("<IQ", 9, 1) * 50), "an unknown type"),
     ],
 )  # fmt: skip
-def test_what_contradicts_itself_is_refused(data: bytes, words: str) -> None:
+def test_contradictory_files_are_refused(data: bytes, words: str) -> None:
     with pytest.raises(InputError, match="not a sound gguf file: .*" + words):
         parse(BytesSource(data))

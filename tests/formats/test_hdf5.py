@@ -45,7 +45,7 @@ def compare(data: bytes, layout: FileLayout) -> int:
 
 
 @pytest.mark.parametrize("libver", ["earliest", "v108", "v110", "v112", "latest"])
-def test_what_the_library_writes(libver: str) -> None:
+def test_files_of_the_library(libver: str) -> None:
     generator = np.random.default_rng(0)
     tree = {
         "few": {str(number): generator.standard_normal((3, number + 1)) for number in range(6)},
@@ -81,7 +81,7 @@ def test_bfloat16_as_keras_writes_it() -> None:
     assert bits(out.getvalue(), layout, layout.tensors[0]).tobytes() == values.tobytes()
 
 
-def test_what_is_no_tensor_stays_bytes() -> None:
+def test_non_tensors_stay_bytes() -> None:
     out = io.BytesIO()
     noise = np.random.default_rng(0).standard_normal(30_000)
     with h5py.File(out, "w") as file:
@@ -106,7 +106,7 @@ def test_what_is_no_tensor_stays_bytes() -> None:
         "chunks": "compact,", "packed": "compact,", "unwritten": "nothing", "elsewhere": "in", "enum": "text,",
         "of named": "a",
     }  # fmt: skip
-    # What is large and not read does not go into the skeleton.
+    # Large unread parts do not go into the skeleton.
     assert sum(extent.nbytes for extent in layout.extents if extent.path[0] == "__bytes__") > 400_000
 
 
@@ -144,7 +144,7 @@ def test_a_keras_file() -> None:
     ]  # fmt: skip
 
 
-def test_what_contradicts_itself_is_refused() -> None:
+def test_contradictory_files_are_refused() -> None:
     data = hdf5_bytes({"a": np.arange(1.0, 4.0), "b": np.arange(11.0, 14.0)})
     with pytest.raises(InputError, match="not a sound hdf5 file: the file ends before its end of data"):
         parse(BytesSource(data[:-8]))

@@ -31,7 +31,7 @@ SYSTEM = {"protocol_version": 1001, "little_endian": True, "type_sizes": {"short
 
 
 def sane(data: bytes) -> FileLayout | None:
-    """Parse; what is accepted is consistent with itself."""
+    """Parse; accepted files are consistent."""
     try:
         layout = parse(BytesSource(data), "x")
     except InputError as error:

@@ -1,4 +1,4 @@
-"""State dicts in memory: described like files, and what torch loads from the file that they would be."""
+"""State dicts in memory: described like files, and loaded by torch from the file that they would be."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_torch_tensors() -> None:
     assert_same(loaded(value), value)
 
 
-def test_views_are_cut_down_to_what_they_hold() -> None:
+def test_views_are_cut_down_to_their_elements() -> None:
     big = torch.randn(100_000)
     source = StateDictSource({"a": big[10:20], "b": torch.randn(300, 300)[::3, ::3]})
     assert [extent.shape for extent in source.layout.extents] == [(10,), (100, 100)]
@@ -150,7 +150,7 @@ def attributes(value: Any) -> Any:
         ({"a": 2**3000}, "integer at a"),
     ],
 )
-def test_what_cannot_be_stored_is_named(value: Any, place: str) -> None:
+def test_unsupported_values_are_named(value: Any, place: str) -> None:
     with pytest.raises(UsageError, match=place):
         describe_state_dict(value)
 

@@ -59,7 +59,7 @@ def test_a_train_state() -> None:
     ]  # fmt: skip
 
 
-def test_what_flax_writes() -> None:
+def test_files_of_flax() -> None:
     flax = pytest.importorskip("flax.serialization")
     state = {"a": np.arange(6.0).reshape(2, 3), "b": {"c": 1 + 2j, "n": np.float32(3)}, "step": 5}
     assert flax.msgpack_serialize(state) == flax_bytes(state)

@@ -1,4 +1,4 @@
-"""npy and npz files: what NumPy writes is read, what is no tensor stays bytes, and no header is evaluated."""
+"""npy and npz files: NumPy's files are read, other arrays stay bytes, and no header is evaluated."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ NO_TENSORS = {
 
 @pytest.mark.parametrize("kind", NO_TENSORS)
 @pytest.mark.parametrize("repeat", [1, 70_000])
-def test_what_is_no_tensor_stays_bytes(kind: str, repeat: int) -> None:
+def test_non_tensors_stay_bytes(kind: str, repeat: int) -> None:
     array = np.repeat(NO_TENSORS[kind], repeat)
     alone = assert_comes_back(npy(array))
     assert (alone.kind, alone.tensors, alone.tree) == ("npy", [], None)

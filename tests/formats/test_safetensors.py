@@ -1,4 +1,4 @@
-"""safetensors files: what the reference implementation writes is read, what it would refuse is refused."""
+"""safetensors files: files of the reference implementation are read, files that it refuses are refused."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def test_comes_back(shared_data: Path, series: str) -> None:
 )
 def test_tensors_are_those_that_torch_loads(shared_data: Path, pattern: str, tensors: int) -> None:
     class Adam:
-        """Stands for the optimiser class in the hyper-parameters of a Lightning checkpoint."""
+        """A stand-in for the optimiser class in the hyper-parameters of a Lightning checkpoint."""
 
     paths = sorted(shared_data.glob(pattern))
     assert paths
@@ -114,8 +114,8 @@ def test_steps(shared_data: Path) -> None:
     assert (last.facts["epoch"], last.facts["step"]) == (100, 6100)
 
 
-def test_one_extent_for_each_tensor_whatever_the_storage(shared_data: Path) -> None:
-    """`last.ckpt` keeps apart what the other files keep in one storage; the extents have the same paths."""
+def test_one_extent_for_each_tensor_in_any_storage(shared_data: Path) -> None:
+    """`last.ckpt` separates tensors that share a storage in the other files; the extents have the same paths."""
     extents = [
         {
             (extent.path, extent.shape)

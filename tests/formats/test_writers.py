@@ -270,7 +270,7 @@ def test_safetensors() -> None:
         assert_same(tensor, value[name])
 
 
-def test_what_safetensors_cannot_hold() -> None:
+def test_values_that_safetensors_cannot_hold() -> None:
     for items in (
         [("a", "complex128", (1,))],
         [("a", "float4_e2m1fn_x2", (1,))],

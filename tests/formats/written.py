@@ -25,7 +25,7 @@ def gguf_bytes(
 ) -> bytes:
     """A GGUF file of tensors (name, shape, type, bytes), whose header may say something else.
 
-    `key` takes the place of what comes after the counts.
+    `key` replaces the bytes after the counts.
     """
     header = b"GGUF" + struct.pack("<IQQ", 3, len(tensors) if count is None else count, values)
     header += key or (
@@ -43,7 +43,7 @@ def gguf_bytes(
 
 
 def learner_bytes(policy: Any, optimizer: Any, steps: int = 3, compression: int = zipfile.ZIP_STORED) -> bytes:
-    """What `save` of a Stable-Baselines 3 model writes."""
+    """Return the output of `save` of a Stable-Baselines 3 model."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", compression) as archive:
         archive.writestr("data", json.dumps({"gamma": 0.99, "num_timesteps": steps}))
@@ -58,7 +58,7 @@ def learner_bytes(policy: Any, optimizer: Any, steps: int = 3, compression: int 
 
 
 def hdf5_bytes(tree: Any, **options: Any) -> bytes:
-    """What `h5py` writes for nested dictionaries of arrays."""
+    """Return the output of `h5py` for nested dictionaries of arrays."""
     import h5py
 
     out = io.BytesIO()
@@ -75,7 +75,7 @@ def hdf5_bytes(tree: Any, **options: Any) -> bytes:
 
 
 def keras_bytes(weights: Any, compression: int = zipfile.ZIP_STORED) -> bytes:
-    """What `Model.save` of Keras writes to a `.keras` file."""
+    """Return the output of Keras' `Model.save` to a `.keras` file."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", compression) as archive:
         archive.writestr("metadata.json", json.dumps({"keras_version": "3.15.1"}))
@@ -85,7 +85,7 @@ def keras_bytes(weights: Any, compression: int = zipfile.ZIP_STORED) -> bytes:
 
 
 def flax_bytes(tree: Any) -> bytes:
-    """What `flax.serialization.msgpack_serialize` writes, but for arrays above 1 GiB."""
+    """Return the output of `flax.serialization.msgpack_serialize`, except for arrays above 1 GiB."""
 
     def extension(value: Any) -> msgpack.ExtType:
         if isinstance(value, complex):

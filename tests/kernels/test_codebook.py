@@ -62,7 +62,7 @@ def test_nearest_add_and_difference_equal_the_reference(case, most):
     assert np.array_equal(out.view(np.float32), expected, equal_nan=True)
 
 
-def test_nearest_beside_every_midpoint_and_every_edge_of_a_bin():
+def test_nearest_around_every_midpoint_and_every_edge_of_a_bin():
     rng = np.random.default_rng(6)
     edges = np.arange(1 << 15, dtype=np.uint32) << np.uint32(17)
     for centroids in (finite_centroids(rng, adversarial(rng, 2000), 256), np.linspace(1, 1.001, 200, dtype=np.float32)):

@@ -1,4 +1,4 @@
-"""What is kept of compiled kernels: used again, unless the source of any kernel has changed."""
+"""The cache of compiled kernels: reused unless the source of any kernel has changed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ print(lattice.magnitude_top(bits, 0, 5), sum(lattice.magnitude_top.stats.cache_h
 
 
 @pytest.mark.local
-def test_a_change_of_another_module_makes_kernels_be_compiled_anew(tmp_path: Path) -> None:
+def test_a_change_of_another_module_recompiles_kernels(tmp_path: Path) -> None:
     package = tmp_path / "ckstore"
     shutil.copytree(Path(ckstore.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
 

@@ -61,7 +61,7 @@ def mask_of(elements, offset):
 
 
 @given(st.sampled_from(["i1", "i2", "i4", "i8"]), st.integers(0, 2**32 - 1))
-def test_masks_tell_what_is_not_zero(dtype, seed):
+def test_masks_mark_non_zeros(dtype, seed):
     rng = np.random.default_rng(seed)
     elements = (rng.integers(-1, 2, 80) * rng.choice([1, 1 << 8 * (np.dtype(dtype).itemsize - 1)], 80)).astype(dtype)
     offset = int(rng.integers(0, 17))
@@ -70,7 +70,7 @@ def test_masks_tell_what_is_not_zero(dtype, seed):
 
 
 def huffman_cost(counts):
-    """Bits of an unlimited Huffman code, by the textbook's heap."""
+    """Return the bits of an unlimited Huffman code, by the textbook's heap."""
     heap = [int(count) for count in counts if count]
     heapq.heapify(heap)
     cost = 0
@@ -82,7 +82,7 @@ def huffman_cost(counts):
 
 
 def limited_cost(counts, longest):
-    """Bits of the best code of limited length, by package-merge."""
+    """Return the bits of the best code of limited length, by package-merge."""
     leaves = sorted((int(count), (symbol,)) for symbol, count in enumerate(counts) if count)
     packages = []
     for _ in range(longest):
@@ -188,7 +188,7 @@ def bins_of(numbers, top, deepest, price, geometry_of=(12, 7), all_occur=False, 
 
 @pytest.mark.parametrize("scale", [0.5, 3, 100, 1e4, 1e7, 1e12])
 @pytest.mark.parametrize("deepest", [11, 3])
-def test_bins_hold_every_number_once_at_the_cost_that_is_said(scale, deepest):
+def test_bins_hold_every_number_once_at_the_stated_cost(scale, deepest):
     rng = np.random.default_rng(5)
     numbers = (rng.standard_normal(3000) * scale).astype(np.int64)
     top = int(np.abs(numbers).max()).bit_length()
@@ -202,7 +202,7 @@ def test_bins_hold_every_number_once_at_the_cost_that_is_said(scale, deepest):
 
 
 def best_cost(numbers, price):
-    """The cost of the best bins of the numbers below 8, of either sign, by trying all."""
+    """Return the cost of the best bins of the numbers below 8, of either sign, by exhaustive search."""
 
     def cost(low, raw):
         count = sum(low <= number < low + (1 << raw) for number in numbers)
@@ -217,7 +217,7 @@ def test_no_bins_are_better(numbers, price):
     assert bins_of(numbers, 3, 11, price)[0] == pytest.approx(best_cost(numbers, price))
 
 
-def test_losses_tell_what_whole_bytes_of_raw_bits_cost():
+def test_losses_are_the_cost_of_whole_bytes_of_raw_bits():
     rng = np.random.default_rng(6)
     smooth = (rng.standard_normal(20_000) * (1 << 13)).astype(np.int64)
     assert bins_of(smooth, 16, 7, 20.0)[1][1] < 1e-4 * 15 * smooth.size
@@ -225,7 +225,7 @@ def test_losses_tell_what_whole_bytes_of_raw_bits_cost():
     assert bins_of(steps, 16, 9, 20.0, (10, 9))[1][1] > 1.5 * smooth.size
 
 
-def test_more_bins_than_there_is_room_for_are_counted():
+def test_bins_beyond_the_capacity_are_counted():
     numbers = np.arange(-300, 300)
     assert bins_of(numbers, 9, 11, 0.0, most=100)[2].size <= 600
     assert bins_of(np.repeat(np.arange(0, 600, 2), 9), 10, 11, 0.0, most=100)[0] > 0
@@ -241,7 +241,7 @@ def test_bins_without_numbers_are_listed_where_they_may_occur():
 
 
 @given(st.lists(st.tuples(st.sampled_from(["raw", "number"]), st.integers(0, 2**64 - 1)), max_size=40), st.data())
-def test_the_binary_coder_gives_back_what_it_took(items, data):
+def test_the_binary_coder_round_trips(items, data):
     shift = data.draw(st.integers(0, 63))
     items = [(kind, value >> shift) for kind, value in items]
     buffer = np.empty(4096, np.uint8)
@@ -312,7 +312,7 @@ def test_a_table_of_countless_bins_is_refused():
 
 
 def natural_order(coded, kinds, counts, back):
-    """Elements from coded into natural order, for a table of groups of so many elements of each class."""
+    """Return elements in natural order from coded order, for a table of groups with these counts by class."""
     present = np.flatnonzero(counts)
     groups = np.zeros(64, entropy_directory.GROUP)
     groups["label"][: present.size] = present
@@ -335,7 +335,7 @@ def test_coded_order_is_a_stable_sort(size, classes, common, dtype, seed):
     rng = np.random.default_rng(seed)
     values = rng.integers(np.iinfo(dtype).min, np.iinfo(dtype).max, size, endpoint=True).astype(dtype)
     kinds = rng.integers(0, classes, size).astype(np.uint8)
-    # So many elements are of few classes, and these come in turns or in runs.
+    # Large arrays have few classes, which alternate or come in runs.
     few = rng.integers(0, classes, rng.integers(1, 5))
     chosen = rng.random(size) < common
     kinds[chosen] = few[(np.arange(size) // rng.choice([1, 50, 500]))[chosen] % few.size]
@@ -358,7 +358,7 @@ def test_coded_order_is_a_stable_sort(size, classes, common, dtype, seed):
 
 
 @given(st.integers(1, 1000), st.integers(0, 2**32 - 1), st.booleans())
-def test_classes_that_do_not_fit_the_groups_are_told(size, seed, few):
+def test_classes_that_do_not_fit_the_groups_are_reported(size, seed, few):
     rng = np.random.default_rng(seed)
     kinds = rng.integers(0, 3 if few else rng.integers(1, 256), size, endpoint=True).astype(np.uint8)
     counts = np.bincount(kinds % 64, minlength=64)
@@ -372,7 +372,7 @@ def test_classes_that_do_not_fit_the_groups_are_told(size, seed, few):
 
 
 @pytest.mark.parametrize("position", [0, 3, 4, 6])
-def test_a_class_out_of_range_is_told(position):
+def test_a_class_out_of_range_is_reported(position):
     kinds = np.zeros(7, np.uint8)
     kinds[position] = 64
     groups = np.empty(64, entropy_directory.GROUP)
@@ -389,7 +389,7 @@ def test_contexts_of_the_directory_do_not_overlap():
 
 @st.composite
 def symbol_tables(draw):
-    """A complete code whose symbols stand for whatever numbers and runs."""
+    """A complete code whose symbols mean arbitrary numbers and runs."""
     counts = np.array(draw(st.lists(st.integers(0, 500), min_size=1, max_size=40)), np.int64)
     counts[draw(st.integers(0, counts.size - 1))] += 1
     lengths = np.zeros(counts.size, np.uint8)

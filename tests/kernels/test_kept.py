@@ -1,4 +1,4 @@
-"""Where compiled kernels are kept: beside the sources, for the user, or in a temporary directory; found where it is."""
+"""The cache directory of compiled kernels: next to the sources, the user's, or a temporary one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ bits.flags.writeable = False
 print(lattice.magnitude_top(bits, 0, 5), sum(lattice.magnitude_top.stats.cache_hits.values()))
 """
 
-#: Root may write everywhere, so that the test says what is read-only.
+#: Root may write everywhere, so the test declares read-only places itself.
 READ_ONLY = """
 from ckstore.kernels import kept
 kept._is_writable = lambda path, ask=kept._is_writable: {!r} not in path and ask(path)
@@ -45,7 +45,7 @@ def used(tree: Path, code: str = USE, **environment: str) -> subprocess.Complete
     return subprocess.run(command, capture_output=True, text=True, env=variables, check=False)
 
 
-def test_a_temporary_directory_serves_where_nothing_else_can_be_written_to(tree: Path) -> None:
+def test_a_temporary_directory_serves_if_no_other_is_writable(tree: Path) -> None:
     (tree / "ckstore" / "kernels" / "__pycache__").touch()  # no directory: nothing can be written into it
     first = used(tree)
     assert first.stdout == "4 0\n", first.stderr
@@ -66,7 +66,7 @@ def test_nothing_is_loaded_from_a_temporary_directory_that_others_write_to(tree:
 
 
 @pytest.mark.parametrize("home", [True, False])
-def test_what_an_image_has_compiled_is_found_by_who_cannot_write_to_it(tree: Path, home: bool) -> None:
+def test_kernels_compiled_in_an_image_are_found_by_read_only_users(tree: Path, home: bool) -> None:
     assert used(tree).stderr.startswith("compiling kernels for their first use")
     places = {"XDG_CACHE_HOME": str(tree.parent / "home")} if home else {}
     compiled = {path: path.stat().st_mtime_ns for path in tree.rglob("*.nb?")}
@@ -76,14 +76,14 @@ def test_what_an_image_has_compiled_is_found_by_who_cannot_write_to_it(tree: Pat
     assert {path: path.stat().st_mtime_ns for path in tree.rglob("*.nb?")} == compiled
     if not home:
         return
-    # What is compiled later goes where it can, and is found there.
+    # Later compilations go to the writable directory, and are found there.
     words = tree / "ckstore" / "kernels" / "entropy" / "words.py"
     words.write_text(words.read_text() + "\n# changed\n")
     found = [used(tree, READ_ONLY.format(str(tree)) + USE, **places).stdout for _ in range(2)]
     assert found == ["4 0\n", "4 1\n"]
 
 
-def test_where_nothing_can_be_written_to_one_sentence_says_so(tree: Path) -> None:
+def test_an_error_reports_that_no_directory_is_writable(tree: Path) -> None:
     code = READ_ONLY.format("/") + "from ckstore.cli import main\nmain(['warm-up'])"
     done = used(tree, code)
     assert done.returncode == 1
@@ -108,5 +108,5 @@ assert not failed, failed
 """
 
 
-def test_another_thread_may_import_numba_meanwhile() -> None:
+def test_another_thread_may_import_numba_concurrently() -> None:
     subprocess.run([sys.executable, "-c", AT_ONCE], check=True)

@@ -214,7 +214,7 @@ def test_every_float16_keeps_its_order():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_statistics_leave_out_what_is_not_finite(dtype):
+def test_statistics_leave_out_values_that_are_not_finite(dtype):
     values = np.array([3.0, np.nan, -4.0, np.inf, -np.inf, 0.0], dtype)
     assert kernels.statistics(values) == (25.0, 4.0, 3)
 

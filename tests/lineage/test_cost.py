@@ -20,7 +20,7 @@ def test_a_version_in_full_is_within_every_budget() -> None:
 
 
 @pytest.mark.parametrize("saved", [0.05, 0.5])
-def test_over_a_link_what_is_read_is_worth_what_it_saves(saved: float) -> None:
+def test_over_a_link_bytes_read_are_repaid_by_bytes_saved(saved: float) -> None:
     stored = (1 - saved) * FULL.stored
     work = patched(LINK * saved * FULL.stored)
     assert LOCAL.of(work, stored) == cost(work)
@@ -28,12 +28,12 @@ def test_over_a_link_what_is_read_is_worth_what_it_saves(saved: float) -> None:
     assert REMOTE.of(patched(0.5 * LINK * saved * FULL.stored), stored) < REMOTE.of(work, stored)
 
 
-def test_what_saves_nothing_is_beyond_every_budget() -> None:
+def test_options_without_savings_are_beyond_every_budget() -> None:
     work = patched(0.1 * FULL.stored)
     assert REMOTE.of(work, FULL.stored) > 1000 * cost(FULL)
 
 
-def test_what_takes_few_bytes_is_priced_by_its_work() -> None:
+def test_small_objects_are_priced_by_their_work() -> None:
     small = layer(4, 1 << 20, 1 << 10, grouped=True)
     assert REMOTE.of(small, small.stored) == cost(small)
     assert Prices(cost(small), 0, over_link=True).of(small, 0.0) >= cost(small)

@@ -53,7 +53,7 @@ def test_without_a_bound_every_object_takes_its_smallest_option(table):
 
 
 @given(st.lists(st.tuples(st.integers(1, 99), st.integers(0, 150)), min_size=5, max_size=40))
-def test_debt_never_exceeds_what_a_base_costs_more(sizes):
+def test_debt_never_exceeds_the_extra_bytes_of_a_base(sizes):
     """Versions in a row: the smallest delta does not fit the budget, so that debt grows until a base pays it."""
     debt = 0.0
     for small, extra in sizes:

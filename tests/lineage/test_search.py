@@ -60,7 +60,7 @@ def test_the_papers_cube_has_432_points():
 
 
 @given(st.integers(0, 2**32 - 1))
-def test_what_is_left_of_a_box_is_what_does_not_reach_beyond_a_position(seed):
+def test_the_rest_of_a_box_does_not_reach_beyond_a_position(seed):
     rng = np.random.default_rng(seed)
     box = CUBE.boxes()[0]
     failed = tuple(int(rng.integers(high + 1)) for high in box.aggressive)
@@ -205,8 +205,8 @@ def test_axes_without_order_alone_are_tried_one_by_one():
 
 
 @given(st.integers(0, 2**32 - 1), st.floats(0, 1), st.booleans())
-def test_what_is_asked_for_is_foreseen_and_changes_nothing(seed, epsilon, later):
-    """Each evaluation is the first of what was prefetched right before it."""
+def test_evaluated_settings_are_prefetched_without_changing_the_result(seed, epsilon, later):
+    """Each evaluation is the first of the settings prefetched right before it."""
     evaluate, size = monotone(seed), sizes_of(seed)
     last = CUBE.settings[3, 3, 1, 0, 1] if later else None
     prefetched: list[Any] = []

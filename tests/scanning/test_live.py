@@ -99,14 +99,14 @@ def test_a_state_that_changes_while_it_is_read_is_refused() -> None:
         scanned.check(unit, scanned.read(unit, 0, unit.count))
 
 
-def test_what_cannot_be_stored_is_named(tmp_path: Path) -> None:
+def test_unsupported_values_are_named(tmp_path: Path) -> None:
     with ckstore.init(tmp_path / "store") as store:
         with pytest.raises(UsageError, match="at model/hook"):
             store.ingest({"model": {"hook": object()}})
         assert store.versions() == []
 
 
-def test_copies_of_what_is_not_in_order_do_not_pile_up() -> None:
+def test_copies_of_non_contiguous_tensors_do_not_accumulate() -> None:
     """A transposed array is copied to be read, and the copy goes with its last byte."""
     state = {str(number): np.full((500, 600), float(number), np.float32).T for number in range(20)}
     scanned = scan_state_dict(state)
@@ -122,7 +122,7 @@ def test_copies_of_what_is_not_in_order_do_not_pile_up() -> None:
 @pytest.mark.parametrize("hot", [0, 1])
 @pytest.mark.parametrize("kind", ["tensor", "uncounted", "array", "scattered"])
 def test_a_state_dict_that_changes_while_it_is_read_is_refused(kind: str, hot: int, tmp_path: Path) -> None:
-    """Fused optimisers change tensors without torch's counting it, as whoever writes through NumPy does."""
+    """Fused optimisers change tensors without torch counting it, and so do writes through NumPy."""
     large = torch.randn(1200, 1200)
     values: dict[str, Any] = {
         "tensor": large, "uncounted": large, "array": large.numpy(), "scattered": large[::2, ::2]

@@ -89,7 +89,7 @@ def test_no_memory_is_used_again_before_it_is_hashed(tmp_path: Path, monkeypatch
 
 @pytest.mark.parametrize("block", [1 << 10, 1 << 18, 4 << 20])
 @pytest.mark.parametrize("window", [1 << 12, 1 << 17, 1 << 19, 32 << 20])
-def test_versions_come_back_whatever_is_held(
+def test_versions_are_restored_with_any_windows(
     tmp_path: Path, window: int, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(held_module, "WINDOW", window)
@@ -122,7 +122,7 @@ def test_memory_of_a_window_is_used_again(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_tensor_that_is_called_like_a_part_of_another(tmp_path: Path) -> None:
-    """Parts of a large tensor are told apart by a number that may stand in another one's name as well."""
+    """Parts of a large tensor differ by a number that may occur in another tensor's name as well."""
     large = torch.randn(2100, 2048, generator=torch.Generator().manual_seed(1))
     torch.save({"w": large, "w#0": large[:300] + 1, "w#1": large[-40:] - 1}, tmp_path / "0.pt")
     with ckstore.init(tmp_path / "store") as store:
@@ -132,7 +132,7 @@ def test_a_tensor_that_is_called_like_a_part_of_another(tmp_path: Path) -> None:
 
 
 def test_memory_does_not_grow_with_the_number_of_small_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bundles, of which a window holds some."""
+    """Several bundles fit one window."""
     monkeypatch.setattr(held_module, "WINDOW", 16 << 20)
     scanned = scan_state_dict({f"{i:04}.lora": torch.full((12_000,), float(i)) for i in range(2000)})
     seen = []
@@ -144,7 +144,7 @@ def test_memory_does_not_grow_with_the_number_of_small_tensors(monkeypatch: pyte
     assert all(len(unit.members) > 1 for unit in scanned.units)
 
 
-def test_what_is_read_of_a_version_cannot_be_written_to() -> None:
+def test_arrays_read_from_a_version_are_read_only() -> None:
     scanned = scan_state_dict(state())
     for numbers in scan.held_windows(scanned):
         for number in numbers:

@@ -72,7 +72,7 @@ def test_of_inputs(
     assert [(item.path.name, item.step) for item in found] == planned
 
 
-def test_directories_whose_contents_say_the_same(tmp_path: Path) -> None:
+def test_directories_with_equal_contents(tmp_path: Path) -> None:
     """As `accelerate` writes them: the number of the save is in the name alone."""
     for number in range(3):
         place = tmp_path / f"checkpoint_{number}"

@@ -271,14 +271,14 @@ def shown(rows: dict[str, list[Row]]) -> str:
     return _table(["run", "target", "figure", "verdict"], lines, text=4)
 
 
-def beside(rows: dict[str, list[Row]]) -> str:
+def compared(rows: dict[str, list[Row]]) -> str:
     """The papers' figures and those found here."""
     head = ["figure", "paper", "here", "verdict", "difference"]
     return _table(head, (figure.cells() for figure in papers.figures(rows)), text=5)
 
 
 #: What several parts say together.
-SHOWN, BESIDE = "Targets", "Compared with the papers"
+SHOWN, COMPARED = "Targets", "Compared with the papers"
 
 #: Heading and text of each part, in the document's order.
 SECTIONS: dict[str, tuple[str, Callable[[list[Row]], str]]] = {
