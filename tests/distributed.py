@@ -127,7 +127,7 @@ def reject(mesh: DeviceMesh, place: str) -> None:
     """A live DTensor of several ranks is refused with a remedy, and leaves nothing."""
     state = {"model": {"rows": distribute_tensor(torch.ones(4, 4), mesh, [Shard(0)])}}
     refused = pytest.raises(
-        ckstore.UsageError, match=r"model/rows is a DTensor whose parts are on 2 ranks .*StoreWriter"
+        ckstore.UsageError, match=r"model/rows is a DTensor whose parts are on 2 ranks; save with .*StoreWriter"
     )
     with ckstore.open(f"{place}/store") as store, refused:
         store.ingest(state, run="live")

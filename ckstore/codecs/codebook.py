@@ -197,7 +197,7 @@ def as_bits(values: Floats, dtype: str) -> Bits:
 def differences(bits: Bits, base: Bits, dtype: str) -> Floats:
     """Return the changes of a chunk since its base as float32: the inverse of `CodebookLattice.add` up to rounding.
 
-    NaN where the value is not finite; a base that is subnormal or not finite counts as 0.
+    NaN if the value is not finite; a base that is subnormal or not finite counts as 0.
     """
     from ckstore.kernels import codebook as kernels
 
@@ -208,7 +208,7 @@ def differences(bits: Bits, base: Bits, dtype: str) -> Floats:
 
 
 def float_words(values: Floats) -> npt.NDArray[np.uint32]:
-    """Return the words of a one-dimensional float32 array; raises `UsageError` for another array."""
+    """Return the words of a one-dimensional float32 array; raise `UsageError` for another array."""
     if values.dtype != np.float32 or values.ndim != 1:
         raise UsageError("Values to quantise must be a one-dimensional float32 array.")
     return fixed(values).view(np.uint32)

@@ -95,7 +95,7 @@ def add(base: np.ndarray, indices: np.ndarray, centroids: np.ndarray, out: np.nd
 
 @kernel
 def difference(words: np.ndarray, base: np.ndarray, out: np.ndarray) -> None:
-    """Write the words of ``value - base``, with the rules of `add`; NaN where the value is not finite."""
+    """Write the words of ``value - base``, with the rules of `add`; NaN if the value is not finite."""
     values = words.view(np.float32)
     bases = base.view(np.float32)
     floats = out.view(np.float32)
@@ -129,7 +129,7 @@ def bucket_indices(words: np.ndarray, table: np.ndarray, shift: int, out: np.nda
 
 @njit(inline="always")
 def _rank(word: int, rank: int) -> int:
-    """Return the bin of a rank's magnitude; 0 where the value itself is subnormal or 0, -1 where it is not finite."""
+    """Return the bin of a rank's magnitude; 0 if the value itself is subnormal or 0, -1 if it is not finite."""
     field = _field(word)
     level = int64((rank & np.uint32(0x7FFFFFFF)) >> np.uint32(BIN_SHIFT))
     if field == 0:

@@ -136,7 +136,7 @@ def test_a_common_factor_is_found_again(place: Path) -> None:
         assert exact(store, found[3]) == before
 
 
-def test_non_finite_values_are_unchanged(place: Path) -> None:
+def test_odd_floats_are_unchanged(place: Path) -> None:
     """NaN payloads, infinities, negative zeros and subnormals, where the ancestor has others in their places."""
     odd = np.array([0x7FC00001, 0xFFC12345, 0x7F800000, 0xFF800000, 0x80000000, 1, 0x80000001, 0x007FFFFF], np.uint32)
     with ckstore.init(place / "store") as store:

@@ -147,5 +147,5 @@ def test_checks_of_stretches_in_stretches() -> None:
         ([(0, 9)] * 3, False),
     ],
 )
-def test_valid_checks_of_a_layout_document(stretches: list[tuple[int, int]], sound: bool) -> None:
+def test_checked_stretches_of_a_layout_document_must_nest(stretches: list[tuple[int, int]], sound: bool) -> None:
     assert _are_nested_once(stretches, 10) is sound

@@ -1,4 +1,4 @@
-"""The fit of the restore cost model: what is measured of a series, and weights that are known come back."""
+"""The fit of the restore cost model: measurements of a series, and the recovery of known weights."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_every_version_is_measured(gpt_run: list[Path], tmp_path: Path) -> None:
         predicted = [row.cost for row in store.versions()]
     assert [row.predicted for row in rows] == pytest.approx(predicted, abs=1e-3)
     assert predicted[-1] > 1.01 > predicted[0]
-    assert not (tmp_path / "work" / "store").exists(), "the next budget begins anew"
+    assert not (tmp_path / "work" / "store").exists(), "the next budget begins with an empty directory"
 
 
 def test_tables(gpt_run: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

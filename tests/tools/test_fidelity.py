@@ -149,7 +149,7 @@ class TestExcp:
             present = excp.moment_mask(new.moments["momentum_buffer"], kept)
             assert ((got.moments["momentum_buffer"] != 0) == present).all()
 
-    def test_residuals_are_taken_from_what_is_restored(self) -> None:
+    def test_residuals_are_taken_from_restored_weights(self) -> None:
         first, second = toy(0), moved(toy(0), 1)
         previous = excp.decompress(excp.compress(first, None), None)["model"]
         errors = []
@@ -326,7 +326,7 @@ class TestLanguage:
     def test_held_out_text_is_in_no_source(self, language: Language) -> None:
         texts = b"\0".join(bytes(text.numpy()) for text in models.sources())
         found = sum(bytes(window.to(torch.uint8).numpy()) in texts for window in language.held_out)
-        assert found <= 1, "a licence's lines may stand in two modules"
+        assert found <= 1, "a licence's lines may occur in two modules"
 
     def test_exact_state_goes_on_as_it_did(self, gpt_run: list[Path], language: Language) -> None:
         """From a checkpoint, with its own batches, training comes to the next checkpoint bit for bit."""
@@ -464,7 +464,7 @@ class TestVerdicts:
         assert found["against LC-Checkpoint, cnn"].reached is False
         assert found["LC-Checkpoint on the SGD run"].reached
 
-    def test_what_was_not_measured_is_not_reached(self) -> None:
+    def test_unmeasured_requirements_are_not_reached(self) -> None:
         assert all(v.reached is None for v in verdicts.judge(Findings()))
 
     def test_failures(self) -> None:
@@ -498,7 +498,7 @@ def test_ablation_counts_every_weight(gpt_run: list[Path], tmp_path: Path) -> No
     assert 0.05 < found.rearranged < found.huffman
 
 
-def test_ranking_tells_what_both_metrics_are_worth(gpt_run: list[Path], tmp_path: Path) -> None:
+def test_ranking_compares_both_metrics(gpt_run: list[Path], tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "tiny").symlink_to(gpt_run[0].parents[1])
     found = ranking.measure(bench.Bench("tiny", tmp_path, (), (), lambda line: None))
@@ -525,7 +525,7 @@ def test_failures_do_nothing_to_exact_versions(trained_runs: Path, tmp_path: Pat
 
 
 class Shorter(bench.Bench):
-    """Of each run three versions; of the GPT those that training goes on from after failures, and the last."""
+    """Return three versions of each run; of the GPT the versions restored after failures, and the last."""
 
     def run(self, name: str) -> list[Path]:
         return super().run(name)[1::2] if name == "gpt" else super().run(name)[:3]

@@ -1,4 +1,4 @@
-"""The benchmark's peers are lossless and its chains add up, so that what ckstore is compared with is real."""
+"""The benchmark's peers are lossless and its chains add up, so that comparisons with ckstore are fair."""
 
 from __future__ import annotations
 

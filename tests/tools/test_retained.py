@@ -1,4 +1,4 @@
-"""`tools/bench/retention` at a small scale: it compares what is kept with what was saved."""
+"""`tools/bench/retention` at a small scale: kept versions equal the saved states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The trained runs: the same files again from the same settings, found instead of trained, and what each promises."""
+"""The trained runs: the same files again from the same settings, no second training, and the properties of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The figures of the published schemes: baselines against what they promise, and the document that is written."""
+"""The figures of the published schemes: baselines against their descriptions, and the written document."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_how_much_faster_than_scar(counts: list[int], scar: list[int], said: str
     assert page._faster({"counts": counts, "most": 20}, {"counts": scar, "most": 20}) == said
 
 
-def test_what_was_to_be_shown() -> None:
+def test_targets() -> None:
     def row(run: str, scheme: str, added: list[int], lost: list[float]) -> dict[str, Any]:
         return {
             "run": run, "part": "weights", "scheme": scheme, "original": 10_000 * len(added), "total": sum(added),
@@ -148,7 +148,7 @@ def test_what_was_to_be_shown() -> None:
 
 
 def test_the_papers_figures_and_those_found() -> None:
-    """More is better of ratios, less of what is lost; where LC-Checkpoint loses no step one is assumed."""
+    """Higher ratios and lower losses are better; if LC-Checkpoint loses no step, one is assumed."""
     seed = {"scheme": "exact", "count": 0, "seed": 0, "accuracy": 0.8}
     rows = {
         "rework": [
@@ -173,7 +173,7 @@ def test_the_papers_figures_and_those_found() -> None:
     }
 
 
-def test_what_is_not_measured_again_stays(tmp_path: Path) -> None:
+def test_rows_that_are_not_measured_again_stay(tmp_path: Path) -> None:
     target = tmp_path / "schemes.md"
     target.write_text("# Old\n\n## Levels\n\nAs it was.\n\n## Gone\n\nNo part.\n")
     bits = {

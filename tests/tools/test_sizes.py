@@ -1,4 +1,4 @@
-"""The size benchmark on a short series: every byte of the store is counted, and the tables hold what was measured."""
+"""The size benchmark on a short series: every byte of the store is counted, and the tables hold the measurements."""
 
 from __future__ import annotations
 

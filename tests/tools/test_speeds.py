@@ -31,7 +31,7 @@ pytestmark = pytest.mark.local
 
 @pytest.fixture(scope="module", autouse=True)
 def processes() -> Iterator[None]:
-    """Those that contenders run in stay for other tests: each has torch to import."""
+    """Contenders' processes stay for other tests: each has torch to import."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(speed_clock, "READY", 1 << 12)  # nothing here judges how long anything takes
         patch.setattr(speed_clock, "settle", lambda: None)
@@ -123,7 +123,7 @@ def test_contenders_take_turns() -> None:
     assert {name: len(found) for name, found in timings.items()} == {"A": 2, "B": 2}
 
 
-def test_what_comes_before_is_not_timed() -> None:
+def test_preparation_is_not_timed() -> None:
     held: list[int] = []
     contender = Contender("A", lambda number: held.clear(), lambda number: held.append(number))
     race([contender], [1, 2], warm=False)
@@ -165,7 +165,7 @@ def test_a_profile_finds_the_room() -> None:
     exec(compile(spin, str(stages._PACKAGE / "kernels" / "spin.py"), "exec"), rooms)
     nobody = {"time": time}
     exec(compile(spin, "elsewhere.py", "exec"), nobody)
-    rooms["spin"](0.2)  # what was before does not count
+    rooms["spin"](0.2)  # earlier work does not count
     with stages.profiled() as modules:
         thread = threading.Thread(target=nobody["spin"], args=(0.2,))
         thread.start()
@@ -178,23 +178,23 @@ def test_a_profile_finds_the_room() -> None:
 
 
 @pytest.mark.parametrize("holds", [True, False])
-def test_a_profile_finds_who_holds_the_interpreters_lock(holds: bool) -> None:
+def test_a_profile_finds_the_holder_of_the_interpreters_lock(holds: bool) -> None:
     hashed, end = bytes(1 << 26), time.monotonic() + 0.5
     with stages.profiled() as modules:
         while time.monotonic() < end:
             if not holds:
-                hashlib.sha256(hashed)  # Gives the lock back meanwhile.
+                hashlib.sha256(hashed)  # Releases the lock.
     assert modules[stages.LOCK] > 0.3 if holds else modules[stages.LOCK] < 0.2
 
 
 def test_document(tmp_path: Path) -> None:
     target = tmp_path / "benchmarks.md"
-    ingest = Section("Storing", "What is compared.", [[["what", "where", "ratio"], ["ingest", "", "1.95 x"]]])
+    ingest = Section("Storing", "The comparison.", [[["operation", "where", "ratio"], ["ingest", "", "1.95 x"]]])
     speeds.publish("Storing", f"{ingest}\n\nMeasured.", target)
     text = target.read_text()
     assert text.startswith("# Benchmarks\n")
     assert text.endswith(
-        "## Storing\n\nWhat is compared.\n\n| what | ratio |\n| --- | ---: |\n| ingest | 1.95 x |\n\nMeasured.\n"
+        "## Storing\n\nThe comparison.\n\n| operation | ratio |\n| --- | ---: |\n| ingest | 1.95 x |\n\nMeasured.\n"
     )
     speeds.publish("Storing: gpt", "Others.", target)
     speeds.publish("Storing", f"{ingest}\n\nMeasured.", target)
@@ -210,7 +210,7 @@ def test_the_machine_has_no_name_and_no_path() -> None:
     assert str(Path(__file__).parent) not in facts
 
 
-# What ends the processes comes last.
+# The test that ends the processes comes last.
 
 
 def test_rows_that_are_not_measured_are_kept(

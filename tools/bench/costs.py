@@ -175,7 +175,7 @@ def main(arguments: list[str] | None = None) -> None:
         "series",
         "budget",
         "versions",
-        "foretold",
+        "predicted",
         "state dict",
         "checkout",
         "state dict / predicted",

@@ -95,7 +95,7 @@ class Bench:
 
     @cached_property
     def paths(self) -> list[Path]:
-        """Return the checkpoints, oldest first."""
+        """The checkpoints, oldest first."""
         if self.series is not None:
             return list(self.series.versions[: self.versions])
         return series.write_versions(self.directory, self.megabytes, self.versions)

@@ -54,7 +54,7 @@ def markdown(rows: list[Row]) -> str:
             "ckstore",
             "deepest",
             "factor",
-            "foretold",
+            "predicted",
             "best chain",
             "against it",
             "best pair",
@@ -65,7 +65,7 @@ def markdown(rows: list[Row]) -> str:
         by_cause = ([row.series, *(f"{ours.ledger.get(cause, 0):,}" for cause in causes)] for row, ours in mine)
         parts = [
             _table(head, (_our_cells(row, ours) for row, ours in mine)),
-            "Factor: time to restore the deepest version over that of a full one, measured and foretold; measured, it "
+            "Factor: time to restore the deepest version over that of a full one, measured and predicted; measured, it "
             "bounds the chains. No bound: ckstore with an unlimited restore budget, as the pairs have.",
             *parts,
             _table(["series", *causes], by_cause),

@@ -118,5 +118,5 @@ def ready_memory(size: int) -> None:
 
 def processor_seconds() -> float:
     """Return the processor time of this process and of its ended children, user and system together."""
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    used = [resource.getrusage(scope) for scope in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in used)

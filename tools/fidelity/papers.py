@@ -32,7 +32,7 @@ class Figure(NamedTuple):
     subject
     Names it.
     paper, here
-        Ratios, or with `is_loss` parts of a loss or of an accuracy, of which less is better.
+        Ratios, or with `is_loss` parts of a loss or of an accuracy, where less is better.
     differs
         Known differences that explain the deviation.
     half

@@ -143,8 +143,8 @@ def compare(bench: Bench, found: Found) -> None:
         found.row("rework", name, partial(row, make))
     lc = next(row["later"] for row in found.rows("rework") if row["name"].startswith("lc"))
     for name, save, places in _PARTIAL:
-        for what, share in (("a tenth", _TENTH), ("LC's bytes", share_of(lc, first, places=places))):
-            found.row("rework", f"{name}, {what}", partial(row, partial(_partial, paths, save, share)))
+        for size, share in (("a tenth", _TENTH), ("LC's bytes", share_of(lc, first, places=places))):
+            found.row("rework", f"{name}, {size}", partial(row, partial(_partial, paths, save, share)))
     (weights,) = weights_only(paths[:1], bench.kept / "weights" / "gpt")
     for name in BASELINES:
         make = kept(lambda directory, name=name: BaselineArchive(name, degradation, TOLERANCE))  # type: ignore[misc]

@@ -38,7 +38,7 @@ class Searched:
     rise
         Relative rise of the evaluation loss of the stored version.
     ratio
-        Bytes of the file over those that the version added to the store.
+        Bytes of the file over the bytes that the version added to the store.
     """
 
     step: int

@@ -26,7 +26,7 @@ class Thinning:
     freed
         The reduction of the store, with the bytes stored again for others.
     others, changed
-        The other versions, and those that no longer have their SHA-256.
+        The number of other versions, and of changed ones, which no longer have their SHA-256.
     at_once
         Relative rise of the evaluation loss of the thinned version.
     """

@@ -32,7 +32,7 @@ def _sort(keys: Array) -> None:
 
 @counted
 def code_lengths(counts: Array, symbols: int, lengths: Array) -> tuple[int, int]:
-    """Write the code length of each of `symbols` counts into `lengths` (uint8; 0 where the count is 0).
+    """Write the code length of each of `symbols` counts into `lengths` (uint8; 0 if the count is 0).
 
     Huffman's lengths by the in-place algorithm of Moffat and Katajainen (1995), cut at 12 bits, then completed to a
     full code from the rarest symbols upwards. Returns (the only symbol that occurs or -1, sum of count x length).
