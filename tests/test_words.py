@@ -1,4 +1,4 @@
-"""Plain words: phrases that a native speaker would not write are counted by area, and the counts only fall."""
+"""Plain words: phrases of translated English are counted by area, and the counts may only fall."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ class Values(Protocol):
         """Return the bits of the elements from `first` to before `last` of a unit."""
 
     def checked(self, unit: Unit) -> ReadUnit:
-        """Return a reader of a compared unit; it raises `InputError` if the bytes change."""
+        """Compare a unit with its hash and return its reader; raise `InputError` if its bytes changed."""
 
 
 class Estimator:
