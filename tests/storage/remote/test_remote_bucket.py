@@ -205,7 +205,7 @@ def test_an_address_that_is_none_is_refused(address: str, monkeypatch: pytest.Mo
     with pytest.raises(UsageError, match=r"is an address, without .*; correct \$AWS_ENDPOINT_URL \("):
         ObstoreBucket("s3://models/team-a", {})
     monkeypatch.delenv("AWS_ENDPOINT_URL")
-    with pytest.raises(UsageError, match="is an address, without .*; correct the option endpoint"):
+    with pytest.raises(UsageError, match=r"is an address, without .*; correct the option endpoint"):
         ObstoreBucket("s3://models/team-a", {"endpoint": address})
 
 
