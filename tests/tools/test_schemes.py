@@ -166,7 +166,7 @@ def test_the_papers_figures_and_those_found() -> None:
     }  # fmt: skip
     found = {figure.subject: figure.cells()[1:4] for figure in papers.figures(rows)}
     assert found == {
-        "[LC] recovery against SCAR's, GPT": ["5.77x", "30.0x", "reached"],
+        "[LC] recovery compared with SCAR's, GPT": ["5.77x", "30.0x", "reached"],
         "[I] lost by 10 failures, residual network": ["+0.50%", "+0.25%", "reached in the mean"],
         "[I] lost by 20 failures, residual network": ["+1.10%", "+2.00%", "0.90 points more"],
         "[I] one-shot, GPT for BERT Large": ["11.3x", "5.65x", "50% less"],

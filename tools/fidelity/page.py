@@ -277,7 +277,7 @@ def compared(rows: dict[str, list[Row]]) -> str:
     return _table(head, (figure.cells() for figure in papers.figures(rows)), text=5)
 
 
-#: What several parts say together.
+#: Headings of sections over several parts.
 SHOWN, COMPARED = "Targets", "Compared with the papers"
 
 #: Heading and text of each part, in the document's order.
