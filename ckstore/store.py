@@ -479,6 +479,11 @@ class Store(Mapping[str | int, "Version"]):
             Change nothing; only report.
         progress
             Called with numbers of bytes of versions that are done.
+
+        Raises
+        ------
+        ConflictError
+            A version that would lose its exact layers is tagged; remove the tag first, or keep it with `keep_tagged`.
         """
         from ckstore.operations.compact import compact
         from ckstore.operations.selection import select_versions
@@ -487,6 +492,7 @@ class Store(Mapping[str | int, "Version"]):
         if not dry_run:
             self.repository.require_writable()
         rows = select_versions(self.catalog, versions, run, keep_every, keep_last, keep_tagged)
+        self.catalog.check_untagged(row.number for row in rows if row.fidelity == "exact")
         if not dry_run:
             compact(self.repository, [row for row in rows if row.hot])
         return thin(self.repository, rows, Policy("coarse", quality=quality), dry_run=dry_run, progress=progress)

@@ -11,7 +11,7 @@ from ckstore.cli.verb import open_store, verb
 
 @verb(
     ("ckstore forget gpt@100 7", "two versions"),
-    ("ckstore forget gpt@100..gpt@900 --keep-every 10", "nine of ten versions of a run between two steps"),
+    ("ckstore forget gpt@100..gpt@900 --keep-every 200", "keep one version in every 200 steps"),
     ("ckstore forget --run gpt --keep-last 5 --keep-tagged", "a run but for its end and what has a tag"),
     ("ckstore forget --run gpt --keep-last 5 --dry-run", "only say which"),
     exit_codes=[12, 13],

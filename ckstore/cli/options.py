@@ -45,9 +45,9 @@ _SELECTION = (
     ),
     click.option(
         "--keep-every",
-        metavar="N",
+        metavar="STEPS",
         type=click.IntRange(min=1),
-        help="Keep the first of the named versions and every N-th after it as they are.",
+        help="Keep the first of the named versions in every STEPS steps as it is.",
     ),
     click.option("--keep-tagged", is_flag=True, help="Keep the named versions that have a tag as they are."),
 )

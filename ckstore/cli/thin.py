@@ -13,12 +13,12 @@ from ckstore.policy import QUALITY
 
 @verb(
     (
-        "ckstore thin gpt@100..gpt@900 --keep-every 10 --dry-run",
+        "ckstore thin gpt@100..gpt@900 --keep-every 200 --dry-run",
         "say what would be freed, and how far values would be off",
     ),
-    ("ckstore thin gpt@100..gpt@900 --keep-every 10", "give up the exact layers of nine of ten versions"),
+    ("ckstore thin gpt@100..gpt@900 --keep-every 200", "keep one exact version in every 200 steps"),
     ("ckstore thin --run gpt --keep-last 5 --keep-tagged", "of a run but for its end and what has a tag"),
-    exit_codes=[13],
+    exit_codes=[12, 13],
 )
 @selection_options
 @click.option(
@@ -47,7 +47,7 @@ def command(
     Each VERSION, or range A..B of versions of one run, or a whole run, but for what is kept, becomes coarse: weights
     and moments come back near what they were, and `ckstore show` says how near. All other versions stay exact: what
     they had stored against a layer that goes is stored again. Only ingesting the same files again makes a thinned
-    version exact.
+    version exact. A version with a tag is refused unless --keep-tagged keeps it.
 
     The bytes stay until `ckstore gc` frees them.
     """

@@ -150,6 +150,7 @@ class Change:
         frees: RawPacks | None = None,
         lease: int | None = None,
         before: VersionRow | None = None,
+        untagged: bool = False,
     ) -> None:
         """Let the catalog take over what was written, and the log what its manifests do not tell.
 
@@ -171,12 +172,14 @@ class Change:
             Number of the lease that ends with this.
         before
             The version that is described again, as it was read: leases do not keep other mirrors from changing it.
+        untagged
+            The version that is described again must have no tag.
 
         Raises
         ------
         ConflictError
             Another version is at that run and step by now, another process has encoded what was raw or described the
-            version again, or what something is stored against was freed.
+            version again, what something is stored against was freed, or the version that is described again is tagged.
         NotFoundError
             The version that is described again was forgotten meanwhile.
         """
@@ -194,6 +197,8 @@ class Change:
                     version = catalog.version(record["version"])
                     if before is not None and described(version) != described(before):
                         raise ConflictError(f"Version {version.number} was changed by others meanwhile; try again.")
+                    if untagged:
+                        catalog.check_untagged([version.number])
                     if frees is not None:
                         if not version.hot:
                             raise ConflictError(f"Version {version.number} was compacted meanwhile.")

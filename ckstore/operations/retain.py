@@ -25,7 +25,7 @@ from ckstore.operations.drop import drop, going, with_globs
 from ckstore.operations.forget import forget
 from ckstore.operations.gc.collect import gc
 from ckstore.operations.naming import policy_of
-from ckstore.operations.selection import by_run
+from ckstore.operations.selection import by_run, first_of_every
 from ckstore.operations.thin import ThinReport, may_have_any, thin
 from ckstore.policy import Policy, Retention
 from ckstore.reading.stored_version import StoredVersion
@@ -102,10 +102,10 @@ def due(
     stays = {*kept, *_best(ordered, retention.exact_best)}
     forgotten = []
     if retention.keep_last is not None:
-        stays_there = stays | _first_of_every(ordered, retention.keep_every)
+        stays_there = stays | first_of_every(ordered, retention.keep_every)
         stays_there |= _latest(ordered, retention.keep_last)
         forgotten = [row for row in ordered if row.number not in stays_there]
-    stays |= {row.number for row in forgotten} | set(hot) | _first_of_every(ordered, retention.exact_every)
+    stays |= {row.number for row in forgotten} | set(hot) | first_of_every(ordered, retention.exact_every)
     thinned, dropped = [], []
     if retention.exact_last is not None:
         exact = stays | _latest(ordered, retention.exact_last)
@@ -286,17 +286,6 @@ def _is_worth_it(repository: Repository) -> bool:
 def _latest(ordered: Sequence[VersionRow], count: int) -> set[int]:
     """Numbers of the last versions, and of those ingested last: who resumes from an older one saves what is newest."""
     return {row.number for row in ordered[-count:]} | set(sorted(row.number for row in ordered)[-count:])
-
-
-def _first_of_every(ordered: Iterable[VersionRow], steps: int | None) -> set[int]:
-    """Numbers of the first version of every so many steps; of versions without a step, of every so many numbers."""
-    if steps is None:
-        return set()
-    first: dict[tuple[bool, int], int] = {}
-    for row in ordered:
-        place = row.number if row.step is None else row.step
-        first.setdefault((row.step is None, place // steps), row.number)
-    return set(first.values())
 
 
 def _best(ordered: Sequence[VersionRow], wanted: Iterable[str]) -> set[int]:

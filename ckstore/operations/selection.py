@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ckstore.errors import NotFoundError, UsageError
@@ -38,7 +38,8 @@ def select_versions(
     run : str, optional
         All versions of this run; instead of `specs`.
     keep_every : int, optional
-        Keep the first of the named versions, and every so many-th after it.
+        Keep the first of the named versions in every this many steps: in 0 to 99, in 100 to 199 and so on for 100.
+        Versions without a step count by their number instead.
     keep_last : int, optional
         Keep so many of the last of the named versions.
     keep_tagged : bool
@@ -69,7 +70,7 @@ def select_versions(
     kept = set(catalog.tags().values()) if keep_tagged else set()
     for ordered in by_run(rows):
         if keep_every is not None:
-            kept |= {row.number for row in ordered[::keep_every]}
+            kept |= first_of_every(ordered, keep_every)
         if keep_last is not None:
             kept |= {row.number for row in ordered[-keep_last:]}
     chosen = {row.number: row for row in rows if row.number not in kept}
@@ -86,6 +87,17 @@ def by_run(rows: Sequence[VersionRow]) -> Iterator[list[VersionRow]]:
         if all(row.step is not None for row in ordered):
             ordered.sort(key=lambda row: row.step or 0)
         yield ordered
+
+
+def first_of_every(ordered: Iterable[VersionRow], steps: int | None) -> set[int]:
+    """Return the number of the first version in every `steps` steps; without a step, a version's number counts."""
+    if steps is None:
+        return set()
+    first: dict[tuple[bool, int], int] = {}
+    for row in ordered:
+        place = row.number if row.step is None else row.step
+        first.setdefault((row.step is None, place // steps), row.number)
+    return set(first.values())
 
 
 def _named(catalog: Catalog, spec: str | int) -> list[VersionRow]:

@@ -114,7 +114,7 @@ def thin(
     Raises
     ------
     ConflictError
-        A version is hot: it is to be compacted first.
+        A version that would lose its exact layers is tagged, or a version is hot: it is to be compacted first.
     IntegrityError
         A version is damaged, or what is stored against it. Where something is missing, none was thinned; where it is
         found when it is decoded, those before that version were.
@@ -122,6 +122,7 @@ def thin(
         A version was forgotten meanwhile.
     """
     report = ThinReport()
+    repository.catalog.check_untagged(row.number for row in rows if row.fidelity == "exact")
     lease = nullcontext() if dry_run else repository.catalog.lease("thin")
     with lease, scratch_packs(repository, dry_run=dry_run) as blocks:
         chosen = []
@@ -341,7 +342,7 @@ class _Thinning:
             if facts:
                 change.foresee()
             change.finish(self._document(writer, objects, facts) if facts else None, again=True)
-            change.commit({"change": "thin", "version": self.row.number}, before=self.row)
+            change.commit({"change": "thin", "version": self.row.number}, before=self.row, untagged=bool(facts))
 
     def _document(self, writer: ObjectWriter, objects: list[Object], facts: dict[int, CoarseUnit]) -> VersionDocument:
         """What is said of the version from now on."""

@@ -37,7 +37,7 @@ def test_a_dry_run(ckstore, filled: Path) -> None:
 
 def test_what_is_kept(ckstore, filled: Path) -> None:
     assert "is kept" in ckstore("forget", "--run", "gpt", "--keep-every", "1").out
-    ckstore("forget", "--run", "gpt", "--keep-every", "2", "--keep-tagged")
+    ckstore("forget", "--run", "gpt", "--keep-every", "20", "--keep-tagged")
     assert steps(ckstore) == [0, 20]
     [report] = ckstore("forget", "--run", "gpt", "--keep-tagged", "--json").json
     assert [version["step"] for version in report["versions"]] == [0]

@@ -34,7 +34,17 @@ def test_thin(ckstore, filled: Path) -> None:
     assert ckstore("checkout", "gpt@10", "--require-exact", "-o", "no.pt", code=4).out == ""
 
 
+def test_a_tagged_version(ckstore, filled: Path) -> None:
+    before = listing(filled / ".ckstore")
+    for extra in ([], ["--dry-run"]):
+        result = ckstore("thin", "--run", "gpt", *extra, code=12)
+        assert "Version 3 is tagged best; remove the tag first: `ckstore tag --delete best`" in result.sentence
+    assert listing(filled / ".ckstore") == before
+    assert ckstore("thin", "--run", "gpt", "--keep-tagged").out.splitlines()[-1].startswith("Thinned 2 versions")
+
+
 def test_json(ckstore, filled: Path) -> None:
+    ckstore("tag", "--delete", "best")
     [said] = ckstore("thin", "gpt@0..gpt@20", "--json").json
     assert [item["version"] for item in said["versions"]] == [1, 2, 3]
     assert {(item["run"], item["step"]) for item in said["versions"]} == {("gpt", 0), ("gpt", 10), ("gpt", 20)}
@@ -48,6 +58,7 @@ def test_json(ckstore, filled: Path) -> None:
 
 
 def test_errors_are_those_that_are_measured(ckstore, filled: Path) -> None:
+    ckstore("tag", "--delete", "best")
     [said] = ckstore("thin", "gpt@20", "--json").json
     ckstore("checkout", "gpt@20", "-o", "out.pt")
     one, other = (torch.load(path)["model"]["weight"] for path in (filled / "out.pt", filled / "in" / "step20.pt"))
@@ -58,12 +69,12 @@ def test_errors_are_those_that_are_measured(ckstore, filled: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "thinned"),
     [
-        (["gpt"], [3]),
-        (["1", "3"], [1, 3]),
-        (["gpt@0..gpt@20", "--keep-every", "2"], [2]),
+        (["gpt@10"], [2]),
+        (["1", "2"], [1, 2]),
+        (["gpt@0..gpt@20", "--keep-every", "20"], [2]),
         (["--run", "gpt", "--keep-last", "1"], [1, 2]),
         (["--run", "gpt", "--keep-tagged"], [1, 2]),
-        (["gpt@0..gpt@20", "--keep-every", "3", "--keep-tagged"], [2]),
+        (["gpt@0..gpt@20", "--keep-every", "30", "--keep-tagged"], [2]),
     ],
     ids=lambda value: " ".join(map(str, value)),
 )
@@ -137,13 +148,15 @@ def test_a_damaged_store(ckstore, filled: Path) -> None:
     pack = next(name for name in packs_of(filled / ".ckstore") if name.endswith(".exact.zip"))
     change_pack(filled / ".ckstore", pack, None)
     before = listing(filled / ".ckstore")
-    result = ckstore("thin", "--run", "gpt", code=4)
+    result = ckstore("thin", "--run", "gpt", "--keep-tagged", code=4)
     assert pack[:12] in result.sentence
     assert listing(filled / ".ckstore") == before
 
 
 def test_the_same_file_again(ckstore, filled: Path) -> None:
-    ckstore("thin", "best")
+    ckstore("tag", "--delete", "best")
+    ckstore("thin", "gpt@20")
+    ckstore("tag", "gpt@20", "best")
     ckstore("gc")
     [said] = ckstore("ingest", "in/step20.pt", "--run", "gpt", "--json").json
     assert (said["new"], said["fidelity"], said["tags"]) == (True, "exact", ["best"])

@@ -69,11 +69,11 @@ def test_names_and_ranges(catalog: Catalog, specs: list[str | int], expected: li
         # In the order of steps the run is 13, 1, 4, 3, 6, 7.
         ({"keep_last": 2}, [1, 3, 4, 13]),
         ({"keep_last": 10}, []),
-        ({"keep_every": 2}, [1, 3, 7]),
+        ({"keep_every": 200}, [3, 7]),
         ({"keep_every": 1}, []),
-        ({"keep_every": 4, "keep_last": 1}, [1, 3, 4]),
+        ({"keep_every": 250, "keep_last": 1}, [4, 6]),
         ({"keep_tagged": True}, [1, 6, 7, 13]),
-        ({"keep_tagged": True, "keep_every": 5}, [1, 6]),
+        ({"keep_tagged": True, "keep_every": 300}, [6, 7]),
     ],
 )
 def test_a_run_but_for_what_is_kept(catalog: Catalog, options: dict[str, object], expected: list[int]) -> None:
@@ -82,12 +82,13 @@ def test_a_run_but_for_what_is_kept(catalog: Catalog, options: dict[str, object]
 
 def test_what_is_kept_is_counted_in_each_run_apart(catalog: Catalog) -> None:
     assert numbers(catalog, "gpt@100..gpt@400", "bert@0..bert@10", keep_last=1) == [1, 2, 3, 4]
-    assert numbers(catalog, "gpt@100..gpt@400", "bert@0..bert@10", keep_every=3) == [3, 4, 5]
+    assert numbers(catalog, "gpt@100..gpt@400", "bert@0..bert@10", keep_every=200) == [3, 5]
 
 
 def test_versions_without_a_step_go_by_number(catalog: Catalog) -> None:
     assert numbers(catalog, run="loose", keep_last=1) == [10, 11]
-    assert numbers(catalog, run="loose", keep_every=2) == [11]
+    assert numbers(catalog, run="loose", keep_every=2) == []
+    assert numbers(catalog, run="loose", keep_every=5) == [12]
 
 
 @pytest.mark.parametrize(
@@ -132,7 +133,10 @@ def test_a_range_is_what_lies_between(
     low, high = sorted([data.draw(st.sampled_from(steps)), data.draw(st.sampled_from(steps))])
     within = sorted(step for step in steps if low <= step <= high)
     kept = set() if keep_last is None else set(within[-keep_last:])
-    kept |= {step for place, step in enumerate(within) if keep_every is not None and place % keep_every == 0}
+    if keep_every is not None:
+        kept |= {
+            min(step for step in within if step // keep_every == part) for part in {s // keep_every for s in within}
+        }
     with scratch() as path:
         catalog = Catalog.create(path / "store")
         for step in steps:

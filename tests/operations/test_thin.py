@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import ckstore
-from ckstore.errors import CkstoreError, IntegrityError, NotFoundError, UsageError
+from ckstore.errors import CkstoreError, ConflictError, IntegrityError, NotFoundError, UsageError
 from ckstore.objects.records import ContentRecord, LatticeRecord
 from ckstore.operations import costs
 from ckstore.operations import thin as module
@@ -95,7 +95,6 @@ def six_and_one(series: list[Path], path: Path, budget: float | None = None) -> 
         for checkpoint in series[:6]:
             opened.ingest(checkpoint, run="a", budget=budget)
         opened.ingest(series[6], run="b", parent="a@2", budget=budget)
-        opened.tag("a@3", "best")
     return path
 
 
@@ -212,7 +211,7 @@ SELECTIONS = [
 @pytest.mark.parametrize("chosen", SELECTIONS, ids=" ".join)
 def test_others_come_back_as_they_went_in(path: Path, series: list[Path], chosen: list[str]) -> None:
     with ckstore.open(path) as store:
-        before, tags = store.versions(), store.catalog.tags()
+        before = store.versions()
         report = store.thin(chosen)
         names = {f"{item.version.run}@{item.version.step}" for item in report.versions}
         assert report.skipped == []
@@ -220,7 +219,6 @@ def test_others_come_back_as_they_went_in(path: Path, series: list[Path], chosen
         stay = ("number", "uid", "run", "step", "parent", "created", "original_bytes", "elements", "files", "source")
         for row, was in zip(store.versions(), before, strict=True):
             assert [getattr(row, name) for name in stay] == [getattr(was, name) for name in stay]
-        assert store.catalog.tags() == tags
         total = pack_bytes(path)
         store.gc(grace=0)
         assert total - pack_bytes(path) >= 0.9 * expected
@@ -259,12 +257,42 @@ def test_views_hold_what_is_restored(store: ckstore.Store, directory: Path) -> N
 
 def test_what_is_kept(path: Path, series: list[Path]) -> None:
     with ckstore.open(path) as store:
+        store.tag("a@3", "best")
         report = store.thin(["a@0..a@5"], keep_every=2, keep_tagged=True)
         assert [item.version.step for item in report.versions] == [1, 5]
-        report = store.thin(run="a", keep_last=2)
-        assert [item.version.step for item in report.versions] == [0, 2, 3]
+        report = store.thin(run="a", keep_last=2, keep_tagged=True)
+        assert [item.version.step for item in report.versions] == [0, 2]
         assert report.skipped == [2]
-    outlasts(path, series, {"a@0", "a@1", "a@2", "a@3", "a@5"})
+    outlasts(path, series, {"a@0", "a@1", "a@2", "a@5"})
+
+
+def test_a_tagged_version_stays_exact(path: Path, series: list[Path]) -> None:
+    """It is refused before anything is done, with the remedy that `forget` names."""
+    with ckstore.open(path) as store:
+        store.ingest(series[6], run="b", step=9, parent="a@5", hot=1)
+        store.tag("a@3", "best")
+        before, rows = listing(store.place), store.versions()
+        for dry_run in (True, False):
+            with pytest.raises(ConflictError, match=r"Version 4 is tagged best.*`ckstore tag --delete best`"):
+                store.thin(["a@1..a@4", "b@9"], dry_run=dry_run)
+        assert (listing(store.place), store.versions()) == (before, rows)
+        store.untag("best")
+        assert [item.version.step for item in store.thin(["a@1..a@3"]).versions] == [1, 2, 3]
+        store.tag("a@3", "best")
+        assert store.thin(["a@3"]).skipped == [4]
+
+
+def test_a_tag_that_is_set_while_the_version_is_thinned(
+    path: Path, series: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def tag() -> None:
+        with ckstore.open(path) as other:
+            other.tag("a@3", "best")
+
+    interposed(monkeypatch, tag)
+    with ckstore.open(path) as store, pytest.raises(ConflictError, match="is tagged best"):
+        store.thin(["a@3"])
+    outlasts(path, series, set())
 
 
 def test_thinning_again_does_nothing(store: ckstore.Store) -> None:
@@ -360,9 +388,11 @@ def test_the_same_file_makes_it_exact_again(path: Path, series: list[Path], dire
             if collected:
                 store.gc(grace=0)
             assert not store.ingest(series[3], run="a", policy="coarse").is_new
+            store.tag("a@3", "best")
             row = store.ingest(series[3], run="a").version
             assert (row.fidelity, row.parent, store["best"].row.number) == ("exact", 3, row.number)
             assert (row.stored_bytes > 100_000) == collected
+            store.untag("best")
             store["a@3"].checkout(directory / "again", force=True)
             assert sha256(directory / "again") == sha256(series[3])
     outlasts(path, series, set())
@@ -388,7 +418,6 @@ def test_a_run_goes_on_after_a_thinned_version(path: Path, series: list[Path], c
 def test_with_forgotten_and_rebased_versions(path: Path, series: list[Path]) -> None:
     """What stands between a version and what is lost may be claimed by nobody."""
     with ckstore.open(path) as store:
-        store.untag("best")
         store.forget(["a@3"])
         report = store.thin(["a@0"])
         assert report.reanchored > 0
@@ -796,7 +825,6 @@ def test_packs_that_were_moved_before_the_lease(path: Path, series: list[Path]) 
     with ckstore.open(path) as store:
         rows = [store["a@3"].row]
         with ckstore.open(path) as other:
-            other.untag("best")
             other.forget(["a@0..a@2"])
             other.gc(grace=0)
         report = module.thin(store.repository, rows, module.Policy("coarse"))
