@@ -14,7 +14,7 @@ from ckstore.dtypes import require_torch
 from ckstore.errors import NotFoundError, UsageError
 from ckstore.objects.documents import Deviation, LayoutDocument, VersionDocument
 from ckstore.policy import Fidelity
-from ckstore.reading.stored_version import StoredVersion, stored_version
+from ckstore.reading.stored_version import ChangedVersionError, StoredVersion, stored_version
 from ckstore.repository import Address
 from ckstore.runtime.collector import collection_seldom
 from ckstore.storage.catalog import VersionRow
@@ -259,6 +259,15 @@ class Version(Mapping[str, "LazyTensor"]):
 
         return version_group(self.stored)
 
+    def _unchanged(self, read: Callable[[], Result]) -> Result:
+        """Return what `read` returns, which begins again where others thin or encode the version while it reads."""
+        while True:
+            try:
+                return read()
+            except ChangedVersionError:
+                self.stored = self.stored.present()
+                self.__dict__.pop("arrays", None)
+
     @collection_seldom()
     def state_dict(self, allow: Sequence[type] = (), *, mmap: bool | Literal["checked"] = False) -> Any:
         """Return the version as nested containers of torch tensors, on the CPU; needs torch.
@@ -291,6 +300,9 @@ class Version(Mapping[str, "LazyTensor"]):
         if mmap not in (True, False, "checked"):
             raise UsageError(f'`mmap` must be True, False or "checked", not {mmap!r}.')
         require_torch()
+        return self._unchanged(lambda: self._state_dict(allow, mmap=mmap))
+
+    def _state_dict(self, allow: Sequence[type], *, mmap: bool) -> Any:
         from ckstore.reading.sharded import sharded_directories, sharded_files
         from ckstore.reading.state_dict import build, build_sharded
 
@@ -361,10 +373,14 @@ class Version(Mapping[str, "LazyTensor"]):
         if form == "original":
             from ckstore.reading.checkout import checkout
 
-            return checkout(self.stored, place, include, exclude, force=force, progress=progress)
+            return self._unchanged(
+                lambda: checkout(self.stored, place, include, exclude, force=force, progress=progress)
+            )
         from ckstore.reading.export import export
 
-        return export(self.stored, place, form, include, exclude, strip=strip, force=force, progress=progress)
+        return self._unchanged(
+            lambda: export(self.stored, place, form, include, exclude, strip=strip, force=force, progress=progress)
+        )
 
     def salvage(
         self, target: str | os.PathLike[str], *, force: bool = False, progress: Callable[[int], None] | None = None

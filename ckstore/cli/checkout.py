@@ -99,8 +99,6 @@ def command(
     With --salvage, files that are whole are written as they went in, and of others the tensors that are whole, to a
     file of the same name and .salvaged.pt. stderr names what is lost.
     """
-    from ckstore.reading.checkout import checkout
-    from ckstore.reading.export import export
     from ckstore.reading.subtree import format_for, left_out_text
 
     if require_exact and fidelity == "coarse":
@@ -120,9 +118,11 @@ def command(
                 f"Version {found.row.number} is coarse: it has no exact values; choose another version, or leave "
                 f"{'--require-exact' if require_exact else '--fidelity exact'} out."
             )
+        fidelity = "exact" if require_exact else fidelity
         if fidelity is not None:
             found = found.at_fidelity(fidelity)
-        if found.fidelity != "exact":
+        was_exact = found.fidelity == "exact"
+        if not was_exact:
             print_line(f"ckstore: {_warning(found)}", err=True)
         if to_stdout:
             _to_stdout(found, include, exclude)
@@ -137,16 +137,21 @@ def command(
             entries = _chosen_files(found, include, exclude)
             size = sum(entry.size for entry in entries)
             with progress_bar(name, size) as progress:
-                left_out = checkout(found.stored, target, include, exclude, force=force, progress=progress)
+                left_out = found.checkout(
+                    target, format=form, include=include, exclude=exclude, force=force, progress=progress
+                )
             rate = size / (time.perf_counter() - start) / 1e9
             result = f"{_proof(found, entries)}  {rate:.2g} GB/s"
             total, noun = len(found.document.files) + len(found.document.links), "file"
         else:
-            globs = (include, exclude)
             with progress_bar(name, found.row.original_bytes) as progress:
-                left_out = export(found.stored, target, form, *globs, strip=strip, force=force, progress=progress)
+                left_out = found.checkout(
+                    target, format=form, include=include, exclude=exclude, strip=strip, force=force, progress=progress
+                )
             total, noun = len(found), "tensor"
             result = f"{size_text(target.stat().st_size)}  {counted(total - len(left_out), noun)}"
+        if was_exact and found.fidelity != "exact":  # Others have thinned it, or encoded it as coarse, since.
+            print_line(f"ckstore: {_warning(found)}", err=True)
         print_line(f"{name} -> {target}  {result}")
         if left_out:
             print_line(f"ckstore: {left_out_text(left_out, total, noun)}", err=True)

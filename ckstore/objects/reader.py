@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import wraps
 from itertools import accumulate
 from threading import Lock
-from typing import Any, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -61,6 +62,8 @@ _CHAINS = 1 << 13
 #: Objects with predictions.
 _PREDICTIONS = 1 << 14
 
+P = ParamSpec("P")
+T = TypeVar("T")
 Level = TypeVar("Level", LatticeRecord, ContentRecord)
 
 
@@ -70,6 +73,9 @@ class Resolver(Protocol):
     @property
     def generation(self) -> int:
         """Another number after records may have changed."""
+
+    def settled(self, look: Callable[[], T]) -> T:
+        """Return the result of `look`, which a change by another process does not fail."""
 
     def lattice(self, identity: str) -> LatticeRecord:
         """The record of a lattice id; `IntegrityError` where the store has lost it."""
@@ -94,6 +100,16 @@ class Blocks(Protocol):
 
     def read_into(self, pack: str, offset: int, target: memoryview) -> None:
         """Fill `target` with the bytes of a pack from `offset` on."""
+
+
+def _settled(method: Callable[Concatenate[ObjectReader, P], T]) -> Callable[Concatenate[ObjectReader, P], T]:
+    """Repeat a look by ids that a change by another process has failed; see `Resolver.settled`."""
+
+    @wraps(method)
+    def settled(self: ObjectReader, /, *arguments: P.args, **named: P.kwargs) -> T:
+        return self.resolver.settled(lambda: method(self, *arguments, **named))
+
+    return settled
 
 
 class ObjectReader:
@@ -205,6 +221,7 @@ class ObjectReader:
             )
         return lattice
 
+    @_settled
     def exact_layer(self, lattice: str, content: str | None) -> ContentRecord | None:
         """The record of an object's exact layer; None where it has none or its lattice is exact by itself.
 
@@ -224,6 +241,7 @@ class ObjectReader:
             return self.resolver.lattice(lattice).is_raw
         return False
 
+    @_settled
     def records(self, lattice: str, content: str | None) -> list[Record]:
         """All records that restoring an object takes; `IntegrityError` where one is lost."""
         record = self.exact_layer(lattice, content)
@@ -232,6 +250,7 @@ class ObjectReader:
         levels = self.content_chain(record)
         return [*levels, *(below for level in levels for below in self.chain(self._lattice_of(level)))]
 
+    @_settled
     def decoded(self, lattice: str, content: str | None) -> list[Record]:
         """Those of them that are decoded, each once: patches are applied to values whose integers nobody needs."""
         record = self.exact_layer(lattice, content)
@@ -494,10 +513,14 @@ class ObjectReader:
         if cached is not None:
             return cached
         with self._decoding((content, chunk)):
-            record = self.resolver.content(content)
-            if record is None:
-                return self.ordinals(self.resolver.lattice(content), chunk, keep=keep, out=out)
-            return self.exact(record, chunk, keep=keep, out=out)
+            return self._bits(content, chunk, keep=keep, out=out)
+
+    @_settled
+    def _bits(self, content: str, chunk: int, *, keep: bool, out: Bits | None) -> Bits:
+        record = self.resolver.content(content)
+        if record is None:
+            return self.ordinals(self.resolver.lattice(content), chunk, keep=keep, out=out)
+        return self.exact(record, chunk, keep=keep, out=out)
 
     @contextmanager
     def _decoding(self, key: tuple[str, int]) -> Iterator[None]:
@@ -516,16 +539,19 @@ class ObjectReader:
                 else:
                     self._locks[key] = lock, users - 1
 
+    @_settled
     def record_of(self, content: str) -> LatticeRecord:
         """The lattice record of an object by its content id."""
         record = self.resolver.content(content)
         return self.resolver.lattice(content if record is None else record.lattice)
 
+    @_settled
     def work(self, lattice: str, content: str | None) -> Work:
         """Work of decoding all values of an object: the exact ones where it has a content id."""
         record = self.exact_layer(lattice, content)
         return self.lattice_work(self.resolver.lattice(lattice)) if record is None else self.content_work(record)
 
+    @_settled
     def depth(self, lattice: str, content: str | None) -> int:
         """The largest number of deltas on the way to a base that restoring the object takes."""
         record = self.exact_layer(lattice, content)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
-from threading import RLock
-from typing import Any
+from functools import partial
+from threading import RLock, local
+from typing import Any, TypeVar
 
 from ckstore.errors import IntegrityError
 from ckstore.objects.documents import MANIFEST, BlobRef, LayoutDocument, VersionDocument
@@ -20,6 +21,11 @@ from ckstore.storage.pack_reader import MissingPackError, PackReader
 #: Manifests that stay decoded, and layouts: most versions of a run have the same one.
 _MANIFESTS = 128
 _LAYOUTS = 2
+
+#: Changes of the store that may come between the looks for one thing before it counts as lost.
+_CHANGES = 8
+
+T = TypeVar("T")
 
 
 class Manifest:
@@ -61,6 +67,7 @@ class CatalogResolver:
         self._lattices: dict[str, LatticeRecord] = {}
         self._contents: dict[str, ContentRecord | None] = {}
         self._under_way: dict[object, list[Record]] = {}
+        self._looking = local()
         self._generation = 0
         self._forgotten = 0
         self._collected = catalog.collected()
@@ -72,8 +79,43 @@ class CatalogResolver:
         """Another number after records may have changed."""
         return self._generation
 
+    def settled(self, look: Callable[[], T]) -> T:
+        """Return the result of `look`, which reads the store by names and ids alone.
+
+        A change by another process may fail a look: it moves an object between two steps, or before a step that uses a
+        remembered record. So a look that fails is repeated with nothing remembered. Only a failure in a store that
+        nobody has changed since the look began is a loss. Within a look the outermost one is repeated.
+
+        Raises
+        ------
+        IntegrityError
+            Something is lost or damaged.
+        """
+        if getattr(self._looking, "began", False):
+            return look()
+        self._looking.began = True
+        try:
+            with suppress(IntegrityError):
+                return look()
+            for _ in range(_CHANGES):
+                self.catalog.refresh()
+                self.forget()
+                state = self.catalog.state()
+                try:
+                    return look()
+                except IntegrityError:
+                    self.catalog.refresh()
+                    if self.catalog.state() == state:
+                        raise
+            return look()
+        finally:
+            self._looking.began = False
+
     def manifest(self, pack: str) -> Manifest:
         """The manifest of a pack, or of the one that `gc` has put in its place."""
+        return self.settled(partial(self._moved_manifest, pack))
+
+    def _moved_manifest(self, pack: str) -> Manifest:
         try:
             return self._manifest(pack)
         except MissingPackError:
@@ -114,13 +156,16 @@ class CatalogResolver:
         NotFoundError
             The version was forgotten meanwhile.
         """
+        return self.settled(partial(self._document, row))
+
+    def _document(self, row: VersionRow) -> VersionDocument:
         try:
             document = self._described(row)
         except IntegrityError:
             present = self.catalog.version(row.number)
             if present.pack == row.pack or present.uid != row.uid:
                 raise
-            return self.document(present).elsewhere(present.pack)
+            return self._document(present).elsewhere(present.pack)
         names = document.blob_packs()
         moved = self.catalog.moved_packs(names) if names else {}
         return document.with_packs(moved) if moved else document
@@ -142,6 +187,9 @@ class CatalogResolver:
         IntegrityError
             It is lost or damaged, or has not the `length` that it must have.
         """
+        return self.settled(partial(self._blob, ref, pack, length))
+
+    def _blob(self, ref: BlobRef, pack: str, length: int | None) -> bytes:
         place = ref.within(pack)
         assert place.pack is not None
         try:
@@ -282,6 +330,9 @@ class CatalogResolver:
 
     def lattice(self, identity: str) -> LatticeRecord:
         """The record of a lattice id; of a content id that was stored raw once, that of the integers it has now."""
+        return self._lattices.get(identity) or self.settled(partial(self._lattice, identity))
+
+    def _lattice(self, identity: str) -> LatticeRecord:
         record = self._lattices.get(identity) or self.known_lattice(identity)
         if record is None:
             with self._lock:

@@ -195,7 +195,7 @@ class Change:
             if record is not None:
                 if "version" in record:
                     version = catalog.version(record["version"])
-                    if before is not None and described(version) != described(before):
+                    if before is not None and version.described != before.described:
                         raise ConflictError(f"Version {version.number} was changed by others meanwhile; try again.")
                     if untagged:
                         catalog.check_untagged([version.number])
@@ -323,11 +323,6 @@ def remove_uncommitted(repository: Repository, packs: Iterable[PackInfo]) -> Non
     # Where nobody can say now whether the commit took place, `gc` removes what no version needs.
     with suppress(CkstoreError):
         remove_files(repository, [pack.name for pack in packs])
-
-
-def described(row: VersionRow) -> tuple[str, str, int]:
-    """Where a manifest says what a version is."""
-    return row.uid, row.pack, row.manifest_offset
 
 
 def _keys(identities: Iterable[str], placed: Iterable[Placement]) -> list[int]:

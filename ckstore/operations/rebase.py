@@ -19,7 +19,7 @@ from ckstore.lineage.cost import cost, layer
 from ckstore.objects.documents import Object
 from ckstore.objects.records import LatticeRecord
 from ckstore.objects.restore_cost import LEVEL, assembly_work
-from ckstore.operations.commit import Change, described
+from ckstore.operations.commit import Change
 from ckstore.operations.costs import present_costs
 from ckstore.reading.stored_version import StoredVersion
 from ckstore.runtime.threads import in_order, worker_count
@@ -79,7 +79,7 @@ def rebase(
         except IntegrityError:
             repository.catalog.refresh()
             rows = [repository.catalog.version(version.row.number) for version in versions]
-            if all(described(row) == described(version.row) for row, version in zip(rows, versions, strict=True)):
+            if all(row.described == version.row.described for row, version in zip(rows, versions, strict=True)):
                 raise
             # Others have thinned one of them, or described it again, since it was looked up: what it had may be gone.
             repository.resolver.forget()

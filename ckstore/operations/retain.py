@@ -26,7 +26,7 @@ from ckstore.operations.forget import forget
 from ckstore.operations.gc.collect import gc
 from ckstore.operations.naming import policy_of
 from ckstore.operations.selection import by_run, first_of_every
-from ckstore.operations.thin import ThinReport, may_have_any, thin
+from ckstore.operations.thin import may_have_any, thin
 from ckstore.policy import Policy, Retention
 from ckstore.reading.stored_version import StoredVersion
 from ckstore.storage import reserve
@@ -268,12 +268,13 @@ def _thin(
     if not rows:
         return []
     coarse = policy if policy.is_coarse else Policy("coarse")
-    report = ThinReport()
     with suppress(NotFoundError):  # Another process has forgotten one of them; the others have their turn next time.
         compact(repository, [row for row in rows if row.hot], progress=progress)
-        report = thin(repository, rows, coarse, progress=progress)
-        given_up |= {row.uid for row in rows if row.number in report.skipped}
-    return [item.version for item in report.versions]
+        skipped = thin(repository, rows, coarse, progress=progress).skipped
+        present = {row.number: row.fidelity for row in repository.catalog.versions()}
+        given_up |= {row.uid for row in rows if row.number in skipped and present.get(row.number) == "exact"}
+        return [row for row in rows if present.get(row.number) == "coarse"]
+    return []
 
 
 def _is_worth_it(repository: Repository) -> bool:

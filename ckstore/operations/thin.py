@@ -125,21 +125,12 @@ def thin(
     repository.catalog.check_untagged(row.number for row in rows if row.fidelity == "exact")
     lease = nullcontext() if dry_run else repository.catalog.lease("thin")
     with lease, scratch_packs(repository, dry_run=dry_run) as blocks:
-        chosen = []
-        for number in sorted({row.number for row in rows}):
-            # As it is by now: others may have changed or moved it before the lease.
-            row = repository.catalog.version(number)
-            if row.hot and not dry_run:
-                raise ConflictError(f"Version {number} is not encoded yet; run `ckstore compact {number}` first.")
-            if row.fidelity == "exact":
-                _check_present(repository, row)
-                chosen.append(row)
-            else:
-                report.skipped.append(number)
-        batch = _Batch(repository, policy, Claims(repository, {row.number for row in chosen}), report, blocks, progress)
+        left = sorted({row.number for row in rows})
         try:
-            for row in chosen:
-                _Thinning(batch, row).run()
+            while left:
+                chosen = _exact_versions(repository, left, report, dry_run=dry_run)
+                claims = Claims(repository, {row.number for row in chosen})
+                left = _thin_all(_Batch(repository, policy, claims, report, blocks, progress), chosen)
         finally:
             repository.resolver.forget()
             if not dry_run:
@@ -147,6 +138,38 @@ def thin(
                 write_costs(repository.catalog, present_costs(repository, repository.catalog.versions()))
     report.skipped.sort()
     return report
+
+
+def _exact_versions(
+    repository: Repository, numbers: Sequence[int], report: ThinReport, *, dry_run: bool
+) -> list[VersionRow]:
+    """Return the present rows of the versions that have exact layers; note the others in the report."""
+    chosen = []
+    for number in numbers:
+        # As it is by now: others may have changed or moved it before the lease.
+        row = repository.catalog.version(number)
+        if row.hot and not dry_run:
+            raise ConflictError(f"Version {number} is not encoded yet; run `ckstore compact {number}` first.")
+        if row.fidelity == "exact":
+            _check_present(repository, row)
+            chosen.append(row)
+        else:
+            report.skipped.append(number)
+    return chosen
+
+
+def _thin_all(batch: _Batch, rows: Sequence[VersionRow]) -> list[int]:
+    """Thin versions; return the numbers of those that are left once others have changed one of them."""
+    for place, row in enumerate(rows):
+        try:
+            _Thinning(batch, row).run()
+        except ConflictError:
+            # Another process has thinned it, or dropped tensors of it: what is left to do is planned again.
+            batch.repository.resolver.forget()
+            if batch.repository.catalog.version(row.number).described == row.described:
+                raise
+            return [left.number for left in rows[place:]]
+    return []
 
 
 def _check_present(repository: Repository, row: VersionRow) -> None:
@@ -234,14 +257,14 @@ class _Thinning:
             fresh = writer.lattices[:]
             lost, concerned = self.batch.claims.give_up(set(self.version.document.objects), objects)
             self._store_anew(concerned, writer)
-            self._note(facts, lost | concerned, len(concerned), writer)
-            if not facts and not concerned:
-                return
-            if self.batch.blocks is None:
-                self._commit(writer, objects, facts)
-            else:
-                self.batch.blocks.keep(writer, fresh)
-            self.batch.objects[self.row.number] = objects, facts
+            freed = self._freed(lost | concerned)
+            if facts or concerned:
+                if self.batch.blocks is None:
+                    self._commit(writer, objects, facts)
+                else:
+                    self.batch.blocks.keep(writer, fresh)
+                self.batch.objects[self.row.number] = objects, facts
+            self._note(facts, freed, len(concerned), writer)
 
     def _coarse_objects(self, estimator: Estimator, writer: ObjectWriter) -> tuple[list[Object], dict[int, CoarseUnit]]:
         """The objects that the version is made of from now on, and what is recorded of those that are not exact."""
@@ -309,8 +332,16 @@ class _Thinning:
             return {}  # Its objects are raw, and go.
         return parent_objects(parent.layout.units, objects, facts)
 
-    def _note(self, facts: dict[int, CoarseUnit], superseded: set[Object], anew: int, writer: ObjectWriter) -> None:
-        """Add this version to the report; `superseded` is what was lost or is stored anew."""
+    def _freed(self, superseded: set[Object]) -> int:
+        """Return the bytes of layers that are lost or stored again."""
+        total = 0
+        for lattice, content in superseded:
+            layer = self.repository.reader.exact_layer(lattice, content)
+            total += self.repository.resolver.lattice(lattice).nbytes if layer is None else sum(layer.lengths)
+        return total
+
+    def _note(self, facts: dict[int, CoarseUnit], freed: int, anew: int, writer: ObjectWriter) -> None:
+        """Add this version to the report."""
         report = self.batch.report
         if facts:
             deviations: list[Deviation] = [item for off in facts.values() for item in off.deviations]
@@ -331,9 +362,7 @@ class _Thinning:
         else:
             report.skipped.append(self.row.number)
         report.reanchored += anew
-        for lattice, content in superseded:
-            layer = self.repository.reader.exact_layer(lattice, content)
-            report.freed += self.repository.resolver.lattice(lattice).nbytes if layer is None else sum(layer.lengths)
+        report.freed += freed
         report.added += sum(record.nbytes for record in writer.lattices)
         report.added += sum(sum(record.lengths) for record in writer.contents)
 

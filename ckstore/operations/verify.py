@@ -22,16 +22,18 @@ from ckstore.objects.records import LatticeRecord
 from ckstore.objects.resolver import CatalogResolver
 from ckstore.objects.units import Unit
 from ckstore.operations.catalog_check import catalog_problems
+from ckstore.reading.stored_version import StoredVersion
 from ckstore.repository import Address, opened
 from ckstore.runtime.executors import spread
 from ckstore.runtime.threads import Executor, in_order, worker_count
 from ckstore.storage.pack import parse_pack_name
-from ckstore.storage.pack_reader import MissingPackError
 
 if TYPE_CHECKING:
     from ckstore.objects.documents import FileEntry
-    from ckstore.reading.stored_version import StoredVersion
     from ckstore.repository import Repository
+
+#: Looks at what seems wrong, as long as others change the store meanwhile.
+_LOOKS = 8
 
 
 @dataclass(slots=True)
@@ -87,19 +89,43 @@ def verify(
     report.problems += repository.catalog.check()
     if report.problems:
         return report  # What a damaged catalog says of packs and versions would only add confusion.
-    report.problems += catalog_problems(repository, versions)
+    report.problems += _lasting(repository, lambda: list(catalog_problems(repository, versions)))
     call = _Call(repository.address, uuid4().hex)
     _check_packs(repository, report, chosen, call, executor, progress)
+    while versions:
+        versions = _check_versions(repository, versions, report, chosen, call, executor, progress)
+    report.damaged = {number: sorted(set(found)) for number, found in sorted(report.damaged.items())}
+    return report
+
+
+def _check_versions(
+    repository: Repository,
+    versions: Sequence[StoredVersion],
+    report: VerifyReport,
+    chosen: Callable[[], bool],
+    call: _Call,
+    executor: Executor | None,
+    progress: Callable[[int], None] | None,
+) -> list[StoredVersion]:
+    """Check versions; returns those in which something was wrong and that others have changed since, as they are now.
+
+    Nothing is reported of those, nor of versions that were forgotten.
+    """
+    problems: list[tuple[str, int]] = []
     objects: dict[_Ids, list[_Place]] = {}
     for version in versions:
         report.versions += 1
         try:
             for number, entry in enumerate(version.document.files):
-                _check_skeleton(version, number, entry.path, report)
+                try:
+                    version.skeleton(number)
+                except IntegrityError as error:
+                    problems.append((f"{entry.path} of version {version.row.number}: {error}", version.row.number))
+                    report.damaged.setdefault(version.row.number, []).append(entry.path)
             for number in range(len(version.layout.units)):
                 objects.setdefault(_ids(version, number), []).append(_Place(version, number))
         except CkstoreError as error:
-            report.problems.append(f"Version {version.row.number}: {error}")
+            problems.append((f"Version {version.row.number}: {error}", version.row.number))
             report.damaged[version.row.number] = [entry.path for entry in _files(version)]
     wanted = [item for item in objects.items() if chosen()]
     # Objects of one key follow each other, so that the parent's chunks are still decoded when a delta needs them.
@@ -133,19 +159,45 @@ def verify(
                         report.damaged.setdefault(version.row.number, []).extend(names)
                 if progress is not None:
                     progress(nbytes)
+    changed, again = _changed(repository, [version for version in versions if version.row.number in report.damaged])
+    for number in changed:
+        del report.damaged[number]
+    report.versions -= len(again)
+    report.problems += [problem for problem, number in problems if number not in changed]
     for (problem, paths), numbers in concerned.items():
-        noun = "version" if len(numbers) == 1 else "versions"
-        report.problems.append(f"{listed(paths)} of {noun} {', '.join(map(str, sorted(numbers)))}: {problem}")
-    report.damaged = {number: sorted(set(found)) for number, found in sorted(report.damaged.items())}
-    return report
+        if left := sorted(numbers - changed):
+            noun = "version" if len(left) == 1 else "versions"
+            report.problems.append(f"{listed(paths)} of {noun} {', '.join(map(str, left))}: {problem}")
+    return again
 
 
-def _check_skeleton(version: StoredVersion, number: int, path: str, report: VerifyReport) -> None:
-    try:
-        version.skeleton(number)
-    except IntegrityError as error:
-        report.problems.append(f"{path} of version {version.row.number}: {error}")
-        report.damaged.setdefault(version.row.number, []).append(path)
+def _changed(repository: Repository, versions: Sequence[StoredVersion]) -> tuple[set[int], list[StoredVersion]]:
+    """Return the numbers of versions that others have forgotten or described again, and the present ones of these."""
+    repository.catalog.refresh()
+    present = {row.uid: row for row in repository.catalog.versions()} if versions else {}
+    changed, again = set(), []
+    for version in versions:
+        row = present.get(version.row.uid)
+        if row is None or row.described != version.row.described:
+            changed.add(version.row.number)
+            again += [] if row is None else [StoredVersion(repository, row)]
+    return changed, again
+
+
+def _lasting(repository: Repository, look: Callable[[], list[str]]) -> list[str]:
+    """Return the problems that a look finds again until nobody changes the store while it looks."""
+    problems = look()
+    for _ in range(_LOOKS):
+        if not problems:
+            break
+        repository.catalog.refresh()
+        state = repository.catalog.state()
+        found = look()
+        problems = [problem for problem in problems if problem in found]
+        repository.catalog.refresh()
+        if repository.catalog.state() == state:
+            break
+    return problems
 
 
 def _files(version: StoredVersion) -> Sequence[FileEntry]:
@@ -232,18 +284,20 @@ def _check_packs(
 
 
 def _check_pack(repository: Repository, name: str) -> str:
-    """A problem of a pack, or nothing."""
-    try:
-        parsed = parse_pack_name(name)
-        if parsed is None or repository.packs.digest(name) != parsed[0]:
-            return f"Pack {name} is not what its name says; restore it from a copy."
-    except MissingPackError as error:
-        repository.catalog.refresh()
-        # What others have removed since nobody needs any more.
-        return str(error) if any(pack.name == name for pack in repository.catalog.packs()) else ""
-    except CkstoreError as error:
-        return str(error)
-    return ""
+    """A problem of a pack, or nothing; nobody needs a pack that others have removed."""
+
+    def look() -> list[str]:
+        if repository.catalog.pack_bytes(name) is None:
+            return []
+        try:
+            parsed = parse_pack_name(name)
+            if parsed is None or repository.packs.digest(name) != parsed[0]:
+                return [f"Pack {name} is not what its name says; restore it from a copy."]
+        except CkstoreError as error:
+            return [str(error)]
+        return []
+
+    return "".join(_lasting(repository, look))
 
 
 class _Ids(NamedTuple):
@@ -309,24 +363,28 @@ def _check_group(reader: ObjectReader, task: _Task) -> list[_Checked]:
 
 
 def _check_object(reader: ObjectReader, ids: _Ids, unit: Unit) -> _Checked:
-    chunks = -(-unit.count // unit.chunk)
     try:
-        record = reader.resolver.lattice(ids.lattice)
-        if (record.count, record.chunk, record.dtype) != (unit.count, unit.chunk, unit.dtype):
-            return 0, 0, f"Object {ids.lattice} is cut otherwise than the layout says."
-        if not record.is_exact and _lattice_id(reader, record) != record.id:
-            return chunks, 0, "The integers are not the stored ones."
-        content = ids.content
-        if content is not None:
-            found = _values_id(unit, (reader.bits(content, chunk) for chunk in range(chunks)))
-            if found != content:
-                return chunks, 0, "The values are not what was stored."
-        if ids.decoded is not None:
-            found = _values_id(unit, (reader.values(record, chunk) for chunk in range(chunks)))
-            if found != ids.decoded:
-                return chunks, 0, "The coarse values are not what they once were."
+        return reader.resolver.settled(lambda: _decode_object(reader, ids, unit))
     except CkstoreError as error:
         return 0, 0, str(error)
+
+
+def _decode_object(reader: ObjectReader, ids: _Ids, unit: Unit) -> _Checked:
+    chunks = -(-unit.count // unit.chunk)
+    record = reader.resolver.lattice(ids.lattice)
+    if (record.count, record.chunk, record.dtype) != (unit.count, unit.chunk, unit.dtype):
+        return 0, 0, f"Object {ids.lattice} is cut otherwise than the layout says."
+    if not record.is_exact and _lattice_id(reader, record) != record.id:
+        return chunks, 0, "The integers are not the stored ones."
+    content = ids.content
+    if content is not None:
+        found = _values_id(unit, (reader.bits(content, chunk) for chunk in range(chunks)))
+        if found != content:
+            return chunks, 0, "The values are not what was stored."
+    if ids.decoded is not None:
+        found = _values_id(unit, (reader.values(record, chunk) for chunk in range(chunks)))
+        if found != ids.decoded:
+            return chunks, 0, "The coarse values are not what they once were."
     return chunks, unit.nbytes, ""
 
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, partial
 from math import prod
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from ckstore.codecs.lattice import PARTS, Bits
 from ckstore.dtypes import ITEM_SIZES
-from ckstore.errors import CkstoreError, IntegrityError, NotFoundError, UsageError
+from ckstore.errors import CkstoreError, ConflictError, IntegrityError, NotFoundError, UsageError
 from ckstore.formats import CompositeSource, parse
 from ckstore.formats.layout import FileLayout, Path, Tensor
 from ckstore.formats.paths import listed, path_to_text
@@ -42,8 +42,11 @@ _EXACT_LEVELS = 3
 #: Layers of this many bytes and more are fetched piece by piece, each with those of the other layers of an object.
 _PIECE = 1 << 20
 
-#: How often `gc` may move an object while it is being read.
-_MOVES = 3
+T = TypeVar("T")
+
+
+class ChangedVersionError(ConflictError):
+    """Others changed the values or the tensors of a version while it was read."""
 
 
 class StoredVersion:
@@ -65,7 +68,6 @@ class StoredVersion:
         self._fidelity = fidelity
         # Units whose object was found to be cut as the layout says.
         self._fitting: set[int] = set()
-        self._doubted: set[tuple[int, int]] = set()
         self._foreseen = False
         self._is_whole = False
 
@@ -111,6 +113,14 @@ class StoredVersion:
             )
         return StoredVersion(self.repository, self.row, fidelity)
 
+    def present(self) -> StoredVersion:
+        """The same version as it is now; raises `NotFoundError` where it was forgotten or replaced."""
+        rows = self.repository.catalog.with_uid(self.row.uid)
+        if not rows:
+            raise NotFoundError(f"Version {self.row.number} was forgotten meanwhile; choose another one.")
+        again = StoredVersion(self.repository, rows[0])
+        return again if self._fidelity is None else again.at_fidelity(self._fidelity)
+
     @cached_property
     def document(self) -> VersionDocument:
         """What the manifest says of the version."""
@@ -140,7 +150,7 @@ class StoredVersion:
     @collection_seldom()
     def layout(self) -> LayoutDocument:
         """How its files are cut."""
-        layout = self.repository.resolver.layout(self.document.layout, self.row.pack)
+        layout = self._settled(lambda: self.repository.resolver.layout(self.document.layout, self.row.pack))
         check_layout(layout, self.document)
         contents = [content for _, content in self.document.objects if content is not None]
         self.repository.resolver.prefetch([lattice for lattice, _ in self.document.objects], contents)
@@ -374,29 +384,55 @@ class StoredVersion:
         With `keep` they stay in the store's cache for a while. Without, they may be decoded into `out`, an aligned
         array of their size and dtype: it is then what is returned.
         """
+        look = partial(self._chunk, number, chunk, keep=keep, out=out)
         try:
             try:
-                return self._moving_chunk(number, chunk, keep=keep, out=out)
+                return self._settled(look)
             except IntegrityError:
                 if not self.repository.packs.is_remote or not self._distrust(number):
                     raise
-            return self._moving_chunk(number, chunk, keep=keep, out=out)
+            return self._settled(look)
         except IntegrityError as error:
             raise self._concerning(number, error) from error
 
-    def _moving_chunk(self, number: int, chunk: int, *, keep: bool, out: Bits | None) -> Bits:
-        for _ in range(_MOVES):
+    def _settled(self, look: Callable[[], T]) -> T:
+        """Return the result of a look at the version; see `CatalogResolver.settled`.
+
+        Raises
+        ------
+        ChangedVersionError
+            The version has other values or tensors than it had.
+        IntegrityError
+            Something is lost or damaged.
+        NotFoundError
+            The version was forgotten.
+        """
+        while True:
             try:
-                return self._chunk(number, chunk, keep=keep, out=out)
-            except MissingPackError:
-                self.repository.resolver.forget()  # `gc` has moved the object since its record was read.
+                return self.repository.resolver.settled(look)
             except IntegrityError:
-                # Others may have encoded it between two looks, of which the first is remembered.
-                if (number, chunk) in self._doubted:
+                if not self._follow():
                     raise
-                self._doubted.add((number, chunk))
-                self.repository.resolver.forget()
-        return self._chunk(number, chunk, keep=keep, out=out)
+
+    def _follow(self) -> bool:
+        """Read the version where others have described it again; False where it is described as it was.
+
+        What is encoded, moved or stored again keeps its values. Where exact values or tensors went, what was read
+        before and what would be read now do not belong together.
+        """
+        present = self.repository.catalog.version(self.row.number)
+        if present.described == self.row.described:
+            return False
+        again = StoredVersion(self.repository, present)
+        before, after = self.document, again.document
+        kept = [content for _, content in before.objects] == [content for _, content in after.objects]
+        if present.uid != self.row.uid or not kept or before.dropped != after.dropped:
+            raise ChangedVersionError(
+                f"Version {self.row.number} was thinned, encoded as coarse or replaced meanwhile; read it again."
+            )
+        self.row, self.document = present, after
+        self._fitting.clear()
+        return True
 
     def _distrust(self, number: int) -> bool:
         """Drop what is here of the packs that a unit takes; whether reading them again is worth it."""
@@ -436,7 +472,7 @@ class StoredVersion:
         for _, number, _ in self._places.get((file, extent), ()):
             if number not in self._fitting:
                 try:
-                    self._fit(number)
+                    self._settled(partial(self._fit, number))
                 except IntegrityError as error:
                     raise self._concerning(number, error) from error
 
@@ -467,12 +503,14 @@ class StoredVersion:
         """The same with its CRCs as zeros, which is how it is stored."""
         layout = self.layout.files[file]
         length = layout.size - sum([prod(extent.shape) * ITEM_SIZES[extent.dtype] for extent in layout.extents])
-        return self.repository.resolver.blob(self.document.files[file].skeleton, self.row.pack, length)
+        return self._settled(
+            lambda: self.repository.resolver.blob(self.document.files[file].skeleton, self.row.pack, length)
+        )
 
     def crcs(self, file: int) -> list[int]:
         """The CRC-32 of each checked stretch of a file."""
         counts = [len(layout.checked) for layout in self.layout.files]
-        blob = self.repository.resolver.blob(self.document.crcs, self.row.pack, 4 * sum(counts))
+        blob = self._settled(lambda: self.repository.resolver.blob(self.document.crcs, self.row.pack, 4 * sum(counts)))
         before = sum(counts[:file])
         return [int(crc) for crc in np.frombuffer(blob, "<u4")[before : before + counts[file]]]
 

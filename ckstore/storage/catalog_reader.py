@@ -268,6 +268,10 @@ class CatalogReader:
         """When `gc` last moved or removed something; empty where it never did."""
         return self.moved_packs([COLLECTED]).get(COLLECTED, "")
 
+    def state(self) -> tuple[int, int, int]:
+        """Return another value after any change of the catalog, by this process or by others."""
+        return self._connection.state()
+
     def policies(self) -> dict[str, str]:
         """How faithful versions are to be, as the text that was set, by run; of the store under the empty name."""
         found = self._connection.rows(

@@ -119,6 +119,11 @@ class Connection:
         finally:
             self._steps = -1
 
+    def state(self) -> tuple[int, int, int]:
+        """Return another value after any change of the file, by this connection or by others."""
+        [[changes]] = self.rows("PRAGMA data_version")
+        return self._inode, changes, self._database.total_changes
+
     def execute(self, statement: str, parameters: Sequence[Any] = ()) -> sqlite3.Cursor:
         """Run one statement inside the present transaction."""
         with self._lock, explained(self.path):

@@ -95,6 +95,11 @@ class VersionRow:
     metrics: Mapping[str, Any] = field(default_factory=dict)
     source: str | None = None
 
+    @property
+    def described(self) -> tuple[str, str, int]:
+        """Where a manifest says what the version is."""
+        return self.uid, self.pack, self.manifest_offset
+
 
 #: Of the columns that `VersionRow` is made of, in its order.
 VERSION_ROWS = rows(

@@ -1,0 +1,202 @@
+"""Changes by other processes that come while a version is read, checked or thinned: nothing of it is a loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ckstore
+from ckstore.errors import ConflictError, IntegrityError
+from ckstore.objects.reader import ObjectReader
+from ckstore.objects.resolver import CatalogResolver
+from ckstore.operations import thin as thinning
+from ckstore.operations import verify as verifying
+from ckstore.policy import Policy
+from ckstore.storage.pack_reader import PackReader
+from tests.checkpoints import change_pack, draw, packs_of, scratch
+
+STEPS = 4
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    with scratch() as path:
+        yield path
+
+
+def state(step: int) -> dict[str, Any]:
+    weight = draw(300, 256)
+    for number in range(1, step + 1):
+        weight = weight + 1e-3 * draw(300, 256, seed=number)
+    return {"w": weight, "frozen": draw(200, 256, seed=99), "step": torch.tensor(step)}
+
+
+@pytest.fixture
+def place(directory: Path) -> Path:
+    """A store with a run of encoded versions."""
+    with ckstore.init(directory / "store") as store:
+        for step in range(STEPS):
+            store.ingest(state(step), run="a", step=step, hot=0, budget=9)
+    return directory / "store"
+
+
+def first(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, action: Callable[[], Any]) -> list[bool]:
+    """Do something before the first call of a method."""
+    original, done = getattr(owner, name), []
+
+    def call(self: Any, *arguments: Any, **named: Any) -> Any:
+        if not done:
+            done.append(True)
+            action()
+        return original(self, *arguments, **named)
+
+    monkeypatch.setattr(owner, name, call)
+    return done
+
+
+def nothing_remembered(store: ckstore.Store) -> None:
+    """As in a process that has neither read the version nor kept its pack open."""
+    store.reader.cache.clear()
+    store.resolver.forget()
+    store.repository.packs.close()
+
+
+def change(place: Path, act: Callable[[ckstore.Store], Any], *, gc: bool = True) -> Callable[[], None]:
+    """An action of another opener of the store."""
+
+    def call() -> None:
+        with ckstore.open(place) as other:
+            act(other)
+            if gc:
+                other.gc(grace=0)
+
+    return call
+
+
+CHANGES: dict[str, Callable[[ckstore.Store], Any]] = {
+    "compact": lambda store: store.compact(),
+    "rebase": lambda store: store.rebase(run="a"),
+    "forget": lambda store: store.forget(["a@0"]),
+    "thin": lambda store: store.thin(["a@0", "a@1"]),
+    "thin all": lambda store: store.thin(run="a"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("at", [(PackReader, "digest"), (PackReader, "read_into"), (ObjectReader, "content_chain")])
+def test_verify_reports_no_loss(place: Path, name: str, at: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ckstore.open(place) as store:
+        store.ingest(state(STEPS), run="a", step=STEPS, hot=1)
+        for row in store.versions():
+            assert store[row.number].document.objects
+        done = first(monkeypatch, *at, change(place, CHANGES[name]))
+        assert store.verify().problems == []
+        assert done
+        assert store.verify().problems == []
+
+
+def test_versions_that_were_listed_before_they_changed(place: Path) -> None:
+    """The documents of these are read, and nothing else."""
+    with ckstore.open(place) as store:
+        store.ingest(state(STEPS), run="a", step=STEPS, hot=1)
+        listed = [store[row.number].stored for row in store.versions()]
+        assert all(version.document.objects for version in listed)
+        for name in ("compact", "forget", "thin all"):
+            change(place, CHANGES[name])()
+            report = verifying.verify(store.repository, listed)
+            assert (report.problems, report.damaged) == ([], {}), name
+
+
+def test_a_loss_is_reported_while_others_change_the_store(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = next(name for name in packs_of(place) if name.endswith(".exact.zip"))
+    with ckstore.open(place) as store, ckstore.open(place) as other:
+        change_pack(place, lost, None)
+        original, count = CatalogResolver._lookup, []
+
+        def busy(self: Any, *arguments: Any) -> Any:
+            count.append(1)
+            other.tag("a@0", f"t{len(count)}")
+            return original(self, *arguments)
+
+        monkeypatch.setattr(CatalogResolver, "_lookup", busy)
+        report = store.verify()
+        assert any(lost in problem for problem in report.problems)
+        assert report.damaged
+        for number in report.damaged:
+            with pytest.raises(IntegrityError, match="is missing from the store"):
+                store[number].state_dict()
+
+
+@pytest.mark.parametrize("name", ["compact", "rebase", "forget"])
+@pytest.mark.parametrize("cached", [False, True])
+def test_reading_goes_on(place: Path, name: str, cached: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of versions whose document was read before, and their layout as well."""
+    with ckstore.open(place) as store:
+        store.ingest(state(STEPS), run="a", step=STEPS, hot=1)
+        for step in (STEPS, STEPS - 1):
+            version = store[f"a@{step}"]
+            assert (version.layout if cached else version.document) is not None
+            if step == STEPS:
+                change(place, CHANGES[name])()
+            assert torch.equal(version.state_dict()["w"], state(step)["w"])
+
+
+def test_a_hot_version_that_becomes_coarse_while_it_is_read(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = directory / "file.pt"
+    torch.save(state(1), path)
+    place = directory / "store"
+    with ckstore.init(place) as store:
+        store.set_policy(Policy("coarse", hot=1))
+        store.ingest(path, run="a", step=1)
+        before = store["a@1"]
+        tensor = before["w"]
+        assert torch.equal(tensor.torch(), state(1)["w"])
+        assert before.row.hot
+        change(place, CHANGES["compact"])()
+        nothing_remembered(store)
+        with pytest.raises(ConflictError, match="read it again"):
+            tensor.torch()
+        assert 0 < (store["a@1"]["w"].torch() - state(1)["w"]).abs().max() < 0.1
+
+
+@pytest.mark.parametrize("what", ["state_dict", "checkout"])
+def test_what_is_begun_again(directory: Path, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hot version of which half is read when it becomes coarse comes whole, as it is then."""
+    path, place = directory / "file.pt", directory / "store"
+    torch.save(state(1), path)
+    with ckstore.init(place) as store:
+        store.set_policy(Policy("coarse", hot=1))
+        store.ingest(path, run="a", step=1)
+        version = store["a@1"]
+
+        def compact() -> None:
+            change(place, CHANGES["compact"])()
+            nothing_remembered(store)
+
+        done = first(monkeypatch, ObjectReader, "_raw", compact)
+        if what == "state_dict":
+            found = version.state_dict()
+        else:
+            version.checkout(directory / "out.pt")
+            found = torch.load(directory / "out.pt")
+        assert done
+        assert version.fidelity == "coarse"
+        assert 0 < (found["w"] - state(1)["w"]).abs().max() < 0.1
+        assert torch.equal(found["w"], version["w"].torch())
+
+
+def test_two_that_thin_one_version(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first(monkeypatch, thinning._Thinning, "_commit", change(place, lambda store: store.thin(["a@1", "a@2"]), gc=False))
+    with ckstore.open(place) as store:
+        report = store.thin(["a@0..a@2"])
+        assert [row.fidelity for row in store.versions()] == ["coarse", "coarse", "coarse", "exact"]
+        assert [item.version.step for item in report.versions] == [0]
+        assert report.skipped == [2, 3]
+        assert store.verify().problems == []
+        store.gc(grace=0)
+        store["a@3"].checkout(place / "../out")
+    assert torch.equal(torch.load(place / "../out")["w"], state(3)["w"])
