@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 import click
 
 from ckstore.cli.output import counted, json_option, print_json, print_line, size_text
 from ckstore.cli.verb import RunName, VersionName, open_store, verb
-from ckstore.errors import UsageError
+from ckstore.errors import PartialError, UsageError
+
+if TYPE_CHECKING:
+    from ckstore.operations.rebase import RebaseReport
+    from ckstore.storage.catalog import VersionRow
 
 
 @verb(
     ("ckstore rebase --budget 1.5", "make restoring any version cost at most 1.5 times a full one"),
     ("ckstore rebase best", "store one version in full"),
     ("ckstore rebase --run gpt --budget 1.2 --dry-run", "only say what would be done"),
-    exit_codes=[13],
+    exit_codes=[3, 13],
 )
 @click.argument("versions", metavar="[VERSION]...", nargs=-1, type=VersionName())
 @click.option("--run", metavar="RUN", type=RunName(), help="All versions of this run.")
@@ -33,7 +40,8 @@ def command(
 
     Objects of each VERSION, of a run, or of all versions are stored without deltas, so that restoring them costs
     less. What versions restore to does not change. The deltas that are superseded stay in their packs until they
-    are freed.
+    are freed. Sums of changes, as of scheme lc, cannot be stored in full: versions that stay beyond the budget for
+    them are named, with exit code 3.
     """
     if versions and run is not None:
         raise UsageError("Give versions or --run, not both.")
@@ -44,11 +52,24 @@ def command(
         rows = [store.catalog.version(number) for number in report.versions]
     if as_json:
         changed = [{"version": row.number, "run": row.run, "step": row.step, "cost": row.cost} for row in rows]
-        print_json([{"versions": changed, "objects": report.objects, "bytes": report.bytes, "dry_run": dry_run}])
-        return
-    if not rows:
+        amounts = {"objects": report.objects, "bytes": report.bytes, "beyond": report.beyond, "dry_run": dry_run}
+        print_json([{"versions": changed, **amounts}])
+    else:
+        _say(report, rows, budget, dry_run=dry_run)
+    if report.beyond:
+        wanted = "could not be stored in full" if budget is None else f"stay beyond a budget of {budget:g}"
+        raise PartialError(
+            f"{counted(len(report.beyond), 'version')} ({', '.join(map(str, report.beyond))}) {wanted}, as sums of"
+            " changes (scheme lc) have no values of their own; give the budget when files are ingested"
+            " (`ckstore ingest --budget`)."
+        )
+
+
+def _say(report: RebaseReport, rows: Sequence[VersionRow], budget: float | None, *, dry_run: bool) -> None:
+    if not rows and not report.beyond:
         done = "every version is within the budget" if budget is not None else "all that can be is stored in full"
         print_line(f"Nothing to do: {done}.")
+    if not rows:
         return
     named = ", ".join(str(row.number) for row in rows)
     amount = f"{counted(report.objects, 'object')} of {counted(len(rows), 'version')} in full ({named})"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -49,11 +49,15 @@ class RebaseReport:
         Objects that are stored in full now.
     bytes
         Bytes that were added; what they supersede is freed by `gc`.
+    beyond
+        Numbers of the versions that stay beyond the budget: sums of changes, as of scheme `lc`, have no values of
+        their own to store in full.
     """
 
     versions: list[int]
     objects: int = 0
     bytes: int = 0
+    beyond: list[int] = field(default_factory=list)
 
 
 def rebase(
@@ -91,13 +95,15 @@ def _rebase(
     repository: Repository, versions: Sequence[StoredVersion], budget: float | None, *, dry_run: bool
 ) -> RebaseReport:
     chosen: set[Object] = set()
-    numbers = []
+    numbers, beyond = [], []
     for version in versions:
-        wanted = _beyond(repository.reader, version, budget, chosen)
+        wanted, is_within = _beyond(repository.reader, version, budget, chosen)
         if wanted:
             numbers.append(version.row.number)
             chosen |= wanted
-    report = RebaseReport(numbers, len(chosen))
+        if not is_within:
+            beyond.append(version.row.number)
+    report = RebaseReport(numbers, len(chosen), beyond=beyond)
     if dry_run or not chosen:
         return report
     with (
@@ -131,8 +137,13 @@ def within_budget(repository: Repository, row: VersionRow, budget: float) -> Ver
     return repository.catalog.version(row.number)
 
 
-def _beyond(reader: ObjectReader, version: StoredVersion, budget: float | None, chosen: set[Object]) -> set[Object]:
-    """The objects of a version to store in full: those that save most, until it is within the budget."""
+def _beyond(
+    reader: ObjectReader, version: StoredVersion, budget: float | None, chosen: set[Object]
+) -> tuple[set[Object], bool]:
+    """Return the objects of a version to store in full, and whether it is within the budget then.
+
+    Those that save most come first. Sums of changes cannot be stored in full.
+    """
     objects = set(version.document.objects)
     fixed = cost(assembly_work(version.layout.files))
     exact = {item: cost(reader.resolver.lattice(item[0]).full_work) for item in objects}
@@ -141,16 +152,18 @@ def _beyond(reader: ObjectReader, version: StoredVersion, budget: float | None, 
     allowed = (budget or 0.0) * (fixed + sum(exact.values()))
     total = fixed + sum(spent.values())
     wanted: set[Object] = set()
+    sums = {item for item in objects if reader.depth(*item) > 0 and reader.resolver.lattice(item[0]).additive}
     left = sorted(objects - chosen, key=lambda item: (reader.depth(*item), item[0]))
     for item in sorted(objects, key=lambda item: (full[item] - spent[item], item[0])):
         while left and left[-1] in wanted:
             left.pop()
         if total + (LEVEL * reader.depth(*left[-1]) if left else 0.0) <= allowed:
             break
-        if item not in chosen and reader.depth(*item) > 0 and not reader.resolver.lattice(item[0]).additive:
+        if item not in chosen and item not in sums and reader.depth(*item) > 0:
             wanted.add(item)
             total += full[item] - spent[item]
-    return wanted
+    deepest = max((reader.depth(*item) for item in sums), default=0)
+    return wanted, not sums or total + LEVEL * deepest <= allowed * _ROUNDING
 
 
 def _full_cost(reader: ObjectReader, item: Object) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections import defaultdict
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 import ckstore
+from ckstore.cli.program import run
 from ckstore.codecs.codebook import as_float32, differences
 from ckstore.codecs.schemes import dynaquant, lc
 from ckstore.codecs.schemes.dynaquant import DynaQuantSettings, RankStatistics, Treatment
@@ -289,6 +291,34 @@ def test_values_outlast_all_that_is_done(runs: dict[str, tuple[Path, list[Path]]
     with ckstore.open(path) as store:
         assert store.versions() == rows
         assert store.thin([1, 3, 4]).skipped == [1, 3, 4]
+
+
+@pytest.mark.parametrize("scheme", PUBLISHED)
+def test_a_rebase_names_the_versions_that_it_cannot_bring_down(
+    place: Path, scheme: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Sums of changes have no values of their own, which could be stored in full."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(512, 600, generator=generator)
+    with ckstore.init(place / "store") as store:
+        for step in range(8):
+            weight = weight + 1e-3 * torch.randn(weight.shape, generator=generator)
+            store.ingest({"w": weight}, run="gpt", step=step, fidelity="coarse", scheme=scheme, budget=9, hot=0)
+        for budget in (1.2, None):
+            for dry_run in (True, False, False):
+                report = store.rebase(budget=budget, dry_run=dry_run)
+                high = [row.number for row in store.versions() if (row.depth if budget is None else row.cost - 1.2) > 0]
+                assert report.beyond == (high if scheme == "lc" else [])
+                assert dry_run or report.beyond == high
+                assert bool(report.beyond) == (scheme == "lc")
+    for budget, named in (("1.2", "stay beyond a budget of 1.2"), ("1", "stay beyond a budget of 1")):
+        code = 3 if scheme == "lc" else 0
+        assert run(["--store", str(place / "store"), "rebase", "--budget", budget]) == code
+        said = capsys.readouterr()
+        assert ("every version is within the budget" in said.out) == (scheme != "lc")
+        assert (named in said.err) == (scheme == "lc")
+    assert run(["--store", str(place / "store"), "rebase", "--run", "gpt", "--json"]) == code
+    assert json.loads(capsys.readouterr().out)[0]["beyond"] == report.beyond
 
 
 @pytest.mark.parametrize("name", ["lc-cnn", "dynaquant-cnn", "dynaquant-bf16"])
