@@ -5,12 +5,12 @@ from __future__ import annotations
 import atexit
 import os
 from collections.abc import Mapping
-from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, NamedTuple, Self, get_args
 
 from ckstore.errors import UsageError
+from ckstore.runtime.cached import cached_property
 from ckstore.storage import root
 from ckstore.storage.catalog import Catalog
 from ckstore.storage.pack_reader import PackReader

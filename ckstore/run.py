@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, overload
 
 from ckstore.errors import NotFoundError, UsageError
+from ckstore.runtime.cached import cached_property
 
 if TYPE_CHECKING:
     import zarr

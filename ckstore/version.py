@@ -7,7 +7,6 @@ import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ckstore.dtypes import require_torch
@@ -16,6 +15,7 @@ from ckstore.objects.documents import Deviation, LayoutDocument, VersionDocument
 from ckstore.policy import Fidelity
 from ckstore.reading.stored_version import ChangedVersionError, StoredVersion, stored_version
 from ckstore.repository import Address
+from ckstore.runtime.cached import cached_property
 from ckstore.runtime.collector import collection_seldom
 from ckstore.storage.catalog import VersionRow
 

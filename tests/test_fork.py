@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-import signal
-import time
+import subprocess
+import sys
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -13,13 +15,17 @@ import pytest
 import torch
 
 import ckstore
+from ckstore.operations.recover import recover
+from ckstore.runtime import forks
 from ckstore.storage.catalog import Catalog
+from ckstore.storage.connection import place_lock
 from tests.checkpoints import scratch
+from tests.children import MOMENT, exit_code, fork, held, in_child
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
-
-#: Seconds after which a child counts as hanging.
-PATIENCE = 120
+pytestmark = [
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork"),
+    pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning"),
+]
 
 
 @pytest.fixture
@@ -37,26 +43,6 @@ def store() -> Iterator[ckstore.Store]:
         yield opened
 
 
-def in_child(work: Callable[[], None]) -> int:
-    """The exit code of a forked child that does `work`; -SIGKILL where it did not come to an end."""
-    child = os.fork()
-    if not child:
-        code = 1
-        try:
-            work()
-            code = 0
-        finally:
-            os._exit(code)
-    for _ in range(PATIENCE * 20):
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.05)
-    os.kill(child, signal.SIGKILL)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
-@pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
 @pytest.mark.local  # The client of an object store does not survive a fork.
 def test_a_child_verifies_what_its_parent_has_verified(store: ckstore.Store) -> None:
     def work() -> None:
@@ -65,7 +51,6 @@ def test_a_child_verifies_what_its_parent_has_verified(store: ckstore.Store) -> 
     assert in_child(work) == 0
 
 
-@pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
 @pytest.mark.local  # The client of an object store does not survive a fork.
 def test_a_child_reads_and_writes(store: ckstore.Store, tmp_path: Path) -> None:
     def work() -> None:
@@ -82,17 +67,151 @@ def test_a_child_reads_and_writes(store: ckstore.Store, tmp_path: Path) -> None:
     assert store.verify().problems == []
 
 
-@pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
+@contextmanager
+def two_tags(catalog: Catalog) -> Iterator[None]:
+    """A transaction that sets a tag, does something else, and sets another one."""
+    with catalog.transaction():
+        catalog.set_tag("first", 1)
+        yield
+        catalog.set_tag("second", 1)
+
+
+@pytest.mark.local  # The client of an object store does not survive a fork.
+@pytest.mark.parametrize("is_new", [False, True])
+def test_a_fork_waits_for_a_transaction_of_another_thread(store: ckstore.Store, is_new: bool) -> None:
+    def work() -> None:
+        # Of the lock that SQLite believes to have, a child would never be rid.
+        catalog = Catalog(store.path, "a", timeout=5) if is_new else store.catalog
+        assert catalog.tags() == {"first": 1, "second": 1}
+        catalog.set_tag("third", 1)
+
+    with held(two_tags(store.catalog)):
+        assert in_child(work) == 0
+    assert store.catalog.tags() == {"first": 1, "second": 1, "third": 1}
+
+
+@pytest.mark.local  # The client of an object store does not survive a fork.
+def test_a_fork_does_not_wait_for_another_process(store: ckstore.Store) -> None:
+    """A thread that waits for the write lock holds nothing of SQLite's."""
+    told, tell = os.pipe()
+    has, gets = os.pipe()
+
+    def hold() -> None:
+        with Catalog(store.path, "a") as catalog, catalog.transaction():
+            os.write(gets, b".")
+            os.read(told, 1)
+
+    holder = fork(hold)
+    os.read(has, 1)
+    writer = threading.Thread(target=store.catalog.set_tag, args=("tag", 1))
+    writer.start()
+    try:
+        assert in_child(lambda: forks.check() or (store.catalog.tags() and None)) == 0
+        assert writer.is_alive()
+    finally:
+        os.write(tell, b".")
+        writer.join()
+    assert exit_code(holder) == 0
+    assert store.catalog.tags() == {"tag": 1}
+    for descriptor in (told, tell, has, gets):
+        os.close(descriptor)
+
+
+@pytest.mark.local  # The client of an object store does not survive a fork.
+def test_a_recovery_does_not_wait_for_a_child(store: ckstore.Store) -> None:
+    """However long it lives, it does not keep the catalog in its place."""
+    told, tell = os.pipe()
+    with held(place_lock(store.path)):
+        child = fork(lambda: os.read(told, 1) and None)
+    recovery = threading.Thread(target=recover, args=(store.path,), daemon=True)
+    recovery.start()
+    recovery.join(60)
+    try:
+        assert not recovery.is_alive()
+    finally:
+        os.write(tell, b".")
+        assert exit_code(child) == 0
+        recovery.join()
+        os.close(told)
+        os.close(tell)
+
+
+def refuses(store: ckstore.Store, pack: str) -> None:
+    """Every use of a store is refused in one sentence."""
+
+    def says(use: Callable[[], object]) -> None:
+        with pytest.raises(ckstore.CkstoreError, match=r"forked while its parent was using a store.*spawn.*forkserver"):
+            use()
+
+    says(store.catalog.tags)
+    says(lambda: store.tag("a@0", "tag"))
+    says(lambda: ckstore.open(store.path))
+    says(lambda: ckstore.init(store.path.parent / "third"))
+    says(lambda: store["a@0"].state_dict())
+    says(lambda: store.repository.packs.pread(pack, 0, 1))
+    store.close()
+
+
+@pytest.mark.local  # The client of an object store does not survive a fork.
+def test_a_child_forked_amid_a_long_transaction(store: ckstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forks, "PATIENCE", MOMENT)
+    pack, is_done = store.catalog.packs()[0].name, threading.Event()
+    with held(two_tags(store.catalog), is_done.wait):
+        try:
+            assert in_child(lambda: refuses(store, pack)) == 0
+            with Catalog(store.path, "a", timeout=0.1) as other, pytest.raises(ckstore.LockedError):
+                other.set_policy("b", "{}")
+        finally:
+            is_done.set()
+    assert store.catalog.tags() == {"first": 1, "second": 1}
+    assert in_child(lambda: store.tag("a@0", "third")) == 0
+
+
+@pytest.mark.local  # The client of an object store does not survive a fork.
 def test_a_transaction_stays_the_parents(store: ckstore.Store) -> None:
     """What a child does to its copy of a connection must not give up locks that the parent holds."""
+    pack = store.catalog.packs()[0].name
     with store.catalog.transaction():
         store.catalog.set_policy("a", "{}")
-
-        def work() -> None:
-            assert store.catalog.policies() == {}
-            store.close()
-
-        assert in_child(work) == 0
+        assert in_child(lambda: refuses(store, pack)) == 0
         with Catalog(store.path, "a", timeout=0.1) as other, pytest.raises(ckstore.LockedError):
             other.set_policy("b", "{}")
     assert store.catalog.policies() == {"a": "{}"}
+
+
+@pytest.mark.local  # The client of an object store does not survive a fork.
+def test_a_child_that_ends_leaves_a_transaction_alone(tmp_path: Path) -> None:
+    """Not even what Python takes apart at its end closes a connection of the parent's."""
+    program = """
+import os, sys
+import ckstore
+store = ckstore.init(sys.argv[1])
+try:
+    with store.catalog.transaction():
+        store.catalog.set_policy("a", "{}")
+        if child := os.fork():
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+            assert (store.path / "catalog.sqlite-journal").exists()
+except ckstore.CkstoreError:
+    sys.exit(3)
+"""
+    command = [sys.executable, "-W", "ignore", "-c", program, str(tmp_path / "store")]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    with ckstore.open(tmp_path / "store") as store:
+        assert store.catalog.policies() == {"a": "{}"}
+
+
+@pytest.mark.local  # The client of an object store does not survive a fork.
+def test_a_child_does_not_refer_to_what_its_parent_has_not_committed(store: ckstore.Store) -> None:
+    with store.repository.resolver.under_way() as hold:
+        store.repository.resolver.forget()
+        found = store.repository.resolver.lattice(store["a@0"].stored.document.objects[0][0])
+        hold([found])
+
+        def work() -> None:
+            assert store.repository.resolver._lattices == {}
+            assert store.repository.resolver._under_way == {}
+
+        assert in_child(work) == 0
+    assert store.repository.resolver._lattices

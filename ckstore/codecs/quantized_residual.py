@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
@@ -16,6 +15,7 @@ from ckstore.codecs.exponents import exponents_from_text, exponents_to_text
 from ckstore.codecs.lattice import NO_EXPONENTS, STEP_RANGE, LinearLattice
 from ckstore.codecs.short_floats import SHORT, widened
 from ckstore.errors import UsageError
+from ckstore.runtime.cached import cached_property
 
 #: Exponents in either form: text as in a pack's records, or numbers.
 Exponents = str | Sequence[int]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from threading import Lock
 from types import MappingProxyType
 from typing import Protocol
@@ -30,6 +30,7 @@ from ckstore.objects.documents import CoarseUnit
 from ckstore.objects.reader import ObjectReader
 from ckstore.objects.units import Unit
 from ckstore.policy import Policy
+from ckstore.runtime.cached import cached_property
 from ckstore.runtime.threads import worker_count
 
 #: If all small weights together take less than this part of the version, they are quantised more finely ...

@@ -279,13 +279,12 @@ class _Opened:
         self.place = place(store) if isinstance(store, str | os.PathLike) else store.place
         self._store: Any = None if is_place else store
         self._own: Any = None
-        self._process = os.getpid()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"place": self.place, "_store": None, "_own": None, "_process": 0}
+        return {"place": self.place, "_store": None, "_own": None}
 
     def __enter__(self) -> Store:
-        if self._store is not None and self._process == os.getpid():
+        if self._store is not None:
             return self._store  # type: ignore[no-any-return]
         self._own = ckstore.open(self.place)
         return self._own  # type: ignore[no-any-return]

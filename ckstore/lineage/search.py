@@ -16,12 +16,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import product
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from ckstore.codecs.schemes.dynaquant import EMBEDDING_LEVELS, LEVELS, METRICS, PROTECT, PRUNE, DynaQuantSettings
 from ckstore.errors import UsageError
+from ckstore.runtime.cached import cached_property
 
 #: Maximal steps, along all axes together, by which a later search first tries gentler settings than the last choice.
 STEPS = 2

@@ -32,6 +32,7 @@ from ckstore.lineage.cost import Work, layer, patches
 from ckstore.lineage.predictions import Predictions
 from ckstore.objects.cache import ChunkCache
 from ckstore.objects.records import ContentRecord, LatticeRecord, Record, check_cut
+from ckstore.runtime import forks
 from ckstore.runtime.blocks import empty
 from ckstore.runtime.checksum import crc32
 from ckstore.runtime.lru import Lru
@@ -142,8 +143,8 @@ class ObjectReader:
         self._indexes: Lru[tuple[str, int], list[tuple[int, int] | None]] = Lru(_INDEXES)
         self._chains: Lru[str, tuple[int, list[LatticeRecord]]] = Lru(_CHAINS)
         self._content_chains: Lru[str, tuple[int, list[ContentRecord]]] = Lru(_CHAINS)
-        self._locks: dict[tuple[str, int], tuple[Lock, int]] = {}
-        self._lock = Lock()
+        self._locks: dict[tuple[str, int, int], tuple[Lock, int]] = {}
+        self._lock = forks.Lock()
 
     def in_passing(self) -> ObjectReader:
         """A reader of the same objects whose chunks go with it and take little memory: for what is done once."""
@@ -512,7 +513,7 @@ class ObjectReader:
         cached = self.cache.get((content, chunk))
         if cached is not None:
             return cached
-        with self._decoding((content, chunk)):
+        with self._decoding(content, chunk):
             return self._bits(content, chunk, keep=keep, out=out)
 
     @_settled
@@ -523,8 +524,9 @@ class ObjectReader:
         return self.exact(record, chunk, keep=keep, out=out)
 
     @contextmanager
-    def _decoding(self, key: tuple[str, int]) -> Iterator[None]:
+    def _decoding(self, content: str, chunk: int) -> Iterator[None]:
         """Held by one thread a chunk; chains are decoded inside without it, so that nobody waits in a circle."""
+        key = content, chunk, forks.generation()  # Nothing ends a thread's turn in a child that has not the thread.
         with self._lock:
             lock, users = self._locks.get(key, (Lock(), 0))
             self._locks[key] = lock, users + 1

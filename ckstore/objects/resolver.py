@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from threading import RLock, local
+from threading import local
 from typing import Any, TypeVar
 
 from ckstore.errors import IntegrityError
 from ckstore.objects.documents import MANIFEST, BlobRef, LayoutDocument, VersionDocument
 from ckstore.objects.records import ContentRecord, LatticeRecord, Record, record_from_json
+from ckstore.runtime.forks import Lock, in_child
 from ckstore.runtime.lru import Lru
 from ckstore.storage import manifest
 from ckstore.storage.catalog import Catalog, VersionRow, key
@@ -63,7 +64,7 @@ class CatalogResolver:
     def __init__(self, catalog: Catalog, packs: PackReader) -> None:
         self.catalog = catalog
         self.packs = packs
-        self._lock = RLock()
+        self._lock = Lock()
         self._lattices: dict[str, LatticeRecord] = {}
         self._contents: dict[str, ContentRecord | None] = {}
         self._under_way: dict[object, list[Record]] = {}
@@ -73,6 +74,7 @@ class CatalogResolver:
         self._collected = catalog.collected()
         self._manifests: Lru[str, Manifest] = Lru(_MANIFESTS)
         self._layouts: Lru[bytes, LayoutDocument] = Lru(_LAYOUTS)
+        in_child(self._begin_child)
 
     @property
     def generation(self) -> int:
@@ -246,6 +248,11 @@ class CatalogResolver:
             self._forgotten += 1
             for records in self._under_way.values():
                 self.add(records)
+
+    def _begin_child(self) -> None:
+        """What the parent has written and not committed is its own."""
+        self._under_way.clear()
+        self.forget()
 
     def notice_collection(self) -> None:
         """Drop what is remembered where `gc` has moved objects since; files of removed packs are closed."""

@@ -16,6 +16,7 @@ from ckstore.errors import CkstoreError
 from ckstore.operations.compact import compact, due
 from ckstore.operations.retain import retain
 from ckstore.repository import Repository
+from ckstore.runtime import forks
 
 _log = logging.getLogger("ckstore")
 
@@ -37,10 +38,6 @@ def _leave() -> None:
         compactor.close(finish=False)
 
 
-#: What a parent had opened, which is not closed here: its thread may have held any lock of it.
-_of_parents: list[Repository | None] = []
-
-
 class _GivenUp(Exception):  # noqa: N818 - ends a compaction, and is no error
     pass
 
@@ -60,22 +57,17 @@ class Compactor:
         self._is_closed = False
         self._is_given_up = False
         self._start()
+        forks.in_child(self._start)
 
     def _start(self) -> None:
-        self._process = os.getpid()
+        """Begin without a thread, here and in a child, whose parent keeps its own."""
         self._opened: Repository | None = None
-        self._lock = threading.Lock()
+        self._lock = forks.Lock()
         self._runs: dict[str, int] = {}
         self._thread: threading.Thread | None = None
         self._compacting = threading.Lock()
         self._may_go_on = threading.Event()
         self._may_go_on.set()
-
-    def _own(self) -> None:
-        """In a process that was forked off, start again: the thread is the parent's, and so are locks that it held."""
-        if self._process != os.getpid():
-            _of_parents.append(self._opened)
-            self._start()
 
     def pause(self) -> None:
         """Let the thread wait, from the next few megabytes on, until `resume`."""
@@ -87,7 +79,6 @@ class Compactor:
 
     def catch_up(self, run: str, keep: int) -> None:
         """Compact now what the thread has not come to, but for what may wait: a store does not fill with raw packs."""
-        self._own()
         while len(due(self._repository, run, keep=keep)) > _WAITING:
             with self._compacting:  # The thread may be at it: what it does is not done twice.
                 if len(rows := due(self._repository, run, keep=keep)) > _WAITING:
@@ -95,7 +86,6 @@ class Compactor:
 
     def begin(self, run: str, keep: int) -> None:
         """Let the thread look after a run, of which so many versions stay as they are."""
-        self._own()
         with self._lock:
             if self._is_closed:
                 return
@@ -107,7 +97,6 @@ class Compactor:
 
     def close(self, *, finish: bool = True) -> None:
         """Wait for the version that is being compacted, or leave it as it is; others stay hot."""
-        self._own()
         with self._lock:
             self._is_closed = True
             self._is_given_up = not finish

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,6 +13,7 @@ from ckstore.dtypes import ITEM_SIZES, numpy_dtype
 from ckstore.errors import NotFoundError
 from ckstore.formats.paths import match_paths, text_to_path
 from ckstore.reading.buffers import read_tensor
+from ckstore.runtime.cached import cached_property
 
 if TYPE_CHECKING:
     from ckstore.formats.layout import Tensor

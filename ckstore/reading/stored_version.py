@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from functools import cached_property, partial
+from functools import partial
 from math import prod
 from typing import Any, TypeVar
 
@@ -23,6 +23,7 @@ from ckstore.objects.documents import LayoutDocument, VersionDocument, check_lay
 from ckstore.objects.records import Record, check_cut
 from ckstore.policy import FIDELITIES, Fidelity
 from ckstore.repository import Address, Repository, opened
+from ckstore.runtime.cached import cached_property
 from ckstore.runtime.collector import collection_seldom
 from ckstore.runtime.threads import worker_count
 from ckstore.storage.catalog import VersionRow

@@ -6,7 +6,8 @@ import gc
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from threading import Lock
+
+from ckstore.runtime.forks import Lock
 
 #: Objects made since the last look for garbage, after which the next one is due; Python's own value is 700 to 2,000.
 SELDOM = 100_000
@@ -55,8 +56,7 @@ def _restore_threshold() -> None:
 
 def _begin_child() -> None:
     """In a forked process none of those who asked for it goes on."""
-    global _lock, _users
-    _lock = Lock()
+    global _users
     _users = 0
     _restore_threshold()
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
-from threading import Lock
 from typing import Generic, TypeVar
+
+from ckstore.runtime.forks import Lock
 
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")

@@ -37,6 +37,18 @@ def keep_for(compiled: Any, stamp: str) -> None:
         kept._source_stamp = stamp
 
 
+def compiler_locks() -> list[Any]:
+    """The locks that are held while something is compiled: the compiler's, and LLVM's.
+
+    Lost without it: a process that is forked while another thread compiles waits for the compiler for ever.
+    """
+    from llvmlite.binding import ffi
+    from numba.core.compiler_lock import global_compiler_lock
+
+    holders: list[Any] = [global_compiler_lock, getattr(ffi.lib, "_lock", None)]
+    return [holder._lock for holder in holders if hasattr(holder, "_lock")]
+
+
 def ask_first(locator: Any) -> None:
     """Have numba ask a class first where compiled functions are kept (`numba.core.caching.CacheImpl`).
 

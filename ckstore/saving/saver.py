@@ -208,16 +208,16 @@ class Saver:
             raise error
 
     def _check_thread(self) -> None:
-        """Raise `UsageError` in a future's callback: the thread that calls it is the one that would be waited for."""
+        """Raise `UsageError` in a child, and in a future's callback: the thread that calls it would wait for itself."""
+        if os.getpid() != self._process_id:
+            raise UsageError(
+                "The saver belongs to the process that this one was forked off; make one with `Store.saver`."
+            )
         if threading.current_thread() is self._receiver:
             raise UsageError("A future's callback can neither save nor close; let it tell the thread that saves.")
 
     def _check(self) -> None:
         """Raise what went wrong before, or what keeps the saver from saving."""
-        if os.getpid() != self._process_id:
-            raise UsageError(
-                "The saver belongs to the process that this one was forked off; make one with `Store.saver`."
-            )
         if self._is_closed:
             raise UsageError("The saver is closed; make another one with `Store.saver`.")
         with self._changed:

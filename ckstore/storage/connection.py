@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
 
 from ckstore.errors import CkstoreError, FormatVersionError, IntegrityError, LockedError, NoStoreError, UsageError
+from ckstore.runtime import forks
 from ckstore.storage import durable, tables
 from ckstore.storage.schema import Schema, optional, rows, text
 
@@ -36,9 +36,6 @@ _MASTER = rows(text(), text(), optional(text()))
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.1
 
 Mode = Literal["r", "a"]
-
-#: Connections of parent processes: closing one here would take part in what the parent does with it.
-_of_parents: list[sqlite3.Connection] = []
 
 
 class Connection:
@@ -64,38 +61,36 @@ class Connection:
         self.path = path
         self.mode = mode
         self._timeout = timeout
-        self._lock = threading.RLock()
+        self._lock = forks.Lock()
         self._depth = 0
-        self._process = os.getpid()
+        self._is_inherited = False
         self._size = 0
         self._steps = -1
         if not path.is_file():
             raise NoStoreError(f"There is no catalog {path}; run `ckstore recover` to rebuild it.")
-        self._database = self._connect()
-        try:
-            self._check_format()
-        except BaseException:
-            self._database.close()
-            raise
+        with self._lock:
+            self._database = self._connect()
+            forks.in_child(self._begin_child)
+            try:
+                self._check_format()
+            except BaseException:
+                self._database.close()
+                raise
 
     def close(self) -> None:
         """Close the file; a transaction that is under way is rolled back."""
-        self._own()
         with self._lock:
-            self._database.close()
+            if not self._is_inherited:
+                self._database.close()
 
-    def _own(self) -> None:
-        """In a process that was forked off, begin again: SQLite's connections and held locks are the parent's."""
-        if self._process != os.getpid():
-            _of_parents.append(self._database)
-            self._process = os.getpid()
-            self._lock = threading.RLock()
-            self._depth = 0
-            self._database = self._connect()
+    def _begin_child(self) -> None:
+        """Leave connection and transaction to the parent; what comes next opens another connection."""
+        forks.leave(self._database)
+        self._is_inherited = True
+        self._depth = 0
 
     def rows(self, statement: str, parameters: Sequence[Any] = (), schema: Schema | None = None) -> list[Any]:
         """All rows of a query, as tuples of the schema; `IntegrityError` where one is not."""
-        self._own()
         with self._lock, explained(self.path):
             found = self._found(statement, parameters)
             with believed(self.path):
@@ -107,7 +102,7 @@ class Connection:
         if self._depth:
             return self._fetched(statement, parameters)
         with place_lock(self.path.parent):
-            if not self._same_file() and self.path.is_file():
+            if self._is_inherited or (not self._same_file() and self.path.is_file()):
                 self._reopen()
             return self._fetched(statement, parameters)
 
@@ -127,11 +122,13 @@ class Connection:
     def execute(self, statement: str, parameters: Sequence[Any] = ()) -> sqlite3.Cursor:
         """Run one statement inside the present transaction."""
         with self._lock, explained(self.path):
+            forks.check()
             return self._database.execute(statement, parameters)
 
     def execute_many(self, statement: str, parameters: Iterable[Sequence[Any]]) -> int:
         """Run a statement for each of many rows; returns how many rows it changed."""
         with self._lock, explained(self.path):
+            forks.check()
             return self._database.executemany(statement, parameters).rowcount
 
     @contextmanager
@@ -147,7 +144,6 @@ class Connection:
         """
         if self.mode != "a":
             raise UsageError(f"{self.path} is open for reading; open the store for writing.")
-        self._own()
         with self._lock:
             if self._depth:
                 yield
@@ -157,11 +153,12 @@ class Connection:
             try:
                 yield
                 durable.checkpoint("before-commit")
+                forks.check()
                 with explained(self.path):
                     self._database.execute("COMMIT")
                 durable.checkpoint("after-commit")
             except BaseException:
-                if self._database.in_transaction:
+                if self._depth and self._database.in_transaction:  # else a parent's
                     self._database.execute("ROLLBACK")
                 raise
             finally:
@@ -174,7 +171,7 @@ class Connection:
             # SQLite would take the journal of another catalog at this path for one that a killed writer of this file
             # left, and remove it. So it must not wait for the lock of a file that may lose its place meanwhile.
             with explained(self.path), place_lock(self.path.parent):
-                if not self._same_file():
+                if self._is_inherited or not self._same_file():
                     self._reopen()
                 self._database.execute("PRAGMA busy_timeout = 0")
                 try:
@@ -185,15 +182,21 @@ class Connection:
                         raise
                 finally:
                     self._database.execute(f"PRAGMA busy_timeout = {round(1000 * self._timeout)}")
-            time.sleep(pause)
+            self._lock.release()  # No fork waits until another process is done.
+            try:
+                time.sleep(pause)
+            finally:
+                self._lock.acquire()
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _reopen(self) -> None:
         if not self.path.is_file():
             raise NoStoreError(f"There is no catalog {self.path} any more; run `ckstore recover` to rebuild it.")
-        before = self._database
+        before, is_inherited = self._database, self._is_inherited
         self._database = self._connect()
-        before.close()
+        self._is_inherited = False
+        if not is_inherited:
+            before.close()
         self._check_format()
 
     def _same_file(self) -> bool:
@@ -205,6 +208,7 @@ class Connection:
             return False
 
     def _connect(self) -> sqlite3.Connection:
+        forks.check()
         with explained(self.path), place_lock(self.path.parent):
             # From before it is opened: where another one comes in between, the next look finds that.
             inode = os.stat(self.path).st_ino
@@ -301,7 +305,7 @@ def place_lock(directory: Path, *, exclusive: bool = False) -> Iterator[None]:
     try:
         import fcntl
 
-        descriptor = os.open(directory, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        descriptor = forks.open_unshared(directory, os.O_RDONLY)
     except (ImportError, OSError):
         yield
         return
@@ -310,23 +314,20 @@ def place_lock(directory: Path, *, exclusive: bool = False) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
         yield
     finally:
-        os.close(descriptor)
+        forks.close_unshared(descriptor)
 
 
 def create_file(path: Path) -> None:
     """Make an empty catalog at a path that is free, durably."""
     from ckstore.storage.migrations import migrate
 
-    database = sqlite3.connect(path, isolation_level=None)
-    try:
-        with explained(path):
-            database.execute("PRAGMA page_size = 1024")
-            database.execute(f"PRAGMA application_id = {APPLICATION}")
-            database.execute("BEGIN IMMEDIATE")
-            migrate(database, FORMAT)
-            database.execute("COMMIT")
-    finally:
-        database.close()
+    forks.check()
+    with forks.Lock(), closing(sqlite3.connect(path, isolation_level=None)) as database, explained(path):
+        database.execute("PRAGMA page_size = 1024")
+        database.execute(f"PRAGMA application_id = {APPLICATION}")
+        database.execute("BEGIN IMMEDIATE")
+        migrate(database, FORMAT)
+        database.execute("COMMIT")
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Self, cast
 from blake3 import blake3
 
 from ckstore.errors import CkstoreError, UsageError
+from ckstore.runtime import forks
 from ckstore.runtime.checksum import crc32c
 from ckstore.storage import durable, root
 from ckstore.storage.schema import matching
@@ -42,7 +43,6 @@ _ABSENT = 2**64 - 1
 _BLOCK = 1 << 22
 #: Values that may be mapped begin at multiples of a cache line.
 _ALIGNMENT = 64
-_PROCESS = os.getpid()
 _BYTES_CODEC = {"name": "bytes", "configuration": {"endian": "little"}}
 
 
@@ -86,8 +86,8 @@ def parse_pack_name(name: str) -> tuple[str, PackKind] | None:
 
 def digest_file(file: BinaryIO) -> str:
     """The first 20 bytes of the BLAKE3 of an open file from its present position on, in hexadecimal."""
-    # A process that was forked off has none of the threads that its parent may have started, and would wait for them.
-    digest = blake3(max_threads=blake3.AUTO if os.getpid() == _PROCESS else 1)
+    # A child has none of the threads that its parent may have started, and would wait for them.
+    digest = blake3(max_threads=1 if forks.generation() else blake3.AUTO)
     while block := file.read(_BLOCK):
         digest.update(block)
     return digest.hexdigest(length=20)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ckstore.errors import IntegrityError
+from ckstore.runtime import forks
 from ckstore.runtime.checksum import crc32c
 from ckstore.runtime.lru import Lru
 from ckstore.storage import durable, root
@@ -351,6 +352,7 @@ class PackReader:
         return OpenFile(self._path(pack))
 
     def _opened(self, pack: str) -> OpenPack:
+        forks.check()
         opened = self._open.get(pack)
         if opened is None:
             try:

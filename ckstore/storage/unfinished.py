@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
+from ckstore.runtime import forks
 from ckstore.storage import durable
 
 _PLACE = re.compile(r"\.tmp-\d+-[0-9a-f]{16}")
@@ -39,7 +40,7 @@ def _held(place: Path) -> Iterator[tuple[Path, Path]]:
         if not (place / _FORMER).exists():
             shutil.rmtree(place, ignore_errors=True)
         if lock is not None:
-            os.close(lock)
+            forks.close_unshared(lock)
 
 
 def sweep(directory: Path) -> None:
@@ -55,7 +56,7 @@ def sweep(directory: Path) -> None:
             lock = _locked(path)
             if lock is not None:
                 shutil.rmtree(path, ignore_errors=True)
-                os.close(lock)
+                forks.close_unshared(lock)
 
 
 def _locked(place: Path) -> int | None:
@@ -63,12 +64,12 @@ def _locked(place: Path) -> int | None:
     try:
         import fcntl
 
-        descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        descriptor = forks.open_unshared(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except (ImportError, OSError):
         return None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        os.close(descriptor)
+        forks.close_unshared(descriptor)
         return None
     return descriptor

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ckstore.errors import IntegrityError, NotFoundError
@@ -18,6 +17,7 @@ from ckstore.operations.gc.reachability import (
     survey,
     version_origin,
 )
+from ckstore.runtime.cached import cached_property
 from ckstore.storage.catalog import key
 from ckstore.storage.pack import PackInfo
 from ckstore.storage.scan_packs import DamagedPack, ScannedPack, scan_pack

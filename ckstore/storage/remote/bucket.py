@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from ckstore.errors import CkstoreError, UnreachableError, UsageError
+from ckstore.runtime import forks
 
 T = TypeVar("T")
 
@@ -64,7 +65,7 @@ _PAUSE = 0.05
 #: Seconds for which the client itself repeats a request, or one part of a pack, before it says that it failed.
 _CLIENT_PATIENCE = 10
 
-#: The process whose threads carry out the clients' requests, once there was one.
+#: The forks until the process whose threads carry out the clients' requests, once there was one.
 _process: dict[str, int] = {}
 
 
@@ -317,7 +318,7 @@ def _said(error: BaseException) -> str:
 
 def _check_process(url: str) -> None:
     """Raise `CkstoreError` in a process that was forked off one that has used a client: it would wait for ever."""
-    if _process.setdefault("id", os.getpid()) != os.getpid():
+    if _process.setdefault("generation", forks.generation()) != forks.generation():
         raise CkstoreError(
             f"{url} cannot be used in a process that was forked from one that has used an object store; start processes"
             " with the method spawn or forkserver."

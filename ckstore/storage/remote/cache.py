@@ -12,8 +12,8 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from threading import Lock
 
+from ckstore.runtime import forks
 from ckstore.runtime.checksum import crc32c
 from ckstore.runtime.lru import Lru
 from ckstore.storage import durable
@@ -59,23 +59,19 @@ class BlockCache:
         self._fetch = fetch
         self._limit = limit
         self._start()
+        forks.in_child(self._start)
         # Bytes written since the limit was looked at, in parts of what may be: many a process writes little, and only
         # by chance is one of them the one that looks.
         self._written = secrets.randbelow(1 << 20) / (1 << 20)
 
     def _start(self) -> None:
-        self._process = os.getpid()
-        self._lock = Lock()
+        """Begin with nothing, here and in a child, whose parent keeps the threads."""
+        self._lock = forks.Lock()
         self._under_way: dict[tuple[str, int], Future[bytes]] = {}
         self._pool: ThreadPoolExecutor | None = None
         self._recent: Lru[tuple[str, int], bytes] = Lru(_RECENT)
         # How often each pack was forgotten: what was asked for before is not kept.
         self._forgotten: Counter[str] = Counter()
-
-    def _own(self) -> None:
-        """In a process that was forked off, start again: threads, and locks that they held, are the parent's."""
-        if self._process != os.getpid():
-            self._start()
 
     def read(self, pack: str, size: int, offset: int, length: int) -> bytes:
         """Bytes of a pack of `size` bytes; what is not at hand is fetched."""
@@ -126,7 +122,6 @@ class BlockCache:
 
     def drop(self, pack: str) -> None:
         """Forget a pack; what is under way of it goes to those who wait, and to nobody else."""
-        self._own()
         with self._lock:
             self._forgotten[pack] += 1
             for place in [place for place in self._under_way if place[0] == pack]:
@@ -141,14 +136,12 @@ class BlockCache:
 
     def close(self) -> None:
         """Wait for what is being fetched, and give up what is not yet; who waits for that asks again."""
-        self._own()
         with self._lock:
             pool, self._pool = self._pool, None
         if pool is not None:
             pool.shutdown(cancel_futures=True)
 
     def _blocks(self, pack: str, size: int, numbers: Sequence[int]) -> dict[int, bytes]:
-        self._own()
         found = {}
         for number in numbers:
             block = self.at_hand(pack, number, min(BLOCK, size - number * BLOCK))
@@ -171,7 +164,6 @@ class BlockCache:
         """
         if not missing:
             return {}
-        self._own()
         with self._lock:
             found = {number: future for number in missing if (future := self._under_way.get((pack, number)))}
             # What was under way when it was looked for may have come since.

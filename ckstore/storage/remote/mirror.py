@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 from blake3 import blake3
 
 from ckstore.errors import CkstoreError, ConflictError, IntegrityError, NoStoreError
+from ckstore.runtime import forks
 from ckstore.storage import durable, root, zstd
 from ckstore.storage.connection import create_file
 from ckstore.storage.remote.bucket import Bucket, ObstoreBucket, patiently, prove, put_own
@@ -140,9 +141,9 @@ def put_snapshot(mirror: Mirror, number: int) -> None:
     """Put the mirror's catalog as a snapshot of the record `number`, for mirrors to come."""
     temporary = durable.temporary_path(mirror.path)
     try:
-        with closing(sqlite3.connect(mirror.path / root.CATALOG)) as database:
+        with forks.Lock(), closing(sqlite3.connect(mirror.path / root.CATALOG)) as database:
             database.execute("VACUUM INTO ?", [str(temporary)])
-        with closing(sqlite3.connect(temporary, isolation_level=None)) as database:
+        with forks.Lock(), closing(sqlite3.connect(temporary, isolation_level=None)) as database:
             for table in ("reservations", "leases"):
                 database.execute(f"DELETE FROM {table}")
             head = database.execute("SELECT value FROM meta WHERE key = 'mirror:head'").fetchone()

@@ -1,0 +1,69 @@
+"""Forks children, and waits for them with a limit."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+#: Seconds after which a child counts as hanging.
+PATIENCE = 120.0
+#: Seconds for which a thread goes on with what a fork waits for.
+MOMENT = 0.3
+
+
+def fork(work: Callable[[], None]) -> int:
+    """Fork a child that does `work` and exits with 0, or with 1 where that raises; its id."""
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            work()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+            sys.stderr.flush()
+        finally:
+            os._exit(code)
+    return child
+
+
+def exit_code(child: int, patience: float | None = None) -> int:
+    """The exit code of a child; -SIGKILL where it did not come to an end."""
+    until = time.monotonic() + (PATIENCE if patience is None else patience)
+    while time.monotonic() < until:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.01)
+    os.kill(child, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def in_child(work: Callable[[], None], patience: float | None = None) -> int:
+    """The exit code of a forked child that does `work`; -SIGKILL where it did not come to an end."""
+    return exit_code(fork(work), patience)
+
+
+@contextmanager
+def held(block: AbstractContextManager[object], until: Callable[[], object] | None = None) -> Iterator[None]:
+    """Another thread is inside of `block`: for a moment from now on, or until a call returns."""
+    is_inside = threading.Event()
+
+    def hold() -> None:
+        with block:
+            is_inside.set()
+            time.sleep(MOMENT) if until is None else until()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    is_inside.wait()
+    try:
+        yield
+    finally:
+        thread.join()
