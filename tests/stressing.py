@@ -2,7 +2,8 @@
 
     tools/stress [SECONDS] [SEED]
 
-Four write, two read, the others thin, rebase, tag, forget, collect garbage, and recover. What a version holds follows
+Four write, two read, one stores in a thread and forks children that read and tag, the others thin, rebase, tag, forget,
+collect garbage, and recover. What a version holds follows
 from its run and step, so that whoever reads one knows whether it is right. What was done is told in a journal: before
 (`trying`) and after (`done`), so that after a kill everybody knows what must be there, what may, and what must not.
 
@@ -23,6 +24,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,12 +38,15 @@ import ckstore
 from ckstore.errors import ConflictError, LockedError, NotFoundError
 from ckstore.operations.recover import recover
 from tests.checkpoints import scratch
+from tests.children import exit_code, fork
 
 SHAPE = (280, 256)
 #: Seconds that a wait may take which nobody causes.
 LONGEST = 10.0
 #: Versions that a run keeps.
 KEPT = 8
+#: Children that are forked while a version is stored.
+FORKS = 3
 #: Mean seconds between two kills.
 BETWEEN_KILLS = 1.5
 
@@ -239,6 +244,38 @@ class Worker:
             if off > bounds.get(path, 0.0):
                 self.journal.tell("fault", f"{path} of {run}@{step} is off by {off}, thinning: {thinning}")
 
+    def forker(self) -> tuple[str, Callable[[], None]]:
+        """Store the next version of a run in a thread, and fork children that use the store meanwhile."""
+        run = f"run-{self.name}"
+        step = max((number for other, number in self.journal.names("trying") if other == run), default=-1) + 1
+
+        def call() -> None:
+            self.journal.tell("trying", run, step)
+            with ckstore.open(self.store) as store, ThreadPoolExecutor(1) as pool:
+                stored = pool.submit(store.ingest, expected(run, step), run=run, step=step)
+                children = []
+                for _ in range(FORKS):
+                    time.sleep(self.random.expovariate(20))
+                    children.append(fork(self._use))
+                self.journal.tell("done", run, step, stored.result().version.number)
+                for code in [exit_code(child) for child in children]:
+                    if code != 0:
+                        self.journal.tell("fault", f"a child ended with {code}")
+
+        return "forks", call
+
+    def _use(self) -> None:
+        """What a forked child does: read, and set a tag."""
+        self.random.seed(os.getpid())
+        with self._watched("read in a child"):
+            self.reader()[1]()
+        there = sorted(self.journal.names("done") - self.journal.names("forgetting"))
+        if there:
+            run, step = self.random.choice(there)
+            with self._watched("tag in a child"), ckstore.open(self.store) as store:
+                store.tag(f"{run}@{step}", f"tag-{run}")
+                self.journal.tell("tagged", run, step)
+
     def keeper(self) -> tuple[str, Callable[[], None]]:
         """Thin, rebase, tag or forget."""
         there = sorted(self.journal.names("done") - self.journal.names("forgetting"))
@@ -292,8 +329,8 @@ class Worker:
 
 
 #: Names of the processes: what they do, and a number.
-WORKERS = ("writer1", "writer2", "writer3", "writer4", "reader1", "reader2", "keeper1", "keeper2", "collector1",
-           "rebuilder1")  # fmt: skip
+WORKERS = ("writer1", "writer2", "writer3", "writer4", "reader1", "reader2", "forker1", "keeper1", "keeper2",
+           "collector1", "rebuilder1")  # fmt: skip
 
 
 def stress(seconds: float, seed: int, workers: tuple[str, ...] = WORKERS) -> Outcome:

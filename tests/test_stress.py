@@ -22,7 +22,7 @@ pytestmark = [
 @pytest.mark.timeout(240)
 def test_a_few_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stressing, "BETWEEN_KILLS", 0.5)
-    outcome = stress(5, 0, ("writer1", "writer2", "reader1", "keeper1", "collector1", "rebuilder1"))
+    outcome = stress(5, 0, ("writer1", "writer2", "reader1", "forker1", "keeper1", "collector1", "rebuilder1"))
     assert outcome.faults == [], str(outcome)
     assert outcome.kills > 0
     assert outcome.done["conclusion"] == 3

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 from numba.core import caching
+from numba.core.compiler_lock import global_compiler_lock
 from numba.core.cpu import CPUTargetOptions
 
 from ckstore.kernels import kept, lattice
@@ -20,6 +21,13 @@ def test_functions_may_leave_references_uncounted() -> None:
 def test_what_is_kept_has_the_stamp_of_all_kernels() -> None:
     file = lattice.magnitude_top._cache._cache_file  # type: ignore[attr-defined]
     assert len(file._source_stamp) == 64
+
+
+def test_two_locks_are_held_while_something_is_compiled() -> None:
+    first, second = numba_hooks.compiler_locks()
+    with global_compiler_lock:
+        assert first._is_owned()
+        assert not second._is_owned()
 
 
 def test_places_of_compiled_code_are_asked_of_us_first() -> None:
