@@ -302,7 +302,7 @@ class Version(Mapping[str, "LazyTensor"]):
         require_torch()
         return self._unchanged(lambda: self._state_dict(allow, mmap=mmap))
 
-    def _state_dict(self, allow: Sequence[type], *, mmap: bool) -> Any:
+    def _state_dict(self, allow: Sequence[type], *, mmap: bool | Literal["checked"]) -> Any:
         from ckstore.reading.sharded import sharded_directories, sharded_files
         from ckstore.reading.state_dict import build, build_sharded
 
