@@ -150,6 +150,13 @@ def flip(store: Path | str, pack: str, where: Callable[[int], int]) -> None:
     change_pack(store, pack, bytes(data))
 
 
+def settled(store: Store) -> Store:
+    """The store once the thread behind it has compacted what is due: a run's latest versions stay hot."""
+    while (thread := store._compactor and store._compactor._thread) is not None:
+        thread.join(0.1)
+    return store
+
+
 @contextmanager
 def scratch() -> Iterator[Path]:
     """A directory in memory where there is such a file system: durability is tested elsewhere, and costs most here."""

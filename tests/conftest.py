@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Generator, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from unittest import mock
 
@@ -61,11 +62,21 @@ def stores_in_a_bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
         yield
 
 
-@pytest.fixture(scope="session", autouse=True)
-def encoded_at_once() -> Iterator[None]:
-    """Most tests look at what versions are encoded to; those of hot versions say that they want some."""
-    with mock.patch.object(policy, "HOT", 0):
+def _as_marked(node: pytest.Item | pytest.Collector) -> Iterator[None]:
+    with mock.patch.object(policy, "HOT", 0) if node.get_closest_marker("encoded") else nullcontext():
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def encoded_in_module(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Where a module is marked `encoded`, its versions are encoded at once, those of its fixtures too."""
+    yield from _as_marked(request.node)
+
+
+@pytest.fixture(autouse=True)
+def encoded_in_test(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Where a test is marked `encoded`, its versions are encoded at once."""
+    yield from _as_marked(request.node)
 
 
 @pytest.fixture(scope="session")

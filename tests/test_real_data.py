@@ -53,6 +53,7 @@ def test_a_series(shared_data: Path, directory: Path, series: str) -> None:
     assert len(sources) == len(paths)
     assert store.verify().problems == []
     check(store, sources, directory / "out")
+    store.compact()
     store.rebase(budget=1.0)
     last = max(sources)
     store.rebase([last])
@@ -67,6 +68,7 @@ def test_a_series(shared_data: Path, directory: Path, series: str) -> None:
         check(again, sources, directory / "out")
 
 
+@pytest.mark.encoded
 @pytest.mark.local  # In a bucket chains are shorter.
 def test_deltas_of_small_tensors_are_small(shared_data: Path, directory: Path) -> None:
     """484,563 bytes; 491,000 with histograms that were too coarse for the groups of a tensor of 2^14 elements."""
@@ -81,6 +83,8 @@ def test_a_trained_run(kind: str, directory: Path, request: pytest.FixtureReques
     paths: list[Path] = request.getfixturevalue(kind)
     store = ckstore.init(directory / "store")
     sources = {store.ingest(path, verify=True).version.number: path for path in paths}
+    check(store, sources, directory / "out")
+    store.compact()
     assert max(store[number].row.depth for number in sources) > 0
     check(store, sources, directory / "out")
     store.rebase([max(sources)])

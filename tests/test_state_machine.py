@@ -24,6 +24,8 @@ from tests.checkpoints import listing, scratch, sha256
 RUNS = ["a", "b", "c"]
 TAGS = ["best", "last", "x"]
 CHANGES = ["noise", "little", "nothing", "some", "fresh", "another shape"]
+# As users have it, encoded at once, and as it was written until it is compacted.
+HOT = [None, 0, 9]
 
 
 class Crash(BaseException):
@@ -96,9 +98,9 @@ class StoreMachine(RuleBasedStateMachine):
         change=st.sampled_from(CHANGES),
         seed=st.integers(0, 5),
         verify=st.booleans(),
-        hot=st.sampled_from([0, 9]),
+        hot=st.sampled_from(HOT),
     )
-    def ingest(self, run: str, change: str, seed: int, verify: bool, hot: int) -> None:
+    def ingest(self, run: str, change: str, seed: int, verify: bool, hot: int | None) -> None:
         weights = self._next(self._latest(run), change, seed)
         self.steps += 1
         self._stored(weights, run, self.steps, verify=verify, hot=hot)
@@ -111,11 +113,17 @@ class StoreMachine(RuleBasedStateMachine):
         assert not self.store[number].row.hot
 
     @precondition(lambda self: self.digests)
-    @rule(data=st.data(), run=st.sampled_from(RUNS), change=st.sampled_from(CHANGES), seed=st.integers(0, 5))
-    def fork(self, data: st.DataObject, run: str, change: str, seed: int) -> None:
+    @rule(
+        data=st.data(),
+        run=st.sampled_from(RUNS),
+        change=st.sampled_from(CHANGES),
+        seed=st.integers(0, 5),
+        hot=st.sampled_from(HOT),
+    )
+    def fork(self, data: st.DataObject, run: str, change: str, seed: int, hot: int | None) -> None:
         parent = data.draw(st.sampled_from(sorted(self.digests)))
         self.steps += 1
-        self._stored(self._next(parent, change, seed), run, self.steps, parent=parent)
+        self._stored(self._next(parent, change, seed), run, self.steps, parent=parent, hot=hot)
 
     @precondition(lambda self: self.digests)
     @rule(data=st.data())
@@ -136,8 +144,13 @@ class StoreMachine(RuleBasedStateMachine):
                 self.tags[tag] = report.version.number
 
     @precondition(lambda self: self.digests)
-    @rule(data=st.data(), change=st.sampled_from(["noise", "fresh"]), seed=st.integers(6, 9))
-    def replace(self, data: st.DataObject, change: str, seed: int) -> None:
+    @rule(
+        data=st.data(),
+        change=st.sampled_from(["noise", "fresh"]),
+        seed=st.integers(6, 9),
+        hot=st.sampled_from(HOT),
+    )
+    def replace(self, data: st.DataObject, change: str, seed: int, hot: int | None) -> None:
         number = data.draw(st.sampled_from(sorted(self.digests)))
         run, step = self.places[number]
         weights = self._next(number, change, seed)
@@ -150,7 +163,7 @@ class StoreMachine(RuleBasedStateMachine):
             except ConflictError:
                 return
             raise AssertionError("a tagged version was replaced")
-        self._stored(weights, run, step, replace=True)
+        self._stored(weights, run, step, replace=True, hot=hot)
         self._remove(number)
 
     @precondition(lambda self: self.digests)
@@ -368,8 +381,9 @@ class StoreMachine(RuleBasedStateMachine):
         change=st.sampled_from(CHANGES),
         at=st.sampled_from(["pack-written", "pack-synced", "pack-renamed", "before-commit", "after-commit"]),
         nth=st.integers(1, 2),
+        hot=st.sampled_from(HOT),
     )
-    def crash(self, run: str, change: str, at: str, nth: int) -> None:
+    def crash(self, run: str, change: str, at: str, nth: int, hot: int | None) -> None:
         """An ingest that dies at a step of its commit; the process that goes on is another one."""
         weights = self._next(self._latest(run), change, 10)
         self.steps += 1
@@ -387,7 +401,7 @@ class StoreMachine(RuleBasedStateMachine):
         died = False
         with mock.patch.object(durable, "checkpoint", stop), mock.patch("ckstore.operations.commit.remove_uncommitted"):
             try:
-                number = self.store.ingest(path, run=run, step=self.steps).version.number
+                number = self.store.ingest(path, run=run, step=self.steps, hot=hot).version.number
             except Crash:
                 died = True
         (self.store.path / "packs" / ".tmp-1-0123abcd").write_bytes(b"half a pack")

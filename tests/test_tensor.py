@@ -47,10 +47,12 @@ def source() -> dict[str, Any]:
     }
 
 
-@pytest.fixture(scope="module")
-def version(source: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Version]:
+@pytest.fixture(scope="module", params=[1, 0], ids=["hot", "encoded"])
+def version(
+    source: dict[str, Any], tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Version]:
     with ckstore.init(tmp_path_factory.mktemp("tensor") / "store") as store:
-        store.ingest(source)
+        store.ingest(source, hot=request.param)
         yield store["latest"]
 
 

@@ -84,7 +84,8 @@ def store_input(
         version = store[report.version.number]
         if delete or (options.verify and not report.is_new):
             check_restores(store.place, version.row.number)
-        if removable is not None and version.row.fidelity != "exact":
+        hot = version.stored.document.hot
+        if removable is not None and (version.row.fidelity != "exact" or (hot is not None and hot.asked.is_coarse)):
             # A policy was set meanwhile, or what was there was thinned.
             raise UsageError(f"{NOT_REMOVED} {path} is stored as version {version.row.number}, and stays.")
         if removable is not None:

@@ -20,7 +20,7 @@ from ckstore.formats.sources import PERMISSIONS
 from ckstore.objects.identity import digest
 from ckstore.objects.records import CONTENT_RECORDS, LATTICE_RECORDS
 from ckstore.objects.units import Unit
-from ckstore.policy import FIDELITIES, SCHEMES
+from ckstore.policy import FIDELITIES, SCHEMES, Policy
 from ckstore.storage.pack import PACK_NAME
 from ckstore.storage.schema import (
     HIGHEST,
@@ -189,6 +189,11 @@ class HotFacts(NamedTuple):
 
     policy: str
     budget: float
+
+    @property
+    def asked(self) -> Policy:
+        """How faithful the version is to be once it is encoded."""
+        return Policy.from_text(self.policy)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,6 @@ from ckstore.operations.naming import policy_of
 from ckstore.operations.rebase import within_budget
 from ckstore.operations.request import Request
 from ckstore.operations.storing import store_objects
-from ckstore.policy import Policy
 from ckstore.reading.stored_version import StoredVersion
 from ckstore.reading.values import StoredValues
 from ckstore.runtime.collector import collection_seldom
@@ -164,7 +163,7 @@ def _request(repository: Repository, row: VersionRow, hot: HotFacts) -> Request:
         parent=None if row.parent is None else repository.catalog.version(row.parent),
         metrics=row.metrics,
         source=row.source or "",
-        policy=Policy.from_text(hot.policy),
+        policy=hot.asked,
         budget=hot.budget,
     )
 

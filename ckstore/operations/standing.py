@@ -78,10 +78,13 @@ def _is_enough(repository: Repository, standing: VersionRow, request: Request) -
     """Whether a version of the same content is as faithful as what is asked for, and has given up nothing."""
     if standing.dropped:
         return False
-    coarse, policy = repository.resolver.document(standing).coarse, request.policy
+    document, policy = repository.resolver.document(standing), request.policy
+    coarse = None if document.coarse is None else (document.coarse.scheme, document.coarse.parameters)
+    if document.hot is not None and (asked := document.hot.asked).is_coarse:  # It is exact only until it is compacted.
+        coarse = asked.scheme, asked.parameters()
     if coarse is None or not policy.is_coarse:
         return coarse is None
-    said = coarse.parameters if coarse.scheme == policy.scheme else {}
+    said = coarse[1] if coarse[0] == policy.scheme else {}
     if request.search is not None:
         return bool(said.get("degradation", inf) <= request.search.max_degradation)
     if policy.is_bounded:

@@ -121,6 +121,28 @@ def thin(
     NotFoundError
         A version was forgotten meanwhile.
     """
+    while True:
+        hot = _hot(repository)
+        try:
+            return _thin(repository, rows, policy, dry_run=dry_run, progress=progress)
+        except IntegrityError:
+            if not dry_run or _hot(repository) >= hot:
+                raise
+            repository.resolver.forget()  # Without a lease, others may compact a version while it is read.
+
+
+def _hot(repository: Repository) -> set[str]:
+    return {row.uid for row in repository.catalog.versions() if row.hot}
+
+
+def _thin(
+    repository: Repository,
+    rows: Sequence[VersionRow],
+    policy: Policy,
+    *,
+    dry_run: bool,
+    progress: Callable[[int], None] | None,
+) -> ThinReport:
     report = ThinReport()
     repository.catalog.check_untagged(row.number for row in rows if row.fidelity == "exact")
     lease = nullcontext() if dry_run else repository.catalog.lease("thin")

@@ -20,7 +20,7 @@ from ckstore import open as open_store
 from ckstore.cli.program import run
 from ckstore.policy import Policy
 from ckstore.scanning.steps import natural
-from tests.checkpoints import listing, moving
+from tests.checkpoints import listing, moving, sha256
 
 from .conftest import checkpoint
 
@@ -365,3 +365,22 @@ def test_a_source_stays_where_a_policy_is_set_meanwhile(tmp_path: Path, monkeypa
     monkeypatch.setattr(Store, "ingest", later)
     assert run(["--store", str(tmp_path / "store"), "ingest", str(source), "--verify", "--delete-source"]) == 2
     assert source.exists()
+
+
+def test_a_source_stays_until_what_would_become_coarse_is_stored_exactly(tmp_path: Path) -> None:
+    """A hot version that a coarse policy asked for is exact only until it is compacted."""
+    source = tmp_path / "step1.pt"
+    torch.save(moving(1), source)
+    digest = sha256(source)
+    place = ["--store", str(tmp_path / "store")]
+    for arguments in (
+        ["init", str(tmp_path / "store")],
+        [*place, "policy", "--fidelity", "coarse"],
+        [*place, "ingest", str(source), "--step", "1"],
+        [*place, "ingest", str(source), "--step", "1", "--fidelity", "exact", "--verify", "--delete-source"],
+        [*place, "compact"],
+        [*place, "checkout", "main@1", "--output", str(tmp_path / "out")],
+    ):
+        assert run(arguments) == 0
+    assert not source.exists()
+    assert sha256(tmp_path / "out") == digest

@@ -24,8 +24,8 @@ def test_a_run_goes_before_the_store_and_a_call_before_both(ckstore, filled: Pat
         assert store["exact@7"].fidelity == store["fine@7"].fidelity == "exact"
     listed = ckstore("policy", "--json").json
     assert listed == [
-        {"run": None, "fidelity": "coarse", "hot": 0, "scheme": "lattice", "quality": 3.0},
-        {"run": "exact", "fidelity": "exact", "hot": 0},
+        {"run": None, "fidelity": "coarse", "hot": 1, "scheme": "lattice", "quality": 3.0},
+        {"run": "exact", "fidelity": "exact", "hot": 1},
     ]
 
 
@@ -57,7 +57,7 @@ def test_it_outlives_a_recovery_and_is_cleared(ckstore, filled: Path) -> None:
 )
 def test_what_cannot_be_kept(ckstore, filled: Path, arguments: tuple[str, ...]) -> None:
     ckstore("policy", *arguments, code=2)
-    assert ckstore("policy", "--json").json == [{"run": None, "fidelity": "exact", "hot": 0}]
+    assert ckstore("policy", "--json").json == [{"run": None, "fidelity": "exact", "hot": 1}]
 
 
 def test_what_becomes_of_older_versions(ckstore, filled: Path) -> None:

@@ -10,6 +10,8 @@ import pytest
 import ckstore
 from ckstore.errors import UsageError
 
+pytestmark = pytest.mark.encoded
+
 
 def test_a_version_of_objects_that_the_store_has_keeps_its_budget(tmp_path: Path) -> None:
     """The weights of a checkpoint, stored again without its optimiser: their chains were budgeted with it."""

@@ -16,6 +16,8 @@ from ckstore.encoding.writer import ObjectWriter
 from ckstore.storage.pack import PackWriter
 from tests.checkpoints import scratch
 
+pytestmark = pytest.mark.encoded
+
 KINDS: dict[str, Any] = {
     "float32": lambda values: values,
     "float64": lambda values: values.double() * np.pi,

@@ -20,6 +20,8 @@ from ckstore.objects.cache import ChunkCache
 from ckstore.objects.reader import ObjectReader
 from ckstore.objects.records import ContentRecord, LatticeRecord
 
+pytestmark = pytest.mark.encoded
+
 BASE = np.random.default_rng(0).standard_normal((300, 300)) * 0.02
 MOVES = np.random.default_rng(1).standard_normal((300, 300)) * 1e-3
 

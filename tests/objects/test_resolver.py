@@ -16,6 +16,8 @@ import ckstore
 from ckstore.objects import resolver as module
 from ckstore.objects.records import Record
 
+pytestmark = pytest.mark.encoded
+
 #: What finds records by id.
 LOOKUPS = ("known", "lattice", "known_lattice", "content")
 

@@ -19,7 +19,7 @@ import torch
 
 import ckstore
 from ckstore.errors import CkstoreError, ConflictError, InputError, NotFoundError, UsageError
-from tests.checkpoints import described, listing, scratch, sha256, write_safetensors
+from tests.checkpoints import described, listing, scratch, settled, sha256, write_safetensors
 
 FIRST = torch.arange(80_000, dtype=torch.float32).reshape(400, 200)
 
@@ -100,7 +100,7 @@ DAMAGED = [
 
 def refused(store: ckstore.Store, call: Callable[[], Any], kind: type[CkstoreError] = InputError) -> str:
     """The error's sentence; versions, packs and log are what they were."""
-    rows, files = store.versions(), listing(store.place)
+    rows, files = settled(store).versions(), listing(store.place)
     with pytest.raises(kind) as raised:
         call()
     message = str(raised.value)

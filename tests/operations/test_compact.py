@@ -34,7 +34,7 @@ from ckstore.policy import Policy
 from ckstore.reading.stored_version import StoredVersion
 from ckstore.repository import Repository
 from ckstore.version import Version
-from tests.checkpoints import draw, flip, pack_bytes, present_packs, scratch, write_safetensors
+from tests.checkpoints import draw, flip, pack_bytes, present_packs, scratch, settled, write_safetensors
 from tests.children import held, in_child
 
 STEPS = 4
@@ -656,9 +656,7 @@ def test_a_forked_child_compacts_with_a_store_of_its_own(directory: Path) -> Non
     with ckstore.init(directory / "store") as store:
         for step in range(2):
             store.ingest(state(step), run="a", step=step, hot=1)
-        while (thread := store._compactor and store._compactor._thread) is not None:
-            thread.join(0.1)
-        compactor = store._compactor
+        compactor = settled(store)._compactor
         assert compactor is not None
         assert compactor._opened is not None
         upcoming = state(2)  # Torch's own threads are the parent's.

@@ -18,6 +18,8 @@ from ckstore.policy import Policy
 from ckstore.storage.catalog import VersionRow
 from tests.checkpoints import listing, moving, scratch, sha256
 
+pytestmark = pytest.mark.encoded
+
 #: What a version costs at least: its manifest and the frames around it.
 OVERHEAD = 6_000
 

@@ -13,7 +13,7 @@ import ckstore
 from ckstore.errors import ConflictError, NotFoundError, UsageError
 from ckstore.operations.recover import recover
 from ckstore.storage import durable
-from tests.checkpoints import listing, scratch, sha256
+from tests.checkpoints import listing, scratch, settled, sha256
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def check(store: ckstore.Store, paths: list[Path], expected: list[tuple[int, str
 
 
 def test_forgotten_versions_are_gone_and_others_stay(store: ckstore.Store, paths: list[Path]) -> None:
-    packs = store.packs.list_packs()
+    packs = settled(store).packs.list_packs()
     report = store.forget(["a@1..a@2"])
     assert [(row.number, row.step) for row in report.versions] == [(2, 1), (3, 2)]
     left = [(1, "a", 0), (4, "a", 3), (5, "a", 4), (6, "b", 0)]

@@ -31,7 +31,7 @@ from ckstore.operations.recover import recover
 from ckstore.storage import durable
 from ckstore.storage import manifest as manifests
 from ckstore.storage.pack import PackWriter
-from tests.checkpoints import change_pack, draw, listing, pack_bytes, packs_of, scratch, sha256
+from tests.checkpoints import change_pack, draw, listing, pack_bytes, packs_of, scratch, settled, sha256
 from tests.format_reader import Reader
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -69,6 +69,7 @@ def filled(series: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path
         for checkpoint in series[:6]:
             opened.ingest(checkpoint, run="a")
         opened.ingest(series[6], run="b", parent="a@2")
+        settled(opened)
     return path
 
 
@@ -193,7 +194,7 @@ def test_a_run_of_forgetting_and_ingesting(path: Path, series: list[Path]) -> No
         assert store["a@5"].document.blob_packs() <= names
         written = store.resolver.manifest(store["a@6"].row.pack).document["version"]
         assert VersionDocument.from_json(written).blob_packs() <= names
-        rows = store.versions()
+        rows = settled(store).versions()
     (store.path / "catalog.sqlite").unlink()
     assert recover(path).problems == []
     with ckstore.open(path) as store:
@@ -240,6 +241,7 @@ def test_a_pack_that_was_written_again_is_a_zarr_hierarchy(store: ckstore.Store)
 
 
 def test_what_a_run_began_with_is_kept_for_its_next_version(store: ckstore.Store) -> None:
+    store.compact()
     store.rebase(["a@5"])
     store.forget(["a@0..a@4", "b"])
     store.gc()
@@ -259,7 +261,7 @@ def test_versions_that_were_replaced(path: Path, series: list[Path]) -> None:
         store.gc()
         store.forget(["a@3"])
         store.gc()
-        rows = store.versions()
+        rows = settled(store).versions()
         assert store["a@4"].row.pack in packs_of(path)
     (store.path / "catalog.sqlite").unlink()
     assert recover(path).problems == []
@@ -693,7 +695,7 @@ def test_the_log(store: ckstore.Store) -> None:
     store.forget(["a@0", "b"])
     rows = {pack.name for pack in store.catalog.packs()}
     store.gc()
-    forgot, collected = store.catalog.records()
+    forgot, collected = store.catalog.records()[-2:]
     assert (forgot["change"], forgot["versions"]) == ("forget", [1, 7])
     assert collected["change"] == "gc"
     assert set(collected["removed"]) == rows - {pack.name for pack in store.catalog.packs()}
@@ -707,7 +709,7 @@ def test_a_lease_ends_although_its_end_is_interrupted(tmp_path: Path, monkeypatc
     with ckstore.init(tmp_path / "store") as store:
         for step in range(2):
             store.ingest({"w": draw(300, 300, seed=step)}, step=step)
-        connection = store.catalog._connection
+        connection = settled(store).catalog._connection
         execute = connection.execute
 
         def interrupted(statement: str, *arguments: Any) -> Any:

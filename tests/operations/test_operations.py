@@ -26,6 +26,8 @@ from ckstore.scanning.files import InputFile
 from ckstore.storage import connection
 from ckstore.storage.pack_reader import PackReader
 
+pytestmark = pytest.mark.encoded
+
 
 @contextmanager
 def calls_noted(note: Callable[[Any, str, Any], None]) -> Iterator[None]:

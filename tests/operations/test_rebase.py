@@ -14,6 +14,7 @@ from ckstore.encoding.budget import BUDGET, PLANNED
 from ckstore.errors import NotFoundError
 from ckstore.operations import commit, costs, rebase
 from ckstore.storage.catalog import Catalog
+from tests.checkpoints import settled
 
 
 @pytest.fixture
@@ -25,7 +26,8 @@ def store(tmp_path: Path) -> Iterator[ckstore.Store]:
         for step in range(4):
             opened.ingest({"w": values}, run="a", step=step)
             values = values + (1e-3 * generator.standard_normal((300, 300))).astype(np.float32)
-        assert [row.depth for row in opened.versions()] == [0, 1, 2, 3]
+        opened.compact()
+        assert [row.depth for row in settled(opened).versions()] == [0, 1, 2, 3]
         yield opened
 
 

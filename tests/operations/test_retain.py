@@ -24,7 +24,7 @@ from ckstore.operations.recover import recover
 from ckstore.operations.retain import due, outlived
 from ckstore.policy import Policy, Retention
 from ckstore.storage.rows import VersionRow
-from tests.checkpoints import listing, present_packs, scratch
+from tests.checkpoints import listing, present_packs, scratch, settled
 
 
 @pytest.fixture
@@ -231,18 +231,13 @@ def test_older_versions_are_thinned_and_forgotten(directory: Path) -> None:
         assert store["fork@100"].row.parent == store["a@1"].row.number
 
 
-def wait_for_thread(store: ckstore.Store) -> None:
-    while (thread := store._compactor and store._compactor._thread) is not None:
-        thread.join(0.1)
-
-
 @pytest.mark.parametrize("hot", [0, 1])
 def test_ingests_have_it_done_behind_the_program(directory: Path, hot: int) -> None:
     with ckstore.init(directory / "store") as store:
         store.set_policy(Policy(hot=hot, retention=Retention(exact_last=2, keep_last=4)), "a")
         for step in range(8):
             store.ingest(state(step), run="a", step=step)
-            wait_for_thread(store)
+            settled(store)
         assert steps(store) == {4: "coarse", 5: "coarse", 6: "exact", 7: "exact"}
         assert [row.hot for row in store.versions()] == [False, False, False, bool(hot)]
         assert is_exact(store, 7)
@@ -351,7 +346,7 @@ def test_a_store_that_takes_hundreds_of_saves(directory: Path) -> None:
                 store.tag("a@51", "mine")
                 store.ingest(values, run="fork", step=0, parent="a@49")
             if step % 20 == 19:
-                wait_for_thread(store)
+                settled(store)
                 sizes.append(sum(present_packs(store).values()))
         kept = {0, 49, 50, 51, 100, 150, *range(saves - keep, saves)}
         assert set(steps(store)) == kept

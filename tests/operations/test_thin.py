@@ -37,6 +37,7 @@ from tests.checkpoints import (
     pack_bytes,
     packs_of,
     scratch,
+    settled,
     sha256,
     write_safetensors,
 )
@@ -95,6 +96,7 @@ def six_and_one(series: list[Path], path: Path, budget: float | None = None) -> 
         for checkpoint in series[:6]:
             opened.ingest(checkpoint, run="a", budget=budget)
         opened.ingest(series[6], run="b", parent="a@2", budget=budget)
+        settled(opened)
     return path
 
 
@@ -107,6 +109,7 @@ def short(series: list[Path], tmp_path_factory: pytest.TempPathFactory) -> tuple
         for step, path in enumerate(paths):
             torch.save({name: state(step)["model"][name] for name in ("sparse", "half")}, path)
             opened.ingest(path, run="a")
+        settled(opened)
     return directory / "store", paths
 
 
@@ -439,7 +442,7 @@ def test_runs_of_other_kinds(
         for name, files in (("bf16", bf16_run), ("cnn", cnn_run), ("frozen", frozen_run), ("ema", ema_run)):
             for path in files[:3]:
                 store.ingest(path, run=name)
-            rows = store.versions(name)
+            rows = settled(store).versions(name)
             dry = store.thin([rows[0].number, rows[1].number], dry_run=True)
             before = pack_bytes(store.place)
             report = store.thin([rows[0].number, rows[1].number])
@@ -572,6 +575,24 @@ def test_a_dry_run_needs_no_place_in_the_store(path: Path, monkeypatch: pytest.M
         assert store.thin(run="a", dry_run=True).freed > 0
         with pytest.raises(UsageError, match="reading only"):
             store.thin(run="a")
+
+
+def test_a_dry_run_while_a_version_is_compacted(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing keeps others from it: the raw pack goes between two looks."""
+    present, compacted = module._check_present, []
+
+    def late(*arguments: Any) -> None:
+        if not compacted:
+            with ckstore.open(directory / "store") as other:
+                compacted.append(other.compact().versions)
+        present(*arguments)
+
+    monkeypatch.setattr(module, "_check_present", late)
+    with ckstore.init(directory / "store") as store:
+        store.ingest({"w": draw(300, 256)}, run="a", step=0)
+        assert [item.version.number for item in store.thin(["a@0"], dry_run=True).versions] == [1]
+        assert compacted == [[1]]
+        assert store.thin(["a@0"], dry_run=True) == store.thin(["a@0"])
 
 
 # Damage, crashes and others at the same time

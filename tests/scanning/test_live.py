@@ -48,6 +48,7 @@ def test_a_state_dict_comes_back_as_it_was(state: dict[str, Any], tmp_path: Path
         assert (tmp_path / FILE_NAME).read_bytes() == (tmp_path / "out.pt").read_bytes()
 
 
+@pytest.mark.encoded
 def test_ingesting_its_checkout_adds_nothing(state: dict[str, Any], tmp_path: Path) -> None:
     with ckstore.init(tmp_path / "store") as store:
         store.ingest(state)
@@ -57,6 +58,7 @@ def test_ingesting_its_checkout_adds_nothing(state: dict[str, Any], tmp_path: Pa
         assert row.original_bytes > 1_000_000
 
 
+@pytest.mark.encoded
 def test_the_next_state_is_stored_as_a_delta(state: dict[str, Any], tmp_path: Path) -> None:
     with ckstore.init(tmp_path / "store") as store:
         store.ingest(state, step=1)

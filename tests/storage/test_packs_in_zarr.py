@@ -40,6 +40,7 @@ def versions(
         torch.save(trees[-1], path / "file.pt")
         store.ingest(path / "file.pt", run="r", step=step, **options)
         draw = draw + 0.01 * torch.randn(shape, generator=generator)
+    store.compact()
     return store, trees
 
 
@@ -132,7 +133,7 @@ def test_an_array_without_a_change_has_no_bytes(tmp_path: Path) -> None:
     """What is all zeros is not stored, and reads as that."""
     store = ckstore.init(tmp_path / "store")
     torch.save({"mask": torch.zeros(70_000)}, tmp_path / "file.pt")
-    store.ingest(tmp_path / "file.pt", run="r", step=0)
+    store.ingest(tmp_path / "file.pt", run="r", step=0, hot=0)
     [(array, record)] = [found for found in arrays(store) if isinstance(found[1], LatticeRecord)]
     assert record.length == 0
     assert not array[...].any()

@@ -49,10 +49,12 @@ def source() -> dict[str, Any]:
     }
 
 
-@pytest.fixture(scope="module")
-def version(source: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Version]:
+@pytest.fixture(scope="module", params=[1, 0], ids=["hot", "encoded"])
+def version(
+    source: dict[str, Any], tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Version]:
     with ckstore.init(tmp_path_factory.mktemp("view") / "store") as store:
-        store.ingest(source, run="gpt", step=40)
+        store.ingest(source, run="gpt", step=40, hot=request.param)
         yield store["latest"]
 
 

@@ -18,7 +18,7 @@ from ckstore.storage import durable
 from ckstore.storage.remote import mirror
 from tests.checkpoints import sha256
 from tests.storage.remote.simulated import SimulatedBucket, SimulatedServer
-from tests.test_state_machine import CHANGES, RUNS, Crash, StoreMachine
+from tests.test_state_machine import CHANGES, HOT, RUNS, Crash, StoreMachine
 
 pytestmark = pytest.mark.local
 
@@ -74,8 +74,9 @@ class RemoteStoreMachine(StoreMachine):
         change=st.sampled_from(CHANGES),
         at=st.sampled_from(BEFORE + AFTER),
         nth=st.integers(1, 2),
+        hot=st.sampled_from(HOT),
     )
-    def crash(self, run: str, change: str, at: str, nth: int) -> None:
+    def crash(self, run: str, change: str, at: str, nth: int, hot: int | None) -> None:
         """An ingest that dies: the record makes the version, whatever becomes of the mirror's own transaction."""
         weights = self._next(self._latest(run), change, 10)
         self.steps += 1
@@ -92,7 +93,7 @@ class RemoteStoreMachine(StoreMachine):
         died = False
         with mock.patch.object(durable, "checkpoint", stop), mock.patch("ckstore.operations.commit.remove_uncommitted"):
             try:
-                self.store.ingest(path, run=run, step=self.steps)
+                self.store.ingest(path, run=run, step=self.steps, hot=hot)
             except Crash:
                 died = True
         self.store = self._open()
