@@ -549,10 +549,10 @@ class Reader:
             text += blake(whole[at : at + size], 32)
             at += size
         assert identifier(text) == content
-        record = self.lattices[lattice][1]
-        if record["kind"] == "ordinal":
-            assert lattice == content
+        if lattice == content:  # It is ordinal, or was stored raw; it may be encoded since.
             return
+        record = self.lattices[lattice][1]
+        assert record["kind"] != "ordinal"
         if record["kind"] == "rounded":
             text = f"rounded|{dtype}|{record['shift']}|{record['level']}|{record['width']}|{count}|{chunk}|".encode()
         else:

@@ -316,6 +316,7 @@ def test_an_exact_ingest_of_the_same_content_makes_a_version_exact(store: ckstor
         assert again.verify().problems == []
 
 
+@pytest.mark.encoded
 def test_a_coarse_ingest_of_an_exact_versions_content_changes_nothing(store: ckstore.Store, place: Path) -> None:
     path = saved(place, 0)
     row = store.ingest(path, run="r").version
@@ -367,6 +368,7 @@ def test_the_same_values_after_themselves_keep_their_integers(store: ckstore.Sto
     assert said is None or said.rms <= version.deviations()["w"].rms * 1.01
 
 
+@pytest.mark.encoded
 def test_coarse_values_of_an_exact_version(store: ckstore.Store, place: Path) -> None:
     path = saved(place, 2)
     version = store[store.ingest(path, run="r").version.number]
@@ -417,6 +419,7 @@ def test_zarr_views_hold_the_coarse_values(written: Path) -> None:
         assert np.array_equal(version["model/weight"][10:20, 3], after["model/weight"].numpy()[10:20, 3])
 
 
+@pytest.mark.encoded
 def test_a_pickled_view_keeps_its_fidelity(store: ckstore.Store, place: Path) -> None:
     version = store[store.ingest(saved(place, 1), run="r").version.number]
     for fidelity in ("exact", "coarse"):

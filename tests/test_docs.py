@@ -187,7 +187,7 @@ def tutorial_store(gpt_run: list[Path], tmp_path_factory: pytest.TempPathFactory
     (place / "runs" / "gpt").symlink_to(gpt_run[0].parent)
     with contextlib.chdir(place), ckstore.init(".ckstore") as store:
         for path in gpt_run:
-            store.ingest(Path("runs", "gpt", path.name), run="gpt")
+            store.ingest(Path("runs", "gpt", path.name), run="gpt", hot=0)
         store.tag("gpt@100", "best")
     return place / ".ckstore"
 

@@ -15,7 +15,7 @@ import torch
 import ckstore
 from tests.format_reader import Reader, identifier
 
-pytestmark = pytest.mark.local
+pytestmark = [pytest.mark.encoded, pytest.mark.local]
 
 
 def checkpoint(step: int) -> dict[str, Any]:

@@ -121,6 +121,7 @@ def test_one_change_after_the_other_on_a_disk_that_stays_full(tmp_path: Path) ->
     )
 
 
+@pytest.mark.encoded
 def test_what_cannot_be_written_again_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Packs of which nothing is needed go first; others are left alone where there is no room for their copies."""
     with ckstore.init(tmp_path / "store") as store:

@@ -176,6 +176,7 @@ def test_another_process_reads_the_same_bytes(directory: Path, flush: str) -> No
     assert {int(number): digest for number, digest in json.loads(done.stdout).items()} == expected
 
 
+@pytest.mark.encoded
 def test_products_that_are_rounded_up_to_the_least_normal_number_are_read_alike(directory: Path) -> None:
     values = torch.randn(70_000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     values[35_123] = (2 - 2**-52) * 2.0**-1022  # half of it is a tie between the largest subnormal and the least normal
@@ -324,6 +325,8 @@ def test_values_that_move_by_less_than_a_step(directory: Path) -> None:
         values.view(torch.int32)[0, step] += 1
     store = ckstore.init(directory / "store")
     expected = ingest_all(store, paths)
+    check_all(store, expected, directory)
+    store.compact()
     check_all(store, expected, directory)
     sizes = [row.stored_bytes for row in store.versions()]
     assert sizes[-1] < 0.02 * sizes[0]
@@ -478,6 +481,7 @@ def test_a_verified_ingest(directory: Path) -> None:
     check_all(store, ingest_all(store, paths, verify=True), directory)
 
 
+@pytest.mark.encoded
 def test_a_verified_ingest_that_does_not_come_back(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An error of the coder is found before the version is visible, and leaves nothing behind."""
     from ckstore.codecs.lattice import LinearLattice

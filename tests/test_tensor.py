@@ -119,6 +119,7 @@ def test_slices_of_torch_tensors_keep_their_dtype(version: Version, source: dict
     assert_same(version["cube"].torch((3, 4, 5)), source["cube"][3, 4, 5])
 
 
+@pytest.mark.parametrize("version", [0], indirect=True, ids=["encoded"])
 def test_a_slice_decodes_the_chunks_it_touches_and_no_others(version: Version) -> None:
     """The version is a base, so every chunk of an object is one of integers and one of the exact layer."""
     large = version["large"]

@@ -57,10 +57,10 @@ def made() -> Iterator[tuple[Path, bytes, bytes, Any]]:
         path = directory / "store"
         with ckstore.init(path) as store:
             for step in range(3):
-                store.ingest(weights(step), run="a", step=step)
+                store.ingest(weights(step), run="a", step=step, hot=0)
         held = without_uids(state(path))
         before = (path / "catalog.sqlite").read_bytes()
-        opened(lambda store: store.ingest(weights(3), run="a", step=3))(path)
+        opened(lambda store: store.ingest(weights(3), run="a", step=3, hot=1))(path)
         yield path, before, (path / "catalog.sqlite").read_bytes(), held
 
 

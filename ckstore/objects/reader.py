@@ -84,6 +84,9 @@ class Resolver(Protocol):
     def content(self, identity: str) -> ContentRecord | None:
         """The record of a content id's exact layer; None where the content is an ordinal lattice."""
 
+    def content_now(self, identity: str) -> ContentRecord | None:
+        """The same, without what is remembered of ids that had none."""
+
 
 class Blocks(Protocol):
     """Random access to the bytes of packs by name.
@@ -232,7 +235,7 @@ class ObjectReader:
             It was lost.
         """
         record = None if content is None else self.resolver.content(content)
-        if record is None and content not in (None, lattice):
+        if record is None and content not in (None, lattice) and (record := self.resolver.content_now(content)) is None:
             raise IntegrityError(f"The store has lost the exact layer of object {content}; run `ckstore recover`.")
         return None if record is not None and lattice == content and self._is_raw(lattice) else record
 

@@ -342,10 +342,7 @@ class CatalogResolver:
     def _lattice(self, identity: str) -> LatticeRecord:
         record = self._lattices.get(identity) or self.known_lattice(identity)
         if record is None:
-            with self._lock:
-                if self._contents.get(identity) is None:
-                    self._contents.pop(identity, None)  # It had no exact layer then; since, it was encoded elsewhere.
-            content = self.content(identity)
+            content = self.content_now(identity)
             record = None if content is None else self.known_lattice(content.lattice)
         if record is None:
             raise IntegrityError(f"The store has lost object {identity}; run `ckstore recover`, then `ckstore verify`.")
@@ -366,6 +363,13 @@ class CatalogResolver:
             return self._contents[identity]
         except KeyError:
             return self._lookup([], [identity])[1][identity]
+
+    def content_now(self, identity: str) -> ContentRecord | None:
+        """The same, where it had none: it was stored raw then, and may have been encoded elsewhere since."""
+        with self._lock:
+            if self._contents.get(identity) is None:
+                self._contents.pop(identity, None)
+        return self.content(identity)
 
     def _placed(
         self, find: Callable[[Iterable[int]], dict[int, tuple[str, int]]], wanted: dict[str, int]

@@ -115,6 +115,19 @@ def test_a_level_costs_something_however_little_it_holds(tmp_path: Path, shape: 
         assert max(row.cost for row in rows) <= PLANNED * BUDGET
 
 
+def test_a_version_that_was_hot_when_it_was_looked_up(tmp_path: Path) -> None:
+    """That it had no exact layer is remembered; it has one since another encoded it."""
+    values = np.random.default_rng(0).standard_normal((300, 300)).astype(np.float32)
+    with ckstore.init(tmp_path / "store") as store:
+        store.ingest({"w": values}, run="a", step=0)
+        [(_, content)] = store["a@0"].document.objects
+        assert store.resolver.content(content or "") is None
+        with ckstore.open(store.place) as other:
+            other.compact()
+        assert store.rebase(["a@0"]).objects == 0
+        np.testing.assert_array_equal(store["a@0"].state_dict()["w"], values)
+
+
 def test_a_hot_version_stays_as_it_is_where_another_has_its_values_encoded(tmp_path: Path) -> None:
     generator = np.random.default_rng(0)
     first = generator.normal(size=70_000)

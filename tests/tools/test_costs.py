@@ -14,7 +14,7 @@ from tools.bench import costs
 from tools.bench import series as catalogue
 from tools.bench.series import Series
 
-pytestmark = pytest.mark.local
+pytestmark = [pytest.mark.encoded, pytest.mark.local]
 
 
 def test_every_version_is_measured(gpt_run: list[Path], tmp_path: Path) -> None:

@@ -136,6 +136,7 @@ def test_a_view_survives_pickling(version: Version) -> None:
     np.testing.assert_array_equal(array[5:7], version["model/a.weight"][5:7])
 
 
+@pytest.mark.encoded
 def test_a_slice_decodes_only_its_chunks(tmp_path: Path) -> None:
     with ckstore.init(tmp_path / "store") as store:
         store.ingest({"w": torch.randn(4096, 512)})

@@ -11,6 +11,7 @@ import ckstore
 from ckstore.errors import ConflictError, IntegrityError
 from ckstore.operations import commit as commit_module
 from ckstore.operations.recover import recover
+from tests.checkpoints import settled
 from tests.storage.remote.simulated import SimulatedServer
 from tests.storage.remote.test_remote_store import URL, files, same
 
@@ -22,7 +23,8 @@ def paths(server: SimulatedServer, directory: Path) -> list[Path]:
     with ckstore.init(URL, cache=directory / "a") as store:
         for step, path in enumerate(found):
             store.ingest(path, run="gpt", step=step)
-        store.tag("gpt@1", "best")
+        store.compact()
+        settled(store).tag("gpt@1", "best")
     return found
 
 

@@ -154,7 +154,7 @@ def test_a_lost_response_is_no_conflict(directory: Path, monkeypatch: pytest.Mon
     )
     with ckstore.init(URL, cache=directory / "a") as store:
         for step in range(4):
-            assert store.ingest(state(1, step), run="r", step=step).version.number == step + 1
+            assert store.ingest(state(1, step), run="r", step=step, hot=9).version.number == step + 1
         assert [row.step for row in store.versions()] == [0, 1, 2, 3]
     assert len([name for name in server.objects if name.startswith("log/")]) == 4
 
@@ -206,7 +206,7 @@ def test_a_damaged_record_is_named(directory: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(mirror_module, "ObstoreBucket", lambda url, options: SimulatedBucket(server))
     with ckstore.init(URL, cache=directory / "a") as store:
         for step in range(3):
-            store.ingest(state(1, step), run="r", step=step)
+            store.ingest(state(1, step), run="r", step=step, hot=9)
     [last] = [name for name in server.objects if name.endswith("3") and name.startswith("log/")]
     data, modified = server.objects[last]
     if damage == "flip":

@@ -37,7 +37,7 @@ from ckstore.storage.remote import bucket as bucket_module
 from ckstore.storage.remote import mirror as mirror_module
 from ckstore.storage.remote.log import Head, RemoteLog
 from ckstore.storage.remote.mirror import EVERY
-from tests.checkpoints import draw
+from tests.checkpoints import draw, settled
 from tests.storage.remote.simulated import SimulatedBucket, SimulatedServer
 
 pytestmark = pytest.mark.local
@@ -92,7 +92,7 @@ def test_mirrors_that_write_in_turns_agree(server: SimulatedServer, directory: P
     with ckstore.init(URL, cache=directory / "a") as first, ckstore.open(URL, cache=directory / "b") as second:
         for step, path in enumerate(paths):
             (first, second)[step % 2].ingest(path, run="gpt", step=step)
-        for store in (first, second):
+        for store in (settled(first), settled(second)):
             store.catalog.refresh()
             same(store, paths, directory / "out")
         assert first.versions() == second.versions()
@@ -165,7 +165,7 @@ def test_every_verb(server: SimulatedServer, directory: Path) -> None:
         assert not any(row.hot for row in store.versions())
         same(store, paths, directory / "out")
         store.set_policy(Policy("coarse"), run="later")
-        store.ingest({"weight": draw(300, 256, seed=77)}, run="later", step=0)
+        store.ingest({"weight": draw(300, 256, seed=77)}, run="later", step=0, hot=0)
         assert store["later@0"].row.fidelity == "coarse"
         store.tag("gpt@1", "kept")
         store.thin(["gpt@0"])
@@ -204,7 +204,7 @@ def test_gc_deletes_what_went_however_often_it_is_called(server: SimulatedServer
     paths = files(directory, 4)
     with ckstore.init(URL, cache=directory / "a") as store:
         for step, path in enumerate(paths):
-            store.ingest(path, run="gpt", step=step)
+            store.ingest(path, run="gpt", step=step, hot=0)
         before = packs_in(server)
         store.forget(["gpt@2", "gpt@3"])
         assert store.gc(grace=100).bytes > 0
