@@ -41,7 +41,7 @@ def store(directory: Path, paths: list[Path]) -> Iterator[ckstore.Store]:
             opened.ingest(path, run="a")
         opened.ingest(paths[0], run="b", parent="a@2")
         opened.tag("b@0", "best")
-        yield opened
+        yield settled(opened)
 
 
 def check(store: ckstore.Store, paths: list[Path], expected: list[tuple[int, str, int]]) -> None:
@@ -55,7 +55,7 @@ def check(store: ckstore.Store, paths: list[Path], expected: list[tuple[int, str
 
 
 def test_forgotten_versions_are_gone_and_others_stay(store: ckstore.Store, paths: list[Path]) -> None:
-    packs = settled(store).packs.list_packs()
+    packs = store.packs.list_packs()
     report = store.forget(["a@1..a@2"])
     assert [(row.number, row.step) for row in report.versions] == [(2, 1), (3, 2)]
     left = [(1, "a", 0), (4, "a", 3), (5, "a", 4), (6, "b", 0)]
@@ -75,7 +75,7 @@ def test_forgotten_versions_are_gone_and_others_stay(store: ckstore.Store, paths
 def test_they_stay_forgotten(store: ckstore.Store, paths: list[Path], lost: bool) -> None:
     store.forget(["a@1", "a@2", "a@4"])
     number = store.ingest(paths[4], run="a", step=4).version.number
-    rows = store.versions()
+    rows = settled(store).versions()
     if lost:
         (store.path / "catalog.sqlite").unlink()
     assert recover(store.place).problems == []
