@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ckstore.errors import (
         CkstoreError,
         ConflictError,
+        DiskFullError,
         FormatVersionError,
         InputError,
         IntegrityError,
@@ -68,9 +69,7 @@ __all__ = [
     "CkstoreError",
     "CompactReport",
     "ConflictError",
-    "Deviation",
-    "DiffReport",
-    "ForgetReport",
+    "DiskFullError",
     "FormatVersionError",
     "GcReport",
     "GradientAccumulator",

@@ -81,6 +81,13 @@ class FormatVersionError(CkstoreError, ValueError):
     exit_code = 14
 
 
+class DiskFullError(CkstoreError):
+    """The file system, or the quota, has too little room."""
+
+    kind = "disk-full"
+    exit_code = 16
+
+
 class UnreachableError(CkstoreError):
     """The object store did not answer, or refused; whether it did what was asked is not known."""
 

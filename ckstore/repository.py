@@ -13,6 +13,7 @@ from ckstore.errors import UsageError
 from ckstore.runtime.cached import cached_property
 from ckstore.storage import root
 from ckstore.storage.catalog import Catalog
+from ckstore.storage.connection import closed_error
 from ckstore.storage.pack_reader import PackReader
 
 if TYPE_CHECKING:
@@ -113,6 +114,7 @@ class Repository:
             self.packs = PackReader(place)
         self.has_stored = False
         self.cache_bytes = cache_bytes
+        self._is_closed = False
 
     def __enter__(self) -> Self:
         return self
@@ -144,15 +146,23 @@ class Repository:
         return self.address.open(mode, cache_bytes)
 
     def close(self) -> None:
-        """Close catalog and packs."""
+        """Close catalog and packs; what is read of it later raises `UsageError`."""
         self.catalog.close()
         self.packs.close()
+        self._is_closed = True
+        for name in ("resolver", "reader"):
+            vars(self).pop(name, None)
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise closed_error()
 
     @cached_property
     def resolver(self) -> CatalogResolver:
         """Finds records by id."""
         from ckstore.objects.resolver import CatalogResolver
 
+        self._require_open()
         return CatalogResolver(self.catalog, self.packs)
 
     @cached_property
@@ -160,6 +170,7 @@ class Repository:
         """Decodes objects."""
         from ckstore.objects.reader import ObjectReader
 
+        self._require_open()
         return ObjectReader(self.resolver, self.packs, self.cache_bytes)
 
     def require_writable(self) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 
 import ckstore
+from ckstore.storage.remote import mirror
+from tests.storage.remote.simulated import SimulatedBucket, SimulatedServer
 
 
 def test_a_store_is_made_where_there_is_none_and_opened_where_there_is_one(tmp_path: Path) -> None:
@@ -48,3 +52,28 @@ def test_what_cannot_be_made_is_said(tmp_path: Path) -> None:
         with pytest.raises(ckstore.UsageError, match="give its path"):
             call()
     assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize("place", ["directory", "bucket"])
+def test_a_closed_store_says_so(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = SimulatedServer()
+    monkeypatch.setattr(mirror, "ObstoreBucket", lambda url, options: SimulatedBucket(server))
+    where = tmp_path / "store" if place == "directory" else "s3://models/store"
+    state = {"large": torch.randn(300, 300), "small": torch.ones(3)}
+    with ckstore.init(where, cache=tmp_path / "cache") as store:
+        store.ingest(state, run="r", step=1)
+        version, run = store["r@1"], store.run("r")
+        tensor = version["large"]
+        assert tensor[:2].shape == (2, 300)
+        fresh = store[1]
+    requests: list[Callable[[], object]] = [
+        store.versions, lambda: store["r@1"], lambda: store.run("r"), lambda: store.ingest(state, run="r", step=2),
+        store.verify, store.gc, store.stats, lambda: store.tag(1, "best"), lambda: store.forget([1]),
+        lambda: version["small"][:], lambda: tensor[:2], version.state_dict, lambda: version.state_dict(mmap=True),
+        lambda: version.checkout(tmp_path / "out"), lambda: version.arrays["large"][:1], lambda: fresh.paths,
+        lambda: run.arrays["large"][0, :1], lambda: fresh.document,
+    ]  # fmt: skip
+    for request in requests:
+        with pytest.raises(ckstore.UsageError, match=r"^The store is closed; open it again"):
+            request()
+    store.close()

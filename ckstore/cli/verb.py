@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 #: What every exit code means.
 EXIT_CODES = {
     0: "done",
-    1: "error: the input is damaged, the disk is full, a file cannot be read",
+    1: "error: the input is damaged, a file cannot be read",
     2: "the call is not as it should be",
     3: "some of several inputs were done and some were not",
     4: "stored bytes are not what was written",
@@ -32,11 +32,12 @@ EXIT_CODES = {
     13: "there is no such version, run, tag or tensor",
     14: "a later ckstore wrote the store",
     15: "the object store cannot be reached",
+    16: "the disk is full",
     130: "interrupted; the store is consistent",
 }
 
 #: Codes that any verb can end with, and those that any verb which opens a store can end with.
-_OF_ANY = (0, 1, 2, 130)
+_OF_ANY = (0, 1, 2, 16, 130)
 _OF_ANY_STORE = (*_OF_ANY, 4, 10, 11, 14, 15)
 
 VERSION_HELP = (

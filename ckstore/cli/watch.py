@@ -17,8 +17,7 @@ import click
 from ckstore.cli.output import print_line
 from ckstore.cli.storing import NOT_REMOVED, Done, line_of, store_input, tend
 from ckstore.cli.verb import RunName, open_store, verb
-from ckstore.errors import LockedError, NotFoundError, UsageError
-from ckstore.storage.durable import DiskFullError
+from ckstore.errors import DiskFullError, LockedError, NotFoundError, UsageError
 
 if TYPE_CHECKING:
     from ckstore.scanning.steps import Planned

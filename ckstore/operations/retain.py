@@ -19,7 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from ckstore.errors import ConflictError, LockedError, NotFoundError
+from ckstore.errors import ConflictError, DiskFullError, LockedError, NotFoundError
 from ckstore.operations.compact import compact
 from ckstore.operations.drop import drop, going, with_globs
 from ckstore.operations.forget import forget
@@ -30,7 +30,6 @@ from ckstore.operations.thin import may_have_any, thin
 from ckstore.policy import Policy, Retention
 from ckstore.reading.stored_version import StoredVersion
 from ckstore.storage import reserve
-from ckstore.storage.durable import DiskFullError
 
 if TYPE_CHECKING:
     from ckstore.repository import Repository

@@ -18,7 +18,15 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ckstore.encoding.writer import ObjectWriter
-from ckstore.errors import CkstoreError, ConflictError, IntegrityError, LockedError, NotFoundError, UsageError
+from ckstore.errors import (
+    CkstoreError,
+    ConflictError,
+    DiskFullError,
+    IntegrityError,
+    LockedError,
+    NotFoundError,
+    UsageError,
+)
 from ckstore.objects.documents import VersionDocument
 from ckstore.operations.commit import Change
 from ckstore.operations.missing import find_missing
@@ -27,7 +35,7 @@ from ckstore.operations.verify import check_objects, check_restores
 from ckstore.reading.stored_version import StoredVersion
 from ckstore.storage import reserve
 from ckstore.storage.catalog import VersionRow
-from ckstore.storage.durable import DiskFullError, sweep_temporaries
+from ckstore.storage.durable import sweep_temporaries
 from ckstore.storage.pack import PackWriter
 from ckstore.storage.pack_reader import MissingPackError
 from ckstore.storage.root import PACKS

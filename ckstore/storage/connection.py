@@ -330,6 +330,11 @@ def create_file(path: Path) -> None:
         database.execute("COMMIT")
 
 
+def closed_error() -> UsageError:
+    """What is said of a store that was closed."""
+    return UsageError("The store is closed; open it again, and read from it before it is closed.")
+
+
 @contextmanager
 def believed(path: Path) -> Iterator[None]:
     """Turn what a schema says of a row into one sentence with the remedy."""
@@ -346,6 +351,10 @@ def explained(path: Path) -> Iterator[None]:
         yield
     except UnicodeDecodeError as error:  # in SQLite's own message, which quotes the schema
         raise IntegrityError(f"{path} is damaged ({error}); run `ckstore recover` to rebuild it.") from error
+    except sqlite3.ProgrammingError as error:
+        if "closed database" not in str(error):
+            raise
+        raise closed_error() from error
     except sqlite3.DatabaseError as error:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):

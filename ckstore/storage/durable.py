@@ -14,16 +14,11 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from ckstore.errors import CkstoreError, IntegrityError
+from ckstore.errors import CkstoreError, DiskFullError, IntegrityError
 
 _TEMPORARY = re.compile(r"\.tmp-(\d+)-[0-9a-f]+")
 #: Name of a file in a directory that is the mirror of a store in a bucket, and so a cache.
 MIRROR = "mirror"
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-
-
-class DiskFullError(CkstoreError):
-    """The file system or the quota is full."""
 
 
 def checkpoint(step: str) -> None:
@@ -66,11 +61,23 @@ def disk_full_explained(directory: Path, needed: int) -> Iterator[None]:
     Raises
     ------
     DiskFullError
+    CkstoreError
+        One file may not be as large as that.
     """
     try:
         yield
     except OSError as error:
-        if error.errno not in _FULL:
+        if error.errno == errno.EFBIG:
+            raise CkstoreError(
+                f"A file in {directory} would have at least {needed:,} bytes, more than one file may have here"
+                " (`ulimit -f`, or a limit of the file system); raise the limit and try again."
+            ) from error
+        if error.errno == errno.EDQUOT:
+            raise DiskFullError(
+                f"The quota for {directory} is used up, and at least {needed:,} more bytes are needed; free some and"
+                " try again."
+            ) from error
+        if error.errno != errno.ENOSPC:
             raise
         raise full_error(directory, needed) from error
 

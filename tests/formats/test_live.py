@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from ckstore.errors import UsageError
+from ckstore.errors import CkstoreError, UsageError
 from ckstore.formats import BytesSource, path_to_text, split_skeleton
 from ckstore.formats.torch.state_dict import StateDictSource, describe_state_dict
 from tests.formats.reading import assert_comes_back
@@ -183,3 +183,34 @@ def test_formats_import_neither_torch_nor_numba_nor_zarr() -> None:
         "assert not {'torch', 'numba', 'zarr', 'numpy'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
+
+
+@pytest.mark.parametrize("nbytes", [0, 400])
+def test_tensors_whose_memory_was_freed_are_named(nbytes: int) -> None:
+    freed = torch.arange(1000.0)[10:]
+    freed.untyped_storage().resize_(nbytes)
+    state = {"model": {"kept": torch.ones(3), "freed": freed}}
+    with pytest.raises(UsageError, match=rf"model/freed has {nbytes} of its 4,000 bytes: its memory was freed or cut"):
+        StateDictSource(state)
+
+
+@pytest.mark.parametrize(
+    "expanded",
+    [
+        torch.ones(1).expand(1 << 40), torch.arange(8.0).reshape(8, 1).expand(8, 1 << 38),
+        torch.arange(8.0).as_strided((1 << 20, 4, 1 << 20), (0, 1, 0)), torch.arange(9.0).as_strided((5, 5), (1, 1)),
+    ],
+    ids=lambda tensor: str(tuple(tensor.shape)),
+)  # fmt: skip
+def test_expanded_tensors_take_what_they_were_expanded_from(expanded: torch.Tensor) -> None:
+    got = loaded({"x": expanded})["x"]
+    assert (got.shape, got.stride()) == (expanded.shape, expanded.stride())
+    corner = tuple(slice(4) for _ in expanded.shape)
+    assert torch.equal(got[corner], expanded[corner])
+    assert StateDictSource({"x": expanded}).size < 3000
+
+
+def test_a_broadcast_array_that_does_not_fit_is_told() -> None:
+    array = np.broadcast_to(np.float32(1), (1 << 60,))
+    with pytest.raises(CkstoreError, match=r"takes 4,611,686,018,427,387,904 bytes in one piece, more than fit"):
+        StateDictSource({"x": array})

@@ -431,3 +431,12 @@ def test_archives_one_behind_another() -> None:
     layout = assert_comes_back(one + foreign.getvalue())
     assert layout.kind == "opaque"
     assert layout.bytes_for == {"": "consecutive archives, not all written by torch"}
+
+
+def test_a_file_of_freed_memory_is_told() -> None:
+    freed = torch.arange(1000.0)
+    freed.untyped_storage().resize_(0)
+    file = io.BytesIO()
+    torch.save({"freed": freed}, file)
+    with pytest.raises(InputError, match="the memory of storage '0' was freed before it was saved"):
+        parse(BytesSource(file.getvalue()), "freed.pt")

@@ -12,10 +12,11 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from math import prod
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from ckstore.dtypes import ITEM_SIZES
-from ckstore.errors import InputError, UsageError
+from ckstore.errors import CkstoreError, InputError, UsageError
 from ckstore.formats.layout import MARKS, Extent, FileLayout, Path, Tensor, TensorRef, Unknown, like, row_major
 from ckstore.formats.paths import path_to_text
 from ckstore.formats.skeleton import Checks
@@ -419,7 +420,14 @@ class _Describer:
         value = torch._neg_view(value) if is_neg else value
         memory = (value.device, value.untyped_storage().data_ptr())
         shape, strides = tuple(value.shape), value.stride()
-        return _Found(path, _name_of_dtype(tensor.dtype), shape, strides, value.storage_offset(), memory, value, marks)
+        found = _Found(path, _name_of_dtype(tensor.dtype), shape, strides, value.storage_offset(), memory, value, marks)
+        needed, there = _end(found), value.untyped_storage().nbytes()
+        if needed > there and 0 not in shape:
+            raise UsageError(
+                f"The tensor at {_shown(path)} has {there:,} of its {needed:,} bytes: its memory was freed or cut, as"
+                " FSDP does with parameters between steps; give the gathered ones, such as of `get_model_state_dict`."
+            )
+        return found
 
     def _array_or_object(self, array: Any, path: Path, depth: int) -> Any:
         """Store an array as a tensor with a mark; as its own pickle if torch lacks its dtype."""
@@ -475,14 +483,14 @@ class _Describer:
             for one in group[1:]
         )
         shape = memory_shape(first.shape, first.strides)
-        if same and shape is None:
+        if same and shape is None and prod(first.shape) <= _reach(first):  # There are holes, and a copy has none.
             strides = row_major(first.shape)
             _add(state, Extent(0, first.dtype, first.shape, first.path), _TensorMemory(first.value, None))
             for found in group:
                 yield found, Tensor(found.path, found.dtype, found.shape, strides, number, 0, found.marks)
             return
         low = min(one.offset * ITEM_SIZES[one.dtype] for one in group)
-        high = max((one.offset + 1 + _reach(one)) * ITEM_SIZES[one.dtype] for one in group)
+        high = max(map(_end, group))
         sizes = {ITEM_SIZES[one.dtype] for one in group}
         if len(sizes) > 1:
             # No extent can hold views of several item sizes: each view becomes an extent of its own.
@@ -505,6 +513,11 @@ def _name_of_dtype(dtype: Any) -> str:
 def _add(state: LiveState, extent: Extent, memory: Memory) -> None:
     state.extents.append(extent)
     state.memories.append(memory)
+
+
+def _end(found: _Found) -> int:
+    """The byte of the memory behind the last element."""
+    return (found.offset + 1 + _reach(found)) * ITEM_SIZES[found.dtype]
 
 
 def _reach(found: _Found) -> int:
@@ -571,7 +584,13 @@ class _ArrayMemory:
     def _of_all(self) -> npt.NDArray[np.uint8]:
         numpy = sys.modules["numpy"]
         little = self._array.astype(self._array.dtype.newbyteorder("<"), copy=False)
-        flat: npt.NDArray[np.uint8] = numpy.ascontiguousarray(little).reshape(-1).view(numpy.uint8)
+        try:
+            flat: npt.NDArray[np.uint8] = numpy.ascontiguousarray(little).reshape(-1).view(numpy.uint8)
+        except MemoryError as error:
+            raise CkstoreError(
+                f"An array of shape {self._array.shape} takes {self._array.nbytes:,} bytes in one piece, more than fit"
+                " into memory; store what it was broadcast from."
+            ) from error
         return flat
 
 

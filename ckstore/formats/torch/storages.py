@@ -144,6 +144,11 @@ def _place(number: int, view: View, storage: StorageData) -> _Placed | None:
         return None
     low = view.offset * item
     high = low + (last + 1) * item
+    if high > storage.nbytes == 0:
+        raise InputError(
+            f"the memory of storage {view.storage!r} was freed before it was saved, as FSDP frees parameters; save"
+            " gathered ones"
+        )
     if high > storage.nbytes:
         raise InputError(f"a tensor exceeds storage {view.storage!r}")
     return _Placed(number, view, low, high)

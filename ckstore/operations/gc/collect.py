@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from itertools import count, takewhile
 from typing import TYPE_CHECKING, Any
 
-from ckstore.errors import ConflictError, LockedError
+from ckstore.errors import ConflictError, DiskFullError, LockedError
 from ckstore.operations.commit import remove_uncommitted
 from ckstore.operations.gc.plan import GcPlan, plan_for
 from ckstore.operations.gc.reachability import PackContents
@@ -115,12 +115,12 @@ class _Collection:
         """Plan, copy and commit until nothing has changed in between."""
         try:
             report = self._collect(rewriting=True)
-        except durable.DiskFullError:
+        except DiskFullError:
             # What is removed first makes room, and may be enough.
             report = GcReport()
             self._sweep(report)
             report.add(self._collect(rewriting=False))
-            with suppress(durable.DiskFullError):
+            with suppress(DiskFullError):
                 report.add(self._collect(rewriting=True))
         self._repository.resolver.notice_collection()
         swept = self._repository.packs.sweep(self._grace)

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 import ckstore
-from ckstore.errors import ConflictError, IntegrityError, UnreachableError
+from ckstore.errors import ConflictError, DiskFullError, IntegrityError, UnreachableError
 from ckstore.operations.drop import drop
 from ckstore.operations.recover import recover
-from ckstore.storage.durable import DiskFullError, full_error
+from ckstore.storage.durable import full_error
 from ckstore.storage.pack_reader import MissingPackError, OpenFile
 from ckstore.storage.remote import bucket as bucket_module
 from ckstore.storage.remote import cache as cache_module
