@@ -240,7 +240,7 @@ def _conclude(directory: Path, names: list[str], outcome: Outcome) -> None:
                 there = {info.name for info in store.packs.list_packs()}
                 if there != {info.name for info in store.catalog.packs()}:
                     faults.append(f"{step}: packs in the bucket are not those of the catalog")
-            rows = store.versions()
+            rows = store.catalog.versions()
             found = {(row.run, row.step): row.uid for row in rows}
             for count, what in ((len(found), "run and step"), (len({row.number for row in rows}), "number")):
                 if count != len(rows):
@@ -258,7 +258,7 @@ def _conclude(directory: Path, names: list[str], outcome: Outcome) -> None:
     for name in names:
         with ckstore.open(URL, cache=directory / name) as store:
             faults += [f"{name}: {sentence}" for sentence in store.catalog.differences()]
-            if store.versions() != rows:
+            if store.catalog.versions() != rows:
                 faults.append(f"{name}: the mirror has other versions")
 
 

@@ -159,7 +159,7 @@ def stress(forks: int, seed: int, seconds: float) -> Outcome:
                 outcome.forks["children"] += 1
                 reap(AT_ONCE)
             reap(0)
-        outcome.versions.update(row.run for row in store.versions())
+        outcome.versions.update(row.run for row in store.catalog.versions())
         outcome.versions["hot"] = len([name for name in done if name[0] == "hot"])
         for problem in store.verify().problems:
             journal.tell("fault", "verify", str(problem))
@@ -209,7 +209,7 @@ def _at_work(store: ckstore.Store, journal: Journal, done: list[Name]) -> Iterat
         store.ingest(expected("hot", step), run="hot", step=step, hot=1)
         done.append(("hot", step))
         if step % KEPT == 0:
-            for row in store.versions("hot")[: -2 * KEPT]:
+            for row in store.catalog.versions("hot")[: -2 * KEPT]:
                 with suppress(ckstore.ConflictError):  # A child has tagged it.
                     store.forget([row.number])
 

@@ -388,7 +388,7 @@ def _conclude(path: Path, journal: Journal, outcome: Outcome) -> None:
         with worker._watched("conclusion"):
             verb()
             with ckstore.open(path, "r") as store:
-                there = {(row.run, row.step) for row in store.versions()}
+                there = {(row.run, row.step) for row in store.catalog.versions()}
                 for problem in store.verify().problems:
                     journal.tell("fault", f"verify: {problem}")
             done, going = journal.names("done"), journal.names("forgetting")

@@ -82,7 +82,7 @@ def whole() -> Iterator[Whole]:
         assert store.verify().problems == []
         versions = {number: store[number] for number in digests}
         tensors = {(number, path): raw(version[path]) for number, version in versions.items() for path in version}
-        rows, tags = store.versions(), store.catalog.tags()
+        rows, tags = store.catalog.versions(), store.catalog.tags()
         store.close()
         yield Whole(directory / "store", digests, tensors, rows, tags)
 
@@ -189,7 +189,7 @@ def test_bytes_of_the_catalog(whole: Whole, copy: Path) -> None:
         else:
             assert complete, f"byte {position}"
             with ckstore.open(copy, "r") as store:
-                assert [told(row) for row in store.versions()] == [told(row) for row in whole.rows]
+                assert [told(row) for row in store.catalog.versions()] == [told(row) for row in whole.rows]
                 assert store.catalog.tags() == whole.tags
         flipped(catalog, position)
     assert found > 10

@@ -40,7 +40,7 @@ assert torch.set_flush_denormal(True) and (torch.tensor([1e-40]) * 1).item() == 
 import ckstore
 found = {}
 with ckstore.open(sys.argv[1], "r") as store:
-    for row in store.versions():
+    for row in store.catalog.versions():
         target = Path(sys.argv[2], str(row.number))
         store[row.number].checkout(target)
         found[row.number] = hashlib.sha256(target.read_bytes()).hexdigest()
@@ -94,7 +94,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def restored(store: ckstore.Store, place: Path) -> dict[str, str]:
     """SHA-256 of all versions, by number."""
     found = {}
-    for row in store.versions():
+    for row in store.catalog.versions():
         store[row.number].checkout(place / str(row.number), force=True)
         found[str(row.number)] = sha256(place / str(row.number))
     return found
@@ -204,16 +204,16 @@ def test_another_process_restores_the_same_bytes_though_it_flushes_subnormals(wr
 def test_values_outlast_rebase_and_recover(written: Path, place: Path) -> None:
     shutil.copytree(written / "store", place / "copy")
     with ckstore.open(place / "copy") as store:
-        said = [store[row.number].deviations() for row in store.versions()]
+        said = [store[row.number].deviations() for row in store.catalog.versions()]
         assert store.rebase().objects > 0
-        assert all(row.depth == 0 for row in store.versions())
+        assert all(row.depth == 0 for row in store.catalog.versions())
         assert store.verify().problems == []
         assert restored(store, place) == first_time(written)
     lose_catalog(place / "copy")
     assert recover(place / "copy").problems == []
     with ckstore.open(place / "copy") as store:
-        assert [row.fidelity for row in store.versions()] == ["coarse"] * 4
-        assert [store[row.number].deviations() for row in store.versions()] == said
+        assert [row.fidelity for row in store.catalog.versions()] == ["coarse"] * 4
+        assert [store[row.number].deviations() for row in store.catalog.versions()] == said
         assert store.verify().problems == []
         assert restored(store, place) == first_time(written)
 
@@ -285,7 +285,7 @@ def test_ingest_verifies_what_a_coarse_version_decodes_to(
     monkeypatch.setattr(MemberHasher, "identity", lambda self: next(answers, None) or identity(self))
     with pytest.raises(IntegrityError):
         store.ingest(saved(place, 1), run="r", verify=True, policy="coarse")
-    assert [row.step for row in store.versions()] == [0]
+    assert [row.step for row in store.catalog.versions()] == [0]
 
 
 # Exact and coarse versions beside each other.
@@ -299,7 +299,7 @@ def test_an_exact_ingest_of_the_same_content_makes_a_version_exact(store: ckstor
     assert report.is_new
     assert (report.version.fidelity, report.version.step) == ("exact", 1)
     assert report.version.parent == rows[0].number
-    assert [(row.step, row.parent) for row in store.versions("r")] == [(0, None), (2, 1), (1, 1)]
+    assert [(row.step, row.parent) for row in store.catalog.versions("r")] == [(0, None), (2, 1), (1, 1)]
     store["best"].checkout(place / "out.pt")
     assert sha256(place / "out.pt") == sha256(paths[1])
     assert store["best"].deviations() == {}

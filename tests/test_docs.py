@@ -326,7 +326,7 @@ def test_a_training_that_was_killed_ends_with_the_weights_of_one_that_was_not(pa
     assert run_program(beginning, KILLED + script, place) == -9
     assert run_program(beginning, script, place) == 0
     with ckstore.open(whole / "checkpoints", "r") as one, ckstore.open(place / "checkpoints", "r") as other:
-        (run,) = {row.run for row in other.versions()}
+        (run,) = {row.run for row in other.catalog.versions()}
         assert other.run(run).steps == one.run(run).steps
         expected, found = one.run(run).latest, other.run(run).latest
         assert list(found) == list(expected)

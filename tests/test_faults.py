@@ -100,9 +100,9 @@ def store(directory: Path, paths: list[Path]) -> Iterator[ckstore.Store]:
 def check(store: ckstore.Store, paths: list[Path]) -> None:
     """The store holds these checkpoints, and all of them come back."""
     assert store.verify().problems == []
-    assert [row.step for row in store.versions("a")] == list(range(len(paths)))
+    assert [row.step for row in store.catalog.versions("a")] == list(range(len(paths)))
     out = store.path.parent / "out"
-    for path, row in zip(paths, store.versions("a"), strict=True):
+    for path, row in zip(paths, store.catalog.versions("a"), strict=True):
         store[row.number].checkout(out, force=True)
         assert sha256(out) == sha256(path)
 
@@ -147,7 +147,7 @@ def test_an_ingest_that_is_killed_at_any_checkpoint(store: ckstore.Store, paths:
         wanted += 1
         assert wanted < 40
         done = killed(TRANSACTIONS, store, paths[1], str(wanted))
-        committed = len(store.versions("a")) == 2
+        committed = len(store.catalog.versions("a")) == 2
         check(store, paths[: 1 + committed])
         if committed:
             break
@@ -174,7 +174,7 @@ def test_an_ingest_that_is_killed_at_random_times(store: ckstore.Store, paths: l
             time.sleep(draw.random() * 0.3)
             process.kill()
         assert store.verify().problems == []
-        for row in store.versions():
+        for row in store.catalog.versions():
             assert store[row.number].document.files[0].sha256 in {sha256(path) for path in paths}
     assert store.ingest(paths[3], run="a").is_new
     assert store.catalog.leases() == [], "leases of processes that are gone do not count"
@@ -183,8 +183,8 @@ def test_an_ingest_that_is_killed_at_random_times(store: ckstore.Store, paths: l
 
 def unchanged(store: ckstore.Store) -> Callable[[], bool]:
     """Asks later whether versions and files are still those of now."""
-    rows, files = store.versions(), listing(store.place)
-    return lambda: store.versions() == rows and listing(store.place) == files
+    rows, files = store.catalog.versions(), listing(store.place)
+    return lambda: store.catalog.versions() == rows and listing(store.place) == files
 
 
 def test_a_file_size_limit(store: ckstore.Store, paths: list[Path]) -> None:
@@ -319,7 +319,7 @@ def test_objects_that_go_before_the_commit(
     monkeypatch.setattr(Change, "commit", interposed)
     with pytest.raises(ConflictError, match="ingest it again"):
         store.ingest(paths[0] if known else paths[1], run="b" if known else "a")
-    assert len(store.versions()) == 1
+    assert len(store.catalog.versions()) == 1
 
 
 def overwrite(path: Path) -> None:
@@ -434,7 +434,7 @@ def test_a_file_that_is_written_all_the_time(store: ckstore.Store, directory: Pa
                 assert np.unique(values).size == 1
         process.kill()
     assert store.verify().problems == []
-    assert refused + len([row for row in store.versions() if row.run == "live"]) == 6
+    assert refused + len([row for row in store.catalog.versions() if row.run == "live"]) == 6
 
 
 @pytest.mark.local
@@ -466,5 +466,5 @@ def test_a_pack_that_was_named_but_not_synced_is_taken_back(
         monkeypatch.setattr(durable, "sync_directory", sync)
     assert recover(path).problems == []
     with ckstore.open(path) as store:
-        assert len(store.versions()) == 1
+        assert len(store.catalog.versions()) == 1
         store.ingest({"w": draw(300, 300, seed=1)}, step=1)

@@ -80,7 +80,7 @@ def test_versions_are_forgotten_and_their_space_freed(tmp_path: Path, opened: st
             store.close()
             store = ckstore.open(place + "/store")
         store.forget(["a@0", "a@1"])
-        assert [row.step for row in store.versions()] == [2, 3]
+        assert [row.step for row in store.catalog.versions()] == [2, 3]
         report = store.gc(grace=0)
         assert report.bytes > 500_000, report
         assert os.statvfs(place).f_bavail * 4096 > 500_000
@@ -101,7 +101,7 @@ def test_the_catalog_is_built_again(tmp_path: Path) -> None:
             file.write(b"damage" * 100)
         assert recover(Path(place, "store")).problems == []
         store = ckstore.open(place + "/store")
-        assert [row.step for row in store.versions()] == [0, 1, 2, 3]
+        assert [row.step for row in store.catalog.versions()] == [0, 1, 2, 3]
         assert store.verify().problems == []
         store.forget(["a@0", "a@1"])
         store.gc(grace=0)

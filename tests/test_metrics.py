@@ -25,7 +25,7 @@ def source(tmp_path: Path) -> Path:
 def kept(store: Path) -> list[dict[str, Any]]:
     with ckstore.open(store, "r") as opened:
         assert opened.verify().problems == []
-        return [dict(row.metrics) for row in opened.versions()]
+        return [dict(row.metrics) for row in opened.catalog.versions()]
 
 
 def test_metrics_of_a_version_that_is_there_are_added(source: Path, tmp_path: Path) -> None:

@@ -40,7 +40,9 @@ def test_the_present_format_is_among_them() -> None:
 
 
 def check(store: ckstore.Store, expected: dict[str, Any], out: Path) -> None:
-    assert [row.number for row in store.versions()] == sorted(version["number"] for version in expected["versions"])
+    assert [row.number for row in store.catalog.versions()] == sorted(
+        version["number"] for version in expected["versions"]
+    )
     for version in expected["versions"]:
         row = store[version["number"]].row
         assert (row.run, row.step) == (version["run"], version["step"])

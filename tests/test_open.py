@@ -20,7 +20,7 @@ def test_a_store_is_made_where_there_is_none_and_opened_where_there_is_one(tmp_p
     source.write_bytes(b"content")
     for count in range(2):
         with ckstore.open(place, create=True) as store:
-            assert len(store.versions()) == count
+            assert len(store.catalog.versions()) == count
             store.ingest(source, step=count)
     with pytest.raises(ckstore.ConflictError):
         ckstore.init(place)

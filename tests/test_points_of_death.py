@@ -111,7 +111,10 @@ def state(path: Path) -> Any:
     """What users see of a store; everything in it is read and compared with what went in."""
     with ckstore.open(path) as store:
         assert store.verify().problems == []
-        rows = [(row.run, row.step, row.uid, f"{row.fidelity}{' hot' if row.hot else ''}") for row in store.versions()]
+        rows = [
+            (row.run, row.step, row.uid, f"{row.fidelity}{' hot' if row.hot else ''}")
+            for row in store.catalog.versions()
+        ]
         return sorted(rows), store.catalog.tags(), store.catalog.policies()
 
 

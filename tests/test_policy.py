@@ -44,7 +44,7 @@ def test_what_cannot_be_kept_is_refused_in_a_sentence(given: dict[str, Any], tmp
     with ckstore.init(tmp_path / "store") as store:
         with pytest.raises(UsageError):
             store.ingest({"w": [1]}, policy=Policy(**{"fidelity": "coarse", **given}))
-        assert store.versions() == []
+        assert store.catalog.versions() == []
 
 
 def test_a_version_says_what_was_asked_of_it() -> None:

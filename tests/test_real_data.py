@@ -75,7 +75,7 @@ def test_deltas_of_small_tensors_are_small(shared_data: Path, directory: Path) -
     with ckstore.init(directory / "store") as store:
         for path in ordered(shared_data / "espcn")[:4]:
             store.ingest(path, run="espcn", budget=2.0 * 0.9 / PLANNED)  # What was planned for when this was measured.
-        assert sum(row.stored_bytes for row in store.versions()[1:]) < 487_000
+        assert sum(row.stored_bytes for row in store.catalog.versions()[1:]) < 487_000
 
 
 @pytest.mark.parametrize("kind", ["gpt_run", "cnn_run", "bf16_run", "frozen_run", "ema_run"])

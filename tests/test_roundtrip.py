@@ -40,7 +40,7 @@ import ckstore
 target = Path(sys.argv[2])
 found = {}
 with ckstore.open(sys.argv[1], "r") as store:
-    for row in store.versions():
+    for row in store.catalog.versions():
         out = target / str(row.number)
         store[row.number].checkout(out)
         found[row.number] = hashlib.sha256(out.read_bytes()).hexdigest()
@@ -139,7 +139,7 @@ def test_every_depth_after_a_rebase_and_after_a_recovery(directory: Path) -> Non
     paths = adamw_run(directory, 12)
     store = ckstore.init(directory / "store")
     expected = ingest_all(store, paths, run="a")
-    rows = store.versions("a")
+    rows = store.catalog.versions("a")
     assert [row.step for row in rows] == list(range(12))
     assert max(row.depth for row in rows) >= 3, "the run must have chains for this test to mean anything"
     assert store.verify().problems == []
@@ -154,11 +154,13 @@ def test_every_depth_after_a_rebase_and_after_a_recovery(directory: Path) -> Non
     check_all(store, expected, directory)
     assert store.verify().problems == []
     store.close()
-    before = [(row.number, row.step, row.uid, row.parent, row.depth) for row in ckstore.open(store.place).versions()]
+    before = [
+        (row.number, row.step, row.uid, row.parent, row.depth) for row in ckstore.open(store.place).catalog.versions()
+    ]
     (store.path / "catalog.sqlite").unlink()
     assert recover(store.place).problems == []
     with ckstore.open(store.place, "r") as again:
-        assert [(r.number, r.step, r.uid, r.parent, r.depth) for r in again.versions()] == before
+        assert [(r.number, r.step, r.uid, r.parent, r.depth) for r in again.catalog.versions()] == before
         assert again.verify().problems == []
         check_all(again, expected, directory)
 
@@ -214,8 +216,12 @@ def test_a_process_that_flushes_subnormals_ingests_what_stands_in_the_file(direc
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     with ckstore.open(directory / "store") as store:
-        records = [store.resolver.lattice(lattice) for row in store.versions() for lattice in lattices_of(store, row)]
-        contents = [store.resolver.content(content) for row in store.versions() for content in contents_of(store, row)]
+        records = [
+            store.resolver.lattice(lattice) for row in store.catalog.versions() for lattice in lattices_of(store, row)
+        ]
+        contents = [
+            store.resolver.content(content) for row in store.catalog.versions() for content in contents_of(store, row)
+        ]
         factors = {record.factor for record in [*records, *contents] if record is not None}
         assert factors - {1.0}, "the factor must be used for this test to mean all that it could"
         assert store.verify().problems == []
@@ -328,7 +334,7 @@ def test_values_that_move_by_less_than_a_step(directory: Path) -> None:
     check_all(store, expected, directory)
     store.compact()
     check_all(store, expected, directory)
-    sizes = [row.stored_bytes for row in store.versions()]
+    sizes = [row.stored_bytes for row in store.catalog.versions()]
     assert sizes[-1] < 0.02 * sizes[0]
     assert store.verify().problems == []
 
@@ -510,7 +516,7 @@ def test_a_verified_ingest_that_does_not_come_back(directory: Path, monkeypatch:
         store.ingest(paths[1], run="a", verify=True)
     monkeypatch.undo()
     store.repository.mode = "a"
-    assert [row.step for row in store.versions()] == [0]
+    assert [row.step for row in store.catalog.versions()] == [0]
     assert sorted(os.listdir(store.path / "packs")) == before
     assert store.catalog.reservations() == []
     assert not store.ingest(paths[0], run="a").is_new

@@ -255,7 +255,7 @@ class StoreMachine(RuleBasedStateMachine):
             # It was replaced here since it was sent.
             assert all(isinstance(item.error, ConflictError) for item in report.failed)
             assert other.verify().problems == []
-            assert {row.uid for row in other.versions()} == set(self.sent)
+            assert {row.uid for row in other.catalog.versions()} == set(self.sent)
             for uid, (digest, *_) in self.sent.items():
                 other[uid].checkout(self.directory / "out", force=True)
                 assert sha256(self.directory / "out") == digest
@@ -295,7 +295,7 @@ class StoreMachine(RuleBasedStateMachine):
     def retain(self, data: st.DataObject, exact: int | None, keep: int | None) -> None:
         run, _ = self.places[data.draw(st.sampled_from(sorted(self.digests)))]
         there = sorted((step, number) for number, (of, step) in self.places.items() if of == run)
-        followed = {row.parent for row in self.store.versions() if row.run != run}
+        followed = {row.parent for row in self.store.catalog.versions() if row.run != run}
         stays = {*self.tags.values(), *followed}
         numbers = sorted(number for _, number in there)
         late = [{n for _, n in there[-count:]} | set(numbers[-count:]) for count in (keep or 99, exact or 99)]
@@ -425,7 +425,7 @@ class StoreMachine(RuleBasedStateMachine):
     def versions_and_tags(self) -> None:
         if not hasattr(self, "store"):
             return
-        rows = self.store.versions()
+        rows = self.store.catalog.versions()
         assert {row.number: (row.run, row.step) for row in rows} == self.places
         assert {run.name for run in self.store.catalog.runs()} == {run for run, _ in self.places.values()}
         assert {row.number for row in rows if row.fidelity == "coarse"} == set(self.thinned)

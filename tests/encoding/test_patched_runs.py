@@ -114,7 +114,7 @@ def test_a_chunk_that_is_as_before_takes_nothing(place: Path) -> None:
 def test_the_size_of_versions_follows_their_changes(place: Path) -> None:
     store, _ = filled(place, "float32")
     with store:
-        rows = store.versions()
+        rows = store.catalog.versions()
         changed = 4 * 90 * WIDTH
         assert all(row.stored_bytes < 1.15 * changed + 4000 for row in rows[1:])
         assert all(row.cost <= 2 for row in rows)

@@ -67,7 +67,7 @@ def test_valid_predictions_are_not_estimated_again(directory: Path, monkeypatch:
     made = calls(monkeypatch)
     with ckstore.init(directory / "kept") as store:
         kept = stored(store, states)
-        costs = [row.cost for row in store.versions()]
+        costs = [row.cost for row in store.catalog.versions()]
     assert len(made) < 1.5 * STEPS
     monkeypatch.setattr(ObjectEncoder, "remember", lambda *_: None)
     made.clear()

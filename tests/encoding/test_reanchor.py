@@ -55,7 +55,7 @@ def run_of(place: Path, kind: str, factor: float = 1.0) -> ckstore.Store:
 def objects(store: ckstore.Store) -> list[tuple[str, str]]:
     """(Lattice id, content id) of the weight, by version."""
     found = []
-    for row in store.versions():
+    for row in store.catalog.versions():
         [(lattice, content)] = store[row.number].document.objects
         assert content is not None
         found.append((lattice, content))

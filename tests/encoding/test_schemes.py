@@ -135,7 +135,7 @@ def test_lc_chained_by_hand(runs: dict[str, tuple[Path, list[Path]]]) -> None:
         path, files = runs[f"lc-{name}"]
         by_hand: dict[str, LcByHand] = defaultdict(LcByHand)
         with ckstore.open(path, "r") as store:
-            for row, file in zip(store.versions(), files, strict=True):
+            for row, file in zip(store.catalog.versions(), files, strict=True):
                 version, before = store[row.number], loaded_from(file)
                 there = codebooks(version)
                 assert there
@@ -198,7 +198,7 @@ def test_dynaquant_chained_by_hand(runs: dict[str, tuple[Path, list[Path]]]) -> 
         ranked = deltas = 0
         kinds = set()
         with ckstore.open(path, "r") as store:
-            for row, file in zip(store.versions(), files, strict=True):
+            for row, file in zip(store.catalog.versions(), files, strict=True):
                 version = store[row.number]
                 there = codebooks(version)
                 by_hand = ranked_by_hand(version, loaded_from(file))
@@ -244,7 +244,7 @@ def test_deviations_are_true(stored_run: tuple[Path, list[Path]], place: Path) -
     path, files = stored_run
     with ckstore.open(path, "r") as store:
         assert store.verify().problems == []
-        for row in store.versions()[2:3]:
+        for row in store.catalog.versions()[2:3]:
             version = store[row.number]
             version.checkout(place / "out", force=True)
             before = loaded_from(files[row.number - 1])
@@ -261,7 +261,7 @@ def restored(path: Path, place: Path) -> dict[int, str]:
     found = {}
     with ckstore.open(path, "r") as store:
         assert store.verify().problems == []
-        for row in store.versions():
+        for row in store.catalog.versions():
             store[row.number].checkout(place / "restored", force=True)
             found[row.number] = sha256(place / "restored")
     return found
@@ -275,21 +275,21 @@ def test_values_outlast_all_that_is_done(runs: dict[str, tuple[Path, list[Path]]
     with ckstore.open(path) as store:
         report = store.rebase()
         assert report.objects > 0
-        for row in store.versions()[1:]:
+        for row in store.catalog.versions()[1:]:
             for record, _ in codebooks(store[row.number]).values():
                 assert (record.base is None) != (additive and record.additive), "sums have no values of their own"
     assert restored(path, place) == first
     with ckstore.open(path) as store:
         store.forget([2])
         assert store.gc(grace=0).bytes > 0
-        rows = store.versions()
+        rows = store.catalog.versions()
     del first[2]
     assert restored(path, place) == first
     lose_catalog(path)
     assert recover(path).problems == []
     assert restored(path, place) == first
     with ckstore.open(path) as store:
-        assert store.versions() == rows
+        assert store.catalog.versions() == rows
         assert store.thin([1, 3, 4]).skipped == [1, 3, 4]
 
 
@@ -307,7 +307,11 @@ def test_a_rebase_names_the_versions_that_it_cannot_bring_down(
         for budget in (1.2, None):
             for dry_run in (True, False, False):
                 report = store.rebase(budget=budget, dry_run=dry_run)
-                high = [row.number for row in store.versions() if (row.depth if budget is None else row.cost - 1.2) > 0]
+                high = [
+                    row.number
+                    for row in store.catalog.versions()
+                    if (row.depth if budget is None else row.cost - 1.2) > 0
+                ]
                 assert report.beyond == (high if scheme == "lc" else [])
                 assert dry_run or report.beyond == high
                 assert bool(report.beyond) == (scheme == "lc")
@@ -357,7 +361,7 @@ def test_another_scheme_starts_a_base(gpt_run: list[Path], place: Path) -> None:
         order: list[Any] = ["lattice", "lc", "dynaquant", "lattice", "lc"]
         for scheme, path in zip(order, gpt_run, strict=False):
             store.ingest(path, run="r", policy=Policy("coarse", scheme=scheme))
-        for row, scheme in zip(store.versions(), order, strict=True):
+        for row, scheme in zip(store.catalog.versions(), order, strict=True):
             version = store[row.number]
             found = codebooks(version)
             assert bool(found) == (scheme != "lattice")

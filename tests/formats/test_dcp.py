@@ -307,5 +307,5 @@ def test_live_dtensors(saved: Path, tmp_path: Path) -> None:
     run_ranks(2, "reject", place=str(tmp_path))
     run_ranks(1, "keep", place=str(tmp_path))
     with ckstore.open(tmp_path / "store") as opened:
-        assert [row.run for row in opened.versions()] == ["live"]
+        assert [row.run for row in opened.catalog.versions()] == ["live"]
         assert torch.equal(opened["live@latest"].state_dict()["rows"], torch.ones(4, 4))

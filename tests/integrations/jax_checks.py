@@ -139,7 +139,7 @@ def test_what_is_not_there_is_named(store: ckstore.Store) -> None:
 def test_what_cannot_be_stored_is_named(store: ckstore.Store, leaf: Any, hint: str) -> None:
     with pytest.raises(UsageError, match=hint):
         save(store, leaf, run="flax", step=1)
-    assert store.versions() == []
+    assert store.catalog.versions() == []
 
 
 def test_what_is_there_is_replaced_on_demand_alone(store: ckstore.Store) -> None:

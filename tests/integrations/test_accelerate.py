@@ -73,7 +73,7 @@ NAMED = """
             train(accelerator, model, optimizer)
             save_state(accelerator, store, run="acc", step=step)
         assert sorted(os.listdir("project/checkpoints")) == ["checkpoint_1", "checkpoint_2"]
-        assert [row.step for row in store.versions("acc")] == [10, 20, 30]
+        assert [row.step for row in store.catalog.versions("acc")] == [10, 20, 30]
         assert load_state(accelerator, store, "acc@10") == 10
     """
 

@@ -44,7 +44,7 @@ def left_over(store: ckstore.Store) -> list[str]:
 def test_versions_hold_what_all_ranks_hold(trained: Path) -> None:
     """The tensors are whole, as in the file with all of it, and nothing that was staged is left."""
     with ckstore.open(trained / "writer") as opened:
-        assert [row.step for row in opened.versions("sync")] == list(STEPS)
+        assert [row.step for row in opened.catalog.versions("sync")] == list(STEPS)
         for step in STEPS:
             expected = torch.load(trained / "pt" / f"step-{step}.pt")
             found = opened[f"sync@{step}"].state_dict()
@@ -87,7 +87,7 @@ def test_a_series_takes_what_files_take(trained: Path, tmp_path: Path) -> None:
             assert [report.version.depth for report in reports] == [0, 1, 2, 3]
             stored[kind] = sum(report.version.stored_bytes for report in reports)
     with ckstore.open(trained / "writer") as opened:
-        stored["writer"] = sum(row.stored_bytes for row in opened.versions("sync"))
+        stored["writer"] = sum(row.stored_bytes for row in opened.catalog.versions("sync"))
     assert stored["dcp"] < 1.02 * stored["pt"]
     assert stored["writer"] < 1.02 * stored["pt"]
 
@@ -143,14 +143,14 @@ def test_a_save_that_fails_leaves_nothing(store: ckstore.Store) -> None:
     writer = StoreWriter(store, "a", 1)
     with pytest.raises(CheckpointException, match="no such value"):
         dcp.save(state, storage_writer=writer, planner=_Failing())
-    assert store.versions() == []
+    assert store.catalog.versions() == []
     # What failed holds the writer in a circle: it is let go with its next save, or some time later.
     del writer
     gc.collect()
     dcp.save(state, storage_writer=StoreWriter(store, "a", 1))
     with pytest.raises(CheckpointException, match="a@1"):
         dcp.save({"x": torch.zeros(100)}, storage_writer=StoreWriter(store, "a", 1))
-    assert len(store.versions()) == 1
+    assert len(store.catalog.versions()) == 1
     assert left_over(store) == []
 
 
@@ -163,7 +163,7 @@ def test_a_full_disk_is_told(store: ckstore.Store, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(CheckpointException, match="full"):
         dcp.save({"x": torch.ones(100)}, storage_writer=StoreWriter(store, "a", 1))
-    assert store.versions() == []
+    assert store.catalog.versions() == []
 
 
 def test_what_cannot_be_done_is_said(store: ckstore.Store) -> None:

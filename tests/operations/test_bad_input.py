@@ -100,14 +100,14 @@ DAMAGED = [
 
 def refused(store: ckstore.Store, call: Callable[[], Any], kind: type[CkstoreError] = InputError) -> str:
     """The error's sentence; versions, packs and log are what they were."""
-    rows, files = settled(store).versions(), listing(store.place)
+    rows, files = settled(store).catalog.versions(), listing(store.place)
     with pytest.raises(kind) as raised:
         call()
     message = str(raised.value)
     assert message
     assert "\n" not in message
     assert len(message) < 600
-    assert store.versions() == rows
+    assert store.catalog.versions() == rows
     assert listing(store.place) == files
     assert store.catalog.reservations() == []
     return message
@@ -243,7 +243,7 @@ def test_steps_that_are_taken(store: ckstore.Store, directory: Path) -> None:
     assert "kept" in message
     store.untag("kept")
     row = store.ingest(directory / "other.pt", run="a", replace=True).version
-    assert [other.number for other in store.versions("a")] == [row.number]
+    assert [other.number for other in store.catalog.versions("a")] == [row.number]
 
 
 def test_names_that_are_not_there(store: ckstore.Store, directory: Path) -> None:

@@ -91,7 +91,7 @@ CHANGES: dict[str, Callable[[ckstore.Store], Any]] = {
 def test_verify_reports_no_loss(place: Path, name: str, at: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with ckstore.open(place) as store:
         store.ingest(state(STEPS), run="a", step=STEPS, hot=1)
-        for row in store.versions():
+        for row in store.catalog.versions():
             assert store[row.number].document.objects
         done = first(monkeypatch, *at, change(place, CHANGES[name]))
         assert store.verify().problems == []
@@ -103,7 +103,7 @@ def test_versions_that_were_listed_before_they_changed(place: Path) -> None:
     """The documents of these are read, and nothing else."""
     with ckstore.open(place) as store:
         store.ingest(state(STEPS), run="a", step=STEPS, hot=1)
-        listed = [store[row.number].stored for row in store.versions()]
+        listed = [store[row.number].stored for row in store.catalog.versions()]
         assert all(version.document.objects for version in listed)
         for name in ("compact", "forget", "thin all"):
             change(place, CHANGES[name])()
@@ -193,7 +193,7 @@ def test_two_that_thin_one_version(place: Path, monkeypatch: pytest.MonkeyPatch)
     first(monkeypatch, thinning._Thinning, "_commit", change(place, lambda store: store.thin(["a@1", "a@2"]), gc=False))
     with ckstore.open(place) as store:
         report = store.thin(["a@0..a@2"])
-        assert [row.fidelity for row in store.versions()] == ["coarse", "coarse", "coarse", "exact"]
+        assert [row.fidelity for row in store.catalog.versions()] == ["coarse", "coarse", "coarse", "exact"]
         assert [item.version.step for item in report.versions] == [0]
         assert report.skipped == [2, 3]
         assert store.verify().problems == []

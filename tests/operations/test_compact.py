@@ -101,7 +101,7 @@ def test_a_hot_version_is_whole_at_once(directory: Path) -> None:
         assert store.gc(grace=0).removed == 0
     assert recover(directory / "store").problems == []
     with ckstore.open(directory / "store") as store:
-        assert [row.hot for row in store.versions()] == [True] * STEPS
+        assert [row.hot for row in store.catalog.versions()] == [True] * STEPS
         check(store, paths)
 
 
@@ -184,15 +184,15 @@ def test_compaction_makes_what_an_ingest_at_once_makes(directory: Path) -> None:
             store.ingest(path, run="r", step=step, hot=STEPS, metrics={"loss": step})
             cold.ingest(path, run="r", step=step, hot=0, metrics={"loss": step})
         store.tag("r@1", "best")
-        before = store.versions()
+        before = store.catalog.versions()
         report = store.compact()
         assert report.versions == [row.number for row in before]
-        after = store.versions()
+        after = store.catalog.versions()
         assert [row.uid for row in after] == [row.uid for row in before]
         assert [row.created for row in after] == [row.created for row in before]
         assert raw_packs(store) == []
         assert not any(row.hot for row in after)
-        for row, other in zip(after, cold.versions(), strict=True):
+        for row, other in zip(after, cold.catalog.versions(), strict=True):
             assert row.stored_bytes == pytest.approx(other.stored_bytes, abs=64)
             assert without_hot(replace(row, stored_bytes=0)) == without_hot(replace(other, stored_bytes=0))
             assert store.resolver.document(row).objects == cold.resolver.document(other).objects
@@ -205,7 +205,7 @@ def test_compaction_makes_what_an_ingest_at_once_makes(directory: Path) -> None:
     assert recover(directory / "store").problems == []
     with ckstore.open(directory / "store") as store:
         # Costs are those of the model; a recovery takes them anew.
-        assert [replace(row, cost=0.0) for row in store.versions()] == [replace(row, cost=0.0) for row in after]
+        assert [replace(row, cost=0.0) for row in store.catalog.versions()] == [replace(row, cost=0.0) for row in after]
         check(store, paths)
 
 
@@ -218,7 +218,7 @@ def test_the_latest_stays_hot_and_the_others_are_compacted_behind(directory: Pat
         # A pack's file goes once the catalog has gone without it.
         while (due(store.repository, "r", keep=1) or len(raw_packs(store)) > 1) and time.monotonic() < deadline:
             time.sleep(0.02)
-        assert [row.hot for row in store.versions()] == [False] * (STEPS - 1) + [True]
+        assert [row.hot for row in store.catalog.versions()] == [False] * (STEPS - 1) + [True]
         assert len(raw_packs(store)) == 1
         check(store, paths)
 
@@ -250,7 +250,7 @@ def test_versions_that_share_raw_objects(directory: Path) -> None:
                 for number in order:
                     store.compact([number])
                     assert store.verify().problems == []
-                    for other in store.versions():
+                    for other in store.catalog.versions():
                         if other.hot:
                             loaded = store[other.number].state_dict()["model"]["weight"]
                             assert torch.equal(loaded, state(1)["model"]["weight"])
@@ -303,7 +303,7 @@ def test_a_hot_version_under_a_coarse_policy_becomes_coarse(directory: Path) -> 
             assert (row.hot, row.fidelity) == (True, "exact")
             cold.ingest(state(step), run="r", step=step, policy="coarse")
         store.compact()
-        assert [row.fidelity for row in store.versions()] == ["coarse"] * 3
+        assert [row.fidelity for row in store.catalog.versions()] == ["coarse"] * 3
         assert raw_packs(store) == []
         for step in range(3):
             mine, other = store[f"r@{step}"], cold[f"r@{step}"]
@@ -320,7 +320,7 @@ def test_a_version_that_follows_a_hot_one_compacts_it_first(directory: Path) -> 
         store.ingest(paths[0], run="r", step=0, hot=2)
         store.ingest(paths[1], run="r", step=1, hot=2)
         row = store.ingest(paths[2], run="r", step=2, hot=0).version
-        assert (row.depth, [other.hot for other in store.versions()]) == (2, [False] * 3)
+        assert (row.depth, [other.hot for other in store.catalog.versions()]) == (2, [False] * 3)
         check(store, paths)
 
 
@@ -333,8 +333,8 @@ def test_a_version_keeps_its_own_budget_with_objects_that_a_larger_one_let_in(di
         weight = {"weight": state(STEPS - 1)["model"]["weight"], "more": torch.ones(3)}
         store.ingest(weight, run="r", step=STEPS, hot=hot, budget=1.01)
         store.compact()
-        assert store.versions()[-1].cost <= 1.011
-        assert max(row.cost for row in store.versions()) > 1.1  # The others are as deep as they may be.
+        assert store.catalog.versions()[-1].cost <= 1.011
+        assert max(row.cost for row in store.catalog.versions()) > 1.1  # The others are as deep as they may be.
         check(store, paths)
 
 
@@ -345,8 +345,8 @@ def test_thinning_forgetting_and_freeing_hot_versions(directory: Path) -> None:
             store.ingest(path, run="r", step=step, hot=STEPS)
         assert [item.version.number for item in store.thin([2], dry_run=True).versions] == [2]
         store.thin([2])
-        assert [row.fidelity for row in store.versions()] == ["exact", "coarse", "exact", "exact"]
-        assert [row.hot for row in store.versions()] == [False, False, True, True]
+        assert [row.fidelity for row in store.catalog.versions()] == ["exact", "coarse", "exact", "exact"]
+        assert [row.hot for row in store.catalog.versions()] == [False, False, True, True]
         assert store.rebase(budget=1.0).versions is not None
         store.forget([3])
         store.gc(grace=0)
@@ -368,7 +368,7 @@ def test_a_flipped_bit_of_a_raw_object_is_found(directory: Path) -> None:
             store["r@1"].state_dict()
         with pytest.raises(IntegrityError):
             store.compact()
-        assert [row.hot for row in store.versions()] == [True]
+        assert [row.hot for row in store.catalog.versions()] == [True]
 
 
 def test_a_setting_that_makes_no_sense() -> None:
@@ -427,7 +427,7 @@ def test_killed_while_compacting(hot: tuple[Path, list[Path], float], directory:
             check(opened, paths)
         opened.compact()
         check(opened, paths)
-        assert not any(row.hot for row in opened.versions())
+        assert not any(row.hot for row in opened.catalog.versions())
 
 
 def test_files_of_all_kinds(directory: Path) -> None:
@@ -477,7 +477,7 @@ def test_a_version_that_becomes_due_while_another_is_compacted_is_compacted_too(
         begun = compact_module.compact
 
         def compact(*args: Any, **options: Any) -> Any:
-            if threading.current_thread() is compactor._thread and len(store.versions()) == 2:
+            if threading.current_thread() is compactor._thread and len(store.catalog.versions()) == 2:
                 store.ingest(state(2), run="a", hot=9)
                 compactor.begin("a", 1)
             return begun(*args, **options)
@@ -486,7 +486,7 @@ def test_a_version_that_becomes_due_while_another_is_compacted_is_compacted_too(
         compactor.begin("a", 1)
         while compactor._thread is not None:
             time.sleep(0.01)
-        assert [row.hot for row in store.versions()] == [False, False, True]
+        assert [row.hot for row in store.catalog.versions()] == [False, False, True]
 
 
 def test_a_compaction_can_be_left(directory: Path) -> None:
@@ -498,9 +498,9 @@ def test_a_compaction_can_be_left(directory: Path) -> None:
         compactor.pause()
         compactor.begin("a", 1)
         time.sleep(0.2)
-        assert [row.hot for row in store.versions()] == [True, True]
+        assert [row.hot for row in store.catalog.versions()] == [True, True]
         compactor.close(finish=False)
-        assert [row.hot for row in store.versions()] == [True, True]
+        assert [row.hot for row in store.catalog.versions()] == [True, True]
         assert raw_packs(store) == before
         assert list((store.path / "packs").glob("*tmp*")) == []
         assert store.verify().problems == []
@@ -524,7 +524,7 @@ def test_a_version_that_is_forgotten_or_compacted_meanwhile_is_passed_over(
         monkeypatch.setattr(compact_module, place, late)
         assert compact_module.compact(store.repository, rows[:1]).versions == []
         assert compact_module.compact(store.repository, rows).versions == [3]
-        assert [row.hot for row in store.versions()] == [False, False]
+        assert [row.hot for row in store.catalog.versions()] == [False, False]
         assert store.verify().problems == []
 
 
@@ -538,7 +538,7 @@ def test_objects_that_another_process_encodes_meanwhile_are_not_encoded_again(
     with ckstore.init(directory / "store") as store:
         for step, path in enumerate(paths):
             store.ingest(path, run="r", step=step, hot=9)
-        rows = store.versions()
+        rows = store.catalog.versions()
         with Repository(directory / "store") as other:
             for row in rows:
                 Version(StoredVersion(other, row)).state_dict()  # The objects' records are raw ones, for this process.
@@ -574,7 +574,7 @@ def test_a_version_that_is_compacted_while_another_one_is_thinned(
     with ckstore.init(directory / "store") as store:
         for step, path in enumerate(paths):
             store.ingest(path, run="r", step=step, hot=2)
-        before = store.versions()
+        before = store.catalog.versions()
         store.compact()
         if forgotten:
             store.forget(["r@3"])
@@ -644,7 +644,7 @@ raise LookupError("the loop is broken")
     assert ended.returncode == 1
     assert ended.stderr.count("Traceback") == 1, ended.stderr
     with ckstore.open(directory / "store") as store:
-        assert [row.step for row in store.versions()] == [0, 1, 2, 3]
+        assert [row.step for row in store.catalog.versions()] == [0, 1, 2, 3]
         assert store.verify().problems == []
         store.compact()
         assert store.verify().problems == []
@@ -669,7 +669,7 @@ def test_a_forked_child_compacts_with_a_store_of_its_own(directory: Path) -> Non
 
         with held(compactor._opened.reader._lock):
             assert in_child(work) == 0
-        assert [row.hot for row in store.versions()] == [False, False, True]
+        assert [row.hot for row in store.catalog.versions()] == [False, False, True]
         assert store.verify().problems == []
 
 
@@ -702,7 +702,7 @@ def test_an_ingest_refers_to_nothing_that_is_compacted_just_now(
         finish = Change.finish
 
         def ingest_first(self: Change, *args: Any, **options: Any) -> None:
-            if options.get("again") and len(store.versions()) == 2:
+            if options.get("again") and len(store.catalog.versions()) == 2:
                 store.ingest(state(2), run="a", hot=9)
             finish(self, *args, **options)
 
@@ -711,7 +711,7 @@ def test_an_ingest_refers_to_nothing_that_is_compacted_just_now(
         while (thread := compactor._thread) is not None:
             thread.join(0.1)
         compactor.close()
-        assert [row.hot for row in store.versions()] == [False, False, True]
+        assert [row.hot for row in store.catalog.versions()] == [False, False, True]
         assert store.verify().problems == []
 
 

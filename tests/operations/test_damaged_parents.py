@@ -49,7 +49,7 @@ def path(tmp_path: Path) -> Path:
         for step in range(3):
             store.ingest(state(step), run="a", step=step)
         store.compact()
-        assert [row.depth for row in store.versions()] == [0, 1, 2]
+        assert [row.depth for row in store.catalog.versions()] == [0, 1, 2]
     return tmp_path / "store"
 
 

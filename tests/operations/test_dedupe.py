@@ -105,14 +105,14 @@ def test_a_rerun_of_the_same_ingest(store: ckstore.Store, directory: Path) -> No
     assert [report.is_new for report in again] == [False, False]
     assert [report.version for report in again] == [report.version for report in first]
     assert listing(store.place) == files
-    assert len(store.versions()) == 2
+    assert len(store.catalog.versions()) == 2
     (tree / "config.json").write_text("{ }")
     with pytest.raises(ckstore.errors.ConflictError):
         store.ingest(tree, run="b")
     replaced = store.ingest(tree, run="b", replace=True)
     assert replaced.is_new
     assert replaced.version.stored_bytes < OVERHEAD
-    assert [row.number for row in store.versions("b")] == [replaced.version.number]
+    assert [row.number for row in store.catalog.versions("b")] == [replaced.version.number]
 
 
 def fine_tune(directory: Path, count: int, *, whole: bool) -> list[Path]:
@@ -238,7 +238,7 @@ def test_the_same_content_is_stored_again_where_it_is_to_be_more_faithful(
         store.tag(before.number, "best")
         report = store.ingest(moving(1), run="a", step=1, **then)
         assert report.is_new == is_new
-        assert [row.number for row in store.versions()] == [report.version.number]
+        assert [row.number for row in store.catalog.versions()] == [report.version.number]
         assert store["best"].row.number == report.version.number
         policy = then.get("policy")
         if isinstance(policy, Policy) and policy.max_abs_error is not None:

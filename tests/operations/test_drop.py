@@ -56,7 +56,7 @@ def fill(store: ckstore.Store, count: int, run: str = "a", **options: Any) -> li
 
 def steps(store: ckstore.Store, run: str = "a") -> list[int | None]:
     """Those of the versions that have dropped something."""
-    return [row.step for row in store.versions(run) if row.dropped]
+    return [row.step for row in store.catalog.versions(run) if row.dropped]
 
 
 def has_the_rest(version: ckstore.Version, step: int, **options: Any) -> bool:
@@ -71,7 +71,7 @@ def check(store: ckstore.Store, dropped: list[int], paths: list[Path], **options
     assert store.verify().problems == []
     assert steps(store) == dropped
     reader = Reader(store.place) if isinstance(store.place, Path) else None
-    for row in store.versions("a"):
+    for row in store.catalog.versions("a"):
         version = store[row.number]
         assert row.step is not None
         assert costs.restore_cost(version.stored) == (row.cost, row.depth)
@@ -101,16 +101,16 @@ def test_older_versions_lose_it_and_keep_the_rest(directory: Path, still: bool) 
         store.gc(grace=0)
         # Where moments barely change, those of the first version are what those of the last are stored against.
         assert pack_bytes(store.place) < (1.01 if still else 0.5) * before
-        assert sum(row.stored_bytes for row in store.versions()) <= 1.01 * pack_bytes(store.place)
+        assert sum(row.stored_bytes for row in store.catalog.versions()) <= 1.01 * pack_bytes(store.place)
         check(store, [0, 1, 2, 3], paths, still=still)
         assert store.retain("a").dropped == []
-        rows = store.versions()
+        rows = store.catalog.versions()
     for lost in (False, True):
         if lost:
             (store.path / CATALOG).unlink()
         assert recover(directory / "store").problems == []
         with ckstore.open(directory / "store") as store:
-            assert store.versions() == rows
+            assert store.catalog.versions() == rows
             assert store.gc(grace=0).bytes == 0
             check(store, [0, 1, 2, 3], paths, still=still)
 
@@ -136,7 +136,7 @@ def test_what_another_version_has_as_well_stays_for_it(directory: Path) -> None:
     with ckstore.init(directory / "store") as store:
         for step in range(3):
             store.ingest(state(step) | {"optimizer": state(0)["optimizer"]}, run="a", step=step, hot=0)
-        drop(store.repository, store.versions("a")[:2], OPTIMIZER)
+        drop(store.repository, store.catalog.versions("a")[:2], OPTIMIZER)
         store.gc(grace=0)
         assert steps(store) == [0, 1]
         kept = store["a@2"].state_dict()["optimizer"]["state"][1]["exp_avg"]
@@ -156,8 +156,8 @@ def test_with_coarse_versions(directory: Path, order: str) -> None:
             store.retain("a")
             store.gc(grace=0)
         assert steps(store) == [0, 1, 2]
-        assert [row.fidelity for row in store.versions()] == ["coarse"] * 3 + ["exact"]
-        for row in store.versions()[:3]:
+        assert [row.fidelity for row in store.catalog.versions()] == ["coarse"] * 3 + ["exact"]
+        for row in store.catalog.versions()[:3]:
             found, expected = store[row.number].state_dict(), state(row.step or 0)
             assert list(found) == ["model", "epoch"]
             for name, weight in expected["model"].items():
@@ -184,12 +184,12 @@ def test_what_is_left_is_all_that_becomes_coarse(directory: Path) -> None:
             assert [row.step for row in report.dropped] == [row.step for row in foretold.dropped] == [0, 1]
             assert [row.step for row in report.thinned] == [row.step for row in foretold.thinned]
             assert bool(report.thinned) == (name == "both")
-            sizes.append(sum(row.stored_bytes for row in store.versions()[:2]))
+            sizes.append(sum(row.stored_bytes for row in store.catalog.versions()[:2]))
     with ckstore.init(directory / "thinned") as store:
         fill(store, 3)
         store.thin(["a@0..a@1"])
-        drop(store.repository, store.versions()[:2], OPTIMIZER)
-        assert sum(row.stored_bytes for row in store.versions()[:2]) == pytest.approx(sizes[0], rel=0.05)
+        drop(store.repository, store.catalog.versions()[:2], OPTIMIZER)
+        assert sum(row.stored_bytes for row in store.catalog.versions()[:2]) == pytest.approx(sizes[0], rel=0.05)
 
 
 def test_only_what_was_coarse_goes(directory: Path) -> None:
@@ -199,7 +199,7 @@ def test_only_what_was_coarse_goes(directory: Path) -> None:
         moments = {"m": torch.randn(300, 256)}
         store.ingest({"model": counters, "optimizer": moments}, run="a", step=0, policy="coarse")
         assert store["a@0"].fidelity == "coarse"
-        drop(store.repository, store.versions(), OPTIMIZER)
+        drop(store.repository, store.catalog.versions(), OPTIMIZER)
         assert store["a@0"].fidelity == store["a@0"].row.fidelity == "exact"
         assert store.verify().problems == []
 
@@ -208,9 +208,9 @@ def test_a_small_tensor_goes_where_all_of_its_object_go(directory: Path) -> None
     with ckstore.init(directory / "store") as store:
         small = {str(number): {"a": torch.rand(10), "b": torch.rand(10)} for number in range(20)}
         store.ingest({"model": {"w": torch.rand(300, 256)}, "small": small}, run="a", step=0, hot=0)
-        assert drop(store.repository, store.versions(), ["small/*/a"]) == []
+        assert drop(store.repository, store.catalog.versions(), ["small/*/a"]) == []
         assert len(store["a@0"]) == 41
-        [row] = drop(store.repository, store.versions(), ["small/*/a", "small/*/b"])
+        [row] = drop(store.repository, store.catalog.versions(), ["small/*/a", "small/*/b"])
         assert row.dropped == ("small/*/a", "small/*/b")
         assert list(store["a@0"]) == ["model/w"]
         assert list(store["a@0"].state_dict()) == ["model"]
@@ -233,8 +233,8 @@ def test_versions_of_a_run_share_a_layout(directory: Path) -> None:
     with ckstore.init(directory / "store") as store:
         for step in range(4):
             store.ingest(state(step), run="a", step=step, hot=0)
-        drop(store.repository, store.versions()[:3], OPTIMIZER)
-        rows = store.versions()[:3]
+        drop(store.repository, store.catalog.versions()[:3], OPTIMIZER)
+        rows = store.catalog.versions()[:3]
         places = {store[row.number].document.layout.pack or row.pack for row in rows}
         assert len(places) == 1
 
@@ -254,7 +254,7 @@ def test_hot_versions_are_encoded_first(directory: Path) -> None:
     with ckstore.init(directory / "store") as store:
         store.ingest(state(0), run="a", step=0, hot=3)
         with pytest.raises(ConflictError, match="ckstore compact 1"):
-            drop(store.repository, store.versions(), OPTIMIZER)
+            drop(store.repository, store.catalog.versions(), OPTIMIZER)
         store.ingest(state(1), run="a", step=1, hot=3)
         store.set_policy(Policy(hot=1, retention=Retention(drop=OPTIMIZER, whole_last=1)), "a")
         store.retain("a")
@@ -268,7 +268,7 @@ def test_packs_that_were_moved_meanwhile(directory: Path, monkeypatch: pytest.Mo
     with ckstore.init(directory / "store") as store:
         for step in range(4):
             store.ingest(state(step), run="a", step=step, hot=0)
-        drop(store.repository, store.versions()[:3], ["*/exp_avg"])
+        drop(store.repository, store.catalog.versions()[:3], ["*/exp_avg"])
         shared = store["a@2"].document.layout.pack
         assert shared == store["a@1"].document.layout.pack == store["a@0"].row.pack
         assert store["a@2"].layout.units
@@ -277,7 +277,7 @@ def test_packs_that_were_moved_meanwhile(directory: Path, monkeypatch: pytest.Mo
             monkeypatch.setattr(plan, "GARBAGE_SHARE", 0)
             assert other.gc(grace=0).rewritten
             assert shared not in {pack.name for pack in other.catalog.packs()}
-        assert [row.step for row in drop(store.repository, store.versions()[:2], OPTIMIZER)] == [1, 2]
+        assert [row.step for row in drop(store.repository, store.catalog.versions()[:2], OPTIMIZER)] == [1, 2]
         assert has_the_rest(store["a@1"], 1)
         assert store.verify().problems == []
 
@@ -288,7 +288,7 @@ def test_packs_that_were_moved_meanwhile(directory: Path, monkeypatch: pytest.Mo
 def test_files_do_not_come_back_and_the_rest_does(directory: Path) -> None:
     with ckstore.init(directory / "store") as store:
         fill(store, 2)
-        drop(store.repository, store.versions()[:1], OPTIMIZER)
+        drop(store.repository, store.catalog.versions()[:1], OPTIMIZER)
         version = store["a@0"]
         with pytest.raises(NotFoundError, match=r"has dropped optimizer/\*, so a0.pt does not .*--format pt\.$"):
             version.checkout(directory / "out")
@@ -317,7 +317,7 @@ def test_files_of_a_directory(directory: Path) -> None:
     torch.save(state(0)["optimizer"], source / "optimizer.pt")
     with ckstore.init(directory / "store") as store:
         store.ingest(source, run="a", hot=0)
-        drop(store.repository, store.versions(), ["optimizer.pt/*"])
+        drop(store.repository, store.catalog.versions(), ["optimizer.pt/*"])
         version = store["latest"]
         assert list(version.state_dict()) == ["model.pt"]
         with pytest.raises(NotFoundError, match=r"optimizer.pt does not come back.* with --exclude"):
@@ -340,7 +340,7 @@ def test_shards(directory: Path) -> None:
     with ckstore.init(directory / "store") as store:
         store.ingest(directory / "step0", run="a", hot=0)
         before = set(store["latest"])
-        [row] = drop(store.repository, store.versions(), ["optimizer/*"])
+        [row] = drop(store.repository, store.catalog.versions(), ["optimizer/*"])
         assert row.dropped == OPTIMIZER
         version = store["latest"]
         assert {path for path in before if path.startswith("model/")} == set(version)
@@ -356,7 +356,7 @@ def test_a_list_keeps_its_places(directory: Path) -> None:
     with ckstore.init(directory / "store") as store:
         large, others = torch.rand(300, 256), torch.rand(300, 256)
         store.ingest({"parts": [large, others, 3]}, run="a", step=0, hot=0)
-        drop(store.repository, store.versions(), ["parts/[[]0]", "parts/[0]"])
+        drop(store.repository, store.catalog.versions(), ["parts/[[]0]", "parts/[0]"])
         found = store["a@0"].state_dict()["parts"]
         assert found[0] is None
         assert torch.equal(found[1], others)
@@ -370,7 +370,7 @@ def test_the_same_file_makes_it_whole_again(directory: Path) -> None:
     with ckstore.init(directory / "store") as store:
         paths = fill(store, 3)
         store.tag("a@1", "mine")
-        drop(store.repository, store.versions()[:2], OPTIMIZER)
+        drop(store.repository, store.catalog.versions()[:2], OPTIMIZER)
         report = store.ingest(paths[1], run="a", step=1, hot=0)
         assert report.is_new
         assert steps(store) == [0]
@@ -383,7 +383,7 @@ def test_the_same_file_makes_it_whole_again(directory: Path) -> None:
 def test_a_run_goes_on_after_one(directory: Path) -> None:
     with ckstore.init(directory / "store") as store:
         fill(store, 2)
-        drop(store.repository, store.versions(), OPTIMIZER)
+        drop(store.repository, store.catalog.versions(), OPTIMIZER)
         store.gc(grace=0)
         torch.save(state(9), directory / "fork.pt")
         for parent in ("a@0", "auto"):
@@ -401,7 +401,7 @@ def test_a_layout_with_gaps_is_one_of_a_version_that_dropped_something(directory
     with ckstore.init(directory / "store") as store:
         fill(store, 1)
         whole = store["a@0"].document
-        drop(store.repository, store.versions(), OPTIMIZER)
+        drop(store.repository, store.catalog.versions(), OPTIMIZER)
         layout, document = store["a@0"].layout, store["a@0"].document
         check_layout(layout, document)
         with pytest.raises(IntegrityError, match="contradicts itself in units"):

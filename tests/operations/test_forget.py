@@ -46,7 +46,7 @@ def store(directory: Path, paths: list[Path]) -> Iterator[ckstore.Store]:
 
 def check(store: ckstore.Store, paths: list[Path], expected: list[tuple[int, str, int]]) -> None:
     """The store holds these (number, run, step), and all of them come back."""
-    assert [(row.number, row.run, row.step) for row in store.versions()] == expected
+    assert [(row.number, row.run, row.step) for row in store.catalog.versions()] == expected
     assert store.verify().problems == []
     out = store.path.parent / "out"
     for _, run, step in expected:
@@ -75,12 +75,12 @@ def test_forgotten_versions_are_gone_and_others_stay(store: ckstore.Store, paths
 def test_they_stay_forgotten(store: ckstore.Store, paths: list[Path], lost: bool) -> None:
     store.forget(["a@1", "a@2", "a@4"])
     number = store.ingest(paths[4], run="a", step=4).version.number
-    rows = settled(store).versions()
+    rows = settled(store).catalog.versions()
     if lost:
         (store.path / "catalog.sqlite").unlink()
     assert recover(store.place).problems == []
     with ckstore.open(store.place) as again:
-        assert again.versions() == rows
+        assert again.catalog.versions() == rows
         assert again["a@4"].row.number == number
         check(again, paths, [(1, "a", 0), (4, "a", 3), (6, "b", 0), (7, "a", 4)])
 
@@ -103,17 +103,17 @@ def test_what_is_kept(store: ckstore.Store, paths: list[Path]) -> None:
 
 
 def test_all_or_nothing(store: ckstore.Store, paths: list[Path]) -> None:
-    rows, files = store.versions(), listing(store.place)
+    rows, files = store.catalog.versions(), listing(store.place)
     for dry_run in (False, True):
         with pytest.raises(ConflictError, match=r"Version 6 is tagged best.*ckstore tag --delete best"):
             store.forget(["a@1", "b@0"], dry_run=dry_run)
         with pytest.raises(NotFoundError):
             store.forget(["a@1", "nowhere"], dry_run=dry_run)
     assert store.forget(["a@1"], dry_run=True).versions == [rows[1]]
-    assert (store.versions(), listing(store.place)) == (rows, files)
+    assert (store.catalog.versions(), listing(store.place)) == (rows, files)
     store.untag("best")
     store.forget(["a@1", "b@0"])
-    assert [row.number for row in store.versions()] == [1, 3, 4, 5]
+    assert [row.number for row in store.catalog.versions()] == [1, 3, 4, 5]
 
 
 def test_a_store_that_is_read_only(store: ckstore.Store) -> None:

@@ -87,7 +87,7 @@ def store(path: Path) -> Iterator[ckstore.Store]:
 def check(path: Path, series: list[Path], names: list[str]) -> None:
     """A process that has nothing cached finds these versions, and all of them come back."""
     with ckstore.open(path, "r") as store:
-        rows = store.versions()
+        rows = store.catalog.versions()
         assert sorted(f"{row.run}@{row.step}" for row in rows) == sorted(names)
         assert store.verify().problems == []
         for row in rows:
@@ -104,7 +104,7 @@ def check(path: Path, series: list[Path], names: list[str]) -> None:
 def layers(store: ckstore.Store) -> dict[tuple[str, str], bytes]:
     """The bytes of every layer that the present versions are made of."""
     found = {}
-    for row in store.versions():
+    for row in store.catalog.versions():
         for lattice, content in store[row.number].document.objects:
             records = [store.resolver.lattice(lattice), store.resolver.content(content or "")]
             for record in records:
@@ -151,7 +151,7 @@ def test_forgotten_versions(path: Path, series: list[Path], forgotten: list[str]
         )  # fmt: skip
         assert layers(store) == kept, "byte for byte"
         assert store.gc(grace=0) == GcReport()
-        rows = store.versions()
+        rows = store.catalog.versions()
         if not left:
             assert store.packs.list_packs() == store.catalog.packs() == []
     check(path, series, left)
@@ -160,7 +160,7 @@ def test_forgotten_versions(path: Path, series: list[Path], forgotten: list[str]
             (store.path / "catalog.sqlite").unlink()
         assert recover(path).problems == []
         with ckstore.open(path) as store:
-            assert store.versions() == rows
+            assert store.catalog.versions() == rows
             assert store.gc(grace=0) == GcReport()
     check(path, series, left)
 
@@ -175,9 +175,9 @@ def test_what_a_rebase_superseded(path: Path, series: list[Path]) -> None:
         assert report.bytes > 0.9 * superseded
         assert store.stats()["ledger"]["superseded"] < 0.02 * pack_bytes(path)
         assert layers(store) == kept
-        rows = store.versions()
+        rows = store.catalog.versions()
         assert recover(path).problems == []
-        assert store.versions() == rows
+        assert store.catalog.versions() == rows
     check(path, series, ["a@0", "a@1", "a@2", "a@3", "a@4", "a@5", "b@6"])
 
 
@@ -194,11 +194,11 @@ def test_a_run_of_forgetting_and_ingesting(path: Path, series: list[Path]) -> No
         assert store["a@5"].document.blob_packs() <= names
         written = store.resolver.manifest(store["a@6"].row.pack).document["version"]
         assert VersionDocument.from_json(written).blob_packs() <= names
-        rows = settled(store).versions()
+        rows = settled(store).catalog.versions()
     (store.path / "catalog.sqlite").unlink()
     assert recover(path).problems == []
     with ckstore.open(path) as store:
-        assert store.versions() == rows
+        assert store.catalog.versions() == rows
         store.ingest(series[7], run="a")
     check(path, series, ["a@5", "a@6", "a@7", "b@6"])
 
@@ -261,12 +261,12 @@ def test_versions_that_were_replaced(path: Path, series: list[Path]) -> None:
         store.gc()
         store.forget(["a@3"])
         store.gc()
-        rows = settled(store).versions()
+        rows = settled(store).catalog.versions()
         assert store["a@4"].row.pack in packs_of(path)
     (store.path / "catalog.sqlite").unlink()
     assert recover(path).problems == []
     with ckstore.open(path) as store:
-        assert store.versions() == rows
+        assert store.catalog.versions() == rows
     check(path, series, ["a@0", "a@1", "a@2", "a@4", "a@5", "b@6"])
 
 
@@ -285,12 +285,12 @@ def test_a_replaced_version_whose_successor_is_gone_stays_away(
         store.gc(grace=0)
         assert successor not in packs_of(path)
         assert (replaced in packs_of(path)) != rewritten
-        rows = store.versions()
+        rows = store.catalog.versions()
         assert not any(row.step == 0 for row in rows)
     (store.path / "catalog.sqlite").unlink()
     assert recover(path).problems == []
     with ckstore.open(path) as store:
-        assert store.versions() == rows
+        assert store.catalog.versions() == rows
 
 
 def test_a_store_that_is_read_only(store: ckstore.Store) -> None:
@@ -370,11 +370,11 @@ def damage(file: Path) -> None:
 
 def refused(store: ckstore.Store, match: str) -> None:
     """Nothing is changed, and the sentence says what to do."""
-    before, rows, packs = listing(store.place), store.versions(), store.catalog.packs()
+    before, rows, packs = listing(store.place), store.catalog.versions(), store.catalog.packs()
     with pytest.raises(IntegrityError, match=match) as raised:
         store.gc(grace=0)
     assert "\n" not in str(raised.value)
-    assert (listing(store.place), store.versions(), store.catalog.packs()) == (before, rows, packs)
+    assert (listing(store.place), store.catalog.versions(), store.catalog.packs()) == (before, rows, packs)
 
 
 def test_a_damaged_pack_is_not_written_again(path: Path, series: list[Path]) -> None:
@@ -405,7 +405,7 @@ def test_a_version_that_is_not_whole(path: Path) -> None:
     assert recover(path).problems
     with ckstore.open(path) as store:
         refused(store, r"Version 1 has lost .* forget the version")
-        store.forget([row.number for row in store.versions() if row.run == "a"])
+        store.forget([row.number for row in store.catalog.versions() if row.run == "a"])
         refused(store, "Version 7 has lost")
         store.forget(["b"])
         store.gc(grace=0)
@@ -469,7 +469,7 @@ def test_a_gc_that_is_killed(path: Path, series: list[Path], directory: Path, mo
     with ckstore.open(whole) as store, monkeypatch.context() as patch:
         patch.setattr(durable, "checkpoint", seen.append)
         assert store.gc().rewritten > 1
-        finished, rows = pack_bytes(whole), store.versions()
+        finished, rows = pack_bytes(whole), store.catalog.versions()
     check(whole, series, ["a@3", "a@5", "b@6"])
     # Each step when it comes first, when it comes again, and when it comes last.
     places = [[place for place, name in enumerate(seen, 1) if name == step] for step in dict.fromkeys(seen)]
@@ -484,7 +484,7 @@ def test_a_gc_that_is_killed(path: Path, series: list[Path], directory: Path, mo
             with ckstore.open(copy) as store:
                 assert store.verify().problems == []
                 store.gc()
-                assert store.versions() == rows
+                assert store.catalog.versions() == rows
                 left = pack_bytes(copy) - temporaries(copy)
                 # A recovery takes in both a pack and its copy: blobs may stand in the one, layers in the other.
                 assert left == finished if copy is killed else left < 1.01 * finished, seen[wanted - 1]
@@ -635,9 +635,9 @@ def test_a_recovery_while_packs_are_copied(path: Path, series: list[Path], monke
         store.forget(["a@0..a@2"])
         interposed(monkeypatch, lambda: recover(path) and None)
         assert store.gc().bytes > 0
-        rows = store.versions()
+        rows = store.catalog.versions()
         assert recover(path).problems == []
-        assert store.versions() == rows
+        assert store.catalog.versions() == rows
     check(path, series, ["a@3", "a@4", "a@5", "b@6"])
 
 

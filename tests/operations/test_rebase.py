@@ -27,14 +27,14 @@ def store(tmp_path: Path) -> Iterator[ckstore.Store]:
             opened.ingest({"w": values}, run="a", step=step)
             values = values + (1e-3 * generator.standard_normal((300, 300))).astype(np.float32)
         opened.compact()
-        assert [row.depth for row in settled(opened).versions()] == [0, 1, 2, 3]
+        assert [row.depth for row in settled(opened).catalog.versions()] == [0, 1, 2, 3]
         yield opened
 
 
 def test_versions_that_follow_a_rebased_one_cost_less(store: ckstore.Store) -> None:
-    before = {row.number: row.cost for row in store.versions()}
+    before = {row.number: row.cost for row in store.catalog.versions()}
     store.rebase(["a@2"])
-    rows = store.versions()
+    rows = store.catalog.versions()
     assert [row.depth for row in rows] == [0, 1, 0, 1]
     assert [row.base for row in rows] == [True, False, True, False]
     assert [row.cost < before[row.number] for row in rows] == [False, False, True, True]
@@ -56,7 +56,7 @@ def test_others_may_write_while_costs_are_taken(store: ckstore.Store, monkeypatc
     monkeypatch.setattr(costs, "restore_cost", interposed)
     store.rebase(["a@2"])
     assert taken == [2, 3, 4], "the base needs no object that could have moved"
-    assert [row.depth for row in store.versions()] == [0, 1, 0]
+    assert [row.depth for row in store.catalog.versions()] == [0, 1, 0]
 
 
 @pytest.mark.parametrize("change", ["thin", "forget"])
@@ -86,7 +86,7 @@ def test_a_version_that_others_change_before_it_is_looked_at(
 
 
 def test_places_and_costs_change_at_once(store: ckstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = store.versions()
+    before = store.catalog.versions()
 
     def fail(*arguments: Any) -> None:
         raise ZeroDivisionError
@@ -95,7 +95,7 @@ def test_places_and_costs_change_at_once(store: ckstore.Store, monkeypatch: pyte
     with pytest.raises(ZeroDivisionError):
         store.rebase(["a@2"])
     monkeypatch.undo()
-    assert store.versions() == before
+    assert store.catalog.versions() == before
     assert store.verify().problems == []
     store.rebase(["a@2"])
     assert store.verify().problems == []
@@ -110,7 +110,7 @@ def test_a_level_costs_something_however_little_it_holds(tmp_path: Path, shape: 
         for step in range(40):
             store.ingest({"w": weights, "frozen": frozen}, run="r", step=step, hot=0)
             weights[step] += 1
-        rows = store.versions()
+        rows = store.catalog.versions()
         assert 1 < max(row.depth for row in rows) < 15
         assert max(row.cost for row in rows) <= PLANNED * BUDGET
 
@@ -137,12 +137,12 @@ def test_a_hot_version_stays_as_it_is_where_another_has_its_values_encoded(tmp_p
         store.ingest({"a": second}, run="r", step=0, hot=2)
         store.ingest({"a": second}, run="q", step=1, hot=0)
         assert store["q@1"].row.depth == 1
-        costs_before = {row.number: (row.cost, row.depth) for row in store.versions() if row.hot}
-        assert costs.present_costs(store.repository, store.versions()) == {}
+        costs_before = {row.number: (row.cost, row.depth) for row in store.catalog.versions() if row.hot}
+        assert costs.present_costs(store.repository, store.catalog.versions()) == {}
         store.rebase()
         for name in ("r@0", "q@1"):
             np.testing.assert_array_equal(store[name].state_dict()["a"], second)
-        assert {row.number: (row.cost, row.depth) for row in store.versions() if row.hot} == costs_before
+        assert {row.number: (row.cost, row.depth) for row in store.catalog.versions() if row.hot} == costs_before
         store.compact()
         np.testing.assert_array_equal(store["r@0"].state_dict()["a"], second)
         assert store.verify().problems == []

@@ -71,11 +71,11 @@ def seen(store: ckstore.Store) -> object:
     """Everything that a user sees of a store, and the digest of everything in it."""
     out = store.path.parent / "seen"
     digests = {}
-    for row in store.versions():
+    for row in store.catalog.versions():
         store[row.number].checkout(out, force=True)
         digests[row.number] = sha256(out)
     runs = [(run.name, run.versions) for run in store.catalog.runs()]
-    return store.versions(), store.catalog.tags(), runs, digests
+    return store.catalog.versions(), store.catalog.tags(), runs, digests
 
 
 def complaint(path: Path) -> str:
@@ -129,7 +129,7 @@ def test_an_open_store_goes_on(store: ckstore.Store, paths: list[Path]) -> None:
 
 
 def test_numbers_are_not_given_twice(store: ckstore.Store, paths: list[Path]) -> None:
-    taken = {row.number for row in store.versions()}
+    taken = {row.number for row in store.catalog.versions()}
     recover(store.place)
     with ckstore.open(store.place) as again:
         number = again.ingest(paths[0], run="c").version.number
@@ -138,7 +138,7 @@ def test_numbers_are_not_given_twice(store: ckstore.Store, paths: list[Path]) ->
 
 def test_a_pack_that_is_damaged(store: ckstore.Store, paths: list[Path]) -> None:
     """Its version is named; whatever does not need it comes back; nothing is deleted."""
-    rows = store.versions("a")
+    rows = store.catalog.versions("a")
     pack = store.path / "packs" / rows[0].pack
     store.close()
     data = bytearray(pack.read_bytes())
@@ -152,7 +152,7 @@ def test_a_pack_that_is_damaged(store: ckstore.Store, paths: list[Path]) -> None
         # `a@2` was stored in full by the rebase.
         again["a@2"].checkout(store.path.parent / "out")
         assert sha256(store.path.parent / "out") == sha256(paths[2])
-        for row in again.versions():
+        for row in again.catalog.versions():
             try:
                 again[row.number].checkout(store.path.parent / "out", force=True)
             except CkstoreError:
@@ -175,7 +175,7 @@ def test_foreign_files_are_left_alone(store: ckstore.Store) -> None:
 
 def test_a_log_record_that_is_damaged(store: ckstore.Store) -> None:
     """It is named; everything else comes back, and all of it once the record is whole again."""
-    before, rows = seen(store), store.versions()
+    before, rows = seen(store), store.catalog.versions()
     record = sorted((store.path / "log").iterdir())[1]
     whole = record.read_bytes()
     assert b"best" in whole
@@ -185,7 +185,7 @@ def test_a_log_record_that_is_damaged(store: ckstore.Store) -> None:
     assert record.name in problem
     assert "a tag may be missing" in problem
     with ckstore.open(store.place) as again:
-        assert again.versions() == rows
+        assert again.catalog.versions() == rows
     record.unlink()
     [problem] = recover(store.place).problems
     assert "record 2 is missing" in problem
@@ -196,12 +196,12 @@ def test_a_log_record_that_is_damaged(store: ckstore.Store) -> None:
 
 
 def test_a_log_that_is_gone(store: ckstore.Store) -> None:
-    rows = store.versions()
+    rows = store.catalog.versions()
     shutil.rmtree(store.path / "log")
     [problem] = recover(store.place).problems
     assert "There is no log" in problem
     with ckstore.open(store.place) as again:
-        assert again.versions() == rows
+        assert again.catalog.versions() == rows
         again.tag("a@1", "best")
     assert recover(store.place).problems == []
 
@@ -227,7 +227,7 @@ def test_what_a_crash_leaves_behind(store: ckstore.Store, paths: list[Path], mon
         store.tag("a@0", "logged")
     monkeypatch.undo()
     assert "logged" not in store.catalog.tags()
-    assert not [row for row in store.versions() if row.run == "c"]
+    assert not [row for row in store.catalog.versions() if row.run == "c"]
     assert store.verify().problems == []
     recover(store.place)
     with ckstore.open(store.place) as again:
@@ -265,7 +265,7 @@ def steps(path: Path) -> list[tuple[int, str, int | None]]:
     """Number, run and step of all versions; `verify` finds nothing wrong."""
     with ckstore.open(path) as opened:
         assert opened.verify().problems == []
-        return [(row.number, row.run, row.step) for row in opened.versions()]
+        return [(row.number, row.run, row.step) for row in opened.catalog.versions()]
 
 
 def claim_a_step_twice(path: Path) -> None:
@@ -389,7 +389,7 @@ def test_two_that_claim_a_number_both_stay(small: Path) -> None:
         for step in range(3):
             opened.ingest({"w": weights(5 + step)}, run="b", step=step)
         opened.tag("b@0", "second")
-        assert [row.number for row in opened.versions()] == [1, 2, 3]
+        assert [row.number for row in opened.catalog.versions()] == [1, 2, 3]
     (small / "catalog.sqlite").unlink()
     report = recover(small)
     assert ["both claim number" in problem for problem in report.problems] == [True, True]
@@ -428,7 +428,7 @@ def test_a_version_that_is_gone_is_named(small: Path) -> None:
     """By the present catalog; without one by its child, or as a number of which nothing is known."""
     with ckstore.open(small) as opened:
         opened.ingest({"w": weights(2)}, run="a", step=2)
-        packs = [row.pack for row in opened.versions()]
+        packs = [row.pack for row in opened.catalog.versions()]
     whole = (small / "catalog.sqlite").read_bytes()
     (small / "packs" / packs[1]).unlink()
     assert f"Version 2 (a@1) is gone: its pack {packs[1]} is damaged or missing." in recover(small).problems
@@ -482,14 +482,14 @@ def test_a_version_with_another_number_outlasts_thin_gc_and_recover(tmp_path: Pa
     with ckstore.open(path) as store:
         store.thin([3])
         assert store.gc(grace=0).versions == 0
-        names = {(row.number, row.run, row.step) for row in store.versions()}
+        names = {(row.number, row.run, row.step) for row in store.catalog.versions()}
         before = values_of(store[3])
     assert names == {(1, "a", 1), (2, "b", 3), (3, "a", 2)}
     for _ in range(2):
         assert recover(path).problems == []
         with ckstore.open(path) as store:
-            assert {(row.number, row.run, row.step) for row in store.versions()} == names
-            assert store.versions()[2].fidelity == "coarse"
+            assert {(row.number, row.run, row.step) for row in store.catalog.versions()} == names
+            assert store.catalog.versions()[2].fidelity == "coarse"
             assert all(same_bits(before[name], value) for name, value in values_of(store[3]).items())
             store.gc(grace=0)
             assert not store.verify().problems
@@ -517,7 +517,7 @@ def test_a_search_that_is_killed_leaves_no_version(tmp_path: Path, monkeypatch: 
     for _ in range(2):
         assert recover(path).problems == []
         with ckstore.open(path) as store:
-            assert [(row.number, row.fidelity) for row in store.versions()] == [(1, "exact")]
+            assert [(row.number, row.fidelity) for row in store.catalog.versions()] == [(1, "exact")]
             assert all(same_bits(moving(0)[name], value) for name, value in values_of(store[1]).items())
             assert store.gc(grace=0).files in (0, len(left))
     assert set((path / "packs").iterdir()) == committed
@@ -622,4 +622,4 @@ def test_packs_that_are_taken_back_meanwhile_are_not_missed(
     assert reports[0].problems == []
     with ckstore.open(path) as store:
         assert store.verify().problems == []
-        assert "late" in {row.run for row in store.versions()}, "it was complete"
+        assert "late" in {row.run for row in store.catalog.versions()}, "it was complete"

@@ -135,7 +135,7 @@ def restored(path: Path, *, by_format: bool = False) -> dict[str, str]:
     found = {}
     with ckstore.open(path, "r") as store:
         assert store.verify().problems == []
-        rows = store.versions()
+        rows = store.catalog.versions()
         for row in rows:
             store[row.number].checkout(path.parent / "out", force=True)
             found[f"{row.run}@{row.step}"] = sha256(path.parent / "out")
@@ -154,20 +154,20 @@ def outlasts(path: Path, series: list[Path], thinned: set[str]) -> None:
     for name, digest in first.items():
         assert (digest == sha256(series[int(name[2:])])) == (name not in thinned), name
     with ckstore.open(path) as store:
-        rows = store.versions()
+        rows = store.catalog.versions()
         said = {row.number: store[row.number].deviations() for row in rows}
         assert {f"{row.run}@{row.step}" for row in rows if row.fidelity == "coarse"} == thinned
         assert all(costs.restore_cost(store[row.number].stored) == (row.cost, row.depth) for row in rows)
         store.gc(grace=0)
-        assert [row.uid for row in store.versions()] == [row.uid for row in rows]
-        rows = store.versions()
+        assert [row.uid for row in store.catalog.versions()] == [row.uid for row in rows]
+        rows = store.catalog.versions()
     assert restored(path) == first
     for lost in (False, True):
         if lost:
             lose_catalog(path)
         assert recover(path).problems == []
         with ckstore.open(path) as store:
-            assert store.versions() == rows
+            assert store.catalog.versions() == rows
             assert {row.number: store[row.number].deviations() for row in rows} == said
             assert store.gc(grace=0).bytes == 0
     assert restored(path, by_format=True) == first
@@ -191,7 +191,7 @@ def test_most_of_a_versions_own_bytes_go(gpt_run: list[Path], directory: Path) -
         for path in gpt_run:
             store.ingest(path, run="gpt")
         store.compact()
-        rows = settled(store).versions("gpt")
+        rows = settled(store).catalog.versions("gpt")
         for row in (rows[-1], rows[2]):
             before = pack_bytes(store.place)
             report = store.thin([row.number])
@@ -217,13 +217,13 @@ SELECTIONS = [
 @pytest.mark.parametrize("chosen", SELECTIONS, ids=" ".join)
 def test_others_come_back_as_they_went_in(path: Path, series: list[Path], chosen: list[str]) -> None:
     with ckstore.open(path) as store:
-        before = store.versions()
+        before = store.catalog.versions()
         report = store.thin(chosen)
         names = {f"{item.version.run}@{item.version.step}" for item in report.versions}
         assert report.skipped == []
         expected = report.freed
         stay = ("number", "uid", "run", "step", "parent", "created", "original_bytes", "elements", "files", "source")
-        for row, was in zip(store.versions(), before, strict=True):
+        for row, was in zip(store.catalog.versions(), before, strict=True):
             assert [getattr(row, name) for name in stay] == [getattr(was, name) for name in stay]
         total = pack_bytes(path)
         store.gc(grace=0)
@@ -277,11 +277,11 @@ def test_a_tagged_version_stays_exact(path: Path, series: list[Path]) -> None:
     with ckstore.open(path) as store:
         store.ingest(series[6], run="b", step=9, parent="a@5", hot=1)
         store.tag("a@3", "best")
-        before, rows = listing(store.place), store.versions()
+        before, rows = listing(store.place), store.catalog.versions()
         for dry_run in (True, False):
             with pytest.raises(ConflictError, match=r"Version 4 is tagged best.*`ckstore tag --delete best`"):
                 store.thin(["a@1..a@4", "b@9"], dry_run=dry_run)
-        assert (listing(store.place), store.versions()) == (before, rows)
+        assert (listing(store.place), store.catalog.versions()) == (before, rows)
         store.untag("best")
         assert [item.version.step for item in store.thin(["a@1..a@3"]).versions] == [1, 2, 3]
         store.tag("a@3", "best")
@@ -303,9 +303,9 @@ def test_a_tag_that_is_set_while_the_version_is_thinned(
 
 def test_thinning_again_does_nothing(store: ckstore.Store) -> None:
     store.thin(["a@2", "a@3"])
-    files, rows = listing(store.place), store.versions()
+    files, rows = listing(store.place), store.catalog.versions()
     assert store.thin(["a@2..a@3"]) == ThinReport(skipped=[3, 4])
-    assert (listing(store.place), store.versions()) == (files, rows)
+    assert (listing(store.place), store.catalog.versions()) == (files, rows)
 
 
 def test_one_after_the_other_is_as_good_as_at_once(path: Path, series: list[Path], directory: Path) -> None:
@@ -379,7 +379,7 @@ def test_a_frozen_layer_goes_with_the_last_version_that_claims_it(store: ckstore
 def test_a_whole_run_keeps_its_coarse_chain(store: ckstore.Store) -> None:
     """Moments of one thinned version are stored against those of the other."""
     store.thin(run="a")
-    rows = store.versions("a")
+    rows = store.catalog.versions("a")
     assert [row.depth > 0 for row in rows] == [False, True, True, True, True, True]
     assert sum(row.stored_bytes for row in rows) < sum(row.original_bytes for row in rows) / 8
 
@@ -445,14 +445,14 @@ def test_runs_of_other_kinds(
         for name, files in (("bf16", bf16_run), ("cnn", cnn_run), ("frozen", frozen_run), ("ema", ema_run)):
             for path in files[:3]:
                 store.ingest(path, run=name)
-            rows = settled(store).versions(name)
+            rows = settled(store).catalog.versions(name)
             dry = store.thin([rows[0].number, rows[1].number], dry_run=True)
             before = pack_bytes(store.place)
             report = store.thin([rows[0].number, rows[1].number])
             assert report == dry
             store.gc(grace=0)
             assert pack_bytes(store.place) < before, name
-            for row, path in zip(store.versions(name), files, strict=False):
+            for row, path in zip(store.catalog.versions(name), files, strict=False):
                 store[row.number].checkout(directory / "out", force=True)
                 assert (sha256(directory / "out") == sha256(path)) == (row.fidelity == "exact")
                 if row.fidelity == "coarse" and path.suffix == ".pt":
@@ -604,8 +604,8 @@ def test_a_dry_run_while_a_version_is_compacted(directory: Path, monkeypatch: py
 
 
 def unchanged(store: ckstore.Store) -> Callable[[], bool]:
-    rows, files = store.versions(), listing(store.place)
-    return lambda: store.versions() == rows and listing(store.place) == files
+    rows, files = store.catalog.versions(), listing(store.place)
+    return lambda: store.catalog.versions() == rows and listing(store.place) == files
 
 
 @pytest.mark.parametrize("damage", ["flipped", "missing"])
@@ -656,7 +656,7 @@ def test_a_thinning_that_dies_at_any_checkpoint(short: tuple[Path, list[Path]], 
     seen: list[str] = []
     with ckstore.open(whole) as store, mock.patch.object(durable, "checkpoint", seen.append):
         store.thin(["a@0", "a@1"])
-        rows = store.versions()
+        rows = store.catalog.versions()
     first = restored(whole)
     # Costs are a record, too, of a remote store.
     assert (seen.count("log-written"), seen.count("record-put")) in ((2, 0), (0, 3))
@@ -680,7 +680,7 @@ def test_a_thinning_that_dies_at_any_checkpoint(short: tuple[Path, list[Path]], 
         with suppress(Crash), dead[0], dead[1], mock.patch.object(module, "write_costs"):
             store.thin(["a@0", "a@1"])
         with ckstore.open(copy, "r") as there:  # The process that died may not know what it has committed.
-            done = {f"{row.run}@{row.step}" for row in there.versions() if row.fidelity == "coarse"}
+            done = {f"{row.run}@{row.step}" for row in there.catalog.versions() if row.fidelity == "coarse"}
         with mock.patch.object(durable, "is_running", return_value=False), store.catalog.lease("begin"):
             pass
         # A pack that was complete may come back with the catalog.
@@ -694,7 +694,7 @@ def test_a_thinning_that_dies_at_any_checkpoint(short: tuple[Path, list[Path]], 
         for place in (copy, recovered):
             with ckstore.open(place) as again:
                 again.thin(["a@0", "a@1"])
-                assert [(row.number, row.fidelity, row.cost, row.depth) for row in again.versions()] == [
+                assert [(row.number, row.fidelity, row.cost, row.depth) for row in again.catalog.versions()] == [
                     (row.number, row.fidelity, row.cost, row.depth) for row in rows
                 ], seen[wanted - 1]
                 again.gc(grace=0)

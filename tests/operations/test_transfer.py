@@ -97,8 +97,8 @@ def origin() -> Iterator[Path]:
             for tag, version in {"best": "gpt@3", "last": "gpt@8", "start": "hot@0"}.items():
                 store.tag(version, tag)
             assert store.verify().problems == []
-            assert len(store.versions()) == 22
-            kinds = {(row.fidelity, row.hot) for row in store.versions()}
+            assert len(store.catalog.versions()) == 22
+            kinds = {(row.fidelity, row.hot) for row in store.catalog.versions()}
             assert kinds == {("exact", False), ("exact", True), ("coarse", False)}
         yield directory
 
@@ -119,9 +119,9 @@ def restored(path: Path, out: Path) -> dict[str, Any]:
     found = {}
     with ckstore.open(path, "r") as store:
         assert store.verify().problems == []
-        names = {row.number: row.uid for row in store.versions()}
+        names = {row.number: row.uid for row in store.catalog.versions()}
         tags = {tag: names[number] for tag, number in store.catalog.tags().items()}
-        for row in store.versions():
+        for row in store.catalog.versions():
             shutil.rmtree(out, ignore_errors=True)
             out.unlink(missing_ok=True)
             store[row.number].checkout(out)
@@ -223,13 +223,13 @@ def test_versions_by_name_bring_what_they_need_and_nothing_else(
     with ckstore.init(directory / "store") as store, ckstore.open(origin / "store", "r") as other:
         report = store.pull(other, ["gpt@4", "hot@1"])
         assert [item.arrived.number for item in report.versions if item.arrived] == [1, 2]
-        assert [row.parent for row in store.versions()] == [None, None]
+        assert [row.parent for row in store.catalog.versions()] == [None, None]
         report = store.pull(other, ["fork@6", "gpt@8", "gpt@0"], verify=True)
-        found = {f"{row.run}@{row.step}": row for row in store.versions()}
+        found = {f"{row.run}@{row.step}": row for row in store.catalog.versions()}
         # The nearest ancestor that is there; what came before one that comes later stays as it is.
         assert found["fork@6"].parent == found["gpt@8"].parent == found["gpt@4"].number
         assert found["gpt@0"].parent is None
-        assert {row.uid for row in found.values()} <= {row.uid for row in other.versions()}
+        assert {row.uid for row in found.values()} <= {row.uid for row in other.catalog.versions()}
         sent = sum(item.bytes for item in report.versions)
         assert sent < pack_bytes(origin / "store") / 2
     everything = restored(origin / "store", directory / "out")
@@ -326,7 +326,7 @@ def test_a_copy_that_a_killed_push_left_is_the_same_version(origin: Path, direct
             break
         with ckstore.open(target, "r") as store:
             names = {info.name for info in store.packs.list_packs()}
-            if len(names) < 2 or store.versions():
+            if len(names) < 2 or store.catalog.versions():
                 continue
         left += 1
         assert len(pushed(origin / "store", target, ["gpt@1"]).versions) == 1
@@ -337,7 +337,7 @@ def test_a_copy_that_a_killed_push_left_is_the_same_version(origin: Path, direct
         for path in (target, directory / "lost"):
             assert recover(path).problems == []
             with ckstore.open(path) as store:
-                [row] = store.versions()
+                [row] = store.catalog.versions()
                 assert (row.run, row.step) == ("gpt", 1)
                 assert store["kept"].row == row
                 store.gc(grace=0)
@@ -522,7 +522,7 @@ def test_objects_that_move_in_the_source_meanwhile(origin: Path, directory: Path
     shutil.copytree(origin / "store", source)
     ckstore.init(directory / "store").close()
     with ckstore.open(source, "r") as store, ckstore.open(directory / "store") as other:
-        for row in store.versions():
+        for row in store.catalog.versions():
             store[row.number].stored.layout  # noqa: B018 - every record is known to it
         with ckstore.open(source) as beside:
             beside.forget(["gpt@0", "gpt@1", "fork@5"])
@@ -540,7 +540,7 @@ def test_versions_that_are_compacted_or_forgotten_in_the_source_meanwhile(origin
     source = directory / "source"
     shutil.copytree(origin / "store", source)
     with ckstore.open(source, "r") as store, ckstore.init(directory / "store") as other:
-        rows = store.versions("hot") + store.versions("lc")
+        rows = store.catalog.versions("hot") + store.catalog.versions("lc")
         with ckstore.open(source) as beside:
             beside.compact()
             beside.forget(["lc@0"])
@@ -549,7 +549,7 @@ def test_versions_that_are_compacted_or_forgotten_in_the_source_meanwhile(origin
         assert [item.version.run for item in report.versions] == ["hot", "hot"]
         [failed] = report.failed
         assert isinstance(failed.error, NotFoundError)
-        assert not any(row.hot for row in other.versions())
+        assert not any(row.hot for row in other.catalog.versions())
         for step in range(2):
             other[f"hot@{step}"].checkout(directory / "out", force=True)
             assert sha256(directory / "out") == sha256(origin / "in" / f"hot@{step}")
@@ -558,7 +558,7 @@ def test_versions_that_are_compacted_or_forgotten_in_the_source_meanwhile(origin
 
 def beside_rows(path: Path) -> list[Any]:
     with ckstore.open(path, "r") as store:
-        return store.versions()
+        return store.catalog.versions()
 
 
 def meanwhile(patch: pytest.MonkeyPatch, change: Callable[[], object]) -> list[int]:
@@ -684,7 +684,7 @@ def test_a_store_that_lies_is_refused_by_the_gate(directory: Path, lie: Callable
                 assert len(store.pull(other).failed) == 1
         except ckstore.CkstoreError:
             pass
-        assert len(store.versions()) == 1
+        assert len(store.catalog.versions()) == 1
         assert listing(store.place) == before
         assert store.verify().problems == []
         assert store.catalog.reservations() == []
@@ -710,7 +710,7 @@ def test_what_was_compacted_while_it_was_looked_up_is_no_damage(
     with ckstore.open(tmp_path / "a") as source, ckstore.open(tmp_path / "b") as target:
         for step, state in enumerate(states):
             source.ingest(state, run="r", step=step, hot=3)
-        rows = source.versions()
+        rows = source.catalog.versions()
         compacting.append(ckstore.open(tmp_path / "a"))
         report = transfer(source.repository, target.repository, rows)
         assert report.failed == []

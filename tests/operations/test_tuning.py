@@ -224,7 +224,7 @@ def test_an_evaluation_that_fails(store: ckstore.Store, place: Path, call: int) 
     with pytest.raises(ZeroDivisionError):
         store.ingest(saved(place, 0), run="r", search=Search(evaluate, 0.1))
     assert listing(store.place) == before
-    assert (store.versions(), store.catalog.reservations(), store.catalog.leases()) == ([], [], [])
+    assert (store.catalog.versions(), store.catalog.reservations(), store.catalog.leases()) == ([], [], [])
     assert store.ingest(saved(place, 0), run="r").is_new
 
 

@@ -33,7 +33,7 @@ def test_progress_adds_up_to_what_was_foretold(tmp_path: Path) -> None:
     with ckstore.open(tmp_path / "store", "r") as store:
         done: list[int] = []
         store.verify(progress=done.append)
-        versions = [store[row.number].stored for row in store.versions()]
+        versions = [store[row.number].stored for row in store.catalog.versions()]
         assert sum(done) == bytes_to_check(store.repository, versions)
         assert done[0] == store.catalog.packs()[0].bytes
         assert bytes_to_check(store.repository, versions, 0.5) == round(0.5 * sum(done))

@@ -78,7 +78,7 @@ def stored(place: Path, paths: list[Path]) -> tuple[int, ckstore.Store]:
     for path in paths:
         store.ingest(path, run="a")
     store.compact()
-    return sum(row.stored_bytes for row in store.versions()), store
+    return sum(row.stored_bytes for row in store.catalog.versions()), store
 
 
 @pytest.fixture(scope="module")

@@ -159,7 +159,7 @@ def test_recover_leaves_out_the_version_and_nothing_else(craft: Craft, tmp_path:
     problems = recover(store).problems
     assert any("'../victim', which is not a place in it" in problem for problem in problems)
     with ckstore.open(store, "r") as opened:
-        assert [row.number for row in opened.versions()] == [2]
+        assert [row.number for row in opened.catalog.versions()] == [2]
         opened[2].checkout(tmp_path / "target")
     assert sha256(tmp_path / "target" / "good.pt") == digest
     (tmp_path / "target" / "good.pt").unlink()

@@ -105,7 +105,7 @@ def test_unsupported_values_are_named(tmp_path: Path) -> None:
     with ckstore.init(tmp_path / "store") as store:
         with pytest.raises(UsageError, match="at model/hook"):
             store.ingest({"model": {"hook": object()}})
-        assert store.versions() == []
+        assert store.catalog.versions() == []
 
 
 def test_copies_of_non_contiguous_tensors_do_not_accumulate() -> None:
@@ -140,7 +140,7 @@ def test_a_state_dict_that_changes_while_it_is_read_is_refused(kind: str, hot: i
     with ckstore.init(tmp_path / "store") as store:
         with pytest.raises(InputError, match="The tensor at w changed while it was read; change nothing"):
             store.ingest(state, step=1, hot=hot, progress=train)
-        assert store.versions() == []
+        assert store.catalog.versions() == []
         store.ingest(state, step=1, hot=hot)
         assert store.verify().problems == []
 

@@ -127,7 +127,7 @@ def test_two_writers_and_a_collection_interleaved(directory: Path, monkeypatch: 
     scheduler.run({"one": write(1), "two": write(2), "gc": collect})
     monkeypatch.setattr(mirror_module, "ObstoreBucket", lambda url, options: SimulatedBucket(server))
     with ckstore.open(URL, cache=directory / "reader") as store:
-        rows = store.versions()
+        rows = store.catalog.versions()
         assert {(row.run, row.step): row.uid for row in rows} == reported
         assert len({row.number for row in rows}) == len(rows) == 6
         for row in rows:
@@ -155,7 +155,7 @@ def test_a_lost_response_is_no_conflict(directory: Path, monkeypatch: pytest.Mon
     with ckstore.init(URL, cache=directory / "a") as store:
         for step in range(4):
             assert store.ingest(state(1, step), run="r", step=step, hot=9).version.number == step + 1
-        assert [row.step for row in store.versions()] == [0, 1, 2, 3]
+        assert [row.step for row in store.catalog.versions()] == [0, 1, 2, 3]
     assert len([name for name in server.objects if name.startswith("log/")]) == 4
 
 
@@ -169,10 +169,10 @@ def test_a_mirror_begins_with_a_snapshot_and_few_requests(directory: Path, monke
         store.ingest(state(1, 0), run="r", step=0)
         for number in range(121):
             store.tag("r@0", f"t{number}")
-        rows, tags = store.versions(), store.catalog.tags()
+        rows, tags = store.catalog.versions(), store.catalog.tags()
     server.requests.clear()
     with ckstore.open(URL, cache=directory / "b") as store:
-        assert (store.versions(), store.catalog.tags()) == (rows, tags)
+        assert (store.catalog.versions(), store.catalog.tags()) == (rows, tags)
     assert server.requests.total() == 5, server.requests  # root, snapshot, list, records 122 and 112
     server.requests.clear()
     with ckstore.open(URL, cache=directory / "b") as store:
@@ -354,13 +354,17 @@ def test_names_that_are_no_records_are_passed_over(
         server.objects[f"{prefix.rpartition('/')[0]}/{name}"] = b"{}", server.now()
     for cache in ("made", "new"):
         with ckstore.open(URL, cache=tmp_path / cache) as store:
-            assert [row.step for row in store.versions("r")] == list(range(count)) if count else not store.versions()
+            assert (
+                [row.step for row in store.catalog.versions("r")] == list(range(count))
+                if count
+                else not store.catalog.versions()
+            )
     with ckstore.open(URL, cache=tmp_path / "made") as store:
         store.ingest(state(0, count), run="r", step=count)
         problems = store.verify().problems
         store.gc(grace=0)
     with ckstore.open(URL, cache=tmp_path / "another") as store:
-        assert [row.step for row in store.versions("r")] == list(range(count + 1))
+        assert [row.step for row in store.catalog.versions("r")] == list(range(count + 1))
     assert problems
     assert all(any(name in problem for problem in problems) for name in names[:1])
 
@@ -377,7 +381,7 @@ def test_a_log_that_cannot_be_listed_does_not_end_at_a_lost_object(
     server.objects[f"{names[0].rpartition('/')[0]}/zz/../x"] = b"", server.now()
     del server.objects[names[4]]
     with ckstore.open(URL, cache=tmp_path / "new") as store:
-        assert len(store.versions()) == 6
+        assert len(store.catalog.versions()) == 6
 
 
 def log_names(server: SimulatedServer) -> list[str]:

@@ -144,7 +144,7 @@ def test_a_commit_without_its_snapshot_is_a_commit(
     with ckstore.init(URL, cache=directory / "a") as store:
         for step in range(2):
             assert store.ingest(state(step), run="r", step=step, hot=0).is_new
-        assert len(store.versions()) == 2
+        assert len(store.catalog.versions()) == 2
 
 
 def test_a_mirror_of_an_empty_store_does_not_outlive_it(server: SimulatedServer, directory: Path) -> None:
@@ -153,7 +153,7 @@ def test_a_mirror_of_an_empty_store_does_not_outlive_it(server: SimulatedServer,
     with ckstore.init(URL, cache=directory / "b") as store:
         row = store.ingest(state(0), run="r", step=0, hot=0).version
     with ckstore.open(URL, cache=directory / "a") as store:
-        assert store.versions() == [row]
+        assert store.catalog.versions() == [row]
 
 
 def test_recovery_goes_by_the_log_and_not_by_a_snapshot_that_lies(
@@ -169,12 +169,12 @@ def test_recovery_goes_by_the_log_and_not_by_a_snapshot_that_lies(
                 database.execute("UPDATE meta SET value = ? WHERE key = 'mirror:head'", [f"2 {'0' * 40}"])
             mirror_module.put_snapshot(liar.repository._mirror, 2)
         store.tag("r@0", "t")
-        rows = store.versions()
+        rows = store.catalog.versions()
     with pytest.raises(IntegrityError, match=r"does not follow record 2 .* run `ckstore recover`"):
         ckstore.open(URL, options={"region": "us-east-1"})
     assert recover(URL).versions == 2
     with ckstore.open(URL) as store:
-        assert store.versions() == rows
+        assert store.catalog.versions() == rows
         assert store.repository.address.options == (("region", "us-east-1"),)
 
 
@@ -239,7 +239,7 @@ def test_versions_go_into_a_remote_store_and_out_of_it(
         report = target.pull(source)
         assert (len(report.versions), len(report.there), report.failed) == (2, 2, [])
         assert source.push(target).versions == []
-        assert [row.uid for row in target.versions()] == [row.uid for row in source.versions()]
+        assert [row.uid for row in target.catalog.versions()] == [row.uid for row in source.catalog.versions()]
         assert target.catalog.tags() == {"best": target["r@1"].row.number}
         with pytest.raises(ConflictError, match="r@0 holds other content"):
             target.ingest(state(9), run="r", step=0)

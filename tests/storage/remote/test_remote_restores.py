@@ -35,7 +35,7 @@ def test_no_version_reads_much_more_than_its_file(server: SimulatedServer, direc
         for step, path in enumerate(paths):
             local.ingest(path, run="r", step=step, hot=0)
             remote.ingest(path, run="r", step=step, hot=0)
-        ours, theirs = local.versions(), remote.versions()
+        ours, theirs = local.catalog.versions(), remote.catalog.versions()
         assert max(map(read_by, (local[row.number].stored for row in ours))) > 1.3 * ours[0].original_bytes
     assert max(row.depth for row in theirs) > 2
     assert sum(row.stored_bytes for row in theirs) < 1.03 * sum(row.stored_bytes for row in ours)
@@ -56,7 +56,7 @@ def test_deltas_that_save_much_are_as_small_as_in_a_directory(server: SimulatedS
             for store in (local, remote):
                 store.ingest({"w": weight}, run="r", step=step, hot=0)
             weight = weight + draw(*weight.shape, seed=step + 1, scale=2e-7)
-        ours, theirs = local.versions(), remote.versions()
+        ours, theirs = local.catalog.versions(), remote.catalog.versions()
     assert sum(row.stored_bytes for row in ours) < 0.75 * sum(row.original_bytes for row in ours)
     assert sum(row.stored_bytes for row in theirs) < 1.02 * sum(row.stored_bytes for row in ours)
 
@@ -67,7 +67,7 @@ def test_a_tight_budget_leaves_deltas(server: SimulatedServer, directory: Path) 
     with ckstore.init(URL, cache=directory / "a") as store:
         for step, path in enumerate(paths):
             store.ingest(path, run="r", step=step, hot=0, budget=1.5)
-        rows = store.versions()
+        rows = store.catalog.versions()
         assert max(row.depth for row in rows) > 0
         assert min(row.stored_bytes for row in rows) < 0.98 * rows[0].stored_bytes
         for row in rows:
@@ -82,7 +82,7 @@ def test_a_table_is_as_small_as_in_a_directory(server: SimulatedServer, director
             table[step::512] += 1e-3 * draw(32, 64, seed=step)
             for store in (local, remote):
                 store.ingest({"table": table}, run="r", step=step, hot=0)
-        ours, theirs = local.versions(), remote.versions()
+        ours, theirs = local.catalog.versions(), remote.catalog.versions()
     assert max(row.depth for row in theirs) > 0.8 * max(row.depth for row in ours)
     assert sum(row.stored_bytes for row in theirs) < 1.1 * sum(row.stored_bytes for row in ours)
 

@@ -76,9 +76,9 @@ def test_what_one_machine_stores_another_one_restores(server: SimulatedServer, d
         store.tag("gpt@2", "best")
         same(store, paths, directory / "out")
         assert store.verify().problems == []
-        rows = store.versions()
+        rows = store.catalog.versions()
     with ckstore.open(URL, cache=directory / "b") as store:
-        assert store.versions() == rows
+        assert store.catalog.versions() == rows
         same(store, paths, directory / "out")
         assert store.verify().problems == []
         np.testing.assert_array_equal(store["best"]["model/weight"][5:7, 3], state(2)["model"]["weight"][5:7, 3])
@@ -160,9 +160,9 @@ def test_every_verb(server: SimulatedServer, directory: Path) -> None:
     with ckstore.init(URL, cache=directory / "a") as store:
         for step, path in enumerate(paths):
             store.ingest(path, run="gpt", step=step, hot=2)
-        assert [row.hot for row in store.versions()][-1]
+        assert [row.hot for row in store.catalog.versions()][-1]
         store.compact()
-        assert not any(row.hot for row in store.versions())
+        assert not any(row.hot for row in store.catalog.versions())
         same(store, paths, directory / "out")
         store.set_policy(Policy("coarse"), run="later")
         store.ingest({"weight": draw(300, 256, seed=77)}, run="later", step=0, hot=0)
@@ -182,9 +182,9 @@ def test_every_verb(server: SimulatedServer, directory: Path) -> None:
         assert before - after
         assert {f"packs/{pack.name}" for pack in store.catalog.packs()} == after
         assert store.verify().problems == []
-        rows = store.versions()
+        rows = store.catalog.versions()
     with ckstore.open(URL, cache=directory / "b") as other:
-        assert other.versions() == rows
+        assert other.catalog.versions() == rows
         assert other.catalog.policies() == {"later": Policy("coarse").to_text()}
         assert other.catalog.tags() == {"kept": 2}
         for step in (1, 4, 5):
@@ -264,7 +264,7 @@ def test_who_may_not_delete_compacts_all_the_same(
         monkeypatch.setattr(SimulatedBucket, "delete", refuse)
         monkeypatch.setattr(bucket_module, "PATIENCE", 0.0)
         store.compact()
-        assert not any(row.hot for row in store.versions())
+        assert not any(row.hot for row in store.catalog.versions())
 
 
 def test_gc_makes_a_copy_again_that_went_once(
@@ -345,7 +345,7 @@ def test_old_snapshots_go_and_what_the_clock_was_asked_with(server: SimulatedSer
     assert sum(name.startswith("snapshots/") for name in server.objects) == 2
     assert [name for name in server.objects if name.startswith("probe/")] == ["probe/new"]
     with ckstore.open(URL, cache=directory / "b") as other:
-        assert len(other.versions()) == 1
+        assert len(other.catalog.versions()) == 1
 
 
 def test_verify_finds_nothing_wrong_while_versions_are_compacted(
@@ -387,7 +387,7 @@ def test_verify_finds_nothing_wrong_while_versions_are_compacted(
 
         monkeypatch.setattr(RemoteLog, "after", followed)
         assert store.repository.catalog.differences() == []
-        assert not any(row.hot for row in store.versions())
+        assert not any(row.hot for row in store.catalog.versions())
 
 
 def test_a_reader_finds_what_gc_has_moved(server: SimulatedServer, directory: Path) -> None:
@@ -433,13 +433,13 @@ def test_a_mirror_is_made_again(server: SimulatedServer, directory: Path, monkey
     with ckstore.init(URL) as store:
         for step, path in enumerate(paths):
             store.ingest(path, run="gpt", step=step)
-        rows, mirror = store.versions(), store.path
+        rows, mirror = store.catalog.versions(), store.path
     (mirror / "catalog.sqlite").write_bytes(b"junk")
     with pytest.raises(IntegrityError, match="run `ckstore recover`"):
         ckstore.open(URL)
     assert recover(URL).versions == 3
     with ckstore.open(URL) as store:
-        assert store.versions() == rows
+        assert store.catalog.versions() == rows
         same(store, paths, directory / "out")
 
 
@@ -484,10 +484,10 @@ def test_a_copy_of_a_bucket_goes_on_in_its_own_way(directory: Path, monkeypatch:
         servers["s3://models/copy"].objects |= servers[URL].objects
         store.ingest(paths[1], run="gpt", step=1)
         with ckstore.open("s3://models/copy", cache=directory / "a") as copy:
-            assert [row.step for row in copy.versions()] == [0]
+            assert [row.step for row in copy.catalog.versions()] == [0]
             copy.ingest(paths[2], run="gpt", step=2)
             store.catalog.refresh()
-            assert [row.step for row in store.versions()] == [0, 1]
+            assert [row.step for row in store.catalog.versions()] == [0, 1]
             assert copy.verify().problems == store.verify().problems == []
 
 
@@ -614,7 +614,7 @@ def test_gc_frees_space_while_others_commit(
 
         def commit() -> None:
             # Upon what it keeps, of what it keeps, and with what it has never seen.
-            step = len(store.versions()) + 1
+            step = len(store.catalog.versions()) + 1
             store.ingest(state(step), run="gpt", step=step, hot=0)
             store.ingest(state(3) | {"step": step}, run="again", step=step, hot=0)
             store.ingest({"w": draw(9, 9, seed=step)}, run="other", step=step, hot=0)
@@ -626,8 +626,8 @@ def test_gc_frees_space_while_others_commit(
         assert report.removed + report.rewritten > 0
         assert before - {info.name for info in store.packs.list_packs()}
     with ckstore.open(URL, cache=directory / "c") as store:
-        assert len(store.versions()) == 8
-        for row in store.versions():
+        assert len(store.catalog.versions()) == 8
+        for row in store.catalog.versions():
             found = store[row.number].state_dict()
             if row.run == "gpt":
                 assert bool((found["model"]["weight"] == state(row.step or 0)["model"]["weight"]).all())
@@ -725,7 +725,7 @@ def test_packs_that_are_committed_while_gc_is_about_to_remove_them_stay(
         assert gc(other.repository, grace=0, patience=60).files == 0
         assert plans.count == 1
     with ckstore.open(URL, cache=directory / "c") as store:
-        assert [row.step for row in store.versions()] == [1, 2]
+        assert [row.step for row in store.catalog.versions()] == [1, 2]
         assert bool((store["gpt@2"].state_dict()["model"]["weight"] == state(2)["model"]["weight"]).all())
         assert store.verify().problems == []
         assert not any(
