@@ -213,7 +213,7 @@ def test_bytes_of_the_catalog(whole: Whole, copy: Path) -> None:
         ("UPDATE versions SET depth = depth + 1 WHERE number = 2", False),
         ("UPDATE versions SET base = 1 - base WHERE number = 2", False),
         ("UPDATE packs SET kind = 'exact' WHERE kind = 'coarse'", False),
-        ("UPDATE packs SET bytes = bytes + 1 WHERE id = 1", False),
+        ("UPDATE packs SET bytes = bytes + 1 WHERE id = (SELECT min(id) FROM packs)", False),
         ("UPDATE meta SET value = replace(value, '2.0', '3.0') WHERE key = 'policy:a'", False),
         ("UPDATE meta SET key = 'policy:b' WHERE key = 'policy:a'", False),
         ("UPDATE meta SET key = 'collectee' WHERE key = 'collected'", False),

@@ -252,6 +252,7 @@ def test_what_a_run_began_with_is_kept_for_its_next_version(store: ckstore.Store
     assert all(store.resolver.known_lattice(origin) is not None for origin in origins)
 
 
+@pytest.mark.encoded
 def test_versions_that_were_replaced(path: Path, series: list[Path]) -> None:
     """Nothing tells of the replaced version any more once its pack is gone: the log says whose child is whose."""
     with ckstore.open(path) as store:
@@ -425,6 +426,7 @@ def test_a_damaged_pack_that_recover_left_alone(path: Path) -> None:
         assert store.gc().removed == 1
 
 
+@pytest.mark.encoded
 @pytest.mark.local
 def test_a_catalog_that_is_older_than_the_packs(path: Path, series: list[Path], directory: Path) -> None:
     """One that was put back from a copy does not know the versions since: they are no garbage."""

@@ -27,10 +27,10 @@ from ckstore.storage.catalog import Catalog
 from ckstore.storage.catalog_replacement import replace_catalog
 from ckstore.storage.pack import PackWriter
 from ckstore.storage.pack_reader import PackReader
-from tests.checkpoints import moving, scratch, settled, sha256
+from tests.checkpoints import moving, scratch, sha256
 from tests.coarse_checks import same_bits, values_of
 
-pytestmark = pytest.mark.local
+pytestmark = [pytest.mark.encoded, pytest.mark.local]
 
 
 @pytest.fixture
@@ -62,9 +62,8 @@ def store(directory: Path, paths: list[Path]) -> Iterator[ckstore.Store]:
         opened.tag("a@2", "best")
         opened.tag("a@1", "gone")
         opened.untag("gone")
-        opened.compact(run="a")
         opened.rebase(["a@2"])
-        yield settled(opened)
+        yield opened
 
 
 def seen(store: ckstore.Store) -> object:

@@ -258,6 +258,7 @@ def test_mirrors_that_only_follow_forget_old_lines(directory: Path, monkeypatch:
         assert len(store.catalog.tags()) == 41
 
 
+@pytest.mark.encoded
 @pytest.mark.parametrize("lost", [False, True])
 def test_a_lost_race_takes_a_put_and_a_read(directory: Path, monkeypatch: pytest.MonkeyPatch, lost: bool) -> None:
     server = SimulatedServer()
