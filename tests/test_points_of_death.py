@@ -61,6 +61,7 @@ OPERATIONS: dict[str, Callable[[Path], None]] = {
     "ingest of a file": opened(lambda store: store.ingest(store.path.parent / "in.npy", run="c", step=9)),
     "live ingest": opened(lambda store: store.ingest(weights(4), run="a", step=4)),
     "hot ingest": opened(lambda store: store.ingest(weights(32), run="h", step=2, hot=9)),
+    "hot ingest of what is hot": opened(lambda store: store.ingest(weights(31), run="t", step=0, hot=9)),
     "compact": opened(lambda store: store.compact(["h@1"])),
     "replace": opened(lambda store: store.ingest(weights(7), run="a", step=2, replace=True)),
     "thin": opened(lambda store: store.thin(["a@1"])),
@@ -88,6 +89,7 @@ def pristine() -> Iterator[Path]:
             store.ingest(weights(21), run="b", step=1)
             store.ingest(weights(30), run="h", step=0, hot=0)
             store.ingest(weights(31), run="h", step=1, hot=9)
+            store.ingest(weights(31), run="s", step=0, hot=9)
             store.ingest(weights(40), run="p", step=0, hot=0)
             store.ingest(weights(41), run="p", step=1, hot=0)
             store.set_policy(Policy(retention=Retention(keep_last=1)), "p")

@@ -265,21 +265,25 @@ class CatalogResolver:
             self.packs.close()
 
     def known(self, contents: Iterable[str]) -> dict[str, str]:
-        """Lattice ids by content id, for those contents that the store has encoded exactly.
+        """Return lattice ids by content id, for those contents that the store has encoded exactly."""
+        return self.stored(contents)[0]
 
-        What is stored raw belongs to one version, and goes when that is compacted.
-        """
+    def stored(self, contents: Iterable[str]) -> tuple[dict[str, str], set[str]]:
+        """Return the same, and the contents that only hot versions have."""
         wanted = list(contents)
         self.notice_collection()
         lattices, exact = self._lookup(wanted, wanted)
-        found = {}
+        found: dict[str, str] = {}
+        raw = set()
         for content in wanted:
             record = exact[content]
             if record is not None:
                 found[content] = record.lattice
-            elif content in lattices and not lattices[content].is_raw:
+            elif content in lattices and lattices[content].is_raw:
+                raw.add(content)
+            elif content in lattices:
                 found[content] = content
-        return found
+        return found, raw
 
     def prefetch(self, lattices: Iterable[str], contents: Iterable[str]) -> None:
         """Look many ids up at once, and level by level what they are stored against; absent ones stay unknown.

@@ -7,7 +7,7 @@ change.commit(...)                # one transaction; without it the packs go aga
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from dataclasses import replace as replace_fields
@@ -25,10 +25,9 @@ from ckstore.storage.pack import PackInfo
 
 @dataclass(frozen=True, slots=True)
 class RawPacks:
-    """The packs of a hot version, by name, the keys of its objects, and of those that others need as they are."""
+    """Packs that may be freed: the keys in each, by its name, and those that hot versions need as they are."""
 
-    names: Sequence[str]
-    keys: Collection[int]
+    packs: Mapping[str, Collection[int]]
     needed: Collection[int]
 
 
@@ -147,7 +146,7 @@ class Change:
         replace: bool = False,
         heals: bool = False,
         costs: Costs | None = None,
-        frees: RawPacks | None = None,
+        frees: Callable[[], RawPacks] | None = None,
         lease: int | None = None,
         before: VersionRow | None = None,
         untagged: bool = False,
@@ -167,7 +166,7 @@ class Change:
         costs
             Restore costs and depths that follow, by number of the version.
         frees
-            What the version was stored in while it was hot.
+            Called within the transaction; returns the packs that the version was stored in while it was hot.
         lease
             Number of the lease that ends with this.
         before
@@ -231,7 +230,12 @@ class Change:
                 catalog.move_contents(contents)
                 if row is not None:
                     catalog.replace_version(row, references=references)
-            freed = [] if frees is None else catalog.free_packs(frees.names, frees.keys, frees.needed)
+            raw_packs = RawPacks({}, ()) if frees is None else frees()
+            freed = [
+                gone
+                for name, keys in raw_packs.packs.items()
+                for gone in catalog.free_packs([name], keys, raw_packs.needed)
+            ]
             if freed:
                 catalog.note_gone(freed)
             write_costs(catalog, costs or {})

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ckstore.codecs.lattice import Bits
 from ckstore.encoding.writer import ObjectWriter
-from ckstore.errors import CkstoreError, ConflictError, NotFoundError
-from ckstore.objects.documents import HotFacts
+from ckstore.errors import CkstoreError, ConflictError, IntegrityError, NotFoundError
+from ckstore.objects.documents import HotFacts, VersionDocument
 from ckstore.objects.resolver import Manifest
 from ckstore.objects.units import Unit
 from ckstore.operations.commit import Change, RawPacks
@@ -25,7 +26,6 @@ from ckstore.runtime.collector import collection_seldom
 from ckstore.scanning.scanned import ScannedFile, ScannedVersion
 from ckstore.storage.catalog import VersionRow, key
 from ckstore.storage.pack import PackWriter
-from ckstore.storage.pack_reader import MissingPackError
 
 if TYPE_CHECKING:
     from ckstore.repository import Repository
@@ -148,7 +148,7 @@ def _compact(repository: Repository, row: VersionRow, progress: Progress | None)
                 change.finish(document, blobs, again=True)
                 change.commit(
                     {"change": "compact", "version": row.number},
-                    frees=_raw_packs(stored, is_coarse=document.coarse is not None),
+                    frees=partial(_raw_packs, stored, document),
                     lease=lease,
                     before=row,
                 )
@@ -168,23 +168,30 @@ def _request(repository: Repository, row: VersionRow, hot: HotFacts) -> Request:
     )
 
 
-def _raw_packs(version: StoredVersion, *, is_coarse: bool) -> RawPacks:
-    """The packs that hold nothing but this version; the raw objects of one that becomes coarse are nowhere else."""
-    resolver = version.repository.resolver
-    commit = _commit(resolver.manifest(version.row.pack))
-    own = []
-    for name in version.repository.catalog.raw_packs():
-        with suppress(MissingPackError):  # Another version is compacted just now.
-            if _commit(manifest := resolver.manifest(name)) == commit:
-                own.append(manifest)
-    keys = [key(record["id"]) for manifest in own for record in manifest.document["records"]]
+def _raw_packs(version: StoredVersion, encoded: VersionDocument) -> RawPacks:
+    """Return the packs of raw objects that no hot version has written, and what hot versions need of them.
+
+    These are the packs of this version, and of others that are encoded or forgotten and whose objects it shared. What
+    is encoded exactly nobody needs raw; the raw objects of a version that becomes coarse are nowhere else.
+    """
+    repository, resolver = version.repository, version.repository.resolver
+    exact = {content for _, content in encoded.objects if content is not None}
+    hot: set[tuple[int, str]] = set()
     needed: set[str] = set()
-    if is_coarse:
-        for row in version.repository.catalog.versions():
-            if row.hot and row.number != version.row.number:
-                with suppress(NotFoundError):
-                    needed |= {lattice for lattice, _ in resolver.document(row).objects}
-    return RawPacks([*(manifest.pack for manifest in own), version.row.pack], keys, {*map(key, needed)})
+    for row in repository.catalog.versions():
+        if row.hot and row.number != version.row.number:
+            try:
+                hot.add(_commit(resolver.manifest(row.pack)))
+                needed |= {lattice for lattice, _ in resolver.document(row).objects}
+            except IntegrityError:
+                return RawPacks({}, ())  # What a damaged version needs is not known; `gc` frees the packs.
+    packs: dict[str, Collection[int]] = {version.row.pack: ()}
+    for name in repository.catalog.raw_packs():
+        with suppress(IntegrityError):
+            manifest = resolver.manifest(name)
+            if _commit(manifest) not in hot:
+                packs[name] = [key(record["id"]) for record in manifest.document["records"]]
+    return RawPacks(packs, {*map(key, needed - exact)})
 
 
 def _commit(manifest: Manifest) -> tuple[int, str]:

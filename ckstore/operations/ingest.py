@@ -43,6 +43,7 @@ from ckstore.storage import reserve
 from ckstore.storage.catalog import VersionRow
 from ckstore.storage.durable import sweep_temporaries
 from ckstore.storage.pack import PackWriter
+from ckstore.storage.placements import RemovedError
 from ckstore.storage.root import PACKS
 
 Progress = Callable[[int], None]
@@ -167,15 +168,26 @@ class _Ingestion:
             return self._commit(change, request, stored)
 
     def store_hot(self, request: Request, windows: Iterable[list[int]]) -> int:
-        """Write the version as it is, as it is read, and commit it; `compact` encodes it later. Returns its number."""
+        """Write the version as it is, as it is read, and commit it; `compact` encodes it later. Returns its number.
+
+        Content that another hot version has is not written again, unless the version will be coarse: then its raw
+        objects go with it. Where the other version becomes coarse before this one is committed, all is written.
+        """
+        try:
+            return self._store_raw(request, windows, share=not request.policy.is_coarse)
+        except RemovedError:
+            return self._store_raw(request, [list(range(len(self._scanned.units)))], share=False)
+
+    def _store_raw(self, request: Request, windows: Iterable[list[int]], *, share: bool) -> int:
         repository, scanned = self._repository, self._scanned
         with PackWriter(repository.path, "coarse") as coarse, PackWriter(repository.path, "raw") as raw:
             writer = ObjectWriter(coarse, raw)
-            stored = store_raw(writer, repository.resolver, scanned, windows, self._progress)
+            stored = store_raw(writer, repository.resolver, scanned, windows, self._progress, share=share)
+            is_hot = any(item.is_raw for item in stored.values())
             with Change(repository, writer) as change:
                 change.foresee()
                 objects = [stored[content] for content in scanned.contents]
-                document, blobs = describe(repository, self._number, scanned, request, objects, hot=bool(writer.raw))
+                document, blobs = describe(repository, self._number, scanned, request, objects, hot=is_hot)
                 change.finish(document, blobs)
                 return self._commit(change, request, stored)
 

@@ -40,11 +40,15 @@ _BATCH = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """One object of a version under way: its lattice, its content id where it is exact, else what is recorded of it."""
+    """One object of a version under way: its lattice, its content id where it is exact, else what is recorded of it.
+
+    `is_raw` says that it is stored as it is.
+    """
 
     lattice: str
     content: str | None = None
     facts: CoarseUnit | None = None
+    is_raw: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +121,12 @@ def store_raw(
     scanned: ScannedVersion,
     windows: Iterable[list[int]],
     progress: Callable[[int], None] | None,
+    *,
+    share: bool,
 ) -> dict[str, Stored]:
-    """Write the objects that the store has not encoded yet as they are; returns all of the version's, by content id.
+    """Write the objects that the store does not have as they are; return all of the version's, by content id.
 
-    `windows` are those of `all_windows`.
+    `windows` are those of `all_windows`. Without `share`, what only hot versions have is written again.
 
     Raises
     ------
@@ -131,13 +137,16 @@ def store_raw(
     for numbers in windows:
         fresh = {scanned.contents[number]: scanned.units[number] for number in numbers}
         fresh = {content: unit for content, unit in fresh.items() if content not in known}
-        known |= {content: Stored(lattice, content) for content, lattice in resolver.known(fresh).items()}
+        encoded, raw = resolver.stored(fresh)
+        known |= {content: Stored(lattice, content) for content, lattice in encoded.items()}
+        if share:
+            known |= {content: Stored(content, content, is_raw=True) for content in raw}
         for content, unit in fresh.items():
             if content not in known:
                 bits = scanned.read(unit, 0, unit.count)
                 scanned.check(unit, bits)
                 writer.put_raw(content, unit.dtype, unit.chunk, bits)
-                known[content] = Stored(content, content)
+                known[content] = Stored(content, content, is_raw=True)
             if progress is not None:
                 progress(unit.nbytes)
     writer.begin_sync()

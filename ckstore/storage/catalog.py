@@ -201,8 +201,8 @@ class Catalog(CatalogClaims):
         self._connection.execute("DELETE FROM reservations WHERE number = ?", [row.number])
 
     def require(self, lattices: Sequence[int], contents: Sequence[int]) -> None:
-        """Raise `ConflictError` unless all of these keys are there."""
-        self._lattices.require(lattices)
+        """Raise `ConflictError` unless all of these keys are there; what was raw may be encoded by now."""
+        self._contents.require({*lattices} - self._lattices.find(lattices).keys())
         self._contents.require(contents)
 
     @recorded

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from ckstore.errors import ConflictError, UsageError
@@ -17,6 +17,10 @@ _KEYS_AT_ONCE = 500
 _LARGEST_RECENT = 1 << 15
 _PLACED = rows(KEY, whole(), whole())
 _NAMES = rows(whole(), PACK_NAME)
+
+
+class RemovedError(ConflictError):
+    """Something that a new version refers to is gone."""
 
 
 class Placements:
@@ -50,10 +54,10 @@ class Placements:
             found += self._connection.rows(f"{query} IN ({','.join('?' * len(part))})", part, schema)
         return found
 
-    def require(self, keys: Sequence[int]) -> None:
-        """Raise `ConflictError` unless all keys are there."""
+    def require(self, keys: Collection[int]) -> None:
+        """Raise `RemovedError` unless all keys are there."""
         if len(self.find(keys)) < len(set(keys)):
-            raise ConflictError("An object that this version refers to was removed meanwhile; ingest it again.")
+            raise RemovedError("An object that this version refers to was removed meanwhile; ingest it again.")
 
     def within(self, pack: str) -> list[tuple[int, int]]:
         """(key, slot) of everything that is in a pack, by slot. Reads the whole table."""
