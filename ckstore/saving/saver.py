@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
 import threading
@@ -39,6 +38,21 @@ _LOOK = 1.0
 _log = logging.getLogger("ckstore")
 
 
+class _Report(Future["IngestReport"]):
+    """Knows whether somebody was told how the save went."""
+
+    is_told = False
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        error = super().exception(timeout)
+        self.is_told = True
+        return error
+
+    def result(self, timeout: float | None = None) -> IngestReport:
+        self.exception(timeout)
+        return super().result()
+
+
 class Saver:
     """Stores the states of a run from a process of its own; made by `Store.saver`.
 
@@ -61,7 +75,8 @@ class Saver:
         self._process_id = os.getpid()
         self._areas = [Area() for _ in range(_AREAS)]
         self._free = list(self._areas)
-        self._under_way: dict[int, tuple[Future[IngestReport], Area]] = {}
+        self._under_way: dict[int, tuple[_Report, Area]] = {}
+        self._failed: list[_Report] = []
         self._number = 0
         self._error: BaseException | None = None
         self._is_gone = False
@@ -81,7 +96,6 @@ class Saver:
             target=self._receive, args=(settings, other), name="ckstore-saver", daemon=True
         )
         self._receiver.start()
-        atexit.register(self.close)
         termination.watch(self)
 
     def __repr__(self) -> str:
@@ -96,7 +110,7 @@ class Saver:
         try:
             self.close()
         except Exception as failed:
-            if error is None:
+            if error is None or (isinstance(error, SystemExit) and not error.code):
                 raise
             _log.warning("Not everything was saved: %s", failed)
 
@@ -104,6 +118,11 @@ class Saver:
     def is_stopping(self) -> bool:
         """SIGTERM came: the next save ends the program once it is durable."""
         return termination.is_asked()
+
+    @property
+    def has_untold(self) -> bool:
+        """A save failed, no later one has raised that, and nobody has asked its future."""
+        return not all(one.is_told for one in self._failed)
 
     # A look for garbage among all that a training has made takes a tenth of a second, and finds nothing here. What this
     # makes is gone when it returns, so that none falls due by it.
@@ -138,7 +157,7 @@ class Saver:
         ------
         CkstoreError or OSError
             An earlier save failed, and this one was not begun; the next one will be. Where the process is gone, no
-            other one will.
+            other one will. After SIGTERM: this one failed, or one of another saver.
         UsageError
             The state dict holds what cannot be stored, step or metrics are not plain, the saver is closed, or there
             is not enough memory for a copy, or a future's callback saves; nothing was staged.
@@ -154,10 +173,10 @@ class Saver:
             packed = Packed(describe_state_dict(state, on_unknown))
             area = self._free_area(packed.stop, wait=busy == "wait")
             if area is None:
-                future: Future[IngestReport] = Future()
-                future.cancel()
-                future.set_running_or_notify_cancel()  # Else `concurrent.futures.wait` waits for it for ever.
-                return future
+                skipped: Future[IngestReport] = Future()
+                skipped.cancel()
+                skipped.set_running_or_notify_cancel()  # Else `concurrent.futures.wait` waits for it for ever.
+                return skipped
             try:
                 self._check()
                 area.stage(packed)
@@ -175,6 +194,9 @@ class Saver:
     def close(self) -> None:
         """Wait until everything that was saved is durable, and end the process; closing twice is harmless.
 
+        It happens when the program ends, too: where a save failed then, no later one has raised that and nobody has
+        asked its future, the program's exit status is 1.
+
         Older versions of the run that are not encoded yet stay as they are, for `ckstore compact`.
 
         Raises
@@ -191,7 +213,6 @@ class Saver:
             if self._is_closed:
                 return
             self._is_closed = True
-            atexit.unregister(self.close)
             with self._changed:
                 self._changed.wait_for(lambda: not self._under_way)
             with suppress(OSError):  # It is gone already.
@@ -203,7 +224,7 @@ class Saver:
             self._connection.close()
             self._give_back()
             error, self._error = self._error, None
-        termination.leave(self)
+        termination.leave(self, error)
         if error is not None:
             raise error
 
@@ -224,6 +245,8 @@ class Saver:
             error = self._error
             if not self._is_gone:
                 self._error = None
+            if error is not None:
+                self._failed.clear()
         if error is not None:
             raise error
 
@@ -260,7 +283,7 @@ class Saver:
             self._changed.notify_all()
 
     def _send(self, save: Save) -> Future[IngestReport]:
-        future: Future[IngestReport] = Future()
+        future = _Report()
         future.set_running_or_notify_cancel()
         with self._changed:
             self._under_way[save.number] = future, self._areas[save.area]
@@ -298,6 +321,7 @@ class Saver:
             self._free.append(area)
             if isinstance(answer, BaseException):
                 self._error = self._error or answer
+                self._failed.append(future)
             self._changed.notify_all()
         try:
             if isinstance(answer, BaseException):

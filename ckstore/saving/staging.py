@@ -115,7 +115,7 @@ class Area:
         Raises
         ------
         InputError
-            It changed meanwhile: another thread goes on training.
+            It changed since it was described: another thread goes on training.
         """
         state, memory = packed.state, self._memory
         self._pin()
@@ -184,3 +184,6 @@ class _StagedBytes:
 
     def copy_into(self, target: npt.NDArray[np.uint8]) -> Any:
         target[:] = np.frombuffer(self._data, np.uint8)
+
+    def sample(self) -> npt.NDArray[np.uint8]:
+        return np.empty(0, np.uint8)  # They do not change.

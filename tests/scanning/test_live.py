@@ -122,18 +122,20 @@ def test_copies_of_non_contiguous_tensors_do_not_accumulate() -> None:
 
 
 @pytest.mark.parametrize("hot", [0, 1])
-@pytest.mark.parametrize("kind", ["tensor", "uncounted", "array", "scattered"])
+@pytest.mark.parametrize("kind", ["tensor", "uncounted", "middle", "array", "scattered"])
 def test_a_state_dict_that_changes_while_it_is_read_is_refused(kind: str, hot: int, tmp_path: Path) -> None:
     """Fused optimisers change tensors without torch counting it, and so do writes through NumPy."""
     large = torch.randn(1200, 1200)
     values: dict[str, Any] = {
-        "tensor": large, "uncounted": large, "array": large.numpy(), "scattered": large[::2, ::2]
+        "tensor": large, "uncounted": large, "middle": large, "array": large.numpy(), "scattered": large[::2, ::2]
     }  # fmt: skip
     state = {"first": torch.ones(300, 300), "w": values[kind]}
 
     def train(_: int) -> None:
         if kind == "tensor":
             large[0, 0] += 1
+        elif kind == "middle":
+            large.numpy()[500:600] += 1
         else:
             large.numpy()[:] += 1
 

@@ -56,8 +56,14 @@ _KEY_PARTS = 64
 
 #: The treatment of an object of an unknown type.
 OnUnknown = Literal["raise", "pickle"]
-#: Bytes at the end of each extent that are compared after reading.
-_SAMPLE = 64
+#: A sample has the last bytes of each stretch of an extent: a cache line of every 256 kB.
+_LINE = 64
+_STRETCH = 1 << 18
+#: Of elements that lie scattered it has one of so many bytes, which cost a cache line each.
+_SPREAD = 1 << 14
+
+#: Names of torch's integers by size.
+_INTEGERS = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
 
 
 class Memory(Protocol):
@@ -68,6 +74,9 @@ class Memory(Protocol):
 
     def copy_into(self, target: npt.NDArray[np.uint8]) -> Any:
         """Copy all bytes; return the GPU stream of a pending copy, None for a finished one."""
+
+    def sample(self) -> Any:
+        """A view of a few elements from all over it: an array, or a tensor on a GPU."""
 
 
 @dataclass(slots=True)
@@ -90,30 +99,29 @@ class LiveState:
     memories: list[Memory] = field(default_factory=list)
     is_still: bool = False
     _versions: list[tuple[Any, int, Path]] = field(default_factory=list)
+    _sampled: list[Any] = field(default_factory=list)
+    _sample: list[bytes] = field(default_factory=list)
 
     def view(self, extent: int, offset: int, nbytes: int) -> memoryview:
         """Return `nbytes` bytes of an extent from a byte offset, without a copy if they are in main memory."""
         return self.memories[extent].view(offset, nbytes)
 
-    def sample(self) -> list[bytes]:
-        """Return a few bytes of each extent, as they are now."""
-        return [self._sample(number, extent.nbytes) for number, extent in enumerate(self.extents)]
+    def note(self) -> None:
+        """Take a sample of the bytes as they are now, for `check_unchanged`."""
+        self._sampled = [memory.sample() for memory in self.memories]
+        self._sample = _contents(self._sampled)
 
-    def _sample(self, extent: int, nbytes: int) -> bytes:
-        length = min(_SAMPLE, nbytes)
-        return self.read(extent, nbytes - length, length)
+    def check_unchanged(self) -> None:
+        """Raise `InputError` where torch counted a change of a tensor since, or the sample has other bytes by now.
 
-    def check_unchanged(self, sample: Sequence[bytes] = ()) -> None:
-        """Raise `InputError` if torch counted a change of a tensor since, or a sample now has other bytes.
-
-        Fused optimisers change tensors without torch counting it, and changes of arrays are never counted.
+        Torch counts no change by fused optimisers and through `Tensor.data`, and nothing counts changes of arrays.
         """
         for tensor, version, path in self._versions:
             if tensor._version != version:
                 raise _changed(path)
-        for number, before in enumerate(sample):
-            if self._sample(number, self.extents[number].nbytes) != before:
-                raise _changed(self.extents[number].path)
+        for extent, before, now in zip(self.extents, self._sample, _contents(self._sampled), strict=False):
+            if before != now:
+                raise _changed(extent.path)
 
     def read(self, extent: int, offset: int, nbytes: int) -> bytes:
         """Return `nbytes` bytes of an extent from a byte offset, as they are in memory now."""
@@ -144,7 +152,6 @@ class StateDictSource:
     def __init__(self, state_dict: Any, on_unknown: OnUnknown = "raise") -> None:
         is_described = isinstance(state_dict, LiveState)
         self._state: LiveState = state_dict if is_described else describe_state_dict(state_dict, on_unknown)
-        self._sample = self._state.sample()
         plan = plan_torch(self._state.tree, self._state.tensors, self._state.extents)
         self.layout: FileLayout = plan.layout
         self.skeleton = plan.skeleton
@@ -201,8 +208,8 @@ class StateDictSource:
         return found
 
     def check_unchanged(self) -> None:
-        """Raise `InputError` if a tensor has changed since, as far as torch or a sample shows."""
-        self._state.check_unchanged(self._sample)
+        """Raise `InputError` where a tensor was changed since it was described, as far as torch or a sample tells."""
+        self._state.check_unchanged()
 
     def _follow(self, offset: int, data: memoryview) -> None:
         """Compute the CRC-32 of storages from data that is read anyway, while it is read in order."""
@@ -466,6 +473,7 @@ class _Describer:
         for found in self._found:
             empty = Tensor(found.path, found.dtype, found.shape, found.strides, -1, 0, found.marks)
             state.tensors.append(placed.get(id(found), empty))
+        state.note()
         return state
 
     def _place(self, group: list[_Found], state: LiveState) -> Iterator[tuple[_Found, Tensor]]:
@@ -485,7 +493,7 @@ class _Describer:
         shape = memory_shape(first.shape, first.strides)
         if same and shape is None and prod(first.shape) <= _reach(first):  # There are holes, and a copy has none.
             strides = row_major(first.shape)
-            _add(state, Extent(0, first.dtype, first.shape, first.path), _TensorMemory(first.value, None))
+            _add(state, Extent(0, first.dtype, first.shape, first.path), _TensorMemory(first.value))
             for found in group:
                 yield found, Tensor(found.path, found.dtype, found.shape, strides, number, 0, found.marks)
             return
@@ -499,7 +507,9 @@ class _Describer:
             return
         item = sizes.pop()
         extent_shape = shape if same and shape is not None else ((high - low) // item,)
-        _add(state, Extent(0, first.dtype, extent_shape, first.path), _TensorMemory(first.value, (low, high)))
+        data = _bytes_of(first.value, low, high)
+        memory = _ArrayMemory(data.numpy()) if data.device.type == "cpu" else _TensorMemory(data)
+        _add(state, Extent(0, first.dtype, extent_shape, first.path), memory)
         for found in group:
             offset = found.offset - low // item
             yield found, Tensor(found.path, found.dtype, found.shape, found.strides, number, offset, found.marks)
@@ -515,8 +525,40 @@ def _add(state: LiveState, extent: Extent, memory: Memory) -> None:
     state.memories.append(memory)
 
 
+def _contents(views: Sequence[Any]) -> list[bytes]:
+    """The bytes that views show now; those of one kind on a GPU come in one transfer."""
+    remote: dict[Any, list[int]] = {}
+    found = []
+    for index, view in enumerate(views):
+        is_remote = getattr(view, "is_cuda", None) is not None
+        found.append(b"" if is_remote else view.tobytes())
+        if is_remote:
+            remote.setdefault((view.device, view.dtype, view.shape[1:]), []).append(index)
+    for indices in remote.values():
+        torch = sys.modules["torch"]
+        whole = torch.cat([views[index] for index in indices]).cpu()
+        for index, part in zip(indices, whole.split([len(views[index]) for index in indices]), strict=True):
+            found[index] = part.contiguous().view(torch.uint8).numpy().tobytes()
+    return found
+
+
+def _lines(data: Any) -> Any:
+    """The last line of each stretch of some bytes, an array or a tensor; all stretches have the same length."""
+    stretches = len(data) // _STRETCH
+    if stretches < 2:
+        return data[-_LINE:]
+    length = len(data) // stretches
+    return data[len(data) - stretches * length :].reshape(stretches, length)[:, -_LINE:]
+
+
+def _spread(value: Any, nbytes: int) -> Any:
+    """Elements from all over an array or tensor, the last one of each axis among them."""
+    step = max(1, int((nbytes / _SPREAD) ** (1 / value.ndim)))
+    return value[tuple(slice((size - 1) % step, None, step) for size in value.shape)]
+
+
 def _end(found: _Found) -> int:
-    """The byte of the memory behind the last element."""
+    """Return the byte of the memory behind the last element."""
     return (found.offset + 1 + _reach(found)) * ITEM_SIZES[found.dtype]
 
 
@@ -526,15 +568,14 @@ def _reach(found: _Found) -> int:
 
 
 class _TensorMemory:
-    """The bytes [low, high) of a tensor's storage, or its elements in C order.
+    """A tensor's elements in C order, wherever it lies.
 
     If that requires a copy, the copy is made at the first access and released after the last.
     """
 
-    def __init__(self, tensor: Any, span: tuple[int, int] | None) -> None:
+    def __init__(self, tensor: Any) -> None:
         self._tensor = tensor
-        self._span = span
-        self._nbytes = tensor.numel() * tensor.element_size() if span is None else span[1] - span[0]
+        self._nbytes = tensor.numel() * tensor.element_size()
         self._bytes: Any = None
 
     def view(self, offset: int, nbytes: int) -> memoryview:
@@ -546,7 +587,7 @@ class _TensorMemory:
         return view
 
     def copy_into(self, target: npt.NDArray[np.uint8]) -> Any:
-        data = self._of_all()[: self._nbytes]
+        data = self._of_all()
         if data.device.type == "cpu":
             # In this thread alone: torch's threads wait for one another, which takes long on busy cores.
             target[:] = data.numpy()
@@ -555,12 +596,20 @@ class _TensorMemory:
         torch.from_numpy(target).copy_(data, non_blocking=data.is_cuda)
         return torch.cuda.current_stream(data.device) if data.is_cuda else None
 
+    def sample(self) -> Any:
+        torch, tensor = sys.modules["torch"], self._tensor
+        if tensor.is_contiguous():
+            view = _lines(self._of_all())
+        else:
+            kind = _INTEGERS.get(tensor.element_size())  # NumPy has not every dtype of torch.
+            view = _spread(tensor if kind is None else tensor.view(getattr(torch, kind)), self._nbytes)
+        return view.numpy() if view.device.type == "cpu" else view
+
     def _of_all(self) -> Any:
-        """Return the tensor's bytes from the first one on, on any device."""
-        torch = sys.modules["torch"]
-        value = self._tensor if self._span is not None else self._tensor.contiguous()
-        start = self._span[0] if self._span is not None else value.storage_offset() * value.element_size()
-        return torch.empty(0, dtype=torch.uint8, device=value.device).set_(value.untyped_storage())[start:]
+        """All bytes, in place where they are in order."""
+        value = self._tensor.contiguous()
+        low = value.storage_offset() * value.element_size()
+        return _bytes_of(value, low, low + self._nbytes)
 
 
 class _ArrayMemory:
@@ -581,6 +630,11 @@ class _ArrayMemory:
     def copy_into(self, target: npt.NDArray[np.uint8]) -> Any:
         target[:] = self._of_all()
 
+    def sample(self) -> Any:
+        if not self._array.flags.c_contiguous:
+            return _spread(self._array, self._array.nbytes)
+        return _lines(self._array.reshape(-1).view("u1"))
+
     def _of_all(self) -> npt.NDArray[np.uint8]:
         numpy = sys.modules["numpy"]
         little = self._array.astype(self._array.dtype.newbyteorder("<"), copy=False)
@@ -592,6 +646,12 @@ class _ArrayMemory:
                 " into memory; store what it was broadcast from."
             ) from error
         return flat
+
+
+def _bytes_of(tensor: Any, low: int, high: int) -> Any:
+    """The bytes [low, high) of a tensor's storage, in place."""
+    torch = sys.modules["torch"]
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())[low:high]
 
 
 def _whole_of(tensor: Any, path: Path) -> Any:
@@ -607,8 +667,8 @@ def _whole_of(tensor: Any, path: Path) -> Any:
 
 def _changed(path: Path) -> InputError:
     return InputError(
-        f"The tensor at {_shown(path)} changed while it was read; change nothing before the call returns, or save with "
-        "`Store.saver`, which copies a state first."
+        f"The tensor at {_shown(path)} changed while it was read; change nothing, in other threads either, before the "
+        "call returns. That of `Store.saver` returns when it has copied the state."
     )
 
 
