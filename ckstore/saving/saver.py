@@ -120,7 +120,7 @@ class Saver:
         return termination.is_asked()
 
     @property
-    def has_untold(self) -> bool:
+    def _has_untold(self) -> bool:
         """A save failed, no later one has raised that, and nobody has asked its future."""
         return not all(one.is_told for one in self._failed)
 

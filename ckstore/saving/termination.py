@@ -87,7 +87,7 @@ def _end(saver: Any) -> None:
     try:
         saver.close()
     except BaseException as error:  # Ctrl-C ends the wait for what is not durable yet.
-        if saver.has_untold or not isinstance(error, Exception):
+        if saver._has_untold or not isinstance(error, Exception):
             _log.error("Not everything was saved, so that the program fails: %s", str(error) or type(error).__name__)
             _fail()
 

@@ -1,0 +1,292 @@
+"""Trainings are killed at random moments: each resumes from what was saved last, bit for bit.
+
+`CKSTORE_KILLS` says how often each is killed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import random
+import signal
+import textwrap
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+import ckstore
+from tests.forked import of_ranks, run_forked
+
+pytestmark = pytest.mark.local
+
+KILLS = int(os.environ.get("CKSTORE_KILLS", "2"))
+
+#: Seconds that a rank gets whose peer was killed, until it is killed as by a launcher.
+PATIENCE = 5.0
+
+HEAD = """
+    import os, random, sys
+    import torch
+    import ckstore
+    from tests.integrations.trained import digest, digest_of_files, note
+
+    note("pid", os.getpid())
+    steps = int(os.environ["STEPS"])
+    torch.set_num_threads(1)
+"""
+
+#: Each save is followed by a second one at the same step, as with `save_last`.
+LIGHTNING = """
+    import lightning.pytorch as lightning
+    from lightning.pytorch.callbacks import ModelCheckpoint
+    from torch.utils.data import DataLoader, TensorDataset
+    from ckstore.integrations.lightning import StoreIO
+
+    class Noted(StoreIO):
+        def save_checkpoint(self, checkpoint, path, storage_options=None):
+            step = checkpoint["global_step"]
+            note("begun", step, digest(checkpoint["state_dict"], checkpoint["optimizer_states"]))
+            super().save_checkpoint(checkpoint, path, storage_options)
+            note("done", step)
+
+    class Model(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(100, 100)
+        def training_step(self, batch):
+            return self.layer(batch[0]).square().mean()
+        def configure_optimizers(self):
+            return torch.optim.AdamW(self.parameters(), 1e-2)
+        def on_train_start(self):
+            if self.global_step:
+                optimizer = self.optimizers(use_pl_optimizer=False)
+                note("resumed", self.global_step, digest(self.state_dict(), [optimizer.state_dict()]))
+
+    data = DataLoader(TensorDataset(torch.randn(4000, 100)), batch_size=4)
+    with ckstore.open("store", create=True) as store:
+        io = Noted(store, "run")
+        saving = ModelCheckpoint(
+            "pointers", every_n_train_steps=1, save_top_k=2, monitor="step", mode="max", save_last=True
+        )
+        trainer = lightning.Trainer(
+            max_steps=steps, plugins=[io], callbacks=[saving], accelerator="cpu", logger=False,
+            enable_progress_bar=False, enable_model_summary=False,
+        )
+        trainer.fit(Model(), data, ckpt_path=io.latest)
+    note("ended")
+"""
+
+TRANSFORMERS = """
+    import transformers
+    from ckstore.integrations.transformers import StoreCallback, resume_path
+
+    class Noted(StoreCallback):
+        def on_save(self, args, state, control, **given):
+            directory = f"{args.output_dir}/checkpoint-{state.global_step}"
+            states = digest(given["model"].state_dict(), given["optimizer"].state_dict())
+            note("begun", state.global_step, states + digest_of_files(directory))
+            super().on_save(args, state, control, **given)
+            note("done", state.global_step)
+        def on_train_begin(self, args, state, control, **given):
+            super().on_train_begin(args, state, control, **given)
+            if state.global_step:
+                states = digest(given["model"].state_dict(), given["optimizer"].state_dict())
+                note("resumed", state.global_step, states + digest_of_files(resumed))
+
+    size = {"n_embd": 16, "n_layer": 1, "n_head": 1, "n_positions": 8, "vocab_size": 16}
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**size, bos_token_id=0, eos_token_id=0))
+    texts = [{"input_ids": text, "labels": text} for text in torch.randint(16, (400, 8))]
+    arguments = transformers.TrainingArguments(
+        "output", max_steps=steps, save_steps=1, report_to=[], per_device_train_batch_size=2, use_cpu=True,
+        disable_tqdm=True, save_total_limit=2,
+    )
+    with ckstore.open("store", create=True) as store:
+        resumed = resume_path(store, "run@latest", "output")
+        trainer = transformers.Trainer(model, arguments, train_dataset=texts, callbacks=[Noted(store, "run")])
+        trainer.train(resume_from_checkpoint=resumed)
+    note("ended")
+"""
+
+ACCELERATE = """
+    import accelerate
+    from ckstore.integrations.accelerate import load_state, save_state
+
+    accelerator = accelerate.Accelerator(cpu=True)
+    model = torch.nn.Linear(100, 100)
+    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), 1e-2))
+    with ckstore.open("store", create=True) as store:
+        first = load_state(accelerator, store, "run@latest") or 0
+        if first:
+            note("resumed", first, digest(model.state_dict(), optimizer.state_dict(), torch.get_rng_state()))
+        for step in range(first + 1, steps + 1):
+            accelerator.backward(model(torch.randn(8, 100)).square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+            note("begun", step, digest(model.state_dict(), optimizer.state_dict(), torch.get_rng_state()))
+            for _ in range(2):
+                save_state(accelerator, store, run="run", step=step, replace=True)
+            note("done", step)
+    note("ended")
+"""
+
+DCP = """
+    import torch.distributed as dist
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from ckstore.integrations.dcp import StoreReader, StoreWriter
+
+    dist.init_process_group("gloo")
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    torch.manual_seed(int.from_bytes(os.urandom(4)))
+    model = torch.nn.Linear(101, 103)
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+
+    def state_at(step):
+        names = get_state_dict(model, optimizer)
+        return {"model": names[0], "optimizer": names[1], "step": step}
+
+    first = 0
+    if dist.get_rank() == 0:
+        ckstore.open("store", create=True).close()
+    dist.barrier()
+    with ckstore.open("store") as store:
+        found = [store.catalog.latest("run") is not None]
+    dist.broadcast_object_list(found)
+    if found[0]:
+        state = state_at(0)
+        dcp.load(state, storage_reader=StoreReader("store", "run@latest"))
+        set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+        first = state["step"]
+        note("resumed", first, digest(state_at(first)))
+    for step in range(first + 1, steps + 1):
+        model(torch.randn(8, 101)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        state = state_at(step)
+        note("begun", step, digest(state))
+        for _ in range(2):
+            dcp.save(state, storage_writer=StoreWriter("store", "run", step, replace=True))
+        note("done", step)
+    dist.barrier()
+    dist.destroy_process_group()
+    note("ended")
+"""
+
+PROGRAMS = {
+    "lightning": (LIGHTNING, 1),
+    "transformers": (TRANSFORMERS, 1),
+    "accelerate": (ACCELERATE, 1),
+    "dcp": (DCP, 2),
+}
+
+
+class Training:
+    """A program that trains, saves each step, and resumes.
+
+    Parameters
+    ----------
+    guest
+        A name in `PROGRAMS`.
+    place
+        Its directory.
+    """
+
+    def __init__(self, guest: str, place: Path) -> None:
+        if guest != "dcp" and importlib.util.find_spec(guest) is None:
+            pytest.skip(f"{guest} is not installed: `pip install --group frameworks`")
+        program, self.world = PROGRAMS[guest]
+        self.place = place
+        (place / "train.py").write_text(textwrap.dedent(HEAD) + textwrap.dedent(program))
+
+    def run(self, steps: int) -> list[tuple[int, str]]:
+        """Exit codes of the ranks, and what they printed."""
+        environments = of_ranks(self.world) if self.world > 1 else [{}]
+        logged = [
+            {**rank, "STEPS": str(steps), "LOG": str(self.place / f"log-{number}")}
+            for number, rank in enumerate(environments)
+        ]
+        return run_forked("torch", Path("train.py"), *logged, cwd=self.place)
+
+    def lines(self, rank: int) -> list[list[str]]:
+        """What a rank has written down so far."""
+        with suppress(FileNotFoundError):
+            return [line.split() for line in (self.place / f"log-{rank}").read_text().splitlines()]
+        return []
+
+    def run_until_killed(self, chance: random.Random) -> list[tuple[int, str]]:
+        """Run, and kill a rank some time after it has begun one of its next saves."""
+        victim = chance.randrange(self.world)
+        before = [len(self.lines(rank)) for rank in range(self.world)]
+        saves, delay = chance.randint(0, 2), chance.uniform(0, 0.3)
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(self.run, 10_000)
+            while not running.done():
+                begun = [line for line in self.lines(victim)[before[victim] :] if line[0] == "begun"]
+                if len(begun) > saves:
+                    break
+                time.sleep(0.005)
+            time.sleep(delay)
+            self._kill(victim, before)
+            with suppress(TimeoutError):
+                return running.result(PATIENCE)
+            for rank in range(self.world):
+                self._kill(rank, before)
+            return running.result()
+
+    def _kill(self, rank: int, before: list[int]) -> None:
+        for line in self.lines(rank)[before[rank] :]:
+            if line[0] == "pid":
+                with suppress(ProcessLookupError):
+                    os.kill(int(line[1]), signal.SIGKILL)
+
+    def check(self) -> int:
+        """Whether each resumed state is one that was saved, and no older than the last save that was reported.
+
+        Returns how often it was resumed.
+        """
+        resumed = []
+        for rank in range(self.world):
+            begun: dict[int, set[str]] = {}
+            done = 0
+            resumed.append([])
+            for word, *rest in self.lines(rank):
+                if word == "begun":
+                    begun.setdefault(int(rest[0]), set()).add(rest[1])
+                elif word == "done":
+                    done = int(rest[0])
+                elif word == "resumed":
+                    step = int(rest[0])
+                    assert rest[1] in begun[step], (rank, step)
+                    assert done <= step <= done + 1, (rank, step, done)
+                    begun = {step: {rest[1]}}
+                    done = step
+                    resumed[rank].append(step)
+        return len(resumed[0])
+
+
+@pytest.mark.timeout(120 + 60 * KILLS)
+@pytest.mark.parametrize("guest", PROGRAMS)
+def test_what_is_resumed_is_what_was_saved(guest: str, tmp_path: Path) -> None:
+    training = Training(guest, tmp_path)
+    chance = random.Random(guest)
+    for _ in range(KILLS):
+        found = training.run_until_killed(chance)
+        assert -signal.SIGKILL in [code for code, _ in found], found
+        training.check()
+    with ckstore.open(tmp_path / "store") as store:
+        latest = store.catalog.latest("run")
+        step = 0 if latest is None else latest.step or 0
+    found = training.run(step + 2)
+    assert [code for code, _ in found] == [0] * training.world, found
+    assert training.check() >= 1
+    with ckstore.open(tmp_path / "store") as store:
+        assert store.verify().problems == []
+        assert [row.step for row in store.versions("run")] == list(range(1, step + 3))
+        store.gc(grace=0)
+        assert not list((tmp_path / "store" / "packs").glob(".tmp*"))
