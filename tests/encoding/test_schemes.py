@@ -303,7 +303,7 @@ def test_a_rebase_names_the_versions_that_it_cannot_bring_down(
     with ckstore.init(place / "store") as store:
         for step in range(8):
             weight = weight + 1e-3 * torch.randn(weight.shape, generator=generator)
-            store.ingest({"w": weight}, run="gpt", step=step, fidelity="coarse", scheme=scheme, budget=9, hot=0)
+            store.ingest({"w": weight}, run="gpt", step=step, budget=9, hot=0, policy=Policy("coarse", scheme=scheme))
         for budget in (1.2, None):
             for dry_run in (True, False, False):
                 report = store.rebase(budget=budget, dry_run=dry_run)

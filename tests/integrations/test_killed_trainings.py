@@ -287,6 +287,6 @@ def test_what_is_resumed_is_what_was_saved(guest: str, tmp_path: Path) -> None:
     assert training.check() >= 1
     with ckstore.open(tmp_path / "store") as store:
         assert store.verify().problems == []
-        assert [row.step for row in store.versions("run")] == list(range(1, step + 3))
+        assert [row.step for row in store.catalog.versions("run")] == list(range(1, step + 3))
         store.gc(grace=0)
         assert not list((tmp_path / "store" / "packs").glob(".tmp*"))

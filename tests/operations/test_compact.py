@@ -92,7 +92,7 @@ def test_a_hot_version_is_whole_at_once(directory: Path) -> None:
         for step, path in enumerate(paths):
             row = store.ingest(path, run="r", step=step, hot=STEPS).version
             assert (row.hot, row.fidelity, row.depth, row.base) == (True, "exact", 0, True)
-            version, before = store[row.number], [*store.versions()][-2:-1]
+            version, before = store[row.number], [*store.catalog.versions()][-2:-1]
             known = {content for other in before for _, content in store[other.number].document.objects}
             contents = [content for _, content in version.document.objects]
             shared = [unit for content, unit in zip(contents, version.layout.units, strict=True) if content in known]

@@ -55,7 +55,7 @@ def test_a_file_in_two_runs_takes_its_bytes_once(directory: Path, file: Path) ->
         assert store["b@0"].state_dict(mmap=True)["w"].equal(draw(400, 256))
         store.compact()
         assert raw_packs(store) == []
-        assert [row.hot for row in store.versions()] == [False, False]
+        assert [row.hot for row in store.catalog.versions()] == [False, False]
         assert store.verify().problems == []
         lose_catalog(store.place)
     assert recover(directory / "store").problems == []
@@ -177,6 +177,6 @@ def test_a_version_that_will_be_coarse_shares_nothing(directory: Path) -> None:
         store.set_policy(Policy("coarse", hot=9), "a")
         for step in range(4):
             store.ingest({"frozen": frozen, "w": draw(20, 256, seed=step)}, run="a", step=step)
-            store.compact([row.number for row in store.versions()[:-1] if row.hot])
+            store.compact([row.number for row in store.catalog.versions()[:-1] if row.hot])
             assert len(raw_packs(store)) == 1
         assert np.array_equal(store["a@3"]["frozen"][...], frozen)
