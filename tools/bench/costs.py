@@ -86,7 +86,7 @@ def measure(
     own, full = scratch / "store", scratch / "full"
     if not full.exists():
         ingest(series, full, budget, in_full=True)
-    ingest(series, own, budget, policy=fidelity)
+    ingest(series, own, budget, fidelity=fidelity)
     for number in range(1, len(series.versions) + 1):
         with ckstore.open(own, "r") as store:
             version = store[number]
@@ -150,7 +150,8 @@ def main(arguments: list[str] | None = None) -> None:
         for series in found:
             with tempfile.TemporaryDirectory(dir=chosen.work) as scratch:
                 sizes = [
-                    ingest(series, Path(scratch) / f"{budget:g}", budget, policy=chosen.fidelity) for budget in budgets
+                    ingest(series, Path(scratch) / f"{budget:g}", budget, fidelity=chosen.fidelity)
+                    for budget in budgets
                 ]
             _print_row(series.name, f"{series.nbytes:,}", *(f"{size:,}" for size in sizes))
         return
