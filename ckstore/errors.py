@@ -6,7 +6,7 @@ from typing import ClassVar
 
 
 class CkstoreError(Exception):
-    """Base of every error that ckstore raises on purpose.
+    """Base of all errors of ckstore.
 
     The message is one sentence that names the remedy; `kind` is stable and meant for programs;
     `exit_code` is what the command line ends with.
@@ -20,76 +20,76 @@ class CkstoreError(Exception):
 
 
 class InputError(CkstoreError, ValueError):
-    """The input is not what it claims to be: truncated, damaged, lying about its offsets, changed while read."""
+    """The input is truncated, damaged or inconsistent, or it changed while it was read."""
 
     kind = "input"
 
 
 class UsageError(CkstoreError, ValueError):
-    """The call cannot be carried out as it was asked for."""
+    """The arguments of a call are invalid."""
 
     kind = "usage"
     exit_code = 2
 
 
 class PartialError(CkstoreError):
-    """Some of several inputs were done and some were not."""
+    """Some of several inputs failed; the others are stored."""
 
     kind = "partial"
     exit_code = 3
 
 
 class IntegrityError(CkstoreError, ValueError):
-    """Stored bytes are not what was written: a checksum, an id or a length does not agree."""
+    """Stored bytes are damaged: a checksum, an id or a length does not match."""
 
     kind = "integrity"
     exit_code = 4
 
 
 class NoStoreError(CkstoreError, FileNotFoundError):
-    """There is not a store where one was looked for."""
+    """No store was found."""
 
     kind = "no-store"
     exit_code = 10
 
 
 class LockedError(CkstoreError, TimeoutError):
-    """Another process held the store's catalog for longer than the timeout."""
+    """Another process held the lock of the store for longer than the timeout."""
 
     kind = "locked"
     exit_code = 11
 
 
 class ConflictError(CkstoreError, FileExistsError):
-    """Other content is already there."""
+    """Different content exists."""
 
     kind = "conflict"
     exit_code = 12
 
 
 class NotFoundError(CkstoreError, KeyError):
-    """No version, run, tag or tensor of that name; the message names near matches."""
+    """A version, run, tag or tensor was not found; the message lists near matches."""
 
     kind = "not-found"
     exit_code = 13
 
 
 class FormatVersionError(CkstoreError, ValueError):
-    """The store was written by a later ckstore than this one."""
+    """A later version of ckstore wrote the store."""
 
     kind = "format-version"
     exit_code = 14
 
 
 class DiskFullError(CkstoreError):
-    """The file system, or the quota, has too little room."""
+    """The disk or the quota is full."""
 
     kind = "disk-full"
     exit_code = 16
 
 
 class UnreachableError(CkstoreError):
-    """The object store did not answer, or refused; whether it did what was asked is not known."""
+    """The object store did not answer or refused; the outcome of a write is unknown."""
 
     kind = "unreachable"
     exit_code = 15

@@ -30,13 +30,13 @@ _STDOUT = "-"
 
 
 @verb(
-    ("ckstore checkout best -o restored.pt", "the file that went in, byte for byte"),
-    ("ckstore checkout gpt@400", "under its own name, in the working directory"),
-    ("ckstore checkout best -o w.safetensors --include 'model/*' --strip", "the weights alone, by their own names"),
-    ("ckstore checkout hf@500 -o model/ --include '*.safetensors'", "some files of a directory"),
-    ("ckstore checkout best -o - | sha256sum", "to another program"),
-    ("ckstore checkout best -o rest --salvage", "what is whole of a version that was damaged"),
-    ("ckstore checkout gpt@300 --fidelity coarse -o approx.pt", "the coarse values of an exact version"),
+    ("ckstore checkout best -o restored.pt", "restore the file byte for byte"),
+    ("ckstore checkout gpt@400", "restore it under its own name"),
+    ("ckstore checkout best -o w.safetensors --include 'model/*' --strip", "export the weights alone"),
+    ("ckstore checkout hf@500 -o model/ --include '*.safetensors'", "restore some files of a directory"),
+    ("ckstore checkout best -o - | sha256sum", "pipe it to another program"),
+    ("ckstore checkout best -o rest --salvage", "recover the intact parts of a damaged version"),
+    ("ckstore checkout gpt@300 --fidelity coarse -o approx.pt", "export the coarse values of an exact version"),
     exit_codes=[4, 12, 13],
 )
 @click.argument("version", type=VersionName())
@@ -51,22 +51,22 @@ _STDOUT = "-"
     "--format",
     "form",
     type=click.Choice([_ORIGINAL, *_SUFFIXES]),
-    help="What to write: the files that went in, or their tensors.  "
-    "[default: original; what TARGET ends with where tensors are chosen]",
+    help="Write the original files, or the tensors in another format.  "
+    "[default: original, or the suffix of TARGET with --include, --exclude or --strip]",
 )
-@click.option("--include", metavar="GLOB", multiple=True, help="Only tensors, or files of a directory, that match.")
-@click.option("--exclude", metavar="GLOB", multiple=True, help="No tensors, or files of a directory, that match.")
-@click.option("--strip", is_flag=True, help="One subtree of tensors alone, under the names that they have in it.")
-@click.option("--force", is_flag=True, help="Overwrite what is at TARGET; a directory is replaced whole.")
+@click.option("--include", metavar="GLOB", multiple=True, help="Write only matching tensors or files.")
+@click.option("--exclude", metavar="GLOB", multiple=True, help="Skip matching tensors or files.")
+@click.option("--strip", is_flag=True, help="Write one subtree of tensors, under their names in it.")
+@click.option("--force", is_flag=True, help="Overwrite TARGET; a directory is replaced as a whole.")
 @click.option(
     "--fidelity",
     type=click.Choice(FIDELITIES),
-    help="Exact values, or those of the coarse layers.  [default: the best]",
+    help="Write exact values, or those of the coarse layers.  [default: exact where stored]",
 )
 @click.option(
-    "--salvage", is_flag=True, help="Write what is whole of a damaged version, and say what is not: exit code 4."
+    "--salvage", is_flag=True, help="Recover the intact parts of a damaged version; exit code 4 if parts are lost."
 )
-@click.option("--require-exact", is_flag=True, help="Refuse a version that has no exact values: exit code 4.")
+@click.option("--require-exact", is_flag=True, help="Fail with exit code 4 if the version is coarse.")
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -83,21 +83,20 @@ def command(
 ) -> None:
     """Write the files of a version.
 
-    As they went in, byte for byte, or the tensors of VERSION as a file of another format. Everything is written
-    beside TARGET, compared with the SHA-256 of what went in, and renamed when it is whole. Modes and modification
-    times are the original ones.
+    Files are restored byte for byte, with their modes and modification times. They are compared with the SHA-256 of the
+    originals and become visible at TARGET once complete.
 
-    --include and --exclude, globs as in `ckstore ls`, choose tensors of a file: TARGET ends with .safetensors, .pt
-    or .npz, or --format names one of these. Of a directory they choose files, or tensors with --format. stderr says
-    what was left out.
+    --include and --exclude, globs as in `ckstore ls`, select tensors of a file, which are written in the format of
+    TARGET's suffix (.safetensors, .pt, .npz) or of --format. For a directory they select files, or tensors with
+    --format. stderr lists skipped tensors or files.
 
-    With --strip and --include 'model/*', the tensor `model/wte.weight` is called `wte.weight`, and a .pt holds the
-    subtree itself: what `load_state_dict` takes. Shards in a directory become one file.
+    With --strip and --include 'model/*', the tensor `model/wte.weight` is written as `wte.weight`, and a .pt holds the
+    subtree itself, ready for `load_state_dict`. Shards in a directory become one file.
 
-    A coarse version comes back with coarse values, and stderr says so; `ckstore show` says how far they are off.
+    A coarse version is written with coarse values and a warning; `ckstore show` prints its errors.
 
-    With --salvage, files that are whole are written as they went in, and of others the tensors that are whole, to a
-    file of the same name and .salvaged.pt. stderr names what is lost.
+    With --salvage, intact files are restored, and the intact tensors of a damaged file are written to a file with the
+    suffix .salvaged.pt. stderr lists the losses.
     """
     from ckstore.reading.subtree import format_for, left_out_text
 

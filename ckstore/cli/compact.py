@@ -11,20 +11,20 @@ from ckstore.errors import UsageError
 
 
 @verb(
-    ("ckstore compact", "when training is over: all that is hot"),
-    ("ckstore compact --run gpt", "of one run"),
+    ("ckstore compact", "encode all hot versions, after training"),
+    ("ckstore compact --run gpt", "encode the hot versions of a run"),
     exit_codes=[13],
 )
 @click.argument("versions", metavar="[VERSION]...", nargs=-1, type=VersionName())
-@click.option("--run", metavar="RUN", type=RunName(), help="All versions of this run.")
+@click.option("--run", metavar="RUN", type=RunName(), help="Select all versions of this run.")
 @json_option
 @click.pass_context
 def command(ctx: click.Context, versions: tuple[str, ...], run: str | None, as_json: bool) -> None:
     """Encode hot versions.
 
-    A version is stored as it is at first, which takes no longer than writing the file. What comes after it in its run
-    has it encoded: as a delta, which takes a part of the bytes. The latest version of each run stays hot, unless it is
-    compacted. What versions restore to does not change. Where this is interrupted, nothing is lost.
+    An ingest stores a version unencoded (hot), as fast as writing the file. The next version of the run lets it be
+    encoded as a delta, in a fraction of the bytes; the latest version of a run stays hot until it is compacted. Values
+    do not change, and an interrupt loses nothing.
     """
     if versions and run is not None:
         raise UsageError("Give versions or --run, not both.")
@@ -37,7 +37,7 @@ def command(ctx: click.Context, versions: tuple[str, ...], run: str | None, as_j
     if as_json:
         print_json([{"versions": report.versions, "before": report.before, "after": report.after}])
     elif not report.versions:
-        print_line("Nothing to do: no version is hot.")
+        print_line("Nothing to do: all versions are encoded.")
     else:
         done = counted(len(report.versions), "version")
-        print_line(f"Compacted {done}: {size_text(report.before)} before, {size_text(report.after)} now.")
+        print_line(f"Encoded {done}: {size_text(report.before)} before, {size_text(report.after)} now.")

@@ -15,9 +15,9 @@ from ckstore.cli.verb import verb
 )
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def command(shell: str) -> None:
-    """Print a shell's completion script.
+    """Print a completion script for a shell.
 
-    With it, SHELL completes verbs, options, versions, runs and tags.
+    SHELL then completes verbs, options, versions, runs and tags.
     """
     from click.shell_completion import get_completion_class
 

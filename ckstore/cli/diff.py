@@ -15,23 +15,26 @@ if TYPE_CHECKING:
 
 
 @verb(
-    ("ckstore diff gpt@0 gpt@400", "which tensors were added, removed, or changed"),
-    ("ckstore diff 3 4 'model/*' --values", "and how far their values moved"),
+    ("ckstore diff gpt@0 gpt@400", "list added, removed and changed tensors"),
+    ("ckstore diff 3 4 'model/*' --values", "measure how far values moved"),
     exit_codes=[13],
 )
 @click.argument("before", type=VersionName())
 @click.argument("after", type=VersionName())
 @click.argument("globs", metavar="[GLOB]...", nargs=-1)
-@click.option("--values", is_flag=True, help="Decode what changed: largest and root mean square difference of floats.")
+@click.option(
+    "--values",
+    is_flag=True,
+    help="Decode changed tensors; print the largest and root mean square difference of floats.",
+)
 @json_option
 @click.pass_context
 def command(ctx: click.Context, before: str, after: str, globs: tuple[str, ...], values: bool, as_json: bool) -> None:
     """List the tensors that differ between two versions.
 
-    All, or those whose path a GLOB matches, as for `ckstore ls`: tensors that were added or removed from version
-    BEFORE to version AFTER, or have another dtype, shape or other values. Values are compared by the ids of what is
-    stored; only what shares an object with others, as small tensors do, is decoded. Tensors are compared bit for bit:
-    0.0 and -0.0 differ, and a NaN equals itself.
+    A tensor is added, removed, or has another dtype, shape or values in version AFTER. GLOB selects paths as in
+    `ckstore ls`. Values are compared by stored ids; tensors that share an object with others, as small tensors do, are
+    decoded. The comparison is bit for bit: 0.0 and -0.0 differ, and a NaN equals itself.
     """
     with open_store(ctx) as store:
         left, right = version_of(store, before), version_of(store, after)

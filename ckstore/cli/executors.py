@@ -1,4 +1,4 @@
-"""`--executor`: who does bulk work, processes of this machine or the workers of a dask cluster."""
+"""`--executor`: run bulk work on processes of this machine or on the workers of a dask cluster."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ExecutorName(StringParamType):
     name = "executor"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """The text, once it is seen to be one of both."""
+        """Return the text; fail for any other form."""
         kind, _, where = str(value).partition("=")
         host, _, port = where.rpartition(":")
         if kind == "dask":
@@ -51,7 +51,7 @@ executor_option = click.option(
     "--executor",
     metavar="WORKERS",
     type=ExecutorName(),
-    help="Who does the work: processes=N of this machine, or dask=HOST:PORT, the workers of that scheduler.",
+    help="Where to run: processes=N on this machine, or dask=HOST:PORT for the workers of a dask scheduler.",
 )
 
 

@@ -10,14 +10,14 @@ from ckstore.cli.verb import open_store, verb
 
 
 @verb(
-    ("ckstore forget gpt@100 7", "two versions"),
-    ("ckstore forget gpt@100..gpt@900 --keep-every 200", "keep one version in every 200 steps"),
-    ("ckstore forget --run gpt --keep-last 5 --keep-tagged", "a run but for its end and what has a tag"),
-    ("ckstore forget --run gpt --keep-last 5 --dry-run", "only say which"),
+    ("ckstore forget gpt@100 7", "forget two versions"),
+    ("ckstore forget gpt@100..gpt@900 --keep-every 200", "keep one version every 200 steps"),
+    ("ckstore forget --run gpt --keep-last 5 --keep-tagged", "keep the last five and tagged versions of a run"),
+    ("ckstore forget --run gpt --keep-last 5 --dry-run", "preview"),
     exit_codes=[12, 13],
 )
 @selection_options
-@click.option("--dry-run", is_flag=True, help="Change nothing; say which versions would be forgotten.")
+@click.option("--dry-run", is_flag=True, help="Change nothing; list the versions.")
 @json_option
 @click.pass_context
 def command(
@@ -30,13 +30,13 @@ def command(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Take versions out of the store.
+    """Remove versions from the store, for good.
 
-    Each VERSION, or range A..B of versions of one run, or a whole run, but for what is kept. Forgotten
-    versions cannot be restored. A range holds both its ends and goes by steps, between two numbers by numbers. Kept
-    versions are counted in each run apart. A version with a tag is refused unless --keep-tagged keeps it.
+    Forgotten versions cannot be restored. A range A..B selects versions of one run by step, both ends included; a range
+    between two numbers selects by number. Kept versions are counted for each run. A tagged version is refused unless
+    --keep-tagged keeps it.
 
-    The bytes stay until `ckstore gc` frees what no other version needs.
+    `ckstore gc` frees the bytes that no other version needs.
     """
     with open_store(ctx, "r" if dry_run else "a") as store:
         rows = store.forget(

@@ -11,8 +11,8 @@ from ckstore.cli.verb import open_store, verb
 
 
 @verb(
-    ("ckstore gc", "after `ckstore forget` or `ckstore rebase`"),
-    ("ckstore gc --dry-run", "only say how much would be freed"),
+    ("ckstore gc", "free space after forget, thin or rebase"),
+    ("ckstore gc --dry-run", "preview freed bytes"),
     exit_codes=[4, 11],
 )
 @click.option(
@@ -21,19 +21,19 @@ from ckstore.cli.verb import open_store, verb
     type=click.FloatRange(min=0),
     default=3600.0,
     show_default=True,
-    help="Leave files alone that no commit knows and that changed less than SECONDS ago.",
+    help="Keep uncommitted files younger than SECONDS.",
 )
-@click.option("--dry-run", is_flag=True, help="Change nothing; say what would be freed.")
+@click.option("--dry-run", is_flag=True, help="Change nothing; report the bytes to free.")
 @json_option
 @click.pass_context
 def command(ctx: click.Context, grace: float, dry_run: bool, as_json: bool) -> None:
-    """Free what no version needs.
+    """Collect garbage: free bytes that no version needs.
 
-    Packs of which nothing is needed are removed. Packs of which a tenth or 1 MiB is garbage are written again without
-    it; nothing is decoded. Files that killed processes left are removed. What versions restore to does not change.
+    Packs without live data are deleted. Packs with at least a tenth or 1 MiB of garbage are rewritten without it;
+    nothing is decoded. Files of killed processes are deleted. No version changes.
 
-    Others may ingest meanwhile; the change itself waits until nobody does, up to ten minutes. Where something is
-    damaged, nothing is freed: it may be what a repair needs.
+    Other processes may ingest concurrently; the final change waits until none does, for up to ten minutes. If
+    something is damaged, nothing is freed, since a repair may need it.
     """
     with open_store(ctx, "r" if dry_run else "a") as store:
         report = store.gc(grace=grace, dry_run=dry_run)
@@ -41,11 +41,11 @@ def command(ctx: click.Context, grace: float, dry_run: bool, as_json: bool) -> N
         print_json([{**dataclasses.asdict(report), "dry_run": dry_run}])
         return
     if not (report.removed or report.rewritten or report.files):
-        print_line("Nothing to do: everything is needed.")
+        print_line("Nothing to do: no garbage.")
         return
     done = [
         f"{counted(report.removed, 'pack')} removed",
-        f"{counted(report.rewritten, 'pack')} written again",
+        f"{counted(report.rewritten, 'pack')} rewritten",
         f"{counted(report.files, 'file')} of killed processes",
         f"manifests of {counted(report.versions, 'version')}",
     ]

@@ -1,4 +1,4 @@
-"""`ckstore ingest`: store checkpoints as the next versions of a run."""
+"""`ckstore ingest`: store checkpoints as versions of a run."""
 
 from __future__ import annotations
 
@@ -57,92 +57,97 @@ def _part(ctx: click.Context, parameter: click.Parameter, value: str | None) -> 
 
 
 @verb(
-    ("ckstore ingest runs/gpt/step*.pt --run gpt", "a series of files, in the order of their steps"),
-    ("ckstore ingest old/*.pth.tar --run old --step-from name --dry-run", "see first what becomes which step"),
-    ("ckstore ingest OLD --recursive --dry-run --plan plan.csv", "a folder of many runs: what would become of it"),
-    ("ckstore ingest --plan plan.csv", "and store that, as the file says by now"),
-    ("ckstore ingest --plan plan.csv --executor processes=8", "the same, several runs at a time"),
-    ("ckstore ingest checkpoint-500 --run lora", "a Hugging Face directory as one version"),
-    ("ckstore ingest last.pt --run gpt --step 400 --tag best --metric loss=2.31", "say what the file does not say"),
-    ("ckstore ingest fork.pt --run gpt-b --parent gpt@400", "a run that went on from another run's version"),
+    ("ckstore ingest runs/gpt/step*.pt --run gpt", "store a series of files, by step"),
+    ("ckstore ingest old/*.pth.tar --run old --step-from name --dry-run", "preview the steps"),
+    ("ckstore ingest OLD --recursive --dry-run --plan plan.csv", "preview the runs and steps in a folder, as CSV"),
+    ("ckstore ingest --plan plan.csv", "store the edited plan"),
+    ("ckstore ingest --plan plan.csv --executor processes=8", "store several runs in parallel"),
+    ("ckstore ingest checkpoint-500 --run lora", "store a Hugging Face directory as one version"),
+    ("ckstore ingest last.pt --run gpt --step 400 --tag best --metric loss=2.31", "set step, tag and metric"),
+    ("ckstore ingest fork.pt --run gpt-b --parent gpt@400", "fork a run from another run's version"),
     ("ckstore ingest old/*.pt --run old --verify --delete-source", "move files into the store"),
     (
         "ckstore ingest run/*.pt --run gpt --fidelity coarse",
-        "a tenth of the bytes and less, that training does not notice",
+        "lossy: a tenth of the bytes or less",
     ),
     (
         "ckstore ingest run/*.pt --max-degradation 0.5% --eval 'python eval.py {}'",
-        "as coarse as the evaluation allows",
+        "as coarse as an evaluation allows",
     ),
     exit_codes=[3, 12, 13],
 )
 @click.argument("paths", metavar="PATH...", nargs=-1, type=click.Path(path_type=Path))
-@click.option("--run", metavar="NAME", type=RunName(), help="The run that the versions belong to.  [default: main]")
-@click.option("--step", metavar="N", type=int, help="The step, where file and name do not tell it; for a single PATH.")
+@click.option("--run", metavar="NAME", type=RunName(), help="Run of the versions.  [default: main]")
+@click.option(
+    "--step",
+    metavar="N",
+    type=int,
+    help="Step of the version, for a single PATH.  [default: the step in the file or its name]",
+)
 @click.option(
     "--step-from",
     type=click.Choice(["name", "content", "order"]),
-    help="Where steps come from: numbers in names, what is in the files, or counted on from the run's highest step in "
-    "the order of names.  [default: what differs among them, contents first]",
+    help="Source of steps: numbers in names, values in files, or the order of names after the run's highest step.  "
+    "[default: contents if they differ, else names]",
 )
 @click.option(
     "--recursive",
     is_flag=True,
-    help="Take a folder of checkpoints of all kinds apart: find its runs and their steps, and leave out what is none.",
+    help="Scan a folder; group checkpoints into runs and steps.",
 )
 @click.option(
     "--plan",
     "plan_file",
     metavar="FILE",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="With --recursive --dry-run, write what is proposed as CSV; without, store what such a file says.",
+    help="Write the plan of --recursive --dry-run as CSV, or store the plan in FILE.",
 )
-@click.option("--dry-run", is_flag=True, help="Print which PATH would become which step, and store nothing.")
+@click.option("--dry-run", is_flag=True, help="Print the step of each PATH; store nothing.")
 @click.option(
     "--parent",
     metavar="VERSION",
     type=VersionName(),
-    help="What the first version is stored after, or `auto` for the nearest stored one.  [default: the run's last]",
+    help="Parent of the first version, or `auto` for the nearest stored version.  [default: the run's last]",
 )
-@click.option("--tag", metavar="NAME", type=TagName(), help="Tag the version (of several, the last).")
+@click.option("--tag", metavar="NAME", type=TagName(), help="Tag the version; of several, the last.")
 @click.option(
     "--metric",
     "metrics",
     metavar="NAME=VALUE",
     multiple=True,
     callback=_metrics,
-    help="Keep a metric; for a single PATH.",
+    help="Add a metric, for a single PATH.",
 )
 @click.option("--replace", is_flag=True, help="Replace the version at the same run and step.")
-@click.option("--verify", is_flag=True, help="Decode and compare everything before a version becomes visible.")
-@click.option("--delete-source", is_flag=True, help="Remove what is stored and verified; needs --verify.")
+@click.option("--verify", is_flag=True, help="Decode and compare each version before it becomes visible.")
+@click.option("--delete-source", is_flag=True, help="Delete each PATH once it is stored and verified; needs --verify.")
 @click.option("--force", is_flag=True, help="Store damaged files as opaque bytes instead of refusing them.")
 @click.option(
     "--budget",
     metavar="X",
     type=click.FloatRange(min=1.0),
-    help="Restoring costs at most X times what a version stored in full does.  [default: 2]",
+    help="Maximal restore cost, as a multiple of restoring a version in full.  [default: 2]",
 )
 @policy_options
 @click.option(
     "--max-degradation",
     metavar="X",
     callback=_part,
-    help="Coarse: the smallest versions of which --eval says at most X worse than of the original.  [default: 5%]",
+    help="Use the smallest lossy setting whose --eval is at most X worse.  [default: 5%]",
 )
 @click.option(
     "--eval",
     "evaluation",
     metavar="COMMAND",
-    help="Prints a loss as its last word, given a checkpoint's path in place of {}; runs without a shell.",
+    help="Command that prints a loss last; {} is the path of a checkpoint. It runs without a shell.",
 )
 @click.option(
     "--jobs",
     metavar="N",
     type=click.IntRange(min=1),
-    help="Evaluations that run at once.  [default: 1]",
+    help="Number of parallel evaluations.  [default: 1]",
 )
-@click.option("--maximise", is_flag=True, help="What --eval prints is the better the higher it is, as an accuracy.")
+@click.option("--maximise", is_flag=True, help="Higher --eval output is better, as for an accuracy.")
 @executor_option
 @json_option
 @click.pass_context
@@ -177,10 +182,10 @@ def command(
 ) -> None:
     """Store checkpoints as versions of a run.
 
-    Each PATH, a file or a directory, becomes one version. Files go in whatever they are: those of torch, safetensors,
-    NumPy, Keras, flax and llama.cpp with their tensors, anything else as opaque bytes. Several are stored in the order
-    of their steps: those that the contents tell if they differ, else the number that differs among the names; those
-    without one come last, by name. Where some of several fail, the others are stored.
+    Each PATH, a file or a directory, becomes one version. Files of torch, safetensors, NumPy, Keras, flax and llama.cpp
+    are stored with their tensors, any other file as opaque bytes. Several PATHs are stored by step: the step in the
+    contents if it differs among them, else the number that differs among the names. PATHs without a step come last, by
+    name. If one fails, the others are still stored.
     """
     from ckstore.cli.evaluation import search_of
     from ckstore.operations.request import IngestOptions

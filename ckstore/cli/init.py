@@ -12,9 +12,9 @@ from ckstore.errors import UsageError
 
 
 @verb(
-    ("ckstore init", "make .ckstore in the working directory; all directories below find it"),
-    ("ckstore init /data/checkpoints", "make a store elsewhere, for --store or $CKSTORE"),
-    ("ckstore init s3://models/team-a", "make a store in an object store; gs:// and az:// too"),
+    ("ckstore init", "create .ckstore in the working directory; directories below find it"),
+    ("ckstore init /data/checkpoints", "create a store elsewhere, for --store or $CKSTORE"),
+    ("ckstore init s3://models/team-a", "create a store in a bucket; also gs:// and az://"),
     exit_codes=[12, 15],
     opens_store=False,
 )
@@ -24,14 +24,14 @@ from ckstore.errors import UsageError
     "options",
     multiple=True,
     metavar="NAME=VALUE",
-    help="What the client of an object store is told, such as endpoint=https://…; remembered on this machine.",
+    help="Option for the client of an object store, such as endpoint=https://…; this machine remembers it.",
 )
 @click.pass_context
 def command(ctx: click.Context, path: str | None, options: Sequence[str]) -> None:
-    """Make an empty store.
+    """Create an empty store.
 
-    At PATH, a directory or the URL of an object store; by default where --store says, or as .ckstore in the working
-    directory. Credentials for an object store come from the environment, and are kept nowhere.
+    PATH is a directory or the URL of a bucket prefix. By default the store is the one of --store, or .ckstore in the
+    working directory. Credentials for a bucket come from the environment and are never stored.
     """
     from ckstore.storage.root import DEFAULT_NAME
     from ckstore.store import init

@@ -20,23 +20,23 @@ from ckstore.table import version_record
 
 
 @verb(
-    ("ckstore log", "every version of the store, oldest first"),
-    ("ckstore log gpt -n 5", "the last five of one run"),
-    ("ckstore log --json | jq '.[] | select(.tags != [])'", "for programs: the tagged ones"),
+    ("ckstore log", "list all versions, oldest first"),
+    ("ckstore log gpt -n 5", "list the last five versions of a run"),
+    ("ckstore log --json | jq '.[] | select(.tags != [])'", "filter tagged versions"),
     exit_codes=[13],
 )
 @click.argument("run", required=False, type=RunName())
-@click.option("--run", "run_option", metavar="RUN", type=RunName(), help="The same as the argument RUN.")
-@click.option("-n", "--last", "limit", metavar="N", type=click.IntRange(min=0), help="Only the last N versions.")
+@click.option("--run", "run_option", metavar="RUN", type=RunName(), help="Same as RUN.")
+@click.option("-n", "--last", "limit", metavar="N", type=click.IntRange(min=0), help="List only the last N versions.")
 @json_option
 @click.pass_context
 def command(ctx: click.Context, run: str | None, run_option: str | None, limit: int | None, as_json: bool) -> None:
     """List versions, oldest first.
 
-    All, or those of one RUN. KIND says whether a version is stored in full (base) or against others (delta), or still
-    as it was written (hot; see `ckstore compact`). DEPTH is how many deltas lie between it and a base. STORED is what
-    the version added to the store, and COST what restoring it costs as a multiple of restoring it from an exact, full
-    copy. WITHOUT names the tensors that a policy had it drop.
+    KIND is base (stored in full), delta (stored against other versions) or hot (not encoded yet; see `ckstore
+    compact`). DEPTH is the number of deltas between the version and a base. STORED is the number of bytes that the
+    version added to the store. COST is the restore cost as a multiple of restoring an exact, full copy. WITHOUT lists
+    dropped tensors.
     """
     if run is not None and run_option is not None and run != run_option:
         raise UsageError("RUN is given twice; name one run.")

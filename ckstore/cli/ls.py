@@ -19,26 +19,25 @@ _WITH_BYTES = ("npy", "npz", "gguf", "msgpack", "hdf5", "zip")
 
 
 @verb(
-    ("ckstore ls latest", "every tensor: path, dtype, shape"),
-    ("ckstore ls gpt@400 'model/*' -l", "the model's, and how each is stored"),
+    ("ckstore ls latest", "list all tensors: path, dtype, shape"),
+    ("ckstore ls gpt@400 'model/*' -l", "list some tensors and how they are stored"),
     exit_codes=[13],
 )
 @click.argument("version", type=VersionName())
 @click.argument("globs", metavar="[GLOB]...", nargs=-1)
-@click.option("-l", "--long", "is_long", is_flag=True, help="Add how each tensor is stored.")
+@click.option("-l", "--long", "is_long", is_flag=True, help="Show how each tensor is stored.")
 @json_option
 @click.pass_context
 def command(ctx: click.Context, version: str, globs: tuple[str, ...], is_long: bool, as_json: bool) -> None:
-    """List the tensors of a VERSION.
+    """List the tensors of a version.
 
-    All, or those whose path a GLOB matches: * stands for any characters, / among them, and ? for one; a GLOB that
-    matches a path also matches what is below it.
+    GLOB selects paths: * matches any characters, including /, and ? matches one. A GLOB that matches a path also
+    matches everything below it.
 
-    With -l: the lattice, whether integers are a base or a delta and the mode of the exact layer, the number of
-    deltas back to a base, and the stored bytes an element. Small tensors are bundled, and have their bundle's
-    figures.
+    -l adds the lattice, whether the integers are a base or a delta, the mode of the exact layer, the number of deltas
+    back to a base, and stored bytes an element. Small tensors show the figures of their bundle.
 
-    stderr says which files, or parts of them, are bytes and no tensors, and why.
+    stderr lists files, or parts of files, that are opaque bytes, and why.
     """
     from ckstore.reading.storage_facts import StorageFacts, tensor_object, tensor_storage
 

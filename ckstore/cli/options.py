@@ -1,4 +1,4 @@
-"""Options that several verbs have: how faithful versions are to be, and which of those that are named are kept."""
+"""Options of several verbs: the fidelity of versions, and the selection of versions."""
 
 from __future__ import annotations
 
@@ -16,50 +16,52 @@ _POLICY = (
     click.option(
         "--fidelity",
         type=click.Choice(FIDELITIES),
-        help="Exact: every bit comes back. Coarse: floats are quantised.  [default: see `ckstore policy`]",
+        help="Store bit-exactly (lossless), or quantise floats (lossy).  [default: see `ckstore policy`]",
     ),
-    click.option("--scheme", type=click.Choice(SCHEMES), help="How coarse versions are quantised.  [default: lattice]"),
+    click.option(
+        "--scheme", type=click.Choice(SCHEMES), help="Quantisation scheme of coarse versions.  [default: lattice]"
+    ),
     click.option(
         "--quality",
         metavar="Q",
         type=float,
-        help=f"Coarse: steps in units of what training moved; smaller is finer.  [default: {QUALITY:g}]",
+        help=f"Coarse: step size relative to the change by training; smaller is finer.  [default: {QUALITY:g}]",
     ),
-    click.option("--max-abs-error", metavar="X", type=float, help="Coarse: no element differs by more than X."),
+    click.option("--max-abs-error", metavar="X", type=float, help="Coarse: largest error of an element."),
     click.option(
         "--max-rel-error",
         metavar="X",
         type=float,
-        help="Coarse: by no more than X times its tensor's root mean square.",
+        help="Coarse: largest error of an element, as a fraction of the tensor's root mean square.",
     ),
 )
 
 _SELECTION = (
     click.argument("versions", metavar="[VERSION]...", nargs=-1, type=VersionName()),
-    click.option("--run", metavar="RUN", type=RunName(), help="All versions of this run."),
+    click.option("--run", metavar="RUN", type=RunName(), help="Select all versions of this run."),
     click.option(
         "--keep-last",
         metavar="N",
         type=click.IntRange(min=1),
-        help="Keep the last N of the named versions as they are.",
+        help="Keep the last N of the selected versions.",
     ),
     click.option(
         "--keep-every",
         metavar="STEPS",
         type=click.IntRange(min=1),
-        help="Keep the first of the named versions in every STEPS steps as it is.",
+        help="Keep one of the selected versions every STEPS steps.",
     ),
-    click.option("--keep-tagged", is_flag=True, help="Keep the named versions that have a tag as they are."),
+    click.option("--keep-tagged", is_flag=True, help="Keep the selected versions that are tagged."),
 )
 
 
 def policy_options(function: Function) -> Function:
-    """Add the options that `Policy.asked` takes, under the names of its parameters."""
+    """Add the options of fidelity, under the names of the parameters of `Policy.asked`."""
     return _with(function, _POLICY)
 
 
 def selection_options(function: Function) -> Function:
-    """Add the argument and options that `select_versions` takes, under the names of its parameters."""
+    """Add the argument and options of a selection, under the names of the parameters of `select_versions`."""
     return _with(function, _SELECTION)
 
 

@@ -1,4 +1,4 @@
-"""`ckstore policy`: say how faithful the versions to come are to be, and what becomes of older ones."""
+"""`ckstore policy`: show or set fidelity and retention."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 
 @verb(
-    ("ckstore policy", "what is set for the store and for runs"),
-    ("ckstore policy --fidelity coarse --quality 2", "all runs that have no policy of their own"),
-    ("ckstore policy gpt --fidelity exact", "one run"),
-    ("ckstore policy gpt --exact-last 3 --exact-every 1000 --keep-last 200", "what becomes of its older versions"),
-    ("ckstore policy gpt --drop 'optimizer/*' --whole-last 3", "older versions lose their optimiser state"),
-    ("ckstore policy gpt --keep-last 20 --dry-run", "what that would thin and forget now"),
-    ("ckstore policy gpt --apply", "do now what is set; every ingest does so too"),
-    ("ckstore policy --hot 0", "encode every version at once, the latest of a run too"),
-    ("ckstore policy gpt --clear", "that run is as faithful as the store again"),
+    ("ckstore policy", "show all policies"),
+    ("ckstore policy --fidelity coarse --quality 2", "set the policy of runs without their own"),
+    ("ckstore policy gpt --fidelity exact", "set the policy of a run"),
+    ("ckstore policy gpt --exact-last 3 --exact-every 1000 --keep-last 200", "thin and forget older versions"),
+    ("ckstore policy gpt --drop 'optimizer/*' --whole-last 3", "drop the optimiser state of older versions"),
+    ("ckstore policy gpt --keep-last 20 --dry-run", "preview a policy"),
+    ("ckstore policy gpt --apply", "apply the policy now; every ingest does so too"),
+    ("ckstore policy --hot 0", "encode every version at ingest"),
+    ("ckstore policy gpt --clear", "remove the policy of a run"),
 )
 @click.argument("run", metavar="[RUN]", required=False, type=RunName())
 @policy_options
@@ -37,53 +37,53 @@ if TYPE_CHECKING:
     "--hot",
     metavar="N",
     type=click.IntRange(min=0),
-    help="So many of a run's latest versions stay as they were written, at the speed of the disk.  [default: 1]",
+    help="Keep the latest N versions of a run unencoded.  [default: 1]",
 )
 @click.option(
     "--exact-last",
     metavar="N",
     type=click.IntRange(min=1),
-    help="So many of a run's latest versions stay exact; older ones become coarse.  [default: all stay as they are]",
+    help="Keep the latest N versions of a run exact; thin older ones.  [default: keep all]",
 )
 @click.option(
     "--exact-every",
     metavar="STEPS",
     type=click.IntRange(min=1),
-    help="Of the older ones, the first of every so many steps stays exact.",
+    help="Also keep one exact version every STEPS steps.",
 )
 @click.option(
     "--exact-best",
     metavar="METRIC:min|max",
     multiple=True,
-    help="Of the older ones, the version with the least or largest value stays exact.",
+    help="Also keep the version with the lowest or highest METRIC exact.",
 )
 @click.option(
     "--drop",
     metavar="GLOB",
     multiple=True,
-    help="Older versions lose the tensors that match, for good.  [default: none]",
+    help="Drop matching tensors of older versions, for good.",
 )
 @click.option(
     "--whole-last",
     metavar="N",
     type=click.IntRange(min=1),
-    help="So many of a run's latest versions lose none.  [default: as many as stay exact]",
+    help="Drop no tensors of the latest N versions.  [default: the N of --exact-last]",
 )
 @click.option(
     "--keep-last",
     metavar="N",
     type=click.IntRange(min=1),
-    help="So many of a run's latest versions stay; older ones are forgotten.  [default: all stay]",
+    help="Keep the latest N versions of a run; forget older ones.  [default: keep all]",
 )
 @click.option(
     "--keep-every",
     metavar="STEPS",
     type=click.IntRange(min=1),
-    help="Of the older ones, the first of every so many steps stays.",
+    help="Also keep one version every STEPS steps.",
 )
-@click.option("--apply", is_flag=True, help="Drop, thin and forget now, and wait for it.")
-@click.option("--dry-run", is_flag=True, help="Change nothing; say what would be dropped, thinned and forgotten now.")
-@click.option("--clear", is_flag=True, help="Remove what was set.")
+@click.option("--apply", is_flag=True, help="Apply the policy now.")
+@click.option("--dry-run", is_flag=True, help="Change nothing; list the versions to drop from, thin and forget.")
+@click.option("--clear", is_flag=True, help="Remove the policy.")
 @json_option
 @click.pass_context
 def command(
@@ -107,16 +107,14 @@ def command(
     clear: bool,
     as_json: bool,
 ) -> None:
-    """Show or set how faithful versions to come are, how many stay hot, and what becomes of older ones.
+    """Show or set fidelity and retention of a run, or of the store.
 
-    What `ckstore ingest` says itself comes first, then what is set for RUN, then for the store; without any of them
-    versions are exact, and all stay.
+    A new version is stored as the options of its ingest say, else by the policy of its RUN, else by that of the store,
+    else exactly. Older versions are kept, unless a policy thins them (see `ckstore thin`), drops tensors of them or
+    forgets them. Policies are applied after each ingest of the run; garbage is collected when it is worth it.
 
-    Older versions become coarse as by `ckstore thin`, lose tensors, or are forgotten, after each ingest of their run,
-    and garbage is collected where it is worth it. Versions that have a tag, that another run follows, or that are the
-    best or the first of --exact-every stay as they are. --exact-last, --exact-every, --exact-best, --drop,
-    --whole-last, --keep-last and --keep-every are set together: those that are not given are not set any more.
-
+    Versions that are tagged, that another run continues, or that --exact-best or --exact-every selects, stay as they
+    are. The retention options (--exact-*, --keep-*, --drop, --whole-last) are set together: an omitted one is removed.
     --drop takes globs as in `ckstore ls`.
     """
     policy = Policy.asked(fidelity, scheme, quality, max_abs_error, max_rel_error)
@@ -125,9 +123,9 @@ def command(
     retention = Retention(*kept) if said else None
     sets = policy is not None or hot is not None or said
     if clear and (sets or apply or dry_run):
-        raise UsageError("Give --clear by itself.")
+        raise UsageError("--clear takes no other options.")
     if dry_run:
-        _foretell(ctx, run, retention, as_json)
+        _preview(ctx, run, retention, as_json)
         return
     if not (clear or sets or apply):
         _list(ctx, run, as_json)
@@ -149,7 +147,7 @@ def command(
     if as_json:
         print_json([_object(run or "", present)])
     else:
-        print_line(f"Versions to come of {of}: {present}. Older ones: {present.retention}.")
+        print_line(f"New versions of {of}: {present}. Older versions: {present.retention}.")
 
 
 def _list(ctx: click.Context, run: str | None, as_json: bool) -> None:
@@ -163,24 +161,24 @@ def _list(ctx: click.Context, run: str | None, as_json: bool) -> None:
         print_json([_object(name, policy) for name, policy in sorted(known.items())])
         return
     print_table(
-        ["run", "versions to come", "older ones"],
+        ["run", "new versions", "older versions"],
         [(name or "(all others)", str(policy), str(policy.retention)) for name, policy in sorted(known.items())],
     )
 
 
-def _foretell(ctx: click.Context, run: str | None, retention: Retention | None, as_json: bool) -> None:
+def _preview(ctx: click.Context, run: str | None, retention: Retention | None, as_json: bool) -> None:
     from ckstore.operations.retain import expected
 
     with open_store(ctx) as store:
         if run is not None:
-            store.versions(run)  # It says where there is no such run.
+            store.versions(run)  # Raises for an unknown run.
         report = expected(store.repository, run, retention)
     _print_report(report, as_json, dry_run=True)
 
 
 def _apply(store: Store, run: str | None, as_json: bool) -> None:
     if run is not None:
-        store.versions(run)  # It says where there is no such run.
+        store.versions(run)  # Raises for an unknown run.
     total = sum(row.original_bytes for row in store.retain(run, dry_run=True).thinned)
     with progress_bar("thin", total, shown=not as_json) as progress:
         report = store.retain(run, progress=progress)
@@ -199,7 +197,7 @@ def _print_report(report: RetainReport, as_json: bool, *, dry_run: bool) -> None
     for row in report.thinned:
         print_line(f"{name_of(row)} (version {row.number})  coarse")
     if not (report.forgotten or report.dropped or report.thinned or report.freed):
-        print_line("Nothing to do: every version is as its policy says.")
+        print_line("Nothing to do: all versions comply with their policies.")
         return
     did = ("Would forget", "thin", "drop") if dry_run else ("Forgot", "thinned", "dropped")
     counts = f"{did[0]} {counted(len(report.forgotten), 'version')}, {did[1]} {len(report.thinned)}"

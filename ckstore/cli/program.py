@@ -60,7 +60,7 @@ class Program(click.Group):
         if name not in VERBS and not name.startswith("-") and not ctx.resilient_parsing:
             near = get_close_matches(name, VERBS, 2)
             hint = f"did you mean {' or '.join(near)}?" if near else "see `ckstore --help`."
-            raise click.UsageError(f"There is no verb {name}; {hint}", ctx)
+            raise click.UsageError(f"Unknown verb {name}; {hint}", ctx)
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -90,14 +90,21 @@ def _print_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
     "--store",
     metavar="PATH",
     type=click.Path(),
-    help="The store; by default $CKSTORE, or the nearest .ckstore in the working directory or above it.",
+    help="Store directory or URL.  [default: $CKSTORE, or the nearest .ckstore upwards]",
 )
-@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Print it.")
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Show the version and exit.",
+)
 @click.pass_context
 def program(ctx: click.Context, store: str | None) -> None:
-    """Keep model checkpoints: small on disk, byte for byte the same when they come out.
+    """Store versions of model checkpoints in little space and restore them byte for byte.
 
-    Every verb has its own help: `ckstore VERB --help`.
+    `ckstore VERB --help` explains a verb.
     """
     if "NO_COLOR" in os.environ:
         ctx.color = False

@@ -12,18 +12,18 @@ from ckstore.cli.verb import open_store, verb
 
 
 @verb(
-    ("ckstore pull /mnt/backup gpt@400", "one version, with all that restoring it takes"),
-    ("ckstore pull /mnt/backup --run gpt", "all versions of a run that are not here yet"),
-    ("ckstore pull /mnt/colleague gpt@400 --verify", "decoded and compared, before it becomes visible"),
+    ("ckstore pull /mnt/backup gpt@400", "fetch one version"),
+    ("ckstore pull /mnt/backup --run gpt", "fetch the missing versions of a run"),
+    ("ckstore pull /mnt/colleague gpt@400 --verify", "decode and compare it first"),
     exit_codes=[3, 12, 13],
 )
 @transfer_options
 @click.pass_context
 def command(ctx: click.Context, /, other: Path | str, versions: tuple[str, ...], **options: Any) -> None:
-    """Take versions out of another store.
+    """Fetch versions from another store.
 
-    `ckstore push`, seen from the other side: each VERSION, named as in OTHER, or a run there, or everything becomes
-    visible here. Only what is missing is read of OTHER, in which nothing is changed.
+    The reverse of `ckstore push`: VERSIONs and runs are named as in OTHER, which is only read. Only missing bytes are
+    read.
     """
     from ckstore.store import Store
 

@@ -17,31 +17,30 @@ if TYPE_CHECKING:
 
 
 @verb(
-    ("ckstore rebase --budget 1.5", "make restoring any version cost at most 1.5 times a full one"),
+    ("ckstore rebase --budget 1.5", "restore any version at 1.5 times the cost of a full one"),
     ("ckstore rebase best", "store one version in full"),
-    ("ckstore rebase --run gpt --budget 1.2 --dry-run", "only say what would be done"),
+    ("ckstore rebase --run gpt --budget 1.2 --dry-run", "preview"),
     exit_codes=[3, 13],
 )
 @click.argument("versions", metavar="[VERSION]...", nargs=-1, type=VersionName())
-@click.option("--run", metavar="RUN", type=RunName(), help="All versions of this run.")
+@click.option("--run", metavar="RUN", type=RunName(), help="Select all versions of this run.")
 @click.option(
     "--budget",
     metavar="X",
     type=click.FloatRange(min=1),
-    help="Restoring a version may cost X times a full restore.  [default: store the versions in full]",
+    help="Maximal restore cost, as a multiple of a full restore.  [default: store the versions in full]",
 )
-@click.option("--dry-run", is_flag=True, help="Change nothing; say what would be stored again.")
+@click.option("--dry-run", is_flag=True, help="Change nothing; report the objects to rewrite.")
 @json_option
 @click.pass_context
 def command(
     ctx: click.Context, versions: tuple[str, ...], run: str | None, budget: float | None, dry_run: bool, as_json: bool
 ) -> None:
-    """Store versions in full again.
+    """Rewrite versions in full, so that they restore faster.
 
-    Objects of each VERSION, of a run, or of all versions are stored without deltas, so that restoring them costs
-    less. What versions restore to does not change. The deltas that are superseded stay in their packs until they
-    are freed. Sums of changes, as of scheme lc, cannot be stored in full: versions that stay beyond the budget for
-    them are named, with exit code 3.
+    Objects of the selected versions, or of all, are stored without deltas. Values do not change. `ckstore gc` frees the
+    old deltas. Sums of changes, as in scheme lc, cannot be stored in full: versions that stay above the budget are
+    listed, with exit code 3.
     """
     if versions and run is not None:
         raise UsageError("Give versions or --run, not both.")
@@ -67,7 +66,7 @@ def command(
 
 def _say(report: RebaseReport, rows: Sequence[VersionRow], budget: float | None, *, dry_run: bool) -> None:
     if not rows and not report.beyond:
-        done = "every version is within the budget" if budget is not None else "all that can be is stored in full"
+        done = "every version is within the budget" if budget is not None else "the versions are stored in full"
         print_line(f"Nothing to do: {done}.")
     if not rows:
         return

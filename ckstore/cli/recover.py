@@ -10,19 +10,19 @@ from ckstore.errors import IntegrityError
 
 
 @verb(
-    ("ckstore recover", "after catalog.sqlite was lost or damaged"),
-    ("ckstore --store copy/.ckstore recover", "a copy that holds packs and log only"),
+    ("ckstore recover", "rebuild a lost or damaged catalog.sqlite"),
+    ("ckstore --store copy/.ckstore recover", "rebuild the catalog of a copy"),
     exit_codes=[4],
 )
 @json_option
 @click.pass_context
 def command(ctx: click.Context, as_json: bool) -> None:
-    """Build the catalog again.
+    """Rebuild the catalog from packs and log.
 
-    From packs and log; nothing is deleted. Everything that is damaged or missing, or that two versions claim, is a line
-    on stderr, and the exit code is 4 where there is one. Nobody else can write meanwhile.
+    Nothing is deleted. Each damaged or missing pack and each conflict is a line on stderr, with exit code 4. Other
+    processes cannot write until it is done.
 
-    Of a store in a bucket others go on. Packs that are damaged there are put again if their bytes are in the cache.
+    In a bucket, other processes go on, and damaged packs are uploaded again if the local cache has their bytes.
     """
     from ckstore.operations.recover import recover
 

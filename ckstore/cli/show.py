@@ -25,19 +25,19 @@ if TYPE_CHECKING:
 
 
 @verb(
-    ("ckstore show latest", "the version that was ingested last"),
-    ("ckstore show gpt@400 --json", "for programs: one object, with a list of files"),
+    ("ckstore show latest", "show the version ingested last"),
+    ("ckstore show gpt@400 --json", "print one JSON object"),
     exit_codes=[13],
 )
 @click.argument("version", type=VersionName())
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: one object.")
 @click.pass_context
 def command(ctx: click.Context, version: str, as_json: bool) -> None:
-    """Show everything about one VERSION.
+    """Show details of a version.
 
-    Its files with their SHA-256, how its objects are stored and what that costs, metrics, tags, parent and
-    children; then tensor by tensor the lattice with its step, stored bits an element by layer, and of a coarse
-    version how far values are off: at most, by root mean square, and that as a part of the values' own.
+    Prints files with their SHA-256, metrics, tags, parent and children, and how the objects are stored. For each tensor
+    it prints the lattice and its step, stored bits an element by layer, and the errors of a coarse version: maximal,
+    root mean square, and relative to the root mean square of the values.
     """
     from ckstore.reading.storage_facts import StorageFacts
     from ckstore.table import version_record

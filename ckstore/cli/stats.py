@@ -16,16 +16,16 @@ _COUNTS = frozenset({"versions", "runs", "tags", "packs", "objects", "tensors", 
 
 
 @verb(
-    ("ckstore stats", "how many versions, how many bytes, what ratio"),
-    ("ckstore stats --ledger", "what every byte of the store is for"),
+    ("ckstore stats", "print counts, bytes and ratio"),
+    ("ckstore stats --ledger", "account for every byte"),
 )
-@click.option("--ledger", "with_ledger", is_flag=True, help="Account for every byte of the store by cause.")
+@click.option("--ledger", "with_ledger", is_flag=True, help="Account for every byte of the store.")
 @json_option
 @click.pass_context
 def command(ctx: click.Context, with_ledger: bool, as_json: bool) -> None:
     """Print totals of the store.
 
-    With --ledger, every byte of its files is accounted for by cause; the sum is what the store takes on disk.
+    --ledger lists the bytes of all files of the store by cause; they add up to its size on disk.
     """
     with open_store(ctx) as store:
         stats = store.stats()

@@ -10,24 +10,23 @@ from ckstore.errors import UsageError
 
 
 @verb(
-    ("ckstore tag gpt@400 best", "let `best` mean the version of run gpt at step 400"),
-    ("ckstore tag", "list the tags"),
+    ("ckstore tag gpt@400 best", "point the tag best at step 400 of run gpt"),
+    ("ckstore tag", "list tags"),
     ("ckstore tag --delete best", "remove a tag; the version stays"),
     exit_codes=[13],
 )
 @click.argument("version", required=False, type=VersionName())
 @click.argument("name", required=False, type=TagName())
-@click.option("--delete", metavar="NAME", type=TagName(), help="Remove this tag.")
-@click.option("--list", "listing", is_flag=True, help="List the tags (also without any argument).")
+@click.option("--delete", metavar="NAME", type=TagName(), help="Remove a tag.")
+@click.option("--list", "listing", is_flag=True, help="List tags, as without arguments.")
 @json_option
 @click.pass_context
 def command(
     ctx: click.Context, version: str | None, name: str | None, delete: str | None, listing: bool, as_json: bool
 ) -> None:
-    """Name a version, remove a tag, or list tags.
+    """Point a tag at a version, remove a tag, or list tags.
 
-    NAME means VERSION from then on. A tag that is there already is moved. A tag is not a number, not `latest`, not
-    the name of a run, and has no @ in it.
+    An existing tag is moved. A tag cannot be a number, `latest` or the name of a run, and contains no @.
     """
     if delete is not None or listing or version is None:
         if version is not None or (delete is not None and listing):

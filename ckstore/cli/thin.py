@@ -14,10 +14,10 @@ from ckstore.policy import QUALITY
 @verb(
     (
         "ckstore thin gpt@100..gpt@900 --keep-every 200 --dry-run",
-        "say what would be freed, and how far values would be off",
+        "preview freed bytes and errors",
     ),
-    ("ckstore thin gpt@100..gpt@900 --keep-every 200", "keep one exact version in every 200 steps"),
-    ("ckstore thin --run gpt --keep-last 5 --keep-tagged", "of a run but for its end and what has a tag"),
+    ("ckstore thin gpt@100..gpt@900 --keep-every 200", "keep one exact version every 200 steps"),
+    ("ckstore thin --run gpt --keep-last 5 --keep-tagged", "keep the last five and tagged versions of a run exact"),
     exit_codes=[12, 13],
 )
 @selection_options
@@ -26,9 +26,9 @@ from ckstore.policy import QUALITY
     metavar="Q",
     type=float,
     default=QUALITY,
-    help=f"Of moments and 16-bit floats, as for `ckstore ingest`.  [default: {QUALITY:g}]",
+    help=f"Quality of moments and 16-bit floats, as for `ckstore ingest`.  [default: {QUALITY:g}]",
 )
-@click.option("--dry-run", is_flag=True, help="Change nothing; say what would be freed, what stays and what error.")
+@click.option("--dry-run", is_flag=True, help="Change nothing; report freed bytes, kept versions and errors.")
 @json_option
 @click.pass_context
 def command(
@@ -42,14 +42,13 @@ def command(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Let versions give up their exact layers.
+    """Drop the exact layers of versions: lossy, for good.
 
-    Each VERSION, or range A..B of versions of one run, or a whole run, but for what is kept, becomes coarse: weights
-    and moments come back near what they were, and `ckstore show` says how near. All other versions stay exact: what
-    they had stored against a layer that goes is stored again. Only ingesting the same files again makes a thinned
-    version exact. A version with a tag is refused unless --keep-tagged keeps it.
+    The selected versions become coarse: their weights and moments come back with small errors, which `ckstore show`
+    prints. All other versions stay exact. Only another ingest of the same files makes a thinned version exact again. A
+    tagged version is refused unless --keep-tagged keeps it. A range A..B selects versions of one run.
 
-    The bytes stay until `ckstore gc` frees them.
+    `ckstore gc` frees the bytes.
     """
     from ckstore.operations.selection import select_versions
     from ckstore.operations.thin import ThinReport

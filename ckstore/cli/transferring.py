@@ -1,4 +1,4 @@
-"""What `push` and `pull` have in common: the other store, what is said of each version, and how it ends."""
+"""The common part of `push` and `pull`: options, output and exit codes."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def _place(_: click.Context, __: click.Parameter, given: str) -> Path | str:
 _OPTIONS = (
     click.argument("other", metavar="OTHER", type=click.Path(), callback=_place),
     click.argument("versions", metavar="[VERSION]...", nargs=-1, type=VersionName()),
-    click.option("--run", metavar="RUN", type=RunName(), help="All versions of this run."),
-    click.option("--dry-run", is_flag=True, help="Change nothing; say what would be sent."),
-    click.option("--verify", is_flag=True, help="Decode every version that arrived before it becomes visible."),
+    click.option("--run", metavar="RUN", type=RunName(), help="Select all versions of this run."),
+    click.option("--dry-run", is_flag=True, help="Change nothing; list versions and bytes."),
+    click.option("--verify", is_flag=True, help="Decode and compare each version before it becomes visible."),
     json_option,
 )
 

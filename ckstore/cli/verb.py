@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 #: What every exit code means.
 EXIT_CODES = {
     0: "done",
-    1: "error: the input is damaged, a file cannot be read",
-    2: "the call is not as it should be",
-    3: "some of several inputs were done and some were not",
-    4: "stored bytes are not what was written",
-    10: "there is not a store",
-    11: "another process holds the store",
-    12: "other content is already there",
-    13: "there is no such version, run, tag or tensor",
-    14: "a later ckstore wrote the store",
-    15: "the object store cannot be reached",
-    16: "the disk is full",
+    1: "error: damaged input or unreadable file",
+    2: "invalid arguments",
+    3: "partial success: some inputs failed",
+    4: "integrity error: stored bytes are damaged",
+    10: "no store found",
+    11: "store locked by another process",
+    12: "conflict: different content exists",
+    13: "version, run, tag or tensor not found",
+    14: "store written by a later version of ckstore",
+    15: "object store unreachable",
+    16: "disk full",
     130: "interrupted; the store is consistent",
 }
 
@@ -41,8 +41,8 @@ _OF_ANY = (0, 1, 2, 16, 130)
 _OF_ANY_STORE = (*_OF_ANY, 4, 10, 11, 14, 15)
 
 VERSION_HELP = (
-    "A version is named by its number, a tag, `latest` (ingested last), `run@step`, `run@latest` or the name of a run "
-    "(the highest step), or the beginning of its id, at least four characters."
+    "A VERSION is a number, a tag, `latest` (ingested last), `run@step`, `run@latest` or the name of a run (its "
+    "highest step), or at least the first four characters of an id."
 )
 
 

@@ -14,10 +14,10 @@ from ckstore.errors import IntegrityError
 
 
 @verb(
-    ("ckstore verify", "everything: all packs, all versions"),
-    ("ckstore verify latest best", "two versions"),
-    ("ckstore verify --sample 0.1", "a tenth, drawn at random: often, in little time"),
-    ("ckstore verify --executor processes=8", "with eight processes"),
+    ("ckstore verify", "check all packs and versions"),
+    ("ckstore verify latest best", "check two versions"),
+    ("ckstore verify --sample 0.1", "check a random tenth"),
+    ("ckstore verify --executor processes=8", "use eight processes"),
     exit_codes=[4, 13],
 )
 @click.argument("versions", metavar="[VERSION]...", nargs=-1, type=VersionName())
@@ -25,7 +25,7 @@ from ckstore.errors import IntegrityError
     "--sample",
     metavar="FRACTION",
     type=click.FloatRange(0, 1, min_open=True),
-    help="Check this part of the packs and objects, drawn at random.",
+    help="Check this fraction of the packs and objects, drawn at random.",
 )
 @executor_option
 @json_option
@@ -33,11 +33,10 @@ from ckstore.errors import IntegrityError
 def command(
     ctx: click.Context, versions: tuple[str, ...], sample: float | None, executor: str | None, as_json: bool
 ) -> None:
-    """Check that everything stored is whole.
+    """Check the integrity of the store.
 
-    Compares every pack with the digest that it is named by, and decodes the objects of all versions, or of each
-    VERSION, and compares them with their ids. Nothing is changed. Every problem is a line on stderr, and the exit
-    code is 4 where there is one.
+    Compares every pack with the digest in its name, decodes the objects of all versions (or of each VERSION) and
+    compares them with their ids. Nothing is changed. Each problem is a line on stderr, with exit code 4.
     """
     from ckstore.operations.verify import bytes_to_check
 

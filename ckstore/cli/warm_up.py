@@ -9,14 +9,14 @@ from ckstore.cli.verb import verb
 
 
 @verb(
-    ("ckstore warm-up", "in a Dockerfile after RUN: no container of the image has anything to compile"),
+    ("ckstore warm-up", "in a Dockerfile, after RUN"),
     opens_store=False,
 )
 def command() -> None:
-    """Compile all kernels that are not compiled yet.
+    """Compile all kernels now.
 
-    The first use of ckstore compiles what it needs, which takes half a minute or more; later ones load it. After this
-    verb nothing is left to compile for this user, this kind of processor and this installation.
+    The first use of ckstore compiles its kernels, which takes half a minute or more; later uses load them. This verb
+    compiles all of them for this user, processor and installation.
     """
     import ckstore
 

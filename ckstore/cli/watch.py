@@ -32,9 +32,9 @@ _PATIENCE = 5.0
 
 
 @verb(
-    ("ckstore watch runs/gpt --run gpt", "every checkpoint that appears there, as a version of the run"),
+    ("ckstore watch runs/gpt --run gpt", "store every new checkpoint as a version"),
     ("ckstore watch runs/gpt --run gpt --delete-source", "move them into the store"),
-    ("ckstore watch runs/gpt --run gpt --once", "what is complete now, and no more"),
+    ("ckstore watch runs/gpt --run gpt --once", "store the complete checkpoints and exit"),
     exit_codes=[12],
 )
 @click.argument(
@@ -44,27 +44,27 @@ _PATIENCE = 5.0
     required=True,
     type=click.Path(path_type=Path, exists=True, file_okay=False),
 )
-@click.option("--run", metavar="NAME", type=RunName(), help="The run that the versions belong to.  [default: main]")
+@click.option("--run", metavar="NAME", type=RunName(), help="Run of the versions.  [default: main]")
 @click.option(
     "--step-from",
     type=click.Choice(["name", "content"]),
-    help="Where steps come from, as for `ckstore ingest`.  [default: what differs among them, contents first]",
+    help="Source of steps, as for `ckstore ingest`.  [default: contents if they differ, else names]",
 )
-@click.option("--delete-source", is_flag=True, help="Remove what is stored, once it was read back and compared.")
-@click.option("--once", is_flag=True, help="Store what is complete, and end.")
+@click.option("--delete-source", is_flag=True, help="Delete each checkpoint once it is stored and verified.")
+@click.option("--once", is_flag=True, help="Store the complete checkpoints and exit.")
 @click.option(
     "--settle",
     metavar="SECONDS",
     type=click.FloatRange(min=0),
     default=2.0,
     show_default=True,
-    help="A file is complete when it parses and has not changed for so long; a directory five times as long.",
+    help="Treat a file as complete after SECONDS without change (directories: 5x).",
 )
 @click.option(
     "--poll",
     metavar="SECONDS",
     type=click.FloatRange(min=0.01),
-    help=f"Look so often, as network file systems need.  [default: when the system tells of changes, else {_POLL:g}]",
+    help=f"Poll every SECONDS, for network file systems.  [default: file events, else {_POLL:g}]",
 )
 @click.pass_context
 def command(
@@ -79,13 +79,13 @@ def command(
 ) -> None:
     """Store checkpoints as they appear in a directory, until stopped.
 
-    Each file or directory in DIRECTORY becomes one version, once it is complete: it parses, holds tensors, and has not
-    changed for a while. Names that writers give to what is unfinished (.tmp and the like), links, and what holds no
-    tensors are left alone. What is stored already is not stored again; after a restart, size and mtime tell. What a
-    policy would forget is not stored. Where the disk is full, it waits for room.
+    Each file or directory in DIRECTORY becomes one version once it is complete: it parses, holds tensors, and has not
+    changed for a while. Temporary names (.tmp and the like), links and inputs without tensors are skipped. Inputs that
+    are stored already are skipped by size and mtime, also after a restart, and so are steps that a policy would forget.
+    When the disk is full, it waits.
 
-    Interrupted, it ends at once; SIGTERM lets it finish the version that it is storing. The store is consistent either
-    way, and the next start goes on.
+    An interrupt stops it at once; SIGTERM lets it finish the current version. The store stays consistent, and the next
+    start continues.
     """
     from ckstore.scanning.watched import Watched
 

@@ -17,7 +17,7 @@ def size(place: Path) -> int:
 
 
 def test_what_was_forgotten_is_freed(ckstore, filled: Path) -> None:
-    assert ckstore("gc").out == "Nothing to do: everything is needed.\n"
+    assert ckstore("gc").out == "Nothing to do: no garbage.\n"
     ckstore("forget", "gpt@0", "gpt@10")
     before, files = size(filled), listing(filled / ".ckstore")
     said = ckstore("gc", "--dry-run").out

@@ -70,7 +70,7 @@ def test_what_becomes_of_older_versions(ckstore, filled: Path) -> None:
     assert listing(store) == before
     assert ckstore("policy", "--apply").out.startswith("Nothing to do")
     said = ckstore("policy", "gpt", "--exact-last", "1", "--keep-last", "2").out
-    assert said == "Versions to come of run gpt: exact. Older ones: exact-last 1, keep-last 2.\n"
+    assert said == "New versions of run gpt: exact. Older versions: exact-last 1, keep-last 2.\n"
     # What is said of how faithful versions are leaves that alone, and the other way round.
     ckstore("policy", "gpt", "--hot", "1")
     ckstore("policy", "gpt", "--fidelity", "exact")
@@ -117,7 +117,7 @@ def test_older_versions_lose_what_is_dropped(ckstore, filled: Path) -> None:
     ]
     assert "without" not in ckstore("log").out.lower()
     said = ckstore("policy", *options).out
-    assert said.endswith("Older ones: drop model/frozen, whole-last 1.\n")
+    assert said.endswith("Older versions: drop model/frozen, whole-last 1.\n")
     done = ckstore("policy", "gpt", "--apply", "--json").json[0]
     assert [item["step"] for item in done["dropped"]] == [0, 10]
     assert ckstore("policy", "gpt", "--apply").out.startswith("Nothing to do")

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 import tracemalloc
 from collections import OrderedDict
 from pathlib import Path
@@ -153,3 +155,19 @@ def test_tensors_of_inference_mode_are_taken(tmp_path: Path) -> None:
     with ckstore.init(tmp_path / "store") as store:
         store.ingest({"w": tensor})
         assert store["latest"].state_dict()["w"].equal(torch.ones(3))
+
+
+def test_a_state_is_described_while_another_thread_imports_torch() -> None:
+    script = (
+        "import sys, threading, time\n"
+        "import numpy as np\n"
+        "from ckstore.formats.torch.state_dict import describe_state_dict\n"
+        "importing = threading.Thread(target=__import__, args=('torch',))\n"
+        "importing.start()\n"
+        "while 'torch' not in sys.modules: time.sleep(0.001)\n"
+        "assert not hasattr(sys.modules['torch'], 'Tensor')\n"
+        "print(len(describe_state_dict({'w': np.zeros(3)}, 'raise').extents))\n"
+        "importing.join()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("1\n", 0), done.stderr

@@ -12,6 +12,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from importlib import import_module
 from math import prod
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -279,8 +280,8 @@ class _Describer:
         self._found: list[_Found] = []
         self._versions: list[tuple[Any, int, Path]] = []
         self._open: set[int] = set()
-        self._torch: Any = sys.modules.get("torch")
-        self._numpy: Any = sys.modules.get("numpy")
+        self._torch: Any = _imported("torch")
+        self._numpy: Any = _imported("numpy")
 
     def visit(self, node: Any, path: Path, depth: int) -> Any:
         if node is None or type(node) in (bool, float, bytes, complex):
@@ -513,6 +514,13 @@ class _Describer:
         for found in group:
             offset = found.offset - low // item
             yield found, Tensor(found.path, found.dtype, found.shape, found.strides, number, offset, found.marks)
+
+
+def _imported(name: str) -> Any:
+    """Return a module that the program has imported, or None; wait for an import by another thread."""
+    module = sys.modules.get(name)
+    is_partial = getattr(getattr(module, "__spec__", None), "_initializing", False)
+    return import_module(name) if is_partial else module
 
 
 @cache
