@@ -12,6 +12,7 @@ Faults are: a child that does not come to an end, tags of two transactions, a wr
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import random
 import subprocess
@@ -55,6 +56,7 @@ class Outcome:
     forks: Counter[str] = field(default_factory=Counter)
     versions: Counter[str] = field(default_factory=Counter)
     reads: int = 0
+    warned: int = 0
     longest_fork: float = 0.0
     longest_child: float = 0.0
     kinds: Counter[str] = field(default_factory=Counter)
@@ -65,13 +67,26 @@ class Outcome:
         return "\n".join(
             [
                 f"{sum(self.forks.values())} forks in {self.seconds:.0f} s: {dict(self.forks)}",
-                f"meanwhile versions: {dict(self.versions)}; tags read {self.reads} times",
+                f"meanwhile versions: {dict(self.versions)}; tags read {self.reads} times;"
+                f" {self.warned} warnings of the compaction",
                 f"longest fork {self.longest_fork:.2f} s, longest child {self.longest_child:.1f} s",
                 ", ".join(f"{self.kinds.get(kind, 0)} {kind}s" for kind in kinds),
                 f"{len(self.faults)} faults",
                 *self.faults,
             ]
         )
+
+
+class _Warnings(logging.Handler):
+    """Counts what the compaction could not do and does later: many write here, and its thread takes what they leave."""
+
+    def __init__(self, journal: Journal) -> None:
+        super().__init__(logging.WARNING)
+        self.journal = journal
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if "stay as they are" in record.getMessage():
+            self.journal.tell("warned", record.getMessage())
 
 
 class Child:
@@ -134,6 +149,7 @@ def stress(forks: int, seed: int, seconds: float) -> Outcome:
     warnings.filterwarnings("ignore", "This process.*is multi-threaded", DeprecationWarning)
     with scratch() as directory, ckstore.init(directory / "store") as store:
         journal, done = Journal(directory / "journal"), list[Name]()
+        logging.getLogger("ckstore").addHandler(_Warnings(journal))
         store.ingest(expected("hot", 0), run="hot", step=0)
         done.append(("hot", 0))
         with _at_work(store, journal, done):
@@ -169,6 +185,8 @@ def stress(forks: int, seed: int, seconds: float) -> Outcome:
                 outcome.faults.append(": ".join(said))
             elif what == "read":
                 outcome.reads += READS
+            elif what == "warned":
+                outcome.warned += 1
     outcome.seconds = time.monotonic() - start
     return outcome
 
