@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cProfile
 import io
 import subprocess
 import sys
@@ -214,3 +215,26 @@ def test_a_broadcast_array_that_does_not_fit_is_told() -> None:
     array = np.broadcast_to(np.float32(1), (1 << 60,))
     with pytest.raises(CkstoreError, match=r"takes 4,611,686,018,427,387,904 bytes in one piece, more than fit"):
         StateDictSource({"x": array})
+
+
+def test_views_of_several_item_sizes_make_one_extent_for_each_size() -> None:
+    base = torch.randn(1000)
+    value = {str(number): (base, base.view(torch.int16))[number % 2] for number in range(40)}
+    source = StateDictSource(value)
+    assert sorted(extent.nbytes for extent in source.layout.extents) == [4000, 4000]
+    got = loaded(value)
+    assert all(torch.equal(got[name], tensor) for name, tensor in value.items())
+    assert len({tensor.data_ptr() for tensor in got.values()}) == 2
+
+
+def test_many_views_of_one_storage_take_as_long_as_there_are_views() -> None:
+    """Counted in calls of functions, which no other load of the machine changes."""
+
+    def calls(count: int) -> int:
+        base = torch.randn(5000)
+        profile = cProfile.Profile()
+        profile.runcall(StateDictSource, {f"v{number}": base[number : number + 10] for number in range(count)})
+        return sum(entry.callcount for entry in profile.getstats())
+
+    few, many = calls(500), calls(4000)
+    assert many < 8.5 * few

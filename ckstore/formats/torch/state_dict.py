@@ -498,15 +498,17 @@ class _Describer:
             for found in group:
                 yield found, Tensor(found.path, found.dtype, found.shape, strides, number, 0, found.marks)
             return
+        sizes: dict[int, list[_Found]] = {}
+        for found in group:
+            sizes.setdefault(ITEM_SIZES[found.dtype], []).append(found)
+        if len(sizes) > 1:
+            # No extent can hold views of several item sizes: those of each become one.
+            for views in sizes.values():
+                yield from self._place(views, state)
+            return
         low = min(one.offset * ITEM_SIZES[one.dtype] for one in group)
         high = max(map(_end, group))
-        sizes = {ITEM_SIZES[one.dtype] for one in group}
-        if len(sizes) > 1:
-            # No extent can hold views of several item sizes: each view becomes an extent of its own.
-            for found in group:
-                yield from self._place([found], state)
-            return
-        item = sizes.pop()
+        [item] = sizes
         extent_shape = shape if same and shape is not None else ((high - low) // item,)
         data = _bytes_of(first.value, low, high)
         memory = _ArrayMemory(data.numpy()) if data.device.type == "cpu" else _TensorMemory(data)
