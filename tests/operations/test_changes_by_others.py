@@ -31,7 +31,7 @@ def directory() -> Iterator[Path]:
 def state(step: int) -> dict[str, Any]:
     weight = draw(300, 256)
     for number in range(1, step + 1):
-        weight = weight + 1e-3 * draw(300, 256, seed=number)
+        weight = weight + 1e-4 * draw(300, 256, seed=number)
     return {"w": weight, "frozen": draw(200, 256, seed=99), "step": torch.tensor(step)}
 
 
@@ -81,6 +81,7 @@ CHANGES: dict[str, Callable[[ckstore.Store], Any]] = {
     "compact": lambda store: store.compact(),
     "rebase": lambda store: store.rebase(run="a"),
     "forget": lambda store: store.forget(["a@0"]),
+    "thin first": lambda store: store.thin(["a@0..a@2"]),
     "thin": lambda store: store.thin(["a@0", "a@1"]),
     "thin all": lambda store: store.thin(run="a"),
 }
@@ -200,3 +201,25 @@ def test_two_that_thin_one_version(place: Path, monkeypatch: pytest.MonkeyPatch)
         store.gc(grace=0)
         store["a@3"].checkout(place / "../out")
     assert torch.equal(torch.load(place / "../out")["w"], state(3)["w"])
+
+
+@pytest.mark.parametrize("ask", ["work", "depth", "records", "decoded"])
+def test_a_chain_that_leads_elsewhere_while_it_is_followed(
+    place: Path, ask: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An ingest asks for what its parent's objects cost; others free what these were stored against."""
+    with ckstore.open(place) as store:
+        objects = store["a@3"].document.objects
+        assert any(
+            store.reader.content_chain(layer)[1:] for _, content in objects if (layer := layer_of(store, content))
+        )
+        nothing_remembered(store)
+        done = first(monkeypatch, ObjectReader, "_parent", change(place, CHANGES["thin first"]))
+        for lattice, content in objects:
+            getattr(store.reader, ask)(lattice, content)
+        assert done
+        assert torch.equal(store["a@3"].state_dict()["w"], state(3)["w"])
+
+
+def layer_of(store: ckstore.Store, content: str | None) -> Any:
+    return None if content is None else store.resolver.content(content)
