@@ -584,6 +584,7 @@ def test_what_the_target_thins_meanwhile_stays(origin: Path, directory: Path, mo
 
     def thin() -> None:
         with ckstore.open(target) as beside:
+            beside.untag("best")
             beside.thin(["gpt@3"])
 
     meanwhile(monkeypatch, thin)
