@@ -14,11 +14,14 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 import ckstore
 from tests.forked import of_ranks, run_forked
+from tests.integrations.trained import digest, digest_of_files
 
 pytestmark = pytest.mark.local
 
@@ -28,7 +31,7 @@ KILLS = int(os.environ.get("CKSTORE_KILLS", "2"))
 PATIENCE = 5.0
 
 HEAD = """
-    import os, random, sys
+    import errno, os
     import torch
     import ckstore
     from tests.integrations.trained import digest, digest_of_files, note
@@ -36,6 +39,16 @@ HEAD = """
     note("pid", os.getpid())
     steps = int(os.environ["STEPS"])
     torch.set_num_threads(1)
+    if "FULL" in os.environ:
+        from ckstore.storage.zip_stream import ZipStream
+
+        def put(stream, view, put=ZipStream._put):
+            with open(os.environ["LOG"]) as file:
+                if "begun 3 " in file.read():
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            put(stream, view)
+
+        ZipStream._put = put
 """
 
 #: Each save is followed by a second one at the same step, as with `save_last`.
@@ -96,9 +109,9 @@ TRANSFORMERS = """
                 states = digest(given["model"].state_dict(), given["optimizer"].state_dict())
                 note("resumed", state.global_step, states + digest_of_files(resumed))
 
-    size = {"n_embd": 16, "n_layer": 1, "n_head": 1, "n_positions": 8, "vocab_size": 16}
+    size = {"n_embd": 64, "n_layer": 1, "n_head": 1, "n_positions": 8, "vocab_size": 64}
     model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**size, bos_token_id=0, eos_token_id=0))
-    texts = [{"input_ids": text, "labels": text} for text in torch.randint(16, (400, 8))]
+    texts = [{"input_ids": text, "labels": text} for text in torch.randint(64, (400, 8))]
     arguments = transformers.TrainingArguments(
         "output", max_steps=steps, save_steps=1, report_to=[], per_device_train_batch_size=2, use_cpu=True,
         disable_tqdm=True, save_total_limit=2,
@@ -204,11 +217,11 @@ class Training:
         self.place = place
         (place / "train.py").write_text(textwrap.dedent(HEAD) + textwrap.dedent(program))
 
-    def run(self, steps: int) -> list[tuple[int, str]]:
+    def run(self, steps: int, **variables: str) -> list[tuple[int, str]]:
         """Exit codes of the ranks, and what they printed."""
         environments = of_ranks(self.world) if self.world > 1 else [{}]
         logged = [
-            {**rank, "STEPS": str(steps), "LOG": str(self.place / f"log-{number}")}
+            {**rank, **variables, "STEPS": str(steps), "LOG": str(self.place / f"log-{number}")}
             for number, rank in enumerate(environments)
         ]
         return run_forked("torch", Path("train.py"), *logged, cwd=self.place)
@@ -290,3 +303,56 @@ def test_what_is_resumed_is_what_was_saved(guest: str, tmp_path: Path) -> None:
         assert [row.step for row in store.catalog.versions("run")] == list(range(1, step + 3))
         store.gc(grace=0)
         assert not list((tmp_path / "store" / "packs").glob(".tmp*"))
+
+
+def state_of(guest: str, version: ckstore.Version, place: Path, rank: int) -> str:
+    """The digest of what a rank resumes from a version."""
+    if guest == "lightning":
+        state = version.state_dict()
+        return digest(state["state_dict"], state["optimizer_states"])
+    if guest == "dcp":
+        return digest(part_of(version.state_dict(), rank))
+    version.checkout(place)
+    if guest == "transformers":
+        return digest_of_files(place)
+    from safetensors.torch import load_file
+
+    generators = torch.load(place / "random_states_0.pkl", weights_only=False)
+    model, optimizer = load_file(place / "model.safetensors"), torch.load(place / "optimizer.bin")
+    return digest(model, optimizer, generators["torch_manual_seed"])
+
+
+def part_of(state: Any, rank: int) -> Any:
+    """What a rank of two has of a state under FSDP."""
+    if isinstance(state, dict):
+        return {key: part_of(value, rank) for key, value in state.items()}
+    if isinstance(state, list):
+        return [part_of(value, rank) for value in state]
+    return state.chunk(2)[rank] if isinstance(state, torch.Tensor) and state.ndim else state
+
+
+@pytest.mark.parametrize("guest", PROGRAMS)
+def test_a_save_without_room_fails_the_training_and_a_thinned_version_resumes(guest: str, tmp_path: Path) -> None:
+    training = Training(guest, tmp_path)
+    found = training.run(5, FULL="1")
+    assert all(code not in (0, -signal.SIGKILL) and "No space" in printed for code, printed in found), found
+    assert not list(tmp_path.glob("store.*"))
+    with ckstore.open(tmp_path / "store") as store:
+        assert [row.step for row in store.versions("run")] == [1, 2]
+    found = training.run(4)
+    assert [code for code, _ in found] == [0] * training.world, found
+    assert training.check() == 1
+    with ckstore.open(tmp_path / "store") as store:
+        store.thin(run="run")
+        assert [row.fidelity for row in store.versions("run")] == ["coarse"] * 4
+        version = store["run@4"]
+        expected = [state_of(guest, version, tmp_path / f"out-{rank}", rank) for rank in range(training.world)]
+    found = training.run(5)
+    assert [code for code, _ in found] == [0] * training.world, found
+    for rank in range(training.world):
+        (resumed,) = [line for line in training.lines(rank) if line[:2] == ["resumed", "4"]]
+        assert resumed[2].endswith(expected[rank])
+        assert resumed[2] not in [line[2] for line in training.lines(rank) if line[0] == "begun"]
+    with ckstore.open(tmp_path / "store") as store:
+        assert store["run@5"].row.fidelity == "exact"
+        assert store.verify().problems == []
