@@ -59,7 +59,7 @@ class Way:
 
 @dataclass(slots=True)
 class Estimate:
-    """The facts about one object that the planner needs, and those that the encoder needs to carry its choice out.
+    """The facts about one object for the planner's choice, and for the encoder that carries it out.
 
     `predictions` serve the object that will be stored against this one.
     """

@@ -265,7 +265,7 @@ def _read_entry(source: Source, data: bytes, position: int, base: int) -> tuple[
 
 
 def _wide(extra: bytes, size: int, stored: int, header: int, name: str) -> tuple[int, int, int]:
-    """Return sizes and offset from the zip64 field; it has only those that do not fit into 32 bits, in this order."""
+    """Return sizes and offset from the zip64 field; it has only values beyond 32 bits, in this order."""
     position = 0
     while position + 4 <= len(extra):
         kind, length = struct.unpack_from("<HH", extra, position)

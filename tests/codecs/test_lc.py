@@ -24,7 +24,7 @@ def changes_of(seed: int, count: int = 2000) -> np.ndarray:
 
 
 def buckets(values: np.ndarray) -> list[tuple[int, int] | None]:
-    """Return (exponent, sign) of each value, None for those that count as 0; by frexp, not by bits."""
+    """Return (exponent, sign) of each value, None for values that count as 0; by frexp, not by bits."""
     result: list[tuple[int, int] | None] = []
     for value in values.astype(np.float64).tolist():
         plain = np.isfinite(value) and abs(value) >= 2.0**-126
