@@ -175,7 +175,7 @@ def test_coarse_versions(saved: Path, store: ckstore.Store, tmp_path: Path) -> N
 
 
 def test_whole_tensors_are_salvaged(saved: Path, store: ckstore.Store, tmp_path: Path) -> None:
-    """If a file's bytes are lost, tensors with shards in it are written whole, except for the lost shards."""
+    """If a file's bytes are lost, tensors with shards in it are written whole, except for the lost tensors."""
     store.ingest(saved / "cut-2", run="a", hot=0)
     version = store["a@7"].stored
     exact = store["a@7"]["columns"].torch()
