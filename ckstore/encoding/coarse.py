@@ -232,12 +232,14 @@ class CoarseEncoder:
         return self._planned(unit, bits, lattice, None)
 
     def _record(self, unit: Unit, parent: CoarseParent | None) -> LatticeRecord | None:
-        """Return the parent's record if its lattice is linear."""
-        if parent is None:
-            return None
-        record = self.reader.resolver.lattice(parent.lattice)
-        check_cut(record, unit)
-        return record if record.kind == "linear" else None
+        """Return the parent's record if its lattice is linear, else that of the nearest coarse ancestor."""
+        for identity in () if parent is None else (parent.lattice, parent.coarse):
+            if identity is not None:
+                record = self.reader.resolver.lattice(identity)
+                check_cut(record, unit)
+                if record.kind == "linear":
+                    return record
+        return None
 
     def _planned(
         self, unit: Unit, bits: Bits, lattice: Grid, record: LatticeRecord | None, *, dithered: bool = False

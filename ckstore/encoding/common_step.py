@@ -62,10 +62,13 @@ class CoarseParent:
         Its lattice id.
     spread
         Mean square of the errors of its lattice values, in units of each element's own step; see `CoarseUnit`.
+    coarse
+        Lattice id of the object in the nearest coarse ancestor of an exact parent.
     """
 
     lattice: str
     spread: float = SPREAD
+    coarse: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

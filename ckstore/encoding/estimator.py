@@ -55,6 +55,7 @@ class ParentObject:
     lattice: str
     content: str | None
     spread: float = SPREAD
+    coarse: str | None = None
 
 
 def parent_objects(
@@ -254,7 +255,7 @@ class Estimator:
 
     def _parent(self, unit: Unit) -> CoarseParent | None:
         parent = self._parents.get((unit.key, unit.signature))
-        return None if parent is None else CoarseParent(parent.lattice, parent.spread)
+        return None if parent is None else CoarseParent(parent.lattice, parent.spread, parent.coarse)
 
     def _finer(self, unit: Unit) -> float:
         """Return the octaves by which the step of small weights differs from that of others."""

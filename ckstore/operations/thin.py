@@ -352,7 +352,23 @@ class _Thinning:
         objects, facts = self.batch.objects.get(self.row.parent, (parent.document.objects, before))
         if parent.row.hot:
             return {}  # Its objects are raw, and go.
-        return parent_objects(parent.layout.units, objects, facts)
+        coarse = self._nearest_coarse(parent.row)
+        found = parent_objects(parent.layout.units, objects, facts)
+        return {key: replace(item, coarse=coarse.get(key)) for key, item in found.items()}
+
+    def _nearest_coarse(self, row: VersionRow) -> dict[tuple[str, str], str]:
+        """Lattice ids of the coarse objects of the nearest version from `row` on back that has any."""
+        while row.fidelity == "exact" and row.number not in self.batch.objects:
+            if row.parent is None:
+                return {}
+            row = self.repository.catalog.version(row.parent)
+        version = StoredVersion(self.repository, row)
+        try:
+            objects, _ = self.batch.objects.get(row.number, (version.document.objects, {}))
+            found = parent_objects(version.layout.units, objects, {})
+        except IntegrityError:
+            return {}  # It was damaged: nothing can be stored against it.
+        return {key: item.lattice for key, item in found.items() if item.content is None}
 
     def _freed(self, superseded: set[Object]) -> int:
         """Return the bytes of layers that are lost or stored again."""

@@ -384,6 +384,27 @@ def test_a_whole_run_keeps_its_coarse_chain(store: ckstore.Store) -> None:
     assert sum(row.stored_bytes for row in rows) < sum(row.original_bytes for row in rows) / 8
 
 
+def test_versions_between_exact_ones_keep_a_coarse_chain(store: ckstore.Store) -> None:
+    """Short floats and small weights are exact by themselves: those of an exact parent are no base for coarse ones."""
+    store.thin(["a@1", "a@3", "a@5"])
+    first, *others = (coarse_weights(store, step) for step in (1, 3, 5))
+    assert len(first) == 3
+    for before, after in zip([first, *others], others, strict=False):
+        for path, record in after.items():
+            assert record.base == before[path].id, path
+
+
+def coarse_weights(store: ckstore.Store, step: int) -> dict[str, LatticeRecord]:
+    """Records of the weights of run a that have been exact by themselves, by key of their units."""
+    store.resolver.forget()
+    version = store[f"a@{step}"].stored
+    return {
+        unit.key: store.resolver.lattice(lattice)
+        for unit, (lattice, content) in zip(version.layout.units, version.document.objects, strict=True)
+        if content is None and unit.role == "weight" and (unit.is_bundle or unit.dtype in ("bfloat16", "float16"))
+    }
+
+
 # Life goes on
 
 
