@@ -609,3 +609,18 @@ def test_what_stays_exact_does_so_beside_a_weight_of_the_same_bytes(tmp_path: Pa
         assert version.deviations() == {}
         assert version.row.fidelity == "exact"
         assert all(same_bits(tree[name], value) for name, value in values_of(version).items())
+
+
+def test_the_sums_of_adagrad_do_not_set_the_step_of_the_weights(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(3)
+    table = torch.nn.Parameter(torch.randn(3000, 64, generator=generator) * 0.05)
+    optimizer = torch.optim.Adagrad([table], lr=0.01)
+    with ckstore.init(tmp_path / "store") as store:
+        for step in range(3):
+            rows = torch.randint(3000, (300,), generator=generator)
+            table.grad = torch.zeros_like(table)
+            table.grad[rows] = torch.randn(300, 64, generator=generator)
+            optimizer.step()
+            tree = {"model": {"table": table.detach().clone()}, "optimizer": optimizer.state_dict()}
+            version = stored(store, tree, run="r", step=step)
+            assert version.deviations()["model/table"].relative < 0.2

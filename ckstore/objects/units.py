@@ -29,7 +29,11 @@ ROLES = {
     "max_exp_avg_sq": "second",
     "momentum_buffer": "first",
     "square_avg": "second",
+    "sum": "second",  # of Adagrad
 }
+
+#: Names in `ROLES` that only optimiser states of torch give a role.
+_ONLY_IN_STATES = {"sum"}
 
 #: Small extents of at least two axes and this many elements are weights; others are norms, biases and counters.
 _SMALL_WEIGHT = 1 << 10
@@ -250,10 +254,10 @@ def _subtree(path: Path) -> str:
 
 
 def role_of(path: Path) -> str:
-    """The role in `ROLES` of what stands at a path; empty for what is no optimiser state."""
+    """Return the role in `ROLES` of a tensor by its path; empty for a tensor that is no optimiser state."""
     for segment in reversed(path):
         if isinstance(segment, str):
-            return ROLES.get(segment, "")
+            return "" if segment in _ONLY_IN_STATES and "state" not in path else ROLES.get(segment, "")
     return ""
 
 
