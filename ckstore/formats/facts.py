@@ -20,6 +20,8 @@ _NAMED = tuple(
     for word in ("step", "iter(?:ation)?", "checkpoint", "epoch")
 )
 _INTEGER = re.compile(r"\d+")
+#: A decimal, such as a loss; more than one point makes a date or a version.
+DECIMAL = re.compile(r"(?<![\d.])\d+\.\d+(?![\d.])")
 
 
 def facts_of_mapping(mapping: Any) -> dict[str, Any]:
@@ -53,17 +55,19 @@ def step_of(name: str) -> int | None:
     """Return the step in the name of a file or directory.
 
     The number after `step`, else after `iter`, `checkpoint` or `epoch`, else the last integer of the name without its
-    endings. None without a number, and for shards (`-00001-of-00002`).
+    endings and decimals. None without a number, and for shards (`-00001-of-00002`).
 
     Examples
     --------
     >>> step_of("epoch=70-step=4331.ckpt"), step_of("checkpoint-1500"), step_of("last.ckpt")
     (4331, 1500, None)
+    >>> step_of("weights.03-1.26.h5")
+    3
     """
     named = named_step(name)
     if named is not None:
         return named
-    integers = _INTEGER.findall(_stem(name))
+    integers = _INTEGER.findall(DECIMAL.sub("", _stem(name)))
     return _count(integers[-1]) if integers else None
 
 

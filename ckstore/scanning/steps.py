@@ -12,6 +12,7 @@ from typing import Literal
 
 from ckstore.errors import InputError
 from ckstore.formats import step_of
+from ckstore.formats.facts import DECIMAL
 from ckstore.scanning.source import infer_step
 
 #: Sources of steps: names, contents, or the order of the names.
@@ -81,9 +82,11 @@ def steps_of_names(names: Sequence[str]) -> list[int | None]:
     --------
     >>> steps_of_names(["checkpoint_50sims_1.pth.tar", "checkpoint_50sims_100.pth.tar"])
     [1, 100]
+    >>> steps_of_names(["weights.01-1.53.h5", "weights.02-0.90.h5"])
+    [1, 2]
     """
     alone = [step_of(name) for name in names]
-    parts = [_DIGITS.split(name) for name in names]
+    parts = [_DIGITS.split(DECIMAL.sub("", name)) for name in names]
     if _differ(alone) or len({tuple(part[::2]) for part in parts}) > 1:
         return alone
     numbers = list(zip(*(part[1::2] for part in parts), strict=True))
