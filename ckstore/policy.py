@@ -186,32 +186,6 @@ class Policy:
         if self.settings is not None and self.scheme != "dynaquant":
             raise UsageError(f"The scheme {self.scheme} does not take settings; choose dynaquant, or leave them out.")
 
-    @classmethod
-    def asked(
-        cls,
-        fidelity: Fidelity | None = None,
-        scheme: Scheme | None = None,
-        quality: float | None = None,
-        max_abs_error: float | None = None,
-        max_rel_error: float | None = None,
-    ) -> Policy | None:
-        """Build a policy from options: coarse if any of them is about coarse versions; None without options.
-
-        Raises
-        ------
-        UsageError
-            An option for coarse versions contradicts fidelity `exact`.
-        """
-        quantised = [value for value in (scheme, quality, max_abs_error, max_rel_error) if value is not None]
-        if fidelity is None and not quantised:
-            return None
-        if fidelity == "exact" and quantised:
-            raise UsageError("Schemes, qualities and error bounds are for coarse versions; leave fidelity exact out.")
-        return cls(
-            fidelity or "coarse", scheme or "lattice", QUALITY if quality is None else quality,
-            max_abs_error, max_rel_error,
-        )  # fmt: skip
-
     def to_text(self) -> str:
         """Return the policy as stored in the catalog and the log."""
         said: dict[str, Any] = {"fidelity": self.fidelity}

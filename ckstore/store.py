@@ -168,7 +168,7 @@ class Store(Mapping[str | int, "Version"]):
         return True
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Store) and self.repository.address == other.repository.address
+        return isinstance(other, Store) and self.repository.address.place == other.repository.address.place
 
     def __hash__(self) -> int:
         return hash(self.repository.address.place)

@@ -58,12 +58,12 @@ def rebuilt(path: Path) -> None:
 
 
 OPERATIONS: dict[str, Callable[[Path], None]] = {
-    "ingest of a file": opened(lambda store: store.ingest(store.path.parent / "in.npy", run="c", step=9)),
-    "live ingest": opened(lambda store: store.ingest(weights(4), run="a", step=4)),
+    "ingest of a file": opened(lambda store: store.ingest(store.path.parent / "in.npy", run="c", step=9, hot=0)),
+    "live ingest": opened(lambda store: store.ingest(weights(4), run="a", step=4, hot=0)),
     "hot ingest": opened(lambda store: store.ingest(weights(32), run="h", step=2, hot=9)),
     "hot ingest of what is hot": opened(lambda store: store.ingest(weights(31), run="t", step=0, hot=9)),
     "compact": opened(lambda store: store.compact(["h@1"])),
-    "replace": opened(lambda store: store.ingest(weights(7), run="a", step=2, replace=True)),
+    "replace": opened(lambda store: store.ingest(weights(7), run="a", step=2, replace=True, hot=0)),
     "thin": opened(lambda store: store.thin(["a@1"])),
     "forget": opened(lambda store: store.forget(["a@2"])),
     "gc": opened(lambda store: store.gc(grace=0)),
@@ -84,9 +84,9 @@ def pristine() -> Iterator[Path]:
         path = directory / "store"
         with ckstore.init(path) as store:
             for step in range(4):
-                store.ingest(weights(step), run="a", step=step)
-            store.ingest(weights(20), run="b", step=0)
-            store.ingest(weights(21), run="b", step=1)
+                store.ingest(weights(step), run="a", step=step, hot=0)
+            store.ingest(weights(20), run="b", step=0, hot=0)
+            store.ingest(weights(21), run="b", step=1, hot=0)
             store.ingest(weights(30), run="h", step=0, hot=0)
             store.ingest(weights(31), run="h", step=1, hot=9)
             store.ingest(weights(31), run="s", step=0, hot=9)
@@ -98,7 +98,7 @@ def pristine() -> Iterator[Path]:
             assert store.verify().problems == []
         shutil.copytree(path, directory / "other")
         with ckstore.open(directory / "other") as other:
-            other.ingest(weights(22), run="b", step=2)
+            other.ingest(weights(22), run="b", step=2, hot=0)
         np.save(directory / "in.npy", np.random.default_rng(1).standard_normal((270, 256), np.float32))
         yield path
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ckstore.cli.executors import executor_of, executor_option
-from ckstore.cli.options import policy_options
+from ckstore.cli.options import policy_of, policy_options
 from ckstore.cli.output import counted, json_option, print_json, print_line, print_table
 from ckstore.cli.progress import progress_bar
 from ckstore.cli.storing import AUTO, NOT_REMOVED, Done, Failed, amounts_text, line_of, store_input, store_plan, tend
 from ckstore.cli.verb import RunName, TagName, VersionName, open_store, verb, version_of
 from ckstore.errors import PartialError, UsageError
-from ckstore.policy import Fidelity, Policy, Scheme
+from ckstore.policy import Fidelity, Scheme
 from ckstore.table import version_record
 
 if TYPE_CHECKING:
@@ -210,7 +210,7 @@ def command(
         raise UsageError("--metric is for a single PATH; ingest each input with metrics of its own.")
     if delete_source and not verify:
         raise UsageError("--delete-source needs --verify, which proves first that everything comes back.")
-    policy = Policy.asked(fidelity, scheme, quality, max_abs_error, max_rel_error)
+    policy = policy_of(fidelity, scheme, quality, max_abs_error, max_rel_error)
     if evaluation is None and (max_degradation is not None or maximise or jobs is not None):
         raise UsageError("--max-degradation, --maximise and --jobs are for a search; give its evaluation with --eval.")
     if evaluation is not None and fidelity == "exact":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from ckstore.cli.output import (
@@ -11,12 +13,10 @@ from ckstore.cli.output import (
     print_table,
     ratio_text,
     size_text,
-    tags_by_version,
     time_text,
 )
 from ckstore.cli.verb import RunName, open_store, verb
 from ckstore.errors import UsageError
-from ckstore.table import version_record
 
 
 @verb(
@@ -41,18 +41,17 @@ def command(ctx: click.Context, run: str | None, run_option: str | None, limit: 
     if run is not None and run_option is not None and run != run_option:
         raise UsageError("RUN is given twice; name one run.")
     with open_store(ctx) as store:
-        rows = store.catalog.versions(run or run_option)
-        tags = tags_by_version(store.catalog.tags())
+        records: list[dict[str, Any]] = store.log(run or run_option)
     if limit is not None:
-        rows = rows[max(len(rows) - limit, 0) :]
+        records = records[max(len(records) - limit, 0) :]
     if as_json:
-        print_json([version_record(row, tags.get(row.number, [])) for row in rows])
+        print_json(records)
         return
-    if not rows:
+    if not records:
         print_line("No versions yet; `ckstore ingest` stores the first.", err=True)
         return
-    coarse = any(row.fidelity != "exact" for row in rows)
-    dropped = any(row.dropped for row in rows)
+    coarse = any(record["fidelity"] != "exact" for record in records)
+    dropped = any(record["dropped"] for record in records)
     headings = [
         "version",
         "run",
@@ -71,21 +70,15 @@ def command(ctx: click.Context, run: str | None, run_option: str | None, limit: 
         [*headings, *(["fidelity"] if coarse else []), *(["without"] if dropped else [])],
         [
             (
-                *(
-                    row.number,
-                    row.run,
-                    row.step,
-                    row.parent,
-                    "hot" if row.hot else "base" if row.base else "delta",
-                    row.depth,
-                ),
-                *(size_text(row.original_bytes), size_text(row.stored_bytes)),
-                *(ratio_text(row.original_bytes, row.stored_bytes), f"{row.cost:.2f}x"),
-                *(", ".join(tags.get(row.number, [])) or None, time_text(row.created)),
-                *((row.fidelity,) if coarse else ()),
-                *((", ".join(row.dropped) or None,) if dropped else ()),
+                *(record[name] for name in ("version", "run", "step", "parent")),
+                *("hot" if record["hot"] else "base" if record["base"] else "delta", record["depth"]),
+                *(size_text(record["bytes"]), size_text(record["stored"])),
+                *(ratio_text(record["bytes"], record["stored"]), f"{record['cost']:.2f}x"),
+                *(", ".join(record["tags"]) or None, time_text(record["created"])),
+                *((record["fidelity"],) if coarse else ()),
+                *((", ".join(record["dropped"]) or None,) if dropped else ()),
             )
-            for row in rows
+            for record in records
         ],
         right=(0, 2, 3, 5, 6, 7, 8, 9),
     )

@@ -8,7 +8,8 @@ from typing import Any
 import click
 
 from ckstore.cli.verb import RunName, VersionName
-from ckstore.policy import FIDELITIES, QUALITY, SCHEMES
+from ckstore.errors import UsageError
+from ckstore.policy import FIDELITIES, QUALITY, SCHEMES, Fidelity, Policy, Scheme
 
 Function = Callable[..., Any]
 
@@ -55,8 +56,33 @@ _SELECTION = (
 )
 
 
+def policy_of(
+    fidelity: Fidelity | None,
+    scheme: Scheme | None,
+    quality: float | None,
+    max_abs_error: float | None,
+    max_rel_error: float | None,
+) -> Policy | None:
+    """Return the policy of the options of fidelity: coarse if one of them is for coarse versions; None without any.
+
+    Raises
+    ------
+    UsageError
+        Exact versions are requested with an option for coarse ones.
+    """
+    lossy = [value for value in (scheme, quality, max_abs_error, max_rel_error) if value is not None]
+    if fidelity is None and not lossy:
+        return None
+    if fidelity == "exact" and lossy:
+        raise UsageError("Schemes, qualities and error bounds are for coarse versions; leave --fidelity exact out.")
+    return Policy(
+        fidelity or "coarse", scheme or "lattice", QUALITY if quality is None else quality,
+        max_abs_error, max_rel_error,
+    )  # fmt: skip
+
+
 def policy_options(function: Function) -> Function:
-    """Add the options of fidelity, under the names of the parameters of `Policy.asked`."""
+    """Add the options of fidelity, under the names of the parameters of `policy_of`."""
     return _with(function, _POLICY)
 
 

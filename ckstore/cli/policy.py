@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckstore.cli.options import policy_options
+from ckstore.cli.options import policy_of, policy_options
 from ckstore.cli.output import counted, json_option, name_of, print_json, print_line, print_table, size_text
 from ckstore.cli.progress import progress_bar
 from ckstore.cli.verb import RunName, open_store, verb
@@ -117,7 +117,7 @@ def command(
     are. The retention options (--exact-*, --keep-*, --drop, --whole-last) are set together: an omitted one is removed.
     --drop takes globs as in `ckstore ls`.
     """
-    policy = Policy.asked(fidelity, scheme, quality, max_abs_error, max_rel_error)
+    policy = policy_of(fidelity, scheme, quality, max_abs_error, max_rel_error)
     kept = (exact_last, exact_every, exact_best, keep_last, keep_every, drop, whole_last)
     said = any(kept)
     retention = Retention(*kept) if said else None

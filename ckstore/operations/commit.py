@@ -134,9 +134,9 @@ class Change:
     def version(self) -> Iterator[StoredVersion]:
         """The version that the finished packs hold, read from these alone."""
         assert self.row is not None
-        with self.repository.reopened("r") as uncommitted:
-            uncommitted.resolver.add(self.writer.placed(self.packs))
-            yield StoredVersion(uncommitted, self.row)
+        with self.repository.reopened("r") as uncommitted, uncommitted.resolver.under_way() as hold:
+            hold(self.writer.placed(self.packs))
+            yield StoredVersion(uncommitted, self.row, is_committed=False)
 
     def commit(
         self,

@@ -61,9 +61,14 @@ class StoredVersion:
         The catalog's row of it.
     fidelity
         Of the values that are read; by default the version's own.
+    is_committed
+        Whether the catalog has the version.
     """
 
-    def __init__(self, repository: Repository, row: VersionRow, fidelity: Fidelity | None = None) -> None:
+    def __init__(
+        self, repository: Repository, row: VersionRow, fidelity: Fidelity | None = None, *, is_committed: bool = True
+    ) -> None:
+        self._is_committed = is_committed
         self.repository = repository
         self.row = row
         self._fidelity = fidelity
@@ -82,9 +87,9 @@ class StoredVersion:
         return self._fidelity or ("coarse" if self.document.fidelity == "coarse" else "exact")
 
     @property
-    def identity(self) -> tuple[Address, str, str]:
+    def identity(self) -> tuple[str, str, str]:
         """The store's address, the version's id, and the fidelity of the values that are read."""
-        return self.repository.address, self.row.uid, self._fidelity or self.row.fidelity
+        return self.repository.address.place, self.row.uid, self._fidelity or self.row.fidelity
 
     @property
     def _is_lowered(self) -> bool:
@@ -421,6 +426,8 @@ class StoredVersion:
         What is encoded, moved or stored again keeps its values. Where exact values or tensors went, what was read
         before and what would be read now do not belong together.
         """
+        if not self._is_committed:
+            return False
         present = self.repository.catalog.version(self.row.number)
         if present.described == self.row.described:
             return False

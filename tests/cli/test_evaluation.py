@@ -136,8 +136,8 @@ def test_without_a_bound_five_percent_are_tolerated(ckstore, place: Path) -> Non
 @pytest.mark.parametrize(
     ("options", "code", "hint"),
     [
-        (["--max-degradation", "1%"], 2, "give one"),
-        (["--jobs", "2"], 2, "give an evaluation"),
+        (["--max-degradation", "1%"], 2, "give its evaluation with --eval"),
+        (["--jobs", "2"], 2, "give its evaluation with --eval"),
         (["--jobs", "0", "--eval", "true {}"], 2, "x>=1"),
         (["--max-degradation", "x", "--eval", "true {}"], 2, "not a number such as"),
         (["--max-degradation", "-1%", "--eval", "true {}"], 2, "0 or more"),

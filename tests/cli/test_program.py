@@ -70,8 +70,8 @@ def test_version(ckstore) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["lgo"], "There is no verb lgo; did you mean log?"),
-        (["zzz"], "There is no verb zzz; see `ckstore --help`."),
+        (["lgo"], "Unknown verb lgo; did you mean log?"),
+        (["zzz"], "Unknown verb zzz; see `ckstore --help`."),
         (["log", "--nope"], "No such option"),
         (["log", "-n", "x"], "see `ckstore log --help`."),
         (["show"], "see `ckstore show --help`."),
@@ -150,7 +150,7 @@ def test_what_the_system_says_is_one_sentence(ckstore, filled: Path, monkeypatch
     def refused(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied", "catalog.sqlite")
 
-    monkeypatch.setattr("ckstore.store.Store.versions", refused)
+    monkeypatch.setattr("ckstore.store.Store.log", refused)
     assert ckstore("log", code=1).sentence == "catalog.sqlite: Permission denied."
 
 

@@ -180,32 +180,6 @@ def test_a_row_touches_one_chunk_of_each_level(tmp_path: Path, counts: Counter[s
         assert counts["reads"] <= 2 * levels + 2
 
 
-def test_python_calls_for_each_tensor(tmp_path: Path) -> None:
-    """Small ones, and those that are objects of their own; the slope between two numbers of tensors."""
-    bounds = {64: (200, 100, 200), 1 << 16: (1350, 500, 600)}
-    for elements, (ingest, checkout, state_dict) in bounds.items():
-        found: dict[str, list[int]] = {"ingest": [], "checkout": [], "state_dict": []}
-        numbers = (20, 60)
-        for tensors in (3, *numbers):  # what is imported and compiled comes first
-            root = tmp_path / f"{elements}-{tensors}"
-            with ckstore.init(root) as store:
-                store.ingest(checkpoint(tmp_path / "x.pt", tensors, elements, 0))
-                path = checkpoint(tmp_path / "x.pt", tensors, elements, 1)
-                with calls() as total:
-                    store.ingest(path)
-                found["ingest"] += total
-            with ckstore.open(root, "r") as store, calls() as total:
-                store[2].checkout(tmp_path / "out.pt", force=True)
-            found["checkout"] += total
-            with ckstore.open(root, "r") as store, calls() as total:
-                store[2].state_dict()
-            found["state_dict"] += total
-        slopes = {name: (many - few) / (numbers[1] - numbers[0]) for name, (_, few, many) in found.items()}
-        assert slopes["ingest"] <= ingest, slopes
-        assert slopes["checkout"] <= checkout, slopes
-        assert slopes["state_dict"] <= state_dict, slopes
-
-
 def test_a_version_takes_the_place_of_its_parent_in_the_cache(tmp_path: Path) -> None:
     # A budget that own exact layers keep and chained ones, which take two levels of values, do not: for noise, which of
     # the two is smaller is a matter of bytes.

@@ -95,7 +95,7 @@ def six_and_one(series: list[Path], path: Path, budget: float | None = None) -> 
     with ckstore.init(path) as opened:
         for checkpoint in series[:6]:
             opened.ingest(checkpoint, run="a", budget=budget)
-        opened.ingest(series[6], run="b", parent="a@2", budget=budget)
+        opened.ingest(series[6], run="b", parent="a@2", budget=budget, hot=0)
         settled(opened)
     return path
 

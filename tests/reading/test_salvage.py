@@ -16,6 +16,8 @@ from ckstore.errors import ConflictError, IntegrityError
 from ckstore.reading.salvage import SUFFIX
 from tests.checkpoints import change_pack, flip, scratch
 
+pytestmark = pytest.mark.encoded
+
 #: Large tensors, an object each, and small ones, which share a bundle.
 LARGE = ("a", "b", "c")
 

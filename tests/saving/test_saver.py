@@ -263,7 +263,7 @@ def test_bad_arguments(store: ckstore.Store) -> None:
         store.saver("a@1")
     with pytest.raises(ckstore.UsageError, match="name of a run is text, not 3"):
         store.saver(3)  # type: ignore[arg-type]
-    with pytest.raises(ckstore.UsageError, match="workers must be 1 or more, not 0"):
+    with pytest.raises(ckstore.UsageError, match="`workers` must be 1 or more, not 0"):
         store.saver("a", workers=0)
     with ckstore.open(store.place, "r") as reading, pytest.raises(ckstore.UsageError, match="for reading only"):
         reading.saver("a")

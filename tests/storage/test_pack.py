@@ -153,8 +153,8 @@ def test_empty_and_mismatched_arrays_are_refused(store):
             writer.add_array("a", 0, 2, "uint8", [{"name": "bytes"}], None, [])
 
 
-def test_a_full_disk_is_one_sentence_and_leaves_nothing(store):
-    """A child may write files of 1 MB only; the error is the one of a full disk."""
+def test_a_limit_on_files_is_one_sentence_and_leaves_nothing(store):
+    """A child may write files of 1 MB only."""
     code = (
         "import resource, sys; from pathlib import Path; from ckstore.storage.pack import PackWriter\n"
         "from ckstore.errors import CkstoreError\n"
@@ -172,8 +172,8 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing(store):
         done = subprocess.run(
             [sys.executable, "-c", code, str(store), str(size)], capture_output=True, text=True, check=True
         )
-        assert "bytes are needed" in done.stdout, done.stderr
-        assert "free some and try again" in done.stdout
+        assert "`ulimit -f`" in done.stdout, done.stderr
+        assert "; raise the limit" in done.stdout
         assert os.listdir(store / "packs") == []
 
 

@@ -73,7 +73,7 @@ def measure(series: Series, work: Path) -> Ours:
             store[f"{run}@{step}"].checkout(out, force=True)
             if _contents(out) != _contents(path):
                 raise AssertionError(f"{path} is not restored byte for byte")
-        rows = store.versions()
+        rows = store.catalog.versions()
         deepest = max(rows, key=lambda row: (row.depth, row.number))
         with ckstore.init(full) as alone:
             alone.ingest(series.versions[rows.index(deepest)], run=run, step=0, hot=0)

@@ -29,7 +29,7 @@ MEGABYTES = 1000
 INTERVAL = 0.002
 
 INIT = "import sys, ckstore; ckstore.init(sys.argv[1])"
-INGEST = "import sys, ckstore; ckstore.open(sys.argv[1]).ingest(sys.argv[2], run='a', fidelity=sys.argv[3])"
+INGEST = "import sys, ckstore; ckstore.open(sys.argv[1]).ingest(sys.argv[2], run='a', policy=sys.argv[3])"
 CHECKOUT = "import sys, ckstore; ckstore.open(sys.argv[1], 'r')[sys.argv[2]].checkout(sys.argv[3])"
 
 

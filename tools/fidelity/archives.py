@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 
 import ckstore
-from ckstore.policy import QUALITY
+from ckstore.policy import QUALITY, Policy
 from tools.bench.ours import size_of
 from tools.fidelity.states import State, as_state, load
 
@@ -118,10 +118,8 @@ def ingest_options(setting: Setting) -> dict[str, Any]:
     """Return the options of `Store.ingest`."""
     if setting.scheme == EXACT.scheme:
         return {}
-    options: dict[str, Any] = {"fidelity": "coarse", "scheme": setting.scheme}
-    if setting.quality is not None:
-        options["quality"] = setting.quality
-    return options
+    quality = QUALITY if setting.quality is None else setting.quality
+    return {"policy": Policy("coarse", setting.scheme, quality)}
 
 
 @dataclass

@@ -235,8 +235,7 @@ class RemotePacks(PackReader):
         """The same right after a commit, whose time is the present one; unless that was done so many seconds ago."""
         if not self._is_due(pause):
             return
-        with suppress(ForeignNameError):  # `gc` says it; what was committed is.
-            self._sweep(lambda written: max(moment.timestamp() for moment in written.values()) - grace)
+        self._sweep(lambda written: max(moment.timestamp() for moment in written.values()) - grace)
 
     def _sweep(self, until: Callable[[Mapping[int, datetime]], float]) -> dict[str, int]:
         """Delete packs that went until a time, which is made of when records were written, by number."""
@@ -244,7 +243,10 @@ class RemotePacks(PackReader):
         there = {info.name: info.bytes for info in self.list_packs() if info.name in gone}
         if not there:
             return {}
-        written = self._mirror.log.modified(min(gone[name] for name in there))
+        try:
+            written = self._mirror.log.modified(min(gone[name] for name in there))
+        except ForeignNameError:  # The log cannot be listed until somebody deletes the name, which `verify` reports.
+            return {}
         last = until(written)
         old = [name for name in there if gone[name] in written and written[gone[name]].timestamp() <= last]
         for name in old:

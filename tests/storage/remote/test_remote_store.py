@@ -95,8 +95,8 @@ def test_mirrors_that_write_in_turns_agree(server: SimulatedServer, directory: P
         for store in (settled(first), settled(second)):
             store.catalog.refresh()
             same(store, paths, directory / "out")
-        assert first.versions() == second.versions()
-        assert [row.parent for row in first.versions()] == [None, 1, 2, 3, 4, 5]
+        assert first.catalog.versions() == second.catalog.versions()
+        assert [row.parent for row in first.catalog.versions()] == [None, 1, 2, 3, 4, 5]
         with pytest.raises(ConflictError, match="gpt@3 holds other content as version 4"):
             second.ingest(paths[0], run="gpt", step=3)
         assert first.verify().problems == second.verify().problems == []
@@ -125,7 +125,7 @@ def test_a_store_that_stays_open_hears_of_others(
         assert second.policy("gpt").fidelity == "coarse"
         first.untag("good")
         second.forget(["gpt@0"])
-        assert first.versions() == []
+        assert first.catalog.versions() == []
 
 
 def test_what_was_heard_just_now_is_not_asked_for_again(server: SimulatedServer, directory: Path) -> None:
@@ -150,8 +150,8 @@ def test_a_writer_that_is_behind_commits_upon_what_others_did(
         assert report.version.number == 2
         second.catalog.refresh()
         first.catalog.refresh()
-        assert first.versions() == second.versions()
-        assert [(row.number, row.run) for row in first.versions()] == [(1, "gpt"), (2, "other")]
+        assert first.catalog.versions() == second.catalog.versions()
+        assert [(row.number, row.run) for row in first.catalog.versions()] == [(1, "gpt"), (2, "other")]
         assert first.verify().problems == []
 
 
