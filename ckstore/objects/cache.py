@@ -1,4 +1,4 @@
-"""Decoded chunks that stay at hand, up to a number of bytes."""
+"""A cache of decoded chunks, limited in bytes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ckstore.runtime.lru import Lru
 
 
 class ChunkCache:
-    """Decoded chunks by (id, index), least recently used ones dropped beyond `limit` bytes; safe for threads.
+    """Decoded chunks by (id, index). Beyond `limit` bytes the least recently used are evicted. Safe for threads.
 
-    What lies in much more memory than it takes is copied, since it would keep all of that.
+    An array that would keep a much larger buffer alive is copied first.
     """
 
     def __init__(self, limit: int) -> None:
@@ -22,7 +22,7 @@ class ChunkCache:
 
     @property
     def limit(self) -> int:
-        """Bytes that are kept at most."""
+        """Most bytes that are kept."""
         return self._chunks.limit
 
     @property
@@ -32,23 +32,23 @@ class ChunkCache:
 
     @property
     def identities(self) -> set[str]:
-        """Ids of the objects that chunks are kept of."""
+        """Ids of the objects with cached chunks."""
         return {identity for identity, _ in self._chunks}
 
     def get(self, key: tuple[str, int]) -> npt.NDArray[Any] | None:
-        """The array, or None."""
+        """Return the chunk, or None."""
         return self._chunks.get(key)
 
     def drop(self, key: tuple[str, int]) -> None:
-        """Forget a chunk, if it is here: its memory is used again."""
+        """Evict a chunk if it is cached: its memory will be overwritten."""
         self._chunks.drop(key)
 
     def clear(self) -> None:
-        """Drop everything."""
+        """Evict everything."""
         self._chunks.clear()
 
     def put(self, key: tuple[str, int], array: npt.NDArray[Any]) -> None:
-        """Keep `array`, which nobody may write to from here on."""
+        """Cache `array` and make it read-only."""
         array.flags.writeable = False
         if array.nbytes > self.limit:
             return
@@ -61,7 +61,7 @@ class ChunkCache:
 
 
 def _held(array: npt.NDArray[Any]) -> int:
-    """Bytes that stay in memory as long as `array` does."""
+    """Return the bytes of memory that `array` keeps alive."""
     owner: Any = array
     while not isinstance(owner, Block):
         below = owner.base if isinstance(owner, np.ndarray) else owner.obj if isinstance(owner, memoryview) else None

@@ -1,4 +1,4 @@
-"""What a manifest says of a version: its files, how they are cut, and which objects they are made of."""
+"""Documents of versions: the schema of manifests, the files of a version, their layouts and their objects."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ Object = tuple[str, str | None]
 
 @dataclass(frozen=True, slots=True)
 class BlobRef:
-    """Where a byte string is: its name in a pack (None: the manifest's own), and what it is packed against."""
+    """Reference to a blob: its name, its pack (None: the manifest's own) and the blob that it is a delta against."""
 
     name: str
     pack: str | None = None
     against: BlobRef | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
+        """Return the JSON object."""
         document: dict[str, Any] = {"name": self.name}
         if self.pack is not None:
             document["pack"] = self.pack
@@ -69,23 +69,23 @@ class BlobRef:
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> BlobRef:
-        """The inverse of `to_json`."""
+        """Decode a result of `to_json`."""
         against = document.get("against")
         return cls(document["name"], document.get("pack"), None if against is None else cls.from_json(against))
 
     def within(self, pack: str) -> BlobRef:
-        """The same place, named from outside of the manifest's pack."""
+        """Return the reference as other packs name it."""
         return BlobRef(self.name, self.pack or pack, None if self.against is None else self.against.within(pack))
 
     def with_packs(self, names: Mapping[str, str]) -> BlobRef:
-        """The same place under other names of packs."""
+        """Return the reference with its packs renamed."""
         pack = None if self.pack is None else names.get(self.pack, self.pack)
         return BlobRef(self.name, pack, None if self.against is None else self.against.with_packs(names))
 
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """One file of a version; `path` is its name where the version is a single file."""
+    """One file of a version. For a version of a single file, `path` is the file's name."""
 
     path: str
     size: int
@@ -96,7 +96,7 @@ class FileEntry:
 
 
 class Deviation(NamedTuple):
-    """What a stretch of values lost: bounds, never less than what was measured.
+    """Errors of a stretch of lossy values: upper bounds of the measured errors.
 
     Attributes
     ----------
@@ -114,23 +114,23 @@ class Deviation(NamedTuple):
 
     @property
     def relative(self) -> float:
-        """`rms` as a part of `size`."""
+        """`rms` as a fraction of `size`."""
         return self.rms / self.size if self.size else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class CoarseUnit:
-    """What a version records of an object that it does not hold exactly.
+    """Errors and checksum of one lossy object of a version.
 
     Attributes
     ----------
     decoded
-        What the content id of the decoded values would be: BLAKE3 that tells whether they come back the same.
+        Content id of the decoded values: a later decode must give the same.
     deviations
-        Of each member of the unit.
+        One for each member of the unit.
     spread
-        Mean square of the differences in units of each element's own step, where there are such; the next version
-        subtracts it from its distance to this one.
+        Mean square of the errors, in units of each element's step; 0 without steps. The next version subtracts it from
+        its distance to this one.
     """
 
     decoded: str
@@ -138,26 +138,26 @@ class CoarseUnit:
     spread: float = 0.0
 
     def to_json(self) -> list[Any]:
-        """As a list."""
+        """Return the JSON list."""
         return [self.decoded, [list(deviation) for deviation in self.deviations], self.spread]
 
     @classmethod
     def from_json(cls, document: Any) -> CoarseUnit:
-        """The inverse of `to_json`."""
+        """Decode a result of `to_json`."""
         decoded, deviations, spread = document
         return cls(decoded, tuple(Deviation(*deviation) for deviation in deviations), spread)
 
 
 @dataclass(frozen=True, slots=True)
 class CoarseFacts:
-    """What a version says of the objects that it does not hold exactly.
+    """The lossy objects of a version.
 
     Attributes
     ----------
     scheme, parameters
-        How they were quantised, see `ckstore.policy.Policy`.
+        How they were quantised; see `ckstore.policy.Policy`.
     units
-        By number of the unit, what its values decode to and how far they are off.
+        Errors and checksum of each lossy object, by number of its unit.
     """
 
     scheme: str
@@ -165,26 +165,26 @@ class CoarseFacts:
     units: dict[int, CoarseUnit]
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
+        """Return the JSON object."""
         units = [[number, *unit.to_json()] for number, unit in sorted(self.units.items())]
         return {"scheme": self.scheme, "parameters": self.parameters, "units": units}
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> CoarseFacts:
-        """The inverse of `to_json`."""
+        """Decode a result of `to_json`."""
         units = {number: CoarseUnit.from_json(rest) for number, *rest in document["units"]}
         return cls(document["scheme"], document["parameters"], units)
 
 
 class HotFacts(NamedTuple):
-    """How the objects of a version that are stored raw are to be encoded.
+    """How a compaction encodes a hot version.
 
     Attributes
     ----------
     policy
-        As `Policy.to_text` has it.
+        The policy as text; see `Policy.to_text`.
     budget
-        Restoring the version may then cost this many times what it would cost stored exactly and in full.
+        Maximal restore cost of the encoded version, as a multiple of a full restore.
     """
 
     policy: str
@@ -192,41 +192,41 @@ class HotFacts(NamedTuple):
 
     @property
     def asked(self) -> Policy:
-        """How faithful the version is to be once it is encoded."""
+        """The policy of the encoded version."""
         return Policy.from_text(self.policy)
 
 
 @dataclass(frozen=True, slots=True)
 class VersionDocument:
-    """Everything that the store keeps of a version besides its objects.
+    """The metadata of a version.
 
     Attributes
     ----------
     number, run, step, parent, created
-        `parent` is the number of the version that this one was stored after, or None; `created` ISO 8601 in UTC.
+        `parent` is the number of the version before this one, or None. `created` is ISO 8601 in UTC.
     fidelity
         `exact` or `coarse`.
     is_directory, files, links, directories
         As in `ScannedVersion`.
     layout
-        Where the layout document is.
+        Blob of the layout document.
     crcs
-        Where the CRC-32 values of all files' checked stretches are (little-endian, in order).
+        Blob of the CRC-32 values of all checked stretches, file by file (little-endian).
     objects
         (lattice id, content id or None) of each unit of the layout document.
     coarse
-        Facts of the units without a content id; None where there is none such.
+        The lossy objects (units without a content id); None for an exact version.
     metrics, source, facts
-        What the user or the files say.
+        Metadata from the user and from the files.
     summary
-        The counts and costs of the catalog's row, so that it can be made again: `elements`, `tensors`, `depth`,
+        The counts and costs of the catalog's row, from which `recover` rebuilds it: `elements`, `tensors`, `depth`,
         `cost`, `base`, `original_bytes`.
     replaces
-        Number of the version at the same run and step whose place this one took, or None.
+        Number of the version that this one replaced at its run and step, or None.
     hot
-        What becomes of the version when it is compacted; None where its objects are encoded.
+        How a compaction encodes the version; None once its objects are encoded.
     dropped
-        Globs over the paths of tensors that the version has given up; no unit of its layout holds them any more.
+        Globs over the paths of dropped tensors. No unit of the layout holds these tensors.
     """
 
     number: int
@@ -255,13 +255,13 @@ class VersionDocument:
     def uid(self) -> str:
         """The version's id: BLAKE3 of run, step, creation time and files, 40 hexadecimal characters.
 
-        Thinning a version does not change it, nor does another number: it has the same id in every store.
+        Neither thinning nor renumbering changes it: a version has the same id in every store.
         """
-        said = [self.run, self.step, self.created, [[f.path, f.sha256] for f in self.files]]
-        return digest(json.dumps(said, separators=(",", ":")).encode())
+        identity = [self.run, self.step, self.created, [[f.path, f.sha256] for f in self.files]]
+        return digest(json.dumps(identity, separators=(",", ":")).encode())
 
     def blobs(self) -> list[BlobRef]:
-        """Where its blobs are, and those that they are packed against."""
+        """Return references to the version's blobs, and to the blobs that these are deltas against."""
         refs: list[BlobRef | None] = [self.layout, self.crcs, *(file.skeleton for file in self.files)]
         found = []
         while refs:
@@ -272,11 +272,11 @@ class VersionDocument:
         return found
 
     def blob_packs(self) -> set[str]:
-        """Names of the packs of other versions in which blobs of this one are."""
+        """Return the names of other versions' packs that hold blobs of this one."""
         return {ref.pack for ref in self.blobs() if ref.pack is not None}
 
     def with_packs(self, names: Mapping[str, str]) -> VersionDocument:
-        """The document with other names of packs: what `names` has instead of those that the manifest says."""
+        """Return the document with its packs renamed."""
         return replace(
             self,
             layout=self.layout.with_packs(names),
@@ -285,7 +285,7 @@ class VersionDocument:
         )
 
     def elsewhere(self, pack: str) -> VersionDocument:
-        """The document with its blobs named from outside of its pack."""
+        """Return the document as other packs refer to its blobs."""
         return replace(
             self,
             layout=self.layout.within(pack),
@@ -294,11 +294,11 @@ class VersionDocument:
         )
 
     def check(self) -> None:
-        """Raise `InputError` for what `from_json` would refuse."""
+        """Raise `InputError` if `from_json` would refuse the document."""
         _require(VERSION, self.to_json())
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
+        """Return the JSON object."""
         return {
             "number": self.number, "run": self.run, "step": self.step, "parent": self.parent, "created": self.created,
             "fidelity": self.fidelity, "directory": self.is_directory,
@@ -316,12 +316,12 @@ class VersionDocument:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> VersionDocument:
-        """The inverse of `to_json`; all that becomes a place on disk is checked, since anyone may have written it.
+        """Decode a result of `to_json`. Every path is checked: the manifest may come from anyone.
 
         Raises
         ------
         IntegrityError
-            Not of the schema `VERSION`, it contradicts itself, or a path leads out of the version or is none.
+            The document breaks the schema `VERSION`, contradicts itself, or has an invalid path.
         """
         try:
             VERSION([document])
@@ -350,13 +350,13 @@ class VersionDocument:
 
 @dataclass(slots=True)
 class LayoutDocument:
-    """How all files of a version are cut; versions of one run mostly share it, so it holds nothing that changes."""
+    """The layouts and units of a version's files. Most versions of a run share one: it holds nothing that changes."""
 
     files: list[FileLayout]
     units: list[Unit]
 
     def encode(self) -> bytes:
-        """As JSON; raises `InputError` for what `decode` would refuse."""
+        """Return the document as JSON; raise `InputError` if `decode` would refuse it."""
         files = [
             {
                 "kind": layout.kind,
@@ -379,7 +379,7 @@ class LayoutDocument:
 
     @classmethod
     def decode(cls, data: bytes) -> LayoutDocument:
-        """The inverse of `encode`; trees and facts are not in it."""
+        """Decode a result of `encode`; it has neither trees nor facts."""
         try:
             document = read_json(data, LAYOUT)
             return cls._of(document)
@@ -414,19 +414,19 @@ class LayoutDocument:
 
 
 def _shards(layout: FileLayout) -> dict[str, Any]:
-    """The places of tensors that are shards, where a file has such."""
+    """Return the places of tensors that are shards, where a file has such."""
     boxes = ((number, tensor.box) for number, tensor in enumerate(layout.tensors))
     shards = [[number, box.first, box.whole] for number, box in boxes if box is not None]
     return {"shards": shards} if shards else {}
 
 
 def _as_text(name: str) -> str:
-    """A name in an archive, which may be any bytes, as text of the schema; it is there for messages alone."""
+    """Return a name in an archive as text of the schema; only messages use it."""
     return name.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode()
 
 
 def _require(schema: Schema, document: Any) -> None:
-    """Raise `InputError` unless a document that is to be stored could be read again."""
+    """Raise `InputError` unless the document could be read back."""
     try:
         schema([document])
     except ValueError as error:
@@ -436,7 +436,7 @@ def _require(schema: Schema, document: Any) -> None:
 
 
 def _check_places(document: Mapping[str, Any]) -> None:
-    """Raise `IntegrityError` where a path of a version document is not one that an ingest could have written."""
+    """Raise `IntegrityError` if a path of a version document could not come from an ingest."""
     files = [entry[0] for entry in document["files"]]
     paths = [*files, *(path for path, _ in document["links"]), *(path for path, _ in document["directories"])]
     targets = [target for _, target in document["links"]]
@@ -446,7 +446,7 @@ def _check_places(document: Mapping[str, Any]) -> None:
         wrong = [paths]
     if wrong:
         raise IntegrityError(
-            f"The manifest of version {document['number']} names {wrong[0]!r:.200}, which is not a place in it; "
+            f"The manifest of version {document['number']} names {wrong[0]!r:.200}, which is not a path inside it; "
             "restore its pack from a copy that you trust."
         )
 
@@ -456,10 +456,10 @@ def _permissions(mode: int | None) -> int | None:
 
 
 def check_layout(layout: LayoutDocument, document: VersionDocument) -> None:
-    """Raise `IntegrityError` unless a layout is one of a version's files and objects.
+    """Raise `IntegrityError` unless a layout fits the files and objects of a version.
 
-    Extents lie in the files, every element of them belongs to one member of one unit, but for those that the version
-    has dropped, and tensors lie in their extents.
+    Extents must lie in the files and tensors in their extents. Every element must belong to one member of one unit,
+    except for dropped elements.
     """
     wrong = _wrong_part(layout, document)
     if wrong:
@@ -469,7 +469,7 @@ def check_layout(layout: LayoutDocument, document: VersionDocument) -> None:
 
 
 def _wrong_part(layout: LayoutDocument, document: VersionDocument) -> str:
-    # Plain loops: they see every tensor.
+    # Plain loops for speed: there may be very many tensors.
     if [file.size for file in layout.files] != [entry.size for entry in document.files]:
         return "files"
     sizes = [[prod(extent.shape) for extent in file.extents] for file in layout.files]
@@ -501,7 +501,7 @@ def _wrong_part(layout: LayoutDocument, document: VersionDocument) -> str:
 
 
 def _are_nested_once(stretches: list[tuple[int, int]], size: int) -> bool:
-    """Whether stretches of a file follow one another, but for those that come right behind all that lie in them."""
+    """Return whether stretches of a file are disjoint or nested once; an outer stretch comes after its inner ones."""
     outer: list[tuple[int, int, bool]] = []
     for start, stop in stretches:
         holds_others = False
@@ -517,7 +517,7 @@ def _are_nested_once(stretches: list[tuple[int, int]], size: int) -> bool:
 
 
 def _is_uncovered(layout: LayoutDocument, sizes: list[list[int]], *, gaps: bool) -> bool:
-    """Whether some element is in several members of units or, but for `gaps`, in none, or has another dtype."""
+    """Return whether an element has not its unit's dtype, or is in several members, or (without `gaps`) in none."""
     stretches: dict[tuple[int, int], list[tuple[int, int]]] = {
         (file, extent): [] for file, counts in enumerate(sizes) for extent in range(len(counts))
     }
@@ -546,20 +546,20 @@ def _is_uncovered(layout: LayoutDocument, sizes: list[list[int]], *, gaps: bool)
 
 
 def is_target(target: object) -> bool:
-    """Whether something is what a link may say; where it leads is for others to see."""
+    """Return whether a link's target is valid text; where it leads is not checked."""
     return isinstance(target, str) and bool(target) and "\0" not in target
 
 
 def _check_sums(document: Mapping[str, Any]) -> None:
-    """Raise `IntegrityError` where a version document contradicts itself in numbers."""
+    """Raise `IntegrityError` if the numbers of a version document contradict each other."""
     number, parent, replaces = document["number"], document["parent"], document["replaces"]
     units = [unit[0] for unit in document["coarse"]["units"]] if "coarse" in document else []
     without = [unit for unit, (_, content) in enumerate(document["objects"]) if content is None]
     wrong = [
-        what
-        for what, is_wrong in (
+        name
+        for name, is_wrong in (
             ("parent", parent is not None and parent >= number),
-            # One that was begun later may have been committed, and replaced, before.
+            # The replaced version may have the higher number: it may have been begun later and committed earlier.
             ("replaces", replaces == number),
             ("original_bytes", sum(file[1] for file in document["files"]) != document["summary"]["original_bytes"]),
             ("coarse", units != without or (document["fidelity"] == "coarse") != bool(units)),
@@ -576,11 +576,11 @@ _PLAIN_BLOB = fields({"name": text(1, 255)}, {"pack": PACK_NAME})
 _BLOB = both(_PLAIN_BLOB, fields({}, {"against": _PLAIN_BLOB}))
 _MODE = whole(0, (1 << 32) - 1)
 _INTEGER = whole(LOWEST, HIGHEST)
-#: Nanoseconds of as many seconds as a file system may say.
+#: Nanoseconds of any time that a file system may store.
 _NANOSECONDS = whole(LOWEST * 10**9, HIGHEST * 10**9 + 10**9 - 1)
 _ERROR = real(0)
 
-#: What a version document says; paths are looked at apart.
+#: Schema of version documents; paths are checked separately.
 VERSION = fields(
     {
         "number": whole(1), "run": text(1), "step": optional(_INTEGER), "parent": optional(whole(1)), "created": TIME,
@@ -607,10 +607,10 @@ VERSION = fields(
 
 _DTYPE = one_of(*ITEM_SIZES)
 _SHAPE = items(whole(), last=MOST_AXES)
-#: Of tensors without elements, and along axes of one, sizes and strides may be any.
+#: Sizes and strides are arbitrary for tensors without elements and along axes of length one.
 _SIZES = items(whole(0, HIGHEST), last=MOST_AXES)
 
-#: What a layout document says.
+#: Schema of layout documents.
 LAYOUT = fields(
     {
         "files": items(
@@ -631,7 +631,7 @@ LAYOUT = fields(
     }
 )  # fmt: skip
 
-#: What a manifest says besides its version, which is looked at apart: others may be whole where that is not.
+#: Schema of manifests without the version, which is checked separately: the rest may be intact if it is not.
 MANIFEST = both(
     fields(
         {"number": whole(), "created": TIME},

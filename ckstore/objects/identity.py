@@ -1,4 +1,4 @@
-"""Ids of objects: what their bytes, or the integers that they are stored as, are named by."""
+"""Ids of objects: digests of their bytes, or of the integers that they are stored as."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NAME = 16
 
 
 def digest(*parts: bytes | memoryview | npt.NDArray[np.uint8]) -> str:
-    """The id of some bytes: 20 bytes of BLAKE3 as 40 hexadecimal characters."""
+    """Return the id of bytes: 20 bytes of BLAKE3 as 40 hexadecimal characters."""
     hasher = blake3()
     for part in parts:
         hasher.update(part if isinstance(part, bytes | memoryview) else part.data)
@@ -27,24 +27,24 @@ def digest(*parts: bytes | memoryview | npt.NDArray[np.uint8]) -> str:
 
 
 def array_name(identity: str) -> str:
-    """The name of an object's array in a pack."""
+    """Return the name of an object's array in a pack."""
     return identity[:_NAME]
 
 
 def content_id(dtype: str, chunk: int, digests: Iterable[bytes]) -> str:
-    """The content id of an object: BLAKE3 of its dtype, its cut into chunks and the BLAKE3 of each member's bytes.
+    """Return the content id of an object: BLAKE3 of dtype, cut into chunks and the BLAKE3 of each member's bytes.
 
-    The cut is part of it because versions address an object's chunks by the cut of their own layout: where the same
-    bytes are cut otherwise in another shape, they are another object. Below 2^18 elements all shapes are cut alike.
+    The cut is part of the id because versions address chunks by the cut of their own layout: the same bytes in
+    another shape may be cut differently, and are then another object. Below 2^18 elements all shapes are cut alike.
     """
     return digest(f"{dtype}|{chunk}|".encode(), *digests)
 
 
 def lattice_id(lattice: Lattice, count: int, chunk: int, digests: list[bytes], base: str = "") -> str:
-    """The lattice id: BLAKE3 of kind, dtype, step, exponents, cut and the digests of the integers' chunks.
+    """Return the lattice id: BLAKE3 of kind, dtype, step, exponents, cut and the digests of the integers' chunks.
 
-    `base` is the lattice id of what a codebook's values are added to; the digests of protected elements follow those
-    of the integers.
+    `base` is the lattice id of the object to which a codebook's values are added. The digests of protected elements
+    follow those of the integers.
     """
     if isinstance(lattice, OrdinalLattice):
         raise TypeError("Ordinals have their content id: they are exact.")
@@ -59,12 +59,12 @@ def lattice_id(lattice: Lattice, count: int, chunk: int, digests: list[bytes], b
 
 
 class MemberHasher:
-    """The content id of an object whose bytes come in order: as `scan` takes it from the files.
+    """Computes the content id of an object from its bytes in order.
 
     Parameters
     ----------
     dtype, chunk
-        dtype and cut of the object.
+        dtype of the object and elements of its chunks.
     sizes
         Bytes of each member.
     """
@@ -77,7 +77,7 @@ class MemberHasher:
         self._inner = blake3()
 
     def update(self, data: memoryview) -> None:
-        """Take in the next bytes."""
+        """Add the next bytes."""
         while data:
             take = min(self._left[-1], len(data))
             self._inner.update(data[:take])
@@ -89,5 +89,5 @@ class MemberHasher:
                 self._left.pop()
 
     def identity(self) -> str:
-        """The id, once all bytes were taken in."""
+        """Return the id, after all bytes were added."""
         return content_id(self._dtype, self._chunk, self._digests)

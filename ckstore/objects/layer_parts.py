@@ -1,4 +1,4 @@
-"""Which bytes of a pack a layer takes, by its record as a manifest has it."""
+"""The bytes of a layer in its pack, from its record in the manifest."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ckstore.objects.identity import array_name
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of a layer: the field of the record that says where, the name of its array, and its bytes in the pack."""
+    """A part of a layer: the record's field with its place, the name of its array, offset and length in the pack."""
 
     field: str
     array: str
@@ -20,7 +20,7 @@ class Part:
 
 
 def layer_parts(record: Mapping[str, Any]) -> list[Part]:
-    """Everything that the record of a manifest places in its pack."""
+    """Return the parts of a layer."""
     name = array_name(record["id"])
     if record["layer"] == "exact":
         return [Part("at", name, record["at"], sum(record["lengths"]))]

@@ -1,4 +1,4 @@
-"""Reads objects: resolves chains of integers and of exact layers, once an object, and decodes them chunk by chunk."""
+"""Reads objects: resolves their chains of integers and exact layers, and decodes them chunk by chunk."""
 
 from __future__ import annotations
 
@@ -40,23 +40,23 @@ from ckstore.runtime.scratch import scratch
 from ckstore.runtime.threads import shared
 from ckstore.storage.pack_reader import read_shard_index
 
-#: Bytes of a shard index: 16 a chunk, and a checksum.
+#: Bytes of a shard index: one entry for each chunk, and a checksum.
 _INDEX_ENTRY = 16
 _INDEX_CHECKSUM = 4
 
 #: Bytes of the checksum before each chunk of an exact layer.
 FRAME = 4
 
-#: Payloads of up to so many bytes are read into memory that is used again.
+#: Payloads up to this many bytes are read into a reused buffer.
 _PAYLOAD = 4 << 20
 
-#: Records of up to so many bytes are fetched from a remote store whole, whatever is wanted of them.
+#: Records up to this many bytes are fetched from a remote store in one piece.
 _SMALL = 1 << 20
 
-#: Bytes of chunks of what is done once.
+#: Bytes of cached chunks for work that is done once.
 _PASSING = 64 << 20
 
-#: Shard indexes that stay decoded, and chains that stay resolved.
+#: Decoded shard indexes and resolved chains in the caches.
 _INDEXES = 1 << 13
 _CHAINS = 1 << 13
 
@@ -69,23 +69,23 @@ Level = TypeVar("Level", LatticeRecord, ContentRecord)
 
 
 class Resolver(Protocol):
-    """Where records are found by id."""
+    """Finds records by id."""
 
     @property
     def generation(self) -> int:
-        """Another number after records may have changed."""
+        """A number that changes when records may have changed."""
 
     def settled(self, look: Callable[[], T]) -> T:
-        """Return the result of `look`, which a change by another process does not fail."""
+        """Return the result of `look`; repeat it if a concurrent change fails it."""
 
     def lattice(self, identity: str) -> LatticeRecord:
-        """The record of a lattice id; `IntegrityError` where the store has lost it."""
+        """Return the record of a lattice id; raise `IntegrityError` if it is lost."""
 
     def content(self, identity: str) -> ContentRecord | None:
-        """The record of a content id's exact layer; None where the content is an ordinal lattice."""
+        """Return the record of a content id's exact layer; None for ordinal content."""
 
     def content_now(self, identity: str) -> ContentRecord | None:
-        """The same, without what is remembered of ids that had none."""
+        """Return the same, ignoring cached absences."""
 
 
 class Blocks(Protocol):
@@ -94,20 +94,20 @@ class Blocks(Protocol):
     Attributes
     ----------
     is_remote
-        Whether they come over a link.
+        Whether they are read over a network.
     """
 
     is_remote: bool
 
     def pread(self, pack: str, offset: int, length: int) -> bytes:
-        """Exactly `length` bytes of a pack."""
+        """Return exactly `length` bytes of a pack."""
 
     def read_into(self, pack: str, offset: int, target: memoryview) -> None:
         """Fill `target` with the bytes of a pack from `offset` on."""
 
 
 def _settled(method: Callable[Concatenate[ObjectReader, P], T]) -> Callable[Concatenate[ObjectReader, P], T]:
-    """Repeat a look by ids that a change by another process has failed; see `Resolver.settled`."""
+    """Repeat a lookup that a concurrent change has failed; see `Resolver.settled`."""
 
     @wraps(method)
     def settled(self: ObjectReader, /, *arguments: P.args, **named: P.kwargs) -> T:
@@ -124,11 +124,11 @@ class ObjectReader:
     resolver
         Finds records.
     blocks
-        Finds bytes.
+        Reads bytes of packs.
     cache_bytes
         Limit of the cache of decoded chunks.
     keeps
-        Whether a version that is stored against these objects leaves its own chunks here, for the one that follows.
+        Whether the chunks of a version that is being stored stay cached for its successor.
 
     Attributes
     ----------
@@ -150,26 +150,26 @@ class ObjectReader:
         self._lock = forks.Lock()
 
     def in_passing(self) -> ObjectReader:
-        """A reader of the same objects whose chunks go with it and take little memory: for what is done once."""
+        """Return a reader of the same objects with a small cache of its own, for work that is done once."""
         return ObjectReader(self.resolver, self.blocks, min(self.cache.limit, _PASSING), keeps=False)
 
     def chain(self, record: LatticeRecord) -> list[LatticeRecord]:
-        """The records from `record` back to its base.
+        """Return the records from `record` back to its base.
 
         Raises
         ------
         IntegrityError
-            One of them is lost, is its own ancestor, or is not of the kind and cut of those above it.
+            A record is lost, is its own ancestor, or has another kind or cut than the record above it.
         """
         return self._to_end(self._chains, record, self._base)
 
     def content_chain(self, record: ContentRecord) -> list[ContentRecord]:
-        """The records from `record` back to the first own exact layer.
+        """Return the records from `record` back to the first exact layer of mode `own`.
 
         Raises
         ------
         IntegrityError
-            One of them is lost, is its own ancestor, or is not cut like those above it.
+            A record is lost, is its own ancestor, or has another cut than the record above it.
         """
         return self._to_end(self._content_chains, record, self._parent)
 
@@ -179,7 +179,7 @@ class ObjectReader:
         record: Level,
         below: Callable[[Level], Level | None],
     ) -> list[Level]:
-        """The records from `record` back to the one that has none `below`, which are kept in `known`."""
+        """Return the records from `record` to the first without `below`; cache them in `known`."""
         generation = self.resolver.generation
         found = known.get(record.id)
         if found is not None and found[0] == generation and found[1][0] is record:
@@ -188,7 +188,7 @@ class ObjectReader:
         seen = {record.id}
         while (before := below(records[-1])) is not None:
             if before.id in seen:
-                raise IntegrityError(f"The chain of object {record.id} runs in a circle; run `ckstore recover`.")
+                raise IntegrityError(f"The chain of object {record.id} is a cycle; run `ckstore recover`.")
             seen.add(before.id)
             records.append(before)
         known.drop(record.id)
@@ -201,7 +201,7 @@ class ObjectReader:
         base = self.resolver.lattice(record.base)
         check_cut(base, record)
         if (base.kind, base.additive, base.width) != (record.kind, record.additive, record.width):
-            raise IntegrityError(f"Object {record.id} cannot follow {base.id}; run `ckstore recover`.")
+            raise IntegrityError(f"Object {record.id} cannot be a delta against {base.id}; run `ckstore recover`.")
         if record.patches and record.kind == "linear" and record.linear.shift_from(base.linear) != 0:
             raise IntegrityError(f"Object {record.id} cannot be a patch of {base.id}; run `ckstore recover`.")
         return base
@@ -212,12 +212,12 @@ class ObjectReader:
             return None
         parent = self.resolver.content(record.parent or "")
         if parent is None:
-            raise IntegrityError(f"Object {record.id} follows an exact layer that is lost; run `ckstore recover`.")
+            raise IntegrityError(f"Object {record.id} needs an exact layer that is lost; run `ckstore recover`.")
         check_cut(self._lattice_of(parent), lattice)
         return parent
 
     def _lattice_of(self, record: ContentRecord) -> LatticeRecord:
-        """The record of the integers that an exact layer corrects, which must be of as many chunks."""
+        """Return the record of the integers that an exact layer corrects; check that their chunks agree."""
         lattice = self.resolver.lattice(record.lattice)
         if lattice.kind != "linear" or lattice.dtype in SHORT or lattice.chunks != len(record.lengths):
             raise IntegrityError(
@@ -227,12 +227,12 @@ class ObjectReader:
 
     @_settled
     def exact_layer(self, lattice: str, content: str | None) -> ContentRecord | None:
-        """The record of an object's exact layer; None where it has none or its lattice is exact by itself.
+        """Return the record of an object's exact layer; None if it has none or its lattice is exact.
 
         Raises
         ------
         IntegrityError
-            It was lost.
+            The exact layer is lost.
         """
         record = None if content is None else self.resolver.content(content)
         if record is None and content not in (None, lattice) and (record := self.resolver.content_now(content)) is None:
@@ -240,14 +240,14 @@ class ObjectReader:
         return None if record is not None and lattice == content and self._is_raw(lattice) else record
 
     def _is_raw(self, lattice: str) -> bool:
-        """Whether an object still lies there as it was read: a hot version has it, and another one has it encoded."""
+        """Return whether an object is still stored raw: one hot version has it raw, another one encoded."""
         with suppress(IntegrityError):
             return self.resolver.lattice(lattice).is_raw
         return False
 
     @_settled
     def records(self, lattice: str, content: str | None) -> list[Record]:
-        """All records that restoring an object takes; `IntegrityError` where one is lost."""
+        """Return all records that restore an object; raise `IntegrityError` if one is lost."""
         record = self.exact_layer(lattice, content)
         if record is None:
             return list(self.chain(self.resolver.lattice(lattice)))
@@ -256,7 +256,7 @@ class ObjectReader:
 
     @_settled
     def decoded(self, lattice: str, content: str | None) -> list[Record]:
-        """Those of them that are decoded, each once: patches are applied to values whose integers nobody needs."""
+        """Return the records that a restore decodes, each once: patches need no integers."""
         record = self.exact_layer(lattice, content)
         if record is None:
             return list(self.chain(self.resolver.lattice(lattice)))
@@ -268,16 +268,16 @@ class ObjectReader:
         return list(found.values())
 
     def index_ranges(self, record: Record, chunks: Collection[int] | None) -> list[tuple[int, int]]:
-        """Where in its pack the index of a record lies, as (offset, length), if `ranges` of some chunks read that."""
+        """Return the place of a record's index, as (offset, length), if `ranges` needs it for these chunks."""
         if chunks is None or isinstance(record, ContentRecord) or not self._is_picked(record) or record.patches:
             return []
         length = _INDEX_ENTRY * record.chunks + _INDEX_CHECKSUM
         return [(record.offset + max(record.length - length, 0), min(length, record.length))]
 
     def ranges(self, record: Record, chunks: Collection[int] | None) -> list[tuple[int, int]]:
-        """Where in its pack lies what some chunks of a record take, or all with None, as (offset, length).
+        """Return the places of some chunks of a record (None: all) in its pack, as (offset, length).
 
-        Of a small record that is all of it.
+        A small record is one range.
         """
         if chunks is not None and isinstance(record, ContentRecord):
             before = list(accumulate(record.lengths, initial=0))
@@ -289,11 +289,11 @@ class ObjectReader:
 
     @staticmethod
     def _is_picked(record: LatticeRecord) -> bool:
-        """Whether single chunks of a record are worth a look into its index."""
+        """Return whether single chunks of a record are fetched by its index."""
         return record.end - record.start > _SMALL and record.chunks > 1 and not record.is_raw and not record.protected
 
     def _undecoded(self, chain: Sequence[Level], chunk: int) -> tuple[list[Level], Level | None, Bits | None]:
-        """The levels of a chain that must be decoded, lowest first; the one below them and its chunk where cached."""
+        """Return the levels of a chain to decode, lowest first, and the cached level below them with its chunk."""
         for place, level in enumerate(chain):
             cached = self.cache.get((level.id, chunk))
             if cached is not None:
@@ -301,7 +301,7 @@ class ObjectReader:
         return list(reversed(chain)), None, None
 
     def lattice_work(self, record: LatticeRecord) -> Work:
-        """Work of decoding all integers of `record` along its chain."""
+        """Return work of decoding all integers of `record` along its chain."""
         work = Work()
         for level in self.chain(record):
             if level.is_raw:
@@ -314,7 +314,7 @@ class ObjectReader:
         return work
 
     def content_work(self, record: ContentRecord) -> Work:
-        """Work of decoding all exact values of `record`, and of the chains of integers that these take."""
+        """Return the work of decoding all exact values of `record`, with their integers."""
         work = Work()
         for level in self.content_chain(record):
             if level.mode == "patched":
@@ -325,11 +325,11 @@ class ObjectReader:
             work = work.plus(exact).plus(self.lattice_work(lattice))
         return work
 
-    # What is decoded stays in the cache unless `keep` is false, as for whatever is read once from end to end. Values
-    # are decoded into `out` if given, unless they are at hand or lie elsewhere on the way: the result tells.
+    # Decoded chunks are cached unless `keep` is false, as for a sequential read. Values are decoded into `out` if
+    # given, unless they are cached or another buffer already holds them: callers use the returned array.
 
     def integers(self, record: LatticeRecord, chunk: int, *, keep: bool = True) -> Integers:
-        """Integers (int32) of one chunk of an object that is not ordinal; the array is read-only."""
+        """Return the integers (int32) of one chunk of a non-ordinal object, read-only."""
         pending, below, integers = self._undecoded(self.chain(record), chunk)
         for level in pending:
             if below is None or integers is None:
@@ -343,7 +343,7 @@ class ObjectReader:
         return self._decoded((record.id, chunk), integers, keep=keep)
 
     def _moved(self, level: LatticeRecord, below: LatticeRecord, integers: Integers, chunk: int) -> Integers:
-        """The integers of `level`, from those of `below`, which are changed where they may be."""
+        """Return the integers of `level` from those of `below`, in place if these are writeable."""
         place = self.index(level)[chunk]
         if level.patches:
             payload = None if place is None else self._payload(level.pack, level.offset + place[0], place[1])
@@ -355,7 +355,7 @@ class ObjectReader:
         if place is None:
             return integers
         if not integers.flags.writeable:
-            # It is in the cache, and others read it.
+            # The cache shares this array with other readers.
             own = empty(integers.size, np.int32)
             own[...] = integers
             integers = own
@@ -365,7 +365,7 @@ class ObjectReader:
         return integers
 
     def _patched(self, patch: memoryview | None, bits: Bits, out: Bits | None, *, is_float: bool) -> Bits:
-        """A chunk that is as another one but for a patch, which is changed unless others may read it."""
+        """Return `bits` with a patch applied, in place if it is writeable."""
         if patch is None:
             return bits
         if not bits.flags.writeable:
@@ -377,7 +377,7 @@ class ObjectReader:
         return bits
 
     def _decoded(self, key: tuple[str, int], array: npt.NDArray[Any], *, keep: bool) -> npt.NDArray[Any]:
-        """A chunk that was decoded, read-only from here on."""
+        """Make a decoded chunk read-only, and cache it if `keep`."""
         if keep:
             self.cache.put(key, array)
         else:
@@ -385,7 +385,7 @@ class ObjectReader:
         return array
 
     def values(self, record: LatticeRecord, chunk: int, *, keep: bool = True, out: Bits | None = None) -> Bits:
-        """Bits of the values that one chunk of an object has on its lattice, without any exact layer."""
+        """Return the bits of one chunk's lattice values, without an exact layer."""
         lattice = record.lattice
         if isinstance(lattice, OrdinalLattice):
             return self.ordinals(record, chunk, keep=keep, out=out)
@@ -394,7 +394,7 @@ class ObjectReader:
         return lattice.values(self.integers(record, chunk, keep=keep), chunk * record.chunk, out)
 
     def indices(self, record: LatticeRecord, chunk: int) -> Indices:
-        """Indices (uint8) of one chunk of an object on a codebook; the array is read-only."""
+        """Return the codebook indices (uint8) of one chunk, read-only."""
         if record.additive:
             return self._stored_indices(record, chunk)
         pending, _, indices = self._undecoded(self.chain(record), chunk)
@@ -411,14 +411,14 @@ class ObjectReader:
         return indices
 
     def _stored_indices(self, record: LatticeRecord, chunk: int) -> Indices:
-        """Indices that are stored in full: relative to that of 0."""
+        """Return the indices of a chunk that is stored in full, relative to the index of 0."""
         stored = self._stored_integers(record, chunk, np.dtype(np.int32), None)
         zero = record.codebook.zero
         if stored is None:
             return np.full(_chunk_size(record, chunk), zero, np.uint8)
         indices = stored + np.int32(zero)
         if indices.min(initial=0) < 0 or indices.max(initial=0) >= record.codebook.levels:
-            raise IntegrityError(f"Object {record.id} has indices outside of its codebook; run `ckstore verify`.")
+            raise IntegrityError(f"Object {record.id} has indices outside its codebook; run `ckstore verify`.")
         return indices.astype(np.uint8)
 
     def _looked_up(self, record: LatticeRecord, chunk: int) -> Bits:
@@ -431,7 +431,7 @@ class ObjectReader:
         return record.codebook.values(self.indices(record, chunk), aside)
 
     def aside(self, record: LatticeRecord, chunk: int) -> bytes:
-        """The frame of one chunk's protected elements: checksum and bits."""
+        """Return the frame of one chunk's protected elements: checksum and bits."""
         offset = sum(record.aside[: 1 + chunk])
         return self.blocks.pread(record.pack, offset, record.aside[1 + chunk])
 
@@ -445,10 +445,10 @@ class ObjectReader:
         return bits
 
     def ordinals(self, record: LatticeRecord, chunk: int, *, keep: bool = True, out: Bits | None = None) -> Bits:
-        """Bits of one chunk of an object on an ordinal lattice; the array is read-only."""
+        """Return the bits of one chunk of an object on an ordinal lattice, read-only."""
         size = ITEM_SIZES[record.dtype]
         pending, _, bits = self._undecoded(self.chain(record), chunk)
-        # What is patched is so in place: where only patches follow, values are at their place already.
+        # Patches are applied in place: if only patches follow, the values are already in `out`.
         target = next((level for level in reversed(pending) if not level.patches), None)
         for level in pending:
             if level.is_raw:
@@ -471,7 +471,7 @@ class ObjectReader:
         return self._decoded((record.id, chunk), bits, keep=keep)
 
     def _raw(self, record: LatticeRecord, chunk: int, out: Bits | None) -> Bits:
-        """Bits of one chunk of an object that is stored raw."""
+        """Return the bits of one chunk of a raw object."""
         size = ITEM_SIZES[record.dtype]
         bits = empty(_chunk_size(record, chunk), f"u{size}") if out is None else out
         self.blocks.read_into(record.pack, record.offset + chunk * record.chunk * size, bits.data.cast("B"))
@@ -481,7 +481,7 @@ class ObjectReader:
 
     @staticmethod
     def is_whole(record: LatticeRecord, pack: memoryview, workers: int) -> bool:
-        """Whether the chunks of an object that is stored raw have their checksums, in the bytes of its mapped pack."""
+        """Return whether the chunks of a raw object match their checksums in its mapped pack."""
         size = ITEM_SIZES[record.dtype]
 
         def agrees(chunk: int) -> bool:
@@ -491,13 +491,13 @@ class ObjectReader:
         return all(shared(agrees, range(len(record.crcs)), workers))
 
     def exact(self, record: ContentRecord, chunk: int, *, keep: bool = True, out: Bits | None = None) -> Bits:
-        """Bits of one chunk of the original values of an object on a linear lattice; the array is read-only."""
+        """Return the bits of one chunk's original values, for an object on a linear lattice; read-only."""
         pending, _, bits = self._undecoded(self.content_chain(record), chunk)
         whole = [level for level in pending if level.mode != "patched"]
         check = None
         for level in pending:
             if level.mode != "patched" or bits is None:
-                # The integers of one level are those that the next ones are stored against.
+                # The next level is stored against the integers of this one.
                 target = out if level is whole[-1] else None
                 lattice = self.resolver.lattice(level.lattice)
                 bits = self._exact_level(level, lattice, bits, chunk, keep=keep or len(whole) > 1, out=target)
@@ -512,7 +512,7 @@ class ObjectReader:
         return self._decoded((record.id, chunk), bits, keep=keep)
 
     def bits(self, content: str, chunk: int, *, keep: bool = True, out: Bits | None = None) -> Bits:
-        """Bits of one chunk of an object by its content id; threads that want the same chunk wait for the first."""
+        """Return the bits of one chunk by content id; other threads that want the same chunk wait."""
         cached = self.cache.get((content, chunk))
         if cached is not None:
             return cached
@@ -528,8 +528,8 @@ class ObjectReader:
 
     @contextmanager
     def _decoding(self, content: str, chunk: int) -> Iterator[None]:
-        """Held by one thread a chunk; chains are decoded inside without it, so that nobody waits in a circle."""
-        key = content, chunk, forks.generation()  # Nothing ends a thread's turn in a child that has not the thread.
+        """Admit one thread for each chunk. Chains are decoded without it, so threads never wait in a cycle."""
+        key = content, chunk, forks.generation()  # After a fork, no thread of the parent would release its lock.
         with self._lock:
             lock, users = self._locks.get(key, (Lock(), 0))
             self._locks[key] = lock, users + 1
@@ -546,19 +546,19 @@ class ObjectReader:
 
     @_settled
     def record_of(self, content: str) -> LatticeRecord:
-        """The lattice record of an object by its content id."""
+        """Return the lattice record of a content id."""
         record = self.resolver.content(content)
         return self.resolver.lattice(content if record is None else record.lattice)
 
     @_settled
     def work(self, lattice: str, content: str | None) -> Work:
-        """Work of decoding all values of an object: the exact ones where it has a content id."""
+        """Return the work of decoding all values of an object: the exact ones if it has a content id."""
         record = self.exact_layer(lattice, content)
         return self.lattice_work(self.resolver.lattice(lattice)) if record is None else self.content_work(record)
 
     @_settled
     def depth(self, lattice: str, content: str | None) -> int:
-        """The largest number of deltas on the way to a base that restoring the object takes."""
+        """Return the number of deltas in the longest chain that restoring the object takes."""
         record = self.exact_layer(lattice, content)
         if record is None:
             return len(self.chain(self.resolver.lattice(lattice))) - 1
@@ -588,7 +588,7 @@ class ObjectReader:
         return bits
 
     def _frame(self, level: ContentRecord, chunk: int) -> memoryview:
-        """One chunk of an exact layer: the checksum of its bits, and a payload."""
+        """Return one chunk of an exact layer: checksum and payload."""
         return self._payload(level.pack, level.offset + sum(level.lengths[:chunk]), level.lengths[chunk])
 
     @staticmethod
@@ -603,7 +603,7 @@ class ObjectReader:
     def _stored_integers(
         self, record: LatticeRecord, chunk: int, dtype: np.dtype[Any], classes: npt.NDArray[np.uint8] | None
     ) -> Integers | None:
-        """Integers of one chunk as they are stored; None where all are zero."""
+        """Return the stored integers of one chunk; None if all are zero."""
         place = self.index(record)[chunk]
         if place is None:
             return None
@@ -614,17 +614,17 @@ class ObjectReader:
         return out
 
     def _payload(self, pack: str, offset: int, length: int) -> memoryview:
-        """Bytes of a pack, in memory that this thread uses again for the next ones."""
+        """Return bytes of a pack, in a buffer that this thread reuses for the next payload."""
         if not 0 <= length <= _PAYLOAD:
-            return memoryview(self.blocks.pread(pack, offset, length))  # which sees what cannot be before it is made
+            return memoryview(self.blocks.pread(pack, offset, length))  # `pread` checks the length before it allocates.
         target = scratch("payload", length, np.uint8).data
         self.blocks.read_into(pack, offset, target)
         return target
 
     def entropies(self, record: Record) -> Iterator[tuple[float, int]]:
-        """For each stored chunk of a layer the order-0 entropy of what is coded, in bits, and the payload's bytes.
+        """Yield the order-0 entropy in bits and the payload's bytes of each stored chunk of a layer.
 
-        Patches are none: their numbers are not entropy-coded.
+        Patches have none: they are not entropy-coded.
         """
         from ckstore.codecs.integers import entropy_bits
 
@@ -656,7 +656,7 @@ class ObjectReader:
             yield entropy_bits(stored, context), place[1]
 
     def index(self, record: LatticeRecord) -> list[tuple[int, int] | None]:
-        """For each chunk (offset, length) in the record's shard, or None where all integers are zero."""
+        """Return (offset, length) in the record's shard for each chunk; None if all its integers are zero."""
         if record.patches:
             return self._patches(record)
         if record.chunks == 1:
@@ -686,7 +686,7 @@ class ObjectReader:
 
 
 def _is_wrong(identity: str, chunk: int) -> IntegrityError:
-    return IntegrityError(f"Chunk {chunk} of object {identity} does not restore what was stored.")
+    return IntegrityError(f"Chunk {chunk} of object {identity} does not restore the stored values.")
 
 
 def _chunk_size(record: LatticeRecord, chunk: int) -> int:
@@ -694,5 +694,5 @@ def _chunk_size(record: LatticeRecord, chunk: int) -> int:
 
 
 def concatenate(chunks: Iterable[Bits]) -> bytes:
-    """The bytes of chunks one after the other."""
+    """Return the concatenated bytes of chunks."""
     return b"".join(chunk.tobytes() for chunk in chunks)

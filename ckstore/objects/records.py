@@ -1,4 +1,4 @@
-"""How one object is stored: a lattice record for its integers, a content record for its exact layer."""
+"""Records: how one object is stored. A lattice record has its integers, a content record its exact layer."""
 
 from __future__ import annotations
 
@@ -52,34 +52,34 @@ class LatticeRecord:
     Attributes
     ----------
     id
-        Lattice id. Of an ordinal lattice, which is exact, it equals the content id.
+        Lattice id. For an ordinal lattice, which is exact, it equals the content id.
     lattice
-        What the integers mean; its dtype is that of the elements that are coded: of the parts for complex numbers.
+        The meaning of the integers. Its dtype is that of the coded elements: for complex numbers, of their parts.
     count, chunk
         Number of elements, and of elements in a chunk.
     base
         Lattice id of the object whose projected integers were subtracted, or None.
     pack, offset, length
-        Where the shard of chunks lies: name of the pack, bytes.
+        Place of the shard of chunks: name of the pack, bytes.
     context
-        Of an ordinal delta: chunks are coded in context order (classes from the base).
+        For an ordinal delta: chunks are coded in context order (classes from the base).
     factor
-        Of an ordinal delta: the base's values are multiplied by it before they are subtracted.
+        For an ordinal delta: factor of the base's values before they are subtracted.
     additive
-        Of a codebook: its values are added to those of the base, instead of indices to indices.
+        For a codebook: values, not indices, are added to those of the base.
     aside
-        Of a codebook with protected elements: where their bits lie in the pack, followed by the bytes of each chunk's.
+        For a codebook with protected elements: offset of their bits in the pack, then the bytes of each chunk.
     origin
-        Lattice id of the object that this one's run began with, or None for that one itself.
+        Lattice id of the first object of this one's run; None if it is the first.
     alone
-        Bytes of integers and of the exact layer that the object would take if it were stored in full by itself
-        (estimated where it is not): what restore costs are compared with.
+        Bytes of integers and of the exact layer, had the object been stored in full (estimated if it was not). Restore
+        costs are relative to it.
     debt
-        Bytes spent beyond the cheapest choice since the last base: what tells that a base is due.
+        Bytes spent beyond the cheapest choice since the last base; a large debt makes a new base due.
     patches
-        Of a delta that is stored as patches: the bytes of each chunk's, 0 where it is as the base's.
+        For a delta that is stored as patches: bytes of each chunk's patch, 0 for an unchanged chunk.
     crcs
-        Of an object that is stored raw, its bits as they are: the CRC-32 of each chunk. Its lattice is ordinal.
+        For an object that is stored raw: CRC-32 of each chunk. Its lattice is ordinal.
     """
 
     id: str
@@ -102,17 +102,17 @@ class LatticeRecord:
 
     @property
     def kind(self) -> Kind:
-        """`linear`, `ordinal` (exact by itself), `rounded` (ordinals that are not) or `codebook`."""
+        """`linear`, `ordinal` (exact), `rounded` (ordinal, lossy) or `codebook`."""
         return self.lattice.kind
 
     @property
     def dtype(self) -> str:
-        """Dtype of the elements that are coded."""
+        """Dtype of the coded elements."""
         return self.lattice.dtype
 
     @property
     def width(self) -> int:
-        """Length of a row of the lattice; 1 where it has none."""
+        """Length of a row of the lattice; 1 without rows."""
         return self.lattice.width if isinstance(self.lattice, LinearLattice | RoundedLattice) else 1
 
     @property
@@ -122,22 +122,22 @@ class LatticeRecord:
 
     @property
     def protected(self) -> bool:
-        """Whether some elements are kept aside."""
+        """Whether protected elements are stored apart."""
         return isinstance(self.lattice, CodebookLattice) and self.lattice.protected
 
     @property
     def start(self) -> int:
-        """The first byte of what the record places in its pack."""
+        """The first byte of the record's data in its pack."""
         return min(self.offset, *self.aside[:1]) if self.aside else self.offset
 
     @property
     def end(self) -> int:
-        """The first byte behind what the record places in its pack."""
+        """The first byte after the record's data in its pack."""
         return max(self.offset + self.length, sum(self.aside))
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the record places in its pack."""
+        """Bytes of the record's data."""
         return self.length + sum(self.aside[1:])
 
     @property
@@ -147,7 +147,7 @@ class LatticeRecord:
 
     @property
     def full_work(self) -> Work:
-        """Work of decoding the object if it were stored exactly and in full."""
+        """Work of decoding the object, had it been stored exactly and in full."""
         coarse, exact = self.alone
         work = layer(self.chunks, self.count, coarse, grouped=False)
         if self.is_exact:
@@ -156,25 +156,25 @@ class LatticeRecord:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the lattice's values are the original ones, without any exact layer."""
+        """Whether the lattice's values are the original ones, without an exact layer."""
         return isinstance(self.lattice, OrdinalLattice)
 
     @property
     def codebook(self) -> CodebookLattice:
-        """The codebook whose indices the integers are; `IntegrityError` where they are none."""
+        """The codebook of the record's indices; `IntegrityError` if it has none."""
         if not isinstance(self.lattice, CodebookLattice):
             raise IntegrityError(f"Object {self.id} has no codebook; run `ckstore verify`.")
         return self.lattice
 
     @property
     def linear(self) -> LinearLattice:
-        """The linear lattice of the integers; `IntegrityError` where they have another."""
+        """The linear lattice of the integers; `IntegrityError` if it is another kind."""
         if not isinstance(self.lattice, LinearLattice):
             raise IntegrityError(f"Object {self.id} has no linear lattice; run `ckstore verify`.")
         return self.lattice
 
     def to_json(self) -> dict[str, Any]:
-        """The record without the pack's name; values that equal the defaults are left out."""
+        """Return the record without the pack's name; defaults are left out."""
         document: dict[str, Any] = {
             "layer": "coarse", "id": self.id, "kind": self.kind, "dtype": self.dtype, "count": self.count,
             "chunk": self.chunk, "base": self.base, "at": [self.offset, self.length], "alone": list(self.alone),
@@ -197,7 +197,7 @@ class LatticeRecord:
 
     @classmethod
     def from_json(cls, document: dict[str, Any], pack: str) -> LatticeRecord:
-        """The inverse of `to_json`; raises `IntegrityError` for a record that nothing could have written."""
+        """Decode a result of `to_json`; raise `IntegrityError` for an impossible record."""
         offset, length = document["at"]
         record = cls(
             id=document["id"], lattice=_lattice_from_json(document), count=document["count"], chunk=document["chunk"],
@@ -211,7 +211,7 @@ class LatticeRecord:
         return record
 
     def _check(self) -> None:
-        """Raise `IntegrityError` for what no arithmetic is defined for; kernels take all of it on trust."""
+        """Raise `IntegrityError` for fields without a defined meaning; the kernels do not check them."""
         ordinal, codebook = self.is_exact, isinstance(self.lattice, CodebookLattice)
         _require(
             self.id,
@@ -276,17 +276,17 @@ class ContentRecord:
     lattice
         Lattice id of the integers that it corrects.
     mode
-        `own`: against the object's own lattice values; `chained`: against the exact values of `parent`;
-        `patched`: patches of these, which take no integers.
+        `own`: predicted from the object's own lattice values; `chained`: from the exact values of `parent`; `patched`:
+        patches of the parent's exact values, without integers.
     parent
-        Content id of the object that a chained or patched layer needs, else None.
+        Content id of the object that a chained or patched layer needs, or None.
     pack, offset, lengths
-        Where the chunks are, one after the other: name of the pack, first byte, bytes of each; 0 for a patched chunk
-        that is as the parent's.
+        Place of the chunks, in order: name of the pack, first byte, bytes of each chunk. 0 bytes mark a patched chunk
+        that equals the parent's.
     factor
-        Of a chained layer: the parent's values are multiplied by it before they predict.
+        For a chained layer: factor of the parent's values before they predict.
     debt
-        As in `LatticeRecord`.
+        See `LatticeRecord`.
     """
 
     id: str
@@ -306,11 +306,11 @@ class ContentRecord:
 
     @property
     def end(self) -> int:
-        """The first byte behind the record's chunks in its pack."""
+        """The first byte after the record's chunks in its pack."""
         return self.offset + sum(self.lengths)
 
     def to_json(self) -> dict[str, Any]:
-        """The record without the pack's name."""
+        """Return the record without the pack's name."""
         document: dict[str, Any] = {
             "layer": "exact", "id": self.id, "lattice": self.lattice, "mode": self.mode, "at": self.offset,
             "lengths": list(self.lengths),
@@ -325,7 +325,7 @@ class ContentRecord:
 
     @classmethod
     def from_json(cls, document: dict[str, Any], pack: str) -> ContentRecord:
-        """The inverse of `to_json`; raises `IntegrityError` for a record that nothing could have written."""
+        """Decode a result of `to_json`; raise `IntegrityError` for an impossible record."""
         record = cls(
             id=document["id"], lattice=document["lattice"], mode=document["mode"], parent=document.get("parent"),
             offset=document["at"], lengths=tuple(document["lengths"]), pack=pack,
@@ -341,7 +341,7 @@ class ContentRecord:
 
 Record = LatticeRecord | ContentRecord
 
-#: What records of coarse and of exact packs say, before anything is made of them.
+#: Schemas of the records in coarse and in exact packs.
 _EXPONENT_LIST = either(text(), items(whole(-(1 << 15), (1 << 15) - 1)))
 _KINDS = {
     "linear": fields(
@@ -377,11 +377,11 @@ CONTENT_RECORDS = items(
 
 
 class Cut(Protocol):
-    """What elements are cut into chunks by: a record's, or a unit's."""
+    """The cut of elements into chunks, of a record or a unit."""
 
     @property
     def dtype(self) -> str:
-        """What the elements that are coded are."""
+        """Dtype of the coded elements."""
 
     @property
     def count(self) -> int:
@@ -389,22 +389,22 @@ class Cut(Protocol):
 
     @property
     def chunk(self) -> int:
-        """Elements of a chunk."""
+        """Elements of each chunk."""
 
 
 def check_cut(record: LatticeRecord, other: Cut) -> None:
-    """Raise `IntegrityError` unless the chunks of a record fit those of what it belongs to, element by element."""
+    """Raise `IntegrityError` unless a record and its owner have the same dtype, count and chunks."""
     if (record.dtype, record.count, record.chunk) != (other.dtype, other.count, other.chunk):
-        raise IntegrityError(f"Object {record.id} is cut otherwise than what it belongs to; run `ckstore verify`.")
+        raise IntegrityError(f"Object {record.id} is cut into other chunks than its owner; run `ckstore verify`.")
 
 
 def record_from_json(document: dict[str, Any], pack: str) -> Record:
-    """The record of either layer that `document`, one of its schema, holds.
+    """Return the record in `document`, which fits one of the schemas.
 
     Raises
     ------
     IntegrityError
-        What it says contradicts itself.
+        The record contradicts itself.
     """
     try:
         if document["layer"] == "coarse":
@@ -416,7 +416,7 @@ def record_from_json(document: dict[str, Any], pack: str) -> Record:
         raise IntegrityError(f"Pack {pack} has a damaged record ({error}); run `ckstore recover`.") from error
 
 
-#: dtypes of the elements that each kind of lattice takes.
+#: dtypes of the elements of each kind of lattice.
 _DTYPES = {
     "linear": STEP_RANGE.keys(),
     "ordinal": ITEM_SIZES.keys() - PARTS.keys(),
@@ -433,7 +433,7 @@ def _require(identity: object, *conditions: bool) -> None:
 
 
 def _lattice_to_json(lattice: Lattice) -> dict[str, Any]:
-    """What a record says of its lattice besides kind and dtype."""
+    """Return the fields of a lattice in its record, without kind and dtype."""
     if isinstance(lattice, OrdinalLattice):
         return {}
     if isinstance(lattice, CodebookLattice):
@@ -450,7 +450,7 @@ def _lattice_to_json(lattice: Lattice) -> dict[str, Any]:
 
 
 def _lattice_from_json(document: dict[str, Any]) -> Lattice:
-    """The inverse of `_lattice_to_json`; what the numbers mean together is not checked yet."""
+    """Decode a lattice from its record; combinations of numbers are not checked yet."""
     kind, dtype = document["kind"], document["dtype"]
     if kind == "ordinal":
         return OrdinalLattice(dtype)

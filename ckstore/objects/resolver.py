@@ -19,11 +19,11 @@ from ckstore.storage.catalog import Catalog, VersionRow, key
 from ckstore.storage.delta import expand_against
 from ckstore.storage.pack_reader import MissingPackError, PackReader
 
-#: Manifests that stay decoded, and layouts: most versions of a run have the same one.
+#: Decoded manifests and layouts in the cache: most versions of a run share one layout.
 _MANIFESTS = 128
 _LAYOUTS = 2
 
-#: Changes of the store that may come between the looks for one thing before it counts as lost.
+#: Concurrent changes of the store that may fail one lookup before the object counts as lost.
 _CHANGES = 8
 
 T = TypeVar("T")
@@ -39,7 +39,7 @@ class Manifest:
         self._records: dict[int, Record] = {}
 
     def record(self, slot: int) -> Record:
-        """The record in a slot; raises `IntegrityError` where there is none."""
+        """Return the record in a slot; raise `IntegrityError` if it is empty."""
         record = self._records.get(slot)
         if record is None:
             records = self.document["records"]
@@ -51,14 +51,14 @@ class Manifest:
 
 
 class CatalogResolver:
-    """Records of committed objects, and of those that an ingest under way has written but not committed.
+    """Records of committed objects, and of objects that a running ingest has written.
 
     Parameters
     ----------
     catalog
-        The index.
+        The catalog of the store.
     packs
-        The bytes.
+        The packs of the store.
     """
 
     def __init__(self, catalog: Catalog, packs: PackReader) -> None:
@@ -78,20 +78,20 @@ class CatalogResolver:
 
     @property
     def generation(self) -> int:
-        """Another number after records may have changed."""
+        """A number that changes whenever records may have changed."""
         return self._generation
 
     def settled(self, look: Callable[[], T]) -> T:
-        """Return the result of `look`, which reads the store by names and ids alone.
+        """Return the result of `look`, a function that reads the store by names and ids.
 
-        A change by another process may fail a look: it moves an object between two steps, or before a step that uses a
-        remembered record. So a look that fails is repeated with nothing remembered. Only a failure in a store that
-        nobody has changed since the look began is a loss. Within a look the outermost one is repeated.
+        A concurrent change may fail a lookup: it moves an object between two steps, or before a step that uses a cached
+        record. So a failed lookup is repeated with empty caches. The failure is a loss only if the store did not change
+        since the lookup began. Of nested lookups the outermost is repeated.
 
         Raises
         ------
         IntegrityError
-            Something is lost or damaged.
+            An object is lost or damaged.
         """
         if getattr(self._looking, "began", False):
             return look()
@@ -114,7 +114,7 @@ class CatalogResolver:
             self._looking.began = False
 
     def manifest(self, pack: str) -> Manifest:
-        """The manifest of a pack, or of the one that `gc` has put in its place."""
+        """Return the manifest of a pack, or of the pack that replaced it in a `gc`."""
         return self.settled(partial(self._moved_manifest, pack))
 
     def _moved_manifest(self, pack: str) -> Manifest:
@@ -127,7 +127,7 @@ class CatalogResolver:
             return self._manifest(present)
 
     def _manifest(self, pack: str) -> Manifest:
-        with self._lock:  # One thread decodes a manifest, and the others wait for it.
+        with self._lock:  # One thread decodes a manifest; the others wait for it.
             found = self._manifests.get(pack)
             if found is None:
                 try:
@@ -147,16 +147,16 @@ class CatalogResolver:
         return Manifest(pack, *manifest.decode_manifest(data, MANIFEST))
 
     def document(self, row: VersionRow) -> VersionDocument:
-        """What the manifest says of a version, with the present names of packs.
+        """Return the document of a version, with the current names of packs.
 
-        Where another process has described the version elsewhere since the row was read, that is what is said of it.
+        If another process has written a new document since the row was read, return that.
 
         Raises
         ------
         IntegrityError
-            It is not the version of the catalog's row.
+            The document belongs to another version than the catalog's row.
         NotFoundError
-            The version was forgotten meanwhile.
+            The version was forgotten since.
         """
         return self.settled(partial(self._document, row))
 
@@ -173,21 +173,21 @@ class CatalogResolver:
         return document.with_packs(moved) if moved else document
 
     def _described(self, row: VersionRow) -> VersionDocument:
-        """What the manifest in the pack of a row says."""
-        said = self.manifest(row.pack).document.get("version")
-        # `recover` gives one of two versions that claim one number another, and with it another id.
-        document = None if said is None else replace(VersionDocument.from_json(said), number=row.number)
+        """Return the document in the manifest of the row's pack."""
+        stored = self.manifest(row.pack).document.get("version")
+        # If two versions claim one number, `recover` gives one of them another number and another id.
+        document = None if stored is None else replace(VersionDocument.from_json(stored), number=row.number)
         if document is None or document.uid != row.uid:
-            raise IntegrityError(f"The catalog takes another version for version {row.number}; run `ckstore recover`.")
+            raise IntegrityError(f"The catalog lists another version as version {row.number}; run `ckstore recover`.")
         return document
 
     def blob(self, ref: BlobRef, pack: str, length: int | None = None) -> bytes:
-        """The bytes of a blob that a manifest in `pack` names.
+        """Return the bytes of a blob that a manifest in `pack` names.
 
         Raises
         ------
         IntegrityError
-            It is lost or damaged, or has not the `length` that it must have.
+            The blob is lost or damaged, or does not have the expected `length`.
         """
         return self.settled(partial(self._blob, ref, pack, length))
 
@@ -202,30 +202,30 @@ class CatalogResolver:
         return expand_against(packed, against, length)
 
     def layout(self, ref: BlobRef, pack: str) -> LayoutDocument:
-        """The layout in such a blob, which others are given as well: nobody changes it.
+        """Return the layout in a blob. It is shared: callers must not change it.
 
         Raises
         ------
         IntegrityError
-            It is lost or damaged.
+            The blob is lost or damaged.
         """
         data = self.blob(ref, pack)
         found = self._layouts.get(data)
         return self._layouts.put(data, LayoutDocument.decode(data)) if found is None else found
 
     def add(self, records: Iterable[Record]) -> None:
-        """Make records known that the catalog does not have yet."""
+        """Add records that the catalog does not have yet."""
         with self._lock:
             for record in records:
                 if isinstance(record, LatticeRecord):
                     self._lattices[record.id] = record
                 else:
                     self._contents[record.id] = record
-            self._generation += 1  # Last: what others have resolved meanwhile, of old and new records, is not kept.
+            self._generation += 1  # Last: it invalidates chains that mix old and new records.
 
     @contextmanager
     def under_way(self) -> Iterator[Callable[[Iterable[Record]], None]]:
-        """Gives a function like `add`; the records last given to it stay known within, whoever forgets the others."""
+        """Yield a function like `add`; the last records that it was given survive `forget` within the context."""
         token = object()
 
         def hold(records: Iterable[Record]) -> None:
@@ -240,7 +240,7 @@ class CatalogResolver:
                 self._under_way.pop(token, None)
 
     def forget(self) -> None:
-        """Drop everything remembered, because the catalog may have changed; not what is under way."""
+        """Empty the caches because the catalog may have changed; records in flight stay."""
         with self._lock:
             self._lattices.clear()
             self._contents.clear()
@@ -250,12 +250,12 @@ class CatalogResolver:
                 self.add(records)
 
     def _begin_child(self) -> None:
-        """What the parent has written and not committed is its own."""
+        """Forget the uncommitted records of the parent process."""
         self._under_way.clear()
         self.forget()
 
     def notice_collection(self) -> None:
-        """Drop what is remembered where `gc` has moved objects since; files of removed packs are closed."""
+        """Empty the caches if `gc` has moved objects since; close the files of removed packs."""
         collected = self.catalog.collected()
         with self._lock:
             changed = collected != self._collected
@@ -265,11 +265,11 @@ class CatalogResolver:
             self.packs.close()
 
     def known(self, contents: Iterable[str]) -> dict[str, str]:
-        """Return lattice ids by content id, for those contents that the store has encoded exactly."""
+        """Return lattice ids by content id, for the contents that the store has encoded exactly."""
         return self.stored(contents)[0]
 
     def stored(self, contents: Iterable[str]) -> tuple[dict[str, str], set[str]]:
-        """Return the same, and the contents that only hot versions have."""
+        """Return the same, and the set of contents that only hot versions have."""
         wanted = list(contents)
         self.notice_collection()
         lattices, exact = self._lookup(wanted, wanted)
@@ -286,9 +286,9 @@ class CatalogResolver:
         return found, raw
 
     def prefetch(self, lattices: Iterable[str], contents: Iterable[str]) -> None:
-        """Look many ids up at once, and level by level what they are stored against; absent ones stay unknown.
+        """Look up many ids at once, and their chains level by level; absent ids are ignored.
 
-        Where a pack is lost, so do others: each is looked up when it is wanted, and those in other packs are found.
+        If a pack is lost, stop: later lookups resolve each id separately.
         """
         self.notice_collection()
         coarse, exact = set(lattices), set(contents)
@@ -309,9 +309,9 @@ class CatalogResolver:
     def _lookup(
         self, lattices: Iterable[str], contents: Iterable[str]
     ) -> tuple[dict[str, LatticeRecord], dict[str, ContentRecord | None]]:
-        """The records of many ids, which are remembered unless `forget` was called meanwhile.
+        """Return the records of many ids; cache them unless `forget` was called during the lookup.
 
-        The catalog is asked without holding the lock: a thread that holds the catalog may be waiting for that.
+        The catalog is queried without the lock: a thread that holds the catalog may be waiting for the lock.
         """
         with self._lock:
             forgotten = self._forgotten
@@ -331,7 +331,7 @@ class CatalogResolver:
         known = {identity: record for identity, record in coarse.items() if record is not None}
         with self._lock:
             if forgotten == self._forgotten:
-                # What an ingest has added meanwhile is the later news.
+                # Records that an ingest added during the lookup are newer.
                 for identity, lattice in known.items():
                     self._lattices.setdefault(identity, lattice)
                 for identity, content in exact.items():
@@ -340,7 +340,7 @@ class CatalogResolver:
         return known, exact
 
     def lattice(self, identity: str) -> LatticeRecord:
-        """The record of a lattice id; of a content id that was stored raw once, that of the integers it has now."""
+        """Return the record of a lattice id, or of the current lattice of a content id that was stored raw before."""
         return self._lattices.get(identity) or self.settled(partial(self._lattice, identity))
 
     def _lattice(self, identity: str) -> LatticeRecord:
@@ -353,23 +353,23 @@ class CatalogResolver:
         return record
 
     def known_lattices(self, identities: Iterable[str]) -> set[str]:
-        """Those of many lattice ids that the store has encoded."""
+        """Return the lattice ids that the store has encoded."""
         return {identity for identity, record in self._lookup(identities, [])[0].items() if not record.is_raw}
 
     def known_lattice(self, identity: str) -> LatticeRecord | None:
-        """The record of a lattice id; None where the store has none."""
+        """Return the record of a lattice id, or None."""
         record = self._lattices.get(identity)
         return self._lookup([identity], [])[0].get(identity) if record is None else record
 
     def content(self, identity: str) -> ContentRecord | None:
-        """The record of a content id's exact layer; None where there is none."""
+        """Return the record of a content id's exact layer, or None."""
         try:
             return self._contents[identity]
         except KeyError:
             return self._lookup([], [identity])[1][identity]
 
     def content_now(self, identity: str) -> ContentRecord | None:
-        """The same, where it had none: it was stored raw then, and may have been encoded elsewhere since."""
+        """Return the same, ignoring a cached absence: an object that was raw may have been encoded since."""
         with self._lock:
             if self._contents.get(identity) is None:
                 self._contents.pop(identity, None)
@@ -378,13 +378,13 @@ class CatalogResolver:
     def _placed(
         self, find: Callable[[Iterable[int]], dict[int, tuple[str, int]]], wanted: dict[str, int]
     ) -> dict[str, Record | None]:
-        """The records of ids, given with their keys, in the slots that the catalog says; None for others."""
+        """Return the records of ids, given with their keys, in the catalog's slots; None for other ids."""
         if not wanted:
             return {}
         try:
             records = self._at(find(wanted.values()))
         except MissingPackError:
-            # `gc` has removed a pack since the catalog was asked.
+            # `gc` removed a pack after the catalog was queried.
             records = self._at(find(wanted.values()))
         found = {identity: records.get(number) for identity, number in wanted.items()}
         # Two ids may share a key.

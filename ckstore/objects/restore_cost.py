@@ -1,4 +1,4 @@
-"""What restoring files takes: decoding their objects along their chains, and putting them together."""
+"""The cost of restoring files: decoding their objects along their chains, and assembling them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from ckstore.formats.layout import FileLayout
 from ckstore.lineage.cost import Work, cost
 from ckstore.objects.reader import ObjectReader
 
-#: What each delta of the longest chain adds to a restore, whatever it holds.
+#: Cost of each delta of the longest chain, whatever its size.
 LEVEL = cost(Work(levels=1))
 
 
 def assembly_work(layouts: Sequence[FileLayout]) -> Work:
-    """Work of putting files of these layouts together, of objects in full."""
+    """Return the work of assembling files of these layouts from full objects."""
     return Work(
         levels=1,
         restored=sum(layout.size for layout in layouts),
@@ -25,7 +25,7 @@ def assembly_work(layouts: Sequence[FileLayout]) -> Work:
 def restore_work(
     reader: ObjectReader, objects: Iterable[tuple[str, str | None]], layouts: Sequence[FileLayout]
 ) -> tuple[Work, Work]:
-    """Work of restoring files made of objects, each (lattice id, content id or None), and if all were exact in full."""
+    """Return the work of restoring files from objects (lattice id, content id or None), and of a full restore."""
     work = full = assembly_work(layouts)
     depth = 0
     for lattice, content in objects:
@@ -38,6 +38,6 @@ def restore_work(
 def relative_cost(
     reader: ObjectReader, objects: Iterable[tuple[str, str | None]], layouts: Sequence[FileLayout]
 ) -> tuple[float, int]:
-    """Cost of restoring files made of objects, as a multiple of a full restore, and deltas of the longest chain."""
+    """Return the cost of restoring files, as a multiple of a full restore, and the deltas of the longest chain."""
     work, full = restore_work(reader, objects, layouts)
     return round(cost(work) / cost(full), 4) if cost(full) else 1.0, work.levels - 1

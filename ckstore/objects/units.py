@@ -1,4 +1,4 @@
-"""How the extents of a version are cut into objects: parts of large ones, bundles of small ones."""
+"""Cuts the extents of a version into objects: parts of large extents, bundles of small ones."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ckstore.objects.identity import digest
 #: Extents below this many elements are bundled.
 SMALL = 1 << 16
 
-#: Extents above this many elements are cut into parts, so that what is held in memory does not grow with a tensor.
+#: Extents above this many elements are cut into parts, so that memory does not grow with the size of a tensor.
 PART = 1 << 22
 
 #: A bundle is closed at this many elements.
 BUNDLE = 1 << 21
 
-#: Optimiser state that behaves alike; each gets bundles of its own where there is enough of it.
+#: Optimiser state by name: its role. Each role gets its own bundles, if it has enough elements.
 ROLES = {
     "exp_avg": "first",
     "exp_avg_sq": "second",
@@ -35,7 +35,7 @@ ROLES = {
 #: Names in `ROLES` that only optimiser states of torch give a role.
 _ONLY_IN_STATES = {"sum"}
 
-#: Small extents of at least two axes and this many elements are weights; others are norms, biases and counters.
+#: Small extents with two or more axes and this many elements are weights; others are norms, biases and counters.
 _SMALL_WEIGHT = 1 << 10
 
 #: Elements below which a role does not pay for a bundle of its own.
@@ -44,7 +44,7 @@ _ROLE_MINIMUM = 1 << 12
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A stretch of one extent: its file, its index in that file's layout, first element and number of elements."""
+    """A stretch of one extent: its file, the extent's index in the file's layout, first element, number of elements."""
 
     file: int
     extent: int
@@ -54,22 +54,22 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What becomes one object.
+    """The elements that become one object.
 
     Attributes
     ----------
     key
-        What versions are matched by: the typed path of the extent and the part's number, or a bundle's name.
+        Key that matches units across versions: the typed path of the extent and the part's number, or a bundle's name.
     signature
-        Digest of dtype, shape and members: objects of one key are stored against each other only where it agrees.
+        Digest of dtype, shape and members. Objects of one key are stored against each other only if it agrees.
     dtype
-        dtype of the elements that are coded; complex numbers are coded by parts.
+        dtype of the coded elements; complex numbers are coded by parts.
     shape
         In elements of `dtype`; the last axis is a row.
     members
-        Where the elements are in the files, in order; counts are in elements of the extent.
+        The stretches of the files, in order; counts are in elements of the extent.
     role
-        `weight`, `first`, `second` or `other`: what the planner takes it for. Correctness never depends on it.
+        `weight`, `first`, `second` or `other`: a hint for the planner. Correctness never depends on it.
     """
 
     key: str
@@ -81,7 +81,7 @@ class Unit:
 
     @property
     def count(self) -> int:
-        """Number of elements that are coded."""
+        """Number of coded elements."""
         return prod(self.shape)
 
     @property
@@ -91,12 +91,12 @@ class Unit:
 
     @property
     def chunk(self) -> int:
-        """Elements of a chunk."""
+        """Elements of each chunk."""
         return chunk_length(self.shape)
 
     @property
     def member_counts(self) -> list[int]:
-        """Number of elements that are coded of each member."""
+        """Number of coded elements of each member."""
         scale = self.count // max(sum(member.count for member in self.members), 1)
         return [member.count * scale for member in self.members]
 
@@ -107,24 +107,24 @@ class Unit:
 
     @property
     def is_bundle(self) -> bool:
-        """It holds small extents."""
+        """Whether the unit holds small extents."""
         return self.key.startswith("bundle:")
 
     def to_json(self) -> list[Any]:
-        """The unit as a list, for a layout document."""
+        """Return the unit as a list, for a layout document."""
         members = [[member.file, member.extent, member.first, member.count] for member in self.members]
         return [self.key, self.signature, self.dtype, list(self.shape), self.role, members]
 
     @classmethod
     def from_json(cls, document: Sequence[Any]) -> Unit:
-        """The inverse of `to_json`."""
+        """Decode a result of `to_json`."""
         key, signature, dtype, shape, role, members = document
         return cls(key, signature, dtype, tuple(shape), tuple(Member(*member) for member in members), role)
 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """An extent, or the extents of shards that make up one tensor: the key, and what is stored under it."""
+    """An extent, or the extents of the shards of one tensor, under one key."""
 
     prefix: str
     path: Path
@@ -139,7 +139,7 @@ class _Piece:
         return _text(self.path) + self.mark
 
     def members_of(self, first: int, count: int) -> tuple[Member, ...]:
-        """The stretches that hold `count` elements from `first` on."""
+        """Return the stretches that hold `count` elements from `first` on."""
         found = []
         for member in self.members:
             low, high = max(first, 0), min(first + count, member.count)
@@ -150,9 +150,9 @@ class _Piece:
 
 
 def plan_units(files: Sequence[tuple[str, FileLayout]]) -> list[Unit]:
-    """The objects of a version's files, given as (prefix, layout); the prefix tells a directory's files apart.
+    """Return the units of a version's files, given as (prefix, layout); the prefix distinguishes a directory's files.
 
-    Shards that follow each other in the tensor that they make up are stored as that tensor is, however it is cut.
+    Shards that are contiguous in their tensor are stored as the whole tensor, however it is sharded.
     """
     units: list[Unit] = []
     small: dict[tuple[str, str, str], list[tuple[Any, _Piece]]] = {}
@@ -200,9 +200,9 @@ def _pieces(files: Sequence[tuple[str, FileLayout]]) -> Iterable[_Piece]:
 
 
 def _mark(shard: Tensor) -> str:
-    """What tells a shard from others of its tensor.
+    """Return a suffix that distinguishes a shard from the others of its tensor.
 
-    Its elements do not follow each other in the tensor, so that they are an object by themselves.
+    It is for shards that are not contiguous in the tensor: each becomes its own object.
     """
     first = () if shard.box is None else shard.box.first
     return f"[{','.join(f'{start}:{start + size}' for start, size in zip(first, shard.shape, strict=True))}]"
@@ -254,7 +254,7 @@ def _subtree(path: Path) -> str:
 
 
 def role_of(path: Path) -> str:
-    """Return the role in `ROLES` of a tensor by its path; empty for a tensor that is no optimiser state."""
+    """Return the role in `ROLES` of the tensor at a path; empty if it is no optimiser state."""
     for segment in reversed(path):
         if isinstance(segment, str):
             return "" if segment in _ONLY_IN_STATES and "state" not in path else ROLES.get(segment, "")

@@ -373,7 +373,7 @@ def _decode_object(reader: ObjectReader, ids: _Ids, unit: Unit) -> _Checked:
     chunks = -(-unit.count // unit.chunk)
     record = reader.resolver.lattice(ids.lattice)
     if (record.count, record.chunk, record.dtype) != (unit.count, unit.chunk, unit.dtype):
-        return 0, 0, f"Object {ids.lattice} is cut otherwise than the layout says."
+        return 0, 0, f"Object {ids.lattice} is cut into other chunks than the layout says."
     if not record.is_exact and _lattice_id(reader, record) != record.id:
         return chunks, 0, "The integers are not the stored ones."
     content = ids.content

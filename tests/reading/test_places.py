@@ -68,7 +68,7 @@ def refused(store: Path, target: Path) -> None:
     with ckstore.open(store, "r") as opened:
         for force in (True, False):
             with pytest.raises(
-                IntegrityError, match=r"^The manifest of version 1 names .*, which is not a place in it; "
+                IntegrityError, match=r"^The manifest of version 1 names .*, which is not a path inside it; "
             ):
                 opened[1].checkout(target, force=force)
         for read in (
@@ -76,9 +76,9 @@ def refused(store: Path, target: Path) -> None:
             lambda: opened[1].state_dict(),
             lambda: list(opened[1]),
         ):
-            with pytest.raises(IntegrityError, match="not a place in it"):
+            with pytest.raises(IntegrityError, match="not a path inside it"):
                 read()
-        assert any("not a place in it" in problem for problem in opened.verify().problems)
+        assert any("not a path inside it" in problem for problem in opened.verify().problems)
 
 
 @pytest.mark.parametrize("path", [*NOWHERE, "sub/victim"])
@@ -133,7 +133,7 @@ def test_the_command_line_says_so_in_one_sentence(
     assert run(["--store", str(store), "checkout", "1", "-o", str(tmp_path / "target"), "--force"]) == 4
     said = capfd.readouterr().err
     assert said.count("\n") == 1
-    assert "names '../victim', which is not a place in it; restore its pack from a copy that you trust." in said
+    assert "names '../victim', which is not a path inside it; restore its pack from a copy that you trust." in said
 
 
 @pytest.mark.parametrize("source", ["/home/..", ".."])
@@ -157,7 +157,7 @@ def test_recover_leaves_out_the_version_and_nothing_else(craft: Craft, tmp_path:
     (tmp_path / "target" / "good.pt").unlink()
     (store / "catalog.sqlite").unlink()
     problems = recover(store).problems
-    assert any("'../victim', which is not a place in it" in problem for problem in problems)
+    assert any("'../victim', which is not a path inside it" in problem for problem in problems)
     with ckstore.open(store, "r") as opened:
         assert [row.number for row in opened.catalog.versions()] == [2]
         opened[2].checkout(tmp_path / "target")
