@@ -154,7 +154,7 @@ class _Warnings(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         said = record.getMessage()
-        rightly = "removed by `gc`" in said or "meanwhile" in said
+        rightly = any(words in said for words in ("removed by `gc`", "meanwhile", "nother process"))
         self._worker.journal.tell("again" if rightly else "fault", f"{self._worker.name}: {said}")
 
 

@@ -96,7 +96,7 @@ class FileEntry:
 
 
 class Deviation(NamedTuple):
-    """Errors of a stretch of lossy values: upper bounds of the measured errors.
+    """Errors of a stretch of coarse values: upper bounds of the measured errors.
 
     Attributes
     ----------
@@ -120,7 +120,7 @@ class Deviation(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CoarseUnit:
-    """Errors and checksum of one lossy object of a version.
+    """Errors and checksum of one coarse object of a version.
 
     Attributes
     ----------
@@ -150,14 +150,14 @@ class CoarseUnit:
 
 @dataclass(frozen=True, slots=True)
 class CoarseFacts:
-    """The lossy objects of a version.
+    """The coarse objects of a version.
 
     Attributes
     ----------
     scheme, parameters
         How they were quantised; see `ckstore.policy.Policy`.
     units
-        Errors and checksum of each lossy object, by number of its unit.
+        Errors and checksum of each coarse object, by number of its unit.
     """
 
     scheme: str
@@ -215,7 +215,7 @@ class VersionDocument:
     objects
         (lattice id, content id or None) of each unit of the layout document.
     coarse
-        The lossy objects (units without a content id); None for an exact version.
+        The coarse objects (units without a content id); None for an exact version.
     metrics, source, facts
         Metadata from the user and from the files.
     summary

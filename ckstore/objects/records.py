@@ -102,7 +102,7 @@ class LatticeRecord:
 
     @property
     def kind(self) -> Kind:
-        """`linear`, `ordinal` (exact), `rounded` (ordinal, lossy) or `codebook`."""
+        """`linear`, `ordinal` (exact), `rounded` (ordinal, coarse) or `codebook`."""
         return self.lattice.kind
 
     @property

@@ -1,4 +1,4 @@
-"""Checks the catalog against what it could be built from again: the manifests of the packs, and the log."""
+"""Checks the catalog against its sources: the manifests of the packs, and the log."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ckstore.reading.stored_version import StoredVersion
     from ckstore.repository import Repository
 
-#: What a manifest says of a version and nothing changes later: `recover` would write the same.
+#: Fields that come from the manifest and never change: `recover` would write the same values.
 _FIELDS = (
     "uid", "run", "step", "created", "manifest_offset", "manifest_length", "original_bytes", "stored_bytes",
     "elements", "tensors", "files", "fidelity", "hot", "dropped", "metrics", "source",
@@ -25,7 +25,7 @@ _FIELDS = (
 
 
 def catalog_problems(repository: Repository, versions: Sequence[StoredVersion]) -> Iterator[str]:
-    """A sentence for everything in the catalog that contradicts the log or the manifests of `versions`."""
+    """Yield a sentence for each contradiction between the catalog and the log or the manifests of `versions`."""
     try:
         records = repository.catalog.records()
     except CkstoreError as error:
@@ -36,18 +36,18 @@ def catalog_problems(repository: Repository, versions: Sequence[StoredVersion]) 
     yield from repository.catalog.differences()
     yield from _packs(repository)
     yield from _places(repository)
-    beside = _packs_beside(repository)
+    companions = _companion_packs(repository)
     present = {row.number for row in repository.catalog.versions()}
     for version in versions:
         try:
-            wrong = _wrong_fields(repository, version, beside, present, records)
+            wrong = _wrong_fields(repository, version, companions, present, records)
             if wrong and repository.catalog.version(version.row.number) != version.row:
-                continue  # It was described again, or thinned, since it was looked up.
+                continue  # It was changed since it was looked up.
         except CkstoreError:
-            continue  # The manifest cannot be read; that is said where the version itself is checked.
+            continue  # The check of the version itself reports its unreadable manifest.
         if wrong:
             yield (
-                f"The catalog says otherwise than the manifest of version {version.row.number} ({', '.join(wrong)}); "
+                f"The catalog contradicts the manifest of version {version.row.number} ({', '.join(wrong)}); "
                 "run `ckstore recover` to rebuild it."
             )
 
@@ -55,14 +55,14 @@ def catalog_problems(repository: Repository, versions: Sequence[StoredVersion]) 
 def _wrong_fields(
     repository: Repository,
     version: StoredVersion,
-    beside: dict[tuple[int, str], PackInfo],
+    companions: dict[tuple[int, str], PackInfo],
     present: set[int],
     records: Sequence[Mapping[str, Any]],
 ) -> list[str]:
     row, document = version.row, version.document
     written_as = _written_as(repository, row)
     commit = written_as, repository.resolver.manifest(row.pack).document["created"]
-    packs = [beside[commit]] if commit in beside else []
+    packs = [companions[commit]] if commit in companions else []
     packs.append(PackInfo(row.pack, repository.packs.size(row.pack), "coarse"))
     expected = version_row(document, packs, repository.packs.find_entry(row.pack, manifest.MEMBER))
     taken = expected.step is not None and repository.catalog.at_step(row.run, expected.step) is not None
@@ -70,7 +70,7 @@ def _wrong_fields(
         expected = replace(expected, step=None)  # Two versions claim that step; see `ckstore.operations.recover`.
     if row.parent is not None and expected.parent == _written_as(repository, repository.catalog.version(row.parent)):
         expected = replace(expected, parent=row.parent)
-    # Metrics that came later, or would have: the log may be one change ahead.
+    # Later metrics; the log may be one change ahead.
     added = [item["metrics"] for item in records if item["change"] == "metrics"
              and item["version"] in (row.number, written_as)]  # fmt: skip
     if row.metrics in added:
@@ -79,9 +79,9 @@ def _wrong_fields(
     if repository.catalog.references(row.number) != {row.pack, *document.blob_packs()}:
         wrong.append("packs")
     if (row.cost, row.depth, row.base) != (expected.cost, expected.depth, expected.base):
-        cost, depth = restore_cost(version)  # Objects were stored again since.
+        cost, depth = restore_cost(version)  # Objects may have been stored again since.
         wrong += [] if (row.cost, row.depth, row.base) == (cost, depth, depth == 0) else ["cost"]
-    # A version that was forgotten handed its children to its own parent, which is older.
+    # If its parent was forgotten, a version gets its grandparent, which is older.
     allowed = row.parent is None or row.parent < (expected.parent or 0)
     if row.parent != expected.parent and (expected.parent is None or expected.parent in present or not allowed):
         wrong.append("parent")
@@ -89,13 +89,13 @@ def _wrong_fields(
 
 
 def _written_as(repository: Repository, row: VersionRow) -> int:
-    """The number that a version was committed with: `recover` gives one of two that claim a number another one."""
+    """Return the number of a version at its commit; `recover` may have renumbered it."""
     number: int = repository.resolver.manifest(row.pack).document["number"]
     return number
 
 
-def _packs_beside(repository: Repository) -> dict[tuple[int, str], PackInfo]:
-    """The pack of exact layers, or of raw objects, of each commit that has one, by its number and time."""
+def _companion_packs(repository: Repository) -> dict[tuple[int, str], PackInfo]:
+    """Return the pack of exact layers, or of raw objects, of each commit, by its number and time."""
     found = {}
     for pack in repository.catalog.packs():
         if pack.kind != "coarse":
@@ -104,62 +104,62 @@ def _packs_beside(repository: Repository) -> dict[tuple[int, str], PackInfo]:
                 info = PackInfo(pack.name, repository.packs.size(pack.name), "exact")
                 found[document["number"], document["created"]] = info
             except CkstoreError:
-                continue  # Every pack is checked by itself.
+                continue  # Packs are checked separately.
     return found
 
 
 def _logged(repository: Repository, records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """What only the log tells: tags, policies, and when packs were collected."""
-    # An interrupted change may stand in the log without having taken place; never the other way round.
+    """Compare the catalog with facts that only the log has: tags, policies, and times of collections."""
+    # The log may have a change that was interrupted before the commit; never the other way round.
     catalog = repository.catalog
     tags = {(record["tag"], record["version"]) for record in records if record["change"] == "tag"}
     for tag, number in catalog.tags().items():
         if (tag, number) not in tags:
-            yield f"Tag {tag} means version {number}, which the log does not say; run `ckstore recover`."
+            yield f"Tag {tag} points at version {number}, but not in the log; run `ckstore recover`."
     policies = {(record["run"], record["policy"]) for record in records if record["change"] == "policy"}
     for run, policy in catalog.policies().items():
         if (run, policy) not in policies:
-            yield f"The policy of {run or 'the store'} is {policy}, which the log does not say; run `ckstore recover`."
+            yield f"The policy of {run or 'the store'} is {policy}, but not in the log; run `ckstore recover`."
     collections = [record["created"] for record in records if record["change"] == "gc"]
     collected = catalog.collected()
     if collected and not catalog.follows_log and (not collections or collected < collections[0]):
-        yield f"The catalog says that packs were removed at {collected}, the log does not; run `ckstore recover`."
+        yield f"The catalog has a garbage collection at {collected}, but the log has none; run `ckstore recover`."
     highest = max((number for record in records for number in _numbers(record)), default=0)
     if catalog.last_number() < highest and not catalog.follows_log:
-        yield f"The catalog does not know of version {highest}, of which the log tells; run `ckstore recover`."
+        yield f"The catalog does not know version {highest} in the log; run `ckstore recover`."
 
 
 def _numbers(record: Mapping[str, Any]) -> list[int]:
-    """The numbers of versions in a log record."""
-    said = record.get("versions", [record["version"]] if "version" in record else [])
-    return [item if isinstance(item, int) else item[1] for item in said]
+    """Return the numbers of versions in a log record."""
+    listed = record.get("versions", [record["version"]] if "version" in record else [])
+    return [item if isinstance(item, int) else item[1] for item in listed]
 
 
 def _packs(repository: Repository) -> Iterator[str]:
-    """What the catalog says of packs, and of those whose place others took."""
+    """Compare the catalog's packs and replaced packs with their manifests."""
     known = {pack.name: pack for pack in repository.catalog.packs()}
-    # What a killed `gc` had written again may lie there with what the next one wrote: both say the same of one pack.
+    # A killed `gc` may have left a copy next to the next one's: both name the same original.
     former: dict[str, set[str]] = {}
     for name, pack in known.items():
         try:
             document = repository.resolver.manifest(name).document
             size = repository.packs.size(name)
         except CkstoreError:
-            continue  # Every pack is checked by itself.
+            continue  # Packs are checked separately.
         for before in document.get("stands_for", ()):
             former.setdefault(before, set()).add(name)
         if (pack.kind, pack.bytes) != (document["kind"], size):
-            yield f"The catalog takes pack {name} for another ({pack.kind}, {pack.bytes}); run `ckstore recover`."
+            yield f"The catalog has the wrong data for pack {name} ({pack.kind}, {pack.bytes}); run `ckstore recover`."
     for name, present in repository.catalog.moved_packs(None).items():
         if present not in known or present not in former.get(name, {present}):
-            yield f"The catalog says that pack {present} took the place of {name}; run `ckstore recover`."
+            yield f"The catalog wrongly says that pack {present} replaced {name}; run `ckstore recover`."
     for run in repository.catalog.runs():
         if not run.versions:
             yield f"The catalog has run {run.name} without a version; run `ckstore recover`."
 
 
 def _places(repository: Repository) -> Iterator[str]:
-    """Where the catalog says that objects are."""
+    """Compare the catalog's places of objects with the manifests."""
     for places in (repository.catalog.placed_lattices(), repository.catalog.placed_contents()):
         for pack, slots in places.items():
             try:
@@ -168,7 +168,7 @@ def _places(repository: Repository) -> Iterator[str]:
                 continue
             wrong = [slot for slot, number in slots.items() if not _is_at(records, slot, number)]
             if wrong:
-                yield f"The catalog takes {len(wrong)} objects of pack {pack} for others; run `ckstore recover`."
+                yield f"The catalog has wrong places for {len(wrong)} objects in pack {pack}; run `ckstore recover`."
 
 
 def _is_at(records: Sequence[Mapping[str, Any]], slot: int, number: int) -> bool:

@@ -1,4 +1,4 @@
-"""Which objects versions claim, and what giving some of them up concerns."""
+"""Objects that versions claim, and the effects of giving some up."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from ckstore.storage.catalog import VersionRow
 
 
 class Claims:
-    """Which objects versions claim that do not give them up, and what these are stored against.
+    """Objects claimed by the versions that stay as they are, and their dependencies.
 
     Attributes
     ----------
     contents
         Content ids of the claimed objects.
     lost
-        What was given up so far.
+        Objects that were given up so far.
     """
 
     def __init__(self, repository: Repository, thinned: set[int]) -> None:
         self._repository = repository
         self._objects: set[Object] = set()
-        # By content id of what nobody claims: the claimed objects that take it to restore.
+        # By content id of an unclaimed object: the claimed objects that need it.
         self._dependents: dict[str, set[Object]] = {}
-        # What is stored anew, or in a dry run would be.
+        # Objects that were stored again, or would be after a dry run.
         self._settled: set[Object] = set()
         self.contents: set[str] = set()
         self.lost: set[Object] = set()
@@ -39,7 +39,7 @@ class Claims:
         self.add(objects)
 
     def add(self, objects: Iterable[Object]) -> None:
-        """Claim more objects."""
+        """Add claimed objects."""
         fresh = {item for item in objects if item[1] is not None} - self._objects
         self._objects |= fresh
         self.contents |= {content for _, content in fresh if content is not None}
@@ -48,10 +48,9 @@ class Claims:
                 self._dependents.setdefault(identity, set()).add(item)
 
     def give_up(self, objects: set[Object], remaining: Iterable[Object]) -> tuple[set[Object], set[Object]]:
-        """Give up objects of a version that keeps its remaining ones; returns what is lost, and what that concerns.
+        """Give up objects of a version; return the lost objects, and the affected ones that need them.
 
-        An object is concerned where something lost stands between it and the nearest one that stays: what is stored
-        against an object that stays stays as it is, whatever that one is stored against.
+        An object is affected if a lost object is between it and its nearest ancestor that stays.
         """
         remaining = set(remaining)
         self.add(remaining)
@@ -61,12 +60,12 @@ class Claims:
         found = remaining & self._objects
         for _, content in lost:
             found |= self._dependents.pop(content or "", set())
-        concerned = {item for item in found - self._settled if not gone.isdisjoint(self._below(item))}
-        self._settled |= concerned
-        return lost, concerned
+        affected = {item for item in found - self._settled if not gone.isdisjoint(self._below(item))}
+        self._settled |= affected
+        return lost, affected
 
     def _below(self, item: Object) -> list[str]:
-        """Ids of what an object is stored against, down to the first that is claimed."""
+        """Return the ids of an object's bases, down to the first claimed one."""
         reader = self._repository.reader
         lattice, content = item
         layer = reader.exact_layer(lattice, content)
@@ -78,7 +77,7 @@ class Claims:
 
 
 def _objects(repository: Repository, row: VersionRow) -> set[Object]:
-    """The objects of a version, which another process may forget meanwhile."""
+    """Return the objects of a version; none if another process has forgotten it."""
     try:
         return set(StoredVersion(repository, row).document.objects)
     except NotFoundError:

@@ -1,8 +1,8 @@
-"""The one way in which packs, log and catalog change: what was written is finished, looked at, and committed, or goes.
+"""Changes packs, log and catalog together: finished packs are committed in one transaction, or removed.
 
 with Change(repository, writer) as change:
-change.finish(document, blobs)    # the packs are durable, have their names, and can be read, here only
-change.commit(...)                # one transaction; without it the packs go again
+change.finish(document, blobs)    # the packs are durable and named, and this process can read them
+change.commit(...)                # one transaction; without it the packs are removed
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from ckstore.storage.pack import PackInfo
 
 @dataclass(frozen=True, slots=True)
 class RawPacks:
-    """Packs that may be freed: the keys in each, by its name, and those that hot versions need as they are."""
+    """Packs that may be freed, with the keys in each, and the keys that hot versions still need raw."""
 
     packs: Mapping[str, Collection[int]]
     needed: Collection[int]
 
 
 class Change:
-    """The packs of one change, from the last object that was written to the commit; a context manager.
+    """The packs of one change, from the last written object to the commit; a context manager.
 
     Parameters
     ----------
     repository
-        What changes.
+        The store to change.
     writer
-        The objects.
+        The written objects.
 
     Attributes
     ----------
     packs
         The finished packs.
     row
-        The catalog's row of the version that they hold, if they hold one.
+        The catalog's row of the version in the packs, if there is one.
     """
 
     def __init__(self, repository: Repository, writer: ObjectWriter) -> None:
@@ -64,34 +64,34 @@ class Change:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        # Records first: nobody may look for them in packs that go, not even where removing these fails.
+        # Records first: nobody may look them up in removed packs, even if the removal fails.
         self._left.close()
         if not self._committed or self._is_move:
-            self.repository.resolver.forget()  # Objects are elsewhere now, or nowhere.
+            self.repository.resolver.forget()  # Its objects were moved or removed.
         if not self._committed:
             remove_uncommitted(self.repository, self.writer.finished)
 
     @property
     def _is_move(self) -> bool:
-        """Whether objects of older versions are stored again, instead of those of a new one for the first time."""
+        """Whether the change stores objects of existing versions again, without a new version."""
         return self.row is None or self._again
 
     def check_unencoded(self) -> None:
-        """Raise `ConflictError` where another process has encoded some of the objects meanwhile.
+        """Raise `ConflictError` if another process has encoded some of the objects since.
 
-        What is stored against other objects must be new to the store: its base could have it for a base.
+        An object with a base must be new to the store: otherwise its base could itself be stored against it.
         """
         catalog = self.repository.catalog
         raw = set(catalog.raw_packs())
         lattices = catalog.find_lattices(key(record.id) for record in self.writer.lattices)
         contents = catalog.find_contents(key(record.id) for record in self.writer.contents)
         if contents or any(pack not in raw for pack, _ in lattices.values()):
-            raise ConflictError("Another process has encoded some of these objects meanwhile; try again.")
+            raise ConflictError("Another process has encoded some of these objects; try again.")
 
-    def foresee(self) -> None:
-        """Let the resolver know new records before their packs have names: what restoring costs is known, no values.
+    def register_pending(self) -> None:
+        """Make new records known before their packs have names, to compute restore costs; values are not readable yet.
 
-        Objects that are stored again keep the records that others read them by.
+        Objects that are stored again keep their old records for other readers.
         """
         resolver = self.repository.resolver
         lattices = resolver.known_lattices(record.id for record in self.writer.lattices)
@@ -112,14 +112,14 @@ class Change:
         again: bool = False,
         trial: bool = False,
     ) -> None:
-        """Finish the packs, which are durable then.
+        """Finish the packs and make them durable.
 
         Parameters
         ----------
         document, blobs
-            What is said of a version, and what that refers to.
+            The metadata of a version, and its blobs.
         again
-            The version is there already, and is described again.
+            The version exists already and gets a new document.
         trial
             The packs will not be committed: `recover` leaves them alone.
         """
@@ -132,7 +132,7 @@ class Change:
 
     @contextmanager
     def version(self) -> Iterator[StoredVersion]:
-        """The version that the finished packs hold, read from these alone."""
+        """Yield the version in the finished packs, read from these alone."""
         assert self.row is not None
         with self.repository.reopened("r") as uncommitted, uncommitted.resolver.under_way() as hold:
             hold(self.writer.placed(self.packs))
@@ -151,36 +151,36 @@ class Change:
         before: VersionRow | None = None,
         untagged: bool = False,
     ) -> None:
-        """Let the catalog take over what was written, and the log what its manifests do not tell.
+        """Commit the packs to the catalog, and the rest of the change to the log.
 
         Parameters
         ----------
         record
-            What the log says, but for the names of packs; None for a new version.
+            The log record, without the names of packs; None for a new version.
         needs
-            Ids of lattices and of exact layers that must still be there.
+            Ids of lattices and of exact layers that must still exist.
         replace
-            A new version takes the place of the one at its run and step.
+            The new version replaces the one at its run and step.
         heals
-            A new version takes the tags of the one that it replaces, too.
+            The new version also takes the tags of the version that it replaces.
         costs
-            Restore costs and depths that follow, by number of the version.
+            New restore costs and depths, by number of the version.
         frees
-            Called within the transaction; returns the packs that the version was stored in while it was hot.
+            Called within the transaction; returns the raw packs of the version while it was hot.
         lease
-            Number of the lease that ends with this.
+            Number of the lease that ends with this commit.
         before
-            The version that is described again, as it was read: leases do not keep other mirrors from changing it.
+            The row of an existing version, as it was read: leases do not stop other mirrors from changing it.
         untagged
-            The version that is described again must have no tag.
+            The existing version must have no tag.
 
         Raises
         ------
         ConflictError
-            Another version is at that run and step by now, another process has encoded what was raw or described the
-            version again, what something is stored against was freed, or the version that is described again is tagged.
+            The run and step are taken, another process has encoded the raw objects or changed the version, a base was
+            freed, or the existing version is tagged.
         NotFoundError
-            The version that is described again was forgotten meanwhile.
+            The existing version was forgotten since.
         """
         catalog = self.repository.catalog
         lattices, contents, raw = self.writer.places(self.packs)
@@ -195,12 +195,12 @@ class Change:
                 if "version" in record:
                     version = catalog.version(record["version"])
                     if before is not None and version.described != before.described:
-                        raise ConflictError(f"Version {version.number} was changed by others meanwhile; try again.")
+                        raise ConflictError(f"Version {version.number} was changed by another process; try again.")
                     if untagged:
                         catalog.check_untagged([version.number])
                     if frees is not None:
                         if not version.hot:
-                            raise ConflictError(f"Version {version.number} was compacted meanwhile.")
+                            raise ConflictError(f"Version {version.number} was compacted by another process.")
                         self.check_unencoded()
                 catalog.note({**record, "packs": [pack.name for pack in self.packs]})
             if row is not None and not self._is_move:
@@ -248,9 +248,9 @@ class Change:
         remove_files(self.repository, freed)
 
     def _bases(self, lattices: Iterable[Placement], contents: Iterable[Placement]) -> tuple[list[int], list[int]]:
-        """Keys of the older lattices and exact layers that a version described again is, or objects are stored against.
+        """Return the keys of older lattices and exact layers that the change depends on.
 
-        A lease keeps the `gc` of this mirror from freeing them, but not that of another one.
+        A lease protects them from this mirror's `gc`, but not from another mirror's.
         """
         find = self.repository.resolver.content
         below = {record.lattice for record in self.writer.contents}
@@ -262,7 +262,7 @@ class Change:
         return _keys(below, lattices), _keys(parents, contents)
 
     def _under_free_number(self, row: VersionRow) -> VersionRow:
-        """The row; of a remote store under another number, where another mirror has given that one away meanwhile."""
+        """Return the row, renumbered if another mirror has taken its number."""
         catalog = self.repository.catalog
         document = self._document
         assert document is not None
@@ -274,15 +274,15 @@ class Change:
         return version_row(renumbered, self.packs, self._entry)
 
     def _check_unhealed(self, row: VersionRow) -> None:
-        """Raise `ConflictError` where another process has replaced the version meanwhile, and told so."""
-        there = None if row.step is None else self.repository.catalog.at_step(row.run, row.step)
-        if there is not None and self._document is not None and there.number != self._document.replaces:
+        """Raise `ConflictError` if another process has replaced the version since."""
+        existing = None if row.step is None else self.repository.catalog.at_step(row.run, row.step)
+        if existing is not None and self._document is not None and existing.number != self._document.replaces:
             raise ConflictError(
-                f"{row.run}@{row.step} was stored again meanwhile as version {there.number}; look at it."
+                f"Another process stored {row.run}@{row.step} again as version {existing.number}; check that version."
             )
 
     def _lost_pack(self) -> str | None:
-        """The pack of the version that is replaced, where its manifest is lost: then nothing tells what is in it."""
+        """Return the pack of the replaced version if its manifest, the list of its contents, is lost."""
         replaced = None if self._document is None else self._document.replaces
         found = [row for row in self.repository.catalog.versions() if row.number == replaced]
         try:
@@ -293,7 +293,7 @@ class Change:
         return None
 
     def _take_tags(self) -> list[str]:
-        """Take the tags off the version that is replaced."""
+        """Remove the tags of the replaced version; return them."""
         catalog = self.repository.catalog
         replaced = None if self._document is None else self._document.replaces
         tags = [tag for tag, meant in catalog.tags().items() if meant == replaced]
@@ -308,10 +308,10 @@ class Change:
 
 
 def remove_files(repository: Repository, names: Sequence[str]) -> None:
-    """Remove the files of packs that the catalog does not have any more."""
+    """Delete the files of packs that are no longer in the catalog."""
     if not names:
         return
-    # With the lock held: a `recover` that ran since the commit has taken them in again.
+    # Under the lock: a `recover` since the commit may have re-added them.
     with repository.catalog.transaction():
         known = {pack.name for pack in repository.catalog.packs()}
         for name in names:
@@ -320,15 +320,15 @@ def remove_files(repository: Repository, names: Sequence[str]) -> None:
 
 
 def remove_uncommitted(repository: Repository, packs: Iterable[PackInfo]) -> None:
-    """Take back the packs of a change that was not committed: `recover` would make it visible.
+    """Delete the packs of an uncommitted change: `recover` would commit it.
 
-    With the write lock held: a `recover` that is at work may have taken them in, and nobody would find them there.
+    It holds the write lock: a concurrent `recover` may have added the packs to the catalog.
     """
-    # Where nobody can say now whether the commit took place, `gc` removes what no version needs.
+    # If the catalog is unavailable now, a later `gc` deletes them.
     with suppress(CkstoreError):
         remove_files(repository, [pack.name for pack in packs])
 
 
 def _keys(identities: Iterable[str], placed: Iterable[Placement]) -> list[int]:
-    """Keys of ids, in order, without those that are committed with them."""
+    """Return the sorted keys of ids, without objects of the same commit."""
     return sorted({key(identity) for identity in identities} - {place[0] for place in placed})

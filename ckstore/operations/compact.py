@@ -1,4 +1,4 @@
-"""Compact: encodes what was stored raw, against the version before, and frees the raw packs."""
+"""Compact: encodes hot versions against their parents, and frees the raw packs."""
 
 from __future__ import annotations
 
@@ -32,18 +32,26 @@ if TYPE_CHECKING:
 
 Progress = Callable[[int], None]
 
-#: Seconds after which what a version was stored in goes from a remote store: others may be reading it.
+#: Seconds before raw packs are deleted from a remote store: other machines may still read them.
 GRACE = 3600.0
-#: Seconds between two looks at what may go.
+#: Seconds between two deletions of expired packs.
 _PAUSE = 900.0
 
-#: How often a version's compaction begins again because another process has encoded objects of it meanwhile.
+#: Attempts to compact a version while other processes encode its objects.
 _TRIES = 8
 
 
 @dataclass(slots=True)
 class CompactReport:
-    """What a compaction did: numbers of the versions, their bytes in the store before and after."""
+    """Result of a compaction.
+
+    Attributes
+    ----------
+    versions
+        Numbers of the encoded versions, in order.
+    before, after
+        Bytes of these versions in the store, before and after.
+    """
 
     versions: list[int] = field(default_factory=list)
     before: int = 0
@@ -51,14 +59,14 @@ class CompactReport:
 
 
 def due(repository: Repository, run: str | None = None, *, keep: int | None = None) -> list[VersionRow]:
-    """The hot versions that are to be compacted, in the order in which that is done.
+    """Return the hot versions that are due for compaction, in order.
 
     Parameters
     ----------
     run
-        Of this run; by default of all.
+        Versions of this run; by default of all runs.
     keep
-        How many of a run's latest versions stay as they are; by default what its policy says.
+        Number of a run's latest versions that stay hot; by default the policy's.
     """
     catalog = repository.catalog
     found = []
@@ -69,14 +77,14 @@ def due(repository: Repository, run: str | None = None, *, keep: int | None = No
 
 @collection_seldom()
 def compact(repository: Repository, rows: Sequence[VersionRow], *, progress: Progress | None = None) -> CompactReport:
-    """Encode hot versions, each in a commit of its own; versions that they follow come first, where these are hot.
+    """Encode hot versions, each in its own commit. Hot ancestors are encoded first.
 
-    Values, content ids and the version's id stay. Killed at any moment it leaves the version hot, or compacted.
+    Values, content ids and version ids do not change. If the process is killed, each version is hot or encoded.
 
     Parameters
     ----------
     progress
-        Called with numbers of bytes that were encoded.
+        Called with numbers of encoded bytes.
     """
     report = CompactReport()
     for row in rows:
@@ -87,13 +95,13 @@ def compact(repository: Repository, rows: Sequence[VersionRow], *, progress: Pro
             report.versions.append(before.number)
             report.before += before.stored_bytes
             report.after += after.stored_bytes
-    with suppress(CkstoreError, OSError):  # Whoever may not delete anything leaves it to `gc`.
+    with suppress(CkstoreError, OSError):  # Without permission to delete, leave the packs to `gc`.
         repository.packs.sweep_in_passing(GRACE, _PAUSE)
     return report
 
 
 def compacted(repository: Repository, row: VersionRow) -> VersionRow:
-    """The row of a version once it is compacted, with those that it follows: something will be stored against it."""
+    """Compact a version and its ancestors if they are hot, so that others can be stored against it; return its row."""
     if not row.hot:
         return row
     compact(repository, [row])
@@ -101,9 +109,9 @@ def compacted(repository: Repository, row: VersionRow) -> VersionRow:
 
 
 def _lineage(repository: Repository, number: int | None) -> list[VersionRow]:
-    """A version and those that it follows, as long as they are hot, the first one first."""
+    """Return a version and its hot ancestors, oldest first."""
     found: list[VersionRow] = []
-    with suppress(NotFoundError):  # It was forgotten meanwhile.
+    with suppress(NotFoundError):  # An ancestor was forgotten since.
         while number is not None and (row := repository.catalog.version(number)).hot:
             found.insert(0, row)
             number = row.parent
@@ -111,15 +119,15 @@ def _lineage(repository: Repository, number: int | None) -> list[VersionRow]:
 
 
 def _compact_once(repository: Repository, row: VersionRow, progress: Progress | None) -> VersionRow | None:
-    """The version's row afterwards; None where another process compacted it first, or forgot it."""
+    """Compact a version; return its row, or None if another process compacted or forgot it first."""
     for left in reversed(range(_TRIES)):
-        repository.resolver.forget()  # Another process may have encoded what was raw when it was looked up.
+        repository.resolver.forget()  # Another process may have encoded raw objects since.
         try:
             return _compact(repository, row, progress)
         except CkstoreError as error:
             present = [now for now in repository.catalog.versions() if now.hot and now.uid == row.uid]
             if not present:
-                return None  # What it was read from may be gone.
+                return None  # Its raw packs may have been removed.
             [row] = present
             if not left or not isinstance(error, ConflictError):
                 raise
@@ -132,7 +140,7 @@ def _compact(repository: Repository, row: VersionRow, progress: Progress | None)
         stored = StoredVersion(repository, row)
         before = stored.document
         if before.hot is None:
-            raise ConflictError(f"Version {row.number} was compacted meanwhile.")
+            raise ConflictError(f"Version {row.number} was compacted by another process.")
         scanned = _scanned_again(stored)
         request = _request(repository, row, before.hot)
         with PackWriter(repository.path, "coarse") as coarse, PackWriter(repository.path, "exact") as exact:
@@ -140,7 +148,7 @@ def _compact(repository: Repository, row: VersionRow, progress: Progress | None)
             objects = store_objects(writer, repository.reader, repository.resolver, scanned, request, progress)
             with Change(repository, writer) as change:
                 change.check_unencoded()
-                change.foresee()
+                change.register_pending()
                 document, blobs = describe(
                     repository, row.number, scanned, request, [objects[content] for content in scanned.contents]
                 )
@@ -156,7 +164,7 @@ def _compact(repository: Repository, row: VersionRow, progress: Progress | None)
 
 
 def _request(repository: Repository, row: VersionRow, hot: HotFacts) -> Request:
-    """What was asked for when the version was ingested."""
+    """Return the request of the version's ingest."""
     return Request(
         run=row.run,
         step=row.step,
@@ -169,10 +177,10 @@ def _request(repository: Repository, row: VersionRow, hot: HotFacts) -> Request:
 
 
 def _raw_packs(version: StoredVersion, encoded: VersionDocument) -> RawPacks:
-    """Return the packs of raw objects that no hot version has written, and what hot versions need of them.
+    """Return the raw packs to free after this version is encoded, and the raw objects that hot versions still need.
 
-    These are the packs of this version, and of others that are encoded or forgotten and whose objects it shared. What
-    is encoded exactly nobody needs raw; the raw objects of a version that becomes coarse are nowhere else.
+    These are the packs of this version, and of others that were encoded or forgotten and shared objects with it.
+    Content that is encoded exactly is not needed raw. The objects of a version that becomes coarse exist only raw.
     """
     repository, resolver = version.repository, version.repository.resolver
     exact = {content for _, content in encoded.objects if content is not None}
@@ -184,7 +192,7 @@ def _raw_packs(version: StoredVersion, encoded: VersionDocument) -> RawPacks:
                 hot.add(_commit(resolver.manifest(row.pack)))
                 needed |= {lattice for lattice, _ in resolver.document(row).objects}
             except IntegrityError:
-                return RawPacks({}, ())  # What a damaged version needs is not known; `gc` frees the packs.
+                return RawPacks({}, ())  # The needs of a damaged version are unknown; `gc` frees the packs later.
     packs: dict[str, Collection[int]] = {version.row.pack: ()}
     for name in repository.catalog.raw_packs():
         with suppress(IntegrityError):
@@ -195,12 +203,12 @@ def _raw_packs(version: StoredVersion, encoded: VersionDocument) -> RawPacks:
 
 
 def _commit(manifest: Manifest) -> tuple[int, str]:
-    """Of which commit a pack is."""
+    """Return the number and time of a pack's commit."""
     return manifest.document["number"], manifest.document["created"]
 
 
 class _StoredFile:
-    """The source of a file that is stored already: nothing is read of it, and it cannot change."""
+    """Stub source of a stored file: it is never read and cannot change."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -220,16 +228,16 @@ class _StoredFile:
 
 @dataclass(slots=True, kw_only=True)
 class _HotVersion(ScannedVersion):
-    """A hot version, as if it had just been scanned."""
+    """A hot version in the form of a scanned one."""
 
     values: StoredValues
 
     def read(self, unit: Unit, first: int, last: int) -> Bits:
-        """Bits of the elements from `first` to before `last` of a unit."""
+        """Return the bits of the elements `first` to `last`, exclusive, of a unit."""
         return self.values.read(unit, first, last)
 
     def checked(self, unit: Unit) -> Callable[[int, int], Bits]:
-        """What reads a unit."""
+        """Return a function that reads and checks a unit."""
         return self.values.checked(unit)
 
 

@@ -1,7 +1,4 @@
-"""Compacts what a program has stored hot, and does what a policy says of older versions, while the program goes on.
-
-All of it happens in a thread of low priority.
-"""
+"""Encodes hot versions and applies retention policies in a background thread of low priority."""
 
 from __future__ import annotations
 
@@ -20,20 +17,20 @@ from ckstore.runtime import forks
 
 _log = logging.getLogger("ckstore")
 
-#: Added to the thread's niceness, so that it takes what others leave.
+#: Added to the thread's niceness: it yields to other work.
 _NICE = 10
 
-#: Versions that may wait for the thread; when there are more, whoever stores the next one compacts the first of them.
+#: Most versions that wait for the thread; beyond it, the next ingest compacts the first of them.
 _WAITING = 1
 
 
-#: Those that have had a thread.
+#: Compactors that have had a thread.
 _begun: WeakSet[Compactor] = WeakSet()
 
 
 @atexit.register
 def _leave() -> None:
-    """When the program ends: nothing runs any more while modules go."""
+    """Stop all threads before the interpreter unloads modules."""
     for compactor in list(_begun):
         compactor.close(finish=False)
 
@@ -43,13 +40,13 @@ class _GivenUp(Exception):  # noqa: N818 - ends a compaction, and is no error
 
 
 class Compactor:
-    """Encodes the hot versions of runs that are beyond what their policy keeps, and thins and forgets older ones.
+    """Encodes the hot versions of runs beyond their policy's limit, and thins and forgets older versions.
 
     Parameters
     ----------
     repository
-        The program's own. The thread opens the store for itself: what it has stored and not committed yet is nothing
-        that an ingest may refer to.
+        The program's own repository. The thread opens the store separately: it must not refer to uncommitted objects of
+        an ingest.
     """
 
     def __init__(self, repository: Repository) -> None:
@@ -60,7 +57,7 @@ class Compactor:
         forks.in_child(self._start)
 
     def _start(self) -> None:
-        """Begin without a thread, here and in a child, whose parent keeps its own."""
+        """Reset to no thread, at first and after a fork."""
         self._opened: Repository | None = None
         self._lock = forks.Lock()
         self._runs: dict[str, int] = {}
@@ -70,22 +67,22 @@ class Compactor:
         self._may_go_on.set()
 
     def pause(self) -> None:
-        """Let the thread wait, from the next few megabytes on, until `resume`."""
+        """Pause the thread, within a few megabytes, until `resume`."""
         self._may_go_on.clear()
 
     def resume(self) -> None:
-        """Let the thread go on."""
+        """Resume the thread."""
         self._may_go_on.set()
 
     def catch_up(self, run: str, keep: int) -> None:
-        """Compact now what the thread has not come to, but for what may wait: a store does not fill with raw packs."""
+        """Compact the backlog of the thread now, except for the allowed waiting versions, to bound the raw packs."""
         while len(due(self._repository, run, keep=keep)) > _WAITING:
-            with self._compacting:  # The thread may be at it: what it does is not done twice.
+            with self._compacting:  # Wait for the thread's own compaction, then check again.
                 if len(rows := due(self._repository, run, keep=keep)) > _WAITING:
                     compact(self._repository, rows[:1])
 
     def begin(self, run: str, keep: int) -> None:
-        """Let the thread look after a run, of which so many versions stay as they are."""
+        """Give a run to the thread; its latest `keep` versions stay hot."""
         with self._lock:
             if self._is_closed:
                 return
@@ -96,7 +93,7 @@ class Compactor:
                 self._thread.start()
 
     def close(self, *, finish: bool = True) -> None:
-        """Wait for the version that is being compacted, or leave it as it is; others stay hot."""
+        """Wait for the running compaction, or abort it; other versions stay hot."""
         with self._lock:
             self._is_closed = True
             self._is_given_up = not finish
@@ -125,7 +122,7 @@ class Compactor:
         except Exception as error:
             if threading.main_thread().is_alive() and "shutdown" not in str(error):
                 raise
-            # The program ends without closing the store: no pool takes work, no thread begins any more.
+            # The interpreter exits without closing the store: no new tasks or threads can start.
         finally:
             with self._lock:
                 if self._thread is threading.current_thread():
@@ -143,18 +140,18 @@ class Compactor:
                     compact(self._opened, rows[:1], progress=self._step)
                 retained = retain(self._opened, run, progress=self._step)
                 if rows or retained.thinned or retained.dropped or retained.freed:
-                    self._repository.resolver.forget()  # Objects are elsewhere now.
+                    self._repository.resolver.forget()  # Objects were moved.
             except _GivenUp:
                 return
             except (CkstoreError, OSError) as error:
-                _log.warning("Older versions of run %s stay as they are: %s", run, error)
+                _log.warning("Older versions of run %s remain unchanged: %s", run, error)
                 rows = []
             with self._lock:
-                if rows and not self._is_closed:  # Another version may be due by now.
+                if rows and not self._is_closed:  # Another version may be due.
                     self._runs.setdefault(run, keep)
 
     def _step(self, nbytes: int) -> None:
-        """Called after each few megabytes."""
+        """Pause or abort the thread if requested; called after each few megabytes."""
         self._may_go_on.wait()
         if self._is_given_up:
             raise _GivenUp

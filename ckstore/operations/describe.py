@@ -1,4 +1,4 @@
-"""What is said of a version whose objects are written: its document, and the blobs that it refers to."""
+"""Builds the document of a version after its objects are written, and the blobs of the document."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from ckstore.storage import durable
 from ckstore.storage.catalog import VersionRow
 from ckstore.storage.delta import compress_against, compress_quickly
 
-#: A delta of a blob below this size is kept without asking what the blob would take alone.
+#: A blob's delta below this size is kept without trying to pack the blob alone.
 _SMALL_BLOB = 1024
 
-#: A blob is packed against the parent's only where that takes at most this part of packing it alone.
+#: A blob is packed against the parent's only if that takes at most this fraction of packing it alone.
 _WORTH_A_DELTA = 0.6
 
 
@@ -38,18 +38,18 @@ def describe(
     *,
     hot: bool = False,
 ) -> tuple[VersionDocument, dict[str, bytes]]:
-    """The document of a version, and its blobs by name.
+    """Return the document of a version, and its blobs by name.
 
     Parameters
     ----------
     number
-        The number that it will have.
+        Number of the version.
     stored
-        Its objects, in the order of its units.
+        The version's objects, in the order of its units.
     found
-        What a search says of the setting that it came to.
+        Results of a search for the setting.
     hot
-        The objects are stored raw; nothing of the version is stored against another one.
+        The objects are stored raw; nothing is stored against another version.
     """
     blobs = Blobs(repository, None if hot else request.parent, compress_quickly if hot else _compressed)
     layout = LayoutDocument([file.layout for file in scanned.files], scanned.units).encode()
@@ -60,9 +60,9 @@ def describe(
     objects = tuple((item.lattice, item.content) for item in stored)
     off = {index: item.facts for index, item in enumerate(stored) if item.facts is not None}
     coarse = CoarseFacts(request.policy.scheme, {**request.policy.parameters(), **found}, off) if off else None
-    standing = None
+    existing = None
     if request.replace and request.step is not None:
-        standing = repository.catalog.at_step(request.run, request.step)
+        existing = repository.catalog.at_step(request.run, request.step)
     document = VersionDocument(
         number=number,
         run=request.run,
@@ -88,7 +88,7 @@ def describe(
         source=request.source,
         facts=facts,
         summary=_summary(repository, scanned, objects),
-        replaces=None if standing is None else standing.number,
+        replaces=None if existing is None else existing.number,
         hot=HotFacts(replace(request.policy, hot=None).to_text(), request.budget) if hot else None,
     )  # fmt: skip
     document.check()
@@ -98,7 +98,7 @@ def describe(
 def _summary(
     repository: Repository, scanned: ScannedVersion, objects: Sequence[tuple[str, str | None]]
 ) -> dict[str, Any]:
-    """Counts, depth, restore cost as a multiple of a full one, and whether the version needs no other."""
+    """Return counts, depth, relative restore cost, and whether the version needs no other."""
     unique = set(objects)
     cost, depth = relative_cost(repository.reader, unique, scanned.layouts)
     return {
@@ -112,7 +112,7 @@ def _summary(
 
 
 def _count_tensors(scanned: ScannedVersion) -> int:
-    """Number of tensors, those of several shards counted once."""
+    """Return the number of tensors; a sharded tensor counts once."""
     tensors = [tensor for file in scanned.files for tensor in file.layout.tensors]
     shards = gather_shards((file.path, file.layout) for file in scanned.files)
     return len(tensors) - sum(len(parts) - 1 for parts in shards.values())
@@ -123,12 +123,12 @@ def _compressed(data: bytes) -> bytes:
 
 
 class Blobs:
-    """The blobs of a version, packed against the parent's, or another one's, where that pays.
+    """The blobs of a version, packed against the parent's if that pays.
 
     Attributes
     ----------
     packed
-        Those that are not the parent's own, by name.
+        The new blobs, by name.
     """
 
     def __init__(
@@ -141,11 +141,11 @@ class Blobs:
         self._document = None if parent is None else repository.resolver.document(parent)
 
     def layout(self, data: bytes) -> BlobRef:
-        """How the files are cut."""
+        """Add the layout document; return its place."""
         return self._keep("layout", data, None if self._document is None else self._document.layout)
 
     def skeleton(self, index: int, path: str, data: bytes, *, single: bool) -> BlobRef:
-        """What a file has beside tensors; a version of a `single` file follows another one of whatever name."""
+        """Add a file's skeleton; return its place. Versions of a `single` file match whatever the file's name."""
         before = None
         if self._document is not None and not (single and self._document.is_directory):
             files = self._document.files
@@ -153,7 +153,7 @@ class Blobs:
         return self._keep(f"skeleton.{index}", data, None if before is None else before.skeleton)
 
     def alone(self, name: str, data: bytes) -> BlobRef:
-        """What is packed by itself."""
+        """Add a blob that is packed alone; return its place."""
         return self._keep(name, data, None)
 
     def _keep(self, name: str, data: bytes, parent: BlobRef | None) -> BlobRef:
@@ -170,11 +170,11 @@ class Blobs:
         return BlobRef(name)
 
     def _before(self, blob: BlobRef) -> tuple[BlobRef, bytes, BlobRef, bytes] | None:
-        """A parent's blob and what its successor is packed against, each as (place, bytes); None where lost."""
+        """Return a parent's blob and the base for its successor, each as (place, bytes); None if one is lost."""
         repository, pack = self._repository, self._pack
         ref = blob.within(pack)
         reference = ref if ref.against is None else ref.against
-        # Of a damaged pack parts may still be read, and yet nothing may be stored against it.
+        # Parts of a damaged pack may be readable, but must not become bases.
         if not repository.catalog.has_packs(name for name in (ref.pack, reference.pack) if name is not None):
             return None
         try:

@@ -1,8 +1,8 @@
-"""Drop: versions give up the tensors of some paths for good; the rest of them stays as it is.
+"""Drop: removes tensors from versions for good.
 
-left = units but those all of whose tensors match   # a bundle that holds others as well stays whole
-version of these                                    # its layout, its objects, what is said of coarse ones
-commit                                              # nothing is encoded: what others are stored against stays
+left = units but those all of whose tensors match   # a bundle with other tensors stays whole
+version of these                                    # its layout, objects and coarse facts
+commit                                              # nothing is encoded: bases of other objects stay
 """
 
 from __future__ import annotations
@@ -33,38 +33,38 @@ def drop(
     *,
     progress: Callable[[int], None] | None = None,
 ) -> list[VersionRow]:
-    """Let versions give up tensors, each in a commit of its own; `gc` frees what no other version needs.
+    """Remove tensors from versions, each in its own commit; `gc` frees the objects that no other version needs.
 
-    A tensor that shares an object with others, as small ones do, goes where all of these go, and stays otherwise.
+    Small tensors share objects: a shared object is removed only if all its tensors match.
 
     Parameters
     ----------
     rows
         The versions.
     globs
-        Over the paths of tensors; see `ckstore.formats.paths.match_texts`.
+        Globs over the paths of tensors; see `ckstore.formats.paths.match_texts`.
     progress
-        Called with numbers of bytes that were given up; what it raises ends this between two commits.
+        Called with numbers of removed bytes. An exception that it raises stops between two commits.
 
     Returns
     -------
     list of VersionRow
-        Those that had such tensors, with the globs of all that they have dropped by now.
+        The changed versions, with the globs of all their dropped tensors.
 
     Raises
     ------
     ConflictError
-        A version is hot: it is to be compacted first.
+        A version is hot: compact it first.
     IntegrityError
-        A version's manifest or layout is damaged, or an object of it that stays.
+        A version's manifest or layout is damaged, or one of its remaining objects.
     NotFoundError
-        A version was forgotten meanwhile.
+        A version was forgotten since.
     """
     done = []
     with repository.catalog.lease("drop"):
         repository.resolver.notice_collection()
         for number in sorted({row.number for row in rows}):
-            # As it is by now: others may have changed or moved it before the lease.
+            # Read the row under the lease: others may have changed or moved the version before.
             row = repository.catalog.version(number)
             if row.hot:
                 raise ConflictError(f"Version {number} is not encoded yet; run `ckstore compact {number}` first.")
@@ -80,17 +80,17 @@ def drop(
 
 
 def going(version: StoredVersion, globs: Sequence[str]) -> set[int]:
-    """Numbers of the units that a version would give up."""
+    """Return the numbers of the units that would be removed."""
     return {*range(len(version.layout.units))} - {*_left(version, globs)}
 
 
 def with_globs(dropped: Sequence[str], globs: Sequence[str]) -> tuple[str, ...]:
-    """What a version has dropped after more of it goes, each glob once."""
+    """Return a version's globs after another drop, each once."""
     return tuple(dict.fromkeys((*dropped, *globs)))
 
 
 def _left(version: StoredVersion, globs: Sequence[str]) -> list[int]:
-    """Numbers of the units that a version does not give up."""
+    """Return the numbers of the units that remain."""
     paths = list(version.paths)
     matching = {paths[number] for number in match_texts(paths, globs)}
     return [
@@ -101,7 +101,7 @@ def _left(version: StoredVersion, globs: Sequence[str]) -> list[int]:
 
 
 def _drop(version: StoredVersion, left: Sequence[int], globs: Sequence[str]) -> tuple[str, ...]:
-    """Let a version have these units alone; returns what it has dropped by now."""
+    """Reduce a version to these units; return the globs of all its dropped tensors."""
     repository, row, before = version.repository, version.row, version.document
     facts = {} if before.coarse is None else before.coarse.units
     facts = {place: facts[number] for place, number in enumerate(left) if number in facts}
@@ -130,7 +130,7 @@ def _drop(version: StoredVersion, left: Sequence[int], globs: Sequence[str]) -> 
 
 
 def _own_bytes(version: StoredVersion, objects: Iterable[Object]) -> int:
-    """Bytes of objects in packs that were written for the version."""
+    """Return the bytes of objects that were written for this version."""
     resolver, reader = version.repository.resolver, version.repository.reader
     total = 0
     for lattice, content in objects:
@@ -142,6 +142,6 @@ def _own_bytes(version: StoredVersion, objects: Iterable[Object]) -> int:
 
 
 def _nearest(repository: Repository, row: VersionRow) -> VersionRow:
-    """The nearest version of the run that dropped something, whose layout is most alike; or else the version itself."""
+    """Return the nearest version of the run with dropped tensors: its layout is most similar; or the version itself."""
     others = [other for other in repository.catalog.versions(row.run) if other.dropped]
     return min(others, key=lambda other: abs(other.number - row.number), default=row)

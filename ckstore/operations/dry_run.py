@@ -1,4 +1,4 @@
-"""Packs that are written aside, and go: what a dry run would have put into the store."""
+"""The packs of a dry run, in a temporary directory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ckstore.storage.root import PACKS
 
 @contextmanager
 def scratch_packs(repository: Repository, *, dry_run: bool) -> Iterator[ScratchPacks | None]:
-    """The packs of a dry run, which go with it; None where packs are written into the store."""
+    """Yield the packs of a dry run and delete them afterwards; yield None otherwise."""
     if not dry_run:
         yield None
         return
@@ -25,7 +25,7 @@ def scratch_packs(repository: Repository, *, dry_run: bool) -> Iterator[ScratchP
 
 
 class ScratchPacks:
-    """The packs of a store, and those of a dry run, which lie elsewhere."""
+    """The packs of a store, together with those of a dry run in another directory."""
 
     def __init__(self, repository: Repository, scratch: Path) -> None:
         self._repository = repository
@@ -36,18 +36,18 @@ class ScratchPacks:
         self._names: set[str] = set()
 
     def pread(self, pack: str, offset: int, length: int) -> bytes:
-        """Exactly `length` bytes of a pack."""
+        """Return exactly `length` bytes of a pack."""
         return self._reader(pack).pread(pack, offset, length)
 
     def read_into(self, pack: str, offset: int, target: memoryview) -> None:
-        """Fill `target` with what stands from `offset` on of a pack."""
+        """Fill `target` with the bytes of a pack from `offset` on."""
         self._reader(pack).read_into(pack, offset, target)
 
     def _reader(self, pack: str) -> PackReader:
         return self._scratch if pack in self._names else self._repository.packs
 
     def keep(self, writer: ObjectWriter, fresh: Sequence[LatticeRecord]) -> None:
-        """Make known the lattices that a thinned version would have: its child's are taken from these."""
+        """Make the new lattices of a thinned version known: its child's are derived from them."""
         packs, _ = writer.finish(None, {})
         for pack in packs:
             if pack.kind == "exact":

@@ -1,4 +1,4 @@
-"""Forget: takes versions out of the store; what only they needed is freed by `gc`."""
+"""Forget: removes versions from the store; `gc` frees their bytes."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ForgetReport:
-    """What was forgotten or would be.
+    """Result of forgetting versions; after a dry run, its prediction.
 
     Attributes
     ----------
     versions
-        The rows of the versions, as they were.
+        Rows of the forgotten versions.
     """
 
     versions: list[VersionRow]
 
 
 def forget(repository: Repository, versions: Sequence[VersionRow], *, dry_run: bool = False) -> ForgetReport:
-    """Take versions out of the store, all of them or none; their children get their parents.
+    """Remove versions from the store, all or none. Their children get their parents.
 
-    What other versions are stored against stays for as long as they need it.
+    Objects that other versions are stored against stay as long as they are needed.
 
     Parameters
     ----------
     dry_run
-        Only say which, and raise what forgetting them would raise.
+        Change nothing; check the same conditions.
 
     Raises
     ------
     ConflictError
-        One of them is tagged.
+        A version is tagged.
     NotFoundError
-        One of them is gone meanwhile.
+        A version no longer exists.
     """
     numbers = [row.number for row in versions]
     if dry_run:

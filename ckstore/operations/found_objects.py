@@ -1,4 +1,4 @@
-"""Where objects are, by the manifests of packs: each at a place from which it can be decoded."""
+"""Places of objects, rebuilt from the manifests of packs."""
 
 from __future__ import annotations
 
@@ -9,27 +9,26 @@ from ckstore.storage.catalog import Placement, key
 
 
 class FoundObjects:
-    """Where the objects in all packs are: of several places of one the last rebase's, else the first.
+    """Places of the objects in all packs: the last rebase's copy, or else the first.
 
-    An object that cannot be decoded, because what it is stored against is gone, has no place: as long as it had one, an
-    ingest of the same content would be told that the store has it.
+    An object whose chain is broken gets no place: otherwise an ingest of the same content would not store it again.
 
     Attributes
     ----------
     lattices, contents
-        Placements by key, once `resolve` was called.
+        Placements by key, after `resolve`.
     """
 
     def __init__(self) -> None:
         self.lattices: dict[int, Placement] = {}
         self.contents: dict[int, Placement] = {}
-        # For each key its places, and the keys of what must be there: the base, or the lattice and the parent.
+        # For each key its places, each with the keys that it needs: the base, or the lattice and the parent.
         self._lattices: dict[int, list[tuple[Placement, int | None]]] = {}
         self._contents: dict[int, list[tuple[Placement, int, int | None]]] = {}
         self._raw: dict[int, list[Placement]] = {}
 
     def add(self, name: str, kind: str, document: Mapping[str, Any]) -> None:
-        """Take in the records of a pack's manifest; packs come in the order in which they were written."""
+        """Add the records of a pack's manifest; add packs in the order in which they were written."""
         for slot, record in enumerate(document["records"]):
             number = key(record["id"])
             place = number, name, slot
@@ -45,12 +44,13 @@ class FoundObjects:
                 contents.insert(at, (place, key(record["lattice"]), _key(record.get("parent"))))
 
     def resolve(self, lattices: Iterable[Placement] = (), contents: Iterable[Placement] = ()) -> None:
-        """Find a place for everything that can be decoded.
+        """Choose a place for each object that can be decoded.
 
         Parameters
         ----------
         lattices, contents
-            Present places, which stay if what is there can be decoded. What is in a pack that was not taken in can be.
+            Current places. They stay if their object can be decoded. Objects in packs that were not added count as
+            decodable.
         """
         present, layers = set(lattices), set(contents)
         seen = {place[1] for places in self._lattices.values() for place, _ in places}
@@ -64,7 +64,7 @@ class FoundObjects:
         if present or layers:
             self._resolve(present.__contains__, layers.__contains__)
         self._resolve(lambda _: True, lambda _: True)
-        # What is encoded somewhere is not read raw any more.
+        # An encoded copy takes precedence over a raw one.
         self.lattices = {number: place for number, place in raw.items() if number not in self.contents} | self.lattices
 
     def _resolve(self, is_lattice: Callable[[Placement], bool], is_content: Callable[[Placement], bool]) -> None:
@@ -86,7 +86,7 @@ class FoundObjects:
                         break
 
     def restores(self, lattice: str, content: str | None) -> bool:
-        """Whether an object of a version can be decoded."""
+        """Return whether an object of a version can be decoded."""
         if content in (None, lattice):
             return key(lattice) in self.lattices or key(lattice) in self.contents
         return key(lattice) in self.lattices and key(content) in self.contents

@@ -1,4 +1,4 @@
-"""Decides which of the versions that a recovery finds in packs there are, under which numbers and steps."""
+"""Resolves the versions that a recovery finds in packs: which exist, with which numbers and steps."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from ckstore.storage.scan_packs import ScannedPack
 
 @dataclass(slots=True)
 class FoundVersion:
-    """A version whose manifest was found.
+    """A version with a readable manifest.
 
     Attributes
     ----------
     pack
         The pack that holds the manifest, without its blobs.
     document
-        What the manifest says, under the number that the version has now.
+        The document in the manifest, with the version's current number.
     written_as
         The number in the manifest.
     uid
-        The id that the manifest gives it.
+        The id according to the manifest.
     step
-        The step that it has now.
+        The current step.
     renumbered
-        When another number was given to it, by the log; empty where that was not, or is not in the log yet.
+        Time of the version's renumbering in the log; empty if there is none.
     """
 
     pack: ScannedPack
@@ -41,45 +41,45 @@ class FoundVersion:
 
     @property
     def number(self) -> int:
-        """The number that it has now."""
+        """The current number."""
         return self.document.number
 
     @property
     def name(self) -> str:
-        """For messages."""
+        """The name in messages."""
         return f"{self.document.run}@{self.document.step}"
 
 
 @dataclass(slots=True)
 class FoundVersions:
-    """The versions of a store by number, and what is to be said of them.
+    """The versions of a store by number, and the problems with them.
 
-    A version goes only where another says that it replaces it, where the log says that it was forgotten, or where the
-    present catalog has another one at its step: then its ingest was refused, or killed and repeated. Otherwise two that
-    claim one number, or one step of a run, both stay, and the earlier one keeps it. Of two with one id, copies of a
-    version that came from another store, one stays.
+    A version is removed only if another one says that it replaces it, if the log says that it was forgotten, or if the
+    current catalog has another version at its step: then its ingest was refused, or killed and repeated. Otherwise both
+    stay if two versions claim one number or one step of a run; the earlier one keeps it. Of several copies with one id,
+    transferred from another store, one stays.
 
     Parameters
     ----------
     found
-        All that was found in packs, in the order in which it was written.
+        All versions in packs, in the order in which they were written.
     records
         The log.
     present
-        The rows of the present catalog, by id; None where it cannot be read.
+        The rows of the current catalog, by id; None if it is unreadable.
     last_number
-        The highest number that is known to have been given.
+        The highest known number.
 
     Attributes
     ----------
     versions
         By number.
     gone
-        Numbers of versions that were replaced or forgotten, each with its parent's where that is known.
+        Numbers of replaced or forgotten versions, each with its parent's if that is known.
     renumbered
-        Those that were given another number now.
+        The versions that this recovery renumbered.
     problems
-        A sentence for each thing that is not as it was.
+        One sentence for each change.
     """
 
     found: Sequence[FoundVersion]
@@ -91,7 +91,7 @@ class FoundVersions:
     renumbered: list[FoundVersion] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     _named: set[int] = field(default_factory=set)
-    #: The number of the copy that stays, by that of one that does not.
+    #: Number of the remaining copy, by number of each removed copy.
     _copies: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -104,7 +104,7 @@ class FoundVersions:
         self._name_lost()
 
     def meant(self, number: int, when: str) -> int:
-        """The present number of the version that a number meant at a time."""
+        """Return the current number of the version that had a number at a time."""
         best: FoundVersion | None = None
         for version in self.found:
             before = not version.renumbered or when < version.renumbered
@@ -115,7 +115,7 @@ class FoundVersions:
         return self._copies.get(present, present)
 
     def parent(self, version: FoundVersion) -> int | None:
-        """The nearest ancestor that is still there."""
+        """Return the nearest remaining ancestor."""
         parent = version.document.parent
         if parent is not None:
             parent = self.meant(parent, version.document.created)
@@ -126,7 +126,7 @@ class FoundVersions:
         return None if parent in passed else parent
 
     def _number(self) -> None:
-        """Give every version a number of its own."""
+        """Give every version a unique number."""
         logged = {
             (record["uid"], record["from"]): record for record in self.records if record.get("change") == "renumber"
         }
@@ -137,25 +137,25 @@ class FoundVersions:
                 version.document = replace(version.document, number=record["version"])
             self.last_number = max(self.last_number, version.number, version.written_as)
         known = self.present or {}
-        # Whoever has the number in the present catalog is first, then whoever was written first.
+        # The version with this number in the current catalog comes first, then the one written first.
         for version in sorted(self.found, key=lambda version: version.document.uid not in known):
             holder = self.versions.setdefault(version.number, version)
             if holder is version:
                 continue
             if holder.document.uid == version.document.uid:
-                self.versions[version.number] = version  # What was written later is what counts.
+                self.versions[version.number] = version  # The later document is the valid one.
                 continue
             self.last_number += 1
             self.problems.append(
                 f"Versions {holder.name} and {version.name} both claim number {version.number};"
-                f" {version.name} of {version.document.created} has number {self.last_number} from now on."
+                f" {version.name} of {version.document.created} was renumbered {self.last_number}."
             )
             version.document = replace(version.document, number=self.last_number)
             self.versions[version.number] = version
             self.renumbered.append(version)
 
     def _collect(self) -> None:
-        """Drop the versions that `gc` found to be gone; of many of them no pack tells any more."""
+        """Drop the versions that a `gc` logged as gone; packs may no longer name them."""
         found = {(version.uid, number): version for version in self.found
                  for number in (version.written_as, version.number)}  # fmt: skip
         for record in self.records:
@@ -191,7 +191,7 @@ class FoundVersions:
                     self._drop(self.meant(number, record["created"]))
 
     def _merge(self) -> None:
-        """Let one of several copies of a version stay: a transfer that was killed may have left one."""
+        """Keep one of several copies of a version; a killed transfer may have left another."""
         kept: dict[str, FoundVersion] = {}
         known = self.present or {}
         for version in sorted(
@@ -213,7 +213,7 @@ class FoundVersions:
         self.gone[number] = None if parent is None else self.meant(parent, version.document.created)
 
     def _give_steps(self) -> None:
-        """Let one version have each step of a run."""
+        """Give each step of a run to one version."""
         known = self.present or {}
         taken = {
             (row.run, row.step): uid
@@ -240,7 +240,7 @@ class FoundVersions:
                 )
 
     def _name_lost(self) -> None:
-        """Say which versions there were and are not."""
+        """Report the lost versions."""
         uids = {version.document.uid for version in self.found}
         named = self._named
         for uid, row in (self.present or {}).items():
@@ -262,19 +262,19 @@ class FoundVersions:
                 )
 
     def unexplained(self) -> Iterator[str]:
-        """Numbers of which nothing tells what became of them: of a lost version, or of an ingest that failed."""
+        """Yield unexplained gaps in the numbers: lost versions or failed ingests."""
         known = {number for version in self.found for number in (version.number, version.written_as)}
         return gaps(known | self.gone.keys() | self._named | {self.last_number + 1})
 
 
 def found_version(pack: ScannedPack) -> FoundVersion:
-    """The version of a pack's manifest."""
+    """Return the version in a pack's manifest."""
     document = VersionDocument.from_json(pack.document["version"])
     return FoundVersion(replace(pack, blobs={}), document, document.number, document.uid, document.step)
 
 
 def last_targets(records: Iterable[Mapping[str, Any]]) -> dict[str, tuple[int, str]]:
-    """What each tag that was not removed was set to last: a number, and when."""
+    """Return the last target of each remaining tag: a number, and the time."""
     tags: dict[str, tuple[int, str]] = {}
     for record in records:
         if record.get("change") == "tag":

@@ -1,10 +1,10 @@
-"""Ingest: a checkpoint becomes the next version of a run.
+"""Ingest: stores a checkpoint as the next version of a run.
 
-request  = request_of(options)                 # what is asked for, checked
-scanned  = open_source(source)                 # scanning: files or a state dict, parsed
-stored   = store_objects(writer, ...)          # read once; looked up, estimated, planned, encoded, written
-document = describe(stored, ...)               # what is said of the version
-Change.finish(document); Change.commit()       # or, of a trial, an evaluation of what was written
+request  = request_of(options)                 # checks the options
+scanned  = open_source(source)                 # parses files or a state dict
+stored   = store_objects(writer, ...)          # reads once; looks up, estimates, plans, encodes, writes
+document = describe(stored, ...)               # the metadata of the version
+Change.finish(document); Change.commit()       # a trial is evaluated instead of committed
 """
 
 from __future__ import annotations
@@ -48,20 +48,20 @@ from ckstore.storage.root import PACKS
 
 Progress = Callable[[int], None]
 
-#: Bytes of an array's names and metadata in a pack, as `docs/decisions.md` measured them.
+#: Bytes of an array's names and metadata in a pack; measured in `docs/decisions.md`.
 _ENTRY = 310
 
 
 @dataclass(frozen=True, slots=True)
 class IngestReport:
-    """What an ingest did.
+    """Result of an ingest.
 
     Attributes
     ----------
     version
-        The row of the version.
+        The stored version's row.
     is_new
-        False where the same content stood at the same run and step already; metrics that were given are added to it.
+        False if the same content already existed at this run and step. Given metrics are added to the existing version.
     """
 
     version: VersionRow
@@ -77,10 +77,10 @@ def ingest(
     """Store a checkpoint as the next version of a run; see `Store.ingest`."""
     repository.require_writable()
     repository.catalog.refresh()
-    with suppress(OSError):  # What a killed ingest left behind is only in the way of the disk.
+    with suppress(OSError):  # Files that a killed ingest left only take space.
         sweep_temporaries(repository.path / PACKS)
     request = request_of(repository.catalog, options)
-    # An evaluation is the caller's code, and may leave garbage behind.
+    # An evaluation runs the caller's code, which may create garbage cycles.
     with (
         collection_seldom() if request.search is None else nullcontext(),
         reserve.kept(repository.path),
@@ -111,16 +111,16 @@ def _parent(repository: Repository, spec: str | int | None, run: str, scanned: S
 def _ingest(
     repository: Repository, scanned: ScannedVersion, request: Request, progress: Progress | None
 ) -> IngestReport:
-    """Store a scanned version, unless it is there already; one that is exact, and where none is, is read once."""
+    """Store a scanned version unless it exists. A new exact version is read once."""
     catalog = repository.catalog
-    standing = None if request.step is None else catalog.at_step(request.run, request.step)
-    whole = standing is not None or request.force or request.policy.is_coarse or request.search is not None
+    existing = None if request.step is None else catalog.at_step(request.run, request.step)
+    whole = existing is not None or request.force or request.policy.is_coarse or request.search is not None
     if whole and not scanned.is_hashed:
         hash_version(scanned, force=request.force, progress=progress)
-    if standing is not None:
-        if is_there(repository, standing, scanned, request):
-            return IngestReport(add_metrics(repository, standing, request.metrics), is_new=False)
-        request = in_place_of(repository, standing, scanned, request)
+    if existing is not None:
+        if is_there(repository, existing, scanned, request):
+            return IngestReport(add_metrics(repository, existing, request.metrics), is_new=False)
+        request = in_place_of(repository, existing, scanned, request)
     if request.parent is not None and not request.is_hot:
         request = replace(request, parent=compacted(repository, request.parent))
     number = committed = 0
@@ -128,7 +128,7 @@ def _ingest(
         with ExitStack() as held:
             progress = in_turn(progress)
             windows = held.enter_context(all_windows(scanned, progress)) if request.is_hot else ()
-            with catalog.transaction():  # Each commit waits for the disk, which reading does not: one for both.
+            with catalog.transaction():  # Each commit waits for the disk: one commit for both.
                 number = catalog.reserve_number()
                 lease = held.enter_context(catalog.lease(f"ingest {number}"))
             ingestion = _Ingestion(repository, number, scanned, lease, progress)
@@ -147,7 +147,7 @@ def _ingest(
 
 
 class _Ingestion:
-    """The storing of one scanned version under one number."""
+    """Stores one scanned version under one number."""
 
     def __init__(
         self, repository: Repository, number: int, scanned: ScannedVersion, lease: int, progress: Progress | None
@@ -157,21 +157,21 @@ class _Ingestion:
         self._lease = lease
         self._scanned = scanned
         self._progress = progress
-        # A file may be all that this process stores; what comes after another version has a next one, too.
+        # The first file may be the only one that this process stores; later versions are likely to have successors.
         passing = bool(scanned.name) and not repository.has_stored
         self._reader: ObjectReader = repository.reader.in_passing() if passing else repository.reader
         repository.has_stored = True
 
     def store(self, request: Request, found: Mapping[str, float] = MappingProxyType({})) -> int:
-        """Write the version and commit it; `found` is what a search says of its setting. Returns its number."""
+        """Write and commit the version; `found` are the results of a search. Return the version's number."""
         with self._written(request, self._progress, found) as (change, stored, _):
             return self._commit(change, request, stored)
 
     def store_hot(self, request: Request, windows: Iterable[list[int]]) -> int:
-        """Write the version as it is, as it is read, and commit it; `compact` encodes it later. Returns its number.
+        """Write the version unencoded while it is read, and commit it; `compact` encodes it later. Return its number.
 
-        Content that another hot version has is not written again, unless the version will be coarse: then its raw
-        objects go with it. Where the other version becomes coarse before this one is committed, all is written.
+        Content of another hot version is shared, unless this version will be coarse: its compaction deletes its raw
+        objects. If the other version becomes coarse before this one is committed, everything is written.
         """
         try:
             return self._store_raw(request, windows, share=not request.policy.is_coarse)
@@ -185,16 +185,16 @@ class _Ingestion:
             stored = store_raw(writer, repository.resolver, scanned, windows, self._progress, share=share)
             is_hot = any(item.is_raw for item in stored.values())
             with Change(repository, writer) as change:
-                change.foresee()
+                change.register_pending()
                 objects = [stored[content] for content in scanned.contents]
                 document, blobs = describe(repository, self._number, scanned, request, objects, hot=is_hot)
                 change.finish(document, blobs)
                 return self._commit(change, request, stored)
 
     def store_best(self, request: Request, wanted: Search) -> int:
-        """Store under the most aggressive setting that is tolerated, exactly where none is; trials leave nothing.
+        """Store the version with the most aggressive tolerated setting, or exactly. Trials are removed.
 
-        Returns the version's number.
+        Return the version's number.
         """
         reference = wanted.reference(self._scanned)
         cube = search_space(request.policy, known=knows_sensitivity(self._scanned.units, request.gradients))
@@ -202,21 +202,23 @@ class _Ingestion:
         sizes: dict[Policy, int] = {}
 
         def size(policy: Policy) -> float:
-            """What the version under a policy takes, as settings are compared; it is written, and goes."""
+            """Write a trial under a policy; return its size, weighted for the comparison of settings."""
             if policy not in sizes:
                 with self._trial(request, policy) as (_, writer):
                     sizes[policy] = _stored_bytes(writer)
             return weight(policy, sizes[policy])
 
         def written(policy: Policy, scratch: Path) -> Path:
-            """The version under a policy, as it would be restored; it is written, read, and goes."""
+            """Write a trial under a policy and restore it; return the path."""
             with self._trial(request, policy) as (change, writer), change.version() as version:
                 sizes[policy] = _stored_bytes(writer)
                 return restored(version, scratch)
 
         last = last_choice(parent, request.policy, cube)
         with Trials(wanted, reference, written) as trials:
-            found = settings_search.search(trials.degradation, size, wanted.max_degradation, cube, last, trials.foresee)
+            found = settings_search.search(
+                trials.degradation, size, wanted.max_degradation, cube, last, trials.schedule
+            )
         if found.accepted:
             facts = {"degradation": found.degradation, "evaluations": found.evaluations}
             return self.store(replace(request, policy=found.settings), facts)
@@ -224,7 +226,7 @@ class _Ingestion:
 
     @contextmanager
     def _trial(self, request: Request, policy: Policy) -> Iterator[tuple[Change, ObjectWriter]]:
-        """The version under a policy, which will not be committed."""
+        """Write a trial of the version under a policy; it is never committed."""
         with self._written(replace(request, policy=policy), None, trial=True) as (change, _, writer):
             yield change, writer
 
@@ -237,20 +239,20 @@ class _Ingestion:
         *,
         trial: bool = False,
     ) -> Iterator[tuple[Change, dict[str, Stored], ObjectWriter]]:
-        """The version in finished packs, ready to be committed."""
+        """Yield the version in finished packs, ready to be committed."""
         repository, scanned = self._repository, self._scanned
         with PackWriter(repository.path, "coarse") as coarse, PackWriter(repository.path, "exact") as exact:
             writer = ObjectWriter(coarse, exact)
             stored = store_objects(writer, self._reader, repository.resolver, scanned, request, progress)
             with Change(repository, writer) as change:
-                change.foresee()
+                change.register_pending()
                 objects = [stored[content] for content in scanned.contents]
                 document, blobs = describe(repository, self._number, scanned, request, objects, found)
                 change.finish(document, blobs, trial=trial)
                 yield change, stored, writer
 
     def _commit(self, change: Change, request: Request, stored: Mapping[str, Stored]) -> int:
-        """Make the version visible, once it was found to restore where that is wanted; returns its number."""
+        """Verify the version if requested, and commit it; return its number."""
         if request.verify:
             with change.version() as version:
                 check_restores(version, self._progress)
@@ -260,7 +262,7 @@ class _Ingestion:
         return change.row.number
 
     def _needs(self, stored: Mapping[str, Stored], writer: ObjectWriter) -> tuple[set[str], set[str]]:
-        """Ids of the lattices and of the exact layers that a version's objects are, and are stored against."""
+        """Return ids of the lattices and exact layers of the version's objects and of their bases."""
         lattices = {item.lattice for item in stored.values()}
         lattices |= {record.base for record in writer.lattices if record.base is not None}
         exact = [item.content for item in stored.values() if item.content is not None]
@@ -270,6 +272,6 @@ class _Ingestion:
 
 
 def _stored_bytes(writer: ObjectWriter) -> int:
-    """Bytes that a version adds, but for its manifest and metadata, whose times and names no two trials share."""
+    """Return the bytes of a version's objects; trials differ in the times and names of their manifests."""
     coarse = sum(record.length + sum(record.aside) + _ENTRY for record in writer.lattices)
     return coarse + sum(sum(record.lengths) + _ENTRY for record in writer.contents)

@@ -1,4 +1,4 @@
-"""Accounts for every byte of a store by cause."""
+"""Ledger: accounts for every byte of a store by cause."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ckstore.storage.root import CATALOG, LOG
 if TYPE_CHECKING:
     from ckstore.repository import Repository
 
-#: Enough of a payload to read its header.
+#: Bytes of a payload that hold its header.
 _HEAD = 64
 
 #: Bytes of a chunk's place in a shard index, and of the index's checksum.
@@ -28,11 +28,11 @@ CAUSES = (
 
 
 def ledger(repository: Repository) -> dict[str, int]:
-    """Bytes by cause; they add up to the size of all files in the store's directory.
+    """Return bytes by cause; they add up to the size of all files of the store.
 
-    `coarse` and `exact` are coded integers, `raw` values as they are, `tables` what decoding needs besides (code
-    lengths, checksums), `indexes` where chunks stand, `records` the manifests' documents, `superseded` layers that
-    `rebase` replaced.
+    `coarse` and `exact` are coded integers, `raw` unencoded values, `tables` data for decoding (code lengths,
+    checksums), `indexes` the places of chunks, `records` the manifests' documents, `superseded` layers that a rebase
+    replaced.
     """
     causes = dict.fromkeys(CAUSES, 0)
     known = {pack.name: pack.bytes for pack in repository.catalog.packs()}
@@ -103,7 +103,7 @@ def _record(repository: Repository, pack: str, slot: int, live: bool, causes: di
 
 
 def stats(repository: Repository) -> dict[str, Any]:
-    """Totals of the store, and the ledger under `ledger`."""
+    """Return totals of the store, and its ledger under `ledger`."""
     totals = repository.catalog.totals()
     causes = ledger(repository)
     stored = sum(causes.values())
@@ -120,9 +120,9 @@ def stats(repository: Repository) -> dict[str, Any]:
 
 
 def order0_bits(repository: Repository) -> tuple[float, int]:
-    """Order-0 entropy, per group, of everything that is coded in the store, in bits, and the bits its payloads take.
+    """Return the order-0 entropy, per group, of all coded integers in bits, and the bits of their payloads.
 
-    Decodes everything: meant for benchmarks.
+    It decodes everything: meant for benchmarks.
     """
     entropy = 0.0
     stored = 0

@@ -1,8 +1,8 @@
-"""Packs of a remote store that are damaged or missing: put again, or what was lost with them is said in the log.
+"""Repairs damaged or missing packs of a remote store, or records their loss in the log.
 
-damaged = packs whose bytes are not what their names say, and that this machine cannot put again
-change  = objects that nothing can decode any more have no place; those that another pack has are found there
-found   = packs that an earlier recovery found damaged and that are whole again: what is in them has its place again
+damaged = packs that do not match their names and cannot be uploaded again from here
+change  = undecodable objects lose their place; objects with another copy are found there
+found   = packs that are intact again after an earlier loss: their objects get their places back
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from ckstore.storage.pack import PackInfo
 from ckstore.storage.remote.catalog import RemoteCatalog
 from ckstore.storage.remote.packs import RemotePacks
 
-#: Packs that are read at once, each with one request after the other.
+#: Packs that are read concurrently.
 _READS = 8
 
 
 def lost_packs(repository: Repository) -> list[str]:
-    """Read every pack of a remote store, and mend what can be mended; a sentence for everything that is lost.
+    """Read and repair the packs of a remote store; return a sentence for each loss.
 
-    Nothing is deleted, and others go on: they hear of it as of any other change. Two who do it at once say it once.
+    Nothing is deleted. Other processes see the losses as a normal change. Concurrent recoveries log them once.
     """
     catalog, packs = repository.catalog, repository.packs
     assert isinstance(catalog, RemoteCatalog)
@@ -49,7 +49,7 @@ def lost_packs(repository: Repository) -> list[str]:
 
 
 def _said_to_be_lost(records: Iterable[Mapping[str, Any]]) -> set[str]:
-    """The packs that the log says are lost, and not that they were found again."""
+    """Return the packs that the log records as lost and not as found again."""
     lost: set[str] = set()
     for record in records:
         if record["change"] == "lost":
@@ -60,7 +60,7 @@ def _said_to_be_lost(records: Iterable[Mapping[str, Any]]) -> set[str]:
 
 
 def _objects(repository: Repository, packs: Iterable[str]) -> FoundObjects:
-    """What the manifests of whole packs say, oldest first."""
+    """Return the objects in intact packs, oldest first."""
     order = []
     for name in packs:
         document = repository.resolver.manifest(name).document
@@ -79,7 +79,7 @@ def _change(
     back: Mapping[str, PackInfo],
     lost: Collection[str],
 ) -> None:
-    """Let the catalog find every object where it can be decoded, and no other one. It is called again after others."""
+    """Point the catalog at decodable copies alone; this is called again after concurrent commits."""
     known = {pack.name for pack in catalog.packs()}
     gone = catalog.gone()
     back = {name: info for name, info in back.items() if name not in gone}
@@ -94,7 +94,7 @@ def _change(
         (lattices, objects.lattices, catalog.move_lattices, catalog.remove_lattices),
         (contents, objects.contents, catalog.move_contents, catalog.remove_contents),
     ):
-        # What was thinned out has no place although it can be decoded; what was lost gets one again with its pack.
+        # Dropped layers have no place although they can be decoded; lost ones get theirs back with their pack.
         wanted = found.keys() if back else present.keys() & found.keys()
         moved = [found[number] for number in wanted if found[number][1] in usable]
         moved = [place for place in moved if present.get(place[0]) != place]
@@ -110,7 +110,7 @@ def _change(
     for moved, dead, move, remove in changes:
         remove(sorted(dead))
         move(moved)
-    # The log names them: a copy may be put in their place. What a version refers to stays known.
+    # The log names them, so a copy may replace them. Packs that versions refer to stay in the catalog.
     free = {pack.name for pack in catalog.unreferenced_packs()}
     catalog.remove_packs([name for name in damaged if name in free])
     catalog.note_collected(durable.timestamp())
@@ -121,17 +121,17 @@ def _placements(placed: Mapping[str, Mapping[int, int]]) -> dict[int, Placement]
 
 
 def _problems(repository: Repository, damaged: set[str], lost: set[str]) -> list[str]:
-    """Sentences for damaged packs and for what versions lack; for packs that were lost before while one does."""
+    """Return a sentence for each damaged pack and incomplete version, and for known losses that versions need."""
     if not damaged and not lost:
         return []
     rows = repository.catalog.versions()
     versions = [problem for row in rows for problem in _lacks(repository, row, damaged | lost)]
     named = damaged | lost if versions else damaged
-    return [f"Pack {name} is damaged or missing; what is there was left alone." for name in sorted(named)] + versions
+    return [f"Pack {name} is damaged or missing; its file was left in place." for name in sorted(named)] + versions
 
 
 def _lacks(repository: Repository, row: VersionRow, damaged: Collection[str]) -> Iterator[str]:
-    """What a version lacks."""
+    """Yield a sentence for each missing part of a version."""
     version = f"Version {row.number} ({row.run if row.step is None else f'{row.run}@{row.step}'})"
     try:
         document = repository.resolver.document(row)
@@ -148,9 +148,9 @@ def _lacks(repository: Repository, row: VersionRow, damaged: Collection[str]) ->
         for lattice, content in document.objects
     )
     if missing:
-        yield f"{version} lacks layers of {missing} objects; what is left is kept."
+        yield f"{version} lacks layers of {missing} objects; its other objects are kept."
     for name in sorted(document.blob_packs().intersection(damaged) - {row.pack}):
         yield (
-            f"{version} lacks what it shares with pack {name}, which is damaged or missing: how its files are cut, or"
+            f"{version} lacks data shared with pack {name}, which is damaged or missing: the layout of its files, or"
             " the bytes between their tensors."
         )

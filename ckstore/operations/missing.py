@@ -1,8 +1,8 @@
-"""What a store lacks of a version that another one holds, and how it is written there.
+"""Finds and writes the parts of a version that another store lacks.
 
-missing = find_missing(version, target)      # ids that the target does not know, down to those that it does
-missing.write(writer)                        # payloads as they are; or, of what takes fewer bytes by itself, in full
-document, blobs = missing.described(...)     # the same version under a number of the target's
+missing = find_missing(version, target)      # compares ids, level by level
+missing.write(writer)                        # copies payloads, or re-encodes in full if that is smaller
+document, blobs = missing.described(...)     # the same version under a new number
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ from ckstore.storage.pack import parse_pack_name
 
 Progress = Callable[[int], None]
 
-#: An object is encoded again where it takes at most this part of what it takes as it is, with all below it.
+#: An object is re-encoded in full if that takes at most this fraction of its chain's missing bytes.
 _WORTH_ENCODING = 0.9
 
 
 @dataclass(slots=True)
 class Missing:
-    """What is missing of one version.
+    """The parts of one version that the target lacks.
 
     Attributes
     ----------
     version
         The version in its own store.
     objects
-        What it is made of in the target: known content is what it is there, on whatever lattice.
+        The version's objects in the target; known content keeps its lattice there.
     lattices, contents
-        Records that the target lacks, by id: the version's own, and what these are stored against.
+        Missing records by id: the version's own, and their chains'.
     full
-        Objects that take fewer bytes by themselves than with all that they are stored against: number and unit.
+        Number and unit of the objects that take fewer bytes in full than with their missing chains.
     raw
-        Of a hot version the same for what the target has nothing of, by content id: it is stored as it is.
+        Number and unit of the raw objects to copy for a hot version, by content id.
     needs
-        Ids of lattices and of exact layers that the target has, and that the version needs.
+        Ids of lattices and of exact layers in the target that the version needs.
     """
 
     version: StoredVersion
@@ -67,26 +67,26 @@ class Missing:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all layers that are missing; of those that are to be encoded again about."""
+        """Bytes of all missing layers; an estimate for objects to encode in full."""
         resolver = self.version.repository.resolver
         full = sum(_alone(resolver.lattice(item[0]), item, self.needs[0]) for item in self.full)
         layers = _size(self.lattices.values(), self.contents.values())
         return layers + full + sum(unit.nbytes for _, unit in self.raw.values())
 
     def write(self, writer: ObjectWriter, trusted: set[str], progress: Progress | None) -> None:
-        """Write what is missing.
+        """Write the missing parts.
 
         Parameters
         ----------
         trusted
-            Names of packs that are known to be what they are called; those that are read are added.
+            Names of packs whose digests were checked; packs that are read are added.
         progress
-            Called with numbers of bytes that were written.
+            Called with numbers of written bytes.
 
         Raises
         ------
         IntegrityError
-            A pack is not what its name says, or a raw object not what its id says.
+            A pack does not match its name, or a raw object does not match its id.
         """
         repository = self.version.repository
         reader, packs = repository.reader, repository.packs
@@ -95,7 +95,7 @@ class Missing:
             parsed = parse_pack_name(name)
             if parsed is None or packs.digest(name) != parsed[0]:
                 raise IntegrityError(
-                    f"Pack {name} in {repository.place} is not what its name says; restore it from a copy, or see"
+                    f"Pack {name} in {repository.place} does not match its name; restore it from a copy, or see"
                     f" `ckstore --store {repository.place} verify`."
                 )
             trusted.add(name)
@@ -118,7 +118,7 @@ class Missing:
         writer.begin_sync()
 
     def _encoded(self, item: Object) -> tuple[LatticeRecord, Encoded]:
-        """One object in full, once its values are what its id says; without integers that the target has."""
+        """Check an object's values, and encode it in full, without integers that the target has."""
         lattice, content = item
         if content is not None:
             self._values(content, *self.full[item])
@@ -126,21 +126,21 @@ class Missing:
         return record, replace(layers, coarse=[], aside=[]) if lattice in self.needs[0] else layers
 
     def _values(self, content: str, number: int, unit: Unit) -> list[Bits]:
-        """The chunks of a unit; raises `IntegrityError` where they are not what the content id says."""
+        """Return the chunks of a unit; raise `IntegrityError` if they do not match the content id."""
         hasher = MemberHasher(unit.dtype, unit.chunk, unit.member_bytes)
         chunks = [self.version.chunk(number, chunk) for chunk in range(-(-unit.count // unit.chunk))]
         for chunk in chunks:
             hasher.update(chunk.data.cast("B"))
         if hasher.identity() != content:
-            raise IntegrityError(f"Object {content} is not what its id says; run `ckstore verify`.")
+            raise IntegrityError(f"Object {content} does not match its id; run `ckstore verify`.")
         return chunks
 
     def described(
         self, target: Repository, number: int, parent: VersionRow | None
     ) -> tuple[VersionDocument, dict[str, bytes]]:
-        """The version's document in the target, and the blobs of its own pack, by name.
+        """Return the version's document in the target, and its own blobs by name.
 
-        Its records must be known to the target's resolver: what restoring takes there is part of it.
+        The target's resolver must know its records: the document has the restore cost there.
         """
         version = self.version
         near = target.catalog.latest(version.document.run) if parent is None else parent
@@ -167,12 +167,12 @@ class Missing:
 
 
 def find_missing(version: StoredVersion, target: Repository, planned: set[str] | None = None) -> Missing:
-    """What the target lacks of a version of another store.
+    """Find the parts of a version that the target lacks.
 
     Parameters
     ----------
     planned
-        Ids of what will have been sent before; those that are missing are added.
+        Ids of objects that earlier versions will have sent; the missing ones are added.
     """
     document, units = version.document, version.layout.units
     known = target.resolver.known(content for _, content in document.objects if content is not None)
@@ -189,7 +189,7 @@ def find_missing(version: StoredVersion, target: Repository, planned: set[str] |
             if item[0] != content:
                 missing.needs[1].add(content)
         elif content is not None and document.hot is not None:
-            # Of a hot version nothing is stored against anything else, and it stays so.
+            # A hot version has no deltas, and stays hot.
             item = content, content
             if planned is None or content not in planned:
                 missing.raw.setdefault(content, (number, units[number]))
@@ -218,7 +218,7 @@ def find_missing(version: StoredVersion, target: Repository, planned: set[str] |
 
 
 class _Chains:
-    """What objects of a version are stored against, as far as the target lacks it."""
+    """The chains of a version's objects, as far as the target lacks them."""
 
     def __init__(self, version: StoredVersion, target: Repository, planned: set[str]) -> None:
         self._version = version
@@ -229,7 +229,7 @@ class _Chains:
         self._contents: dict[str, ContentRecord] = {}
 
     def find(self, items: Iterable[Object]) -> None:
-        """Find the records of objects that the target lacks, and of all below them, level by level."""
+        """Find the missing records of objects and of their chains, level by level."""
         lattices, contents = self._first(items)
         seen: set[str] = set()
         while lattices or contents:
@@ -251,7 +251,7 @@ class _Chains:
             contents -= seen
 
     def _first(self, items: Iterable[Object]) -> tuple[set[str], set[str]]:
-        """Ids of lattices, and of exact layers, that objects are."""
+        """Return the ids of the objects' lattices, or exact layers if they have them."""
         reader = self._version.repository.reader
         lattices, contents = set(), set()
         for lattice, content in items:
@@ -263,7 +263,7 @@ class _Chains:
         return lattices, contents
 
     def below(self, item: Object) -> tuple[list[LatticeRecord], list[ContentRecord], tuple[set[str], set[str]]]:
-        """The missing records that one object takes, and the ids that the target has of what these need."""
+        """Return the missing records of one object's chain, and the ids that these need from the target."""
         lattices, contents = self._first([item])
         found: dict[str, LatticeRecord] = {}
         layers: dict[str, ContentRecord] = {}
@@ -291,14 +291,14 @@ class _Chains:
     def is_cheaper_in_full(
         self, item: Object, lattices: Sequence[LatticeRecord], contents: Sequence[ContentRecord], known: set[str]
     ) -> bool:
-        """Whether an object takes fewer bytes by itself than with what it is stored against, which nobody wants."""
+        """Return whether an object takes fewer bytes in full than with its missing bases."""
         record = self._source.lattice(item[0])
         alone = _alone(record, item, known)
         return not record.additive and 0 < alone < _WORTH_ENCODING * _size(lattices, contents)
 
 
 def _alone(record: LatticeRecord, item: Object, known: set[str]) -> int:
-    """Bytes of an object in full, as its encoder has estimated them, but for integers that are known."""
+    """Return the estimated bytes of an object in full, without integers that the target has."""
     coarse, exact = record.alone
     return coarse * (item[0] not in known) + exact * (item[1] is not None and not record.is_exact)
 
@@ -308,7 +308,7 @@ def _size(lattices: Iterable[LatticeRecord], contents: Iterable[ContentRecord]) 
 
 
 def _integers(reader: ObjectReader, record: LatticeRecord) -> Encoded:
-    """The payloads of a record as they are stored, read in one piece."""
+    """Read the stored payloads of a record in one piece."""
     data = memoryview(reader.blocks.pread(record.pack, record.offset, record.length))
     places = reader.index(record)
     coarse: list[memoryview | bytes | None] = [
@@ -319,7 +319,7 @@ def _integers(reader: ObjectReader, record: LatticeRecord) -> Encoded:
 
 
 def _exact_layer(reader: ObjectReader, record: ContentRecord) -> Encoded:
-    """The frames of an exact layer as they are stored, read in one piece."""
+    """Read the stored frames of an exact layer in one piece."""
     frames: list[memoryview | bytes] = [*_cut(reader, record.pack, record.offset, record.lengths)]
     return Encoded(record.lattice, [], frames, patched=record.mode == "patched")
 
@@ -331,18 +331,18 @@ def _cut(reader: ObjectReader, pack: str, offset: int, lengths: Sequence[int]) -
 
 
 class _Blobs:
-    """The blobs of a version as the target has them: those of a version near it where they are the same.
+    """The blobs of a version in the target; equal blobs of a nearby version are shared.
 
     Attributes
     ----------
     packed
-        The others, by name.
+        The new blobs, by name.
     """
 
     def __init__(self, version: StoredVersion, target: Repository, near: VersionRow | None) -> None:
         self.packed: dict[str, bytes] = {}
         self._version = version
-        # Where each string of bytes is, with what it is packed against.
+        # Place of each packed blob, by its bytes and its base's.
         self._known: dict[tuple[bytes, bytes | None], BlobRef] = {}
         self._own: dict[tuple[bytes, bytes | None], BlobRef] = {}
         for ref in [] if near is None else target.resolver.document(near).blobs():
@@ -351,7 +351,7 @@ class _Blobs:
             self._known[_packed(target, place)] = place
 
     def carried(self, ref: BlobRef) -> BlobRef:
-        """Where a blob of the version is in the target."""
+        """Return the place of a blob in the target; add it if it is new."""
         place = ref.within(self._version.row.pack)
         packed = _packed(self._version.repository, place)
         found = self._known.get(packed) or self._own.get(packed)
@@ -366,7 +366,7 @@ class _Blobs:
 
 
 def _packed(repository: Repository, place: BlobRef) -> tuple[bytes, bytes | None]:
-    """The bytes of a blob as they are stored, and of what it is packed against."""
+    """Return the stored bytes of a blob, and of the blob that it is a delta against."""
     assert place.pack is not None
     packed = repository.resolver.manifest(place.pack).blobs.get(place.name)
     if packed is None:

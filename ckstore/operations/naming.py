@@ -1,4 +1,4 @@
-"""Tags, metrics and policies: what names mean, what is noted of versions, how faithful those of a run are to be."""
+"""Names and notes: tags, metrics of versions, and policies of runs."""
 
 from __future__ import annotations
 
@@ -12,44 +12,44 @@ from ckstore.storage import reserve
 from ckstore.storage.catalog import Catalog, VersionRow
 from ckstore.storage.names import LATEST, check_length, check_tag
 
-#: The run of versions that were given none.
+#: The default run.
 DEFAULT_RUN = "main"
 
 
 def policy_of(catalog: Catalog, run: str | None) -> Policy:
-    """How faithful the next version of a run is to be: what was set for the run, else for the store, else exact."""
+    """Return the policy for the next version of a run: the run's, else the store's, else exact."""
     known = catalog.policies()
     text = known.get(DEFAULT_RUN if run is None else run, known.get(""))
     return Policy() if text is None else Policy.from_text(text)
 
 
 def check_run(run: str) -> None:
-    """Raise `UsageError` for a name that cannot be told from that of a version."""
+    """Raise `UsageError` for an invalid name of a run."""
     if not isinstance(run, str):
         raise UsageError(f"The name of a run is text, not {run!r}; write run={str(run)!r}.")
     check_length(run)
     if not run or not run.isprintable() or run != run.strip() or "@" in run or run == LATEST:
         raise UsageError(
-            f"{run!r} cannot name a run: it is empty or {LATEST}, has an @, blanks at its ends or what cannot be"
-            " printed; choose another."
+            f"{run!r} cannot name a run: it is empty or {LATEST}, has an @, blanks at its ends or unprintable"
+            " characters; choose another."
         )
 
 
 def check_run_is_no_tag(catalog: Catalog, run: str) -> None:
-    """Raise `UsageError` where a tag has the name of a run: it would hide the run."""
+    """Raise `UsageError` if a tag has the name of a run: it would hide the run."""
     if run in catalog.tags():
         raise UsageError(f"{run} is a tag; choose another run, or remove the tag: `ckstore tag --delete {run}`.")
 
 
 def check_tag_is_no_run(catalog: Catalog, name: str, run: str | None = None) -> None:
-    """Raise `UsageError` where a run, present or about to be, has the name of a tag, or it cannot be one at all."""
+    """Raise `UsageError` if a tag's name is invalid, or is the name of an existing or new run."""
     check_tag(name)
     if name == run or any(known.name == name for known in catalog.runs()):
         raise UsageError(f"{name} is a run, which a tag of that name would hide; choose another tag.")
 
 
 def tag(repository: Repository, row: VersionRow, name: str) -> None:
-    """Let a tag mean a version; see `Store.tag`."""
+    """Point a tag at a version; see `Store.tag`."""
     catalog = repository.catalog
 
     def change() -> None:
@@ -73,7 +73,7 @@ def untag(repository: Repository, name: str) -> None:
 
 
 def add_metrics(repository: Repository, row: VersionRow, metrics: Mapping[str, Any]) -> VersionRow:
-    """Note metrics with a version that is there, in place of those of the same names; returns its row then."""
+    """Add metrics to a version, replacing those of the same names; return its new row."""
     if {**row.metrics, **metrics} == row.metrics:
         return row
     catalog = repository.catalog
@@ -88,7 +88,7 @@ def add_metrics(repository: Repository, row: VersionRow, metrics: Mapping[str, A
 
 
 def set_policy(repository: Repository, policy: Policy | None, run: str | None) -> None:
-    """Let the versions to come of a run, or of the store, be this faithful; see `Store.set_policy`."""
+    """Set the policy of a run, or of the store, for its next versions; see `Store.set_policy`."""
     repository.require_writable()
     if run is not None:
         check_run(run)

@@ -1,4 +1,4 @@
-"""Finds the stored version that a new one most likely descends from: `parent="auto"`."""
+"""Finds the most likely parent of a new version: `parent="auto"`."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
     from ckstore.repository import Repository
     from ckstore.scanning.scanned import ScannedVersion
 
-#: Versions that are compared by their values: the most alike by names and shapes, later ones first.
+#: Versions whose values are compared: the most similar by names and shapes, later ones first.
 _COMPARED = 12
 
-#: Elements of each of the largest objects that are compared.
+#: Compared elements of each of the largest objects.
 _SAMPLE = 1 << 14
 
-#: Objects that are compared.
+#: Compared objects.
 _OBJECTS = 4
 
 
 def nearest_version(repository: Repository, scanned: ScannedVersion) -> VersionRow | None:
-    """The version whose largest objects differ least from those of `scanned`.
+    """Return the version whose largest objects differ least from those of `scanned`, or None.
 
-    Of each run the first and the last version are asked. Versions that share less than half of the elements by
-    typed path and shape are no relatives; where none is left the answer is None.
+    Candidates are the first and the last version of each run that share at least half of the elements by typed path and
+    shape.
     """
     units = {(unit.key, unit.signature): unit for unit in scanned.units}
     total = sum(unit.count for unit in scanned.units)
@@ -68,7 +68,7 @@ def nearest_version(repository: Repository, scanned: ScannedVersion) -> VersionR
 
 
 def _values(repository: Repository, unit: Unit, lattice: str, content: str | None) -> Bits:
-    """The first chunk of an object: exact values, or the coarse ones where there are no others."""
+    """Return the first chunk of an object: its exact values, or else its coarse ones."""
     if content is not None:
         return repository.reader.bits(content, 0)
     record = repository.resolver.lattice(lattice)

@@ -1,4 +1,4 @@
-"""Rebase: stores the objects of old versions in full again, so that restoring them needs no other version."""
+"""Rebase: stores the objects of old versions in full, so that restoring them needs no other version."""
 
 from __future__ import annotations
 
@@ -31,27 +31,27 @@ if TYPE_CHECKING:
     from ckstore.repository import Repository
 
 
-#: How often it begins again because others have changed a version meanwhile.
+#: Attempts while other processes change the versions.
 _TRIES = 3
-#: A version may cost a little more than its budget: as much as numbers are rounded by.
+#: Tolerance for rounded costs.
 _ROUNDING = 1.001
 
 
 @dataclass(slots=True)
 class RebaseReport:
-    """What a rebase did or would do.
+    """Result of a rebase; after a dry run, its prediction.
 
     Attributes
     ----------
     versions
-        Numbers of the versions that were beyond the budget.
+        Numbers of the versions that exceeded the budget.
     objects
-        Objects that are stored in full now.
+        Number of objects that were stored in full.
     bytes
-        Bytes that were added; what they supersede is freed by `gc`.
+        Bytes that were added; `gc` frees the superseded layers.
     beyond
-        Numbers of the versions that stay beyond the budget: sums of changes, as of scheme `lc`, have no values of
-        their own to store in full.
+        Numbers of the versions that still exceed the budget. Objects of scheme `lc` are sums of deltas: they cannot be
+        stored in full.
     """
 
     versions: list[int]
@@ -63,19 +63,19 @@ class RebaseReport:
 def rebase(
     repository: Repository, versions: Sequence[StoredVersion], *, budget: float | None = None, dry_run: bool = False
 ) -> RebaseReport:
-    """Store objects of `versions` in full until restoring each costs at most `budget` times a full restore.
+    """Store objects of `versions` in full until each version costs at most `budget` times a full restore.
 
     Parameters
     ----------
     budget
-        1 or more; None stores every object of the versions in full.
+        Maximal restore cost, 1 or more; None stores every object in full.
     dry_run
-        Only say which versions are beyond the budget and how many objects would be stored anew.
+        Change nothing; count the versions over budget and the objects to store.
 
     Raises
     ------
     NotFoundError
-        One of them was forgotten meanwhile.
+        A version was forgotten since.
     """
     for _ in range(_TRIES):
         try:
@@ -85,7 +85,7 @@ def rebase(
             rows = [repository.catalog.version(version.row.number) for version in versions]
             if all(row.described == version.row.described for row, version in zip(rows, versions, strict=True)):
                 raise
-            # Others have thinned one of them, or described it again, since it was looked up: what it had may be gone.
+            # Others have changed a version since it was looked up: its objects may have been removed.
             repository.resolver.forget()
             versions = [StoredVersion(repository, row) for row in rows]
     return _rebase(repository, versions, budget, dry_run=dry_run)
@@ -120,16 +120,16 @@ def _rebase(
         with Change(repository, writer) as change:
             change.finish()
             report.bytes = sum(pack.bytes for pack in change.packs)
-            # A version that needs no other object costs what it did, whatever moves.
+            # The cost of a version without deltas does not change.
             costs = present_costs(repository, [row for row in repository.catalog.versions() if row.depth > 0])
             change.commit({"change": "rebase", "versions": numbers}, costs=costs)
     return report
 
 
 def within_budget(repository: Repository, row: VersionRow, budget: float) -> VersionRow:
-    """The row of a version that was just encoded, once it costs what it may.
+    """Rebase a version that was just encoded if it exceeds its budget; return its row.
 
-    Every object kept a budget of its own version; together in another version they may be beyond this one's.
+    Objects that it shares with other versions were planned for their budgets, not for this one's.
     """
     if row.cost <= budget * _ROUNDING:
         return row
@@ -140,9 +140,9 @@ def within_budget(repository: Repository, row: VersionRow, budget: float) -> Ver
 def _beyond(
     reader: ObjectReader, version: StoredVersion, budget: float | None, chosen: set[Object]
 ) -> tuple[set[Object], bool]:
-    """Return the objects of a version to store in full, and whether it is within the budget then.
+    """Return the objects of a version to store in full, and whether the version is within the budget then.
 
-    Those that save most come first. Sums of changes cannot be stored in full.
+    The objects that save most come first. Sums of deltas cannot be stored in full.
     """
     objects = set(version.document.objects)
     fixed = cost(assembly_work(version.layout.files))
@@ -174,7 +174,7 @@ def _full_cost(reader: ObjectReader, item: Object) -> float:
 
 
 def encoded_in_full(reader: ObjectReader, item: Object) -> tuple[LatticeRecord, Encoded]:
-    """The layers of an object by itself, with the ids that it has; it must not be one that is added to another."""
+    """Encode an object in full under the same ids; it must not be a sum of deltas."""
     lattice, content = item
     record = reader.resolver.lattice(lattice)
     layers = Encoded(lattice, [], [])

@@ -1,4 +1,4 @@
-"""Builds the catalog again from packs and log."""
+"""Recover: rebuilds the catalog from packs and log."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from ckstore.storage.scan_packs import DamagedPack, ScannedPack, scan_packs
 
 @dataclass(slots=True)
 class RecoverReport:
-    """What a recovery found.
+    """Result of a recovery.
 
     Attributes
     ----------
     versions, packs
-        How many came back.
+        Numbers of recovered versions and packs.
     problems
-        A sentence for everything that is damaged or missing (packs, log records, versions, tags), and for each two
-        versions that claim the same number or step. Nothing was deleted.
+        One sentence for each damaged or missing pack, log record, version or tag, and for each pair of versions that
+        claim the same number or step. Recovery deletes nothing.
     """
 
     versions: int = 0
@@ -43,23 +43,23 @@ class RecoverReport:
 
 
 def recover(path: str | os.PathLike[str]) -> RecoverReport:
-    """Replace the catalog of the store at `path` by one that is built from its packs and log.
+    """Rebuild the catalog of the store at `path` from its packs and log.
 
-    Versions that were forgotten stay forgotten, tags point where they pointed. A pack that was complete when its
-    ingest was interrupted brings its version back. Nobody else writes meanwhile; who reads goes on.
+    Forgotten versions stay forgotten, and tags keep their versions. If an interrupted ingest had completed its pack,
+    its version is recovered. No other process may write during the recovery; readers may go on.
 
-    Of a remote store, named by its URL, the catalog of the mirror is made again from the log alone, while others go on.
-    Then every pack is read: one that is damaged or missing is put again where its bytes are still here. Else the log
-    says what was lost with it, so that an ingest of the same content stores that again.
+    For a remote store, named by its URL, the mirror's catalog is rebuilt from the log; other processes may go on. Then
+    every pack is read. A damaged or missing pack is uploaded again if its bytes are cached here. Otherwise the log
+    records its loss, so that the next ingest of the same content stores it again.
 
     Raises
     ------
     NoStoreError
-        There is no store.
+        The path holds no store.
     LockedError
         Another process is writing.
     FormatVersionError
-        A later ckstore wrote something here.
+        A later version of ckstore wrote to the store.
     """
     place = root.place(path)
     if isinstance(place, str):
@@ -71,17 +71,17 @@ def recover(path: str | os.PathLike[str]) -> RecoverReport:
 
 
 def _recover_mirror(url: str) -> RecoverReport:
-    """Make the catalog of a remote store's mirror again, from the first record of its log on.
+    """Rebuild the catalog of a remote store's mirror from its log.
 
-    Options and cached bytes stay; other processes of this mirror go on.
+    Options and cached bytes stay. Other processes of this mirror go on.
     """
     from ckstore.storage.remote.catalog import RemoteCatalog
     from ckstore.storage.remote.mirror import find
 
     mirror = find(url, from_log=True)
 
-    def fill(beside: Path, present: Catalog | None) -> None:
-        with RemoteCatalog(replace(mirror, path=beside)) as catalog:
+    def fill(target: Path, present: Catalog | None) -> None:
+        with RemoteCatalog(replace(mirror, path=target)) as catalog:
             catalog.refresh()
             if present is not None:
                 with suppress(IntegrityError):
@@ -94,7 +94,7 @@ def _recover_mirror(url: str) -> RecoverReport:
 
 
 def _recover_directory(path: Path) -> RecoverReport:
-    """As `recover`, of a directory."""
+    """Rebuild the catalog of a store in a directory."""
     report = RecoverReport()
     rebased = False
 
@@ -112,7 +112,7 @@ def _recover_directory(path: Path) -> RecoverReport:
 
 
 def _present_rows(present: Catalog) -> dict[str, VersionRow] | None:
-    """The versions of the present catalog by id; None where it is damaged, so that nothing in it counts."""
+    """Return the versions of the current catalog by id; None if it is damaged."""
     try:
         return None if present.check() else {row.uid: row for row in present.versions()}
     except CkstoreError:
@@ -120,7 +120,7 @@ def _present_rows(present: Catalog) -> dict[str, VersionRow] | None:
 
 
 def _last_number(present: Catalog) -> int:
-    """The highest number that the present catalog knows: an ingest that is under way has one that no pack tells."""
+    """Return the highest number in the current catalog: a running ingest has one that is in no pack yet."""
     try:
         return present.last_number()
     except (CkstoreError, TypeError, ValueError):
@@ -128,7 +128,7 @@ def _last_number(present: Catalog) -> int:
 
 
 def _take_costs_again(path: Path) -> None:
-    """Depths and costs of all versions: manifests say what they were before objects were stored in full."""
+    """Recompute depths and costs of all versions: the manifests' values predate a rebase."""
     with Repository(path) as repository:
         update_costs(repository)
 
@@ -140,9 +140,9 @@ class _Builder:
         self.present = present
         self.report = report
         self.found: list[FoundVersion] = []
-        self.beside: dict[tuple[int, str], PackInfo] = {}
+        self.exact_packs: dict[tuple[int, str], PackInfo] = {}
         self.packs: set[str] = set()
-        # What says that it took a pack's place, by that pack's name, and what did.
+        # Packs that claim to replace a pack, by the replaced pack's name; and the chosen replacement.
         self.claims: dict[str, list[str]] = {}
         self.moved: dict[str, str] = {}
         self.damaged: list[PackInfo] = []
@@ -153,7 +153,7 @@ class _Builder:
     def build(self) -> None:
         for pack in scan_packs(self.path, MANIFEST):
             if isinstance(pack, DamagedPack):
-                self.report.problems.append(f"Pack {pack.info.name} is damaged ({pack.reason}); it was left alone.")
+                self.report.problems.append(f"Pack {pack.info.name} is damaged ({pack.reason}); it was left in place.")
                 self.damaged.append(pack.info)
             else:
                 self._take_in(pack)
@@ -167,7 +167,7 @@ class _Builder:
         rows = None if self.present is None else _present_rows(self.present)
         if rows and self._are_of_another_store(rows, records):
             self.report.problems.append(
-                "The present catalog is of another store: nothing of what it lists is here; nothing in it counted."
+                "The current catalog belongs to another store: none of its versions is here; it was ignored."
             )
             self.present = rows = None
         if self.present is not None:
@@ -176,22 +176,22 @@ class _Builder:
         self.report.problems += versions.problems
         if rows is None and any(pack.kind == "coarse" for pack in self.damaged):
             self.report.problems += [
-                f"No pack tells of what was numbered {numbers}: it is gone with a damaged one, or was never committed."
+                f"No pack holds version {numbers}: its pack is damaged, or it was never committed."
                 for numbers in versions.unexplained()
             ]
         for version in versions.renumbered:
             change = {"change": "renumber", "uid": version.uid, "from": version.written_as, "version": version.number}
             log.append(self.path, change)
-        # A parent was written under a lower number.
+        # Parents have lower numbers.
         for version in sorted(versions.versions.values(), key=lambda version: version.written_as):
             self._insert(version, versions.parent(version))
-        # A number that was given once, be it to a version that is gone or was never committed, stays its own.
+        # Numbers are never reused, not even those of removed or uncommitted versions.
         self.catalog.skip_numbers(versions.last_number)
         if rows is not None and self.present is not None:
             try:
                 self.catalog.take_over_claims(self.present)
             except IntegrityError:
-                self.report.problems.append("Whoever ingests or reads at present is not known: leases are damaged.")
+                self.report.problems.append("The leases are damaged: processes that ingest or read now are unknown.")
         self._tag(records, versions)
         for record in records:
             if record.get("change") == "metrics":
@@ -206,9 +206,9 @@ class _Builder:
             self.catalog.note_collected(collected[-1])
 
     def _moved(self, records: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-        """What took the place of packs that are not there any more, of several copies the one that was committed last.
+        """Return the replacements of missing packs; of several copies, the one committed last.
 
-        A copy that a killed `gc` left need not have what versions since then refer to.
+        Later versions may need blobs that the copy of a killed `gc` lacks.
         """
         written = [name for record in records if record.get("change") == "gc" for name in record["written"]]
         committed = {name: number for number, name in enumerate(written)}
@@ -220,7 +220,7 @@ class _Builder:
 
     def _take_in(self, pack: ScannedPack) -> None:
         if pack.document.get("trial"):
-            # Of a search that was killed: nobody wants that version. `gc` removes the file.
+            # A trial of a killed search; `gc` removes the file.
             self.last_number = max(self.last_number, pack.document["number"])
             return
         self.report.packs += 1
@@ -238,10 +238,10 @@ class _Builder:
             except IntegrityError as error:
                 self.report.problems.append(f"{error} The version was left out.")
         elif pack.info.kind != "coarse":
-            self.beside[pack.document["number"], pack.document["created"]] = pack.info
+            self.exact_packs[pack.document["number"], pack.document["created"]] = pack.info
 
     def _are_of_another_store(self, rows: Mapping[str, VersionRow], records: Sequence[dict[str, Any]]) -> bool:
-        """Whether there are packs and log, and none of them tells of any of these versions by their ids."""
+        """Return whether packs and log exist, but none names a version of the catalog by its id."""
         packs = {*self.packs, *self.claims, *(pack.name for pack in self.damaged)}
         logged = {origin[0] for record in records if record.get("change") == "gc" for origin in record["versions"]}
         ours = logged | {version.uid for version in self.found}
@@ -249,18 +249,18 @@ class _Builder:
 
     def _insert(self, version: FoundVersion, parent: int | None) -> None:
         pack, document = version.pack, version.document
-        beside = self.beside.get((pack.document["number"], pack.document["created"]))
-        row = version_row(document, [pack.info] if beside is None else [beside, pack.info], pack.entry)
+        exact = self.exact_packs.get((pack.document["number"], pack.document["created"]))
+        row = version_row(document, [pack.info] if exact is None else [exact, pack.info], pack.entry)
         missing = sum(not self.objects.restores(lattice, content) for lattice, content in document.objects)
         if missing:
             self.report.problems.append(
-                f"Version {row.number} ({version.name}) lacks layers of {missing} objects; what is left is kept."
+                f"Version {row.number} ({version.name}) lacks layers of {missing} objects; its other objects are kept."
             )
         references = {self.moved.get(name, name) for name in document.blob_packs()}
         for name in sorted(references - self.packs):
             self.report.problems.append(
-                f"Version {row.number} ({version.name}) lacks what it shares with pack {name}, which is damaged or"
-                " missing: how its files are cut, or the bytes between their tensors."
+                f"Version {row.number} ({version.name}) lacks data shared with pack {name}, which is damaged or"
+                " missing: the layout of its files, or the bytes between their tensors."
             )
         self.catalog.commit_version(
             replace(row, step=version.step, parent=parent), [], [], [], references=references & self.packs
@@ -271,9 +271,7 @@ class _Builder:
         for tag, (number, when) in sorted(last_targets(records).items()):
             meant = versions.meant(number, when)
             if meant not in versions.versions:
-                self.report.problems.append(
-                    f"Tag {tag} means version {number}, which is gone; there is no such tag until it is set again."
-                )
+                self.report.problems.append(f"Tag {tag} points at version {number}, which is gone; set the tag again.")
                 continue
             if meant != number:
                 log.append(self.path, {"change": "tag", "tag": tag, "version": meant})

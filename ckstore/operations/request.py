@@ -1,4 +1,4 @@
-"""What is asked for of a version to be ingested, checked before anything is read."""
+"""Requests: the options of an ingest, and their checks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ckstore.storage.schema import DEPTH, plain_object
 
 @dataclass(frozen=True, slots=True)
 class IngestOptions:
-    """What a caller may say of a version, as it was said; `Store.ingest` has what each means."""
+    """The options of an ingest as the caller gave them; `Store.ingest` documents them."""
 
     run: str | None = None
     step: int | None = None
@@ -56,20 +56,20 @@ class IngestOptions:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a version is to be: integers and metrics as plain values whatever they were given as.
+    """A checked request for an ingest, with plain integers and metrics.
 
     Attributes
     ----------
     parent
-        The version that it is stored after.
+        The version before this one.
     source
-        Where it comes from, as text; empty for a state dict.
+        Name of the source; empty for a state dict.
     search
         The search for the setting of the policy's scheme.
     force
-        Damaged files are stored as opaque bytes.
+        Whether damaged files are stored as opaque bytes.
     heals
-        It takes the place, tags included, of a damaged version of the same content.
+        Whether the version replaces a damaged version of the same content, tags included.
     """
 
     run: str
@@ -88,28 +88,28 @@ class Request:
 
     @property
     def is_hot(self) -> bool:
-        """Whether the version is stored raw at first: not where evaluations or gradients decide how it is encoded."""
+        """Whether the version is stored raw first: not if evaluations or gradients decide its encoding."""
         return self.policy.kept_hot > 0 and self.search is None and not self.gradients
 
 
 def request_of(catalog: Catalog, options: IngestOptions) -> Request:
-    """What follows from options, but for what only the source tells: its name, and the step where none was given.
+    """Check options and build a request; the source will add its name and, if missing, the step.
 
     Raises
     ------
     UsageError
-        Something cannot be told apart or kept.
+        An option is invalid.
     """
     budget = BUDGET if options.budget is None else options.budget
     if not budget >= 1:
         raise UsageError(f"The restore budget must be 1 or more, not {budget}.")
     run = DEFAULT_RUN if options.run is None else options.run
-    said = policy_of(catalog, run)
+    current = policy_of(catalog, run)
     asked = options.asked
-    # A caller that asks for one coarse version wants few bytes at once.
-    kept = said.hot if asked is None else 0 if asked.is_coarse and asked.hot is None else asked.hot
-    # The retention of older versions is the run's.
-    policy = replace(asked or said, hot=kept if options.hot is None else options.hot, retention=Retention())
+    # A caller that asks for one coarse version wants few bytes immediately.
+    kept = current.hot if asked is None else 0 if asked.is_coarse and asked.hot is None else asked.hot
+    # Retention is a property of the run.
+    policy = replace(asked or current, hot=kept if options.hot is None else options.hot, retention=Retention())
     if options.search is not None:
         if asked is not None and not asked.is_coarse:
             raise UsageError("A search finds a coarse setting; leave the exact policy out.")
@@ -133,7 +133,7 @@ def request_of(catalog: Catalog, options: IngestOptions) -> Request:
 
 
 def flat_gradients(gradients: Mapping[str, Any]) -> dict[str, npt.NDArray[np.float32]]:
-    """Gradients by path as flat float32 arrays; raises `UsageError` for what is not an array of numbers."""
+    """Return gradients by path as flat float32 arrays; raise `UsageError` for other values."""
     flat = {}
     for path, gradient in gradients.items():
         values = gradient.detach().float().cpu().numpy() if hasattr(gradient, "detach") else gradient
@@ -147,7 +147,7 @@ def flat_gradients(gradients: Mapping[str, Any]) -> dict[str, npt.NDArray[np.flo
 
 
 def checked_step(step: Any) -> int | None:
-    """A step as a plain integer; raises `UsageError` for what is none of at most 64 bits."""
+    """Return a step as a plain integer; raise `UsageError` unless it is an integer of at most 64 bits."""
     if step is None:
         return None
     try:
@@ -161,12 +161,12 @@ def checked_step(step: Any) -> int | None:
 
 
 def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Metrics as they will be read back: what JSON has; NumPy's scalars as plain ones, NaN and infinities as text.
+    """Return metrics as plain JSON values: NumPy scalars as plain ones, NaN and infinities as text.
 
     Raises
     ------
     UsageError
-        They are something else.
+        A metric is no plain value.
     """
 
     def item(value: Any) -> Any:

@@ -1,12 +1,12 @@
-"""Retain: does what a run's policy says of its older versions: which lose tensors, become coarse, are forgotten.
+"""Retain: applies a run's retention policy to its older versions.
 
-due(rows, retention, ...)      # which: a pure function of the catalog's rows
-drop(...)                      # those that lose tensors, each in a commit of its own
-thin(...)                      # those that become coarse, each in a commit of its own
-forget(...)                    # those that go, in the transaction that looked them up
-gc(...)                        # where enough is garbage, and nobody else is at work
+due(rows, retention, ...)      # selects the versions; a pure function of the catalog's rows
+drop(...)                      # prunes tensors of versions, each in its own commit
+thin(...)                      # makes versions coarse, each in its own commit
+forget(...)                    # forgets versions, in the transaction that selected them
+gc(...)                        # if there is enough garbage and no other writer
 
-Forgetting comes last: which version is the first of so many steps is another one once versions are forgotten.
+Forgetting comes last: it changes which version is the first of N steps.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ if TYPE_CHECKING:
     from ckstore.repository import Repository
     from ckstore.storage.rows import VersionRow
 
-#: Garbage is collected where at least this part of the packs' bytes is claimed by no version.
+#: Garbage is collected if no version claims at least this fraction of the packs' bytes.
 _GARBAGE = 0.1
 
-#: Seconds for which garbage may wait for a moment in which nobody writes; what stays goes the next time.
+#: Seconds to wait for other writers before a collection is postponed.
 _PATIENCE = 2.0
 
 
-#: Ids of versions that had no exact layer to give up, or, with globs, no such tensors, by the repository that found
-#: out: it takes reading them.
+#: Ids of versions without exact layers, or, with globs, without matching tensors, for each repository: it takes
+#: reading them to find out.
 _had_nothing: WeakKeyDictionary[Repository, set[str | tuple[str, ...]]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """The versions of a run that its policy does not keep as they are, in order.
+    """The versions of a run to which its retention policy applies, in order.
 
     Attributes
     ----------
     forgotten, thinned, dropped
-        Those that go, those that become coarse, and those that lose tensors.
+        Versions to forget, to make coarse, and to prune.
     """
 
     forgotten: list[VersionRow]
@@ -64,15 +64,15 @@ class Due:
 
 @dataclass(slots=True)
 class RetainReport:
-    """What was done with older versions, or would be.
+    """Result of applying retention policies; after a prediction, the expected changes.
 
     Attributes
     ----------
     forgotten, thinned, dropped
-        The rows of the versions that are forgotten and that became coarse, as they were, and of those that lost
-        tensors, with the globs of these.
+        Rows of the forgotten versions, of those that became coarse, and of those that lost tensors. The first two
+        are as before the change; `dropped` rows have the globs of all dropped tensors.
     freed
-        Bytes that the store takes less; 0 where the garbage waits for more, or for others to end.
+        Freed bytes; 0 if the collection was postponed.
     """
 
     forgotten: list[VersionRow] = field(default_factory=list)
@@ -84,26 +84,26 @@ class RetainReport:
 def due(
     rows: Sequence[VersionRow], retention: Retention, *, kept: Collection[int] = (), hot: Collection[int] = ()
 ) -> Due:
-    """What a policy says of the versions of one run.
+    """Apply a retention policy to the versions of one run.
 
     Parameters
     ----------
     rows
         All versions of the run.
     retention
-        What is asked for.
+        The retention policy.
     kept
-        Numbers of versions that stay as they are: tagged ones, and those that another run's version follows.
+        Numbers of protected versions: tagged ones, and parents of another run's versions.
     hot
-        Numbers of versions that stay hot: they become coarse, or lose tensors, once they are encoded.
+        Numbers of versions that stay hot: they become coarse, or lose tensors, after they are encoded.
     """
     ordered = next(by_run(rows), [])
     stays = {*kept, *_best(ordered, retention.exact_best)}
     forgotten = []
     if retention.keep_last is not None:
-        stays_there = stays | first_of_every(ordered, retention.keep_every)
-        stays_there |= _latest(ordered, retention.keep_last)
-        forgotten = [row for row in ordered if row.number not in stays_there]
+        remaining = stays | first_of_every(ordered, retention.keep_every)
+        remaining |= _latest(ordered, retention.keep_last)
+        forgotten = [row for row in ordered if row.number not in remaining]
     stays |= {row.number for row in forgotten} | set(hot) | first_of_every(ordered, retention.exact_every)
     thinned, dropped = [], []
     if retention.exact_last is not None:
@@ -121,23 +121,23 @@ def retain(
     *,
     progress: Callable[[int], None] | None = None,
 ) -> RetainReport:
-    """Do what the policies of all runs, or of one, say of older versions; what garbage there is then may be freed.
+    """Apply the retention policies of all runs, or of one; collect garbage if there is enough.
 
-    Killed at any moment it leaves versions as they were, or as the policy says; what is left is done the next time.
+    If the process is killed, each version is unchanged or fully processed; the next call does the rest.
 
     Parameters
     ----------
     run
-        Of this run; by default of all.
+        Versions of this run; by default of all runs.
     progress
-        Called with numbers of bytes that were encoded.
+        Called with numbers of encoded bytes.
 
     Raises
     ------
     DiskFullError
-        There is no room to describe a version again; the others were forgotten.
+        The disk is too full to rewrite a version's metadata; versions to forget were forgotten.
     IntegrityError
-        A version that is to become coarse or to lose tensors is damaged, or what is stored against it.
+        A version to thin or prune, or an object stored against it, is damaged.
     """
     report = RetainReport()
     full = None
@@ -149,13 +149,13 @@ def retain(
             report.dropped += dropped
             report.thinned += thinned
         except DiskFullError as error:
-            full = error  # What goes now makes room for the next time.
+            full = error  # Forgetting frees space for the next call.
         if found.forgotten:
             with reserve.spent(repository.path):
-                # Looked up once more: what was tagged or forked meanwhile stays.
+                # Select again: versions that were tagged or forked since stay.
                 report.forgotten += repository.catalog.commit(partial(_forget_due, repository, name, policy))
     if runs and _is_worth_it(repository):
-        with suppress(LockedError):  # Whoever is at work comes first; the garbage can wait.
+        with suppress(LockedError):  # Other writers come first; the garbage can wait.
             report.freed = gc(repository, patience=_PATIENCE).bytes
     if full is not None:
         raise full
@@ -163,7 +163,7 @@ def retain(
 
 
 def expected(repository: Repository, run: str | None = None, retention: Retention | None = None) -> RetainReport:
-    """What `retain` would do; with `retention`, what it would do if that were set. Nothing is decoded."""
+    """Predict the result of `retain`, optionally under another `retention`. Nothing is decoded."""
     report = RetainReport()
     own = set() if run is not None or retention is None else set(repository.catalog.policies())
     for name, policy in _policies(repository, run):
@@ -182,7 +182,7 @@ def expected(repository: Repository, run: str | None = None, retention: Retentio
 
 
 def outlived(repository: Repository, run: str, step: int) -> bool:
-    """Whether a version of a run would be forgotten, once others are stored, if it were stored at a step."""
+    """Return whether the run's policy would forget a version that is stored at this step, after the next ingests."""
     retention = policy_of(repository.catalog, run).retention
     with suppress(NotFoundError):
         rows = repository.catalog.versions(run)
@@ -218,14 +218,14 @@ def _due(repository: Repository, run: str, policy: Policy) -> Due:
 def _describe_again(
     repository: Repository, run: str, policy: Policy, due_before: Due, progress: Callable[[int], None] | None
 ) -> tuple[list[VersionRow], list[VersionRow]]:
-    """Let versions lose tensors and become coarse; returns those that did, also where others did the same meanwhile."""
+    """Prune and thin the due versions; return the processed rows, including those that other processes did first."""
     globs, found = policy.retention.drop, due_before
     for left in reversed(range(1 + len(found.dropped) + len(found.thinned))):
         try:
             dropped = _drop(repository, found.dropped, globs, progress)
             thinned = _thin(repository, found.thinned, policy, progress)
             break
-        except ConflictError:  # Another process, or a thread of this one, was first with a version.
+        except ConflictError:  # Another process or thread processed a version first.
             if not left:
                 raise
             found = _due(repository, run, policy)
@@ -239,7 +239,7 @@ def _describe_again(
 
 
 def _done(before: Iterable[VersionRow], after: Iterable[VersionRow]) -> list[VersionRow]:
-    """Versions that were due, and are no more."""
+    """Return versions that were due before, and no longer are."""
     still = {row.number for row in after}
     return [row for row in before if row.number not in still]
 
@@ -252,7 +252,7 @@ def _drop(
     if not rows:
         return []
     found: list[VersionRow] = []
-    with suppress(NotFoundError):  # Another process has forgotten one of them; the others have their turn next time.
+    with suppress(NotFoundError):  # Another process forgot a version; the next call does the rest.
         compact(repository, [row for row in rows if row.hot], progress=progress)
         found = drop(repository, rows, globs, progress=progress)
         given_up |= {(row.uid, *globs) for row in rows} - {(row.uid, *globs) for row in found}
@@ -267,7 +267,7 @@ def _thin(
     if not rows:
         return []
     coarse = policy if policy.is_coarse else Policy("coarse")
-    with suppress(NotFoundError):  # Another process has forgotten one of them; the others have their turn next time.
+    with suppress(NotFoundError):  # Another process forgot a version; the next call does the rest.
         compact(repository, [row for row in rows if row.hot], progress=progress)
         skipped = thin(repository, rows, coarse, progress=progress).skipped
         present = {row.number: row.fidelity for row in repository.catalog.versions()}
@@ -277,19 +277,19 @@ def _thin(
 
 
 def _is_worth_it(repository: Repository) -> bool:
-    """Whether much of what the packs hold is claimed by no version; some of that others are stored against."""
+    """Return whether enough bytes of the packs are claimed by no version; some of these may be bases."""
     packs = sum(pack.bytes for pack in repository.catalog.packs())
     claimed = sum(row.stored_bytes for row in repository.catalog.versions())
     return packs - claimed > _GARBAGE * packs
 
 
 def _latest(ordered: Sequence[VersionRow], count: int) -> set[int]:
-    """Numbers of the last versions, and of those ingested last: who resumes from an older one saves what is newest."""
+    """Return numbers of the last versions by step and by ingest: a resumed run may save lower steps later."""
     return {row.number for row in ordered[-count:]} | set(sorted(row.number for row in ordered)[-count:])
 
 
 def _best(ordered: Sequence[VersionRow], wanted: Iterable[str]) -> set[int]:
-    """Numbers of the versions with the least or the largest value of each metric, of several the first one."""
+    """Return numbers of the best version by each metric; the first if several are equal."""
     found = set()
     for best in wanted:
         metric, _, sense = best.rpartition(":")
@@ -301,5 +301,5 @@ def _best(ordered: Sequence[VersionRow], wanted: Iterable[str]) -> set[int]:
 
 
 def _number(value: object) -> float:
-    """A metric as a number; NaN where it is none."""
+    """Return a metric as a number; NaN if it is none."""
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan

@@ -1,4 +1,4 @@
-"""Which versions a verb acts on: versions by name, ranges of a run, whole runs, and what is kept of them."""
+"""Selects the versions that a verb acts on: by name, range or run, without those to keep."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from ckstore.storage.catalog import Catalog
     from ckstore.storage.rows import VersionRow
 
-#: What stands between the two ends of a range.
+#: Separator of the two ends of a range.
 _BETWEEN = ".."
 
 
@@ -23,25 +23,25 @@ def select_versions(
     keep_last: int | None = None,
     keep_tagged: bool = False,
 ) -> list[VersionRow]:
-    """The versions to act on: those that are named, without those that are kept.
+    """Return the versions to act on: the named ones without the kept ones.
 
-    What is kept is counted in each run apart, in the order of its steps; where one of the run's named versions has no
-    step, in the order of numbers.
+    Kept versions are counted in each run separately, in the order of steps. If one of the run's named versions has no
+    step, they are counted in the order of numbers.
 
     Parameters
     ----------
     catalog : Catalog
     specs : sequence of str or int
-        Names of versions, or one by itself, as in `names.resolve`, and ranges `A..B`: A, B and all versions of their
-        run between them. Where A and B are numbers, those with numbers between them, else those with steps between
-        them.
+        Names of versions, or a single name, as in `names.resolve`, and ranges `A..B`: A, B and all versions of their
+        run between them. If A and B are numbers, versions are compared by number, otherwise by step.
+
     run : str, optional
-        All versions of this run; instead of `specs`.
+        Select all versions of this run, instead of `specs`.
     keep_every : int, optional
         Keep the first of the named versions in every this many steps: in 0 to 99, in 100 to 199 and so on for 100.
         Versions without a step count by their number instead.
     keep_last : int, optional
-        Keep so many of the last of the named versions.
+        Keep this many of the last named versions.
     keep_tagged : bool
         Keep the named versions that have a tag.
 
@@ -53,9 +53,9 @@ def select_versions(
     Raises
     ------
     NotFoundError
-        There is no such version or run.
+        A version or run does not exist.
     UsageError
-        Both or neither of `specs` and `run` are given, a range has no two ends in one run, or it runs backwards.
+        Both or neither of `specs` and `run` are given, the ends of a range are not in one run, or it runs backwards.
     """
     if isinstance(specs, str | int):
         specs = [specs]
@@ -78,7 +78,7 @@ def select_versions(
 
 
 def by_run(rows: Sequence[VersionRow]) -> Iterator[list[VersionRow]]:
-    """The versions of each run, each once: in the order of steps; where one has none, in that of numbers."""
+    """Yield the versions of each run, each once, in the order of steps, or of numbers if a step is missing."""
     runs: dict[str, dict[int, VersionRow]] = {}
     for row in rows:
         runs.setdefault(row.run, {})[row.number] = row
@@ -101,12 +101,12 @@ def first_of_every(ordered: Iterable[VersionRow], steps: int | None) -> set[int]
 
 
 def _named(catalog: Catalog, spec: str | int) -> list[VersionRow]:
-    """The versions of one name or range."""
+    """Return the versions of one name or range."""
     text = str(spec).strip()
     if _BETWEEN not in text:
         return [catalog.resolve(spec)]
     try:
-        # Nothing forbids two dots in the name of a run or a tag.
+        # The name of a run or tag may contain two dots.
         return [catalog.resolve(text)]
     except NotFoundError:
         return _range(catalog, text)
@@ -127,7 +127,7 @@ def _range(catalog: Catalog, text: str) -> list[VersionRow]:
 
 
 def _cuts(text: str) -> Iterator[tuple[str, str]]:
-    """All ways to read a text as a range."""
+    """Yield all ways to split a text into a range."""
     place = text.find(_BETWEEN)
     while place >= 0:
         left, right = text[:place].strip(), text[place + len(_BETWEEN) :].strip()
@@ -149,7 +149,7 @@ def _between(catalog: Catalog, text: str, first: VersionRow, last: VersionRow, *
     if low is None or high is None:
         stepless = first if low is None else last
         raise UsageError(
-            f"Version {stepless.number} has no step, which the range {text} goes by;"
+            f"Version {stepless.number} has no step, but the range {text} is by steps;"
             f" name both ends by number: {first.number}..{last.number}."
         )
     if low > high:

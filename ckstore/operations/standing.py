@@ -1,4 +1,4 @@
-"""What is at the run and step of a version already: the same content or other, faithful enough, whole or not."""
+"""Compares an ingest with the existing version at its run and step: content, fidelity and integrity."""
 
 from __future__ import annotations
 
@@ -13,89 +13,89 @@ from ckstore.scanning.scanned import ScannedVersion
 from ckstore.storage.catalog import VersionRow
 
 
-def is_there(repository: Repository, standing: VersionRow, scanned: ScannedVersion, request: Request) -> bool:
-    """Whether a version is what is asked for, faithful enough and whole: nothing is to be stored."""
+def is_there(repository: Repository, existing: VersionRow, scanned: ScannedVersion, request: Request) -> bool:
+    """Return whether an existing version satisfies the request, so that nothing must be stored."""
     return (
-        not _is_lost(repository, standing)
-        and _is_same(repository, standing, scanned)
-        and _is_enough(repository, standing, request)
-        and _is_whole(repository, standing)
+        not _is_lost(repository, existing)
+        and _is_same(repository, existing, scanned)
+        and _is_enough(repository, existing, request)
+        and _is_whole(repository, existing)
     )
 
 
-def in_place_of(repository: Repository, standing: VersionRow, scanned: ScannedVersion, request: Request) -> Request:
-    """The request that puts a version in the place of the one that is there.
+def in_place_of(repository: Repository, existing: VersionRow, scanned: ScannedVersion, request: Request) -> Request:
+    """Return the request that replaces the existing version.
 
-    A damaged version, or one that is less faithful, of the same content is stored again after the same parent, with
-    the same metrics. So is one whose manifest is lost: nobody knows any more what it was.
+    A damaged or less faithful version of the same content is stored again after the same parent, with the same metrics.
+    So is a version with a lost manifest: its content is unknown.
 
     Raises
     ------
     ConflictError
-        That one holds other content, and `request.replace` is not set, or it is tagged.
+        The existing version has other content, and `request.replace` is not set, or it is tagged.
     """
-    if _is_lost(repository, standing) or _is_same(repository, standing, scanned):
+    if _is_lost(repository, existing) or _is_same(repository, existing, scanned):
         parent = request.parent
-        if parent is not None and parent.number >= standing.number:  # The run's latest, where none was named.
-            parent = None if standing.parent is None else repository.catalog.version(standing.parent)
-        metrics = {**standing.metrics, **request.metrics}
+        if parent is not None and parent.number >= existing.number:  # The run's latest, as the default parent.
+            parent = None if existing.parent is None else repository.catalog.version(existing.parent)
+        metrics = {**existing.metrics, **request.metrics}
         return replace(request, parent=parent, metrics=metrics, replace=True, heals=True)
     if not request.replace:
         raise ConflictError(
-            f"{request.run}@{request.step} holds other content as version {standing.number}; "
+            f"{request.run}@{request.step} holds other content as version {existing.number}; "
             "choose another step or run, use --replace, or of several inputs tell where steps come from (--step-from)."
         )
-    repository.catalog.check_untagged([standing.number])
+    repository.catalog.check_untagged([existing.number])
     return request
 
 
-def _is_lost(repository: Repository, standing: VersionRow) -> bool:
-    """Whether `recover` has found that the manifest of a version in a remote store is lost: only its row is left."""
+def _is_lost(repository: Repository, existing: VersionRow) -> bool:
+    """Return whether `recover` found the manifest of a remote version lost: only its row is left."""
     try:
-        repository.resolver.document(standing)
+        repository.resolver.document(existing)
     except IntegrityError:
-        return repository.packs.is_remote and not repository.catalog.lattices_in(standing.pack)
+        return repository.packs.is_remote and not repository.catalog.lattices_in(existing.pack)
     return False
 
 
-def _is_same(repository: Repository, standing: VersionRow, scanned: ScannedVersion) -> bool:
-    """Whether a version holds what was scanned: of one file its bytes, of a directory also names and modes."""
-    document = repository.resolver.document(standing)
+def _is_same(repository: Repository, existing: VersionRow, scanned: ScannedVersion) -> bool:
+    """Return whether a version has the scanned bytes and, for a directory, the same names and modes."""
+    document = repository.resolver.document(existing)
     if document.is_directory != scanned.is_directory:
         return False
     if not scanned.is_directory:
         return [file.sha256 for file in document.files] == [file.sha256 for file in scanned.files]
-    there = {(file.path, file.sha256, file.mode) for file in document.files}
-    here = {(file.path, file.sha256, file.mode) for file in scanned.files}
+    stored = {(file.path, file.sha256, file.mode) for file in document.files}
+    given = {(file.path, file.sha256, file.mode) for file in scanned.files}
     return (
-        there == here
+        stored == given
         and set(document.links) == set(scanned.links)
         and set(document.directories) == set(scanned.directories)
     )
 
 
-def _is_enough(repository: Repository, standing: VersionRow, request: Request) -> bool:
-    """Whether a version of the same content is as faithful as what is asked for, and has given up nothing."""
-    if standing.dropped:
+def _is_enough(repository: Repository, existing: VersionRow, request: Request) -> bool:
+    """Return whether a version of the same content is as faithful as the request, and has all its tensors."""
+    if existing.dropped:
         return False
-    document, policy = repository.resolver.document(standing), request.policy
+    document, policy = repository.resolver.document(existing), request.policy
     coarse = None if document.coarse is None else (document.coarse.scheme, document.coarse.parameters)
-    if document.hot is not None and (asked := document.hot.asked).is_coarse:  # It is exact only until it is compacted.
+    if document.hot is not None and (asked := document.hot.asked).is_coarse:  # Exact until its compaction.
         coarse = asked.scheme, asked.parameters()
     if coarse is None or not policy.is_coarse:
         return coarse is None
-    said = coarse[1] if coarse[0] == policy.scheme else {}
+    found = coarse[1] if coarse[0] == policy.scheme else {}
     if request.search is not None:
-        return bool(said.get("degradation", inf) <= request.search.max_degradation)
+        return bool(found.get("degradation", inf) <= request.search.max_degradation)
     if policy.is_bounded:
-        return all(said.get(name, inf) <= bound for name, bound in policy.parameters().items())
-    return bool(said.get("quality", 0.0) <= policy.quality)
+        return all(found.get(name, inf) <= bound for name, bound in policy.parameters().items())
+    return bool(found.get("quality", 0.0) <= policy.quality)
 
 
 def _is_whole(repository: Repository, row: VersionRow) -> bool:
-    """Whether all that restoring a version takes is recorded, in packs that are there and long enough."""
+    """Return whether all records of a version exist, in packs that exist and are long enough."""
     resolver, reader = repository.resolver, ObjectReader(repository.resolver, repository.packs)
-    resolver.forget()  # What another process has found to be lost meanwhile counts.
+    resolver.forget()  # Another process may have recorded a loss since.
     document = resolver.document(row)
     if not repository.catalog.has_packs(document.blob_packs()):
         return False

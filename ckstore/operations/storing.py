@@ -1,6 +1,6 @@
-"""Stores the objects of a scanned version, window by window: looked up, estimated, planned, encoded, written.
+"""Stores the objects of a scanned version, window by window: looks up, estimates, plans, encodes, writes.
 
-While the objects of a window are encoded and written, the next one is estimated and a third is read.
+While one window is encoded and written, the next is estimated and a third is read.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from ckstore.scanning.scan import held_windows
 from ckstore.scanning.scanned import ScannedVersion
 from ckstore.storage.catalog import VersionRow
 
-#: Objects that are estimated and planned together, by content id.
+#: Objects that are estimated and planned together, with their content ids.
 Window = list[tuple[str, Unit]]
 
-#: Objects of so many bytes are looked up and written together.
+#: Bytes of objects that are looked up and written together.
 _BATCH = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """One object of a version under way: its lattice, its content id where it is exact, else what is recorded of it.
+    """One object of a version that is being stored: its lattice, and its content id or, if coarse, its facts.
 
-    `is_raw` says that it is stored as it is.
+    `is_raw` tells whether it is stored unencoded.
     """
 
     lattice: str
@@ -53,7 +53,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """An object that was encoded: its content id, what was known of it, how it is stored, and its layers."""
+    """An encoded object: its content id, estimate, choice and layers."""
 
     content: str
     estimate: Estimate
@@ -69,9 +69,9 @@ def store_objects(
     request: Request,
     progress: Callable[[int], None] | None,
 ) -> dict[str, Stored]:
-    """Write the objects that the store does not hold yet; returns all of the version's, by content id.
+    """Write the objects that the store lacks; return all objects of the version, by content id.
 
-    A version that is not hashed is read meanwhile, once.
+    An unhashed version is read once, during the encoding.
 
     Raises
     ------
@@ -90,7 +90,7 @@ def store_objects(
     ):
         windows = objects.hashed(estimator, budget) if stream is None else objects.streamed(stream, budget)
         for batch in _batches(_encoded(pool, estimator, windows, budget)):
-            # Of what the store holds under its content id nothing is encoded.
+            # Objects that the store knows by content id are not encoded.
             stored = resolver.known_lattices(
                 job.layers.identity for job in batch if job.layers.identity not in ("", job.content)
             )
@@ -109,7 +109,7 @@ def store_objects(
 def all_windows(
     scanned: ScannedVersion, progress: Callable[[int], None] | None
 ) -> AbstractContextManager[Iterable[list[int]]]:
-    """The numbers of all units, of a version that is not hashed as they are read: from now on, in a thread."""
+    """Return the numbers of all units, in windows; a thread starts to read an unhashed version now."""
     if scanned.is_hashed:
         return nullcontext([list(range(len(scanned.units)))])
     return one_ahead(held_windows(scanned, progress))
@@ -124,9 +124,9 @@ def store_raw(
     *,
     share: bool,
 ) -> dict[str, Stored]:
-    """Write the objects that the store does not have as they are; return all of the version's, by content id.
+    """Write the objects that the store lacks, unencoded; return all objects of the version, by content id.
 
-    `windows` are those of `all_windows`. Without `share`, what only hot versions have is written again.
+    `windows` are those of `all_windows`. Without `share`, objects that only hot versions have are written again.
 
     Raises
     ------
@@ -155,14 +155,14 @@ def store_raw(
 
 
 def _parents(resolver: CatalogResolver, parent: VersionRow | None) -> dict[tuple[str, str], ParentObject]:
-    """The objects of the parent version by key and signature of their units."""
+    """Return the objects of the parent version by key and signature of their units."""
     if parent is None:
         return {}
     document = resolver.document(parent)
     try:
         layout = resolver.layout(document.layout, parent.pack)
     except IntegrityError:
-        return {}  # Its layout was lost with another pack: nothing can be stored against it.
+        return {}  # Without its layout, nothing can be stored against the parent.
     facts = {} if document.coarse is None else document.coarse.units
     objects = parent_objects(layout.units, document.objects, facts)
     contents = [item.content for item in objects.values() if item.content is not None]
@@ -171,7 +171,7 @@ def _parents(resolver: CatalogResolver, parent: VersionRow | None) -> dict[tuple
 
 
 def _depth(reader: ObjectReader, parents: Mapping[tuple[str, str], ParentObject]) -> int:
-    """Deltas of the longest chain of the parent's objects, as far as these are there."""
+    """Return the deltas of the longest chain of the parent's objects, as far as these exist."""
     longest = -1
     for item in parents.values():
         with suppress(IntegrityError):
@@ -182,7 +182,7 @@ def _depth(reader: ObjectReader, parents: Mapping[tuple[str, str], ParentObject]
 def _encoded(
     pool: ThreadPoolExecutor, estimator: Estimator, windows: Iterator[Window], budget: Budget
 ) -> Iterator[_Job]:
-    """Estimate, plan and encode objects window by window: chunks decoded for the one are at hand for the other."""
+    """Estimate, plan and encode objects window by window: the encoder finds the estimator's chunks in the cache."""
     try:
         window = next(windows, None)
         upcoming = [pool.submit(estimator.estimate, unit) for _, unit in window or ()]
@@ -203,12 +203,12 @@ def _encoded(
 
 
 class _Objects:
-    """The objects of a version that the store does not hold yet, window by window.
+    """The objects of a version that the store lacks, window by window.
 
     Attributes
     ----------
     known
-        What is stored, by content id: what the store held before, to begin with.
+        Stored objects by content id; at first, those that the store already had.
     """
 
     def __init__(self, reader: ObjectReader, resolver: CatalogResolver, scanned: ScannedVersion) -> None:
@@ -218,14 +218,14 @@ class _Objects:
         self._scanned = scanned
 
     def hashed(self, estimator: Estimator, budget: Budget) -> Iterator[Window]:
-        """Of a version whose content ids are all known."""
+        """Yield the windows of a hashed version."""
         scanned = self._scanned
         self._look_up(scanned.contents, budget)
         todo: dict[str, Unit] = {}
         for unit, content in zip(scanned.units, scanned.contents, strict=True):
             if content in self.known:
                 continue
-            # Of units with the same content one that stays exact speaks for all.
+            # Among units with the same content, an exact one takes precedence.
             present = todo.setdefault(content, unit)
             if estimator.may_be_coarse(present) and not estimator.may_be_coarse(unit):
                 todo[content] = unit
@@ -241,7 +241,7 @@ class _Objects:
             yield window
 
     def streamed(self, windows: Iterator[list[int]], budget: Budget) -> Iterator[Window]:
-        """Of a version that is read while it is stored, none of whose objects is coarse."""
+        """Yield the windows of an exact version that is read while it is stored."""
         scanned = self._scanned
         begun: set[str] = set()
         for numbers in windows:
@@ -255,7 +255,7 @@ class _Objects:
             yield [item for item in fresh.items() if item[0] not in self.known]
 
     def _look_up(self, contents: Iterable[str], budget: Budget) -> None:
-        """Find what the store holds, and take note of what restoring that costs."""
+        """Look up contents in the store, and add the restore costs of known ones to the budget."""
         for content, lattice in self._resolver.known(contents).items():
             self.known[content] = Stored(lattice, content)
             record = self._resolver.lattice(lattice)
@@ -264,7 +264,7 @@ class _Objects:
 
 
 def _batches(encoded: Iterable[_Job]) -> Iterator[list[_Job]]:
-    """Encoded objects in groups of some bytes: the catalog is asked for many at once, and writing begins early."""
+    """Group encoded objects by bytes: the catalog is queried for many at once, and writing starts early."""
     batch: list[_Job] = []
     filled = 0
     for job in encoded:

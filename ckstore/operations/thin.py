@@ -1,4 +1,4 @@
-"""Thin: versions give up their exact layers, and what others had stored against these is stored anew."""
+"""Thin: drops the exact layers of versions, and re-encodes the objects that were stored against them."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Thinned:
-    """One version that gave up its exact layers, or would.
+    """One version whose exact layers were dropped; after a dry run, would be.
 
     Attributes
     ----------
     version
-        Its row, as it was before.
+        Its row, as before the thinning.
     max_abs
-        The largest error of any element.
+        Largest absolute error of any element.
     relative
-        The largest root mean square of a tensor's errors, as a part of the tensor's own.
+        Largest relative error of any tensor: root mean square of its errors, as a fraction of that of its values.
     weights
-        The same of tensors that are no moments; 0 where all of these stay exact.
+        The same for tensors that are not optimiser moments; 0 if all of them stay exact.
     """
 
     version: VersionRow
@@ -63,20 +63,20 @@ class Thinned:
 
 @dataclass(slots=True)
 class ThinReport:
-    """What a thinning did or would do; sizes in bytes.
+    """Result of a thinning; after a dry run, its prediction. Sizes are in bytes.
 
     Attributes
     ----------
     versions
-        Those that gave up exact layers.
+        The thinned versions.
     skipped
-        Numbers of versions that had none to give up.
+        Numbers of versions without exact layers to drop.
     reanchored
-        Objects of other versions that were stored anew, because they were stored against what is given up.
+        Number of objects of other versions that were stored again: their bases were dropped.
     freed
-        What `gc` can free now, beyond what it could before.
+        Bytes that `gc` can free in addition.
     added
-        What was written: coarse layers of objects that had none, and what was stored anew.
+        Bytes that were written: new coarse layers, and objects that were stored again.
     """
 
     versions: list[Thinned] = field(default_factory=list)
@@ -94,32 +94,32 @@ def thin(
     dry_run: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> ThinReport:
-    """Let versions give up their exact layers, each in a commit of its own.
+    """Drop the exact layers of versions, each in its own commit.
 
-    Linear lattices keep the integers that they have. Moments and floats of 16 bits, which have been exact by
-    themselves, get coarse layers as in a coarse ingest. Norms, biases and counters stay exact. Objects of other
-    versions that are stored against what goes are stored against something else in the same commit.
+    Objects on linear lattices keep their integers. Moments and 16-bit floats get new coarse layers, as in a coarse
+    ingest. Norms, biases and counters stay exact. If an object of another version is stored against a dropped layer,
+    the same commit stores it against another base.
 
     Parameters
     ----------
     rows
         The versions.
     policy
-        How faithful coarse layers that are made now are.
+        Fidelity of new coarse layers.
     dry_run
-        Do all but commit.
+        Do everything except the commit.
     progress
-        Called with numbers of bytes of objects that are done; what it raises ends the thinning between two commits.
+        Called with numbers of bytes of processed objects. An exception that it raises stops between two commits.
 
     Raises
     ------
     ConflictError
-        A version that would lose its exact layers is tagged, or a version is hot: it is to be compacted first.
+        An exact version is tagged, or a version is hot: compact it first.
     IntegrityError
-        A version is damaged, or what is stored against it. Where something is missing, none was thinned; where it is
-        found when it is decoded, those before that version were.
+        A version, or an object stored against it, is damaged. If an object is missing, no version was thinned. If
+        a chunk fails to decode, the versions before that one were thinned.
     NotFoundError
-        A version was forgotten meanwhile.
+        A version was forgotten since.
     """
     while True:
         hot = _hot(repository)
@@ -128,7 +128,7 @@ def thin(
         except IntegrityError:
             if not dry_run or _hot(repository) >= hot:
                 raise
-            repository.resolver.forget()  # Without a lease, others may compact a version while it is read.
+            repository.resolver.forget()  # A dry run has no lease: others may compact a version while it is read.
 
 
 def _hot(repository: Repository) -> set[str]:
@@ -156,7 +156,7 @@ def _thin(
         finally:
             repository.resolver.forget()
             if not dry_run:
-                # What others restore to is what it was, but not what that costs: also of one that was killed before.
+                # Other versions' costs changed, also those after a killed thinning; their contents did not.
                 write_costs(repository.catalog, present_costs(repository, repository.catalog.versions()))
     report.skipped.sort()
     return report
@@ -168,7 +168,7 @@ def _exact_versions(
     """Return the present rows of the versions that have exact layers; note the others in the report."""
     chosen = []
     for number in numbers:
-        # As it is by now: others may have changed or moved it before the lease.
+        # Read the row under the lease: others may have changed or moved the version before.
         row = repository.catalog.version(number)
         if row.hot and not dry_run:
             raise ConflictError(f"Version {number} is not encoded yet; run `ckstore compact {number}` first.")
@@ -181,12 +181,12 @@ def _exact_versions(
 
 
 def _thin_all(batch: _Batch, rows: Sequence[VersionRow]) -> list[int]:
-    """Thin versions; return the numbers of those that are left once others have changed one of them."""
+    """Thin versions until one was changed by another process; return the numbers of the remaining ones."""
     for place, row in enumerate(rows):
         try:
             _Thinning(batch, row).run()
         except ConflictError:
-            # Another process has thinned it, or dropped tensors of it: what is left to do is planned again.
+            # Another process has thinned the version or dropped tensors of it: plan the rest again.
             batch.repository.resolver.forget()
             if batch.repository.catalog.version(row.number).described == row.described:
                 raise
@@ -195,7 +195,7 @@ def _thin_all(batch: _Batch, rows: Sequence[VersionRow]) -> list[int]:
 
 
 def _check_present(repository: Repository, row: VersionRow) -> None:
-    """Raise `IntegrityError` where a version lacks something, before another one is thinned; nothing is decoded."""
+    """Raise `IntegrityError` if parts of a version are missing, before any version is thinned; nothing is decoded."""
     version = StoredVersion(repository, row)
     for file in range(len(version.document.files)):
         version.skeleton(file)
@@ -206,9 +206,9 @@ def _check_present(repository: Repository, row: VersionRow) -> None:
 
 
 def may_have_any(version: StoredVersion, going: Collection[int] = ()) -> bool:
-    """Whether a version may have exact layers to give up, units that are `going` apart: as far as dtypes and roles say.
+    """Return whether a version may have exact layers to drop, except in the units `going`, by dtypes and roles alone.
 
-    Values that are not finite stay exact nevertheless, which takes reading them.
+    Values that are not finite stay exact in any case; only reading finds them.
     """
     return any(
         number not in going
@@ -219,14 +219,14 @@ def may_have_any(version: StoredVersion, going: Collection[int] = ()) -> bool:
 
 
 class _Batch:
-    """What the thinnings of one call share.
+    """Shared state of the thinnings of one call.
 
     Attributes
     ----------
     reader
-        Decodes objects of the store, and those that a dry run has written.
+        Decodes objects of the store and of the dry run.
     objects
-        What versions that were thinned are made of from now on, by number, and what is recorded of it.
+        The new objects of thinned versions, by number, with their coarse facts.
     """
 
     def __init__(
@@ -250,7 +250,7 @@ class _Batch:
 
 @dataclass(frozen=True, slots=True)
 class _Coarse:
-    """An object of a version that is thinned: what it is from now on, and what there is to write, if anything."""
+    """An object of a thinned version in its new form, and its layers to write, if any."""
 
     content: str
     object: Object
@@ -270,26 +270,26 @@ class _Thinning:
         self.version = StoredVersion(batch.repository, row)
 
     def run(self) -> None:
-        """Write what there is to write and commit it."""
+        """Write the new objects and commit them."""
         estimator = Estimator(self.batch.reader, StoredValues(self.version), self.batch.policy, self._parents())
         place = self.repository.path if self.batch.blocks is None else self.batch.blocks.path
         with PackWriter(place, "coarse") as coarse, PackWriter(place, "exact") as exact:
             writer = ObjectWriter(coarse, exact)
             objects, facts = self._coarse_objects(estimator, writer)
             fresh = writer.lattices[:]
-            lost, concerned = self.batch.claims.give_up(set(self.version.document.objects), objects)
-            self._store_anew(concerned, writer)
-            freed = self._freed(lost | concerned)
-            if facts or concerned:
+            lost, affected = self.batch.claims.give_up(set(self.version.document.objects), objects)
+            self._store_again(affected, writer)
+            freed = self._freed(lost | affected)
+            if facts or affected:
                 if self.batch.blocks is None:
                     self._commit(writer, objects, facts)
                 else:
                     self.batch.blocks.keep(writer, fresh)
                 self.batch.objects[self.row.number] = objects, facts
-            self._note(facts, freed, len(concerned), writer)
+            self._note(facts, freed, len(affected), writer)
 
     def _coarse_objects(self, estimator: Estimator, writer: ObjectWriter) -> tuple[list[Object], dict[int, CoarseUnit]]:
-        """The objects that the version is made of from now on, and what is recorded of those that are not exact."""
+        """Return the version's new objects, and the facts of the coarse ones."""
         result: list[Object] = []
         facts: dict[int, CoarseUnit] = {}
         numbers = range(len(self.version.layout.units))
@@ -307,7 +307,7 @@ class _Thinning:
         return result, facts
 
     def _coarse_object(self, estimator: Estimator, number: int) -> _Coarse:
-        """What becomes of an object: it stays, keeps its integers alone, or gets a coarse layer to be written."""
+        """Return the new form of an object: unchanged, its integers alone, or a new coarse layer."""
         unit, (lattice, content) = self.version.layout.units[number], self.version.document.objects[number]
         assert content is not None
         if self.repository.resolver.lattice(lattice).kind == "linear":
@@ -321,7 +321,7 @@ class _Thinning:
         return _Coarse(content, (layers.identity, None), layers.facts, estimate, choice, layers)
 
     def _facts(self, number: int, unit: Unit) -> CoarseUnit | None:
-        """What an object's lattice values are off its exact ones; None where it has to stay exact."""
+        """Measure the errors of an object's lattice values; return None if it must stay exact."""
         lattice, content = self.version.document.objects[number]
         record = self.repository.resolver.lattice(lattice)
         assert content is not None
@@ -334,30 +334,30 @@ class _Thinning:
             comparison.add(bits, reader.values(record, chunk), record.linear)
         return comparison.result()
 
-    def _store_anew(self, items: set[Object], writer: ObjectWriter) -> None:
-        """Write objects that are stored against something lost."""
+    def _store_again(self, items: set[Object], writer: ObjectWriter) -> None:
+        """Re-encode objects whose bases were dropped."""
         kept = self.batch.claims.contents
         todo = sorted(items, key=lambda item: (item[0], item[1] or ""))
         with ThreadPoolExecutor(worker_count(), thread_name_prefix="ckstore") as pool:
             done = in_order(pool, lambda item: reanchored(self.repository.reader, item, kept), todo, worker_count() + 1)
-            for anew in done:
-                writer.put(anew.content, anew.record, anew.parent, anew.layers, factor=anew.factor)
+            for again in done:
+                writer.put(again.content, again.record, again.parent, again.layers, factor=again.factor)
 
     def _parents(self) -> dict[tuple[str, str], ParentObject]:
-        """The objects of the parent version by key and signature, as they are from now on."""
+        """Return the parent version's objects, after its own thinning, by key and signature."""
         if self.row.parent is None:
             return {}
         parent = StoredVersion(self.repository, self.repository.catalog.version(self.row.parent))
         before = {} if parent.document.coarse is None else parent.document.coarse.units
         objects, facts = self.batch.objects.get(self.row.parent, (parent.document.objects, before))
         if parent.row.hot:
-            return {}  # Its objects are raw, and go.
+            return {}  # Its objects are raw, and its compaction deletes them.
         coarse = self._nearest_coarse(parent.row)
         found = parent_objects(parent.layout.units, objects, facts)
         return {key: replace(item, coarse=coarse.get(key)) for key, item in found.items()}
 
     def _nearest_coarse(self, row: VersionRow) -> dict[tuple[str, str], str]:
-        """Lattice ids of the coarse objects of the nearest version from `row` on back that has any."""
+        """Return the lattice ids of the coarse objects in the nearest such version, from `row` backwards."""
         while row.fidelity == "exact" and row.number not in self.batch.objects:
             if row.parent is None:
                 return {}
@@ -367,18 +367,18 @@ class _Thinning:
             objects, _ = self.batch.objects.get(row.number, (version.document.objects, {}))
             found = parent_objects(version.layout.units, objects, {})
         except IntegrityError:
-            return {}  # It was damaged: nothing can be stored against it.
+            return {}  # Damaged: nothing can be stored against it.
         return {key: item.lattice for key, item in found.items() if item.content is None}
 
     def _freed(self, superseded: set[Object]) -> int:
-        """Return the bytes of layers that are lost or stored again."""
+        """Return the bytes of layers that are dropped or superseded."""
         total = 0
         for lattice, content in superseded:
             layer = self.repository.reader.exact_layer(lattice, content)
             total += self.repository.resolver.lattice(lattice).nbytes if layer is None else sum(layer.lengths)
         return total
 
-    def _note(self, facts: dict[int, CoarseUnit], freed: int, anew: int, writer: ObjectWriter) -> None:
+    def _note(self, facts: dict[int, CoarseUnit], freed: int, reanchored: int, writer: ObjectWriter) -> None:
         """Add this version to the report."""
         report = self.batch.report
         if facts:
@@ -399,7 +399,7 @@ class _Thinning:
             )
         else:
             report.skipped.append(self.row.number)
-        report.reanchored += anew
+        report.reanchored += reanchored
         report.freed += freed
         report.added += sum(record.nbytes for record in writer.lattices)
         report.added += sum(sum(record.lengths) for record in writer.contents)
@@ -407,12 +407,12 @@ class _Thinning:
     def _commit(self, writer: ObjectWriter, objects: list[Object], facts: dict[int, CoarseUnit]) -> None:
         with Change(self.repository, writer) as change:
             if facts:
-                change.foresee()
+                change.register_pending()
             change.finish(self._document(writer, objects, facts) if facts else None, again=True)
             change.commit({"change": "thin", "version": self.row.number}, before=self.row, untagged=bool(facts))
 
     def _document(self, writer: ObjectWriter, objects: list[Object], facts: dict[int, CoarseUnit]) -> VersionDocument:
-        """What is said of the version from now on."""
+        """Return the version's new document."""
         policy = self.batch.policy
         document = replace(
             self.version.document.elsewhere(self.row.pack),
@@ -429,7 +429,7 @@ class _Thinning:
         written = {record.id for record in writer.lattices}
         records = [self.repository.resolver.lattice(lattice) for lattice in {lattice for lattice, _ in objects}]
         resolver, number = self.repository.resolver, self.row.number
-        # Not those of the row's pack alone: after tensors were dropped that is another one.
+        # By commit, not by the row's pack alone: dropping tensors gives the version another pack.
         stored = sum(
             record.nbytes
             for record in records
@@ -439,7 +439,7 @@ class _Thinning:
 
 
 def _has_integers(bits: Bits, dtype: str, integers: Integers) -> bool:
-    """Whether the values of a chunk are finite and no further from 0 than integers reach."""
+    """Return whether a chunk's values are finite and within the range of the integers."""
     from ckstore.kernels.lattice import MAX_INTEGER
 
     total, _, finite = statistics_of(bits, dtype)

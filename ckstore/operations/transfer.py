@@ -1,12 +1,12 @@
-"""Transfer: versions of one store go into another one, each in a commit of its own.
+"""Transfer: copies versions from one store into another, each in its own commit.
 
-missing = find_missing(version, target)        # looked up by ids, under a lease of the target's
-missing.write(writer)                          # payloads as they are, into packs of the version's own
-document, blobs = missing.described(...)       # a number and a parent of the target's; id, time and lineage stay
-Change.finish(document); Change.commit()       # once everything that arrived was looked at
+missing = find_missing(version, target)        # compares ids, under a lease of the target
+missing.write(writer)                          # copies payloads into new packs
+document, blobs = missing.described(...)       # new number and parent; same id and time
+Change.finish(document); Change.commit()       # after checking the copied objects
 
-A version that is there already, by its id or by its content at its run and step, is passed over: what was interrupted
-and is repeated sends the rest.
+A version is skipped if the target has it, by its id or by its content at its run and step. So repeating an interrupted
+transfer sends the rest.
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ if TYPE_CHECKING:
 
 Progress = Callable[[int], None]
 
-#: How often a version is begun again because its store, or the target, has changed meanwhile.
+#: Attempts to send a version while either store changes.
 _TRIES = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Transferred:
-    """A version that was sent, or would be.
+    """A version that was sent; after a dry run, would be.
 
     Attributes
     ----------
     version
-        Its row in the store that it came from.
+        Its row in the source.
     arrived
-        Its row where it is now; None in a dry run.
+        Its row in the target; None after a dry run.
     bytes
-        Bytes of the packs that were written; in a dry run of the layers that would be.
+        Bytes of the written packs; after a dry run, of the layers to send.
     """
 
     version: VersionRow
@@ -70,7 +70,7 @@ class Transferred:
 
 @dataclass(frozen=True, slots=True)
 class NotTransferred:
-    """A version that could not be sent, and why."""
+    """A version that could not be sent, and the error."""
 
     version: VersionRow
     error: CkstoreError
@@ -78,16 +78,17 @@ class NotTransferred:
 
 @dataclass(slots=True)
 class TransferReport:
-    """What a transfer did or would do.
+    """Result of a transfer; after a dry run, its prediction.
 
     Attributes
     ----------
     versions
-        What was sent.
+        The versions that were sent.
     there
-        Versions that the target had already; rows of the store that they would have come from.
+        Rows, in the source, of the versions that the target already had.
     failed
-        What could not be sent: it is damaged, or stored against what is, or other content is at its run and step.
+        The versions that could not be sent: damaged, stored against damaged objects, or in conflict with other content
+        at their run and step.
     """
 
     versions: list[Transferred] = field(default_factory=list)
@@ -96,7 +97,7 @@ class TransferReport:
 
     @property
     def bytes(self) -> int:
-        """Bytes of all that was sent."""
+        """Sum of the sent bytes."""
         return sum(item.bytes for item in self.versions)
 
 
@@ -109,31 +110,31 @@ def transfer(
     verify: bool = False,
     progress: Progress | None = None,
 ) -> TransferReport:
-    """Let another store have versions, with all that restoring them takes; what it has is not sent again.
+    """Copy versions into another store, with all objects that restoring them takes and the target lacks.
 
     Parameters
     ----------
     source, target
-        Where the versions are, and where they go. Of the source nothing is changed.
+        Store of the versions, which is not changed, and store that receives them.
     rows
-        The versions, by number: ancestors first.
+        The versions, by number, so that ancestors come first.
     dry_run
-        Only say what would be sent.
+        Change nothing; predict the sent versions.
     verify
-        Decode every version that arrived and compare, before it becomes visible.
+        Decode every received version and compare it with its digests before it becomes visible.
     progress
-        Called with numbers of bytes of versions that are done, as they count in `original_bytes`.
+        Called with numbers of bytes of processed versions, as in `original_bytes`.
 
     Raises
     ------
     DiskFullError, LockedError
-        What was sent before is there; the next transfer sends the rest.
+        The versions sent before stay; the next transfer sends the rest.
     """
     work = _Transfer(source, target, verify=verify, progress=progress)
     if dry_run:
         return work.run(rows, dry_run=True)
     target.require_writable()
-    with suppress(OSError):  # What a killed transfer left behind is only in the way of the disk.
+    with suppress(OSError):  # Files that a killed transfer left only take space.
         sweep_temporaries(target.path / PACKS)
     with reserve.kept(target.path):
         return work.run(rows, dry_run=False)
@@ -147,14 +148,14 @@ class _Transfer:
         self._progress = progress or (lambda count: None)
         self._rows = {row.number: row for row in source.catalog.versions()}
         self._tags = _tags_by_number(source.catalog.tags())
-        # Packs of the source that are what their names say.
+        # Packs of the source whose digests were checked.
         self._trusted: set[str] = set()
-        # Versions of the target by the numbers of the source's versions that have their content.
+        # Versions of the target with the content of the source's versions, by the latter's numbers.
         self._same: dict[int, VersionRow] = {}
-        self._look()
+        self._list_target()
 
-    def _look(self) -> None:
-        """See which versions the target has."""
+    def _list_target(self) -> None:
+        """List the versions of the target."""
         self._there = {row.uid: row for row in self._target.catalog.versions()}
         self._steps = {(row.run, row.step): row for row in self._there.values() if row.step is not None}
 
@@ -163,7 +164,7 @@ class _Transfer:
         planned: set[str] = set()
         for row in rows:
             try:
-                there, sent = self._standing(row), 0
+                there, sent = self._existing(row), 0
                 if there is None and dry_run:
                     sent = find_missing(StoredVersion(self._source, row), self._target, planned).nbytes
                 elif there is None:
@@ -181,13 +182,13 @@ class _Transfer:
                 report.failed.append(NotTransferred(row, error))
         return report
 
-    def _standing(self, row: VersionRow) -> VersionRow | None:
-        """The version in the target that is this one, by its id or by its content at its run and step.
+    def _existing(self, row: VersionRow) -> VersionRow | None:
+        """Find a version in the target, by its id or by its content at its run and step.
 
         Raises
         ------
         ConflictError
-            Other content is at that run and step.
+            The target has other content at that run and step.
         """
         there = self._there.get(row.uid)
         if there is None and row.step is not None:
@@ -202,21 +203,21 @@ class _Transfer:
         return there
 
     def _sent(self, row: VersionRow) -> tuple[VersionRow, int]:
-        """The version where it arrived, and the bytes of its packs: none where another process was first."""
+        """Send a version; return its row in the target and the sent bytes: 0 if another process was first."""
         for left in reversed(range(_TRIES)):
             try:
                 return self._send(row)
             except (ConflictError, NotFoundError, IntegrityError) as error:
-                # Something was moved, compacted or forgotten in either store since it was looked up; what is taken for
-                # damage may be what was looked up before that.
+                # A version or object was moved, compacted or forgotten in either store since it was looked up.
+                # Apparent damage may only be an outdated lookup.
                 if isinstance(error, IntegrityError) and not isinstance(error, MissingPackError) and left < _TRIES - 1:
                     raise
                 self._source.resolver.forget()
                 row = self._source.catalog.version(row.number)
                 self._source.packs.close()
                 self._target.resolver.forget()
-                self._look()
-                there = self._standing(row)
+                self._list_target()
+                there = self._existing(row)
                 if there is not None:
                     return there, 0
                 if not left:
@@ -231,17 +232,17 @@ class _Transfer:
         number = committed = 0
         try:
             with ExitStack() as held:
-                with catalog.transaction():  # Each commit waits for the disk: one for both.
+                with catalog.transaction():  # Each commit waits for the disk: one commit for both.
                     number = catalog.reserve_number()
                     lease = held.enter_context(catalog.lease(f"transfer {number}"))
                 missing = find_missing(version, target)
                 coarse = held.enter_context(PackWriter(target.path, "coarse"))
-                beside = held.enter_context(PackWriter(target.path, "raw" if missing.raw else "exact"))
-                writer = ObjectWriter(coarse, beside)
+                second = held.enter_context(PackWriter(target.path, "raw" if missing.raw else "exact"))
+                writer = ObjectWriter(coarse, second)
                 share = _Share(self._progress, row.original_bytes, missing.nbytes)
                 missing.write(writer, self._trusted, share.done)
                 with Change(target, writer) as change:
-                    change.foresee()
+                    change.register_pending()
                     document, blobs = missing.described(target, number, self._parent(row))
                     change.finish(document, blobs)
                     with change.version() as arrived:
@@ -263,7 +264,7 @@ class _Transfer:
         return there, sent
 
     def _parent(self, row: VersionRow) -> VersionRow | None:
-        """The nearest ancestor that the target has."""
+        """Return the nearest ancestor in the target."""
         passed: set[int] = set()
         number = row.parent
         while number in self._rows and number not in passed:
@@ -276,7 +277,7 @@ class _Transfer:
         return None
 
     def _tag(self, row: VersionRow, there: VersionRow) -> None:
-        """Let the version's tags mean it in the target too, where these are free."""
+        """Copy the version's tags to the target, unless they are taken there."""
         catalog = self._target.catalog
         for name in self._tags.get(row.number, ()):
             with suppress(UsageError):  # A run has that name.
@@ -288,31 +289,31 @@ class _Transfer:
 
 
 class _Share:
-    """Turns bytes of layers that were written into bytes of a version that are done."""
+    """Converts bytes of written layers into progress in bytes of the version."""
 
     def __init__(self, progress: Progress, whole: int, layers: int) -> None:
         self._progress = progress
         self._whole = whole
         self._layers = layers
         self._written = 0
-        self._said = 0
+        self._reported = 0
 
     def done(self, count: int) -> None:
-        """So many bytes more were written."""
+        """Report `count` more written bytes."""
         self._written += count
-        self._say(self._whole * self._written // max(self._layers, 1))
+        self._report(self._whole * self._written // max(self._layers, 1))
 
     def end(self) -> None:
-        """All were."""
-        self._say(self._whole)
+        """Report the rest."""
+        self._report(self._whole)
 
-    def _say(self, done: int) -> None:
-        self._progress(done - self._said)
-        self._said = done
+    def _report(self, done: int) -> None:
+        self._progress(done - self._reported)
+        self._reported = done
 
 
 def _check(version: StoredVersion) -> None:
-    """Raise `IntegrityError` unless all of a version is there, in bounds, and cut as its layout says."""
+    """Raise `IntegrityError` unless a version is complete, in bounds, and cut as its layout requires."""
     repository = version.repository
     for lattice, content in set(version.document.objects):
         for record in repository.reader.records(lattice, content):
@@ -325,7 +326,7 @@ def _check(version: StoredVersion) -> None:
 
 
 def _is_same(source: Repository, row: VersionRow, target: Repository, there: VersionRow) -> bool:
-    """Whether two versions hold the same: of one file its bytes, of a directory also names and modes."""
+    """Return whether two versions have the same bytes and, for directories, the same names and modes."""
     said, known = source.resolver.document(row), target.resolver.document(there)
     if not (said.is_directory or known.is_directory):
         return [file.sha256 for file in said.files] == [file.sha256 for file in known.files]

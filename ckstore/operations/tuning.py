@@ -1,4 +1,4 @@
-"""Finds the most aggressive setting of a scheme under which an evaluation of the model stays within a tolerance."""
+"""Tuning: finds the most aggressive setting of a scheme within a tolerance of an evaluation of the model."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
     from ckstore.reading.stored_version import StoredVersion
     from ckstore.scanning.scanned import ScannedFile, ScannedVersion
 
-#: Qualities that are tried: half an octave apart, because steps are powers of two.
+#: Qualities to try: half an octave apart, because steps are powers of two.
 QUALITIES = (0.25, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0, 5.6, 8.0, 11.2, 16.0)
 
-#: The qualities that stand for 4 bits to 1 bit of LC-Checkpoint.
+#: Qualities for 4 bits down to 1 bit of LC-Checkpoint.
 LC_QUALITIES = (0.5, 1.5, 2.5, 3.5)
 
-#: The part of what the evaluation says that is tolerated by default: Inshrinkerator's of a checkpoint.
+#: Default tolerance, as a fraction of the original's evaluation: Inshrinkerator's for a checkpoint.
 TOLERANCE = 0.05
 
-#: What a version whose elements are pruned by sensitivity counts for. Gradients are noise in part, so that other
-#: elements are pruned in each version; magnitude prunes the same ones, which is worth nothing until the next one comes.
+#: Weight of the size of a version that is pruned by sensitivity. Gradients are noisy: other elements are pruned in
+#: each version. Magnitude prunes the same elements again, which saves bytes from the next version on.
 _NOISE = 1.25
 
-#: Bytes that are copied at once.
+#: Bytes of each copied block.
 _BLOCK = 4 << 20
 
 Evaluate = Callable[[Path], float]
@@ -45,19 +45,19 @@ Evaluate = Callable[[Path], float]
 class Search:
     """A search for the coarsest setting of a scheme that an evaluation of the model tolerates.
 
-    A version that no setting is good enough for is stored exactly.
+    If no setting is good enough, the version is stored exactly.
 
     Attributes
     ----------
     evaluate
-        Takes the path of a checkpoint (a file, or a directory where one was ingested) and returns its loss, or with
-        `maximise` its accuracy.
+        Function that takes the path of a checkpoint (a file, or a directory if one was ingested) and returns the loss,
+        or with `maximise` the accuracy.
     max_degradation
-        Tolerated loss of quality, as a fraction of the original's evaluation.
+        Largest tolerated loss of quality, as a fraction of the original's evaluation.
     maximise
         Whether a higher evaluation is better.
     jobs
-        Number of evaluations that run at the same time, each in a thread. The result does not depend on it.
+        Number of concurrent evaluations, each in its own thread. The result does not depend on it.
 
     Raises
     ------
@@ -77,44 +77,44 @@ class Search:
             raise UsageError(f"`max_degradation` must be 0 or more, not {self.max_degradation}.")
 
     def _value(self, path: Path) -> float:
-        said = self.evaluate(path)
+        result = self.evaluate(path)
         try:
-            return float(said)
+            return float(result)
         except (TypeError, ValueError) as error:
-            raise UsageError(f"The evaluation gave {said!r}; let it return one number.") from error
+            raise UsageError(f"The evaluation returned {result!r}; it must return one number.") from error
 
     def reference(self, scanned: ScannedVersion) -> float:
-        """What the evaluation says of the original.
+        """Return the evaluation of the original.
 
         Raises
         ------
         UsageError
-            It is no finite number.
+            The evaluation is not a finite number.
         """
         with TemporaryDirectory(prefix="ckstore-") as scratch:
             value = self._value(_written(scanned, Path(scratch)))
         if not math.isfinite(value):
-            raise UsageError(f"The evaluation of the original says {value}; it must be a finite number.")
+            raise UsageError(f"The evaluation of the original returned {value}; it must be a finite number.")
         return value
 
     def degradation(self, path: Path, reference: float) -> float:
-        """By how much a checkpoint is worse than the original, as a part of `reference`; infinite for NaN."""
+        """Return the loss of quality of a checkpoint as a fraction of `reference`; infinity for NaN."""
         value = self._value(path)
         worse = reference - value if self.maximise else value - reference
         return worse / (abs(reference) or 1.0) if math.isfinite(value) else math.inf
 
 
 class Trials:
-    """Versions under settings that are tried, each written once and evaluated; several of them at once.
+    """Trial versions under different settings, each written and evaluated once; several run at the same time.
 
     Parameters
     ----------
     search
-        Evaluates them.
+        The search with the evaluation.
     reference
-        What it says of the original.
+        The evaluation of the original.
     written
-        Writes the version under a policy below a directory, and returns its path there. Called by one thread alone.
+        Writes the version under a policy into a directory and returns its path. Called by one thread.
     """
 
     def __init__(self, search: Search, reference: float, written: Callable[[Policy, Path], Path]) -> None:
@@ -133,13 +133,13 @@ class Trials:
         self._scratch.cleanup()
 
     def degradation(self, policy: Policy) -> float:
-        """By how much the version is worse under a policy."""
+        """Return the loss of quality under a policy."""
         if policy in self._begun:
             return self._begun[policy].result()
         return self._evaluated(*self._write(policy))
 
-    def foresee(self, policies: Sequence[Policy]) -> None:
-        """Begin with the first ones of what may be asked for, as many as may run; with one job nothing runs ahead."""
+    def schedule(self, policies: Sequence[Policy]) -> None:
+        """Start evaluating likely next policies, up to `jobs` at a time; with one job, start none."""
         for policy in policies:
             running = sum(not trial.done() for trial in self._begun.values())
             if self._search.jobs == 1 or running == self._search.jobs:
@@ -159,16 +159,16 @@ class Trials:
 
 
 def restored(version: StoredVersion, scratch: Path) -> Path:
-    """A version as a checkout writes it, below a directory and under its own name."""
+    """Check out a version into a directory under its own name; return the path."""
     target = scratch / (version.document.files[0].path if not version.document.is_directory else "version")
     checkout(version, target)
     return target
 
 
 def search_space(policy: Policy, *, known: bool = True) -> Cube[Policy]:
-    """The settings of a policy's scheme, from the gentlest to the most aggressive one.
+    """Return the settings of a policy's scheme, from the gentlest to the most aggressive.
 
-    `known` says that there are sensitivities to prune by.
+    `known` tells whether sensitivities are known.
     """
     if policy.scheme == "dynaquant":
         cube = dynaquant_cube() if known else dynaquant_cube(("magnitude",))
@@ -178,24 +178,24 @@ def search_space(policy: Policy, *, known: bool = True) -> Cube[Policy]:
 
 
 def weight(policy: Policy, nbytes: int) -> float:
-    """What a version of so many bytes counts for where settings are compared."""
+    """Return the weighted size of a version, for comparing settings."""
     by_sensitivity = policy.settings is not None and policy.settings.metric == "sensitivity"
     return nbytes * _NOISE if by_sensitivity else nbytes
 
 
 def last_choice(document: VersionDocument | None, policy: Policy, cube: Cube[Policy]) -> Policy | None:
-    """The setting that a search came to for the parent version; None where there was none."""
+    """Return the setting that a search found for the parent version, or None."""
     if document is None or document.coarse is None or document.coarse.scheme != policy.scheme:
         return None
-    said = document.coarse.parameters
+    stored = document.coarse.parameters
     for candidate in cube.settings.values():
-        if "degradation" in said and all(said.get(name) == value for name, value in candidate.parameters().items()):
+        if "degradation" in stored and all(stored.get(name) == value for name, value in candidate.parameters().items()):
             return candidate
     return None
 
 
 def _written(scanned: ScannedVersion, scratch: Path) -> Path:
-    """The files of a version as they are, below a directory."""
+    """Write the original files of a version into a directory; return the path."""
     if not scanned.is_directory:
         target = scratch / Path(scanned.files[0].path).name
         _copy(scanned.files[0], target)

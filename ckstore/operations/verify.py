@@ -1,4 +1,4 @@
-"""Checks a store: packs against their names, chunks against their checksums, objects against their ids, the catalog."""
+"""Verify: checks packs against their names, chunks against checksums, objects against ids, and the catalog."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ if TYPE_CHECKING:
     from ckstore.objects.documents import FileEntry
     from ckstore.repository import Repository
 
-#: Looks at what seems wrong, as long as others change the store meanwhile.
+#: Most repetitions of a failed check while other processes change the store.
 _LOOKS = 8
 
 
 @dataclass(slots=True)
 class VerifyReport:
-    """What was checked, and a sentence for each problem.
+    """Result of a verification.
 
     Attributes
     ----------
     packs, versions, objects, chunks, bytes
-        How much was read.
+        Numbers of checked packs, versions, objects and chunks, and of decoded bytes.
     problems
-        A sentence each.
+        One sentence for each problem; empty if the store is intact.
     damaged
-        Paths of the tensors and files that do not come back as they were stored, by number of the version.
+        Paths of the damaged tensors and files, by number of the version.
     """
 
     packs: int = 0
@@ -67,17 +67,17 @@ def verify(
     executor: Executor | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> VerifyReport:
-    """Read packs and decode the objects of `versions`; nothing is changed.
+    """Read the packs and decode the objects of `versions`, without changing the store.
 
     Parameters
     ----------
     sample
-        Check this part of packs and objects, drawn at random; all by default.
+        Fraction of the packs and objects to check, drawn at random; all by default.
     executor
-        Its workers read and decode, each task in one thread; by default threads of this process. The report is the
-        same.
+        Executor that reads and decodes, with one thread for each task; by default threads of this process. The report
+        does not depend on it.
     progress
-        Called with numbers of bytes that were read of packs or decoded; of all together see `bytes_to_check`.
+        Called with numbers of bytes that were read or decoded; `bytes_to_check` returns their sum.
     """
     report = VerifyReport()
     draw = random.Random()
@@ -85,10 +85,10 @@ def verify(
     def chosen() -> bool:
         return sample is None or draw.random() < sample
 
-    repository.resolver.forget()  # Another process may have compacted what was read before.
+    repository.resolver.forget()  # Another process may have compacted versions since.
     report.problems += repository.catalog.check()
     if report.problems:
-        return report  # What a damaged catalog says of packs and versions would only add confusion.
+        return report  # A damaged catalog would only cause misleading problems below.
     report.problems += _lasting(repository, lambda: list(catalog_problems(repository, versions)))
     call = _Call(repository.address, uuid4().hex)
     _check_packs(repository, report, chosen, call, executor, progress)
@@ -107,9 +107,9 @@ def _check_versions(
     executor: Executor | None,
     progress: Callable[[int], None] | None,
 ) -> list[StoredVersion]:
-    """Check versions; returns those in which something was wrong and that others have changed since, as they are now.
+    """Check versions; return the current rows of damaged versions that changed during the check.
 
-    Nothing is reported of those, nor of versions that were forgotten.
+    Their problems are not reported, nor problems of versions that were forgotten.
     """
     problems: list[tuple[str, int]] = []
     objects: dict[_Ids, list[_Place]] = {}
@@ -128,7 +128,7 @@ def _check_versions(
             problems.append((f"Version {version.row.number}: {error}", version.row.number))
             report.damaged[version.row.number] = [entry.path for entry in _files(version)]
     wanted = [item for item in objects.items() if chosen()]
-    # Objects of one key follow each other, so that the parent's chunks are still decoded when a delta needs them.
+    # Objects of one key are checked in a row: the parent's chunks are still cached when a delta needs them.
     wanted.sort(key=lambda item: (item[1][0].unit.key, item[1][0].version.row.number))
     groups: list[list[tuple[_Ids, list[_Place]]]] = []
     for item in wanted:
@@ -136,13 +136,13 @@ def _check_versions(
             groups[-1].append(item)
         else:
             groups.append([item])
-    # One damaged object concerns all versions that hold it, and all that hold what is stored against it.
-    concerned: dict[tuple[str, tuple[str, ...]], set[int]] = {}
+    # A damaged object affects all versions that hold it or an object stored against it.
+    affected: dict[tuple[str, tuple[str, ...]], set[int]] = {}
     with ExitStack() as stack:
         tasks: list[_Task] = [[(ids, places[0].unit) for ids, places in group] for group in groups]
         if executor is None:
             pool = stack.enter_context(ThreadPoolExecutor(worker_count(), thread_name_prefix="ckstore"))
-            # The store's own reader may still hold what an ingest was given.
+            # The store's own reader may still cache chunks from an ingest.
             reader = ObjectReader(repository.resolver, repository.packs)
             checked = in_order(pool, partial(_check_group, reader), tasks, 4)
         else:
@@ -155,7 +155,7 @@ def _check_versions(
                 if problem:
                     for version, number in places:
                         names = version.names(number)
-                        concerned.setdefault((problem, tuple(names)), set()).add(version.row.number)
+                        affected.setdefault((problem, tuple(names)), set()).add(version.row.number)
                         report.damaged.setdefault(version.row.number, []).extend(names)
                 if progress is not None:
                     progress(nbytes)
@@ -164,7 +164,7 @@ def _check_versions(
         del report.damaged[number]
     report.versions -= len(again)
     report.problems += [problem for problem, number in problems if number not in changed]
-    for (problem, paths), numbers in concerned.items():
+    for (problem, paths), numbers in affected.items():
         if left := sorted(numbers - changed):
             noun = "version" if len(left) == 1 else "versions"
             report.problems.append(f"{listed(paths)} of {noun} {', '.join(map(str, left))}: {problem}")
@@ -172,7 +172,7 @@ def _check_versions(
 
 
 def _changed(repository: Repository, versions: Sequence[StoredVersion]) -> tuple[set[int], list[StoredVersion]]:
-    """Return the numbers of versions that others have forgotten or described again, and the present ones of these."""
+    """Return the numbers of versions that others have forgotten or changed, and the current changed ones."""
     repository.catalog.refresh()
     present = {row.uid: row for row in repository.catalog.versions()} if versions else {}
     changed, again = set(), []
@@ -185,7 +185,7 @@ def _changed(repository: Repository, versions: Sequence[StoredVersion]) -> tuple
 
 
 def _lasting(repository: Repository, look: Callable[[], list[str]]) -> list[str]:
-    """Return the problems that a look finds again until nobody changes the store while it looks."""
+    """Repeat a check until the store does not change during it; return the problems that every repetition found."""
     problems = look()
     for _ in range(_LOOKS):
         if not problems:
@@ -201,24 +201,24 @@ def _lasting(repository: Repository, look: Callable[[], list[str]]) -> list[str]
 
 
 def _files(version: StoredVersion) -> Sequence[FileEntry]:
-    """Files of a version that is damaged; none where even its manifest is."""
+    """Return the files of a damaged version; none if its manifest is unreadable."""
     with suppress(CkstoreError):
         return version.document.files
     return ()
 
 
 def check_restores(version: StoredVersion, progress: Callable[[int], None] | None = None) -> None:
-    """Decode every file of a version: exact ones against their SHA-256, objects of coarse ones against their ids.
+    """Decode every file of a version; compare exact files with their SHA-256, and coarse objects with their ids.
 
     Parameters
     ----------
     progress
-        Called with numbers of bytes that were decoded.
+        Called with numbers of decoded bytes.
 
     Raises
     ------
     IntegrityError
-        Something does not come back as it went in, or as it was coarse at the ingest.
+        A file or object differs from the ingested one.
     """
     from ckstore.reading.checkout import checked_blocks
 
@@ -242,7 +242,7 @@ def check_restores(version: StoredVersion, progress: Callable[[int], None] | Non
 
 
 def check_objects(version: StoredVersion) -> None:
-    """Decode every object of a version and compare it with its ids; raises `IntegrityError`."""
+    """Decode every object of a version and compare it with its ids; raise `IntegrityError` if they differ."""
     for number, unit in enumerate(version.layout.units):
         _, _, problem = _check_object(version.repository.reader, _ids(version, number), unit)
         if problem:
@@ -251,11 +251,11 @@ def check_objects(version: StoredVersion) -> None:
 
 
 def bytes_to_check(repository: Repository, versions: Sequence[StoredVersion], sample: float | None = None) -> int:
-    """Bytes that `verify` reads of packs and decodes, each object once; about as many where it takes a sample."""
+    """Return the bytes that `verify` reads and decodes, each object once; an estimate for a sample."""
     total = sum(pack.bytes for pack in repository.catalog.packs())
     objects: dict[_Ids, int] = {}
     for version in versions:
-        with suppress(CkstoreError):  # `verify` says what is wrong with it.
+        with suppress(CkstoreError):  # `verify` reports its damage.
             objects |= {_ids(version, number): unit.nbytes for number, unit in enumerate(version.layout.units)}
     return round((total + sum(objects.values())) * (1.0 if sample is None else sample))
 
@@ -284,7 +284,7 @@ def _check_packs(
 
 
 def _check_pack(repository: Repository, name: str) -> str:
-    """A problem of a pack, or nothing; nobody needs a pack that others have removed."""
+    """Return a problem of a pack, or an empty string; a pack that others have removed has none."""
 
     def look() -> list[str]:
         if repository.catalog.pack_bytes(name) is None:
@@ -292,7 +292,7 @@ def _check_pack(repository: Repository, name: str) -> str:
         try:
             parsed = parse_pack_name(name)
             if parsed is None or repository.packs.digest(name) != parsed[0]:
-                return [f"Pack {name} is not what its name says; restore it from a copy."]
+                return [f"Pack {name} does not match its name; restore it from a copy."]
         except CkstoreError as error:
             return [str(error)]
         return []
@@ -301,7 +301,7 @@ def _check_pack(repository: Repository, name: str) -> str:
 
 
 class _Ids(NamedTuple):
-    """What a version says of one object: lattice id, content id, and what its coarse values decode to."""
+    """The ids of one object in a version: lattice id, content id, and content id of its coarse values."""
 
     lattice: str
     content: str | None
@@ -309,7 +309,7 @@ class _Ids(NamedTuple):
 
 
 def _ids(version: StoredVersion, number: int) -> _Ids:
-    """The ids of the unit of that number."""
+    """Return the ids of a unit."""
     coarse = version.document.coarse
     facts = None if coarse is None else coarse.units.get(number)
     return _Ids(*version.document.objects[number], None if facts is None else facts.decoded)
@@ -327,7 +327,7 @@ class _Place(NamedTuple):
         return self.version.layout.units[self.number]
 
 
-#: Chunks and bytes that were decoded, and a problem or nothing.
+#: Decoded chunks and bytes, and a problem or an empty string.
 _Checked = tuple[int, int, str]
 
 #: Objects of one key, which one worker checks.
@@ -335,7 +335,7 @@ _Task = list[tuple[_Ids, Unit]]
 
 
 class _Call(NamedTuple):
-    """One verification: where its store is, and a name that no other one has."""
+    """One verification: the address of its store, and a unique name."""
 
     store: Address
     name: str
@@ -343,7 +343,7 @@ class _Call(NamedTuple):
 
 @lru_cache(1)
 def _reader(call: _Call) -> tuple[Repository, ObjectReader]:
-    """What a worker reads with: for each call afresh, since others may have compacted what was read before."""
+    """Open a reader in a worker, once for each call: others may have compacted versions since the last one."""
     repository = opened(call.store)
     repository.catalog.refresh()
     resolver = CatalogResolver(repository.catalog, repository.packs)
@@ -375,21 +375,21 @@ def _decode_object(reader: ObjectReader, ids: _Ids, unit: Unit) -> _Checked:
     if (record.count, record.chunk, record.dtype) != (unit.count, unit.chunk, unit.dtype):
         return 0, 0, f"Object {ids.lattice} is cut into other chunks than the layout says."
     if not record.is_exact and _lattice_id(reader, record) != record.id:
-        return chunks, 0, "The integers are not the stored ones."
+        return chunks, 0, "The integers differ from the stored ones."
     content = ids.content
     if content is not None:
         found = _values_id(unit, (reader.bits(content, chunk) for chunk in range(chunks)))
         if found != content:
-            return chunks, 0, "The values are not what was stored."
+            return chunks, 0, "The values differ from the stored ones."
     if ids.decoded is not None:
         found = _values_id(unit, (reader.values(record, chunk) for chunk in range(chunks)))
         if found != ids.decoded:
-            return chunks, 0, "The coarse values are not what they once were."
+            return chunks, 0, "The coarse values differ from the first decode."
     return chunks, unit.nbytes, ""
 
 
 def _lattice_id(reader: ObjectReader, record: LatticeRecord) -> str:
-    """The lattice id of what a record decodes to."""
+    """Return the lattice id of a record's decoded integers."""
     if record.kind == "codebook":
         digests = [digest(reader.indices(record, chunk)) for chunk in range(record.chunks)]
         if record.protected:
@@ -401,7 +401,7 @@ def _lattice_id(reader: ObjectReader, record: LatticeRecord) -> str:
 
 
 def _values_id(unit: Unit, chunks: Iterable[Bits]) -> str:
-    """What the content id of a unit's values would be."""
+    """Return the content id of a unit with these values."""
     hasher = MemberHasher(unit.dtype, unit.chunk, unit.member_bytes)
     for bits in chunks:
         hasher.update(bits.data.cast("B"))

@@ -1,4 +1,4 @@
-"""Compiles all kernels beforehand: a store of a few small versions goes through everything that needs one."""
+"""Warm-up: compiles all kernels by storing a few small versions that use every kernel."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ckstore.policy import Policy
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-#: Elements of a tensor: enough for an object of its own.
+#: Shape of a tensor that is large enough for its own object.
 _SHAPE = (256, 257)
 
 _RUNS = {
@@ -25,10 +25,9 @@ _RUNS = {
 
 
 def warm_up() -> None:
-    """Compile all kernels that are not compiled yet, so that no later program waits for it.
+    """Compile all kernels that are not compiled yet, so that later programs need not wait.
 
-    It takes about as many seconds as compiling does; once that was done, one or two. Where compiled code is kept,
-    `docs/how-to/containers.md` says.
+    If all are compiled, it takes a second or two. `docs/how-to/containers.md` tells where compiled code is kept.
     """
     from ckstore.operations.ingest import ingest
     from ckstore.operations.request import IngestOptions
@@ -43,7 +42,7 @@ def warm_up() -> None:
         for step, arrays in enumerate(_checkpoints()):
             _write(place / f"step{step}.safetensors", arrays)
         for run, policy in _RUNS.items():
-            store = place / run  # One each: what one store has is not stored again.
+            store = place / run  # One store each: known content would not be encoded again.
             Catalog.create(store).close()
             with Repository(store) as repository:
                 for path in sorted(place.glob("step*")):
@@ -55,7 +54,7 @@ def warm_up() -> None:
 
 
 def _warm_rare() -> None:
-    """What few checkpoints take: values near those of a lattice, and exact layers on one whose steps differ."""
+    """Call rarely used kernels: dithered values, and exact layers on lattices with varying steps."""
     import numpy as np
 
     from ckstore.codecs.lattice import LinearLattice
@@ -69,12 +68,12 @@ def _warm_rare() -> None:
 
 
 def _checkpoints() -> Iterator[dict[str, npt.NDArray[Any]]]:
-    """Arrays by name, as training would move them: weights of every width, moments, counters."""
+    """Yield arrays by name, moving as in training: weights of every width, moments, counters."""
     import numpy as np
 
     rng = np.random.default_rng(0)
     weights = rng.normal(size=_SHAPE).astype(np.float32)
-    # What is of another shape than the moments is none of their weights; their rows differ, and so do its steps.
+    # Arrays of another shape than the moments are not their weights; the moments' rows and steps differ.
     rows = np.exp2(np.arange(_SHAPE[0]) % 16).astype(np.float32)[:, None]
     table = weights
     for step in range(3):

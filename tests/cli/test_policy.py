@@ -103,7 +103,7 @@ def test_a_damaged_older_version_is_said_and_the_latest_is_stored(
 
     monkeypatch.setattr(library.Store, "retain", damaged)
     result = ckstore("ingest", "in/step0.pt", "--run", "gpt")
-    assert result.sentence == "Older versions of run gpt stay as they are: Pack 1 is missing; restore it from a copy."
+    assert result.sentence == "Older versions of run gpt remain unchanged: Pack 1 is missing; restore it from a copy."
     assert result.out.startswith("gpt@0 -> version 1")
 
 

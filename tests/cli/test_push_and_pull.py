@@ -83,5 +83,5 @@ def test_damage(ckstore, filled: Path, other: Path) -> None:
         flip(filled / "copy", pack, lambda _: 1000)
     result = ckstore("--store", "copy", "push", other, code=4)
     assert len(result.err.splitlines()) == 3
-    assert "is not what its name says; restore it from a copy" in result.err
+    assert "does not match its name; restore it from a copy" in result.err
     assert ckstore("--store", other, "log", "--json").json == []

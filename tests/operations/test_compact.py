@@ -369,7 +369,7 @@ def test_a_flipped_bit_of_a_raw_object_is_found(directory: Path) -> None:
         store.ingest(state(1), run="r", step=1, hot=1)
         [pack] = raw_packs(store)
         flip(store.place, pack, lambda length: length // 2)
-        assert any("not what its name says" in problem for problem in store.verify().problems)
+        assert any("does not match its name" in problem for problem in store.verify().problems)
         with pytest.raises(IntegrityError):
             store["r@1"].state_dict()
         with pytest.raises(IntegrityError):

@@ -418,7 +418,7 @@ def test_a_tag_never_falls_back_to_what_it_meant_before(small: Path, lost: bool)
     if lost:
         (small / "catalog.sqlite").unlink()
     problems = recover(small).problems
-    assert any("Tag best means version 2, which is gone" in problem for problem in problems)
+    assert any("Tag best points at version 2, which is gone" in problem for problem in problems)
     with ckstore.open(small) as opened:
         assert opened.catalog.tags() == {}
 
@@ -438,7 +438,7 @@ def test_a_version_that_is_gone_is_named(small: Path) -> None:
     (small / "catalog.sqlite").unlink()
     (small / "packs" / packs[1]).write_bytes(b"x")
     problems = recover(small).problems
-    assert any("No pack tells of what was numbered 1 to 3" in problem for problem in problems)
+    assert any("No pack holds version 1 to 3" in problem for problem in problems)
     (small / "catalog.sqlite").write_bytes(whole)
     assert len([said for said in recover(small).problems if "is gone: its pack" in said]) == 3
 
@@ -450,7 +450,7 @@ def test_what_a_version_shares_with_a_lost_pack_is_named(small: Path) -> None:
         assert opened[2].document.blob_packs() == {pack}
         assert opened.catalog.unreferenced_packs() == []
     damage(small / "packs" / pack)
-    assert any(f"lacks what it shares with pack {pack}" in problem for problem in recover(small).problems)
+    assert any(f"lacks data shared with pack {pack}" in problem for problem in recover(small).problems)
 
 
 def test_a_recovered_catalog_knows_which_packs_blobs_stand_in(small: Path) -> None:

@@ -1,4 +1,4 @@
-"""Gc: frees what no version needs: packs, parts of packs, and files that nothing refers to."""
+"""Gc: frees the bytes that no version needs: packs, parts of packs, and unreferenced files."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from ckstore.repository import Repository
     from ckstore.storage.catalog import Placement, VersionRow
 
-#: Seconds for which a file that nothing refers to must have been left untouched before it is removed.
+#: Seconds for which an unreferenced file must be unmodified before it is deleted.
 GRACE = 3600.0
 
-#: Seconds to wait for a moment in which nobody writes, and between two looks.
+#: Seconds to wait for other writers to finish, and between two checks.
 PATIENCE = 600.0
 _PAUSE = 0.05
 
@@ -33,20 +33,20 @@ _PURPOSE = "gc"
 
 @dataclass(slots=True)
 class GcReport:
-    """What was freed or would be.
+    """Result of a garbage collection; after a dry run, its prediction.
 
     Attributes
     ----------
     bytes
-        Bytes that the store takes less; of a dry run, what is garbage in the packs that would be written again.
+        Freed bytes. A dry run counts the garbage in packs to rewrite.
     removed
-        Packs of which nothing was needed.
+        Number of deleted packs: no version needed them.
     rewritten
-        Packs that were written again without what nothing needs.
+        Number of packs that were rewritten without their garbage.
     files
-        Packs that no commit knows, and temporary files, of processes that were killed.
+        Number of deleted leftovers of killed processes: uncommitted packs and temporary files.
     versions
-        Versions, forgotten or replaced, whose manifests went.
+        Number of forgotten or replaced versions whose manifests were deleted.
     """
 
     bytes: int = 0
@@ -56,7 +56,7 @@ class GcReport:
     versions: int = 0
 
     def add(self, other: GcReport) -> None:
-        """Count what another run has freed as well."""
+        """Add the numbers of another report."""
         for name, value in asdict(other).items():
             setattr(self, name, getattr(self, name) + value)
 
@@ -64,28 +64,28 @@ class GcReport:
 def gc(
     repository: Repository, *, grace: float = GRACE, dry_run: bool = False, patience: float | None = None
 ) -> GcReport:
-    """Free what no version needs.
+    """Free the bytes that no version needs.
 
-    Ingests and rebases may go on meanwhile; the change itself waits for a moment in which nobody else writes. Where
-    another `gc` is at work, it waits for that.
+    Other processes may ingest and rebase at the same time. The commit waits until none of them writes. A second `gc`
+    waits for the first.
 
     Parameters
     ----------
     grace
-        Seconds for which files that nothing refers to must have been left untouched.
+        Seconds for which an unreferenced file must be unmodified.
     dry_run
-        Change nothing, only say what would be freed.
+        Change nothing; predict the freed bytes.
     patience
-        Seconds to wait for a moment in which nobody writes; ten minutes by default.
+        Seconds to wait for other writers; ten minutes by default.
 
-    Where the disk has no room for packs that are to be written again, these are left as they are.
+    Packs stay as they are if the disk is too full to rewrite them.
 
     Raises
     ------
     IntegrityError
-        Something is damaged that a present or a lost version may need; nothing was changed.
+        Damage that a version may need for its repair; nothing was changed.
     LockedError
-        Others wrote, or freed space, all the time.
+        Others wrote or freed space for too long.
     """
     if dry_run:
         return _expected(repository, plan_for(repository, grace), grace)
@@ -96,7 +96,7 @@ def gc(
 class _Collection:
     """One run of gc.
 
-    Packs that were written again for a plan which the next one takes over are not written twice.
+    A rewritten pack is reused if the next plan needs the same copy.
     """
 
     def __init__(self, repository: Repository, grace: float, lease: int, patience: float) -> None:
@@ -104,19 +104,19 @@ class _Collection:
         self._grace = grace
         self._lease = lease
         self._deadline = time.monotonic() + patience
-        # What an earlier run that was killed had written already is not added to the store.
+        # Copies that a killed run left already take space: they are not counted as new.
         self._before = {info.name for info in repository.packs.list_packs()}
-        # The copy of each pack, and what it was made for.
+        # The copy of each pack, and the contents that it was made for.
         self._copies: dict[str, tuple[Copy, tuple[Any, ...]]] = {}
-        # Packs that this or another gc has counted as freed: of a remote store they are deleted later.
+        # Packs that a gc has already counted as freed: a remote store deletes them later.
         self._told: set[str] = set()
 
     def run(self) -> GcReport:
-        """Plan, copy and commit until nothing has changed in between."""
+        """Plan, copy and commit until nothing changes in between."""
         try:
             report = self._collect(rewriting=True)
         except DiskFullError:
-            # What is removed first makes room, and may be enough.
+            # Deletions free space for the rewrites.
             report = GcReport()
             self._sweep(report)
             report.add(self._collect(rewriting=False))
@@ -139,7 +139,7 @@ class _Collection:
                 self._copy(plan)
                 try:
                     report = self._commit(plan)
-                except ConflictError:  # Another mirror took a copy for something left over, and says that it is gone.
+                except ConflictError:  # Another mirror deleted a copy as a leftover.
                     self._drop(list(self._copies))
                     report = None
                 if report is not None:
@@ -157,7 +157,7 @@ class _Collection:
             time.sleep(_PAUSE)
 
     def _busy(self) -> LockedError:
-        """What is said of the others: other machines hold no lease here, and are known by what they commit alone."""
+        """Return the error that names the writers. Other machines hold no lease here: their last commit is named."""
         writer, last = self._writer(), self._repository.catalog.latest()
         if writer:
             known = f" (now: {writer})"
@@ -165,18 +165,18 @@ class _Collection:
             known = f" (last: version {last.number} of run {last.run}, {last.created})"
         else:
             known = ""
-        return LockedError(f"Others write all the time{known}; free space when they are done.")
+        return LockedError(f"Other processes keep writing{known}; free space when they are done.")
 
     def _writer(self) -> str | None:
-        """What another process is doing that needs objects which no version refers to yet, or frees space itself."""
+        """Describe another process that ingests, or that began to free space first; None if there is none."""
         claims = self._repository.catalog.leases()
         before = list(takewhile(lambda claim: claim.number != self._lease, claims))
-        # Of two that free space, the one that began first goes first.
+        # Of two collections, the earlier one goes first.
         others = [claim for claim in claims if claim.purpose != _PURPOSE or claim in before]
         return f"{others[0].purpose}, process {others[0].pid} on {others[0].host}" if others else None
 
     def _copy(self, plan: GcPlan) -> None:
-        """Write packs again, and drop what was written for an earlier plan only."""
+        """Rewrite packs, and delete copies that only an earlier plan needed."""
         wanted = {pack.name: _purpose(pack) for pack in plan.rewritten}
         self._drop([name for name, (_, purpose) in self._copies.items() if wanted.get(name) != purpose])
         for pack in plan.rewritten:
@@ -188,7 +188,7 @@ class _Collection:
         remove_uncommitted(self._repository, copies)
 
     def _commit(self, plan: GcPlan) -> GcReport | None:
-        """Make the change; None where what came since the plan needs what it takes away, or somebody writes."""
+        """Commit the plan; return None if a new version needs a part that it removes, or if another process writes."""
         catalog = self._repository.catalog
         copies: dict[str, Copy] = {}
         written = {copy.pack.name for copy, _ in self._copies.values()}
@@ -199,13 +199,13 @@ class _Collection:
         tries = count()
 
         def change() -> GcReport | None:
-            # With the write lock held nobody can begin to write; whoever has begun holds a lease.
+            # Nobody can begin to write while this holds the lock; a process that has begun holds a lease.
             late = next(tries) and time.monotonic() > self._deadline
             if late or self._writer() or not plan.holds(written):
                 return None
-            # What others have freed since is neither removed nor written again.
+            # Skip packs that others have freed since.
             known = {pack.name for pack in catalog.packs()}
-            # A pack can be what another one is written as: both lie there after a crash. It stays as it is.
+            # After a crash a pack may exist together with its copy: it stays.
             copies.clear()
             copies.update(
                 (name, copy) for name, (copy, _) in self._copies.items() if name in known and name not in written
@@ -221,11 +221,11 @@ class _Collection:
                 "removed": sorted({*going, *(info.name for info in files)}),
             }
             catalog.note({"change": "gc", **record, "versions": plan.gone(known)})
-            # Before the commit: `recover` could bring a version back out of them that lacks what goes now.
+            # Before the commit: otherwise `recover` could restore a version from them that lacks objects.
             self._unlink(info.name for info in files)
             catalog.remove_lattices(plan.survey.dead_lattices)
             catalog.remove_contents(plan.survey.dead_contents)
-            rows = catalog.versions() if going else []  # Else nothing of what they have added to the store goes.
+            rows = catalog.versions() if going else []  # Otherwise their sizes do not change.
             for name, copy in copies.items():
                 self._move(plan.survey.packs[name], copy)
             catalog.remove_packs(going)
@@ -240,14 +240,14 @@ class _Collection:
             return report
         self._drop([name for name in self._copies if name not in copies])
         self._copies.clear()
-        # With the lock held once more: a `recover` that ran in between has taken them in again.
+        # Under the lock again: a `recover` may have re-added packs in between.
         with catalog.transaction():
             known = {pack.name for pack in catalog.packs()}
             self._unlink(name for name in going if name not in known)
         return report
 
     def _move(self, contents: PackContents, copy: Copy) -> None:
-        """Let the catalog find in the copy what it found in the pack."""
+        """Point the catalog's entries for a pack at its copy."""
         catalog = self._repository.catalog
         catalog.replace_pack(contents.name, copy.pack, copy.manifest)
         placed = catalog.contents_in if contents.kind == "exact" else catalog.lattices_in
@@ -255,7 +255,7 @@ class _Collection:
         (catalog.move_contents if contents.kind == "exact" else catalog.move_lattices)(places)
 
     def _write_sizes(self, rows: Iterable[VersionRow], plan: GcPlan, copies: dict[str, Copy]) -> None:
-        """Write into the catalog what each version has added to the store and is still there."""
+        """Update each version's remaining size in the catalog."""
         present = {pack.name for pack in self._repository.catalog.packs()}
         sizes = {
             pack.name: copies[pack.name].pack.bytes if pack.name in copies else pack.bytes
@@ -269,12 +269,12 @@ class _Collection:
         }
         for row in rows:
             if row.pack not in plan.survey.packs:
-                continue  # It came since the plan, and nothing of it goes.
+                continue  # It was committed after the plan: nothing of it is removed.
             pack = plan.survey.packs[row.pack]
             stored = sizes[pack.name] + exact.get((pack.number, pack.created), 0)
             if stored == row.stored_bytes or pack.stored_bytes is not None:
                 continue
-            # Unless it gave up its exact layers, and its layers stand in several packs.
+            # A thinned version stores its size in its summary: its layers are in several packs.
             if "stored_bytes" not in self._repository.resolver.document(row).summary:
                 self._repository.catalog.update_version(row.number, stored_bytes=stored)
 
@@ -291,7 +291,7 @@ class _Collection:
             self._repository.packs.remove(name)
 
     def _sweep(self, report: GcReport) -> None:
-        """Remove temporary files; with the write lock held, so that no `recover` is at work."""
+        """Delete temporary files, under the write lock, so that no `recover` runs."""
         with self._repository.catalog.transaction():
             if self._writer():
                 return
@@ -304,7 +304,7 @@ class _Collection:
 
 
 def _expected(repository: Repository, plan: GcPlan, grace: float) -> GcReport:
-    """What carrying out a plan would free."""
+    """Return the report that a plan predicts."""
     temporaries = root.find_temporaries(repository.path, grace)
     freed = sum(pack.bytes for pack in plan.removed) + sum(info.bytes for info in plan.files)
     freed += sum(pack.garbage for pack in plan.rewritten) + sum(durable.size_of(path) for path in temporaries)
@@ -316,7 +316,7 @@ def _expected(repository: Repository, plan: GcPlan, grace: float) -> GcReport:
 
 
 def _add_files(report: GcReport, sizes: Sequence[int]) -> None:
-    """Count what a compaction has freed, which takes space in a remote store until it is deleted."""
+    """Count raw packs that compactions freed and that the remote store still holds."""
     report.bytes += sum(sizes)
     report.files += len(sizes)
 

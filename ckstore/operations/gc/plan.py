@@ -1,4 +1,4 @@
-"""Decides what `gc` removes and what it writes again."""
+"""Plans which packs a `gc` removes and which it rewrites."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ from ckstore.storage.scan_packs import DamagedPack, ScannedPack, scan_pack
 if TYPE_CHECKING:
     from ckstore.repository import Repository
 
-#: A pack is written again where at least this part of it, or so many bytes of it, are garbage.
+#: A pack is rewritten if at least this fraction, or this many bytes, of it are garbage.
 GARBAGE_SHARE = 0.1
 GARBAGE_BYTES = 1 << 20
 
 
 class GcPlan:
-    """What is to be removed and what written again.
+    """Packs to remove and packs to rewrite.
 
     Attributes
     ----------
     state
-        What it holds for.
+        The state that it was made from.
     survey
-        What stands in the packs of the catalog.
+        The contents of the catalog's packs.
     removed, rewritten
-        Packs of the catalog of which nothing is needed, and those with enough garbage.
+        Packs of the catalog that nothing needs, and packs with enough garbage.
     files
-        Packs that the catalog does not have and that are old enough.
+        Unreferenced packs that are old enough.
     """
 
     def __init__(self, repository: Repository, grace: float, own: Sequence[PackInfo] = ()) -> None:
@@ -51,7 +51,7 @@ class GcPlan:
         self._grace = grace
         self._records = repository.catalog.whole_records()
         self._names = {row.name for row in self.state.packs}
-        # What needs nothing of what goes: what the plan was made from, and what came since and was looked at.
+        # Packs and rows that need nothing that is removed: those of the plan, and later ones once they are checked.
         self._sound_packs = set(self._names)
         self._sound_rows = {(row.number, row.uid, row.pack, row.manifest_offset) for row in self.state.versions}
         self._collections = [record for record in self._records if record.get("change") == "gc"]
@@ -67,56 +67,56 @@ class GcPlan:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing for a transaction to do."""
+        """Whether the transaction would change nothing."""
         survey = self.survey
         return not (self.removed or self.rewritten or self.files or survey.dead_lattices or survey.dead_contents)
 
     @property
     def told(self) -> set[str]:
-        """Packs of which a record of a gc says that they went."""
+        """Packs that earlier collections recorded as removed."""
         return {name for record in self._collections for name in record["removed"]}
 
     @cached_property
     def lost(self) -> list[Origin]:
-        """The versions whose manifests go."""
+        """The versions whose manifests are removed."""
         going = [*self.removed, *(pack for pack in self.rewritten if not pack.is_present)]
         return [origin for origin in gone_versions(going, self.survey.present) if not self._is_present(origin)]
 
     @cached_property
     def _now(self) -> float:
-        """The clock of where the packs lie, when it was first asked: later it could only say that more is old."""
+        """The storage's clock at the first use: a later value would only make more files old."""
         return self._repository.packs.now()
 
     @cached_property
     def _numbers(self) -> dict[tuple[str, int], int]:
-        """The present number of each version that `recover` has given another one, by its id and number before."""
+        """The current number of each version that `recover` renumbered, by its id and former number."""
         renumbered = [record for record in self._records if record.get("change") == "renumber"]
         return {(record["uid"], record["from"]): record["version"] for record in renumbered}
 
     def _is_present(self, origin: Origin) -> bool:
-        """Whether a version is there, also under another number: its manifest is another one once it was thinned."""
+        """Return whether a version exists, perhaps renumbered; a thinned version has another manifest."""
         uid, number, _, created = origin
         return (self._numbers.get((uid, number), number), created) in {
             (row.number, row.created) for row in self.state.versions
         }
 
     def holds(self, written: Collection[str]) -> bool:
-        """Whether it may be carried out now: what others have committed since needs nothing of what goes.
+        """Return whether the plan is still valid: nothing committed since needs an object that it removes.
 
-        What stays, stays with all that it is stored against. So it is enough to look at what versions and records that
-        came since name themselves: nothing that goes can be further below.
+        A pack or version that stays, stays with its whole chain. So only the names in new versions and records need a
+        check: nothing that is removed can be further below.
 
         Parameters
         ----------
         written
-            Packs that were written for it.
+            Packs that were written for the plan.
         """
         catalog, resolver = self._repository.catalog, self._repository.resolver
         packs = {pack.name for pack in catalog.packs()}
         going = {pack.name: pack for pack in (*self.removed, *self.rewritten)}
         if catalog.identity() != self.state.catalog:
             return False
-        # Whoever puts packs into a bucket finds at the commit that what these need is gone; somebody always puts some.
+        # In a bucket somebody always uploads packs: a commit there checks its bases itself.
         if not catalog.follows_log:
             known = {*packs, *written, *(info.name for info in self.state.files)}
             if any(info.name not in known for info in self._repository.packs.list_packs()):
@@ -153,9 +153,9 @@ class GcPlan:
         return True
 
     def gone(self, committed: Collection[str]) -> list[Origin]:
-        """Versions to be written into the log: present once, or never committed, and not in the log yet.
+        """Return versions to log as gone: formerly present or never committed, and not in the log yet.
 
-        They have the numbers that they had last. Of `files`, those that were committed since the plan do not count.
+        They have their last numbers. Entries of `files` that were committed since the plan do not count.
         """
         found = gone_versions(self.survey.packs.values(), self.survey.present)
         files = [pack for pack in self._going if pack.info.name not in committed]
@@ -174,45 +174,45 @@ class GcPlan:
         ]
 
     def _is_left_over(self, pack: ScannedPack) -> bool:
-        """Whether a pack that the catalog does not have was left by a process that is gone, as far as that is known."""
+        """Return whether an unreferenced pack is the leftover of a process that is gone."""
         if any(pack.info.name in record["removed"] for record in self._collections):
-            return True  # A `gc` was killed before it came to remove the file.
+            return True  # A `gc` was killed before it deleted the file.
         copied = pack.document.get("stands_for", [])
         if copied and copied[-1] in self._names:
-            return True  # A `gc` was killed before it put the copy in the place of what is still there.
+            return True  # A `gc` was killed before it committed the copy.
         try:
             return self._repository.packs.modified(pack.info.name) <= self._now - self._grace
         except FileNotFoundError:
             return False
 
     def _scanned(self, files: Sequence[PackInfo]) -> Iterator[ScannedPack]:
-        """The packs that the catalog does not have; raises where that may be the catalog's fault, or damage."""
+        """Yield the unreferenced packs; raise `IntegrityError` if the catalog may be too old, or a pack is damaged."""
         last = self._repository.catalog.last_number()
         for info in files:
             found = scan_pack(self._repository.packs, info, MANIFEST)
             if isinstance(found, DamagedPack):
                 if info not in self._repository.packs.list_packs():
-                    continue  # Whoever wrote it took it back meanwhile.
+                    continue  # Its writer removed it since.
                 raise IntegrityError(
                     f"Pack {info.name} is damaged ({found.reason}) and not in the catalog; restore it from a copy and"
                     " run `ckstore recover`, or delete the file, then free space."
                 )
             if found.document["number"] > last and not self._repository.catalog.follows_log:
                 raise IntegrityError(
-                    f"Pack {info.name} was written for version {found.document['number']}, which the catalog is too"
-                    " old to know; run `ckstore recover`, then free space."
+                    f"The catalog is older than pack {info.name} of version {found.document['number']};"
+                    " run `ckstore recover`, then free space."
                 )
             yield found
 
 
 def plan_for(repository: Repository, grace: float, own: Sequence[PackInfo] = ()) -> GcPlan:
-    """A plan for the present state; `own` are finished packs that the catalog does not have yet."""
+    """Return a plan for the current state; `own` are finished packs that are not committed yet."""
     while True:
         before = State.of(repository)
         try:
             return GcPlan(repository, grace, own)
         except (IntegrityError, NotFoundError):
-            # What was read before and after somebody's commit need not agree.
+            # Data from before and after a concurrent commit may contradict.
             if State.of(repository) == before:
                 raise
 

@@ -1,4 +1,4 @@
-"""What stands in the packs of a store, and what of it the present versions need."""
+"""Mark phase of `gc`: finds the parts of each pack that the current versions need."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ Origin = tuple[str, int, int | None, str]
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What a plan was made from, as it was at one moment.
+    """A consistent snapshot of a store that a plan is made from.
 
-    A catalog that `recover` has built since may find objects in other packs than the one before it did.
+    `recover` changes the catalog's identity: a rebuilt catalog may place objects in other packs.
 
     Attributes
     ----------
     catalog
-        Its identity.
+        Identity of the catalog.
     versions, packs
-        Its rows.
+        Rows of the catalog.
     lattices, contents
         Keys of the objects in each slot of each pack, by the pack's name.
     files
-        Packs that the catalog does not have, and nothing says of that they are gone.
+        Unreferenced packs that are not recorded as gone.
     """
 
     catalog: str
@@ -49,15 +49,15 @@ class State:
 
     @classmethod
     def of(cls, repository: Repository) -> State:
-        """The present state."""
+        """Take a snapshot of the current state."""
         catalog = repository.catalog
         while True:
             identity, packs, described = catalog.identity(), catalog.packs(), catalog.described()
             versions, lattices, contents = catalog.versions(), catalog.placed_lattices(), catalog.placed_contents()
-            # Objects are elsewhere only where packs have come. Who else writes is not kept from it for so long.
+            # Objects move only if packs were added. A retry, unlike a lock, does not block writers for this long.
             if (catalog.identity(), catalog.packs(), catalog.described()) == (identity, packs, described):
                 break
-        # What others have been told to be gone is deleted once its time has come, whatever else is planned.
+        # Packs that are recorded as gone are deleted in due time anyway.
         known = {pack.name for pack in packs} | catalog.gone().keys()
         files = [info for info in repository.packs.list_packs() if info.name not in known]
         return cls(identity, versions, packs, lattices, contents, files)
@@ -65,24 +65,24 @@ class State:
 
 @dataclass(slots=True)
 class PackContents:
-    """One pack of the catalog, and what of it is needed.
+    """One pack of the catalog, and its needed parts.
 
     Attributes
     ----------
     name, kind, bytes
         File name; `coarse`, `exact` or `raw`; size.
     number, created, is_rebase
-        Of the commit that it was written for, as its manifest says.
+        The pack's commit, from its manifest.
     sizes
         Bytes of the layer of each record, by slot.
     blobs
         Bytes of each blob, by name.
     version
-        The version that its manifest describes.
+        The version in its manifest.
     stored_bytes
-        What the manifest says that the version added to the store; None where that is the size of its packs.
+        The version's size according to the manifest; None if it is the size of its packs.
     is_present
-        Whether that is a present version, and found here by the catalog.
+        Whether the catalog has that version and finds it here.
     slots, wanted
         Slots of the records and names of the blobs that are needed.
     """
@@ -103,7 +103,7 @@ class PackContents:
 
     @property
     def is_needed(self) -> bool:
-        """Whether anything of it is."""
+        """Whether a part of the pack is needed."""
         return self.is_present or bool(self.slots) or bool(self.wanted)
 
     @property
@@ -115,16 +115,16 @@ class PackContents:
 
 @dataclass(slots=True)
 class Survey:
-    """All packs of the catalog in their order, and what is not needed any more.
+    """All packs of the catalog in order, and the objects that are not needed any more.
 
     Attributes
     ----------
     packs
         By name.
     dead_lattices, dead_contents
-        Keys that the catalog has a place for and nothing needs.
+        Keys of placed objects that nothing needs.
     present
-        Ids and numbers, by their manifests, of the present versions.
+        Ids and numbers, from their manifests, of the current versions.
     """
 
     packs: dict[str, PackContents]
@@ -134,23 +134,22 @@ class Survey:
 
 
 def survey(repository: Repository, state: State, uncommitted: Sequence[ScannedPack] = ()) -> Survey:
-    """Find what the present versions need; every manifest is read, nothing is decoded.
+    """Find the parts of packs that the current versions need; read every manifest, decode nothing.
 
-    They need their manifests and blobs, their objects, and all that those are stored against. Of the latest version of
-    each run the objects that the run began with are kept too: the next version's step is taken from them.
+    A version needs its manifest, blobs, objects and their chains. Of the latest version of each run, the first objects
+    of the chains are kept as well: the next version's step is derived from them.
 
     Parameters
     ----------
     state
-        Of the catalog; whoever relies on the result looks at what came since.
+        Snapshot of the catalog; the caller checks later commits.
     uncommitted
-        Packs that the catalog does not have and that stay: `recover` could bring a version of theirs back, so what
-        they refer to is needed.
+        Unreferenced packs that stay: `recover` could restore their versions, so their references are needed.
 
     Raises
     ------
     IntegrityError
-        A manifest cannot be read, or a version is not whole: what would repair it must not be removed.
+        A manifest is unreadable or a version incomplete: its repair may need parts that would be removed.
     """
     graph = _Graph()
     contents = _read_packs(repository, state, graph)
@@ -174,12 +173,12 @@ def survey(repository: Repository, state: State, uncommitted: Sequence[ScannedPa
 
 @dataclass(slots=True)
 class _Graph:
-    """What each object that has a place is stored against, by key."""
+    """The base of each placed object, by key."""
 
     bases: dict[int, int | None] = field(default_factory=dict)
     origins: dict[int, int] = field(default_factory=dict)
     layers: dict[int, tuple[int, int | None]] = field(default_factory=dict)
-    #: By the name of a pack: the key in each slot that is a place, and the pack's kind.
+    #: By name of the pack: the key in each placed slot, and the pack's kind.
     placed: dict[str, tuple[dict[int, int], str]] = field(default_factory=dict)
 
     def add(self, pack: str, kind: str, slots: Mapping[int, int], records: Sequence[Mapping[str, Any]]) -> None:
@@ -201,7 +200,7 @@ class _LostError(Exception):
 
 
 class _Needs:
-    """The keys of all that was asked for, and of all that it is stored against."""
+    """The keys of needed objects and of their chains."""
 
     def __init__(self, graph: _Graph) -> None:
         self._graph = graph
@@ -213,7 +212,7 @@ class _Needs:
             if number not in self._graph.bases:
                 if number not in self._graph.layers:
                     raise _LostError
-                self.content(number)  # It was stored raw once.
+                self.content(number)  # It was stored raw before.
                 return
             self.lattices.add(number)
             number = self._graph.bases[number]
@@ -228,7 +227,7 @@ class _Needs:
 
     def object(self, lattice: str, content: str | None) -> None:
         self.lattice(key(lattice))
-        # What has no exact layer is exact by itself, on an ordinal lattice of the same id.
+        # An object without exact layer is exact by itself, on an ordinal lattice of the same id.
         if content is not None and (content != lattice or key(content) in self._graph.layers):
             self.content(key(content))
 
@@ -247,7 +246,7 @@ def _read_packs(repository: Repository, state: State, graph: _Graph) -> dict[str
         except IntegrityError:
             raise
         except (KeyError, TypeError, ValueError) as error:
-            raise IntegrityError(f"The manifest of pack {pack.name} is not whole; run `ckstore recover`.") from error
+            raise IntegrityError(f"The manifest of pack {pack.name} is incomplete; run `ckstore recover`.") from error
     return found
 
 
@@ -265,7 +264,7 @@ def _contents(name: str, kind: str, size: int, document: Mapping[str, Any], blob
 
 
 def described_version(document: Mapping[str, Any]) -> VersionDocument | None:
-    """The version that a manifest describes; None where it describes none that there could be."""
+    """Return the version in a manifest; None if it is invalid."""
     try:
         return VersionDocument.from_json(document)
     except IntegrityError:
@@ -273,14 +272,14 @@ def described_version(document: Mapping[str, Any]) -> VersionDocument | None:
 
 
 def version_origin(document: VersionDocument) -> Origin:
-    """How a version is named by its manifest, whatever number it was given since."""
+    """Return the origin of a version from its manifest; later renumbering does not count."""
     return document.uid, document.number, document.parent, document.created
 
 
 def _need_version(
     repository: Repository, row: VersionRow, packs: Mapping[str, PackContents], needs: _Needs
 ) -> tuple[str, int]:
-    """Need all of one version; returns its id and number by the manifest."""
+    """Mark all parts of one version; return its id and number in the manifest."""
     document = repository.resolver.document(row)
     holder = packs.get(row.pack)
     try:
@@ -291,7 +290,7 @@ def _need_version(
         _need_blobs(document, row.pack, packs)
     except _LostError:
         raise IntegrityError(
-            f"Version {row.number} has lost what it is made of, and what would repair it must not be freed;"
+            f"Version {row.number} has lost objects, and their repair may need bytes that this would free;"
             f" see `ckstore verify {row.number}`, or forget the version."
         ) from None
     holder.is_present = True
@@ -309,10 +308,10 @@ def _need_blobs(document: VersionDocument, pack: str, packs: Mapping[str, PackCo
 def _need_uncommitted(
     repository: Repository, pack: ScannedPack, packs: Mapping[str, PackContents], needs: _Needs
 ) -> None:
-    """Need what a pack refers to that nobody knows of, as far as it is there."""
+    """Mark the references of an uncommitted pack, as far as they exist."""
 
     def need(ask: Callable[[int | None], None], identity: str | None) -> None:
-        # What is lost stands in the pack itself, or in another one that was not committed.
+        # A missing object is in the pack itself, or in another uncommitted pack.
         with suppress(_LostError):
             ask(_key(identity))
 
@@ -336,7 +335,7 @@ def _need_origins(repository: Repository, row: VersionRow, graph: _Graph, needs:
         try:
             needs.lattice(graph.origins.get(key(lattice)))
         except _LostError:
-            continue  # The encoder does without.
+            continue  # The encoder can do without it.
 
 
 def _key(identity: str | None) -> int | None:
@@ -344,6 +343,6 @@ def _key(identity: str | None) -> int | None:
 
 
 def gone_versions(packs: Iterable[PackContents], present: set[tuple[str, int]]) -> list[Origin]:
-    """The versions that manifests describe and that are not present, each once."""
+    """Return the versions in manifests that are not present, each once."""
     found = {pack.version[:2]: pack.version for pack in packs if pack.version is not None}
     return [version for name, version in sorted(found.items(), key=lambda item: item[1][1]) if name not in present]

@@ -1,4 +1,4 @@
-"""Writes a pack again without what nothing needs: live layers and blobs are copied byte for byte."""
+"""Rewrites a pack without its garbage: live layers and blobs are copied byte for byte."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """What a pack was written again as.
+    """The copy of a rewritten pack.
 
     Attributes
     ----------
     pack
         The finished pack.
     manifest
-        Where its manifest lies.
+        The place of its manifest.
     slots
-        Slots in it by those in the pack that it was copied from.
+        Slots in the copy, by slots in the original.
     """
 
     pack: PackInfo
@@ -36,21 +36,21 @@ class Copy:
 
 
 def repack(repository: Repository, contents: PackContents) -> Copy:
-    """Write a pack again with what is needed of it, and finish it; the catalog is left as it is.
+    """Write and finish a copy of a pack with only the needed parts; the catalog is not changed.
 
-    The manifest says whose place the pack takes (`stands_for`), since blobs are named by the names of packs: of the
-    names that the original stood for, those that still mean it. Otherwise it is what it was, but for the records, blobs
-    and the version that are not needed.
+    The copy's manifest names the packs that it replaces (`stands_for`), because blobs are named by their packs: the
+    original, and the names that still resolve to the original. Unneeded records, blobs and versions are
+    left out of the manifest; the rest is unchanged.
 
     Raises
     ------
     IntegrityError
-        The pack is not what its name says: a copy would make damage look whole.
+        The pack does not match the digest in its name: a copy would hide the damage.
     """
     parsed = parse_pack_name(contents.name)
     if parsed is None or repository.packs.digest(contents.name) != parsed[0]:
         raise IntegrityError(
-            f"Pack {contents.name} is not what its name says; restore it from a copy, or see `ckstore verify`."
+            f"Pack {contents.name} does not match its name; restore it from a copy, or see `ckstore verify`."
         )
     before = repository.resolver.manifest(contents.name)
     records: list[dict[str, Any]] = before.document["records"]
@@ -61,11 +61,11 @@ def repack(repository: Repository, contents: PackContents) -> Copy:
         copied = [_copy(repository, writer, contents.name, records[slot], metadata) for slot in slots]
         document = {**before.document, "records": copied}
         former = document.get("stands_for", ())
-        # Where a `gc` was killed, a pack may lie there beside its copy, each with something that the other one lacks.
+        # After a killed `gc`, a pack and its copy may both exist, each with parts that the other lacks.
         moved = repository.catalog.moved_packs(former)
         document["stands_for"] = [*(name for name in former if moved.get(name) == contents.name), contents.name]
         if repository.catalog.follows_log:
-            # A copy that went once may never be referred to again, and another one may have to be made of the same.
+            # A removed copy's name may never be used again, and the same contents may have to be copied again.
             document["nonce"] = secrets.token_hex(8)
         if not contents.is_present:
             document.pop("version", None)
@@ -79,11 +79,11 @@ def repack(repository: Repository, contents: PackContents) -> Copy:
 def _copy(
     repository: Repository, writer: PackWriter, pack: str, record: dict[str, Any], metadata: dict[str, dict[str, Any]]
 ) -> dict[str, Any]:
-    """Copy the layer of one record; returns the record of the copy."""
+    """Copy the layer of one record; return the record of the copy."""
     copy = dict(record)
     for part in layer_parts(record):
         data = repository.packs.pread(pack, part.offset, part.length)
         place = writer.add_copy(part.array, metadata[part.array], data).offset
-        # Where there is a list, the lengths follow the place.
+        # In a list, the lengths follow the place.
         copy[part.field] = [place, *record[part.field][1:]] if isinstance(record[part.field], list) else place
     return copy

@@ -158,7 +158,7 @@ def test_of_two_who_heal_one_version_the_second_is_told(
             finish(*arguments, **named)
 
         monkeypatch.setattr(commit_module.Change, "finish", finished)
-        with pytest.raises(ConflictError, match=r"gpt@1 was stored again meanwhile as version \d+"):
+        with pytest.raises(ConflictError, match=r"Another process stored gpt@1 again as version \d+"):
             first.ingest(paths[1], run="gpt", step=1)
         assert first["gpt@1"].row.number == numbers[0]
         assert not first.ingest(paths[1], run="gpt", step=1).is_new

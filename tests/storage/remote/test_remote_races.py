@@ -99,7 +99,7 @@ def test_a_version_that_was_thinned_meanwhile_does_not_become_exact_again(
                 other.gc()
 
             once_published(store, monkeypatch, thin)
-            with pytest.raises(ConflictError, match="Version 1 was changed by others meanwhile; try again"):
+            with pytest.raises(ConflictError, match="Version 1 was changed by another process; try again"):
                 drop(store.repository, [store["r@0"].row], ["moment"])
             assert store["r@0"].row.fidelity == "coarse"
             assert store["r@0"].row.dropped == ()
@@ -213,7 +213,7 @@ def test_who_wrote_a_pack_verifies_what_others_read(server: SimulatedServer, dir
         name = f"packs/{store['r@0'].row.pack}"
         data, modified = server.objects[name]
         server.objects[name] = data[:100] + bytes([data[100] ^ 1]) + data[101:], modified
-        assert any("is not what its name says" in problem for problem in store.verify().problems)
+        assert any("does not match its name" in problem for problem in store.verify().problems)
 
 
 @pytest.mark.parametrize("way", ["out", "in", "across"])
