@@ -1,4 +1,4 @@
-"""What workers are asked of versions: they import this and what it needs, and neither torch nor what tests share."""
+"""Functions that worker processes call on versions: importing them loads neither torch nor the tests' helpers."""
 
 from __future__ import annotations
 

@@ -2,11 +2,11 @@
 
     tools/stress-bucket [SECONDS] [SEED] [WRITERS]
 
-Each writer is a process with a cache directory of its own. After a commit it says so in a journal; what it said is what
-must be there at the end: once, with its content. One process frees space with no grace, one reads.
+Each writer is a process with a cache directory of its own. It journals each commit; the journalled versions must all
+exist at the end: once, with their content. One process frees space with no grace, one reads.
 
-Faults are: a version that was reported and is not there or differs; two versions of one run and step, or one number;
-an error that a user would see; a mirror that is not what the log says; packs that nothing refers to after a collection.
+Faults are: a version that was reported and is missing or differs; two versions of one run and step, or one number;
+an error that a user would see; a mirror that contradicts the log; unreferenced packs after a collection.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _SHAPE = (48, 64)
 
 
 def expected(run: str, step: int) -> dict[str, npt.NDArray[Any]]:
-    """What the version of a run at a step holds: weights that move, a moment, and what all runs share."""
+    """Return the tensors of a run's version at a step: weights that move, a moment, and one that all runs share."""
     weights = np.random.default_rng(list(run.encode())).standard_normal(_SHAPE)
     noise = np.random.default_rng([step, *run.encode()]).standard_normal(_SHAPE)
     return {
@@ -58,7 +58,7 @@ def expected(run: str, step: int) -> dict[str, npt.NDArray[Any]]:
 
 @dataclass
 class Outcome:
-    """What came of it."""
+    """Counts and faults of a stress run."""
 
     seconds: float = 0.0
     commits: int = 0
@@ -77,7 +77,7 @@ class Outcome:
             [
                 f"{self.commits} commits in {self.seconds:.0f} s, {self.commits / max(self.seconds, 1):.1f} a second;"
                 f" {self.unreported} more by writers that were killed before they could say so",
-                f"{self.kills} processes killed, {self.collections} collections, {self.reads} versions read meanwhile",
+                f"{self.kills} processes killed, {self.collections} collections, {self.reads} versions read in between",
                 f"{self.again} changes were made again because a collection had removed their packs",
                 f"requests: {asked}; {sum(asked.values()) / max(self.commits, 1):.1f} a commit, all processes together",
                 f"faults of the network: {met}",
@@ -97,10 +97,10 @@ class Worker:
         self.random = random.Random(seed)
 
     def work(self) -> None:
-        """What the process is for, for ever; an error is told, and is a fault."""
+        """Repeat the worker's task until killed; report an error as a fault."""
         role: Callable[[ckstore.Store], None] = getattr(self, self.name.rstrip("0123456789"))
         logging.getLogger("ckstore").addHandler(_Warnings(self))
-        compact.GRACE = compact._PAUSE = 0.0  # What compactions free goes at once, whoever reads it.
+        compact.GRACE = compact._PAUSE = 0.0  # Compactions free bytes at once, even under readers.
         while True:
             try:
                 with ckstore.open(URL, cache=self.cache) as store:
@@ -146,7 +146,7 @@ class Worker:
 
 
 class _Warnings(logging.Handler):
-    """What threads in the background say: that others were first is no fault."""
+    """Logged warnings of background threads: losing a race to another process is no fault."""
 
     def __init__(self, worker: Worker) -> None:
         super().__init__(logging.WARNING)
@@ -159,7 +159,7 @@ class _Warnings(logging.Handler):
 
 
 def difference(store: ckstore.Store, run: str, step: int) -> str:
-    """What is wrong with a version that must be there."""
+    """Describe how a version that must exist differs; empty if it does not."""
     try:
         version = store[f"{run}@{step}"]
     except NotFoundError:
@@ -169,7 +169,7 @@ def difference(store: ckstore.Store, run: str, step: int) -> str:
 
 
 def stress(seconds: float, seed: int, writers: int) -> Outcome:
-    """Let writers, a collector and a reader work for so many seconds, and kill them at random."""
+    """Run writers, a collector and a reader for `seconds`, and kill them at random."""
     chosen = random.Random(seed)
     outcome = Outcome()
     names = [*(f"writer{number}" for number in range(writers)), "collector0", "reader0"]
@@ -202,7 +202,7 @@ def stress(seconds: float, seed: int, writers: int) -> Outcome:
                 _end(pid)
         outcome.seconds = time.monotonic() - start
         outcome.requests = counts(proxy) - before
-        os.environ["AWS_ENDPOINT_URL"] = server.endpoint  # What is looked at now takes no faults.
+        os.environ["AWS_ENDPOINT_URL"] = server.endpoint  # The final checks bypass the fault proxy.
         _conclude(directory, names, outcome)
     return outcome
 
@@ -242,9 +242,9 @@ def _conclude(directory: Path, names: list[str], outcome: Outcome) -> None:
                     faults.append(f"{step}: packs in the bucket are not those of the catalog")
             rows = store.catalog.versions()
             found = {(row.run, row.step): row.uid for row in rows}
-            for count, what in ((len(found), "run and step"), (len({row.number for row in rows}), "number")):
+            for count, key in ((len(found), "run and step"), (len({row.number for row in rows}), "number")):
                 if count != len(rows):
-                    faults.append(f"{step}: two versions have one {what}")
+                    faults.append(f"{step}: two versions have one {key}")
             faults += [
                 f"{step}: {name} has another id" for name, uid in reported.items() if found.get(name, uid) != uid
             ]

@@ -1,4 +1,4 @@
-"""Checkpoint files made on the spot, what stands in a directory by SHA-256, and stores to put them into."""
+"""Generated checkpoint files, the SHA-256 of each file in a directory, and stores to ingest them into."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from ckstore import Store
 
-#: What safetensors calls the dtypes.
+#: safetensors' names of the dtypes.
 SAFETENSORS_NAMES = {
     "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3",
     "float8_e5m2": "F8_E5M2", "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8", "uint64": "U64",
@@ -34,7 +34,7 @@ SAFETENSORS_NAMES = {
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, tuple[str, tuple[int, ...], npt.NDArray[Any]]]) -> None:
-    """Write a safetensors file of (dtype, shape, array of exactly the bytes that shall stand there)."""
+    """Write a safetensors file of (dtype, shape, array with the exact bytes to write)."""
     header: dict[str, Any] = {}
     offset = 0
     for name, (dtype, shape, array) in tensors.items():
@@ -53,7 +53,7 @@ def write_safetensors(path: Path, tensors: Mapping[str, tuple[str, tuple[int, ..
 
 
 def without_compiling(text: str) -> str:
-    """What a program said, without the line that says that kernels are compiled: whoever comes first says it."""
+    """Remove the line about compiling kernels from a program's output: only the first program prints it."""
     return text.replace(f"ckstore: {MESSAGE}\n", "")
 
 
@@ -79,7 +79,7 @@ def _entry(path: Path) -> tuple[Any, ...]:
 
 
 def listing(store: Path | str) -> dict[str, int]:
-    """Names, which are digests, and sizes of a store's packs and log records: what an ingest that is refused keeps."""
+    """Return names (digests) and sizes of a store's packs and log records: a refused ingest changes none of them."""
     with Repository(root.place(store), "r") as repository:
         files = repository.packs.files()
         return {f"{folder}/{name}": size for folder, name, size in files if folder in ("packs", "log")}
@@ -110,18 +110,18 @@ def packs_of(store: Path | str) -> list[str]:
 
 
 def pack_bytes(store: Path | str) -> int:
-    """Bytes of a store's packs, and of what else lies beside them."""
+    """Return the bytes of all files in a store's pack directory."""
     return sum(size for name, size in listing(store).items() if name.startswith("packs/"))
 
 
 def present_packs(store: Store) -> dict[str, int]:
-    """Names of an open store's packs and their bytes, without those that are only there until readers know."""
+    """Return an open store's packs and their bytes, without packs kept only until readers follow."""
     found = ((name.removeprefix("packs/"), size) for name, size in listing(store.place).items() if "packs/" in name)
     return {name: size for name, size in found if name not in store.catalog.gone()}
 
 
 def change_pack(store: Path | str, name: str, data: bytes | None) -> bytes:
-    """Put other bytes, or none at all, in the place of a pack's; returns those that were there."""
+    """Replace the bytes of a pack, or delete it; return the previous bytes."""
     with Repository(root.place(store), "r") as repository:
         pack = repository.path / "packs" / name
         if not isinstance(repository.place, str):
@@ -151,7 +151,7 @@ def flip(store: Path | str, pack: str, where: Callable[[int], int]) -> None:
 
 
 def settled(store: Store) -> Store:
-    """The store once the thread behind it has compacted what is due: a run's latest versions stay hot."""
+    """Return the store after its background thread has finished compaction; a run's latest versions stay hot."""
     while (thread := store._compactor and store._compactor._thread) is not None:
         thread.join(0.1)
     return store

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 
 #: Seconds after which a child counts as hanging.
 PATIENCE = 120.0
-#: Seconds for which a thread goes on with what a fork waits for.
+#: Seconds for which a thread continues the work that a fork waits for.
 MOMENT = 0.3
 
 

@@ -1,4 +1,4 @@
-"""What tests of coarse versions share: tensors of files by path, and whether a version keeps what it says of them."""
+"""Shared by tests of coarse versions: tensors of files by path, and whether a version keeps its stated bounds."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def check_deviations(version: Version, before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> None:
-    """What is said of each tensor bounds what is measured, and closely; tensors of which nothing is said are equal.
+    """The stated bound of each tensor holds, and is tight; tensors without a bound are equal.
 
     For tensors that are all that their extents hold.
     """

@@ -1,4 +1,4 @@
-"""What all tests share: where real checkpoints lie, the Hypothesis profiles, and small runs trained once a session."""
+"""Shared by all tests: paths of real checkpoints, Hypothesis profiles, and small runs trained once a session."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Spare the collector what is imported: a million objects that it would walk over, then and in all tests."""
+    """Freeze imported objects: the collector would walk over a million of them, at collection and in all tests."""
     gc.disable()
     try:
         return (yield)
@@ -46,13 +46,13 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collect_file() -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
-    """Look for examples in the library alone: what tests share is imported where it is used."""
+    """Collect doctests of the library alone; shared test modules are imported on use."""
     found = yield
     return [collector for collector in found if type(collector) is pytest.Module]  # Examples are of a class below.
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """On remote stores, leave out what is of a local one by nature."""
+    """On remote stores, leave out tests that only apply to local ones."""
     if os.environ.get(places.VARIABLE) != "bucket":
         return
     config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("local")])

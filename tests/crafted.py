@@ -1,4 +1,4 @@
-"""Stores and documents that someone crafted: signed as by an ingest, so that only what they say is wrong."""
+"""Crafted stores and documents: signed as by an ingest, so that only their content is wrong."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ckstore.storage.manifest import decode_manifest, encode_manifest
 from ckstore.storage.pack_reader import PackReader
 from ckstore.storage.zip_records import CENTRAL, CENTRAL_MAGIC, END, read_central
 
-#: What a store may take of whoever reads it, besides what reading a good one of its size takes.
+#: The time and memory that a store may cost a reader, besides reading a good store of its size.
 SECONDS, BYTES = 2.0, 512 << 20
 
 
@@ -92,7 +92,7 @@ class CraftedStore:
         return self.write_bytes(pack, with_manifest((self.path / "packs" / pack).read_bytes(), manifest), version)
 
     def write_bytes(self, pack: str, data: bytes, version: Any = None) -> str:
-        """Put other bytes in the place of a pack's; the catalog finds in them what it found in the pack."""
+        """Replace a pack's bytes; the catalog describes the new ones as it did the old ones."""
         name = blake3(data).hexdigest(length=20) + pack[40:]
         (self.path / "packs" / pack).unlink()
         (self.path / "packs" / name).write_bytes(data)
@@ -144,11 +144,11 @@ class CraftedStore:
 
 @contextmanager
 def limits() -> Iterator[None]:
-    """Within these a store must have said what it has to say; what a process has at the beginning is not counted."""
+    """Limit the time and memory of a block; memory that the process already has is not counted."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + BYTES, hard))
-    # Of the processor: who shares the machine is not counted, and what waits for ever is for the test to end.
+    # Processor time: load by other processes is not counted; the test's own timeout ends an endless wait.
     begin = time.process_time()
     try:
         yield
@@ -159,7 +159,7 @@ def limits() -> Iterator[None]:
 
 
 def pulled(path: Path, place: Path) -> VerifyReport:
-    """What is said of the versions that another store did not take; of what it took, everything is right."""
+    """Return the problems of versions that another store refused to pull; the pulled ones have none."""
     shutil.rmtree(place, ignore_errors=True)
     with ckstore.init(place) as target, ckstore.open(path, "r") as source:
         report = target.pull(source, verify=True)

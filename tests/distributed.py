@@ -1,4 +1,4 @@
-"""What ranks of a job do in the tests of distributed checkpoints; each is a process of its own that runs this file."""
+"""Tasks of a job's ranks in the tests of distributed checkpoints; each rank is a process that runs this file."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 STEPS = (4, 8, 12, 16)
 
 
-def run_ranks(world: int, what: str, **arguments: Any) -> None:
-    """Do something on so many ranks, and wait for them; what a rank says is told where it fails."""
-    asked = json.dumps([what, arguments])
+def run_ranks(world: int, task: str, **arguments: Any) -> None:
+    """Run a task on `world` ranks and wait for them; a failure shows the rank's output."""
+    asked = json.dumps([task, arguments])
     found = run_forked("torch", Path(__file__), *({**rank, "ASKED": asked} for rank in of_ranks(world)))
     assert [code for code, _ in found] == [0] * world, "\n".join(printed for _, printed in found)[-6000:]
 
@@ -100,7 +100,7 @@ def save(mesh: DeviceMesh, place: str) -> None:
 
 
 def load(mesh: DeviceMesh, place: str, directory: str, store: str, version: str) -> None:
-    """Load a version on other ranks than it was saved on, and what `FileSystemReader` gives; both are the same."""
+    """Load a version with other ranks than saved it, and with `FileSystemReader`; both are the same."""
     described = FileSystemReader(directory).read_metadata()
 
     def empty() -> dict[str, Any]:
@@ -141,12 +141,12 @@ def keep(mesh: DeviceMesh, place: str) -> None:
 
 def main() -> None:
     """One rank."""
-    what, arguments = json.loads(os.environ["ASKED"])
+    task, arguments = json.loads(os.environ["ASKED"])
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    globals()[what](mesh, **arguments)
+    globals()[task](mesh, **arguments)
     dist.barrier()
     dist.destroy_process_group()
 

@@ -40,10 +40,10 @@ def assert_same(found: Any, expected: Any, place: str = "", *, strides: bool = T
 
 
 def marks_of(tensor: torch.Tensor) -> tuple[bool, bool, bool]:
-    """What torch notes of a tensor besides its place and type."""
+    """Return torch's flags of a tensor besides its device and type."""
     return tensor.is_conj(), tensor.is_neg(), tensor.requires_grad
 
 
 def storage_of(tensor: torch.Tensor) -> int:
-    """What tells storages apart."""
+    """Return a key that identifies a storage."""
     return tensor.untyped_storage().data_ptr()

@@ -1,7 +1,7 @@
-"""A proxy between ckstore and an object store that does to requests what networks and servers do, at random by a seed.
+"""A proxy between ckstore and an object store that applies network and server faults to requests, by a seed.
 
-The request goes on as it came, with the `Host` that was signed. Of the faults, `lost` is the one that counts: the
-server has done what was asked, and nobody hears of it.
+The request is forwarded as received, with the signed `Host`. The important fault is `lost`: the server has carried out
+the request, and the response is lost.
 
 `GET /-/counts` answers with the requests and the faults so far, `PUT /-/rates` takes other rates.
 """
@@ -62,13 +62,13 @@ class FaultProxy(ThreadingHTTPServer):
         """Where it listens."""
         return f"http://127.0.0.1:{self.server_address[1]}"
 
-    def count(self, what: str) -> None:
-        """Count a request or a fault."""
+    def count(self, event: str) -> None:
+        """Count a request or a event."""
         with self._lock:
-            self.counts[what] += 1
+            self.counts[event] += 1
 
     def fault(self, *, conditional: bool) -> str | None:
-        """What happens to a request: at most one fault; 409 is an answer to conditional writes only."""
+        """Choose at most one fault for a request; 409 answers conditional writes only."""
         with self._lock:
             chance = self._random.random()
         for name, rate in self.rates.items():

@@ -1,10 +1,11 @@
-"""Children that are forked while threads store, compact, save and watch, and what of a store must hold in them.
+"""Children that are forked while threads store, compact, save and watch, and the invariants of their store.
 
     python -m tests.fork_stress [FORKS] [SEED] [SECONDS]
 
 One process has a thread that stores hot versions, the thread that compacts them, a saver, and a thread that moves two
-tags in one transaction; a process beside it watches a directory. Meanwhile it forks children, some of them workers of a
-`DataLoader`. Each opens the store or uses the inherited one, reads the two tags, slices a version and sets a tag.
+tags in one transaction; a separate process watches a directory. It forks children at the same time, some of them
+workers of a `DataLoader`. Each opens the store or uses the inherited one, reads the two tags, slices a version and sets
+a tag.
 
 Faults are: a child that does not come to an end, tags of two transactions, a wrong value, and any error.
 """
@@ -50,7 +51,7 @@ AT_ONCE, EVERY, WORKERS = 6, 10, 2
 
 @dataclass
 class Outcome:
-    """What came of it."""
+    """Counts and faults of a stress run."""
 
     seconds: float = 0.0
     forks: Counter[str] = field(default_factory=Counter)
@@ -67,7 +68,7 @@ class Outcome:
         return "\n".join(
             [
                 f"{sum(self.forks.values())} forks in {self.seconds:.0f} s: {dict(self.forks)}",
-                f"meanwhile versions: {dict(self.versions)}; tags read {self.reads} times;"
+                f"versions stored in between: {dict(self.versions)}; tags read {self.reads} times;"
                 f" {self.warned} warnings of the compaction",
                 f"longest fork {self.longest_fork:.2f} s, longest child {self.longest_child:.1f} s",
                 ", ".join(f"{self.kinds.get(kind, 0)} {kind}s" for kind in kinds),
@@ -90,7 +91,7 @@ class _Warnings(logging.Handler):
 
 
 class Child:
-    """What a forked process does."""
+    """The work of a forked process."""
 
     def __init__(self, store: ckstore.Store, journal: Journal, done: list[Name], seed: int) -> None:
         self.store = store
@@ -99,7 +100,7 @@ class Child:
         self.seed = seed
 
     def work(self) -> None:
-        """Use the store; what goes wrong is told."""
+        """Use the store; report failures."""
         try:
             if self.seed % 2:
                 self.use(self.store)
@@ -144,7 +145,7 @@ class Dataset:
 
 
 def stress(forks: int, seed: int, seconds: float) -> Outcome:
-    """Fork so many children while threads work, or as many as there is time for."""
+    """Fork `forks` children while threads work, or as many as there is time for."""
     outcome, start = Outcome(), time.monotonic()
     warnings.filterwarnings("ignore", "This process.*is multi-threaded", DeprecationWarning)
     with scratch() as directory, ckstore.init(directory / "store") as store:
@@ -179,20 +180,20 @@ def stress(forks: int, seed: int, seconds: float) -> Outcome:
         outcome.versions["hot"] = len([name for name in done if name[0] == "hot"])
         for problem in store.verify().problems:
             journal.tell("fault", "verify", str(problem))
-        for what, *said in journal.read():
-            if what == "fault":
+        for event, *said in journal.read():
+            if event == "fault":
                 outcome.kinds[said[0]] += 1
                 outcome.faults.append(": ".join(said))
-            elif what == "read":
+            elif event == "read":
                 outcome.reads += READS
-            elif what == "warned":
+            elif event == "warned":
                 outcome.warned += 1
     outcome.seconds = time.monotonic() - start
     return outcome
 
 
 def _load(child: Child, journal: Journal) -> int:
-    """Take what a `DataLoader` with forked workers loads; returns how many were forked."""
+    """Read all batches of a `DataLoader` with forked workers; return the number of workers."""
     loader: Any = DataLoader(
         Dataset(child), num_workers=WORKERS, multiprocessing_context="fork", timeout=PATIENCE, collate_fn=list
     )  # type: ignore[arg-type]

@@ -1,8 +1,8 @@
-"""Runs programs in processes that are forked from one which has imported what they begin with.
+"""Runs programs in processes that are forked from one which has already imported their modules.
 
-Importing torch takes two seconds of a processor and importing what builds on it up to seven, which is more than tests
+Importing torch takes two seconds of a processor and libraries on top of it up to seven, which is more than tests
 then do with it. A forked program is a process like any other: it has an environment, a working directory and streams,
-may be killed, and ends with an exit code. What a program forgets to import and its server has imported goes unnoticed:
+may be killed, and ends with an exit code. An import that a program forgot and its server has made goes unnoticed:
 README and tutorial, which run most verbs, are run by real processes.
 """
 
@@ -35,11 +35,11 @@ from tests import places, stand_in
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
-#: What the `main` of a program is in, by its name.
+#: The module of each program's `main`.
 MODULES = {"ckstore": "ckstore.cli", "torchrun": "torch.distributed.run"}
 
-#: What programs begin with besides all of ckstore that use these; what they import when they come to it is among it.
-#: What builds on torch has most of its imports in common: all of it together takes little more than the largest.
+#: Modules to import before forking, besides all of ckstore; imports that programs would make later are among them.
+#: Libraries on top of torch share most of their imports: all of them together take little more than the largest.
 BEGINNINGS = {
     "torch": (
         "torch._dynamo", "torch.distributed.run", "tests.distributed", "accelerate", "lightning.pytorch",
@@ -74,7 +74,7 @@ class Server:
             (self.programs / name).chmod(0o755)
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(self._socket)
-            listener.listen(128)  # Who comes while modules are imported waits.
+            listener.listen(128)  # Clients that connect during the imports wait.
             # With one thread there is none that a fork would lose.
             environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
             self._process = subprocess.Popen(
@@ -84,7 +84,7 @@ class Server:
             )  # fmt: skip
 
     def run(self, script: Path, environments: Sequence[Mapping[str, str]], cwd: Path) -> list[tuple[int, str]]:
-        """Run a script, at once for each of some environments; exit codes, and what was printed."""
+        """Run a script in several environments at once; return exit codes and output."""
         with ExitStack() as stack:
             nothing = stack.enter_context(Path(os.devnull).open("rb")).fileno()
             printed = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in environments]
@@ -123,7 +123,7 @@ _servers: dict[str, Server] = {}
 
 @atexit.register
 def _end_all() -> None:
-    """End the servers that are kept for whoever asks for the same modules next."""
+    """End the servers that are kept for the next programs with the same modules."""
     while _servers:
         _servers.popitem()[1].end()
 
@@ -131,14 +131,14 @@ def _end_all() -> None:
 def run_forked(
     kind: str, script: Path, *environments: Mapping[str, str], cwd: Path = REPOSITORY
 ) -> list[tuple[int, str]]:
-    """Run a script, at once for each of some environments; exit codes, and what was written to stdout and stderr.
+    """Run a script in several environments at once; return exit codes, and stdout and stderr as one text.
 
     Parameters
     ----------
     kind
-        What it begins with, a name in `BEGINNINGS`.
+        Its modules to import first, a name in `BEGINNINGS`.
     environments
-        Variables beside those of this process.
+        Variables to add to those of this process.
     """
     path = os.environ["PYTHONPATH"] if places.BUCKET in os.environ else str(REPOSITORY)
     own = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
@@ -147,7 +147,7 @@ def run_forked(
 
 
 def of_ranks(world: int) -> list[dict[str, str]]:
-    """What `torchrun` tells the ranks of one machine, by environment."""
+    """Return the environment variables that `torchrun` sets for the ranks of one machine."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(found.getsockname()[1])}
@@ -156,7 +156,7 @@ def of_ranks(world: int) -> list[dict[str, str]]:
 
 
 def _begin(modules: Sequence[str]) -> None:
-    """Import some modules and all of ckstore, and what numba looks up before the first kernel is called."""
+    """Import some modules and all of ckstore, and make the look-ups that precede numba's first kernel call."""
     for module in modules:
         with suppress(ImportError):  # A program that needs it says so itself.
             importlib.import_module(module)
@@ -170,7 +170,7 @@ def _begin(modules: Sequence[str]) -> None:
 
 
 def _serve(listener: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """Fork for each program that is asked for; in a forked process, returns what it is to run, and its streams."""
+    """Fork for each requested program; in a forked process, return its request and its streams."""
     # The end of stdin is that of the process that began this one.
     while sys.stdin not in select.select([listener, sys.stdin], [], [])[0]:
         asking, _ = listener.accept()
@@ -180,7 +180,7 @@ def _serve(listener: socket.socket) -> tuple[dict[str, Any], list[int]]:
         if os.fork():
             asking.close()
             continue
-        # A process that waits for the program, so that programs may run beside one another.
+        # A process that waits for the program, so that several programs may run at once.
         program, streams = stand_in.asked(asking)
         child = os.fork()
         if not child:
@@ -232,7 +232,7 @@ def _become(program: Mapping[str, Any], streams: Sequence[int]) -> None:
 def _live(program: Mapping[str, Any], streams: Sequence[int]) -> NoReturn:
     """Be a process that runs this program alone, and end as one does, but for taking modules apart.
 
-    That touches all of what was imported, which is copied for it: a third of a second.
+    That touches all imported objects, which are copied for it: a third of a second.
     """
     code: Any = 1
     try:

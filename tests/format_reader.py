@@ -32,7 +32,7 @@ DTYPES = {
 }  # fmt: skip
 COMPLEX = {"complex64": 8}
 
-#: Payloads of up to so many integers are decoded in plain Python.
+#: Payloads of up to this many integers are decoded in plain Python.
 PLAIN = 5000
 
 
@@ -278,7 +278,7 @@ class Reader:
         return record
 
     def blob(self, pack: Pack, reference: dict[str, Any]) -> bytes:
-        """What a blob expands to."""
+        """Return the expanded bytes of a blob."""
         held = self.packs[reference["pack"]] if "pack" in reference else pack
         data = held.blobs[reference["name"]]
         method = data[8]
@@ -345,7 +345,7 @@ class Reader:
 
     @staticmethod
     def _by_axes(record: dict[str, Any], places: Array) -> Array:
-        """What rows and columns add for the elements at these places of an object."""
+        """Return the offsets that rows and columns add to the elements at these places of an object."""
         axes = (("rows", places // record["width"]), ("cols", places % record["width"]))
         return sum((exponents_of(record, name)[index] for name, index in axes if name in record), np.zeros(1, np.int64))
 
@@ -482,7 +482,7 @@ class Reader:
         return self.exact_bits(content, chunk) if content in self.contents else self.ordinal_bits(content, chunk)
 
     def files(self, number: int) -> Iterator[tuple[str, bytes]]:
-        """The files of a version as (path, bytes), but for those of which something was dropped."""
+        """Yield the files of a version as (path, bytes), except files with dropped tensors."""
         pack, version = self.versions[number]
         layout = json.loads(self.blob(pack, version["layout"]))
         extents: dict[tuple[int, int], bytearray] = {}

@@ -1,13 +1,13 @@
-"""Mutates stores and checkpoint files by what they are made of, signs them again, and asks everything of them.
+"""Mutates stores and checkpoint files by their structure, signs them again, and calls everything on them.
 
     python -m tests.fuzzing --seconds 600 [--first SEED] [--kind KIND]...
 
-or, to be told what came of it and to go on behind a case that ends the process or has no end:
+or, to see the outcomes and to continue after a case that ends the process or does not end:
 
     tools/fuzz [SECONDS] [FIRST SEED] [KIND...]
 
-Each case follows from its kind and seed alone. A line of JSON tells it before it begins, and another one what came of
-it: `refused`, `served`, or what must not be. Whoever reads the lines ends the process where one takes too long.
+Each case follows from its kind and seed alone. A line of JSON announces it before it begins, and another one gives its
+outcome: `refused`, `served`, or a fault. The reader of the lines ends the process if a case takes too long.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from tests.checkpoints import scratch, sha256
 from tests.crafted import CraftedStore, everything, limits
 from tests.formats.written import flax_bytes, gguf_bytes, hdf5_bytes, keras_bytes, learner_bytes
 
-#: What stands where something else should; longer things are made when they are drawn.
+#: Values to put in the place of others; longer ones are made when they are drawn.
 JUNK: list[Any] = [
     None, True, False, 0, 1, -1, 2, 255, 1 << 17, 1 << 31, 1 << 47, 1 << 48, 1 << 62, 1 << 63, 1 << 64, 10**400,
     -(1 << 62), 0.5, -0.0, 1e308, float("inf"), float("nan"), "", "a", "\0", "\udc80", "../x", "/etc/passwd",
@@ -170,7 +170,7 @@ def manifests(crafted: CraftedStore, random: random.Random) -> None:
 
 def layouts(crafted: CraftedStore, random: random.Random) -> None:
     """One to three changes of a layout's JSON."""
-    # Those that are not packed against another one.
+    # Packs that are not packed against another one.
     packs = [pack for pack in crafted.packs() if not crafted.read(pack)[1].get("layout", b"\2" * 9)[8] & 2]
 
     def change(layout: dict[str, Any]) -> None:
@@ -229,7 +229,7 @@ _CHECKSUMS = ("codecs.integers.crc32", "objects.reader.crc32", "storage.pack_rea
 
 
 class _Agrees(int):
-    """A checksum that is what it should be, so that what is behind it is reached."""
+    """A checksum that equals every value, so that code behind the check is reached."""
 
     def __eq__(self, other: object) -> bool:
         return True
@@ -331,7 +331,7 @@ def mutated_file(name: str, data: bytes, random: random.Random) -> bytes:
 
 
 def _with_crc(data: bytes, at: int) -> bytes:
-    """The zip with the checksum of the member that begins at a place, everywhere where it stands."""
+    """Return the zip with the correct checksum of the member at `at`, in every place that holds it."""
     import zlib
 
     end = data.index(b"PK\7\10", at) if b"PK\7\10" in data[at:] else len(data)
@@ -341,14 +341,14 @@ def _with_crc(data: bytes, at: int) -> bytes:
 
 
 def run_store(kind: str, seed: int, whole: Path, directory: Path, digests: set[str]) -> str:
-    """One case of a store: `refused` where a verb raised or complained, else `served`; raises for what must not be."""
+    """Run one case of a store: `refused` if a verb raised or complained, else `served`; raise for a fault."""
     shutil.copytree(whole, directory / "store", symlinks=True)
     STORES[kind](CraftedStore(directory / "store"), random.Random(f"{kind} {seed}"))
     refused = False
     out = directory / "out"
     for name, ask in everything(directory / "store", out):
         try:
-            if kind == "payloads" and name not in ("verify", "pull"):  # What is encoded has checksums of its own.
+            if kind == "payloads" and name not in ("verify", "pull"):  # Encoded payloads have checksums of their own.
                 with unchecked(), limits():
                     ask()
             else:
@@ -358,7 +358,7 @@ def run_store(kind: str, seed: int, whole: Path, directory: Path, digests: set[s
             refused = True
             str(error).encode()  # It can be printed.
         if kind in ("catalogs", "logs") and out.is_dir():
-            assert files_of(out) <= digests, f"{name} gave what was never stored"
+            assert files_of(out) <= digests, f"{name} gave content that was never stored"
         shutil.rmtree(out, ignore_errors=True)
     return "refused" if refused else "served"
 
@@ -398,13 +398,13 @@ def cases(kinds: list[str], first: int) -> Iterator[tuple[str, int]]:
 
 
 class Fuzzer:
-    """What all cases begin with."""
+    """The common starting state of all cases."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._whole = make_store(directory)
         self._files = make_files(directory)
-        # What is compiled and imported comes first.
+        # Compile and import first.
         shutil.copytree(self._whole, directory / "warm", symlinks=True)
         for _, ask in everything(directory / "warm", directory / "out"):
             ask()
@@ -413,7 +413,7 @@ class Fuzzer:
             run_file_warm(directory / name, directory / f"store.{name}")
 
     def run(self, kind: str, seed: int) -> str:
-        """What came of a case; raises for what must not be."""
+        """Return the outcome of a case; raise for a fault."""
         with scratch() as directory:
             if kind == "files":
                 return run_file(seed, self._files, directory)
@@ -431,7 +431,7 @@ KINDS = [*STORES, "files"]
 
 
 class Watched:
-    """What came of cases that another process runs, which is begun again where it ends or takes too long.
+    """Outcomes of cases in another process, which is restarted if it ends or takes too long.
 
     Attributes
     ----------
@@ -483,9 +483,9 @@ class Watched:
                 self.faults.append(found)
         timer.cancel()
         if process.wait() or under_way is not None:
-            what = under_way or {"kind": "", "seed": first}
-            self.outcomes[what["kind"], "the process ended"] += 1
-            self.faults.append({**what, "outcome": f"ended with {process.returncode}", "trace": "".join(said[-20:])})
+            case = under_way or {"kind": "", "seed": first}
+            self.outcomes[case["kind"], "the process ended"] += 1
+            self.faults.append({**case, "outcome": f"ended with {process.returncode}", "trace": "".join(said[-20:])})
         return first + 1
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Fuzzing that is led by what code it reaches, of pickle streams, zip directories, safetensors headers and whole files.
+"""Coverage-guided fuzzing of pickle streams, zip directories, safetensors headers and whole files.
 
     tools/fuzz-guided [TARGET] [SECONDS]
 
@@ -21,7 +21,7 @@ TARGETS = ("pickle", "zip", "safetensors", "file")
 
 
 def reader(target: str) -> Callable[[bytes], Any]:
-    """What reads untrusted bytes; imported here, so that `main` has it instrumented."""
+    """Return the function that reads untrusted bytes; imported here, so that `main` has it instrumented."""
     from ckstore.formats import BytesSource, parse
     from ckstore.formats.safetensors import parse_safetensors
     from ckstore.formats.torch.pickle_reader import read_pickle
@@ -69,7 +69,7 @@ def taken(read: Callable[[bytes], Any], data: bytes) -> bool:
 
 
 def main(target: str, corpus: str, seconds: str) -> None:
-    """Fuzz a target until time is up or it fails; what was found of interest stays in `corpus`."""
+    """Fuzz a target for `seconds` or until it fails; interesting inputs stay in `corpus`."""
     import atheris
 
     with atheris.instrument_imports(include=["ckstore.formats"]):

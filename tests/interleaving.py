@@ -106,7 +106,7 @@ def interleaved(first: Operation, second: Operation, store: Path, seed: int, die
     while any(child.code is None for child in children):
         for child in children:
             if child.code is None and child not in ready:
-                # Who waits for the other is not waited for, as long as that one has a step to make.
+                # A child that waits for the other one is not waited for while that one has a step to make.
                 patience = 0.0 if child in waits and ready else PATIENCE
                 if child.comes(patience):
                     ready.append(child)

@@ -24,7 +24,7 @@ import pytest
 
 #: The environment variable that names the server: `ministack` by default, `moto`, or `azurite`.
 VARIABLE = "CKSTORE_TEST_SERVER"
-#: The bucket that is there.
+#: The bucket that exists.
 BUCKET = "models"
 _SECRET = "do-not-write-this-down"
 #: Azure's keys are base64.
@@ -40,9 +40,9 @@ class ObjectStore:
     endpoint
         Its address.
     url
-        Of the bucket that is there.
+        URL of the existing bucket.
     options
-        What a store in it is made with.
+        Options of stores in it.
     credentials
         Variables of the environment.
     secret

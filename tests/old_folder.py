@@ -2,7 +2,7 @@
 
     python -m tests.old_folder DIRECTORY [--files 300] [--data ../shared/data]
 
-makes one to look at. What each file should become is what its owner means, not what a program could guess.
+makes one to look at. The expected run and step of each file follow the owner's intent, not a program's guess.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.formats.written import flax_bytes, gguf_bytes, hdf5_bytes, keras_byte
 
 Arrays = dict[str, np.ndarray]
 
-#: What the layers of the two models are called.
+#: Names of the layers of the two models.
 GPT, CNN = ("h.0.attn.weight", "h.0.mlp.weight", "wte"), ("conv1.weight", "conv2.weight", "fc.weight")
 #: Files of a directory of public checkpoints that are damaged or pointers, and that say no step.
 _ODD = "odd"
@@ -47,7 +47,7 @@ def state_at(names: tuple[str, ...], step: int) -> dict[str, torch.Tensor]:
 
 @dataclass
 class OldFolder:
-    """The folder, and what its owner means by it.
+    """The folder, and its owner's intent.
 
     Attributes
     ----------
@@ -56,11 +56,11 @@ class OldFolder:
     runs
         Run and step of each checkpoint, by its path below the root; no step where its name has none.
     left
-        What is not to be stored.
+        Files that must not be stored.
     flipped
-        Those of them with a flipped bit among their numbers, which only who reads these can see.
+        Files of `left` with a flipped bit among their numbers, which only a reader of the numbers can see.
     meant_otherwise
-        Checkpoints of which nothing in the folder says what their owner means.
+        Checkpoints whose names and content do not show their owner's intent.
     """
 
     root: Path
@@ -81,7 +81,7 @@ class OldFolder:
         return place
 
     def torch(self, path: str, content: object, run: str, step: int, **options: bool) -> Path:
-        """Write what `torch.save` writes."""
+        """Write a file with `torch.save`."""
         place = self.file(path, b"", run, step)
         torch.save(content, place, **options)
         return place
@@ -94,7 +94,7 @@ class OldFolder:
 
 
 def old_folder(root: Path, files: int = 60, data: Path | None = None) -> OldFolder:
-    """Make the folder with about so many checkpoints and other files, and with public checkpoints of others."""
+    """Make the folder with about `files` checkpoints and other files, and with public checkpoints of others."""
     made = OldFolder(root)
     each = max(2, files // 14)
     steps = range(100, 100 * each + 1, 100)
@@ -121,7 +121,7 @@ def _torch_runs(made: OldFolder, steps: range) -> None:
         made.torch(f"gan/netD_epoch_4_{epoch}.pth", state_at(CNN, step), "discriminator", epoch)
         tensors = {name: ("float32", array.shape, array) for name, array in arrays_at(GPT, step).items()}
         write_safetensors(made.file(f"gpt/lr1e-3/ckpt-{step}.safetensors", b"", "lr1e-3", step), tensors)
-    # What is there twice: the last one under a name of its own.
+    # A file that exists twice: the last one under a name of its own.
     shutil.copy(
         made.root / f"cnn/lightning/epoch={steps[-1] // 100}-step={steps[-1]}.ckpt", made.root / "cnn/last.ckpt"
     )
@@ -170,10 +170,10 @@ def _meant_otherwise(made: OldFolder, steps: range) -> None:
         # Two runs of one model, told apart by a number: which of the numbers is the step?
         for seed in (0, 1):
             made.torch(f"sweep/seed{seed}_step{step}.pt", state_at(GPT, step + seed), f"sweep, seed {seed}", step)
-        # Days, of which several numbers vary, and the last is no step.
+        # Dates: several of their numbers vary, and the last is no step.
         made.torch(f"daily/cnn-2021-{step // 100:02}-{28 - step // 100}.pt", state_at(CNN, step), "daily", step // 100)
     made.file("llm/model-f16.gguf", gguf_bytes([("wte", (40, 30), 1, 2400)]), "half precision", 1)
-    # The last model beside its checkpoints, as a Trainer saves it.
+    # The last model next to its checkpoints, as a Trainer saves it.
     made.file("hf/output/config.json", b"{}")
     tensors = {name: ("float32", array.shape, array) for name, array in arrays_at(GPT, steps[-1]).items()}
     write_safetensors(made.file("hf/output/model.safetensors", b"", "trainer", steps[-1] + 1), tensors)
@@ -209,7 +209,7 @@ def _no_checkpoints(made: OldFolder) -> None:
 
 
 def _public(made: OldFolder, data: Path) -> None:
-    """Copy public checkpoints; their names say what they are."""
+    """Copy public checkpoints; their names give run and step."""
     from ckstore.formats import step_of
 
     for path in sorted(data.rglob("*")):

@@ -55,7 +55,7 @@ def let_paths_be_urls() -> ExitStack:
 
 @contextmanager
 def in_bucket(server: ObjectStore, cache: Path) -> Iterator[None]:
-    """Let paths mean URLs in this process and those that it starts, also where a store is copied or removed.
+    """Make paths mean URLs in this process and its children, also where a store is copied or removed.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ def in_bucket(server: ObjectStore, cache: Path) -> Iterator[None]:
     def copied(source: Any, target: Any, *arguments: Any, **named: Any) -> Any:
         for item in _bucket(source).list(""):
             _bucket(target).put(item.name, _bucket(source).read(item.name))
-        Path(target).parent.mkdir(parents=True, exist_ok=True)  # Tests write beside what they have copied.
+        Path(target).parent.mkdir(parents=True, exist_ok=True)  # Tests write next to their copies.
         return copytree(source, target, *arguments, **named) if os.path.exists(source) else target
 
     def removed(path: Any, *arguments: Any, **named: Any) -> None:

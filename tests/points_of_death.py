@@ -1,7 +1,7 @@
 """Ends or fails an operation at any of its steps: each system call that changes files, and each SQL statement.
 
 Operations run in processes that are forked off, so that a step costs milliseconds. `POWER` ends them as a loss of power
-does: what no fsync made durable is lost, and names that no fsync of their directory made durable are what they were.
+does: bytes without an fsync are lost, and names without an fsync of their directory are restored.
 SQLite's files are left as they are at the end of a statement: that it syncs them in order is its own promise.
 """
 
@@ -42,7 +42,7 @@ class Steps:
         self._graveyard = Path(tempfile.mkdtemp(dir=root.parent))
         self._old = {os.lstat(path).st_ino for path in self._files()}
         self._synced: set[int] = set()
-        # What undoes a change of a directory that was not synced, by directory.
+        # Undo functions of directory changes that were not synced, by directory.
         self._undo: list[tuple[str, Callable[[], None]]] = []
 
     def step(self, failure: Callable[[int], Exception]) -> None:
@@ -104,7 +104,7 @@ class Steps:
         self._undo = [(directory, undo) for directory, undo in self._undo if directory != place]
 
     def _bury(self, name: str, paths: list[str]) -> None:
-        """Keep what undoing a call would need."""
+        """Save the state that undoing a call needs."""
         if name not in ("replace", "rename", "unlink") or CATALOG in os.path.basename(paths[-1]):
             return
         target = paths[-1]
@@ -125,7 +125,7 @@ class Steps:
         self._undo.append((os.path.dirname(target), undo))
 
     def _lose(self) -> None:
-        """What is on the disk after the power was lost."""
+        """Restore the disk's state after a loss of power."""
         self.at = -1
         for _, undo in reversed(self._undo):
             undo()

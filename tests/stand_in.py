@@ -1,4 +1,4 @@
-"""What is run in place of a program that `tests.forked` forks: it passes on what it was given, and ends as that does.
+"""Runs in place of a program that `tests.forked` forks: it passes streams and request on, and ends as that does.
 
 It imports little, as it is started for each command.
 """
@@ -21,7 +21,7 @@ def ask(address, arguments, cwd, environment, streams):
 
 
 def asked(asking):
-    """What was asked for on a connection, and the streams."""
+    """Read the request and the streams from a connection."""
     _, streams, _, _ = socket.recv_fds(asking, 1, 3)
     with asking.makefile("rb") as file:
         return json.load(file), streams

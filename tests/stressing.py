@@ -1,15 +1,15 @@
-"""Processes that use one store at random and are killed at random, and what of it must hold all the time.
+"""Processes that use one store at random and are killed at random, and the invariants that hold all the time.
 
     tools/stress [SECONDS] [SEED]
 
 Four write, two read, one stores in a thread and forks children that read and tag, the others thin, rebase, tag, forget,
-collect garbage, and recover. What a version holds follows
-from its run and step, so that whoever reads one knows whether it is right. What was done is told in a journal: before
-(`trying`) and after (`done`), so that after a kill everybody knows what must be there, what may, and what must not.
+collect garbage, and recover. The content of a version follows from its run and step, so that every reader can check it.
+Each operation is journalled before (`trying`) and after (`done`), so that after a kill it is known which versions must
+exist, which may, and which must not.
 
 Faults are: a wrong value; a version that was done and is gone, or was forgotten and is back; an error that is not
 true; and a wait above ten seconds that nobody causes: for a process that is gone, or of a verb that has no one to wait
-for. Collections wait for whoever writes, and whoever writes for a recovery; waiting for a processor is none of these.
+for. Collections wait for writers, and writers for a recovery; waiting for a processor is none of these.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ Name = tuple[str, int]
 
 
 def expected(run: str, step: int) -> dict[str, Array]:
-    """What the version of a run at a step holds: weights and a moment that move, and what never moves."""
+    """Return the tensors of a run's version at a step: weights and a moment that move, and one that never moves."""
     generator = np.random.default_rng(sum(run.encode()))
     weights, direction = generator.standard_normal((2, *SHAPE))
     noise = np.random.default_rng([step, *run.encode()]).standard_normal(SHAPE)
@@ -75,23 +75,23 @@ class Journal:
         self._path = path
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
 
-    def tell(self, what: str, *said: Any) -> None:
+    def tell(self, event: str, *said: Any) -> None:
         """Write a line."""
-        os.write(self._descriptor, (json.dumps([what, *said]) + "\n").encode())
+        os.write(self._descriptor, (json.dumps([event, *said]) + "\n").encode())
 
     def read(self) -> list[list[Any]]:
         """All lines so far."""
         text = self._path.read_text()
         return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]  # The last one may be coming.
 
-    def names(self, what: str) -> set[Name]:
+    def names(self, event: str) -> set[Name]:
         """The versions that lines of a kind name."""
-        return {(line[1], line[2]) for line in self.read() if line[0] == what}
+        return {(line[1], line[2]) for line in self.read() if line[0] == event}
 
 
 @dataclass
 class Outcome:
-    """What came of it."""
+    """Counts and faults of a stress run."""
 
     seconds: float = 0.0
     kills: int = 0
@@ -119,7 +119,7 @@ class Worker:
         self.random = random.Random(seed)
 
     def work(self) -> None:
-        """What the process is for, for ever."""
+        """Repeat the worker's verb until killed."""
         role = self.name.rstrip("0123456789")
         while True:
             verb, call = getattr(self, role)()
@@ -131,7 +131,7 @@ class Worker:
 
     @contextmanager
     def _watched(self, verb: str) -> Iterator[None]:
-        """Tell what came of a call: done, refused for a reason that is there, or a fault."""
+        """Journal the outcome of a call: done, refused for a true reason, or a fault."""
         start, busy = time.monotonic(), _busy()
         self.journal.tell("begins", verb, start)
         try:
@@ -156,7 +156,7 @@ class Worker:
                 self.journal.tell("fault", f"{verb} waited {waited:.1f} s")
 
     def _recoveries(self, start: float, end: float) -> float:
-        """Seconds of a stretch of time in which a recovery was under way, which keeps all writers out."""
+        """Return the seconds of a period during which a recovery kept all writers out."""
         times = [
             (line[0], line[2])
             for line in self.journal.read()
@@ -164,20 +164,20 @@ class Worker:
         ]
         stretches = [
             (moment, following[1] if following else end)
-            for (what, moment), following in itertools.zip_longest(times, times[1:])
-            if what == "begins"
+            for (event, moment), following in itertools.zip_longest(times, times[1:])
+            if event == "begins"
         ]
         return sum(max(0.0, min(end, last) - max(start, first)) for first, last in stretches)
 
-    def _check_claims(self, what: str) -> None:
-        """Nobody may be waited for who is gone."""
+    def _check_claims(self, subject: str) -> None:
+        """No claim of a dead process may block others."""
         with ckstore.open(self.store, "r") as store:
             for claim in store.catalog.leases():
                 if not _lives(claim.pid):
-                    self.journal.tell("fault", f"{what}; process {claim.pid} ({claim.purpose}) is gone")
+                    self.journal.tell("fault", f"{subject}; process {claim.pid} ({claim.purpose}) is gone")
 
     def _is_true(self, error: Exception) -> bool:
-        """Whether what an error says is so: a version is tagged, or another process is about to forget it."""
+        """Return whether an error tells the truth: a version is tagged, or another process is about to forget it."""
         text = str(error)
         gone = self.journal.names("forgetting")
         return (
@@ -219,7 +219,7 @@ class Worker:
         return "read", call
 
     def check(self, run: str, step: int) -> None:
-        """Compare a version that must be there with what it must be."""
+        """Compare a version that must exist with its expected tensors."""
         thinning = False
         for _ in range(3):
             thinning = (run, step) in self.journal.names("thinning")
@@ -245,7 +245,7 @@ class Worker:
                 self.journal.tell("fault", f"{path} of {run}@{step} is off by {off}, thinning: {thinning}")
 
     def forker(self) -> tuple[str, Callable[[], None]]:
-        """Store the next version of a run in a thread, and fork children that use the store meanwhile."""
+        """Store the next version of a run in a thread, and fork children that use the store at the same time."""
         run = f"run-{self.name}"
         step = max((number for other, number in self.journal.names("trying") if other == run), default=-1) + 1
 
@@ -265,7 +265,7 @@ class Worker:
         return "forks", call
 
     def _use(self) -> None:
-        """What a forked child does: read, and set a tag."""
+        """Read and set a tag in a forked child."""
         self.random.seed(os.getpid())
         with self._watched("read in a child"):
             self.reader()[1]()
@@ -310,7 +310,7 @@ class Worker:
             self.journal.tell("forgot", run, step)
 
     def collector(self) -> tuple[str, Callable[[], None]]:
-        """Free what nobody needs."""
+        """Free unneeded bytes."""
 
         def call() -> None:
             with ckstore.open(self.store) as store:
@@ -328,7 +328,7 @@ class Worker:
         return "recover", call
 
 
-#: Names of the processes: what they do, and a number.
+#: Names of the processes: a verb and a number.
 WORKERS = ("writer1", "writer2", "writer3", "writer4", "reader1", "reader2", "forker1", "keeper1", "keeper2",
            "collector1", "rebuilder1")  # fmt: skip
 
@@ -401,14 +401,14 @@ def _conclude(path: Path, journal: Journal, outcome: Outcome) -> None:
             if last is not None and not last - going <= there:
                 journal.tell("fault", f"{last - going - there} went")
             last = there
-    for what, *said in journal.read():
-        if what == "did":
+    for event, *said in journal.read():
+        if event == "did":
             outcome.done[said[0]] += 1
-        elif what == "refused":
+        elif event == "refused":
             outcome.refused[said[0]] += 1
-        elif what == "waited":
+        elif event == "waited":
             outcome.longest[said[0]] = max(outcome.longest.get(said[0], 0.0), said[1])
-        elif what == "fault":
+        elif event == "fault":
             outcome.faults.append(said[0])
 
 
@@ -430,7 +430,7 @@ def _scheduled(task: Path) -> int:
 
 
 def _watch_threads() -> None:
-    """Keep what threads of this process took when they end."""
+    """Keep the CPU times of this process's threads when they end."""
     run = Thread.run
 
     def counted(thread: Thread) -> None:

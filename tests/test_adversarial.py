@@ -27,7 +27,7 @@ ITEM = {
     "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1, "complex64": 8,
 }  # fmt: skip
 
-#: From 2^16 elements on a tensor is an object by itself, and a float weight stands on a linear lattice; more than
+#: From 2^16 elements on a tensor is an object by itself, and a float weight has a linear lattice; more than
 #: 2^18 are several chunks.
 SHAPES = [
     (), (0,), (1,), (3, 0, 5), (2, 3), (100,), (65_535,), (65_536,), (256, 257), (300, 7, 40), (1, 70_000),
@@ -41,7 +41,7 @@ CHANGES = [
     "one element", "all zero", "anything",
 ]  # fmt: skip
 
-#: Tensors of these names stand on other lattices than weights.
+#: Tensors of these names have other lattices than weights.
 NAMES = ["model.weight", "exp_avg", "exp_avg_sq"]
 
 _SPECIALS32 = np.array(
@@ -53,7 +53,7 @@ _SPECIALS32 = np.array(
 
 @dataclass(frozen=True)
 class Recipe:
-    """What one tensor is and how it changes; everything else follows from `seed`."""
+    """A tensor and how it changes; everything else follows from `seed`."""
 
     dtype: str
     shape: tuple[int, ...]

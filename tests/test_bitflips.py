@@ -1,4 +1,4 @@
-"""One flipped bit anywhere in a store is found by `verify`, and no read returns what was never stored.
+"""One flipped bit anywhere in a store is found by `verify`, and no read returns content that was never stored.
 
 A seventh of the bytes of a version's packs; all of them with `CKSTORE_FLIPS=1`.
 """
@@ -100,7 +100,7 @@ def flipped(path: Path, position: int) -> None:
 
 
 def problems(path: Path, versions: list[int] | None = None) -> list[str]:
-    """What `verify` has to say of the store, and of these versions, or all."""
+    """Return the problems that `verify` finds in the store and in these versions, or all."""
     try:
         with ckstore.open(path, "r") as store:
             return store.verify(versions).problems
@@ -109,7 +109,7 @@ def problems(path: Path, versions: list[int] | None = None) -> list[str]:
 
 
 def check_reads(path: Path, whole: Whole) -> bool:
-    """Every read gives what was stored or raises; returns whether all gave it."""
+    """Check that every read gives the stored content or raises; return whether all gave it."""
     complete = True
     try:
         store = ckstore.open(path, "r")
@@ -227,7 +227,7 @@ def test_bytes_of_the_catalog(whole: Whole, copy: Path) -> None:
     ],
 )
 def test_a_catalog_that_contradicts_the_manifests(whole: Whole, copy: Path, statement: str, harmful: bool) -> None:
-    """Rows that SQLite finds nothing wrong with: `verify` does, and nothing is read as what it is not."""
+    """Rows that SQLite accepts: `verify` finds them, and nothing is read as something else."""
     with closing(sqlite3.connect(copy / "catalog.sqlite")) as database, database:
         assert database.execute(statement).rowcount >= 1
     assert problems(copy)
@@ -235,7 +235,7 @@ def test_a_catalog_that_contradicts_the_manifests(whole: Whole, copy: Path, stat
 
 
 def rows_of(data: bytes) -> Any:
-    """All that a catalog says; None where SQLite finds it damaged. What processes hold at present is not counted."""
+    """Return all rows of a catalog; None if SQLite finds it damaged. Claims of running processes are not counted."""
     try:
         with closing(sqlite3.connect(":memory:")) as database:
             database.deserialize(data)
@@ -250,7 +250,7 @@ def rows_of(data: bytes) -> Any:
 
 
 def recovered(path: Path) -> Any:
-    """What the catalog says once it was built again. Numbers may be skipped, but none is given twice."""
+    """Return the rows of a rebuilt catalog. Numbers may be skipped, but none is given twice."""
     recover(path)
     with ckstore.open(path, "r") as store:
         catalog = store.catalog
@@ -287,7 +287,7 @@ def test_flips_of_the_catalog(whole: Whole, copy: Path) -> None:
             continue
         catalog.write_bytes(changed)
         if problems(copy):
-            counted["found by SQLite" if found is None else "found by what packs and log say"] += 1
+            counted["found by SQLite" if found is None else "found by packs and log"] += 1
         else:
             assert check_reads(copy, whole), f"bit {bit}"
             again = again or recovered_of(whole)
@@ -298,7 +298,7 @@ def test_flips_of_the_catalog(whole: Whole, copy: Path) -> None:
             shutil.copytree(whole.path, copy, dirs_exist_ok=True)
         catalog.write_bytes(data)
     print(f"{sum(counted.values())} flips: {dict(counted)}")
-    assert counted["found by what packs and log say"] > 10
+    assert counted["found by packs and log"] > 10
 
 
 def recovered_of(whole: Whole) -> Any:
@@ -328,7 +328,7 @@ def test_every_bit_of_packs_and_log(copy: Path) -> None:
 
 
 def told(row: Any) -> Any:
-    """A row without what is estimated: costs and depths are taken anew by every rebase and recovery."""
+    """Return a row without its estimates: every rebase and recovery computes costs and depths again."""
     return dataclasses.replace(row, depth=0, cost=1.0, base=True)
 
 
@@ -341,14 +341,14 @@ def test_packs_that_are_not_whole(whole: Whole, copy: Path, change: str) -> None
         else:
             pack.write_bytes({"cut off": data[:-7], "emptied": b"", "longer": data + b"\0"}[change])
         assert any(pack.name in problem for problem in problems(copy))
-        # What a pack ends with is its directory: without it, or without the pack, nothing can be found in it.
+        # A pack ends with its directory: without it, or without the pack, nothing can be found in it.
         assert check_reads(copy, whole) == (change == "longer")
         pack.write_bytes(data)
     assert problems(copy) == []
 
 
 def test_packs_in_each_others_place(whole: Whole, copy: Path) -> None:
-    """A pack is known by what is in it: one under another's name is no substitute."""
+    """A pack is known by its content: one under another's name is no substitute."""
     packs = names(copy / "packs")
     for kind in (".exact.zip", ".zip"):
         one, other = [path for path in packs if path.name[40:] == kind]

@@ -1,4 +1,4 @@
-"""Coarse versions from end to end: what they lose, that they come back the same for ever, exact ones beside them."""
+"""Coarse versions from end to end: their loss, their reproducible restores, and exact versions next to them."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def store(place: Path) -> Iterator[ckstore.Store]:
 
 
 def state(step: int) -> dict[str, Any]:
-    """A run of which one weight moves, one stands still, with moments, small tensors and a counter."""
+    """Return a run's state at a step: one weight moves, one is constant, with moments, small tensors and a counter."""
     weight = draw(300, 256) + sum(draw(300, 256, seed=number, scale=1e-2) for number in range(1, step + 1))
     second = draw(300, 1, seed=5) * 3 + draw(1, 256, seed=6) * 3 + draw(300, 256, seed=7) * 2 - 30
     second = torch.exp2(second + draw(300, 256, seed=70 + step) / 10)
@@ -81,7 +81,7 @@ def saved(place: Path, step: int, **options: Any) -> Path:
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store of four coarse versions of one run, the files beside it, and below `out` what was restored at first."""
+    """A store of four coarse versions of one run, the files next to it, and the first restores below `out`."""
     place = tmp_path_factory.mktemp("coarse")
     (place / "out").mkdir()
     with ckstore.init(place / "store") as store:
@@ -104,7 +104,7 @@ def first_time(written: Path) -> dict[str, str]:
     return {path.name: sha256(path) for path in (written / "out").iterdir()}
 
 
-# What is lost, and what is not.
+# Loss.
 
 
 @pytest.mark.parametrize("run", ["gpt_run", "cnn_run", "frozen_run", "ema_run"])
@@ -221,7 +221,7 @@ def test_values_outlast_rebase_and_recover(written: Path, place: Path) -> None:
 def test_verify_finds_values_that_are_not_what_they_once_were(
     written: Path, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As if a later release decoded lattices otherwise: no checksum of what is stored can tell."""
+    """A later release decodes lattices otherwise: no checksum of the stored bytes can detect it."""
     from ckstore.codecs.lattice import LinearLattice
 
     decode = LinearLattice.values
@@ -288,7 +288,7 @@ def test_ingest_verifies_what_a_coarse_version_decodes_to(
     assert [row.step for row in store.catalog.versions()] == [0]
 
 
-# Exact and coarse versions beside each other.
+# Exact versions next to coarse ones.
 
 
 def test_an_exact_ingest_of_the_same_content_makes_a_version_exact(store: ckstore.Store, place: Path) -> None:
@@ -305,7 +305,7 @@ def test_an_exact_ingest_of_the_same_content_makes_a_version_exact(store: ckstor
     assert store["best"].deviations() == {}
     assert [store[f"r@{step}"].fidelity for step in range(3)] == ["coarse", "exact", "coarse"]
     assert not store.ingest(paths[1], run="r").is_new
-    # Its child was stored against what it replaced.
+    # Its child was stored against the replaced version.
     assert store.verify().problems == []
     (store.path / CATALOG).unlink()
     store.close()
@@ -323,7 +323,7 @@ def test_a_coarse_ingest_of_an_exact_versions_content_changes_nothing(store: cks
     report = store.ingest(path, run="r", policy=Policy("coarse", quality=8.0))
     assert not report.is_new
     assert (report.version.number, report.version.fidelity) == (row.number, "exact")
-    # In another run what stands exactly is exact there too: it costs nothing.
+    # In another run an exact object stays exact: it costs nothing.
     other = store.ingest(path, run="s", policy="coarse").version
     assert other.fidelity == "exact"
     assert other.stored_bytes < 30_000
@@ -436,7 +436,7 @@ def test_exports_hold_the_coarse_values(written: Path, place: Path) -> None:
             assert np.array_equal(arrays["model/weight"], store["r@1"]["model/weight"].numpy())
 
 
-# What nothing could have written.
+# Documents that no ingest could have written.
 
 ROUNDED: dict[str, Any] = {
     "layer": "coarse", "id": "a" * 40, "kind": "rounded", "dtype": "float32", "count": 1000, "chunk": 300,

@@ -1,8 +1,8 @@
-"""Runs the documentation: its commands and examples, its links, and what it says of the public API.
+"""Runs the documentation: its commands and examples, its links, and its statements about the public API.
 
 A page's ```` ```console ```` and ```` ```python ```` blocks run one after the other in one directory of
-their own. In console blocks, lines after ``$ `` are commands and the others what these print; what is printed is
-compared with numbers and ids made equal, and ``...`` on a line of its own stands for any lines. Python blocks share
+their own. In console blocks, lines after ``$ `` are commands and the others their output; output is compared
+with numbers and ids made equal, and ``...`` on a line of its own matches any lines. Python blocks share
 one namespace; those with prompts are doctests, and one that begins with a comment that is a file's name becomes that
 file. Blocks of any other kind are only shown.
 
@@ -43,7 +43,7 @@ PAGES = [REPOSITORY / "README.md", REPOSITORY / "CHANGELOG.md", *sorted(DOCS.rgl
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 EXECUTED = ("console", "python")
 
-#: What pages import whose first block is a script that trains: they run as programs of their own.
+#: Imports of pages whose first block is a script that trains: they run as programs of their own.
 GUEST = re.compile(
     r"^(?:import|from) (accelerate|jax|lightning|transformers|ckstore\.integrations\.torch)\b", re.MULTILINE
 )
@@ -51,13 +51,13 @@ GUEST = re.compile(
 #: Their scripts take long: they are killed and run again where `CKSTORE_GUESTS` is set.
 SLOW_GUESTS = ("lightning", "transformers")
 
-#: Pages whose commands start as users start them: most verbs, what compiles, and what a signal ends.
+#: Pages whose commands start real processes: most verbs, compilation, and programs that a signal ends.
 WHOLE = ("README.md", "tutorial.md", "containers.md", "watch.md")
 
 #: Pages whose stores are in a bucket.
 SERVED = ("bucket.md", "push-and-pull.md")
 
-#: What kills a script when its second version is committed.
+#: Code that kills a script when its second version is committed.
 KILLED = """
 import os, signal
 from ckstore import Store
@@ -69,10 +69,10 @@ def ingest(*given, ingest=Store.ingest, **named):
 Store.ingest = ingest
 """
 
-#: What differs from one run or machine to the next: ids, times, numbers with their units, plurals.
+#: Parts that differ from one run or machine to the next: ids, times, numbers with their units, plurals.
 VARIABLE = re.compile(r"\b[0-9a-f]{12,64}\b|[-+]?\d[\d,.:]*(?:e-?\d+)?(?: ?(?:B|kB|MB|GB|TB|s)\b)?|(?<=\w)s\b")
 
-#: What a checkout prints of a file that is the original: name of the version, file, SHA-256.
+#: A checkout's line about a file that is the original: name of the version, file, SHA-256.
 DIGEST = re.compile(r"^(\S+) \(version \d+\) -> (\S+) .*\bsha256 ([0-9a-f]{64})\b", re.MULTILINE)
 
 
@@ -99,13 +99,13 @@ def alike(text: str) -> str:
 
 
 def agrees(shown: str, printed: str) -> bool:
-    """Whether output is what a page shows, up to what varies."""
+    """Return whether output matches a page, except for variable parts."""
     parts = [re.escape(alike(part)) for part in re.split(r"(?m)^\.\.\.$", shown)]
     return re.fullmatch(r"\s*" + r".*".join(parts) + r"\s*", alike(printed), re.DOTALL) is not None
 
 
 def commands(block: str) -> list[tuple[str, str]]:
-    """(Command, what it prints) of a console block; lines that begin with ``> `` go on with the command."""
+    """Return (command, output) pairs of a console block; lines that begin with ``> `` continue the command."""
     found: list[tuple[list[str], list[str]]] = []
     for line in block.splitlines():
         if line.startswith("$ "):
@@ -132,7 +132,7 @@ def originals(gpt_run: list[Path]) -> dict[str, str]:
 
 
 def check_digests(shown: str, printed: str, place: Path, went_in: dict[str, str]) -> None:
-    """Whether a checkout prints the SHA-256 of what it wrote, which is what went in, and the page shows that."""
+    """A checkout prints the SHA-256 of its output, which is the input's, and the page shows it."""
     for version, path, digest in DIGEST.findall(printed):
         assert digest == sha256(place / path)
         assert digest == went_in.get(version, digest)
@@ -148,7 +148,7 @@ def run_console(block: str, place: Path, went_in: dict[str, str], beginning: str
         if beginning:
             forked = str(stack.enter_context(forking(beginning)).programs)
             programs.insert(0, forked)
-            environment["PYTHON_EXEC"] = f"{forked}/python"  # What `torchrun` starts.
+            environment["PYTHON_EXEC"] = f"{forked}/python"  # The interpreter that `torchrun` starts.
         environment |= {
             "PATH": os.pathsep.join(programs), "PYTHONWARNINGS": "error", "TZ": "UTC", "LC_ALL": "C.UTF-8",
         }  # fmt: skip
@@ -173,7 +173,7 @@ def run_python(block: str, namespace: dict[str, Any], page: Path) -> None:
     flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
     test = doctest.DocTestParser().get_doctest(block, namespace, name(page), name(page), 0)
     printed: list[str] = []
-    # A copy of the namespace would lose what the block defines.
+    # A copy of the namespace would lose the block's definitions.
     test.globs = namespace
     failed = doctest.DocTestRunner(optionflags=flags).run(test, out=printed.append, clear_globs=False).failed
     assert not failed, "".join(printed)
@@ -181,7 +181,7 @@ def run_python(block: str, namespace: dict[str, Any], page: Path) -> None:
 
 @pytest.fixture(scope="session")
 def tutorial_store(gpt_run: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the tutorial leaves: a store of a tiny run with a tag."""
+    """The tutorial's store: a tiny run with a tag."""
     place = tmp_path_factory.mktemp("tutorial")
     (place / "runs").mkdir()
     (place / "runs" / "gpt").symlink_to(gpt_run[0].parent)
@@ -194,17 +194,17 @@ def tutorial_store(gpt_run: list[Path], tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture
 def server_settings(tmp_path: Path) -> Iterator[dict[str, str]]:
-    """What the environment says of an object store."""
+    """The environment variables of an object store."""
     with object_store() as server:
         yield {**server.anywhere, "CKSTORE_CACHE": str(tmp_path / "cache")}
 
 
 def begin(page: Path, place: Path, gpt_run: list[Path], request: pytest.FixtureRequest) -> None:
-    """Put what a page starts from into its directory."""
+    """Put the initial files of a page into its directory."""
     (place / "runs").mkdir()
     (place / "runs" / "gpt").symlink_to(gpt_run[0].parent)
     (place / "tools").mkdir()
-    # What the script of this name does once its environment is there.
+    # The script of this name acts like this once its environment exists.
     train = f'#!/bin/sh\nPYTHONPATH={REPOSITORY} exec {sys.executable} -m tools.runs "$@"\n'
     (place / "tools" / "train").write_text(train)
     (place / "tools" / "train").chmod(0o755)

@@ -1,4 +1,4 @@
-"""Bulk work by processes and by a dask cluster: pickling, `map`, `verify`, and what is said of workers that fail."""
+"""Bulk work by processes and by a dask cluster: pickling, `map`, `verify`, and errors of workers that fail."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def processes() -> Iterator[Executor]:
 @pytest.fixture(scope="module")
 def dask() -> Iterator[Executor]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # What the cluster's own code says is not ours to mend.
+        warnings.simplefilter("ignore")  # Warnings of the cluster's own code are not ours to mend.
         distributed = pytest.importorskip("distributed")
         cluster = distributed.LocalCluster(
             n_workers=1, threads_per_worker=2, processes=True, dashboard_address=None, host="127.0.0.1"
@@ -148,9 +148,9 @@ def every_error() -> list[type[CkstoreError]]:
 
 @pytest.mark.parametrize("kind", every_error())
 def test_every_error_pickles(kind: type[CkstoreError]) -> None:
-    error = pickle.loads(pickle.dumps(kind("What is wrong; what to do.")))
+    error = pickle.loads(pickle.dumps(kind("The fault; the remedy.")))
     assert type(error) is kind
-    assert (str(error), error.args) == ("What is wrong; what to do.", ("What is wrong; what to do.",))
+    assert (str(error), error.args) == ("The fault; the remedy.", ("The fault; the remedy.",))
 
 
 def damage(path: Path, parts: list[float]) -> None:

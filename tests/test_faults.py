@@ -133,7 +133,7 @@ def test_an_ingest_that_is_killed(store: ckstore.Store, paths: list[Path], step:
     assert store.ingest(paths[1], run="a").is_new != committed
     store.ingest(paths[2], run="a")
     check(store, paths[:3])
-    # Everything that lies there is in order, whoever was killed.
+    # All remaining files are in order, no matter which process was killed.
     sweep_temporaries(store.path, grace=-1)
     assert recover(store.place).problems == []
     with ckstore.open(store.place) as again:
@@ -188,7 +188,7 @@ def unchanged(store: ckstore.Store) -> Callable[[], bool]:
 
 
 def test_a_file_size_limit(store: ckstore.Store, paths: list[Path]) -> None:
-    """What a quota does: a write fails in the middle of a pack."""
+    """A write fails in the middle of a pack, as under a quota."""
     same = unchanged(store)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     for limit in (150_000, 5_000, 100):
@@ -290,7 +290,7 @@ def test_what_a_killed_ingest_left_is_removed_by_the_next(store: ckstore.Store, 
     left = list((store.path / "packs").glob(".tmp-*"))
     assert left
     store.ingest(paths[1], run="a")
-    assert all(path.exists() for path in left), "whoever writes them may run on another host"
+    assert all(path.exists() for path in left), "their writers may run on another host"
     for path in left:
         os.utime(path, (time.time() - 7200,) * 2)
     store.ingest(paths[2], run="a")
@@ -362,13 +362,13 @@ def test_a_file_that_changes_while_it_is_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if change is overwrite and moment != "hashed":
-        pytest.skip("what is hashed is what counts: values that were never read are not missed")
+        pytest.skip("only hashed values count: values that were never read are not missed")
     path = source = paths[1]
     if tree:
         source = path.parent / "tree"
         source.mkdir()
         path = path.rename(source / "model.pt")
-    store.compact()  # What is coarse would be stored against it.
+    store.compact()  # Coarse versions would be stored against it.
     same = unchanged(store)
     begin, hash_version, add = scan.Reading.__init__, scan.hash_version, PackWriter.add_values
     changed: list[Path] = []
@@ -387,7 +387,7 @@ def test_a_file_that_changes_while_it_is_read(
         hash_version(version, **options)
         change(path)
 
-    # What is exact is read once, what is coarse is hashed before it is read again.
+    # Exact versions are read once; coarse ones are hashed before they are read again.
     fidelity: Any = "exact"
     if moment == "parsed":
         monkeypatch.setattr(scan.Reading, "__init__", begun)

@@ -33,7 +33,7 @@ def store() -> Iterator[ckstore.Store]:
     """An open store that was verified, by several threads."""
     with scratch() as directory, ckstore.init(directory / "store") as opened:
         opened.ingest({"w": torch.randn(1000, 1500)}, run="a", step=0)
-        # What is compiled for this is not compiled by a child, which takes minutes on a busy machine.
+        # Compile kernels in the parent; a child takes minutes for it on a busy machine.
         opened["a@0"].checkout(directory / "out.pt")
         opened["a@0"].state_dict()
         with ckstore.init(directory / "other") as other:
@@ -169,7 +169,7 @@ def test_a_child_forked_amid_a_long_transaction(store: ckstore.Store, monkeypatc
 
 @pytest.mark.local  # The client of an object store does not survive a fork.
 def test_a_transaction_stays_the_parents(store: ckstore.Store) -> None:
-    """What a child does to its copy of a connection must not give up locks that the parent holds."""
+    """A child's use of its copy of a connection must not give up locks that the parent holds."""
     pack = store.catalog.packs()[0].name
     with store.catalog.transaction():
         store.catalog.set_policy("a", "{}")
@@ -181,7 +181,7 @@ def test_a_transaction_stays_the_parents(store: ckstore.Store) -> None:
 
 @pytest.mark.local  # The client of an object store does not survive a fork.
 def test_a_child_that_ends_leaves_a_transaction_alone(tmp_path: Path) -> None:
-    """Not even what Python takes apart at its end closes a connection of the parent's."""
+    """Not even Python's teardown at exit closes a connection of the parent's."""
     program = """
 import os, sys
 import ckstore

@@ -17,7 +17,7 @@ pytestmark = [
 
 @pytest.mark.timeout(300)
 def test_a_few_forks() -> None:
-    """So many as `CKSTORE_TEST_FORKS` says."""
+    """`CKSTORE_TEST_FORKS` gives their number."""
     # In a program of its own, so that a child which hangs ends with it.
     command = [sys.executable, "-m", "tests.fork_stress", os.environ.get("CKSTORE_TEST_FORKS", "24"), "0", "120"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=280)

@@ -1,4 +1,4 @@
-"""docs/format.md is enough to read a store: a reader written from it gives back what went in."""
+"""docs/format.md is enough to read a store: a reader written from it returns the ingested files."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def checkpoint(step: int) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store of five versions, one of them stored in full again, with a tag; the files beside it."""
+    """A store of five versions, one of them stored in full again, with a tag; the files next to it."""
     place = tmp_path_factory.mktemp("format")
     with ckstore.init(place / "store") as store:
         for step in range(5):

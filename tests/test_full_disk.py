@@ -1,4 +1,4 @@
-"""A disk without a free byte: what frees space works, and frees it."""
+"""A disk without a free byte: verbs that free space work, and free it."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_the_catalog_is_built_again(tmp_path: Path) -> None:
 
 
 def test_one_change_after_the_other_on_a_disk_that_stays_full(tmp_path: Path) -> None:
-    """What a change leaves of the reserve is the reserve of the next one, where nobody else takes it."""
+    """The rest of one change's reserve serves the next change, where no other process takes it."""
     on_a_small_disk(
         tmp_path,
         """
@@ -154,7 +154,7 @@ def test_a_quota_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.encoded
 def test_what_cannot_be_written_again_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Packs of which nothing is needed go first; others are left alone where there is no room for their copies."""
+    """Packs that hold only garbage go first; others are left alone where there is no room for their copies."""
     with ckstore.init(tmp_path / "store") as store:
         for step in range(3):
             values = np.random.default_rng(step).standard_normal((2, 300, 300), np.float32)

@@ -1,4 +1,4 @@
-"""Mutated stores and files end in what is right or in a sentence, in bounds; `tools/fuzz` goes on for longer."""
+"""Mutated stores and files end in a correct result or a sentence, in bounds; `tools/fuzz` runs longer."""
 
 from __future__ import annotations
 

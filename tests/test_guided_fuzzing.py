@@ -1,4 +1,4 @@
-"""What guided fuzzing begins with is taken, what is cut off is refused, and faults come through."""
+"""Guided fuzzing: its initial inputs are accepted, truncated ones are refused, and faults come through."""
 
 from __future__ import annotations
 

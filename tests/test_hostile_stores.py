@@ -39,7 +39,7 @@ def small() -> Iterator[Path]:
             store.tag(1, "first")
             store[1].checkout(directory / "1")
         for _, ask in everything(directory / "store", directory / "out"):
-            ask()  # What is compiled and imported comes first.
+            ask()  # Compile and import first.
         yield directory
 
 
@@ -51,7 +51,7 @@ def crafted(small: Path) -> Iterator[CraftedStore]:
 
 
 def said(crafted: CraftedStore) -> dict[str, str]:
-    """What each verb says; empty where it has nothing to complain of."""
+    """Return the output of each verb; empty where it has nothing to complain of."""
     found = {}
     for name, ask in everything(crafted.path, crafted.path.parent / "out"):
         try:
@@ -122,7 +122,7 @@ def everywhere(shape: list[int]) -> Callable[[dict[str, Any]], Any]:
 
 
 def blob(name: str, data: bytes | Callable[[], bytes]) -> Callable[[CraftedStore], Any]:
-    """Another blob; what takes long to make is made when it is asked for, not where tests are collected."""
+    """Replace a blob; slow ones are made on request, not at collection."""
 
     def craft(crafted: CraftedStore) -> None:
         said, blobs = crafted.read(first(crafted))
@@ -270,7 +270,7 @@ CASES: dict[str, tuple[Callable[[CraftedStore], Any], str]] = {
         sql("INSERT INTO leases VALUES (1, 'x', -1, 'elsewhere', '2026-07-01T12:00:00.000000Z',"
             " '9026-07-01T12:00:00.000000Z')"), "gc",
     ),
-    # Point 6: what is not as it must be.
+    # Point 6: invalid values.
     "a version that is its own parent": (sql("UPDATE versions SET parent = 2 WHERE number = 2"), "log"),
     "a manifest whose version is its own parent": (
         document(lambda said: said["version"].__setitem__("parent", 1)), "checkout verify recover",

@@ -21,7 +21,7 @@ PAGE = (REPOSITORY / "docs" / "contributing.md").read_text()
 
 PSEUDOCODE = "".join(re.findall(r"^```text\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))
 
-#: Names of modules, and of what is in them, in the pages of pseudocode.
+#: Names of modules, and of their members, in the pages of pseudocode.
 NAMED = re.compile(r"(?<![\w/.])((?:{})(?:\.\w+)+)".format("|".join(path.stem for path in sorted(ROOT.iterdir()))))
 
 

@@ -1,4 +1,4 @@
-"""Two operations on one store whose steps a seed shuffles: what comes of them is what comes of one after the other.
+"""Two operations on one store whose steps a seed shuffles: their outcome equals that of one after the other.
 
 A sample that `CKSTORE_DEATHS_SEED` chooses; with `CKSTORE_DEATHS=all` every pair of operations under several seeds,
 with a death and without. The number of interleavings is printed.
@@ -55,7 +55,7 @@ def copied(pristine: Path, label: str) -> Path:
 
 @pytest.fixture(scope="module")
 def after(pristine: Path) -> Callable[..., Any]:
-    """The state after some operations, one after the other; what is refused changes nothing."""
+    """Return the state after some operations, one after the other; a refused one changes nothing."""
     known: dict[tuple[str, ...], Any] = {}
 
     def found(*names: str) -> Any:

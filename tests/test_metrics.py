@@ -1,4 +1,4 @@
-"""Metrics: added to a version that is there, kept by whatever happens to it, and printed as JSON."""
+"""Metrics: added to an existing version, kept by every operation on it, and printed as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stores that earlier versions wrote stay readable: each opens, gives what went in, is recovered and goes on."""
+"""Stores of earlier releases stay readable: each opens, returns the ingested files, is recovered and goes on."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def formats() -> list[str]:
 
 @pytest.fixture(params=formats())
 def old(request: pytest.FixtureRequest) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """A copy of a store, and what must come out of it."""
+    """A copy of a store, and its expected content."""
     source = STORES / request.param
     with scratch() as directory:
         # Version control keeps no empty directories, and files that may be written to.

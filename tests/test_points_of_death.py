@@ -1,4 +1,4 @@
-"""Every step of every operation as a point of death or failure: the change is there in full or not at all.
+"""Every step of every operation as a point of death or failure: the change is made in full or not at all.
 
 A sample that `CKSTORE_DEATHS_SEED` chooses; all of them with `CKSTORE_DEATHS=all`, which prints how many there are.
 """
@@ -47,7 +47,7 @@ def opened(work: Callable[[ckstore.Store], object]) -> Callable[[Path], None]:
 
 
 def pulled(store: ckstore.Store, version: str) -> None:
-    """A version of another store, most of which this one has; what went wrong is raised."""
+    """Pull a version of another store, which shares most of it; raise its problems."""
     with ckstore.open(store.path.parent / "other", "r") as other:
         for item in store.pull(other, [version]).failed:
             raise item.error
@@ -61,7 +61,7 @@ OPERATIONS: dict[str, Callable[[Path], None]] = {
     "ingest of a file": opened(lambda store: store.ingest(store.path.parent / "in.npy", run="c", step=9, hot=0)),
     "live ingest": opened(lambda store: store.ingest(weights(4), run="a", step=4, hot=0)),
     "hot ingest": opened(lambda store: store.ingest(weights(32), run="h", step=2, hot=9)),
-    "hot ingest of what is hot": opened(lambda store: store.ingest(weights(31), run="t", step=0, hot=9)),
+    "hot ingest of hot content": opened(lambda store: store.ingest(weights(31), run="t", step=0, hot=9)),
     "compact": opened(lambda store: store.compact(["h@1"])),
     "replace": opened(lambda store: store.ingest(weights(7), run="a", step=2, replace=True, hot=0)),
     "thin": opened(lambda store: store.thin(["a@1"])),
@@ -110,7 +110,7 @@ def undisturbed() -> dict[str, Any]:
 
 
 def state(path: Path) -> Any:
-    """What users see of a store; everything in it is read and compared with what went in."""
+    """Return the visible state of a store; everything in it is read and compared with the ingested files."""
     with ckstore.open(path) as store:
         assert store.verify().problems == []
         rows = [
@@ -159,7 +159,7 @@ def test_an_operation_that_ends_at_any_step(
         assert without_uids(found) in (before, after), where
         assert recover(path).problems == [], where
         assert without_uids(state(path)) in (before, after), where
-        # Life goes on: what was interrupted can be done again.
+        # Life goes on: the interrupted operation can be done again.
         if without_uids(state(path)) == before != after:
             operation(path)
             assert without_uids(state(path)) == after, where

@@ -1,4 +1,4 @@
-"""What may be asked of a version's fidelity."""
+"""Valid and invalid fidelities of a version."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def test_a_series(shared_data: Path, directory: Path, series: str) -> None:
     store = ckstore.init(directory / "store")
     sources = {}
     for path in paths:
-        # Weights and optimiser of one epoch lie in two files: two runs of which each has that step.
+        # Weights and optimiser of one epoch are two files: two runs, each with that step.
         run = path.name.split("-epoch")[0].split("-checkpoint")[0] if series == "trades_sgd" else series
         sources[store.ingest(path, run=run).version.number] = path
     assert len(sources) == len(paths)
@@ -74,7 +74,7 @@ def test_deltas_of_small_tensors_are_small(shared_data: Path, directory: Path) -
     """484,563 bytes; 491,000 with histograms that were too coarse for the groups of a tensor of 2^14 elements."""
     with ckstore.init(directory / "store") as store:
         for path in ordered(shared_data / "espcn")[:4]:
-            store.ingest(path, run="espcn", budget=2.0 * 0.9 / PLANNED)  # What was planned for when this was measured.
+            store.ingest(path, run="espcn", budget=2.0 * 0.9 / PLANNED)  # The planned share as it was when measured.
         assert sum(row.stored_bytes for row in store.catalog.versions()[1:]) < 487_000
 
 

@@ -92,7 +92,7 @@ def adamw_run(directory: Path, count: int) -> list[Path]:
 
 
 def with_subnormals(directory: Path, count: int) -> list[Path]:
-    """Tensors on linear and on ordinal lattices of which a third is subnormal, and that all shrink by one factor."""
+    """Write tensors on linear and on ordinal lattices, a third of them subnormal, that all shrink by one factor."""
     generator = np.random.default_rng(1)
     single = generator.normal(0, 1e-37, (300, 300)).astype(np.float32)
     double = generator.normal(0, 3e-308, (300, 300))
@@ -226,7 +226,7 @@ def test_a_process_that_flushes_subnormals_ingests_what_stands_in_the_file(direc
         assert factors - {1.0}, "the factor must be used for this test to mean all that it could"
         assert store.verify().problems == []
         check_all(store, {number + 1: sha256(path) for number, path in enumerate(paths)}, directory)
-        # What is deduplicated against is the content, whatever the process did with subnormals.
+        # The content is deduplicated, no matter how the process treats subnormals.
         again = store.ingest(paths[1], run="tiny")
         assert not again.is_new
 
@@ -310,7 +310,7 @@ def _leaves(state: Any) -> list[torch.Tensor]:
 
 
 def test_the_same_values_in_another_shape(directory: Path) -> None:
-    """What is cut into chunks otherwise is not read by the cut of what it is equal to."""
+    """An object with another cut into chunks is not read by the cut of its equal."""
     values = torch.randn(1000, 300)
     torch.save({"w": values}, directory / "a.pt")
     torch.save({"w": values.reshape(-1).clone(), "v": values.clone()}, directory / "b.pt")

@@ -1,4 +1,4 @@
-"""Whatever is done to a store, in whatever order and with whatever crashes: it holds what a dictionary holds."""
+"""A store holds the content of a dictionary after any operations, in any order and with any crashes."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ def changed(weights: dict[str, torch.Tensor], change: str, seed: int) -> dict[st
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """The model: SHA-256, weights, run and step by version number; tags; and what a crash may have left.
+    """The model: SHA-256, weights, run and step by version number; tags; and possible leftovers of a crash.
 
-    Of thinned versions, digest and weights are those that came back at first; what went in is kept beside.
+    Of thinned versions, digest and weights are those of the first restore; the ingested ones are kept next to them.
     """
 
     @initialize()
@@ -77,7 +77,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.thinned: dict[int, tuple[str, dict[str, torch.Tensor]]] = {}
         # A thinning of them was killed: a recovery may finish it.
         self.begun: set[int] = set()
-        # By id what was pushed to another store, as it was then: digest, weights, what was thinned, run and step.
+        # Versions pushed to another store, by id, as they were then: digest, weights, thinned weights, run and step.
         self.other = self.directory / "other"
         ckstore.init(self.other).close()
         self.sent: dict[str, tuple[str, dict[str, torch.Tensor], Any, tuple[str, int]]] = {}
@@ -91,7 +91,7 @@ class StoreMachine(RuleBasedStateMachine):
                 self.store.close()
                 self.closing.close()
 
-    # What is done
+    # Operations
 
     @rule(
         run=st.sampled_from(RUNS),
@@ -136,7 +136,7 @@ class StoreMachine(RuleBasedStateMachine):
         if not report.is_new:
             assert report.version.number == number
             return
-        # What was thinned is exact again, in its own place.
+        # A thinned version is exact again, in its own place.
         self._remove(number)
         self._note(report.version.number, digest, weights, run, step)
         for tag, tagged in self.tags.items():
@@ -197,7 +197,7 @@ class StoreMachine(RuleBasedStateMachine):
             with pytest.raises(ConflictError, match="remove the tag first"):
                 self.store.thin(numbers)
             return
-        self.store.compact(numbers)  # What is hot is compacted before it is thinned; a dry run does not.
+        self.store.compact(numbers)  # Hot versions are compacted before they are thinned; a dry run does not.
         before = self._files()
         expected = self.store.thin(numbers, dry_run=True)
         assert self._files() == before
@@ -216,7 +216,7 @@ class StoreMachine(RuleBasedStateMachine):
         nth=st.integers(1, 4),
     )
     def crash_thin(self, data: st.DataObject, at: str, nth: int) -> None:
-        """A thinning that dies; what it left does no harm, and it can be done again."""
+        """Kill a thinning; its leftovers do no harm, and it can be done again."""
         exact = sorted(set(self.digests) - set(self.thinned) - set(self.tags.values()))
         numbers = data.draw(st.lists(st.sampled_from(exact), min_size=1, max_size=3, unique=True))
         seen: list[str] = []
@@ -263,7 +263,7 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.sent)
     @rule(data=st.data(), verify=st.booleans())
     def pull(self, data: st.DataObject, verify: bool) -> None:
-        """What was forgotten or replaced here comes back, with its tags where these are free."""
+        """Pull versions that were forgotten or replaced here, with their tags where these are free."""
         ids = data.draw(st.lists(st.sampled_from(sorted(self.sent)), min_size=1, max_size=4, unique=True))
         with ckstore.open(self.other, "r") as other:
             report = self.store.pull(other, ids, verify=verify)
@@ -322,7 +322,7 @@ class StoreMachine(RuleBasedStateMachine):
         bytes_before = sum(before.values())
         report = self.store.gc(grace=0 if at_once else 3600)
         assert report.rewritten == expected.rewritten
-        # A copy that was taken in by a recovery may be what its original is written as again.
+        # A copy that a recovery took in may be the pack that its original is rewritten as.
         assert expected.removed - report.rewritten <= report.removed <= expected.removed
         logged = sum(size for name, size in self._files().items() if name.startswith("log"))
         logged -= sum(size for name, size in before.items() if name.startswith("log"))
@@ -337,7 +337,7 @@ class StoreMachine(RuleBasedStateMachine):
         nth=st.integers(1, 3),
     )
     def crash_gc(self, at: str, nth: int) -> None:
-        """A gc that dies; what it left does no harm, and the next one finishes."""
+        """Kill a gc; its leftovers do no harm, and the next one finishes."""
         seen: list[str] = []
 
         def stop(step: str) -> None:
@@ -387,7 +387,7 @@ class StoreMachine(RuleBasedStateMachine):
         """An ingest that dies at a step of its commit; the process that goes on is another one."""
         weights = self._next(self._latest(run), change, 10)
         self.steps += 1
-        self.store.compact(run=run)  # What would be compacted on the way has commits of its own.
+        self.store.compact(run=run)  # Compactions on the way would have commits of their own.
         path = self._file(weights, self.steps)
         seen: list[str] = []
 
@@ -419,7 +419,7 @@ class StoreMachine(RuleBasedStateMachine):
         if finished:
             self.left[place] = sha256(path), weights
 
-    # What is true
+    # Invariants
 
     @invariant()
     def versions_and_tags(self) -> None:
@@ -490,7 +490,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.places[number] = run, step
 
     def _note_thinned(self, number: int) -> None:
-        """Take note of what a thinned version comes back as, which is as near what went in as it says."""
+        """Note a thinned version's restored content, which is within its stated bounds."""
         exact = self.weights[number]
         self.thinned[number] = self.digests[number], exact
         said = self.store[number].deviations()

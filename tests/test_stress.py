@@ -92,7 +92,7 @@ def test_errors_and_waits(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> No
     with worker._watched("thin"), ckstore.open(worker.store) as store:
         store.forget(["a@1"])
         store.thin(["a@1"])
-    assert len(faults(worker)) == before, "what another process forgot is rightly missed"
+    assert len(faults(worker)) == before, "a version that another process forgot is rightly missed"
     monkeypatch.setattr(stressing, "LONGEST", -1.0)
     with worker._watched("read"):
         pass

@@ -1,4 +1,4 @@
-"""Several threads use one `Store`: what one of them forgets, or fails at, does not touch what another one is at."""
+"""Several threads use one `Store`: one's removals and failures do not touch another's work."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def again(store: ckstore.Store) -> None:
     assert not store.ingest(state(0), run="b", step=0).is_new
 
 
-def meanwhile(monkeypatch: pytest.MonkeyPatch, place: Any, name: str, work: Callable[[], None]) -> None:
+def during(monkeypatch: pytest.MonkeyPatch, place: Any, name: str, work: Callable[[], None]) -> None:
     """Have another thread work in the middle of an ingest, before the next call of one of its steps."""
     original = getattr(place, name)
 
@@ -64,7 +64,7 @@ MOMENTS = {
 def test_what_another_ingest_forgets_stays_known(
     store: ckstore.Store, monkeypatch: pytest.MonkeyPatch, other: Callable[[ckstore.Store], None], moment: str
 ) -> None:
-    meanwhile(monkeypatch, *MOMENTS[moment], lambda: other(store))
+    during(monkeypatch, *MOMENTS[moment], lambda: other(store))
     first = store.ingest(state(1), run="a", step=0, verify=True).version
     store.reader.cache.clear()
     for name, value in store[first.number].state_dict().items():

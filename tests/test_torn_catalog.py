@@ -52,7 +52,7 @@ def torn(chosen: random.Random, first: bytes, second: bytes) -> bytes:
 
 @pytest.fixture(scope="module")
 def made() -> Iterator[tuple[Path, bytes, bytes, Any]]:
-    """A store whose packs are those after an ingest, its catalog before and after that, and what it held before."""
+    """A store with the packs of an ingest, its catalog before and after it, and its previous content."""
     with scratch() as directory:
         path = directory / "store"
         with ckstore.init(path) as store:
@@ -75,15 +75,15 @@ def test_a_commit_that_is_torn(made: tuple[Path, bytes, bytes, Any], tmp_path: P
     for _ in range(TRIES):
         whole = journal(before, after, chosen.getrandbits(32))
         unnumbered = whole[:8] + bytes(4) + whole[12:]
-        found, beside = {
+        found, rollback = {
             "journal": (before, torn(chosen, unnumbered, chosen.randbytes(len(whole)))[: chosen.randrange(len(whole))]),
             "number": (before, chosen.choice([whole, unnumbered])),
             "pages": (torn(chosen, before, after), whole),
             "removal": (after, None),
         }[stage]
         (path / "catalog.sqlite").write_bytes(found)
-        if beside is not None:
-            (path / "catalog.sqlite-journal").write_bytes(beside)
+        if rollback is not None:
+            (path / "catalog.sqlite-journal").write_bytes(rollback)
         with ckstore.open(path, mode) as store:
             assert len(store.catalog.versions()) == len((committed if stage == "removal" else held)[0])
         assert without_uids(state(path)) == (committed if stage == "removal" else held)

@@ -53,7 +53,7 @@ def start(store: Path, run: str, paths: list[Path]) -> subprocess.Popen[bytes]:
 
 
 def together(processes: list[subprocess.Popen[bytes]]) -> list[str]:
-    """Let processes begin at the same time; what those that failed had to say."""
+    """Start processes at the same time; return the errors of those in which it failed."""
     said = []
     for process in processes:
         assert process.stdout is not None
@@ -81,7 +81,7 @@ def check(store: Path, expected: dict[str, list[Path]], out: Path) -> None:
 
 
 def test_two_runs_at_once(directory: Path) -> None:
-    """Tensors that both hold are stored by whoever comes first; nobody waits for the other's coding."""
+    """Tensors in both are stored by the first writer; nobody waits for the other's coding."""
     ckstore.init(directory / "store").close()
     shared = torch.randn(300, 300)
     expected = {name: run_files(directory, name, seed, shared) for seed, name in enumerate("ab")}
@@ -92,7 +92,7 @@ def test_two_runs_at_once(directory: Path) -> None:
 
 
 def test_the_same_files_by_two_processes(directory: Path) -> None:
-    """The same content under two runs: both versions are whole, whoever stored what they have in common."""
+    """The same content under two runs: both versions are whole, whichever process stored the shared objects."""
     ckstore.init(directory / "store").close()
     paths = run_files(directory, "a", 3, torch.randn(70_000))
     assert together([start(directory / "store", name, paths) for name in "ab"]) == []
