@@ -1,4 +1,4 @@
-"""`ckstore checkout`: the same bytes, other formats, and what is refused."""
+"""`ckstore checkout`: the same bytes, other formats, and refusals."""
 
 from __future__ import annotations
 
@@ -251,7 +251,7 @@ def test_an_impossible_place_is_one_sentence(ckstore, filled: Path, target: str,
 
 
 def test_salvage(ckstore, filled: Path) -> None:
-    """What is whole is written, what is not is named, and the exit code says that something is missing."""
+    """Intact parts are written, damaged ones are named, and the exit code reports the loss."""
     ckstore("checkout", "best", "-o", "whole.pt", "--salvage")
     assert (filled / "whole.pt").read_bytes() == (filled / "in" / "step20.pt").read_bytes()
     for pack in packs_of(filled / ".ckstore"):

@@ -1,4 +1,4 @@
-"""Coarse versions on the command line: how they are asked for, what is said of them, and what is refused."""
+"""Coarse versions on the command line: options, output, and refusals."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def test_diff_between_a_coarse_and_an_exact_version(ckstore, coarse: Path) -> No
 
 
 def test_diff_of_values_that_a_lattice_holds_exactly(ckstore, place: Path) -> None:
-    """They are the same, though one version knows them by their content and the other by what they decode to."""
+    """They are the same, though one version identifies them by content and the other by their decoded values."""
     weight = torch.randint(-3, 4, (300, 256)).float()
     torch.save({"w": weight, "b": torch.ones(3)}, place / "w.pt")
     ckstore("ingest", "w.pt", "--run", "coarse", "--max-abs-error", "0.5", "--step", "1")

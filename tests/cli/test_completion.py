@@ -11,7 +11,7 @@ import pytest
 
 
 def completed(*words: str) -> list[str]:
-    """What bash would offer for the last of these words."""
+    """Return bash's completions of the last of these words."""
     environment = {
         **os.environ,
         "_CKSTORE_COMPLETE": "bash_complete",

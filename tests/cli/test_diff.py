@@ -1,4 +1,4 @@
-"""`ckstore diff`: what was added, removed and changed, by ids and by values."""
+"""`ckstore diff`: added, removed and changed tensors, by ids and by values."""
 
 from __future__ import annotations
 

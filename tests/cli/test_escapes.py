@@ -1,4 +1,4 @@
-"""Names that a terminal would obey: every verb escapes them, in what it prints and in its errors."""
+"""Names that a terminal would obey: every verb escapes them, in its output and in its errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evaluation commands: how they are run, what is taken for their result, and what is said where they fail."""
+"""Evaluation commands: how they are run, how their result is read, and the errors of failures."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_no_number_is_printed(tmp_path: Path) -> None:
     for said in ("", "fine", "info", "nano infra", "v2"):
         with pytest.raises(CkstoreError, match="no number"):
             evaluator(python(f"print('{said}')"))(tmp_path)
-    # What is printed elsewhere is for people.
+    # Output elsewhere is for people.
     with pytest.raises(CkstoreError, match="no number"):
         evaluator(python("print(2.5, file=sys.stderr)"))(tmp_path)
 

@@ -1,4 +1,4 @@
-"""`--executor` of the command line; what executors do is in `tests/test_executors.py`."""
+"""`--executor` of the command line; `tests/test_executors.py` tests executors themselves."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .conftest import Ckstore
 
 
 def counts(out: str) -> str:
-    """What `verify` prints, without the seconds."""
+    """Return the output of `verify`, without the seconds."""
     return re.sub(r"in [\d.]+ s", "", out)
 
 
@@ -34,7 +34,7 @@ def test_processes_verify(ckstore: Ckstore, filled: Path) -> None:
 
 def test_a_cluster_verifies(ckstore: Ckstore, filled: Path) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # What the cluster's own code says is not ours to mend.
+        warnings.simplefilter("ignore")  # Warnings of the cluster's own code are not ours to mend.
         distributed = pytest.importorskip("distributed")
         with distributed.LocalCluster(
             n_workers=1, threads_per_worker=2, processes=True, dashboard_address=None, host="127.0.0.1"
@@ -89,7 +89,7 @@ def test_an_interruption_is_one_sentence_and_ends_the_processes(filled: Path, se
 
 
 def runs(process: int) -> bool:
-    """Whether it is there, and not one that has ended and that nobody has asked about."""
+    """Return whether the process exists, and is no zombie."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2][0] != "Z"
     except OSError:

@@ -1,4 +1,4 @@
-"""`ckstore forget`: what it says, what it refuses, and that it takes what it was given."""
+"""`ckstore forget`: its output, its refusals, and its arguments."""
 
 from __future__ import annotations
 

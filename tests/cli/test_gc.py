@@ -1,4 +1,4 @@
-"""`ckstore gc`: what it frees, what it says, and what it refuses."""
+"""`ckstore gc`: freed bytes, output and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An old folder of many runs: what is proposed, an edited plan, an interruption, and every file accounted for."""
+"""An old folder of many runs: the proposal, an edited plan, an interruption, and every file accounted for."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ GPT, NET = [f"h.{layer}.w" for layer in range(4)], [f"conv{layer}.weight" for la
 
 
 def old_folder(root: Path) -> dict[str, tuple[str, int | None]]:
-    """Make the folder; returns what each checkpoint should become, by path: run and step."""
+    """Make the folder; return the expected run and step of each checkpoint, by path."""
     expected: dict[str, tuple[str, int | None]] = {}
 
     def save(path: str, content: object, run: str, step: int | None) -> None:
@@ -62,7 +62,7 @@ def old_folder(root: Path) -> dict[str, tuple[str, int | None]]:
         (place / "trainer_state.json").write_text(json.dumps({"global_step": step}))
         torch.save({"a": torch.ones(3)}, place / "optimizer.pt")
         expected[f"hf/output/checkpoint-{step}"] = ("hf/output", step)
-    # What is no checkpoint, and what is damaged.
+    # Other files, and damaged ones.
     (root / "notes.txt").write_text("learning rate 3e-4\n")
     (root / "gpt/log.csv").write_text("step,loss\n100,2.3\n")
     (root / "gpt/step300.pt").write_bytes((root / "gpt/step200.pt").read_bytes()[:2000])
@@ -322,7 +322,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReque
 def test_what_the_owner_means_is_proposed(
     ckstore: Ckstore, mixed: OldFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Runs and steps are what the owner means, but for what nothing says; who is interrupted goes on."""
+    """Runs and steps follow the owner's intent, where anything shows it; an interrupted ingest continues."""
     monkeypatch.chdir(tmp_path)
     ckstore("init")
     command = ["ingest", str(mixed.root), "--recursive", "--dry-run", "--plan", "plan.csv", "--json"]

@@ -1,4 +1,4 @@
-"""`ckstore policy`: what is set is what versions to come are, also after a recovery."""
+"""`ckstore policy`: later versions follow the policy, also after a recovery."""
 
 from __future__ import annotations
 
@@ -63,15 +63,15 @@ def test_what_cannot_be_kept(ckstore, filled: Path, arguments: tuple[str, ...]) 
 def test_what_becomes_of_older_versions(ckstore, filled: Path) -> None:
     store = filled / ".ckstore"
     before = listing(store)
-    foretold = ckstore("policy", "gpt", "--exact-last", "1", "--keep-last", "2", "--dry-run", "--json").json
+    predicted = ckstore("policy", "gpt", "--exact-last", "1", "--keep-last", "2", "--dry-run", "--json").json
     gone = [{"version": 1, "run": "gpt", "step": 0}]
     coarse = [{"version": 2, "run": "gpt", "step": 10}]
-    assert foretold == [{"forgotten": gone, "thinned": coarse, "dropped": [], "freed": 0, "dry_run": True}]
+    assert predicted == [{"forgotten": gone, "thinned": coarse, "dropped": [], "freed": 0, "dry_run": True}]
     assert listing(store) == before
     assert ckstore("policy", "--apply").out.startswith("Nothing to do")
     said = ckstore("policy", "gpt", "--exact-last", "1", "--keep-last", "2").out
     assert said == "New versions of run gpt: exact. Older versions: exact-last 1, keep-last 2.\n"
-    # What is said of how faithful versions are leaves that alone, and the other way round.
+    # Options of fidelity leave retention alone, and the other way round.
     ckstore("policy", "gpt", "--hot", "1")
     ckstore("policy", "gpt", "--fidelity", "exact")
     [listed] = ckstore("policy", "gpt", "--json").json
@@ -109,8 +109,8 @@ def test_a_damaged_older_version_is_said_and_the_latest_is_stored(
 
 def test_older_versions_lose_what_is_dropped(ckstore, filled: Path) -> None:
     options = ("gpt", "--drop", "model/frozen", "--whole-last", "1")
-    foretold = ckstore("policy", *options, "--dry-run").out.splitlines()
-    assert foretold == [
+    predicted = ckstore("policy", *options, "--dry-run").out.splitlines()
+    assert predicted == [
         "gpt@0 (version 1)  without model/frozen",
         "gpt@10 (version 2)  without model/frozen",
         "Would forget 0 versions, thin 0, drop tensors of 2.",

@@ -1,4 +1,4 @@
-"""The program around the verbs: help, errors as one sentence, exit codes, and what is not imported."""
+"""The program around the verbs: help, errors as one sentence, exit codes, and modules that stay unimported."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_the_store_is_found(ckstore, filled: Path, monkeypatch: pytest.MonkeyPat
     assert len(ckstore("--store", filled / ".ckstore", "log", "--json").json) == 3
 
 
-@pytest.mark.local  # Whether there is a store behind a URL is known once it is opened, whoever has named it.
+@pytest.mark.local  # Whether a URL has a store is known only once it is opened.
 def test_a_variable_that_names_no_store(ckstore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CKSTORE", str(tmp_path))
     assert "$CKSTORE" in ckstore("log", code=10).sentence
@@ -243,7 +243,7 @@ def test_an_interruption_while_modules_are_imported(place: Path, module: str) ->
         sys.argv = ["ckstore", "ingest", "in/step10.pt"]
         ckstore.cli.main()
     """
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}  # What tests add to it imports modules of ours.
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}  # The tests' own path imports modules of ours.
     command = [sys.executable, "-c", dedent(code)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.stderr.strip() == "ckstore: interrupted; the store is consistent."  # behind ^C, click begins a line

@@ -1,4 +1,4 @@
-"""`ckstore push` and `pull`: what they say, what they refuse, and that what arrives is what was there."""
+"""`ckstore push` and `pull`: output, refusals, and versions that arrive bit for bit."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def test_json(ckstore, filled: Path) -> None:
     storage = shown["storage"]
     assert storage["base"] + storage["delta"] == storage["linear"] + storage["ordinal"]
     assert storage["own"] + storage["chained"] + storage["patched"] == storage["linear"]
-    # The frozen weight stands in an earlier version's pack.
+    # The frozen weight lies in an earlier version's pack.
     assert storage["here"] < storage["objects"]
     assert ckstore("show", "fork", "--json").json["metrics"] == {"loss": 1.5}
 

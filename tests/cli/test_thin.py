@@ -1,4 +1,4 @@
-"""`ckstore thin`: which versions, what is said of them, and what is refused."""
+"""`ckstore thin`: selection, output and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ckstore watch`: what appears and is complete is stored, whatever its writers and the watcher itself die of."""
+"""`ckstore watch`: complete files are stored, however their writers and the watcher itself die."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def watching(place: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
         child.communicate()
 
 
-def wait_for(condition: Callable[[], bool], what: str, seconds: float = 40.0) -> None:
+def wait_for(condition: Callable[[], bool], event: str, seconds: float = 40.0) -> None:
     until = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < until, what
+        assert time.monotonic() < until, event
         time.sleep(0.02)
 
 
@@ -114,7 +114,7 @@ with open(sys.argv[1], "wb", buffering=0) as file:
         wait_for_steps(place, [5])
         time.sleep(0.6)
         assert steps(place) == [5]
-        # What was half done is written again.
+        # The half-written file is written again.
         (runs / "step6.safetensors").write_bytes(save(place / "other", 6).read_bytes())
         wait_for_steps(place, [5, 6])
 
@@ -218,7 +218,7 @@ def test_a_version_that_does_not_come_back_leaves_its_source(ckstore, place: Pat
     from ckstore.errors import IntegrityError
 
     def damaged(*_: object) -> None:
-        raise IntegrityError("It is not what was written; get it again.")
+        raise IntegrityError("Its digest is wrong; get it again.")
 
     path = save(place / "runs" / "step1.safetensors", 1)
     monkeypatch.setattr(storing, "check_restores", damaged)

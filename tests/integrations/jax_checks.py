@@ -1,4 +1,4 @@
-"""Trees of JAX: what goes in comes back, bit for bit and on its devices; `test_jax.py` runs this."""
+"""Trees of JAX come back bit for bit and on their devices; `test_jax.py` runs this."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ def test_a_save_that_fails_leaves_nothing(store: ckstore.Store) -> None:
     with pytest.raises(CheckpointException, match="no such value"):
         dcp.save(state, storage_writer=writer, planner=_Failing())
     assert store.catalog.versions() == []
-    # What failed holds the writer in a circle: it is let go with its next save, or some time later.
+    # The exception holds the writer in a cycle: it is freed with its next save, or some time later.
     del writer
     gc.collect()
     dcp.save(state, storage_writer=StoreWriter(store, "a", 1))

@@ -1,4 +1,4 @@
-"""Gradients that are gathered while a model is trained, and what a version gains by them."""
+"""Gradients gathered while a model is trained, and a version's gain from them."""
 
 from __future__ import annotations
 
@@ -174,11 +174,11 @@ def test_importing_ckstore_does_not_import_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-# What a version gains
+# A version's gain
 
 
 class Skewed(nn.Module):
-    """A layer of which only the last rows ever have a gradient."""
+    """A layer whose last rows alone ever have a gradient."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -207,8 +207,8 @@ def test_a_training_loop_tells_which_weights_matter(tmp_path: Path) -> None:
     assert pruned[:100].mean() > pruned[100:].mean() + 0.4
 
 
-def test_the_search_has_no_metric_where_nothing_tells_sensitivity(tmp_path: Path) -> None:
-    """It took every setting for two, and what it recorded as `sensitivity` was magnitude."""
+def test_the_search_has_no_metric_without_sensitivity(tmp_path: Path) -> None:
+    """Else it would try every setting twice, and record magnitude as `sensitivity`."""
     state, accumulator = trained()
     later = {"model": {"weight": state["model"]["weight"] * 1.01}, "step": 8}
     evaluations = {}

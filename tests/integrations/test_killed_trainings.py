@@ -1,4 +1,4 @@
-"""Trainings are killed at random moments: each resumes from what was saved last, bit for bit.
+"""Trainings are killed at random moments: each resumes from its last save, bit for bit.
 
 `CKSTORE_KILLS` says how often each is killed.
 """
@@ -218,7 +218,7 @@ class Training:
         (place / "train.py").write_text(textwrap.dedent(HEAD) + textwrap.dedent(program))
 
     def run(self, steps: int, **variables: str) -> list[tuple[int, str]]:
-        """Exit codes of the ranks, and what they printed."""
+        """Return exit codes and output of the ranks."""
         environments = of_ranks(self.world) if self.world > 1 else [{}]
         logged = [
             {**rank, **variables, "STEPS": str(steps), "LOG": str(self.place / f"log-{number}")}
@@ -227,7 +227,7 @@ class Training:
         return run_forked("torch", Path("train.py"), *logged, cwd=self.place)
 
     def lines(self, rank: int) -> list[list[str]]:
-        """What a rank has written down so far."""
+        """Return the lines that a rank has written so far."""
         with suppress(FileNotFoundError):
             return [line.split() for line in (self.place / f"log-{rank}").read_text().splitlines()]
         return []

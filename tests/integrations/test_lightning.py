@@ -22,7 +22,7 @@ from tests.forked import run_forked
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ckstore.Store]:
-    """Beside it nothing imports Lightning into the process of the tests."""
+    """A store; nothing else imports Lightning into the process of the tests."""
     monkeypatch.setattr("ckstore.integrations.lightning._PARENTS", ())
     with ckstore.init(tmp_path / "store") as made:
         yield made
@@ -33,7 +33,7 @@ def checkpoint(step: int, value: float = 0.0) -> dict[str, Any]:
 
 
 class Custom:
-    """What no store knows."""
+    """A class that no store knows."""
 
     def __init__(self, value: int) -> None:
         self.value = value
@@ -51,7 +51,7 @@ def test_a_pointer_lies_where_the_checkpoint_would_be(store: ckstore.Store, tmp_
 
 
 def test_a_checkpoint_without_a_step_is_pointed_to_by_its_id(store: ckstore.Store, tmp_path: Path) -> None:
-    """As what Fabric saves."""
+    """Such as Fabric saves."""
     io = StoreIO(store, run="fabric")
     for number in range(2):
         io.save_checkpoint({"w": torch.full((2,), float(number))}, tmp_path / f"{number}.ckpt")
@@ -77,7 +77,7 @@ def test_removing_a_pointer_keeps_the_version(store: ckstore.Store, tmp_path: Pa
 
 
 def test_hidden_files_are_lightning_s_own(store: ckstore.Store, tmp_path: Path) -> None:
-    """Of its search for a learning rate, and of what a spawned process gives back."""
+    """Files of its search for a learning rate, and results of a spawned process."""
     io = StoreIO(store, run="lit")
     place = tmp_path / "some" / ".lr_find_1.ckpt"
     io.save_checkpoint(checkpoint(0), place)
@@ -136,7 +136,7 @@ def test_another_training_needs_a_run_of_its_own(store: ckstore.Store, tmp_path:
 
 
 def test_a_second_training_with_the_same_plug_in_is_another_one(store: ckstore.Store, tmp_path: Path) -> None:
-    """As when the cell of a notebook is run again; what the first one ended with may be saved once more."""
+    """As when the cell of a notebook is run again; the last state of the first one may be saved once more."""
     io = StoreIO(store, run="lit")
     for step in (4, 8):
         io.save_checkpoint(checkpoint(step), tmp_path / f"{step}.ckpt")
@@ -191,7 +191,7 @@ def test_what_cannot_be_done_is_said(store: ckstore.Store, tmp_path: Path) -> No
     assert store.catalog.versions() == []
 
 
-#: What users do with a Trainer and with Fabric; `lightning.` is what the package is imported as.
+#: Typical use of a Trainer and of Fabric; the package is imported as `lightning.`.
 TRAINING = """
     import os, sys
     import torch
@@ -285,7 +285,7 @@ FABRIC = """
     """
 
 
-#: Two ranks of one machine, the second of which Lightning starts.
+#: Two ranks of one machine; Lightning starts the second one.
 RANKS = """
     import os, sys, torch
     import lightning.pytorch as lightning

@@ -1,4 +1,4 @@
-"""`save` and `load` under names of versions, beside `torch.save` and `torch.load`."""
+"""`save` and `load` under names of versions, as with `torch.save` and `torch.load`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.equality import assert_same, storage_of
 
 
 class Custom:
-    """What no store knows."""
+    """A class that no store knows."""
 
     def __init__(self, value: int) -> None:
         self.value = value

@@ -1,4 +1,4 @@
-"""Checkpoint directories of transformers' Trainer: what becomes versions, and which directories stay."""
+"""Checkpoint directories of transformers' Trainer: those it makes versions, and those it keeps."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ BEST = """
     """
 
 
-#: Two ranks, each of which writes a file of its own.
+#: Two ranks, each writing a file of its own.
 RANKS = """
     import os, torch, transformers
     import ckstore

@@ -1,4 +1,4 @@
-"""What trainings that are killed write down: the digest of each state before it is saved and when it is resumed.
+"""Journals of trainings that are killed: the digest of each state before it is saved and when it is resumed.
 
 Lines of the file that `LOG` names, each durable before the training goes on: `pid`, `begun STEP DIGEST`, `done STEP`,
 `resumed STEP DIGEST`, `ended`.

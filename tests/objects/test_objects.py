@@ -1,4 +1,4 @@
-"""Reading objects: chains whose records contradict each other, and what stays in memory."""
+"""Reading objects: chains whose records contradict each other, and chunks that stay in memory."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def ids(store: ckstore.Store, kind: str) -> tuple[str, str]:
 
 
 def pretend(store: ckstore.Store, record: LatticeRecord | ContentRecord) -> None:
-    """Let the store's records say something else than what was stored."""
+    """Make the store's records contradict the stored bytes."""
     resolver = store.resolver
     resolver._under_way.setdefault("pretended", []).append(record)  # A second look has them, too.
     resolver.add([record])

@@ -1,4 +1,4 @@
-"""Records out of manifests: what nothing could have written is refused before anything is computed with it."""
+"""Records in manifests: values that no ingest writes are refused before anything is computed with them."""
 
 from __future__ import annotations
 

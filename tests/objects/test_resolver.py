@@ -18,7 +18,7 @@ from ckstore.objects.records import Record
 
 pytestmark = pytest.mark.encoded
 
-#: What finds records by id.
+#: Methods that find records by id.
 LOOKUPS = ("known", "lattice", "known_lattice", "content")
 
 
@@ -80,13 +80,13 @@ def test_what_was_looked_up_before_forgetting_is_not_remembered(
 
         monkeypatch.setattr(store.catalog, "find_contents", counted)
         assert resolver.content(content) is None
-        assert asked, "what was found before the catalog changed may be wrong after it"
+        assert asked, "records found before the catalog changed may be wrong after it"
         assert resolver.content(content) is None
         assert len(asked) == 1
 
 
 def test_a_generation_ends_when_all_records_are_changed(tmp_path: Path) -> None:
-    """What is resolved in the middle, of old and new records, carries the old number and is not kept."""
+    """A result of the middle, from old and new records, carries the old number and is not kept."""
     with ckstore.init(tmp_path / "store") as store:
         version = store[store.ingest({"w": np.zeros((300, 300), "f4")}).version.number]
         resolver = store.resolver

@@ -1,4 +1,4 @@
-"""What is not a sound checkpoint is refused in one sentence, and the store stays as it was."""
+"""Invalid checkpoints are refused in one sentence, and the store stays as it was."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def directory() -> Iterator[Path]:
 
 @pytest.fixture
 def store(directory: Path) -> Iterator[ckstore.Store]:
-    """A store with one version: what must not change."""
+    """A store with one version, which must not change."""
     with ckstore.init(directory / "store") as opened:
         torch.save({"w": FIRST, "step": 0}, directory / "good.pt")
         opened.ingest(directory / "good.pt", run="a")
@@ -82,7 +82,7 @@ def empty(path: Path) -> None:
 
 
 def bomb(path: Path) -> None:
-    """A pickle of a few bytes that stands for 2^80 lists."""
+    """Write a pickle of a few bytes that expands to 2^80 lists."""
     pickled = io.BytesIO()
     pickled.write(b"\x80\x02]q\x00")
     for number in range(80):
@@ -99,7 +99,7 @@ DAMAGED = [
 
 
 def refused(store: ckstore.Store, call: Callable[[], Any], kind: type[CkstoreError] = InputError) -> str:
-    """The error's sentence; versions, packs and log are what they were."""
+    """Return the error's sentence; versions, packs and log are unchanged."""
     rows, files = settled(store).catalog.versions(), listing(store.place)
     with pytest.raises(kind) as raised:
         call()
@@ -191,7 +191,7 @@ def test_links_out_of_the_tree(store: ckstore.Store, directory: Path, target: st
 
 
 class Runs:
-    """What a hostile checkpoint holds."""
+    """An object that runs a command when it is unpickled."""
 
     def __init__(self, path: str) -> None:
         self.path = path

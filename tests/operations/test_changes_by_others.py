@@ -164,9 +164,11 @@ def test_a_hot_version_that_becomes_coarse_while_it_is_read(directory: Path, mon
         assert 0 < (store["a@1"]["w"].torch() - state(1)["w"]).abs().max() < 0.1
 
 
-@pytest.mark.parametrize("what", ["state_dict", "checkout"])
-def test_what_is_begun_again(directory: Path, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hot version of which half is read when it becomes coarse comes whole, as it is then."""
+@pytest.mark.parametrize("reading", ["state_dict", "checkout"])
+def test_a_read_restarts_when_its_version_becomes_coarse(
+    directory: Path, reading: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hot version that becomes coarse half-way through a read is read again from the start."""
     path, place = directory / "file.pt", directory / "store"
     torch.save(state(1), path)
     with ckstore.init(place) as store:
@@ -179,7 +181,7 @@ def test_what_is_begun_again(directory: Path, what: str, monkeypatch: pytest.Mon
             nothing_remembered(store)
 
         done = first(monkeypatch, ObjectReader, "_raw", compact)
-        if what == "state_dict":
+        if reading == "state_dict":
             found = version.state_dict()
         else:
             version.checkout(directory / "out.pt")

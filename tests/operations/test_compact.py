@@ -1,4 +1,4 @@
-"""Hot versions: written as they are, restored like any other, and encoded later to what an ingest at once makes."""
+"""Hot versions: written unencoded, restored like any other, and compacted to the result of an immediate encoding."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def raw_packs(store: ckstore.Store) -> list[str]:
 
 
 def check(store: ckstore.Store, paths: list[Path], run: str = "r") -> None:
-    """Everything comes back, nothing is wrong, and the catalog is what `recover` would make."""
+    """Everything comes back, nothing is wrong, and the catalog equals the one that `recover` makes."""
     assert store.verify().problems == []
     for step, path in enumerate(paths):
         target = store.path.parent / "restored"
@@ -210,7 +210,7 @@ def test_compaction_makes_what_an_ingest_at_once_makes(directory: Path) -> None:
         assert store.compact().versions == []
     assert recover(directory / "store").problems == []
     with ckstore.open(directory / "store") as store:
-        # Costs are those of the model; a recovery takes them anew.
+        # Costs are those of the model; a recovery computes them again.
         assert [replace(row, cost=0.0) for row in store.catalog.versions()] == [replace(row, cost=0.0) for row in after]
         check(store, paths)
 
@@ -267,8 +267,8 @@ def test_versions_that_share_raw_objects(directory: Path) -> None:
 
 @pytest.mark.parametrize("fidelity", ["exact", "coarse"])
 @pytest.mark.parametrize("again", [False, True])
-def test_what_a_hot_version_shares_with_an_encoded_one_stays(directory: Path, fidelity: str, again: bool) -> None:
-    """What is raw for one version, and encoded for another afterwards, does not go with the first one's raw pack."""
+def test_objects_shared_with_an_encoded_version_stay(directory: Path, fidelity: str, again: bool) -> None:
+    """An object that is raw for one version, and encoded for a later one, outlives the first one's raw pack."""
     store = ckstore.init(directory / "store")
     store.set_policy(Policy(fidelity, hot=1), "a")  # type: ignore[arg-type]
     store.ingest(state(1), run="a", step=1)
@@ -419,7 +419,7 @@ def hot() -> Iterator[tuple[Path, list[Path], float]]:
 @pytest.mark.local
 @pytest.mark.parametrize("seed", range(KILLS))
 def test_killed_while_compacting(hot: tuple[Path, list[Path], float], directory: Path, seed: int) -> None:
-    """At a random moment: nothing is lost, what is left over can be collected, and another process goes on."""
+    """At a random moment: nothing is lost, leftovers can be collected, and another process goes on."""
     store, paths, seconds = hot
     place = Path(shutil.copytree(store, directory / "store"))
     chance = random.Random(seed)
@@ -563,7 +563,7 @@ def test_a_raw_pack_that_gc_wrote_again_goes_with_the_last_version_that_needs_it
     with ckstore.init(directory / "store") as store:
         store.ingest(state(1), run="a", step=1, hot=9)
         store.ingest({"model": state(1)["model"]}, run="b", step=1, hot=9)
-        store.forget(["a@1"])  # What both have stays in its pack.
+        store.forget(["a@1"])  # Objects of both stay in its pack.
         before = raw_packs(store)
         assert store.gc(grace=0).rewritten == 1
         assert raw_packs(store) != before
@@ -659,7 +659,7 @@ raise LookupError("the loop is broken")
 
 @pytest.mark.local  # The client of an object store does not survive a fork.
 def test_a_forked_child_compacts_with_a_store_of_its_own(directory: Path) -> None:
-    """The parent's thread does not exist in the child, nor what it holds."""
+    """The parent's thread and its locks do not exist in the child."""
     with ckstore.init(directory / "store") as store:
         for step in range(2):
             store.ingest(state(step), run="a", step=step, hot=1)
@@ -701,7 +701,7 @@ def test_a_raw_pack_that_another_compaction_removes_meanwhile_is_passed_over(
 def test_an_ingest_refers_to_nothing_that_is_compacted_just_now(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a compaction has written and not committed is not there yet for anybody else."""
+    """Uncommitted bytes of a compaction are invisible to other processes."""
     with ckstore.init(directory / "store") as store:
         for step in range(2):
             store.ingest(state(step), run="a", hot=9)

@@ -75,7 +75,7 @@ def test_ingesting_the_same_content_again_heals_a_version(path: Path) -> None:
         assert report.is_new
         assert comes_back(store, "a@1", 1)
         assert not store.ingest(state(1), run="a", step=1).is_new
-        # What was stored against the version comes back with it.
+        # Objects stored against the version come back with it.
         assert store.ingest(state(2), run="a", step=2).version.step == 2
         assert comes_back(store, "a@2", 2)
         assert store.verify().problems == []
@@ -127,8 +127,8 @@ def test_a_version_whose_pack_was_cut_short_or_is_gone_is_not_taken_for_whole(pa
 
 @pytest.mark.parametrize("which", [exact_pack, coarse_pack])
 @pytest.mark.parametrize("lost", ["a@0", "a@1", "a@2"])
-def test_a_run_goes_on_whatever_was_lost(path: Path, which: Callable[[ckstore.Store, str], str], lost: str) -> None:
-    """A parent's values, what they are stored against, the origin of the run, layout and skeleton."""
+def test_a_run_goes_on_after_any_loss(path: Path, which: Callable[[ckstore.Store, str], str], lost: str) -> None:
+    """A parent's values, their bases, the origin of the run, layout and skeleton."""
     spoil(path, which, lost)
     with ckstore.open(path) as store:
         for step in (3, 4):

@@ -20,7 +20,7 @@ from tests.checkpoints import listing, moving, scratch, sha256
 
 pytestmark = pytest.mark.encoded
 
-#: What a version costs at least: its manifest and the frames around it.
+#: The least cost of a version: its manifest and the frames around it.
 OVERHEAD = 6_000
 
 

@@ -1,4 +1,4 @@
-"""Versions that drop tensors: the rest of them, and all other versions, stay what they are."""
+"""Versions that drop tensors: their other tensors, and all other versions, stay unchanged."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def has_the_rest(version: ckstore.Version, step: int, **options: Any) -> bool:
 
 
 def check(store: ckstore.Store, dropped: list[int], paths: list[Path], **options: Any) -> None:
-    """The versions of run a at these steps are the rest, the others what went in, to whoever reads them."""
+    """Check that the versions of run a at steps `dropped` are their rest, and the others their files, for all readers."""
     assert store.verify().problems == []
     assert steps(store) == dropped
     reader = Reader(store.place) if isinstance(store.place, Path) else None
@@ -92,14 +92,14 @@ def test_older_versions_lose_it_and_keep_the_rest(directory: Path, still: bool) 
         paths = fill(store, 6, still=still)
         before = pack_bytes(store.place)
         store.set_policy(Policy(retention=Retention(drop=OPTIMIZER, whole_last=2)), "a")
-        foretold = store.retain("a", dry_run=True)
+        predicted = store.retain("a", dry_run=True)
         report = store.retain("a")
-        assert foretold.dropped == report.dropped
+        assert predicted.dropped == report.dropped
         assert [(row.step, row.dropped) for row in report.dropped] == [(step, OPTIMIZER) for step in range(4)]
         assert not report.thinned
         check(store, [0, 1, 2, 3], paths, still=still)
         store.gc(grace=0)
-        # Where moments barely change, those of the first version are what those of the last are stored against.
+        # Where moments barely change, the last version's are stored against the first one's.
         assert pack_bytes(store.place) < (1.01 if still else 0.5) * before
         assert sum(row.stored_bytes for row in store.catalog.versions()) <= 1.01 * pack_bytes(store.place)
         check(store, [0, 1, 2, 3], paths, still=still)
@@ -173,16 +173,16 @@ def test_with_coarse_versions(directory: Path, order: str) -> None:
         assert store.verify().problems == []
 
 
-def test_what_is_left_is_all_that_becomes_coarse(directory: Path) -> None:
-    """What a version stores is the same in either order, and a dry run says what is done."""
+def test_only_kept_tensors_become_coarse(directory: Path) -> None:
+    """A version stores the same in either order, and a dry run reports the same changes."""
     sizes = []
     for name, globs in (("both", OPTIMIZER), ("nothing", ("*/exp_avg*", "model/*"))):
         with ckstore.init(directory / name) as store:
             fill(store, 3)
             store.set_policy(Policy(retention=Retention(exact_last=1, drop=globs)), "a")
-            foretold, report = store.retain("a", dry_run=True), store.retain("a")
-            assert [row.step for row in report.dropped] == [row.step for row in foretold.dropped] == [0, 1]
-            assert [row.step for row in report.thinned] == [row.step for row in foretold.thinned]
+            predicted, report = store.retain("a", dry_run=True), store.retain("a")
+            assert [row.step for row in report.dropped] == [row.step for row in predicted.dropped] == [0, 1]
+            assert [row.step for row in report.thinned] == [row.step for row in predicted.thinned]
             assert bool(report.thinned) == (name == "both")
             sizes.append(sum(row.stored_bytes for row in store.catalog.versions()[:2]))
     with ckstore.init(directory / "thinned") as store:
@@ -263,8 +263,8 @@ def test_hot_versions_are_encoded_first(directory: Path) -> None:
         assert store["a@1"].row.hot
 
 
-def test_packs_that_were_moved_meanwhile(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a process remembers of a version may be elsewhere by now: another one has freed space."""
+def test_packs_that_another_process_moved(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process holds outdated places of a version: another one has freed space."""
     with ckstore.init(directory / "store") as store:
         for step in range(4):
             store.ingest(state(step), run="a", step=step, hot=0)
@@ -282,7 +282,7 @@ def test_packs_that_were_moved_meanwhile(directory: Path, monkeypatch: pytest.Mo
         assert store.verify().problems == []
 
 
-# What reads such a version
+# Readers of such a version
 
 
 def test_files_do_not_come_back_and_the_rest_does(directory: Path) -> None:
@@ -363,7 +363,7 @@ def test_a_list_keeps_its_places(directory: Path) -> None:
         assert found[2] == 3
 
 
-# What comes after
+# Later operations
 
 
 def test_the_same_file_makes_it_whole_again(directory: Path) -> None:

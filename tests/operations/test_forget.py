@@ -1,4 +1,4 @@
-"""Forgotten versions are gone from every listing and stay gone; what others need of them stays."""
+"""Forgotten versions are gone from every listing and stay gone; objects that others need stay."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class Crash(BaseException):
 def test_a_crash(
     store: ckstore.Store, paths: list[Path], step: str, done: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In full or not at all; `recover` makes what was written into the log."""
+    """In full or not at all; `recover` follows the log."""
 
     def stop(name: str) -> Any:
         if name == step:

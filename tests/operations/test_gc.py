@@ -1,4 +1,4 @@
-"""Gc frees what no version needs, and nothing else: whatever was forgotten, killed, damaged or done meanwhile."""
+"""Gc frees bytes that no version needs, and no others: after removals, kills, damage and concurrent changes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def directory() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def series(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Checkpoints of one run: a moving weight and its moment, a half-precision copy, one that stands still."""
+    """Checkpoints of one run: a moving weight and its moment, a half-precision copy, a constant tensor."""
     directory = tmp_path_factory.mktemp("series")
     generator = torch.Generator().manual_seed(0)
     weight, still = torch.randn(300, 300, generator=generator), torch.randn(280, 256, generator=generator)
@@ -116,7 +116,7 @@ def layers(store: ckstore.Store) -> dict[tuple[str, str], bytes]:
     return found
 
 
-# What is freed
+# Freed bytes
 
 
 def test_nothing_is_freed_of_what_is_needed(store: ckstore.Store) -> None:
@@ -182,7 +182,7 @@ def test_what_a_rebase_superseded(path: Path, series: list[Path]) -> None:
 
 
 def test_a_run_of_forgetting_and_ingesting(path: Path, series: list[Path]) -> None:
-    """Packs are written again and again; what others refer to by their first names is found."""
+    """Packs are rewritten repeatedly; references to their first names are still found."""
     with ckstore.open(path) as store:
         for first in range(5):
             store.forget([f"a@{first}"])
@@ -217,7 +217,7 @@ def test_a_pack_with_little_garbage_is_left_alone(store: ckstore.Store, monkeypa
     after = store.catalog.totals()
     assert (after.lattices, after.contents) < (before.lattices, before.contents), "no ingest may rely on garbage"
     assert store.verify().problems == []
-    # What lies there can be found again, and is garbage again.
+    # The remaining files can be found again, and are garbage again.
     assert recover(store.place).problems == []
     store.gc()
     assert store.catalog.totals().lattices == after.lattices
@@ -344,7 +344,7 @@ def abandoned(path: Path, checkpoint: Path) -> None:
 
 @pytest.mark.local
 def test_an_interrupted_version_can_come_back_until_it_is_removed(path: Path, series: list[Path]) -> None:
-    """What it refers to stays for as long as `recover` can bring it back."""
+    """Its objects stay for as long as `recover` can bring it back."""
     abandoned(path, series[7])
     with ckstore.open(path) as store:
         store.forget(run="a")
@@ -370,7 +370,7 @@ def damage(file: Path) -> None:
 
 
 def refused(store: ckstore.Store, match: str) -> None:
-    """Nothing is changed, and the sentence says what to do."""
+    """Nothing is changed, and the sentence gives the remedy."""
     before, rows, packs = listing(store.place), store.catalog.versions(), store.catalog.packs()
     with pytest.raises(IntegrityError, match=match) as raised:
         store.gc(grace=0)
@@ -399,7 +399,7 @@ def test_a_lost_pack(store: ckstore.Store) -> None:
 
 @pytest.mark.local
 def test_a_version_that_is_not_whole(path: Path) -> None:
-    """What is left of it may be what a repair needs; nothing is freed until it is healed or forgotten."""
+    """Its remains may serve a repair; nothing is freed until it is healed or forgotten."""
     with ckstore.open(path) as store:
         pack = next(pack for pack in store.catalog.packs() if pack.kind == "exact").name
     (path / "packs" / pack).rename(path / "away")
@@ -449,7 +449,7 @@ def test_a_catalog_that_is_older_than_the_packs(path: Path, series: list[Path], 
 
 
 def gc_killed(store: Path, wanted: int) -> int:
-    """Free space in a forked process, which is killed when it comes to so many steps; its exit code."""
+    """Run gc in a forked process, which is killed at step `wanted`; return its exit code."""
     child = os.fork()
     if not child:
         try:
@@ -464,7 +464,7 @@ def gc_killed(store: Path, wanted: int) -> int:
 
 @pytest.mark.local
 def test_a_gc_that_is_killed(path: Path, series: list[Path], directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The store is whole at once, after a recovery of what was left, and after the next gc: which finishes."""
+    """The store is whole at once, after a recovery from the remains, and after the next gc, which finishes."""
     with ckstore.open(path) as store:
         store.forget(["a@0..a@2", "a@4"])
     whole = Path(shutil.copytree(path, directory / "whole" / "store"))
@@ -489,7 +489,7 @@ def test_a_gc_that_is_killed(path: Path, series: list[Path], directory: Path, mo
                 store.gc()
                 assert store.catalog.versions() == rows
                 left = pack_bytes(copy) - temporaries(copy)
-                # A recovery takes in both a pack and its copy: blobs may stand in the one, layers in the other.
+                # A recovery takes in both a pack and its copy: blobs may lie in the one, layers in the other.
                 assert left == finished if copy is killed else left < 1.01 * finished, seen[wanted - 1]
                 assert store.verify().problems == []
         shutil.rmtree(killed.parent)
@@ -504,7 +504,7 @@ def temporaries(path: Path) -> int:
 
 
 def interposed(monkeypatch: pytest.MonkeyPatch, action: Callable[[], None], after: str = "repack") -> None:
-    """Do something once a pack has been copied, or once it is known what is garbage, and before that is committed."""
+    """Call `action` once, after a pack was copied or garbage was marked, and before the commit."""
     original = getattr(module, after)
     done: list[bool] = []
 
@@ -577,7 +577,7 @@ def test_an_ingest_that_is_under_way(path: Path, series: list[Path], monkeypatch
 
 
 def test_a_process_that_ingests_all_the_time(path: Path, series: list[Path], directory: Path) -> None:
-    """Neither is refused, whoever comes first; everything comes back."""
+    """Neither is refused, whichever is first; everything comes back."""
     script = (
         "import sys, ckstore\n"
         "with ckstore.open(sys.argv[1]) as store:\n"
@@ -732,7 +732,7 @@ def test_a_lease_ends_although_its_end_is_interrupted(tmp_path: Path, monkeypatc
 
 @pytest.mark.local
 def test_two_copies_of_one_pack_are_no_problem(store: ckstore.Store) -> None:
-    """What killed ones have copied lies beside what the next one copies, and stands for the same pack."""
+    """Copies of killed runs lie next to the next one's copy, and replace the same pack."""
     store.forget(["a@0..a@2"])
     packs = garbage.plan_for(store.repository, 0.0).survey.packs.values()
     contents = next(pack for pack in packs if pack.kind == "exact" and pack.slots)
@@ -750,7 +750,7 @@ def test_two_copies_of_one_pack_are_no_problem(store: ckstore.Store) -> None:
 
 
 def test_of_several_copies_recover_takes_the_one_that_was_committed(store: ckstore.Store) -> None:
-    """What a killed `gc` copied may lack what later versions refer to, and lies there with what the next one wrote."""
+    """A killed `gc`'s copy may lack objects of later versions; it lies next to the copy of the next `gc`."""
     store.forget(["a@0..a@2"])
     packs = garbage.plan_for(store.repository, 0.0).rewritten
     contents = next(pack for pack in packs if pack.kind == "coarse" and len(pack.wanted) > 1)
@@ -823,7 +823,7 @@ def test_a_plan_is_of_one_moment(path: Path, monkeypatch: pytest.MonkeyPatch, re
 def test_a_pack_and_its_copy_are_both_written_again(
     series: list[Path], directory: Path, monkeypatch: pytest.MonkeyPatch, forgets: bool
 ) -> None:
-    """A recovery takes in what a `gc` had copied and not committed, and finds objects in either."""
+    """A recovery takes in the uncommitted copies of a `gc`, and finds objects in either."""
     monkeypatch.setattr(garbage, "GARBAGE_SHARE", 0.0)  # So that each `gc` writes everything again.
     # Which of both names comes first, and so has the objects, depends on the time in them: mostly one try will do.
     for attempt in range(20):
@@ -836,7 +836,7 @@ def test_a_pack_and_its_copy_are_both_written_again(
                       for contents in garbage.plan_for(store.repository, 0.0).rewritten}  # fmt: skip
         assert recover(path).problems == []
         with ckstore.open(path) as store:
-            if forgets:  # Otherwise the pack is written again as the copy that is there.
+            if forgets:  # Otherwise the pack is rewritten as the existing copy.
                 store.forget([f"r{run}@{3 * run}" for run in range(3)])
             going = {contents.name for contents in garbage.plan_for(store.repository, 0.0).rewritten}
         if any({pack, copy} <= going for pack, copy in copies.items()):

@@ -1,6 +1,6 @@
-"""What operations cost, counted instead of timed: a guard against work that creeps in.
+"""Costs of operations, counted instead of timed: a guard against work that creeps in.
 
-Every bound is what was counted when it was written, with room for a few more; one that is passed asks for a reason.
+Every bound is the count when it was written, with room for a few more; one that is exceeded asks for a reason.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.encoded
 
 @contextmanager
 def calls_noted(note: Callable[[Any, str, Any], None]) -> Iterator[None]:
-    """Have `note` called with what `sys.setprofile` tells meanwhile, of this thread and of all that are begun."""
+    """Call `note` with the events of `sys.setprofile` in this thread and in threads started in the block."""
     threading.setprofile(note)
     sys.setprofile(note)
     try:
@@ -58,15 +58,15 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     found: Counter[str] = Counter()
     lock = threading.Lock()
 
-    def count(what: str, number: int) -> None:
+    def count(key: str, number: int) -> None:
         with lock:
-            found[what] += number
+            found[key] += number
 
-    def wrapped(owner: Any, name: str, what: str, size: Callable[..., int]) -> None:
+    def wrapped(owner: Any, name: str, key: str, size: Callable[..., int]) -> None:
         original = getattr(owner, name)
 
         def noted(*arguments: Any, **named: Any) -> Any:
-            count(what, size(*arguments))
+            count(key, size(*arguments))
             return original(*arguments, **named)
 
         monkeypatch.setattr(owner, name, noted)
@@ -149,7 +149,7 @@ def test_statements_do_not_grow_with_tensors_or_versions(tmp_path: Path, counts:
 def test_reading_a_version_takes_each_of_its_chunks_once(
     tmp_path: Path, counts: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # One thread: what two of them decode twice, when the machine lets one of them wait, is no work that crept in.
+    # One thread: two threads may decode the same chunk twice when one of them waits, which is no work that crept in.
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0}, raising=False)
     with ckstore.init(tmp_path / "store") as store:
         for seed in range(3):
@@ -192,7 +192,7 @@ def test_a_version_takes_the_place_of_its_parent_in_the_cache(tmp_path: Path) ->
         held = store.reader.cache.identities
         assert version <= held
         assert not parent & held
-        # Values and integers of the version; what was sampled of the run's first one.
+        # Values and integers of the version; samples of the run's first one.
         assert store.reader.cache.nbytes <= 2.6 * path.stat().st_size
         decoded = store.reader.decoded_chunks
         store.ingest(checkpoint(tmp_path / "x.pt", 4, 1 << 19, 3), budget=budget)
@@ -200,7 +200,7 @@ def test_a_version_takes_the_place_of_its_parent_in_the_cache(tmp_path: Path) ->
 
 
 def test_the_first_file_of_a_process_leaves_nothing_in_memory(tmp_path: Path) -> None:
-    """It may be the only one; from the second one on, and with what is in memory, a version has a next one."""
+    """Nothing may follow it; a second version, or one from memory, is likely to be followed by another."""
     for seed in range(3):
         checkpoint(tmp_path / f"{seed}.pt", 4, 1 << 19, seed)
     with ckstore.init(tmp_path / "store") as store:

@@ -1,4 +1,4 @@
-"""Rebase: what it writes into the catalog, and when."""
+"""Rebase: its rows in the catalog, and when it applies."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_versions_that_follow_a_rebased_one_cost_less(store: ckstore.Store) -> N
 
 
 def test_others_may_write_while_costs_are_taken(store: ckstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a long run that takes long: every manifest is decoded for it. What they forget meanwhile stays forgotten."""
+    """Costs of a long run take long: every manifest is decoded. Versions forgotten in between stay forgotten."""
     restore_cost, taken = costs.restore_cost, []
 
     def interposed(version: Any) -> tuple[float, int]:
@@ -63,7 +63,7 @@ def test_others_may_write_while_costs_are_taken(store: ckstore.Store, monkeypatc
 def test_a_version_that_others_change_before_it_is_looked_at(
     store: ckstore.Store, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
-    """What it has by then is stored in full; one that was forgotten is said to be."""
+    """The versions that exist by then are stored in full; a forgotten one is reported."""
     beyond, changed = rebase._beyond, []
 
     def late(*arguments: Any) -> Any:
@@ -101,7 +101,7 @@ def test_places_and_costs_change_at_once(store: ckstore.Store, monkeypatch: pyte
     assert store.verify().problems == []
 
 
-@pytest.mark.parametrize("shape", [(10,), (20_000,)], ids=["alone", "beside what never changes"])
+@pytest.mark.parametrize("shape", [(10,), (20_000,)], ids=["alone", "with a constant tensor"])
 def test_a_level_costs_something_however_little_it_holds(tmp_path: Path, shape: tuple[int, ...]) -> None:
     """Packs are opened for it: the chains of small checkpoints end, too."""
     generator = np.random.default_rng(0)

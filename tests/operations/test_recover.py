@@ -78,7 +78,7 @@ def seen(store: ckstore.Store) -> object:
 
 
 def complaint(path: Path) -> str:
-    """What opening and verifying a store has to say."""
+    """Return the errors of opening and verifying a store."""
     try:
         with ckstore.open(path) as store:
             return " ".join(store.verify().problems)
@@ -295,7 +295,7 @@ def claim_a_step_twice(path: Path) -> None:
 
 
 def test_writers_are_kept_out_while_packs_are_scanned(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A version that is committed meanwhile would not be in the catalog that takes the place of the present one."""
+    """A version committed during the scan would be missing from the rebuilt catalog."""
     said: list[str] = []
     read_whole = log.read_whole
 
@@ -424,7 +424,7 @@ def test_a_tag_never_falls_back_to_what_it_meant_before(small: Path, lost: bool)
 
 
 def test_a_version_that_is_gone_is_named(small: Path) -> None:
-    """By the present catalog; without one by its child, or as a number of which nothing is known."""
+    """By the present catalog; without one by its child, or as an unknown number."""
     with ckstore.open(small) as opened:
         opened.ingest({"w": weights(2)}, run="a", step=2)
         packs = [row.pack for row in opened.catalog.versions()]
@@ -504,7 +504,7 @@ def test_a_search_that_is_killed_leaves_no_version(tmp_path: Path, monkeypatch: 
             raise KeyboardInterrupt
         return 1.0
 
-    # Who is killed takes nothing back.
+    # A killed process removes nothing.
     monkeypatch.setattr("ckstore.operations.commit.remove_uncommitted", lambda *_: None)
     with ckstore.init(path) as store:
         store.ingest(moving(0), run="a", step=0)
@@ -596,7 +596,7 @@ def test_packs_that_are_taken_back_meanwhile_are_not_missed(
         step_of(step)
         if step == "catalog-built":
             built.set()
-            # As long as the one who takes packs back needs where he does not wait.
+            # As long as the removal of packs would take if it did not wait.
             listed.wait(1.0)
 
     path = directory / "store"

@@ -1,4 +1,4 @@
-"""What a policy says of older versions: against a plain model, under tags, forks and metrics, and when killed."""
+"""A policy's effect on older versions: against a plain model, under tags, forks and metrics, and when killed."""
 
 from __future__ import annotations
 
@@ -56,15 +56,15 @@ def row(number: int, step: int | None, metrics: dict[str, Any], fidelity: str = 
     return VersionRow(**given)  # type: ignore[arg-type]
 
 
-# A plain model: what a page of documentation says, version by version.
+# A plain model: the rules of the documentation, version by version.
 
 
-#: Step, loss, fidelity, and what was dropped.
+#: Step, loss, fidelity, and dropped tensors.
 Saved = tuple[int, float | None, str, tuple[str, ...]]
 
 
 def model(said: Retention, there: list[Saved], kept: set[int]) -> list[Saved]:
-    """What remains; `there` is in the order of steps."""
+    """Return the remaining versions; `there` is in the order of steps."""
 
     def is_first(step: int, every: int | None) -> bool:
         return every is not None and step == min(other for other, *_ in there if other // every == step // every)
@@ -139,8 +139,8 @@ def test_what_remains_is_what_a_plain_model_says(
         assert [(item.step, item.metrics.get("loss"), item.fidelity, item.dropped) for item in rows] == there
 
 
-def test_what_was_ingested_last_stays_exact_whatever_its_step() -> None:
-    """Who goes on from step 3 saves step 4 next, and wants that exact."""
+def test_the_last_ingested_version_stays_exact_whatever_its_step() -> None:
+    """A training that resumes from step 3 saves step 4 next, and needs that exact."""
     rows = [row(1, 1, {}), row(2, 3, {}), row(3, 7, {}), row(4, 9, {}), row(5, 4, {}), row(6, 5, {})]
     found = due(rows, Retention(exact_last=2, keep_last=2))
     assert [item.number for item in found.forgotten] == [1, 2]
@@ -213,12 +213,12 @@ def test_older_versions_are_thinned_and_forgotten(directory: Path) -> None:
         store.tag("a@2", "best")
         store.set_policy(Policy(retention=Retention(2, 4, ("loss:min",), 6, 8)), "a")
         before = listing(store.place)
-        foretold = store.retain("a", dry_run=True)
+        predicted = store.retain("a", dry_run=True)
         assert listing(store.place) == before
         assert len(steps(store)) == 12
         report = store.retain()
-        assert report.forgotten == foretold.forgotten
-        assert report.thinned == foretold.thinned
+        assert report.forgotten == predicted.forgotten
+        assert report.thinned == predicted.thinned
         assert [item.step for item in report.forgotten] == [3, 4]
         assert steps(store) == {
             0: "exact", 1: "exact", 2: "exact", 5: "exact", 6: "coarse", 7: "coarse", 8: "exact", 9: "coarse",
@@ -292,8 +292,8 @@ def test_what_has_nothing_to_give_up_is_looked_into_once(directory: Path, monkey
         assert store.retain().thinned == []
 
 
-def test_who_does_the_same_at_the_same_time(directory: Path) -> None:
-    """A training's own thread, and `ckstore policy --apply` beside it, thin the same versions."""
+def test_two_processes_apply_a_policy_at_once(directory: Path) -> None:
+    """A training's own thread and a concurrent `ckstore policy --apply` thin the same versions."""
     with ckstore.init(directory / "store") as store, ckstore.open(directory / "store") as other:
         for step in range(4):
             store.ingest(state(step), run="a", step=step, hot=0)

@@ -1,4 +1,4 @@
-"""Which versions a verb acts on: names, ranges, runs, and what is kept."""
+"""Selection of versions for a verb: names, ranges, runs, and kept versions."""
 
 from __future__ import annotations
 

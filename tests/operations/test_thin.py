@@ -1,4 +1,4 @@
-"""Thinned versions give up their bytes and come back near what they were; all others come back as they went in."""
+"""Thinned versions give up their bytes and come back within their bounds; all others come back bit for bit."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def directory() -> Iterator[Path]:
 
 
 def state(step: int) -> dict[str, Any]:
-    """A weight that moves, one of which few elements do, both moments, both short floats, tied and frozen weights."""
+    """A moving weight, a sparsely changing one, both moments, both short floats, tied and frozen weights."""
     weight, sparse = draw(280, 256), draw(300, 256, seed=50)
     for number in range(1, step + 1):
         weight = weight + draw(280, 256, seed=number, scale=1e-2)
@@ -102,7 +102,7 @@ def six_and_one(series: list[Path], path: Path, budget: float | None = None) -> 
 
 @pytest.fixture(scope="session")
 def short(series: list[Path], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Path]]:
-    """A store of three versions of run a with few tensors, and their files: for faults of which there are many."""
+    """A store of three versions of run a with few tensors, and their files: for tests with many faults."""
     directory = tmp_path_factory.mktemp("short")
     paths = [directory / f"step{step}.pt" for step in range(3)]
     with ckstore.init(directory / "store") as opened:
@@ -131,7 +131,7 @@ def chained(generous: Path, directory: Path) -> Iterator[ckstore.Store]:
 
 
 def restored(path: Path, *, by_format: bool = False) -> dict[str, str]:
-    """SHA-256 of what every version comes back as, to a process that has nothing cached, and by the format alone."""
+    """Return the SHA-256 of every version's restore, by a process with an empty cache, and by the format alone."""
     found = {}
     with ckstore.open(path, "r") as store:
         assert store.verify().problems == []
@@ -174,7 +174,7 @@ def outlasts(path: Path, series: list[Path], thinned: set[str]) -> None:
 
 
 def layers(store: ckstore.Store, number: int) -> list[LatticeRecord | ContentRecord]:
-    """Where the layers of a version stand that are its own."""
+    """Return the records of a version's own layers."""
     store.resolver.forget()
     found: list[LatticeRecord | ContentRecord] = []
     for lattice, content in store[number].document.objects:
@@ -183,7 +183,7 @@ def layers(store: ckstore.Store, number: int) -> list[LatticeRecord | ContentRec
     return found
 
 
-# What goes, and what stays
+# Removed and kept bytes
 
 
 def test_most_of_a_versions_own_bytes_go(gpt_run: list[Path], directory: Path) -> None:
@@ -324,11 +324,11 @@ def test_one_after_the_other_is_as_good_as_at_once(path: Path, series: list[Path
     assert pack_bytes(other) < 1.1 * pack_bytes(path)
 
 
-# What others share, and are stored against
+# Objects that others share, and bases
 
 
-def test_children_are_stored_anew_and_their_children_stay(chained: ckstore.Store) -> None:
-    """What is stored against a version that stays needs nothing else, though that one is stored anew."""
+def test_children_are_stored_again_and_their_children_stay(chained: ckstore.Store) -> None:
+    """Objects stored against a version that stays are left alone, though that version is stored again."""
     store = chained
     child, grandchild = store["a@4"].row.number, store["a@5"].row.number
     before = {number: layers(store, number) for number in (child, grandchild)}
@@ -443,7 +443,7 @@ def test_a_run_goes_on_after_a_thinned_version(path: Path, series: list[Path], c
 
 
 def test_with_forgotten_and_rebased_versions(path: Path, series: list[Path]) -> None:
-    """What stands between a version and what is lost may be claimed by nobody."""
+    """Versions between a lossless one and a removed one may be claimed by nobody."""
     with ckstore.open(path) as store:
         store.forget(["a@3"])
         report = store.thin(["a@0"])
@@ -512,8 +512,8 @@ def test_what_no_lattice_holds_stays_exact(directory: Path, kind: str) -> None:
         assert store.verify().problems == []
 
 
-def test_a_version_that_keeps_all_keeps_what_it_is_stored_against(directory: Path) -> None:
-    """Of a run that diverged: its weights stay exact, so they are stored anew where their parent's go."""
+def test_a_version_that_keeps_all_keeps_its_bases(directory: Path) -> None:
+    """The weights of a diverged run stay exact, so they are stored again when their parent's go."""
     weight = draw(300, 256)
     with ckstore.init(directory / "store") as store:
         for step in range(3):
@@ -537,7 +537,7 @@ def test_a_version_that_keeps_all_keeps_what_it_is_stored_against(directory: Pat
 
 
 def test_files_of_every_kind(directory: Path) -> None:
-    """Directories, safetensors and legacy files become coarse; what has no tensor to lose is skipped."""
+    """Directories, safetensors and legacy files become coarse; a file without a lossy tensor is skipped."""
     tree = directory / "tree"
     tree.mkdir()
     weight = draw(300, 256)
@@ -572,7 +572,7 @@ def test_files_of_every_kind(directory: Path) -> None:
 @pytest.mark.parametrize(("mode", "chosen"), [("r", ["a@3"]), ("a", ["a@0..a@4"]), ("r", ["a@0..a@5", "b"])])
 def test_a_dry_run_says_what_would_be_and_changes_nothing(path: Path, mode: Any, chosen: list[str]) -> None:
     with ckstore.open(path) as store:
-        store.compact()  # Of what is not encoded yet it says what would become of it as it is.
+        store.compact()  # The dry run of a hot version is about its unencoded bytes.
     before = contents(path)
     seen: list[str] = []
     with ckstore.open(path, mode) as store:
@@ -653,7 +653,7 @@ def test_a_damaged_version_is_refused(path: Path, series: list[Path], damage: st
 
 
 def test_versions_before_a_damaged_one_are_thinned(path: Path, series: list[Path]) -> None:
-    """Each in a commit of its own; costs are those of what is there."""
+    """Each in a commit of its own; costs are those of the present layers."""
     with ckstore.open(path) as store:
         layer = next(layer for layer in layers(store, 4) if isinstance(layer, ContentRecord))
     whole = change_pack(path, layer.pack, None)
@@ -700,7 +700,7 @@ def test_a_thinning_that_dies_at_any_checkpoint(short: tuple[Path, list[Path]], 
         # Nor does a process that is gone write costs.
         with suppress(Crash), dead[0], dead[1], mock.patch.object(module, "write_costs"):
             store.thin(["a@0", "a@1"])
-        with ckstore.open(copy, "r") as there:  # The process that died may not know what it has committed.
+        with ckstore.open(copy, "r") as there:  # The process that died may not know its own commit.
             done = {f"{row.run}@{row.step}" for row in there.catalog.versions() if row.fidelity == "coarse"}
         with mock.patch.object(durable, "is_running", return_value=False), store.catalog.lease("begin"):
             pass

@@ -45,7 +45,7 @@ with ckstore.open(source, "r") as store, ckstore.open(target) as other:
 
 
 def state(step: int, seed: int = 0) -> dict[str, Any]:
-    """Weights that move, second moments, short floats, a table with a row that changes, and one that stands still."""
+    """Moving weights, second moments, short floats, a table with a changing row, and a constant tensor."""
     weight, table = draw(40, 32, seed=seed), draw(64, 16, seed=seed + 50)
     for number in range(1, step + 1):
         weight = weight + draw(40, 32, seed=seed + number, scale=1e-3)
@@ -135,7 +135,7 @@ def restored(path: Path, out: Path) -> dict[str, Any]:
 
 
 def contents(path: Path) -> dict[str, Any]:
-    """What is at a path, without the times: state dicts come back with that of the checkout."""
+    """Return the files at a path, without times: state dicts come back with that of the checkout."""
     return {name: entry[:3] for name, entry in described(path).items()}
 
 
@@ -189,7 +189,7 @@ def test_it_is_rebuilt_and_collected_as_if_it_had_been_ingested(origin: Path, wh
         assert store.gc(grace=0).bytes == 0
         store.compact()
         store.ingest(state(9), run="gpt", step=9, verify=True, hot=0)
-        assert store["gpt@9"].row.depth > 0, "it goes on after what came"
+        assert store["gpt@9"].row.depth > 0, "it is stored against the versions that came"
         assert store.verify().problems == []
 
 
@@ -226,7 +226,7 @@ def test_versions_by_name_bring_what_they_need_and_nothing_else(
         assert [row.parent for row in store.catalog.versions()] == [None, None]
         report = store.pull(other, ["fork@6", "gpt@8", "gpt@0"], verify=True)
         found = {f"{row.run}@{row.step}": row for row in store.catalog.versions()}
-        # The nearest ancestor that is there; what came before one that comes later stays as it is.
+        # The nearest existing ancestor; earlier versions stay as they are when an ancestor comes later.
         assert found["fork@6"].parent == found["gpt@8"].parent == found["gpt@4"].number
         assert found["gpt@0"].parent is None
         assert {row.uid for row in found.values()} <= {row.uid for row in other.catalog.versions()}
@@ -245,11 +245,11 @@ def test_a_deep_version_by_itself_is_encoded_again_where_that_takes_fewer_bytes(
             weight = draw(300, 300, scale=0.02) + draw(300, 300, seed=step + 1, scale=1e-3 * step)
             store.ingest({"w": weight, "exp_avg": draw(300, 300, seed=9 + step)}, run="a", step=step, hot=0)
         assert store["a@3"].row.depth > 1
-        [foretold] = other.pull(store, ["a@3"], dry_run=True).versions
+        [predicted] = other.pull(store, ["a@3"], dry_run=True).versions
         [sent] = other.pull(store, ["a@3"]).versions
         assert other["a@3"].row.depth == 0
         assert sent.bytes < 1.1 * store["a@0"].row.stored_bytes
-        assert foretold.bytes == pytest.approx(sent.bytes, rel=0.05)
+        assert predicted.bytes == pytest.approx(sent.bytes, rel=0.05)
         [sent] = other.pull(store, ["a@2"]).versions
         assert sent.bytes < 1.1 * store["a@0"].row.stored_bytes
         for step in (2, 3):
@@ -378,7 +378,7 @@ def test_two_pushes_at_once(origin: Path, whole: Path, directory: Path) -> None:
 
 
 def test_content_that_the_target_has_otherwise_is_not_sent_again(origin: Path, directory: Path) -> None:
-    """Other parents, other lattices, other chains: what is known by its content id stays as it is."""
+    """Other parents, other lattices, other chains: objects with a known content id stay as they are."""
     with (
         pytest.MonkeyPatch.context() as patch,
         ckstore.init(directory / "store") as store,
@@ -391,7 +391,7 @@ def test_content_that_the_target_has_otherwise_is_not_sent_again(origin: Path, d
         report = store.pull(other, ["gpt@3", "gpt@4", "gpt@8"])
         assert not report.failed
         three, four, eight = (item.bytes for item in report.versions)
-        assert three < 0.2 * alone / 3, "its content is there"
+        assert three < 0.2 * alone / 3, "the target has its content"
         assert eight < 0.2 * alone / 3
         assert four > three
         for step in (3, 4, 8):
@@ -478,7 +478,7 @@ def test_hot_versions_share_what_the_target_has_encoded(directory: Path) -> None
         assert other.verify().problems == []
     with ckstore.init(directory / "c") as other, ckstore.open(directory / "a", "r") as store:
         _, second = other.pull(store).versions
-        assert second.bytes < 400_000, "what is known is not sent"
+        assert second.bytes < 400_000, "known objects are not sent"
         other.compact()
         assert other.verify().problems == []
         assert torch.equal(other["a@1"].state_dict()["frozen"], frozen)
@@ -524,11 +524,11 @@ def test_objects_that_move_in_the_source_meanwhile(origin: Path, directory: Path
     with ckstore.open(source, "r") as store, ckstore.open(directory / "store") as other:
         for row in store.catalog.versions():
             store[row.number].stored.layout  # noqa: B018 - every record is known to it
-        with ckstore.open(source) as beside:
-            beside.forget(["gpt@0", "gpt@1", "fork@5"])
-            beside.compact()
-            beside.rebase(["gpt@6"])
-            beside.gc(grace=0)
+        with ckstore.open(source) as second:
+            second.forget(["gpt@0", "gpt@1", "fork@5"])
+            second.compact()
+            second.rebase(["gpt@6"])
+            second.gc(grace=0)
         report = store.push(other, [row.number for row in beside_rows(source)])
         assert not report.failed, [str(item.error) for item in report.failed]
     everything = restored(source, directory / "out")
@@ -541,10 +541,10 @@ def test_versions_that_are_compacted_or_forgotten_in_the_source_meanwhile(origin
     shutil.copytree(origin / "store", source)
     with ckstore.open(source, "r") as store, ckstore.init(directory / "store") as other:
         rows = store.catalog.versions("hot") + store.catalog.versions("lc")
-        with ckstore.open(source) as beside:
-            beside.compact()
-            beside.forget(["lc@0"])
-            beside.gc(grace=0)
+        with ckstore.open(source) as second:
+            second.compact()
+            second.forget(["lc@0"])
+            second.gc(grace=0)
         report = transfer(store.repository, other.repository, rows)
         assert [item.version.run for item in report.versions] == ["hot", "hot"]
         [failed] = report.failed
@@ -561,8 +561,8 @@ def beside_rows(path: Path) -> list[Any]:
         return store.catalog.versions()
 
 
-def meanwhile(patch: pytest.MonkeyPatch, change: Callable[[], object]) -> list[int]:
-    """Let something happen between the look at what is missing and the commit, once; the looks are counted."""
+def interposed(patch: pytest.MonkeyPatch, change: Callable[[], object]) -> list[int]:
+    """Make one change between the search for missing objects and the commit; return a list with an item a search."""
     looked, looks = transfer_module.find_missing, []
 
     def find_missing(*arguments: Any) -> Any:
@@ -583,11 +583,11 @@ def test_what_the_target_thins_meanwhile_stays(origin: Path, directory: Path, mo
     pushed(source, target, ["gpt@3"])
 
     def thin() -> None:
-        with ckstore.open(target) as beside:
-            beside.untag("best")
-            beside.thin(["gpt@3"])
+        with ckstore.open(target) as second:
+            second.untag("best")
+            second.thin(["gpt@3"])
 
-    meanwhile(monkeypatch, thin)
+    interposed(monkeypatch, thin)
     assert not pushed(source, target, ["gpt@4"]).failed
     with ckstore.open(target) as store:
         store.gc(grace=0)
@@ -603,22 +603,22 @@ def test_a_version_or_parent_that_comes_or_goes_meanwhile(
     source, target = origin / "store", directory / "store"
     ckstore.init(target).close()
     with pytest.MonkeyPatch.context() as patch:
-        looks = meanwhile(patch, lambda: pushed(source, target, ["gpt@1"]))
+        looks = interposed(patch, lambda: pushed(source, target, ["gpt@1"]))
         report = pushed(source, target, ["gpt@1"])
         assert (len(report.there), report.versions, report.failed) == (1, [], [])
         assert len(looks) == 2, "the other one's, and this one's"
-    with pytest.MonkeyPatch.context() as patch, ckstore.open(target) as beside:
-        looks = meanwhile(patch, lambda: beside.forget(["gpt@1"]))
+    with pytest.MonkeyPatch.context() as patch, ckstore.open(target) as second:
+        looks = interposed(patch, lambda: second.forget(["gpt@1"]))
         [sent] = pushed(source, target, ["gpt@2"]).versions
         assert len(looks) == 2
         assert sent.arrived is not None
         assert sent.arrived.parent is None
-    with pytest.MonkeyPatch.context() as patch, ckstore.open(target) as beside:
-        meanwhile(patch, lambda: beside.ingest(state(0), run="gpt", step=3, hot=0))
+    with pytest.MonkeyPatch.context() as patch, ckstore.open(target) as second:
+        interposed(patch, lambda: second.ingest(state(0), run="gpt", step=3, hot=0))
         [failed] = pushed(source, target, ["gpt@3"]).failed
         assert isinstance(failed.error, ConflictError)
-        assert beside.verify().problems == []
-        assert beside.catalog.reservations() == []
+        assert second.verify().problems == []
+        assert second.catalog.reservations() == []
 
 
 def test_names_that_the_target_cannot_take(origin: Path, directory: Path) -> None:
@@ -652,7 +652,7 @@ def outside(document: dict[str, Any]) -> None:
     document["version"]["files"][0][0] = "../../escaped"
 
 
-@pytest.mark.local  # What lies is a directory.
+@pytest.mark.local  # The crafted store is a directory.
 @pytest.mark.parametrize(
     "lie",
     [
@@ -671,7 +671,7 @@ def outside(document: dict[str, Any]) -> None:
     ],
 )
 def test_a_store_that_lies_is_refused_by_the_gate(directory: Path, lie: Callable[[dict[str, Any]], None]) -> None:
-    """Packs are signed again: their names say what they are. Without `--verify` nothing is decoded."""
+    """Packs are signed again: their names match their content. Without `--verify` nothing is decoded."""
     with ckstore.init(directory / "source") as store:
         store.ingest({"w": draw(300, 300), "v": draw(70_000), "n": 3}, run="a", step=1, hot=0)
     crafted = CraftedStore(directory / "source")

@@ -1,4 +1,4 @@
-"""Ingests that search how coarse a version may be: what is tolerated holds, and trials leave nothing."""
+"""Ingests that search the smallest tolerated version: the tolerance holds, and trials leave nothing."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def store(place: Path) -> Iterator[ckstore.Store]:
 
 
 def weights(step: int) -> dict[str, torch.Tensor]:
-    """What moves less and less: the step that is tolerated becomes finer."""
+    """Weights that move less and less: the tolerated step becomes finer."""
     total = torch.randn(300, 256, generator=torch.Generator().manual_seed(0))
     for number in range(1, step + 1):
         total = total + torch.randn(300, 256, generator=torch.Generator().manual_seed(number)) * 0.1 / number
@@ -51,7 +51,7 @@ def saved(place: Path, step: int) -> Path:
 
 
 class Model:
-    """A loss of 1 at the original weights, which grows with the distance to them; what was asked of it."""
+    """A loss of 1 at the original weights, which grows with the distance to them; and its calls."""
 
     def __init__(self, step: int, *, accuracy: bool = False) -> None:
         self.exact = weights(step)["w"]
@@ -67,7 +67,7 @@ class Model:
         return self.said[-1]
 
 
-# What is stored
+# Stored versions
 
 
 @pytest.mark.parametrize("scheme", ["lattice", "lc", "dynaquant"])
@@ -102,7 +102,7 @@ def test_what_is_stored_is_within_the_tolerance(
 
 
 def test_the_most_aggressive_quality_that_is_tolerated_is_found(place: Path) -> None:
-    """Against trying all of them; in stores of their own, because what is stored already takes no bytes again."""
+    """Against trying all of them, in stores of their own, because known objects take no bytes again."""
     path = saved(place, 0)
     fits = {}
     with ckstore.init(place / "all") as other:
@@ -174,7 +174,7 @@ def test_a_result_that_is_no_number_is_not_tolerated(store: ckstore.Store, place
 
 
 def test_a_reference_of_zero(store: ckstore.Store, place: Path) -> None:
-    """Nothing is a part of 0: the difference itself is what is tolerated."""
+    """No difference is relative to 0: the tolerance is absolute."""
     model = Model(0)
     row = store.ingest(saved(place, 0), run="r", search=Search(lambda path: model(path) - 1, 0.3)).version
     said = store[row.number].document.coarse
@@ -305,7 +305,7 @@ def test_gradients_that_are_noise_do_not_hold_the_search(store: ckstore.Store) -
     metrics, sizes = [], []
     for step in range(4):
         gradient = shape * (0.6 * torch.randn(300, 256, generator=generator)).exp()
-        # What has no gradient at all makes sensitivity the better one at first.
+        # Layers without any gradient make sensitivity the better one at first.
         gradient[200:] *= min(step, 1)
         row = store.ingest(
             {"model": {"w": weight}, "step": step},
@@ -324,7 +324,7 @@ def test_gradients_that_are_noise_do_not_hold_the_search(store: ckstore.Store) -
     assert max(sizes[2:]) < 5000
 
 
-# What is asked for
+# Evaluations
 
 
 @pytest.mark.parametrize(
@@ -412,8 +412,8 @@ def test_evaluations_run_at_once(store: ckstore.Store, place: Path) -> None:
     assert len(model.said) > 1
 
 
-def test_what_is_evaluated_ahead_and_not_asked_for_may_fail(store: ckstore.Store, place: Path) -> None:
-    """Everything is tolerated: what is gentler than the first trial is begun beside it, and never asked for."""
+def test_an_unused_evaluation_ahead_may_fail(store: ckstore.Store, place: Path) -> None:
+    """Everything is tolerated: a gentler trial is started along with the first one, and its result is not used."""
     model = Model(0)
     gentle = threading.Event()
 

@@ -1,4 +1,4 @@
-"""What `verify` reads."""
+"""The bytes that `verify` reads."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import ckstore
 from ckstore.operations.verify import bytes_to_check
 
 
-def test_what_is_verified_comes_from_the_packs_and_not_from_the_cache(tmp_path: Path) -> None:
-    """An ingest leaves its chunks in the store's cache: taking them would verify what went in, not what is stored."""
+def test_verify_reads_packs_and_not_the_cache(tmp_path: Path) -> None:
+    """An ingest leaves its chunks in the store's cache: they would verify the input, not the stored bytes."""
     values = np.random.default_rng(0).standard_normal((300, 400)).astype(np.float32)
     with ckstore.init(tmp_path / "store") as store:
         version = store.ingest({"w": values, "n": np.arange(70_000)}, run="a", step=0).version

@@ -1,4 +1,4 @@
-"""Checkout writes below its target and nowhere else, and what stood there comes back where it fails."""
+"""Checkout writes only below its target, and restores the target's previous content where it fails."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def version(tmp_path: Path) -> Iterator[Version]:
 
 
 def pretend(version: Version, **changes: Any) -> None:
-    """Let a manifest say something else than what was stored."""
+    """Make a manifest contradict the stored bytes."""
     version.stored.__dict__["document"] = replace(version.document, **changes)
 
 

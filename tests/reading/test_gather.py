@@ -13,7 +13,7 @@ from ckstore.reading.gather import gather
 
 
 class Extent:
-    """A flat extent that notes what is read of it."""
+    """A flat extent that notes the reads of it."""
 
     def __init__(self, count: int) -> None:
         self.data = np.arange(count, dtype=np.uint32)

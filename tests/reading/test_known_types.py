@@ -1,4 +1,4 @@
-"""Types besides tensors: a version gives what `torch.load` gives, of a file and of a state dict in memory."""
+"""Types besides tensors: a version returns the same as `torch.load`, of a file and of a state dict in memory."""
 
 from __future__ import annotations
 
@@ -300,7 +300,7 @@ def dtype(code: str, *state: Any) -> Call:
     return Call(np.dtype, (code, False, True), *([state] if state else []))
 
 
-#: What no type writes: it stays as it is, and takes neither time nor memory.
+#: Values that no type writes: they stay as they are, and take neither time nor memory.
 HOSTILE: dict[str, Any] = {
     "bytearray of a size": Call(bytearray, (10**12,)),
     "bytes of a size": Call(bytes, (10**12,)),

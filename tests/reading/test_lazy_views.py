@@ -1,4 +1,4 @@
-"""Tensors whose values are the conjugates or the negatives of what is stored: they are read as torch shows them."""
+"""Tensors that are conjugates or negatives of the stored values: they are read as torch shows them."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_every_dtype(tmp_path: Path, dtype: str, marks: str) -> None:
     plain = bits.view(getattr(torch, dtype))
     if plain.is_floating_point() or plain.is_complex():
         parts = torch.view_as_real(plain) if plain.is_complex() else plain
-        parts.nan_to_num_(1.5)  # What torch does to the bits of a NaN depends on the processor.
+        parts.nan_to_num_(1.5)  # torch's effect on the bits of a NaN depends on the processor.
     tensor = plain.conj() if marks != "neg" else plain
     tensor = torch._neg_view(tensor) if marks != "conj" else tensor
     with ckstore.init(tmp_path / "store") as store:
@@ -196,7 +196,7 @@ def test_negatives_of_coarse_weights_are_coarse_negatives(tmp_path: Path, live: 
         assert np.array_equal(resolved(torch.load(tmp_path / "out.pt", weights_only=True)["w"]), -expected)
 
 
-# What is not as torch writes it.
+# Tensors that torch would not write.
 
 
 def with_metadata(dtype: torch.dtype, put: bytes) -> bytes:

@@ -63,7 +63,7 @@ def write_keras(path: Path, arrays: Arrays) -> None:
     path.write_bytes(keras_bytes(nested(arrays)))
 
 
-#: Ending of a file, what writes it, and the path that a name has in it.
+#: Ending of a file, its writer, and the path that a name has in it.
 WRITERS: dict[str, tuple[str, Callable[[Path, Arrays], None], Callable[[str], str]]] = {
     "flax": (".msgpack", write_flax, lambda name: f"params/{name}"),
     "learner": ("_steps.zip", write_learner, lambda name: f"policy/{name}"),
@@ -83,7 +83,7 @@ def stored(place: Path, paths: list[Path]) -> tuple[int, ckstore.Store]:
 
 @pytest.fixture(scope="module")
 def series(gpt_run: list[Path], tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Arrays], int]:
-    """Arrays of two steps, a base and a delta, and what a store takes for them in torch files."""
+    """Arrays of two steps, a base and a delta, and the bytes that a store of their torch files takes."""
     place = tmp_path_factory.mktemp("series")
     arrays = [arrays_of(checkpoint) for checkpoint in gpt_run[-2:]]
     for number, one in enumerate(arrays):

@@ -19,7 +19,7 @@ from ckstore.operations.recover import recover
 from tests.checkpoints import described, sha256
 from tests.formats.reading import saved
 
-#: What no ingest writes as a path; HERE is the test's own directory, so that an absolute path harms nothing else.
+#: Paths that no ingest writes; HERE is the test's own directory, so that an absolute path harms nothing else.
 NOWHERE: list[Any] = [
     "../victim", "HERE/victim", "sub/../../victim", "..", ".", "", "sub/", "./sub", "a//b", "a/./b", "nul\0", 3, None,
     "\udcff", "x" * 5000, "sub/" * 2000 + "x",
@@ -34,7 +34,7 @@ def placed(path: Any, here: Path) -> Any:
 
 @pytest.fixture
 def craft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Craft]:
-    """Makes a store whose only version says what is given, its pack signed as by an ingest."""
+    """Makes a store whose only version has the given fields, its pack signed as by an ingest."""
 
     def make(directory: bool, file: dict[str, Any] | None = None, **changes: Any) -> Path:
         source = tmp_path / "source"
@@ -54,7 +54,7 @@ def craft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Craft]:
         shutil.rmtree(source)
         return tmp_path / "store"
 
-    # What would be written over.
+    # The file that would be overwritten.
     (tmp_path / "victim").write_text("mine")
     (tmp_path / "target").mkdir()
     yield make

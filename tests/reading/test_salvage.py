@@ -1,4 +1,4 @@
-"""What comes back of versions whose packs were damaged or lost, and what is said of the rest."""
+"""Salvage of versions whose packs were damaged or lost, and the report on the rest."""
 
 from __future__ import annotations
 
@@ -118,8 +118,8 @@ def test_reads_name_what_is_damaged_and_read_everything_else(path: Path) -> None
             assert torch.equal(version["model/c"].torch(), state(step)["model"]["c"])
 
 
-def test_a_lost_pack_takes_what_is_in_it(path: Path, tmp_path: Path) -> None:
-    """Objects that lie in other packs are read, though their places are looked up with those that are lost."""
+def test_a_lost_pack_takes_only_its_objects(path: Path, tmp_path: Path) -> None:
+    """Objects in other packs are read, though their places are looked up together with the lost ones."""
     torch.manual_seed(3)
     changed = state(2)
     changed["model"]["b"] = torch.randn(300, 256)

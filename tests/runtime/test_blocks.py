@@ -33,7 +33,7 @@ def test_arrays_are_ordinary(dtype: str, count: int) -> None:
 
 
 def test_memory_comes_back_when_the_last_view_goes() -> None:
-    # Arrays of this size are rare: no thread that an earlier test has left takes or gives one meanwhile. And as much
+    # Arrays of this size are rare: no thread of an earlier test takes or gives one during this test. And as much
     # memory as is kept may be free already.
     gc.collect()
     memory._free[22].clear()
@@ -73,7 +73,7 @@ def test_arrays_that_outlive_the_names_of_the_module(monkeypatch: pytest.MonkeyP
     raised: list[Any] = []
     monkeypatch.setattr(sys, "unraisablehook", raised.append)
     array = empty(1 << 18, np.uint8)
-    # What the end of a process does to modules that something still holds.
+    # Python clears the globals of modules at its end.
     monkeypatch.setattr(memory, "_free", None)
     monkeypatch.setattr(memory, "_KEPT", None)
     del array

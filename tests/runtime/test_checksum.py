@@ -1,4 +1,4 @@
-"""Checksums: whatever the buffer, what zlib and RFC 3720 say."""
+"""Checksums of any buffer equal those of zlib and RFC 3720."""
 
 from __future__ import annotations
 

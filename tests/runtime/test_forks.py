@@ -1,4 +1,4 @@
-"""Forks wait until no other thread holds what a child would miss, with a limit."""
+"""Forks wait, with a limit, until no other thread holds a lock that a child would miss."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_no_lock_is_held_in_a_child() -> None:
     with held(locks[0]), held(locks[2]):
         assert in_child(work) == 0
     for lock in locks:
-        assert lock.acquire(timeout=0), "the fork gave back what it took"
+        assert lock.acquire(timeout=0), "the fork released its lock"
         assert not held_elsewhere(lock)
 
 

@@ -1,4 +1,4 @@
-"""Large pages are a hint: whatever is asked for, memory holds what it held."""
+"""Large pages are a hint: memory keeps its content in any case."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def span(array):
 
 
 def advised(spans, monkeypatch):
-    """What the system is told of some spans."""
+    """Return the advice to the system about some spans."""
     said = []
     monkeypatch.setattr(large_pages, "_advise", lambda first, last, starts: said.append((first, last, starts)))
     large_pages.use_large_pages(spans)

@@ -1,4 +1,4 @@
-"""What ckstore uses of numba that is not public is there; a release of numba that lacks something fails here."""
+"""Every private part of numba that ckstore uses exists; a release of numba that lacks one fails here."""
 
 from __future__ import annotations
 

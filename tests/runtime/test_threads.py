@@ -1,4 +1,4 @@
-"""Work of several threads: what is made ahead, and who waits for whom."""
+"""Work of several threads: results made ahead, and the order of waiting."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def is_gone(process: int) -> bool:
 
 
 def named_memory() -> set[str]:
-    """What lies in shared memory under a name that ckstore or Python may have given it."""
+    """Return the names in shared memory that ckstore or Python may have given."""
     return {name for name in os.listdir("/dev/shm") if name.startswith(("psm_", "ckstore")) and "-test-" not in name}
 
 

@@ -1,4 +1,4 @@
-"""A saver stores what it was given as it was then, says what went wrong, and leaves nothing behind."""
+"""A saver stores its state as it was at the call, reports failures, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -240,7 +240,7 @@ def test_memory_is_had_at_once_where_the_size_is_known(store: ckstore.Store) -> 
 
 
 def test_nobody_looks_for_garbage_while_a_state_is_copied(store: ckstore.Store) -> None:
-    """Nor at once afterwards: what the copying made is gone by then."""
+    """Nor at once afterwards: temporary objects of the copy are gone by then."""
     collected = []
     many = {str(number): {"a": [number], "b": torch.zeros(2)} for number in range(2000)}
     before = gc.get_threshold()
@@ -248,7 +248,7 @@ def test_nobody_looks_for_garbage_while_a_state_is_copied(store: ckstore.Store) 
         saver.save(many, step=0).result()
         gc.collect()  # The next full one is far off.
         saver.save(many, step=1).result()
-        gc.collect(1)  # A full one gives up what makes the next objects cheap, which are then counted as new.
+        gc.collect(1)  # A full one empties free lists, so that the next objects would be counted as new.
         gc.callbacks.append(lambda phase, info: collected.append(phase))
         try:
             saver.save(many, step=2)

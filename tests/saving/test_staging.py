@@ -1,4 +1,4 @@
-"""A staged state is read where it lies: nothing of what is stored depends on that."""
+"""A staged state is read in place: the stored bytes do not depend on that."""
 
 from __future__ import annotations
 

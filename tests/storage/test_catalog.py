@@ -1,4 +1,4 @@
-"""The catalog: commits, what they refuse, bulk look-ups, removal, locks, formats, damage, size."""
+"""The catalog: commits and their refusals, bulk look-ups, removal, locks, formats, damage, size."""
 
 from __future__ import annotations
 
@@ -240,9 +240,9 @@ def test_a_lease_from_before_the_catalog_was_rebuilt_ends_no_other(catalog, stor
 
 def test_claims_are_taken_over_by_the_catalog_that_is_built(catalog, store):
     number = catalog.reserve_number()
-    with catalog.lease("under way"):
+    with catalog.lease("ingest"):
         replace_catalog(store, lambda fresh, present: fresh.take_over_claims(present))
-        assert [lease.purpose for lease in catalog.leases()] == ["under way"]
+        assert [lease.purpose for lease in catalog.leases()] == ["ingest"]
         assert [claim.number for claim in catalog.reservations()] == [number]
         assert catalog.reserve_number() == number + 1
     assert catalog.leases() == []
@@ -463,7 +463,7 @@ def test_replacing_the_catalog(filled, store):
             fresh.commit_version(row, [PackInfo(row.pack, row.stored_bytes, "coarse")], [(row.number, row.pack, 0)], [])
 
     replace_catalog(store, build)
-    # A connection that was open before sees the file that stands there now as soon as it writes.
+    # A connection that was open before sees the present file as soon as it writes.
     filled.set_tag("kept", 1)
     with Catalog.open(store, "a") as catalog:
         assert catalog.versions() == rows[:2]
@@ -515,7 +515,7 @@ def test_rows_are_small(catalog, monkeypatch):
 
 
 def test_reading_needs_only_the_standard_library(filled, store):
-    """What makes a verb that only lists answer at once: numpy, numcodecs and sqlite-utils stay out."""
+    """A verb that only lists answers at once: numpy, numcodecs and sqlite-utils stay out."""
     code = (
         "import sys, json; from pathlib import Path; from ckstore.storage.catalog import Catalog\n"
         "with Catalog.open(Path(sys.argv[1])) as catalog: catalog.resolve('gpt@100'); catalog.totals()\n"
@@ -545,7 +545,7 @@ def test_a_pack_in_the_place_of_another(filled):
     )
     assert filled.placed_lattices()[names[1]].keys() == filled.placed_contents()[names[1]].keys() == {2, 3, 4}
     assert first.pack not in filled.placed_lattices()
-    # Version 4 refers to it, whoever stands in its place.
+    # Version 4 refers to it, whichever version takes its place.
     filled.forget_versions([1])
     filled.remove_lattices(number for number, _ in filled.lattices_in(names[1]))
     filled.remove_contents(number for number, _ in filled.contents_in(names[1]))
@@ -567,8 +567,8 @@ def test_what_gc_leaves_a_mark_of(filled):
 
 
 @pytest.mark.parametrize("writes", [True, False], ids=["writer", "reader"])
-def test_who_opened_the_catalog_before_leaves_the_journal_of_its_successor(store, writes):
-    """SQLite takes the journal beside a file for that file's, and removes what no running writer of it holds."""
+def test_an_old_connection_leaves_the_journal_of_a_new_catalog(store, writes):
+    """SQLite takes the journal next to a file for that file's, and removes one that no running writer holds."""
     with Catalog(store, "a", timeout=0.1) as before:
         replace_catalog(store, lambda catalog, present: None)
         with Catalog(store, "a") as after:

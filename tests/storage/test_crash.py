@@ -52,7 +52,7 @@ def test_an_ingest_that_is_killed(store, step, committed):
     lying = {info.name for info in reader.list_packs()}
     assert known <= lying
     assert all(isinstance(pack, ScannedPack) for pack in scan_packs(store))
-    # Life goes on: what was left behind is swept, the step can be ingested, and no number is used twice.
+    # Life goes on: leftovers are swept, the step can be ingested, and no number is used twice.
     root.sweep_temporaries(store, grace=-1)
     assert not [name for name in os.listdir(store / root.PACKS) if name.startswith(".tmp-")]
     with Catalog.open(store, "a") as catalog:

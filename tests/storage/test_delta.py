@@ -1,4 +1,4 @@
-"""Skeletons against their parents': what goes in comes out, small where little changed, and damage is found."""
+"""Skeletons against their parents': round trips, small where little changed, and damage is found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the name of a version means, and what is said when it means nothing."""
+"""The meaning of version names, and the errors of names without one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packs: what Zarr reads in them, that they are found and read back, and that nothing is left of those that fail."""
+"""Packs: Zarr reads them, they are found and read back, and failed ones leave nothing."""
 
 from __future__ import annotations
 

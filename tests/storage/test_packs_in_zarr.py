@@ -63,7 +63,7 @@ def chunks_of(record: LatticeRecord, read: Any) -> np.ndarray:
 
 
 def residuals(store: ckstore.Store, record: LatticeRecord) -> np.ndarray:
-    """By how many steps the integers of a linear delta differ from what its base's are on its lattice."""
+    """Return by how many steps the integers of a linear delta differ from its base's on its lattice."""
     assert record.base is not None
     base = store.resolver.lattice(record.base)
     integers, before = (chunks_of(one, store.reader.integers) for one in (record, base))
@@ -130,7 +130,7 @@ def test_of_an_exact_version_a_base_shows_the_lattice(tmp_path: Path) -> None:
 
 
 def test_an_array_without_a_change_has_no_bytes(tmp_path: Path) -> None:
-    """What is all zeros is not stored, and reads as that."""
+    """An array of zeros is not stored, and reads as zeros."""
     store = ckstore.init(tmp_path / "store")
     torch.save({"mask": torch.zeros(70_000)}, tmp_path / "file.pt")
     store.ingest(tmp_path / "file.pt", run="r", step=0, hot=0)

@@ -1,4 +1,4 @@
-"""How stores are made and found, and what is swept up in them."""
+"""Making, finding and sweeping stores."""
 
 from __future__ import annotations
 

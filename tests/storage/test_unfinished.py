@@ -1,4 +1,4 @@
-"""What a killed checkout left is removed by the next one into the same directory, and nothing else is."""
+"""Leftovers of a killed checkout are removed by the next one into the same directory, and nothing else is."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def store() -> Iterator[ckstore.Store]:
 
 
 def kill(store: ckstore.Store, version: str, target: Path) -> Path:
-    """What a checkout leaves that is killed when all is written."""
+    """Return the leftovers of a checkout that is killed when all is written."""
     command = [sys.executable, "-c", KILLED, str(store.place), version, str(target)]
     assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
     [left] = target.parent.glob(".tmp-*")
@@ -73,31 +73,31 @@ def test_what_stood_at_the_target_is_not_removed(store: ckstore.Store, tmp_path:
     assert (left / "former" / "mine").read_bytes() == b"precious"
 
 
-@pytest.mark.parametrize("what", ["file", "link", "name", "content", "locked", "running"])
-def test_what_may_be_somebody_elses_stays(tmp_path: Path, what: str) -> None:
+@pytest.mark.parametrize("case", ["file", "link", "name", "content", "locked", "running"])
+def test_paths_of_other_programs_stay(tmp_path: Path, case: str) -> None:
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
-    process = os.getpid() if what == "running" else dead.pid
-    path = tmp_path / f".tmp-{process}-{'0123456789abcdef' if what != 'name' else 'abc'}"
+    process = os.getpid() if case == "running" else dead.pid
+    path = tmp_path / f".tmp-{process}-{'0123456789abcdef' if case != 'name' else 'abc'}"
     lock = -1
-    if what == "file":
+    if case == "file":
         path.write_bytes(b"")
-    elif what == "link":
+    elif case == "link":
         (tmp_path / "elsewhere").mkdir()
         path.symlink_to(tmp_path / "elsewhere")
     else:
         path.mkdir()
-        (path / ("made" if what != "content" else "notes.txt")).write_bytes(b"")
-    if what == "locked":
+        (path / ("made" if case != "content" else "notes.txt")).write_bytes(b"")
+    if case == "locked":
         lock = os.open(path, os.O_RDONLY)
         fcntl.flock(lock, fcntl.LOCK_EX)
-    if what != "link":
+    if case != "link":
         age(path)
     else:
         os.utime(path, (time.time() - 7200,) * 2, follow_symlinks=False)
     unfinished.sweep(tmp_path)
     assert os.path.lexists(path)
-    if what == "locked":
+    if case == "locked":
         os.close(lock)
         unfinished.sweep(tmp_path)
         assert not path.exists()

@@ -1,4 +1,4 @@
-"""The zip files of packs: byte for byte what `zipfile` writes, and read by it beyond four gigabytes too."""
+"""The zip files of packs equal `zipfile`'s byte for byte, and it reads them beyond four gigabytes too."""
 
 from __future__ import annotations
 

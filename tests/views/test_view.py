@@ -176,7 +176,7 @@ def test_chunks_of_contiguous_tensors_are_those_of_objects(shape: tuple[int, ...
 
 
 def test_every_tensor_of_real_files_is_its_bytes_in_the_file(shared_data: Path, tmp_path: Path) -> None:
-    """Whole pickled models cannot be unpickled here, so the files' own bytes are what arrays are compared with."""
+    """Whole pickled models cannot be unpickled here, so arrays are compared with the files' own bytes."""
     names = [
         "espcn/model_epoch_14.pth", "espcn/model_epoch_15.pth", "lightning_a/epoch=70-step=4331.ckpt",
         "lightning_a/last.ckpt", "willmore_pinn/checkpoint_epoch_5.pt", "trades_sgd/opt-nn-checkpoint_epoch5.tar",

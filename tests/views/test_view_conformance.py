@@ -20,7 +20,7 @@ from zarr.testing.store import StoreTests
 import ckstore
 from ckstore.views.store import ViewStore
 
-#: Tests of `StoreTests` that begin by writing a value, and what stands here in their place.
+#: Tests of `StoreTests` that begin by writing a value, and their substitutes here.
 WRITE_FIRST = {
     "test_clear": "test_everything_that_writes_is_refused",
     "test_delete": "test_everything_that_writes_is_refused",

@@ -1,4 +1,4 @@
-"""What tests of remote stores share: a directory for mirrors, and an object store in memory."""
+"""Shared by tests of remote stores: a directory for mirrors, and an object store in memory."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class SimulatedServer:
         self._free = 0.0
 
     def transfer(self, kind: str, nbytes: int) -> None:
-        """Count bytes, and take the time that they need; the link goes on with the next ones meanwhile."""
+        """Count bytes, and take the time that they need; the link carries the next ones at the same time."""
         with self.lock:
             self.bytes[kind] += nbytes
             if not self.bandwidth:
@@ -57,9 +57,9 @@ class SimulatedBucket:
     Parameters
     ----------
     server
-        What it talks to.
+        The server behind the link.
     turn
-        Called with the kind and name of each request; what it returns is held while the request is carried out.
+        Called with the kind and name of each request; its result is held while the request is carried out.
     loses
         Called likewise; where it says so, the request is carried out and its response lost.
     """

@@ -1,4 +1,4 @@
-"""The client of a real server: what it says where nothing else would help."""
+"""The client of a real server: its messages where nothing else would help."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Answers]:
 
 
 def said_at_once(request: Callable[[], object]) -> str:
-    """What is said of a request that is not repeated."""
+    """Return the error of a request that is not repeated."""
     before = time.monotonic()
     with pytest.raises(CkstoreError) as raised:
         patiently(request)

@@ -1,4 +1,4 @@
-"""Blocks at hand: threads that want the same, a pool that ends, a limit that short processes keep."""
+"""The block cache: threads that want the same block, a pool that ends, a limit that short processes keep."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def content(offset: int, length: int) -> bytes:
 
 
 def settle(cache: BlockCache) -> None:
-    """Wait until nothing is under way."""
+    """Wait until no request is in flight."""
     deadline = time.monotonic() + 30
     while cache._under_way and time.monotonic() < deadline:
         time.sleep(0.001)
@@ -44,7 +44,7 @@ def test_a_gap_that_another_thread_is_fetching(directory: Path) -> None:
 
     cache.prefetch(
         [("pack", 8 * BLOCK, BLOCK, 1), ("pack", 8 * BLOCK, 3 * BLOCK, 1)]
-    )  # In one request, with what is between.
+    )  # In one request, with the blocks in between.
     assert begun.wait(30)
     threads = [threading.Thread(target=read, args=part) for part in ((3, 1), (0, 3))]
     for thread in threads:
@@ -108,7 +108,7 @@ def test_what_comes_while_it_is_looked_for_is_not_fetched_again(directory: Path)
 def test_a_cache_that_is_closed_fetches_no_more_than_it_has_begun(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who interrupts a restore does not wait for all of it; who still reads gets what it wants."""
+    """An interrupted restore does not wait for the rest; other readers get their blocks."""
     monkeypatch.setattr(cache_module, "_REQUESTS", 2)
     monkeypatch.setattr(cache_module, "_TOGETHER", 1)
     begun, may_end, asked = threading.Event(), threading.Event(), []
@@ -135,8 +135,8 @@ def test_a_cache_that_is_closed_fetches_no_more_than_it_has_begun(
     assert not cache._under_way
 
 
-def test_what_was_asked_for_before_a_pack_was_forgotten_is_not_kept(directory: Path) -> None:
-    """Whoever forgets a pack wants to see what lies in the object store from then on."""
+def test_blocks_requested_before_a_pack_was_forgotten_are_not_kept(directory: Path) -> None:
+    """After forgetting a pack, readers see the bytes in the object store."""
     begun, may_end, asked = threading.Event(), threading.Event(), []
 
     def fetch(pack: str, offset: int, length: int) -> bytes:

@@ -1,4 +1,4 @@
-"""A pack that is damaged or missing in a bucket is put again by who has it; else what it held is stored again."""
+"""A damaged or missing pack in a bucket is put again by a mirror that has it; else its objects are stored again."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def recovered(monkeypatch: pytest.MonkeyPatch, cache: Path) -> list[str]:
 
 
 def damage(server: SimulatedServer, pack: str) -> bytes:
-    """Flip a bit in the middle of a pack; returns what was there."""
+    """Flip a bit in the middle of a pack; return the previous bytes."""
     data, when = server.objects[f"packs/{pack}"]
     middle = len(data) // 2
     server.objects[f"packs/{pack}"] = data[:middle] + bytes([data[middle] ^ 4]) + data[middle + 1 :], when
@@ -65,7 +65,7 @@ def test_who_wrote_a_pack_puts_it_again(
         assert recovered(monkeypatch, directory / "a") == []
         assert server.objects[f"packs/{pack}"][0] == whole
         assert len(records(server)) == before, "nothing was lost"
-        # What was read while it was damaged is not taken for what is there now, once some time has passed.
+        # Damaged bytes that were read before are not taken for the present ones, once some time has passed.
         monkeypatch.setattr("ckstore.storage.remote.packs._AGAIN", 0.0)
         same(reader, paths, directory / "out")
         assert reader.verify().problems == []
@@ -96,7 +96,7 @@ def test_what_nobody_has_is_stored_again_and_others_hear_of_it(
         assert "Version 1" not in " ".join(problems)
         before = len(records(server))
         assert recovered(monkeypatch, directory / "fresher") == problems
-        assert len(records(server)) == before, "what was lost is said once"
+        assert len(records(server)) == before, "a loss is reported once"
         assert other.ingest(paths[1], run="gpt", step=1).is_new
         assert other["best"].row.step == 1
         same(other, paths, directory / "out")

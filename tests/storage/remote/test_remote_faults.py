@@ -1,4 +1,4 @@
-"""What servers and networks do to requests, one fault at a time, and what a user hears of it."""
+"""Faults of servers and networks, one at a time, and the messages that a user sees."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def target() -> Iterator[str]:
 
 
 class Scripted(FaultProxy):
-    """A proxy that does what is in a list to the next requests that it befalls, and nothing to the others."""
+    """A proxy that applies a list of faults to the next requests that they fit, and forwards the others."""
 
     def __init__(self, target: str) -> None:
         super().__init__(target, {})

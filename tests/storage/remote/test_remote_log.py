@@ -56,7 +56,7 @@ class Scheduler:
         yield
 
     def run(self, tasks: dict[str, Callable[[], None]]) -> None:
-        """Run tasks in threads of their names; raises what the first one that failed has raised."""
+        """Run tasks in threads of their names; raise the first error."""
         failed: list[BaseException] = []
 
         def worked(name: str, task: Callable[[], None]) -> None:
@@ -110,7 +110,7 @@ def test_two_writers_and_a_collection_interleaved(directory: Path, monkeypatch: 
                         except ConflictError as error:
                             if "removed" not in str(error):
                                 raise
-                            continue  # What `gc` has taken away is stored again.
+                            continue  # Objects that `gc` has removed are stored again.
                         reported[f"run{run}", step] = row.uid
                         break
                     if step == 2:
@@ -184,7 +184,7 @@ def test_a_mirror_begins_with_a_snapshot_and_few_requests(directory: Path, monke
 
 
 def test_no_thread_is_needed_to_follow_a_record(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a program does at its end may follow the log, too: no thread begins then."""
+    """Code at a program's end may follow the log, too: no thread begins then."""
     server = SimulatedServer()
     monkeypatch.setattr(mirror_module, "ObstoreBucket", lambda url, options: SimulatedBucket(server))
 
@@ -233,7 +233,7 @@ def test_a_line_that_is_damaged_here_does_not_get_to_others(directory: Path, mon
         for number in range(3):
             store.tag("r@0", f"t{number}")
         [line] = (store.path / "log").glob("*2")
-        line.write_bytes(bytes(line.stat().st_size))  # As a power cut leaves what was not synced.
+        line.write_bytes(bytes(line.stat().st_size))  # As a power cut leaves unsynced bytes.
         store.tag("r@0", "last")
         tags = store.catalog.tags()
     with ckstore.open(URL, cache=directory / "b") as store:
@@ -283,7 +283,7 @@ def test_a_lost_race_takes_a_put_and_a_read(directory: Path, monkeypatch: pytest
             store.tag("r@0", f"t{number}")
         server.requests.clear()
         other.tag("r@0", "third")
-        # The record behind its own; when that was not the last one, the last one; and beside the third put, in vain.
+        # The record behind its own; when that was not the last one, the last one; and after the third put, in vain.
         assert server.requests == {"put_absent": 3, "read": 3, "list": 1}
         store.catalog.refresh()
         assert len(store.catalog.tags()) == 12

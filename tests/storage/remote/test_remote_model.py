@@ -1,6 +1,4 @@
-"""Whatever is done to a remote store, from whichever of two machines, with whatever crashes: it holds what a dictionary
-holds.
-"""
+"""A remote store holds the content of a dictionary after any operations from two machines, with any crashes."""
 
 from __future__ import annotations
 
@@ -80,7 +78,7 @@ class RemoteStoreMachine(StoreMachine):
         """An ingest that dies: the record makes the version, whatever becomes of the mirror's own transaction."""
         weights = self._next(self._latest(run), change, 10)
         self.steps += 1
-        self.store.compact(run=run)  # What would be compacted on the way has commits of its own.
+        self.store.compact(run=run)  # Compactions on the way would have commits of their own.
         path = self._file(weights, self.steps)
         seen: list[str] = []
 

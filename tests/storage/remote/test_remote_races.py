@@ -1,4 +1,4 @@
-"""What other mirrors do to a version between the moment in which it is read and the commit of what was made of it."""
+"""Changes of a version by other mirrors between a read of it and the commit of the result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Restores over a link: what is read, and in which order; what opening a store waits for."""
+"""Restores over a link: requests and their order; requests that opening a store waits for."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def test_no_version_reads_much_more_than_its_file(server: SimulatedServer, direc
         with ckstore.open(URL, cache=directory / f"b{row.number}") as store:
             assert_same(store[row.number].state_dict(), torch.load(path, weights_only=False))
             assert read_by(store[row.number].stored) < 1.1 * row.original_bytes
-        # Besides, manifests of packs of integers and of exact layers, and blocks of which not all is wanted.
+        # Besides, manifests of packs of integers and of exact layers, and partly used blocks.
         assert server.bytes["read"] < 1.1 * row.original_bytes + 4 * (1 + row.depth) * BLOCK
 
 
 def test_deltas_that_save_much_are_as_small_as_in_a_directory(server: SimulatedServer, directory: Path) -> None:
-    """What is read more is worth it: half of a version."""
+    """The additional reads are worth it: half of a version."""
     weight = draw(1024, 512)
     with ckstore.init(directory / "local") as local, ckstore.init(URL, cache=directory / "a") as remote:
         for step in range(6):
@@ -62,7 +62,7 @@ def test_deltas_that_save_much_are_as_small_as_in_a_directory(server: SimulatedS
 
 
 def test_a_tight_budget_leaves_deltas(server: SimulatedServer, directory: Path) -> None:
-    """A version in full is within every budget, so that what is left of one is for deltas."""
+    """A version in full is within every budget, so that the rest of a budget is for deltas."""
     paths = series.write_versions(directory, 12, 3)
     with ckstore.init(URL, cache=directory / "a") as store:
         for step, path in enumerate(paths):
@@ -100,7 +100,7 @@ def test_coarse_values_take_no_exact_layers(server: SimulatedServer, directory: 
         reader = store.repository.reader
         integers = {record for lattice, _ in version.document.objects for record in reader.records(lattice, None)}
         wanted = sum(record.end - record.start for record in integers)
-    # Besides, manifests, where records of exact layers are looked up, and what else the beginnings of packs hold.
+    # Besides, manifests, for the look-up of records of exact layers, and the other bytes at the beginnings of packs.
     assert server.bytes["read"] < wanted + 12 * BLOCK < wanted + min(exact) / 2
 
 
@@ -142,7 +142,7 @@ def test_the_log_is_listed_while_a_snapshot_comes(directory: Path, monkeypatch: 
         if kind == "list" and name.startswith("log/"):
             listed.set()
         if kind == "read" and name.startswith("snapshots/"):
-            assert listed.wait(30), "nobody lists the log before the snapshot is there"
+            assert listed.wait(30), "nobody lists the log before the snapshot exists"
         return nullcontext()
 
     monkeypatch.setattr(mirror_module, "ObstoreBucket", lambda url, options: SimulatedBucket(server, turn))
@@ -156,7 +156,7 @@ def test_the_log_is_listed_while_a_snapshot_comes(directory: Path, monkeypatch: 
     listed.clear()
     with ckstore.open(URL, cache=directory / "b") as store:
         assert store.catalog.tags() == tags
-    # A snapshot that is damaged is none: what was listed behind it is not enough.
+    # A damaged snapshot is none: the list of records behind it is not enough.
     listed.clear()
     for name, (data, modified) in list(server.objects.items()):
         if name.startswith("snapshots/"):

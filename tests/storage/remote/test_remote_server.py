@@ -39,7 +39,7 @@ def directory(server: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 
 def command(*arguments: str, code: int = 0) -> str:
-    """What the command line prints, or says where it fails."""
+    """Return the output of a command, or its error."""
     ended = subprocess.run([sys.executable, "-m", "ckstore", *arguments], capture_output=True, text=True, timeout=120)
     assert ended.returncode == code, ended.stderr
     return ended.stderr if code else ended.stdout
@@ -139,7 +139,7 @@ def test_stores_do_not_lie_inside_one_another(server: ObjectStore, directory: Pa
     ckstore.init(f"{url}-too", options=server.options).close()
     with pytest.raises(ConflictError, match="is already a store"):
         ckstore.init(url, options=server.options)
-    # Objects of others may lie beside a store, and below it.
+    # Objects of others may lie next to a store, and below it.
     bucket = ObstoreBucket(f"{server.url}/shared", server.options)
     bucket.put("a/readme.txt", b"ours")
     ckstore.init(f"{server.url}/shared/a/b", options=server.options).close()
@@ -160,7 +160,7 @@ def test_a_server_that_ignores_conditions_is_refused(monkeypatch: pytest.MonkeyP
 
 
 def test_processes_read_a_bucket_and_see_what_came(server: ObjectStore, directory: Path) -> None:
-    """A worker that has the store open follows it: versions that were stored meanwhile are there, and verified."""
+    """A worker that has the store open follows it: versions stored since are found and verified."""
     with (
         ckstore.init(f"{server.url}/bulk", options=server.options) as store,
         ProcessPoolExecutor(1, mp_context=get_context("spawn")) as executor,

@@ -1,4 +1,4 @@
-"""A store in an object store does what a local one does, and several mirrors of it agree."""
+"""A store in an object store acts like a local one, and several mirrors of it agree."""
 
 from __future__ import annotations
 
@@ -270,7 +270,7 @@ def test_who_may_not_delete_compacts_all_the_same(
 def test_gc_makes_a_copy_again_that_went_once(
     server: SimulatedServer, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An ingest that comes before its commit needs what the copy lacks; later nothing does."""
+    """An ingest before its commit needs objects that the copy lacks; later none does."""
     both = {"a": draw(300, 256, seed=1), "b": draw(300, 256, seed=2)}
     with ckstore.init(URL, cache=directory / "a") as store, ckstore.open(URL, cache=directory / "b") as other:
         store.ingest(both, run="gpt", step=0, hot=0)
@@ -320,10 +320,10 @@ def test_gc_tells_what_compactions_have_left(server: SimulatedServer, directory:
             store.ingest(state(step), run="gpt", step=step, hot=3)
         raw = {name: len(server.objects[f"packs/{name}"][0]) for name in packs_in(server) if name.endswith(".raw.zip")}
         store.compact(run="gpt")
-        foretold = store.gc(dry_run=True)
+        predicted = store.gc(dry_run=True)
         assert store.gc() == GcReport()
         report = store.gc(grace=0)
-        assert foretold == report
+        assert predicted == report
         assert report.files >= len(raw)
         assert report.bytes >= sum(raw.values())
         assert packs_in(server) == {pack.name for pack in store.catalog.packs()}
@@ -581,11 +581,11 @@ def test_gc_asks_for_the_time_once(server: SimulatedServer, directory: Path, mon
     with ckstore.open(URL, cache=directory / "b") as store:
         server.requests.clear()
         assert store.gc(grace=0).files >= 6
-        assert server.requests["put"] == 2  # When what is left was put, and when what is removed was.
+        assert server.requests["put"] == 2  # When the remaining objects were put, and when the removed ones were.
 
 
 class Planned:
-    """Stands for `plan_for`: after each plan it does what it is told, before anything is committed."""
+    """Replaces `plan_for`: after each plan it runs its given actions, before anything is committed."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, task: Callable[[], object]) -> None:
         self.count = 0
@@ -613,7 +613,7 @@ def test_gc_frees_space_while_others_commit(
         before = {info.name for info in store.packs.list_packs()}
 
         def commit() -> None:
-            # Upon what it keeps, of what it keeps, and with what it has never seen.
+            # Upon kept objects, of kept objects, and with new ones.
             step = len(store.catalog.versions()) + 1
             store.ingest(state(step), run="gpt", step=step, hot=0)
             store.ingest(state(3) | {"step": step}, run="again", step=step, hot=0)
@@ -748,7 +748,7 @@ def test_a_cache_that_cannot_be_used_is_named(
     for cache in (directory / "file", directory / "file" / "below", Path("/proc/nowhere")):
         with pytest.raises(CkstoreError, match=remedy):
             ckstore.open(URL, "r", cache=cache)
-    # A mirror that is there is not written to, if nothing came.
+    # An existing mirror is not written to, if nothing came.
     with monkeypatch.context() as patched:
         patched.setattr(Path, "touch", lambda *arguments: pytest.fail("the mirror was touched"))
         ckstore.open(URL, "r", cache=directory / "a").close()
