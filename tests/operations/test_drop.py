@@ -67,7 +67,7 @@ def has_the_rest(version: ckstore.Version, step: int, **options: Any) -> bool:
 
 
 def check(store: ckstore.Store, dropped: list[int], paths: list[Path], **options: Any) -> None:
-    """Check that the versions of run a at steps `dropped` are their rest, and the others their files, for all readers."""
+    """Check that the versions of run a at steps `dropped` are their rest, and the others their files."""
     assert store.verify().problems == []
     assert steps(store) == dropped
     reader = Reader(store.place) if isinstance(store.place, Path) else None
