@@ -108,7 +108,7 @@ def first_time(written: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("run", ["gpt_run", "cnn_run", "frozen_run", "ema_run"])
-def test_trained_runs_lose_what_they_say(
+def test_trained_runs_lose_as_much_as_reported(
     run: str, request: pytest.FixtureRequest, store: ckstore.Store, place: Path
 ) -> None:
     files = request.getfixturevalue(run)
@@ -131,7 +131,7 @@ def test_trained_runs_lose_what_they_say(
     assert store.verify().problems == []
 
 
-def test_weights_in_bfloat16_lose_what_they_say(bf16_run: list[Path], store: ckstore.Store, place: Path) -> None:
+def test_weights_in_bfloat16_lose_as_much_as_reported(bf16_run: list[Path], store: ckstore.Store, place: Path) -> None:
     from safetensors.torch import load_file
 
     for path in bf16_run[:3]:
@@ -218,7 +218,7 @@ def test_values_outlast_rebase_and_recover(written: Path, place: Path) -> None:
         assert restored(store, place) == first_time(written)
 
 
-def test_verify_finds_values_that_are_not_what_they_once_were(
+def test_verify_finds_values_that_decode_differently(
     written: Path, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A later release decodes lattices otherwise: no checksum of the stored bytes can detect it."""
@@ -274,7 +274,7 @@ def test_a_flipped_bit_in_a_coarse_pack_is_found(written: Path, place: Path) -> 
     assert not (place / "out.pt").exists()
 
 
-def test_ingest_verifies_what_a_coarse_version_decodes_to(
+def test_ingest_verifies_the_decoded_values_of_a_coarse_version(
     store: ckstore.Store, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from ckstore.objects.identity import MemberHasher
@@ -345,7 +345,7 @@ def test_exact_after_coarse_and_coarse_after_exact(store: ckstore.Store, place: 
     assert store.verify().problems == []
 
 
-def test_what_stands_still_costs_nothing(store: ckstore.Store) -> None:
+def test_constant_weights_cost_nothing(store: ckstore.Store) -> None:
     """A frozen weight after an exact version is exact; after a coarse one it soon keeps its lattice."""
     frozen = {"model": {f"w{index}": draw(300, 256, seed=index) for index in range(3)}}
     first = store.ingest(frozen | {"step": 0}, run="exact").version
@@ -517,7 +517,7 @@ def test_integers_of_any_size_decode_to_finite_numbers() -> None:
     assert np.isfinite(bits.view(np.float32)).all()
 
 
-def test_an_exact_layer_above_what_has_none_is_refused(store: ckstore.Store, place: Path) -> None:
+def test_an_exact_layer_above_a_lattice_without_one_is_refused(store: ckstore.Store, place: Path) -> None:
     """A manifest may say anything; kernels of 64 bits would read the 16 of such a lattice."""
     version = stored(store, {"w": draw(300, 256).bfloat16()})
     [(lattice, content)] = version.document.objects
@@ -561,7 +561,7 @@ def test_that_reader_reads_coarse_values_of_every_float(store: ckstore.Store, pl
 
 
 @pytest.mark.local
-def test_coarse_objects_stand_in_plain_zarr_arrays(written: Path) -> None:
+def test_coarse_objects_are_plain_zarr_arrays(written: Path) -> None:
     import zarr
 
     with ckstore.open(written / "store", "r") as store:
@@ -601,7 +601,7 @@ def test_second_moments_in_float16_do_not_become_zero(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("names", ["ab", "ba"])
-def test_what_stays_exact_does_so_beside_a_weight_of_the_same_bytes(tmp_path: Path, names: str) -> None:
+def test_an_exact_tensor_stays_exact_next_to_a_weight_of_the_same_bytes(tmp_path: Path, names: str) -> None:
     parts = draw(300, 256, 2)
     tree = dict(sorted({names[0]: parts, names[1]: torch.view_as_complex(parts.clone())}.items()))
     with ckstore.init(tmp_path / "store") as store:

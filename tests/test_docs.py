@@ -218,7 +218,7 @@ def begin(page: Path, place: Path, gpt_run: list[Path], request: pytest.FixtureR
 
 @pytest.mark.local  # Pages show stores in directories, but for those in `SERVED`, which have a server of their own.
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page) and page not in PROGRAMS], ids=name)
-def test_what_a_page_shows_is_what_happens(
+def test_pages_show_the_actual_output(
     page: Path, gpt_run: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ):
     begin(page, tmp_path, gpt_run, request)

@@ -96,7 +96,7 @@ def test_stores_of_pickled_versions_are_closed_with_the_process(filled: Path) ->
         found.catalog.versions()
 
 
-def test_map_yields_in_order_what_it_does_without_an_executor(filled: Path, executor: Executor) -> None:
+def test_map_yields_the_same_order_with_an_executor(filled: Path, executor: Executor) -> None:
     with ckstore.open(filled, "r") as store:
         assert list(store.map(step_of, ["gpt@3", 1, "gpt@2"])) == [3, 0, 2]
         assert list(store.map(step_of, ["gpt@3", 1, "gpt@2"], executor=executor)) == [3, 0, 2]
@@ -118,17 +118,17 @@ def test_threads_of_this_process_are_left_as_many_as_they_are(filled: Path) -> N
         assert set(store.map(threads_of, executor=pool)) == {before}
 
 
-def test_errors_come_back_as_what_they_are(filled: Path, executor: Executor) -> None:
+def test_errors_keep_their_type(filled: Path, executor: Executor) -> None:
     with ckstore.open(filled, "r") as store, pytest.raises(NotFoundError, match="has no tensor model/nothing"):
         list(store.map(refuse, executor=executor))
 
 
-def test_what_no_process_can_be_given_is_said(filled: Path, processes: Executor) -> None:
+def test_unpicklable_functions_are_refused(filled: Path, processes: Executor) -> None:
     with ckstore.open(filled, "r") as store, pytest.raises(UsageError, match="top level of a module"):
         list(store.map(lambda version: version, executor=processes))
 
 
-def test_a_version_that_was_stored_meanwhile_is_found(filled: Path, executor: Executor) -> None:
+def test_workers_find_versions_stored_since(filled: Path, executor: Executor) -> None:
     with ckstore.open(filled) as store:
         list(store.map(step_of, executor=executor))
         store.ingest({"model": {"a": np.ones(5)}}, run="gpt", step=9)
@@ -160,7 +160,7 @@ def damage(path: Path, parts: list[float]) -> None:
 
 
 @pytest.mark.parametrize("parts", [[], [0.1, 0.5, 0.9], [0.3, 0.3, 0.3, 0.3], [0.999, 0.6], [0.0, 0.75, 0.2]])
-def test_verify_reports_what_it_does_without_an_executor(filled: Path, executor: Executor, parts: list[float]) -> None:
+def test_verify_reports_the_same_with_an_executor(filled: Path, executor: Executor, parts: list[float]) -> None:
     damage(filled, parts)
     with ckstore.open(filled, "r") as store:
         expected = store.verify()

@@ -285,7 +285,7 @@ def test_an_ingest_after_one_whose_packs_could_not_be_removed(
     check(store, paths[:2])
 
 
-def test_what_a_killed_ingest_left_is_removed_by_the_next(store: ckstore.Store, paths: list[Path]) -> None:
+def test_leftovers_of_a_killed_ingest_are_removed_by_the_next(store: ckstore.Store, paths: list[Path]) -> None:
     assert killed(INGEST, store, paths[1], "pack-written") == KILLED
     left = list((store.path / "packs").glob(".tmp-*"))
     assert left

@@ -44,7 +44,7 @@ def store() -> Iterator[ckstore.Store]:
 
 
 @pytest.mark.local  # The client of an object store does not survive a fork.
-def test_a_child_verifies_what_its_parent_has_verified(store: ckstore.Store) -> None:
+def test_a_child_verifies_objects_that_its_parent_has_verified(store: ckstore.Store) -> None:
     def work() -> None:
         assert store.verify().problems == []
 
@@ -203,7 +203,7 @@ except ckstore.CkstoreError:
 
 
 @pytest.mark.local  # The client of an object store does not survive a fork.
-def test_a_child_does_not_refer_to_what_its_parent_has_not_committed(store: ckstore.Store) -> None:
+def test_a_child_does_not_refer_to_uncommitted_objects_of_its_parent(store: ckstore.Store) -> None:
     with store.repository.resolver.under_way() as hold:
         store.repository.resolver.forget()
         found = store.repository.resolver.lattice(store["a@0"].stored.document.objects[0][0])

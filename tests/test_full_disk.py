@@ -153,7 +153,7 @@ def test_a_quota_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.encoded
-def test_what_cannot_be_written_again_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packs_that_cannot_be_rewritten_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Packs that hold only garbage go first; others are left alone where there is no room for their copies."""
     with ckstore.init(tmp_path / "store") as store:
         for step in range(3):
@@ -180,7 +180,7 @@ def test_what_cannot_be_written_again_stays(tmp_path: Path, monkeypatch: pytest.
         assert store.verify().problems == []
 
 
-def test_the_reserve_is_there_where_room_is_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reserve_exists_where_room_is_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def sized(free: int) -> int:
         status = os.statvfs(tmp_path)
         fields = list(status)

@@ -45,7 +45,7 @@ def fuzzer() -> Iterator[Fuzzer]:
 
 
 @pytest.mark.parametrize(("kind", "seed"), FOUND)
-def test_what_was_found_once(fuzzer: Fuzzer, kind: str, seed: int) -> None:
+def test_former_findings(fuzzer: Fuzzer, kind: str, seed: int) -> None:
     fuzzer.run(kind, seed)
 
 

@@ -375,7 +375,7 @@ def test_a_store_that_had_every_number(crafted: CraftedStore, small: Path) -> No
         store.ingest(small / "1", run="b")
 
 
-def test_the_catalog_says_only_what_it_says_itself(crafted: CraftedStore) -> None:
+def test_values_of_any_type_in_the_catalog(crafted: CraftedStore) -> None:
     """Every column of every table, of another type or out of range: the catalog is refused, or is built again."""
     columns = {
         table: [row[1] for row in crafted.sql(f"PRAGMA table_info({table})")]

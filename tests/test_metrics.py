@@ -28,7 +28,7 @@ def kept(store: Path) -> list[dict[str, Any]]:
         return [dict(row.metrics) for row in opened.catalog.versions()]
 
 
-def test_metrics_of_a_version_that_is_there_are_added(source: Path, tmp_path: Path) -> None:
+def test_metrics_are_added_to_an_existing_version(source: Path, tmp_path: Path) -> None:
     path = tmp_path / "store"
     with ckstore.init(path) as store:
         store.ingest(source, metrics={"loss": 2.5, "seen": 10})
@@ -73,7 +73,9 @@ def test_a_catalog_with_other_metrics_than_manifest_and_log_is_found(source: Pat
         assert "metrics" in store.verify().problems[0]
 
 
-def test_what_json_lacks_is_kept_as_text(source: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_numbers_that_json_lacks_are_kept_as_text(
+    source: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     from ckstore.cli.program import run
 
     def refused(constant: str) -> float:

@@ -47,7 +47,7 @@ def test_nothing_else_is_taken_for_a_store(tmp_path: Path) -> None:
         ckstore.open(lost, create=True)
 
 
-def test_what_cannot_be_made_is_said(tmp_path: Path) -> None:
+def test_stores_that_cannot_be_made_are_refused(tmp_path: Path) -> None:
     for call in (lambda: ckstore.open(create=True), lambda: ckstore.open(tmp_path / "a", "r", create=True)):
         with pytest.raises(ckstore.UsageError, match="give its path"):
             call()

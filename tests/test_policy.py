@@ -38,7 +38,7 @@ def test_a_policy_is_exact_unless_it_says_otherwise() -> None:
     ],
     ids=str,
 )
-def test_what_cannot_be_kept_is_refused_in_a_sentence(given: dict[str, Any], tmp_path) -> None:
+def test_invalid_policies_are_refused_in_a_sentence(given: dict[str, Any], tmp_path) -> None:
     with pytest.raises(UsageError, match=r"^[A-Z].*(; | must be .*, not ).*\.$|choose one of"):
         Policy(**{"fidelity": "coarse", **given})
     with ckstore.init(tmp_path / "store") as store:
@@ -47,7 +47,7 @@ def test_what_cannot_be_kept_is_refused_in_a_sentence(given: dict[str, Any], tmp
         assert store.catalog.versions() == []
 
 
-def test_a_version_says_what_was_asked_of_it() -> None:
+def test_a_version_reports_its_policy() -> None:
     assert Policy("coarse", quality=4.0).parameters() == {"quality": 4.0}
     assert Policy("coarse", max_rel_error=0.01).parameters() == {"max_rel_error": 0.01}
     assert Policy("coarse", max_abs_error=1e-3, max_rel_error=0.01).parameters() == {

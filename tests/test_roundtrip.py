@@ -204,7 +204,7 @@ def exact_of(store: ckstore.Store, spec: str) -> ContentRecord:
     return content
 
 
-def test_a_process_that_flushes_subnormals_ingests_what_stands_in_the_file(directory: Path) -> None:
+def test_a_process_that_flushes_subnormals_ingests_the_bytes_of_the_file(directory: Path) -> None:
     paths = with_subnormals(directory, 3)
     script = (
         "import sys, torch; assert torch.set_flush_denormal(True); import ckstore\n"
@@ -425,7 +425,7 @@ def test_a_file_of_the_far_future(directory: Path) -> None:
     assert (directory / "out").stat().st_mtime_ns == path.stat().st_mtime_ns
 
 
-def test_what_could_not_be_read_again_is_not_stored() -> None:
+def test_unreadable_layouts_are_not_stored() -> None:
     layout = LayoutDocument([FileLayout("opaque", 1 << 48)], [])
     with pytest.raises(ckstore.InputError, match="tar archive"):
         layout.encode()

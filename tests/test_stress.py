@@ -44,7 +44,7 @@ def faults(worker: Worker) -> list[str]:
     return [line[1] for line in worker.journal.read() if line[0] == "fault"]
 
 
-def test_what_is_as_it_should_be_is_no_fault(worker: Worker) -> None:
+def test_correct_states_are_no_fault(worker: Worker) -> None:
     with ckstore.open(worker.store) as store:
         worker.journal.tell("thinning", "a", 0)
         store.thin(["a@0"])

@@ -56,7 +56,7 @@ def version(
         yield store["latest"]
 
 
-def test_what_a_tensor_says_of_itself(version: Version) -> None:
+def test_properties_of_a_tensor(version: Version) -> None:
     tensor = version["cube"]
     assert (tensor.shape, tensor.ndim, tensor.size, tensor.nbytes) == (SHAPE, 3, 24_000, 96_000)
     assert (tensor.dtype, tensor.dtype_name, len(tensor)) == (np.dtype("float32"), "float32", 40)
@@ -74,7 +74,7 @@ def test_an_unknown_path_names_near_ones(version: Version) -> None:
         version["cubes"]
 
 
-def test_whole_tensors_are_those_that_went_in(version: Version, source: dict[str, Any]) -> None:
+def test_whole_tensors_equal_the_ingested_ones(version: Version, source: dict[str, Any]) -> None:
     for path, tensor in source.items():
         lazy = version[path]
         assert_same(lazy.torch(), tensor.contiguous(), path)
@@ -107,7 +107,7 @@ def test_indexing_is_numpys(version: Version, source: dict[str, Any], path: str,
 @pytest.mark.parametrize(
     "key", [40, -41, (0, 0, 0, 0), (..., ...), [40], np.zeros(39, bool), 1.5, "a", True, (slice(None), [[30]])]
 )
-def test_what_numpy_refuses_is_refused(version: Version, source: dict[str, Any], key: Any) -> None:
+def test_keys_that_numpy_refuses_are_refused(version: Version, source: dict[str, Any], key: Any) -> None:
     with pytest.raises(IndexError):
         version["cube"][key]
 

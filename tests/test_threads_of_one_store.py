@@ -61,7 +61,7 @@ MOMENTS = {
 
 @pytest.mark.parametrize("other", [failing, again])
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_what_another_ingest_forgets_stays_known(
+def test_objects_that_another_ingest_forgets_stay_known(
     store: ckstore.Store, monkeypatch: pytest.MonkeyPatch, other: Callable[[ckstore.Store], None], moment: str
 ) -> None:
     during(monkeypatch, *MOMENTS[moment], lambda: other(store))

@@ -95,7 +95,7 @@ def test_other_formats(ckstore, filled: Path, form: str) -> None:
     assert all(torch.equal(found[name], expected[short]) for short, name in names.items())
 
 
-def test_the_ending_is_the_format_and_stderr_says_what_is_left_out(ckstore, filled: Path) -> None:
+def test_the_ending_selects_the_format_and_stderr_names_omitted_tensors(ckstore, filled: Path) -> None:
     result = ckstore("checkout", "best", "-o", "model.safetensors", "--include", "model/*", "--strip")
     assert result.sentence == "Left out 1 of 6 tensors: order/[0]"
     from safetensors.torch import load_file
@@ -121,7 +121,7 @@ def test_the_ending_is_the_format_and_stderr_says_what_is_left_out(ckstore, fill
         (["-o", "-", "--strip"], 2, "name one with -o"),
     ],
 )
-def test_what_cannot_be_stripped_is_one_sentence(ckstore, filled: Path, arguments: list[str], code: int, words) -> None:
+def test_refusals_to_strip_are_one_sentence(ckstore, filled: Path, arguments: list[str], code: int, words) -> None:
     before = sorted(filled.iterdir())
     assert words in ckstore("checkout", "best", *arguments, code=code).sentence
     assert sorted(filled.iterdir()) == before

@@ -74,7 +74,7 @@ def test_ingest(ckstore, place: Path, options: list[str]) -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_what_contradicts_itself_is_refused(ckstore, place: Path, options: list[str], hint: str) -> None:
+def test_contradictory_options_are_refused(ckstore, place: Path, options: list[str], hint: str) -> None:
     before = listing(place / ".ckstore")
     result = ckstore("ingest", "in/step0.pt", *options, code=2)
     assert hint in result.err
@@ -124,7 +124,7 @@ def test_the_weights_lead(ckstore, place: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [["--require-exact"], ["--fidelity", "exact"]], ids=" ".join)
-def test_checkout_refuses_what_is_not_exact(ckstore, coarse: Path, options: list[str]) -> None:
+def test_checkout_refuses_coarse_versions(ckstore, coarse: Path, options: list[str]) -> None:
     result = ckstore("checkout", "gpt@20", "-o", "out.pt", *options, code=4)
     assert "coarse" in result.sentence
     assert options[0] in result.sentence
@@ -156,7 +156,7 @@ def test_stdout_holds_the_file_and_nothing_else(ckstore, coarse: Path) -> None:
     assert weight_of(io.BytesIO(done.stdout)).shape == (320, 256)
 
 
-def test_show_says_tensor_by_tensor_what_is_lost(ckstore, coarse: Path) -> None:
+def test_show_prints_the_loss_of_each_tensor(ckstore, coarse: Path) -> None:
     shown = ckstore("show", "gpt@10", "--json").json
     assert shown["fidelity"] == "coarse"
     assert shown["coarse"]["scheme"] == "lattice"

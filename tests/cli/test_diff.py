@@ -38,7 +38,7 @@ def test_values(ckstore, filled: Path) -> None:
     }  # fmt: skip
 
 
-def test_what_only_bytes_can_tell(ckstore, place: Path) -> None:
+def test_diff_finds_differences_that_equality_misses(ckstore, place: Path) -> None:
     nan, view = torch.tensor([float("nan"), 1.0]), torch.arange(6.0).reshape(2, 3)
     steps = [
         {"nan": nan, "zero": torch.zeros(2), "view": view, "n": torch.tensor(3)},

@@ -93,7 +93,7 @@ CALLS: dict[str, list[tuple[object, ...]] | Callable[[Ckstore], list[tuple[objec
 
 @pytest.mark.parametrize("verb", [*VERBS, f"none{EVIL}"])
 @pytest.mark.usefixtures("evil")
-def test_every_verb_escapes_what_a_terminal_would_obey(verb: str, ckstore: Ckstore) -> None:
+def test_every_verb_escapes_control_characters(verb: str, ckstore: Ckstore) -> None:
     calls = CALLS.get(verb, [(verb,)])
     for call in calls if isinstance(calls, list) else calls(ckstore):
         done = ckstore(*call, code=None)
@@ -103,6 +103,6 @@ def test_every_verb_escapes_what_a_terminal_would_obey(verb: str, ckstore: Cksto
         assert "Traceback" not in said
 
 
-def test_what_is_printable_stays() -> None:
+def test_printable_characters_stay() -> None:
     assert printable("Größe – 模型 é") == "Größe – 模型 é"
     assert printable(EVIL) == r"a\x1b[31m\x07\rb\nc\x7fd\x9b2Je\u202ef\u2028g"

@@ -152,7 +152,7 @@ def test_without_a_bound_five_percent_are_tolerated(ckstore, place: Path) -> Non
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_what_goes_wrong_is_one_sentence(ckstore, place: Path, options: list[str], code: int, hint: str) -> None:
+def test_failed_evaluations_are_one_sentence(ckstore, place: Path, options: list[str], code: int, hint: str) -> None:
     before = listing(place / ".ckstore")
     result = ckstore("ingest", "in/step0.pt", "--run", "gpt", *options, code=code)
     assert hint in result.err

@@ -45,7 +45,7 @@ def test_a_cluster_verifies(ckstore: Ckstore, filled: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["processes", "processes=0", "processes=many", "dask=there", "dask=:1", "threads=2"])
-def test_what_names_no_executor_is_refused(ckstore: Ckstore, filled: Path, name: str) -> None:
+def test_unknown_executors_are_refused(ckstore: Ckstore, filled: Path, name: str) -> None:
     sentence = ckstore("verify", "--executor", name, code=2).sentence
     assert f"{name!r} is not of the form processes=N or dask=HOST:PORT" in sentence
 

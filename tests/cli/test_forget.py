@@ -35,7 +35,7 @@ def test_a_dry_run(ckstore, filled: Path) -> None:
     assert listing(filled / ".ckstore") == before
 
 
-def test_what_is_kept(ckstore, filled: Path) -> None:
+def test_options_keep_versions(ckstore, filled: Path) -> None:
     assert "is kept" in ckstore("forget", "--run", "gpt", "--keep-every", "1").out
     ckstore("forget", "--run", "gpt", "--keep-every", "20", "--keep-tagged")
     assert steps(ckstore) == [0, 20]
@@ -60,6 +60,6 @@ def test_a_tagged_version(ckstore, filled: Path) -> None:
         (["--run", "x"], 13), (["gpt", "--keep-last", "0"], 2),
     ],
 )  # fmt: skip
-def test_what_is_refused(ckstore, filled: Path, arguments: list[str], code: int) -> None:
+def test_invalid_arguments_are_refused(ckstore, filled: Path, arguments: list[str], code: int) -> None:
     assert ckstore("forget", *arguments, code=code).sentence
     assert steps(ckstore) == [0, 10, 20]

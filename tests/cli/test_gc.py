@@ -16,7 +16,7 @@ def size(place: Path) -> int:
     return pack_bytes(place / ".ckstore")
 
 
-def test_what_was_forgotten_is_freed(ckstore, filled: Path) -> None:
+def test_gc_frees_forgotten_versions(ckstore, filled: Path) -> None:
     assert ckstore("gc").out == "Nothing to do: no garbage.\n"
     ckstore("forget", "gpt@0", "gpt@10")
     before, files = size(filled), listing(filled / ".ckstore")
@@ -35,7 +35,7 @@ def test_what_was_forgotten_is_freed(ckstore, filled: Path) -> None:
     assert ckstore("log", "--json").json == rows
 
 
-def test_what_a_rebase_superseded_is_freed(ckstore, filled: Path) -> None:
+def test_gc_frees_superseded_layers(ckstore, filled: Path) -> None:
     ckstore("rebase", "--run", "gpt")
     assert ckstore("gc").out.startswith("Freed ")
     for step in (0, 10, 20):

@@ -76,7 +76,7 @@ def test_lines_and_summary(ckstore, place: Path) -> None:
     assert len(ckstore("ingest", "in/step20.pt").out.splitlines()) == 1
 
 
-def test_what_is_stored_already(ckstore, filled: Path) -> None:
+def test_a_second_ingest_changes_nothing(ckstore, filled: Path) -> None:
     before = listing(filled / ".ckstore")
     assert ckstore("ingest", "in/step10.pt", "--run", "gpt").out.split("  ")[-1] == "unchanged\n"
     [again] = ckstore("ingest", "in/step10.pt", "--run", "gpt", "--verify", "--json").json
@@ -185,7 +185,7 @@ def test_sources_are_deleted_when_they_are_proven(ckstore, place: Path) -> None:
     assert (place / "in" / "step10.pt").is_file()
 
 
-def test_a_directory_is_deleted_but_not_what_came_later(ckstore, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deleted_directory_keeps_later_files(ckstore, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tree = place / "tree"
     (tree / "sub").mkdir(parents=True)
     shutil.copy(place / "in" / "step0.pt", tree / "sub" / "model.pt")
@@ -213,7 +213,7 @@ def test_a_source_that_does_not_come_back_stays(ckstore, place: Path, monkeypatc
     assert (place / "in" / "step0.pt").is_file()
 
 
-def test_a_source_that_changed_meanwhile_stays(ckstore, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_that_changes_during_an_ingest_stays(ckstore, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from ckstore.cli import storing
 
     monkeypatch.setattr(storing, "check_restores", lambda *_: save(place / "in" / "step0.pt", step=1))
@@ -351,7 +351,7 @@ def test_sources_are_not_removed_where_the_policy_is_coarse(
     assert not source.exists()
 
 
-def test_a_source_stays_where_a_policy_is_set_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_stays_where_a_concurrent_policy_is_coarse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = tmp_path / "step1.pt"
     torch.save(moving(1), source)
     with init_store(tmp_path / "store"):
@@ -367,7 +367,7 @@ def test_a_source_stays_where_a_policy_is_set_meanwhile(tmp_path: Path, monkeypa
     assert source.exists()
 
 
-def test_a_source_stays_until_what_would_become_coarse_is_stored_exactly(tmp_path: Path) -> None:
+def test_a_source_of_a_hot_coarse_version_stays(tmp_path: Path) -> None:
     """A hot version that a coarse policy asked for is exact only until it is compacted."""
     source = tmp_path / "step1.pt"
     torch.save(moving(1), source)

@@ -65,7 +65,7 @@ def test_table(ckstore, filled: Path) -> None:
     assert any("(bundle)" in line for line in lines)
 
 
-def test_a_name_that_moves_says_what_it_is(ckstore, filled: Path) -> None:
+def test_a_moving_name_is_resolved_in_the_output(ckstore, filled: Path) -> None:
     ckstore("ingest", "in/step10.pt", "--run", "gpt", "--step", 5)
     for name in ("latest", "gpt@latest", "gpt"):
         number, step = (4, 5) if name == "latest" else (3, 20)

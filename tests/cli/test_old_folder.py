@@ -133,7 +133,7 @@ def test_processes_store_the_same_versions(ckstore: Ckstore, folder: dict[str, t
     assert len(again) == len(folder)
 
 
-def test_what_a_process_cannot_store_is_said_as_without(ckstore: Ckstore, tmp_path: Path) -> None:
+def test_processes_report_the_failures_of_one(ckstore: Ckstore, tmp_path: Path) -> None:
     for run in ("a", "b"):
         torch.save({"w": torch.arange(900.0)}, tmp_path / f"{run}1.pt")
     (tmp_path / "a2.pt").write_bytes((tmp_path / "a1.pt").read_bytes()[:900])
@@ -200,7 +200,7 @@ def test_plans_that_are_none(
     ],
     ids=" ".join,
 )  # fmt: skip
-def test_what_contradicts_itself(
+def test_contradictory_options_are_refused(
     ckstore: Ckstore, folder: dict[str, tuple[str, int | None]], arguments: list[str]
 ) -> None:
     ckstore("init")
@@ -216,9 +216,7 @@ def runs_of(proposed: list[dict[str, Any]]) -> dict[str, str]:
     return {item["path"]: item["run"] for item in proposed}
 
 
-def test_what_cannot_be_looked_at_is_left_out(
-    ckstore: Ckstore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreadable_paths_are_left_out(ckstore: Ckstore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     ckstore("init")
     save("old/a/step1.pt", 1)
@@ -275,7 +273,7 @@ def test_numbers_that_are_no_steps(ckstore: Ckstore, tmp_path: Path, monkeypatch
     assert [item["step"] for item in done] == [None, None]
 
 
-def test_what_a_plan_cannot_have_is_said_before_anything_is_stored(
+def test_invalid_plans_are_refused_before_anything_is_stored(
     ckstore: Ckstore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -291,7 +289,7 @@ def test_what_a_plan_cannot_have_is_said_before_anything_is_stored(
     assert Path("a.pt").exists()
 
 
-def test_what_is_stored_is_said_where_the_store_fails(
+def test_stored_versions_are_reported_where_the_store_fails(
     ckstore: Ckstore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -319,7 +317,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReque
     )
 
 
-def test_what_the_owner_means_is_proposed(
+def test_the_proposal_follows_the_owners_intent(
     ckstore: Ckstore, mixed: OldFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Runs and steps follow the owner's intent, where anything shows it; an interrupted ingest continues."""

@@ -55,12 +55,12 @@ def test_it_outlives_a_recovery_and_is_cleared(ckstore, filled: Path) -> None:
         ("--keep-last", "3", "--clear"),
     ],
 )
-def test_what_cannot_be_kept(ckstore, filled: Path, arguments: tuple[str, ...]) -> None:
+def test_invalid_policies_are_refused(ckstore, filled: Path, arguments: tuple[str, ...]) -> None:
     ckstore("policy", *arguments, code=2)
     assert ckstore("policy", "--json").json == [{"run": None, "fidelity": "exact", "hot": 1}]
 
 
-def test_what_becomes_of_older_versions(ckstore, filled: Path) -> None:
+def test_a_policy_applies_to_older_versions(ckstore, filled: Path) -> None:
     store = filled / ".ckstore"
     before = listing(store)
     predicted = ckstore("policy", "gpt", "--exact-last", "1", "--keep-last", "2", "--dry-run", "--json").json
@@ -107,7 +107,7 @@ def test_a_damaged_older_version_is_said_and_the_latest_is_stored(
     assert result.out.startswith("gpt@0 -> version 1")
 
 
-def test_older_versions_lose_what_is_dropped(ckstore, filled: Path) -> None:
+def test_older_versions_lose_dropped_tensors(ckstore, filled: Path) -> None:
     options = ("gpt", "--drop", "model/frozen", "--whole-last", "1")
     predicted = ckstore("policy", *options, "--dry-run").out.splitlines()
     assert predicted == [

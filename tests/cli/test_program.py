@@ -146,7 +146,7 @@ def test_an_interrupt(ckstore, filled: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert result.err.split("ckstore: ")[-1] == "interrupted; the store is consistent.\n"
 
 
-def test_what_the_system_says_is_one_sentence(ckstore, filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_of_the_system_are_one_sentence(ckstore, filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied", "catalog.sqlite")
 
@@ -323,7 +323,7 @@ for arguments in json.loads(sys.argv[1]):
 
 
 @pytest.mark.local  # It forks.
-def test_what_two_versions_have_compiled_is_all_that_later_ones_need(tmp_path: Path) -> None:
+def test_two_versions_compile_all_kernels_of_later_ones(tmp_path: Path) -> None:
     store = str(tmp_path / "store")
     assert process("--store", store, "init").stderr == ""
     assert process("--store", store, "policy", "--hot", "0").stderr == ""

@@ -17,7 +17,7 @@ def other(filled: Path, ckstore) -> Path:
     return filled / "other"
 
 
-def test_push_sends_what_is_missing(ckstore, filled: Path, other: Path) -> None:
+def test_push_sends_missing_versions(ckstore, filled: Path, other: Path) -> None:
     out = ckstore("push", other, "gpt@10").out.splitlines()
     assert out[0].startswith("gpt@10 -> version 1  ")
     assert out[1].startswith("Sent 1 version, ")
@@ -56,7 +56,7 @@ def test_a_dry_run(ckstore, filled: Path, other: Path) -> None:
     assert listing(other) == before
 
 
-def test_what_it_refuses(ckstore, filled: Path, other: Path) -> None:
+def test_push_and_pull_refuse_invalid_arguments(ckstore, filled: Path, other: Path) -> None:
     missing = ckstore("push", "nowhere", code=10).sentence
     assert missing.startswith(f"{root.place('nowhere')} is not a store; run `ckstore init")
     for verb in ("push", "pull"):

@@ -51,7 +51,7 @@ def test_unknown(ckstore, filled: Path) -> None:
     assert "near: gpt@10" in ckstore("show", "gpt@12", code=13).sentence
 
 
-def test_what_a_codebook_keeps_aside_counts(tmp_path: Path) -> None:
+def test_values_outside_a_codebook_count(tmp_path: Path) -> None:
     with init_store(tmp_path / "store") as store:
         version = stored(store, {"w": draw(300, 256)}, policy=Policy("coarse", scheme="dynaquant"))
         said = version.storage()

@@ -57,7 +57,7 @@ def test_json(ckstore, filled: Path) -> None:
     assert (said["versions"], said["skipped"], said["freed"]) == ([], [1, 2, 3], 0)
 
 
-def test_errors_are_those_that_are_measured(ckstore, filled: Path) -> None:
+def test_reported_errors_equal_measured_ones(ckstore, filled: Path) -> None:
     ckstore("tag", "--delete", "best")
     [said] = ckstore("thin", "gpt@20", "--json").json
     ckstore("checkout", "gpt@20", "-o", "out.pt")
@@ -135,7 +135,7 @@ def test_nothing_to_do(ckstore, filled: Path) -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_what_is_refused(ckstore, filled: Path, arguments: list[str], code: int, hint: str) -> None:
+def test_invalid_arguments_are_refused(ckstore, filled: Path, arguments: list[str], code: int, hint: str) -> None:
     before = listing(filled / ".ckstore")
     for extra in ([], ["--dry-run"]):
         result = ckstore("thin", *arguments, *extra, code=code)

@@ -67,7 +67,7 @@ def wait_for_steps(place: Path, expected: list[int]) -> None:
     wait_for(lambda: steps(place) == expected, f"not {expected}")
 
 
-def test_what_appears_is_stored_and_what_is_unfinished_is_not(place: Path) -> None:
+def test_complete_files_are_stored_and_unfinished_ones_are_not(place: Path) -> None:
     runs = place / "runs"
     with watching(place) as watcher:
         save(runs / "step1.safetensors", 1)
@@ -201,7 +201,7 @@ def test_sources_go_once_their_versions_are_compared(ckstore, place: Path) -> No
         assert (place / "out3" / "config.json").read_text() == "{}"
 
 
-def test_a_source_that_is_not_what_is_stored_stays(ckstore, place: Path) -> None:
+def test_a_source_that_differs_from_the_stored_version_stays(ckstore, place: Path) -> None:
     first = save(place / "runs" / "step1.safetensors", 1)
     ckstore("ingest", first, "--run", "gpt")
     save(place / "runs" / "step1.safetensors", 2)
@@ -324,7 +324,7 @@ def test_the_system_tells_of_changes(place: Path) -> None:
         watcher.communicate()
 
 
-def test_a_directory_is_one_version_once_all_of_it_is_there(tmp_path: Path) -> None:
+def test_a_complete_directory_is_one_version(tmp_path: Path) -> None:
     watched = Watched([tmp_path], 1.0)
     hub = tmp_path / "checkpoint-5"
     save(hub / "model.safetensors", 1)
@@ -345,7 +345,7 @@ def test_a_directory_is_one_version_once_all_of_it_is_there(tmp_path: Path) -> N
     assert watched.look(31.0) == [hub]
 
 
-def test_of_what_holds_no_tensors_nothing_is_said(tmp_path: Path) -> None:
+def test_files_without_tensors_are_passed_over_silently(tmp_path: Path) -> None:
     watched = Watched([tmp_path], 0.0)
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "events.out").write_bytes(b"\0" * 5000)
@@ -377,7 +377,7 @@ def test_a_directory_of_shards_has_its_metadata_last(tmp_path: Path) -> None:
         "a.part", "a.partial", "a.incomplete", "a.crdownload", "a.pt~", "~a.pt", ".a.pt.swp", "temp-5.pt", "A.TMP",
     ],
 )  # fmt: skip
-def test_names_of_what_is_unfinished(tmp_path: Path, name: str) -> None:
+def test_names_of_unfinished_files(tmp_path: Path, name: str) -> None:
     save(tmp_path / name, 1)
     watched = Watched([tmp_path], 0.0)
     watched.look(0.0)

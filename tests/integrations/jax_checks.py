@@ -117,7 +117,7 @@ def test_another_shape_or_dtype_is_refused(store: ckstore.Store, like: Any, hint
         load(store, "flax@1", like={"w": like})
 
 
-def test_what_is_not_there_is_named(store: ckstore.Store) -> None:
+def test_missing_names_are_named(store: ckstore.Store) -> None:
     save(store, {"dense": {"kernel": jnp.zeros(3)}}, run="flax", step=1)
     with pytest.raises(NotFoundError, match="did you mean dense/kernel"):
         load(store, "flax@1", like={"dense": {"kernels": jnp.zeros(3)}})
@@ -136,13 +136,13 @@ def test_what_is_not_there_is_named(store: ckstore.Store) -> None:
     ],
     ids=["object", "text", "dtype", "lone", "twice"],
 )
-def test_what_cannot_be_stored_is_named(store: ckstore.Store, leaf: Any, hint: str) -> None:
+def test_unstorable_leaves_are_named(store: ckstore.Store, leaf: Any, hint: str) -> None:
     with pytest.raises(UsageError, match=hint):
         save(store, leaf, run="flax", step=1)
     assert store.catalog.versions() == []
 
 
-def test_what_is_there_is_replaced_on_demand_alone(store: ckstore.Store) -> None:
+def test_existing_versions_are_replaced_on_demand_alone(store: ckstore.Store) -> None:
     save(store, tree(), run="flax", step=3)
     save(store, tree(), run="flax", step=3)
     with pytest.raises(ConflictError):

@@ -41,7 +41,7 @@ def left_over(store: ckstore.Store) -> list[str]:
     return [name for name in os.listdir(store.path / "packs") if name.startswith(".tmp-")]
 
 
-def test_versions_hold_what_all_ranks_hold(trained: Path) -> None:
+def test_versions_hold_the_tensors_of_all_ranks(trained: Path) -> None:
     """The tensors are whole, as in the file with all of it, and nothing that was staged is left."""
     with ckstore.open(trained / "writer") as opened:
         assert [row.step for row in opened.catalog.versions("sync")] == list(STEPS)
@@ -78,7 +78,7 @@ def test_loaded_on_another_number_of_ranks(trained: Path, world: int) -> None:
         run_ranks(world, "load", place=str(trained), version=version, **places)
 
 
-def test_a_series_takes_what_files_take(trained: Path, tmp_path: Path) -> None:
+def test_a_series_takes_the_bytes_of_files(trained: Path, tmp_path: Path) -> None:
     """Directories, the writer's versions and files with all of it: within two per cent."""
     stored = {}
     for kind, ending in (("dcp", ""), ("pt", ".pt")):
@@ -166,7 +166,7 @@ def test_a_full_disk_is_told(store: ckstore.Store, monkeypatch: pytest.MonkeyPat
     assert store.catalog.versions() == []
 
 
-def test_what_cannot_be_done_is_said(store: ckstore.Store) -> None:
+def test_unsupported_calls_are_refused(store: ckstore.Store) -> None:
     state = {"x": torch.ones(2)}
     with pytest.raises(ckstore.UsageError, match="no checkpoint_id"):
         dcp.save(state, checkpoint_id="here", storage_writer=StoreWriter(store, "a", 1))

@@ -64,7 +64,7 @@ def test_the_mean_is_that_of_a_plain_loop() -> None:
         )
 
 
-def test_eight_steps_give_what_fifty_do() -> None:
+def test_eight_steps_approximate_fifty() -> None:
     means = []
     for window in (8, 50):
         model = network()
@@ -99,7 +99,7 @@ def test_gradients_are_gathered_before_saves_alone(monkeypatch: pytest.MonkeyPat
     assert [step for step, count in counts if count] == [18, 19, 20, 28, 29, 30]
 
 
-def test_what_is_frozen_has_none_and_what_has_none_once_counts_as_zero() -> None:
+def test_frozen_weights_have_no_gradient_and_a_missing_one_counts_as_zero() -> None:
     model = network()
     model[0].requires_grad_(False)  # type: ignore[index]
     accumulator = GradientAccumulator(model, every=1)
@@ -153,7 +153,7 @@ def test_a_step_that_a_scaler_skips_counts_as_zero() -> None:
         ({"model": [nn.Linear(1, 1)]}, {"every": 5}, "list is no module"),
     ],
 )
-def test_what_cannot_be_gathered_is_refused(modules: Any, options: dict[str, int], hint: str) -> None:
+def test_invalid_modules_and_options_are_refused(modules: Any, options: dict[str, int], hint: str) -> None:
     with pytest.raises(UsageError, match=hint):
         GradientAccumulator(modules, **options)
 

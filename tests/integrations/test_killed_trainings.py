@@ -285,7 +285,7 @@ class Training:
 
 @pytest.mark.timeout(120 + 60 * KILLS)
 @pytest.mark.parametrize("guest", PROGRAMS)
-def test_what_is_resumed_is_what_was_saved(guest: str, tmp_path: Path) -> None:
+def test_a_training_resumes_its_saved_state(guest: str, tmp_path: Path) -> None:
     training = Training(guest, tmp_path)
     chance = random.Random(guest)
     for _ in range(KILLS):

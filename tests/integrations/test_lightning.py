@@ -111,7 +111,7 @@ def test_a_second_save_at_a_step_takes_the_place_of_the_first(store: ckstore.Sto
     assert io.load_checkpoint(tmp_path / "a.ckpt")["callbacks"] == {"last": {"path": "last.ckpt"}}
 
 
-def test_what_is_trained_again_after_resuming_replaces_what_was_there(store: ckstore.Store, tmp_path: Path) -> None:
+def test_a_resumed_training_replaces_later_versions(store: ckstore.Store, tmp_path: Path) -> None:
     first = StoreIO(store, run="lit")
     for step in (4, 8, 12):
         first.save_checkpoint(checkpoint(step), tmp_path / f"{step}.ckpt")
@@ -158,7 +158,7 @@ def test_a_test_of_a_version_does_not_give_it_away(store: ckstore.Store, tmp_pat
         io.save_checkpoint(checkpoint(8), tmp_path / "8.ckpt")
 
 
-def test_what_fabric_saves_again_after_loading_replaces_what_was_there(store: ckstore.Store, tmp_path: Path) -> None:
+def test_fabric_replaces_a_version_after_loading(store: ckstore.Store, tmp_path: Path) -> None:
     for value in (0.0, 1.0):
         io = StoreIO(store, run="fabric")
         if value:
@@ -180,7 +180,7 @@ def test_the_score_of_a_checkpoint_is_a_metric_of_its_version(store: ckstore.Sto
     assert store["lit@8"].row.metrics == {"loss": 0.25}
 
 
-def test_what_cannot_be_done_is_said(store: ckstore.Store, tmp_path: Path) -> None:
+def test_unsupported_calls_are_refused(store: ckstore.Store, tmp_path: Path) -> None:
     io = StoreIO(store, run="lit")
     with pytest.raises(UsageError, match="give ModelCheckpoint a local `dirpath`"):
         io.save_checkpoint(checkpoint(1), "s3://bucket/a.ckpt")

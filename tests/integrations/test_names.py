@@ -36,7 +36,7 @@ def state(step: int = 3) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("how", [{}, {"map_location": "cpu"}, {"map_location": torch.device("cpu")}])
-def test_a_name_gives_what_torch_gives_for_a_file(store: ckstore.Store, tmp_path: Path, how: dict[str, Any]) -> None:
+def test_a_name_loads_like_a_file_with_torch(store: ckstore.Store, tmp_path: Path, how: dict[str, Any]) -> None:
     save(state(), "ckstore:gpt@3", store)
     save(state(), tmp_path / "state.pt", store)
     found = load("ckstore:gpt@3", store, **how)
@@ -53,7 +53,7 @@ def test_other_devices_are_torch_s_business(store: ckstore.Store) -> None:
 
 
 @pytest.mark.parametrize("name", ["ckstore:gpt@latest", "ckstore:gpt", "ckstore:1", "ckstore:best", "ckstore:latest"])
-def test_whatever_names_a_version_loads_it(store: ckstore.Store, name: str) -> None:
+def test_every_name_of_a_version_loads_it(store: ckstore.Store, name: str) -> None:
     """The store may be given as a path, and the step be told by the state."""
     report = save(state(), "ckstore:gpt", store.place, metrics={"loss": 0.5})
     assert report is not None
@@ -77,7 +77,7 @@ def test_objects_of_other_classes_need_trust(store: ckstore.Store) -> None:
     assert_same(found["w"], torch.ones(3))
 
 
-def test_what_is_left_of_a_version_loads_whoever_reads_it(store: ckstore.Store) -> None:
+def test_the_rest_of_a_version_loads_for_every_reader(store: ckstore.Store) -> None:
     """With tensors dropped it is no file any more, for torch neither."""
     moments = {"m": torch.ones(300, 300)}
     store.ingest(state() | {"optimizer": moments}, run="gpt", step=3, hot=0)
@@ -103,7 +103,7 @@ def test_files_of_other_kinds_load_on_the_cpu(store: ckstore.Store, tmp_path: Pa
             load(f"ckstore:{run}", store, map_location="meta")
 
 
-def test_what_is_there_is_replaced_on_demand_alone(store: ckstore.Store) -> None:
+def test_existing_versions_are_replaced_on_demand_alone(store: ckstore.Store) -> None:
     save(state(), "ckstore:gpt@3", store)
     with pytest.raises(ConflictError):
         save(state(4), "ckstore:gpt@3", store)

@@ -53,7 +53,7 @@ class Trainer:
         return directory
 
 
-def test_a_directory_becomes_a_version_with_what_was_logged(store: ckstore.Store, tmp_path: Path) -> None:
+def test_a_directory_becomes_a_version_with_logged_metrics(store: ckstore.Store, tmp_path: Path) -> None:
     trainer = Trainer(tmp_path / "output", StoreCallback(store, "hf"))
     trainer.begin()
     trainer.state.log_history += [{"loss": 9.0, "step": 2}, {"loss": 8.0, "step": 4}]
@@ -108,7 +108,7 @@ def test_a_version_is_written_where_the_trainer_had_it(store: ckstore.Store, tmp
         resume_path(store, "hf@7", output)
 
 
-def test_what_is_trained_again_replaces_what_was_there(store: ckstore.Store, tmp_path: Path) -> None:
+def test_a_resumed_training_replaces_versions(store: ckstore.Store, tmp_path: Path) -> None:
     trainer = Trainer(tmp_path / "output", StoreCallback(store, "hf", remove=True))
     trainer.begin()
     for step in (5, 10, 15):
@@ -149,7 +149,7 @@ def test_other_ranks_store_nothing(store: ckstore.Store, tmp_path: Path) -> None
     assert store.catalog.versions() == []
 
 
-def test_other_events_are_let_pass(store: ckstore.Store) -> None:
+def test_other_events_are_ignored(store: ckstore.Store) -> None:
     callback = StoreCallback(store, "hf")
     assert callback.on_step_end(None, None, None, model=None) is None
     with pytest.raises(AttributeError, match="has no attribute state"):

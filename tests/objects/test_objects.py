@@ -146,7 +146,7 @@ def test_the_cache_keeps_no_more_in_memory_than_it_counts() -> None:
         assert np.array_equal(kept, view())
 
 
-def test_what_is_a_view_of_all_of_something_is_not_copied() -> None:
+def test_views_of_whole_arrays_are_not_copied() -> None:
     cache = ChunkCache(1 << 16)
     own, seen = np.zeros(100, np.int32), np.zeros(100, np.uint32).view(np.int32)
     for name, array in (("own", own), ("seen", seen), ("bytes", np.frombuffer(bytes(400), np.uint32))):
@@ -169,7 +169,7 @@ def test_shard_indexes_are_dropped_beyond_a_limit(tmp_path: Path, monkeypatch: p
     assert [reader.index(record) for record in records] == first
 
 
-def test_what_is_dropped_from_the_cache_no_longer_counts() -> None:
+def test_dropped_chunks_no_longer_count() -> None:
     cache = ChunkCache(1 << 16)
     for number in range(2000):
         cache.put((str(number), 0), np.zeros(1 << 13, np.uint32))

@@ -98,6 +98,6 @@ def test_a_record_ends_behind_its_bytes() -> None:
     ],
     ids=lambda value: ",".join(f"{name}={str(said)[:12]}" for name, said in value.items()) if len(value) < 3 else "",
 )
-def test_what_is_out_of_bounds_is_refused(document: dict[str, Any], changes: dict[str, Any]) -> None:
+def test_values_out_of_bounds_are_refused(document: dict[str, Any], changes: dict[str, Any]) -> None:
     with pytest.raises(IntegrityError):
         read_record(document | changes)

@@ -58,9 +58,7 @@ def test_records_are_found_whenever_another_thread_forgets_them(tmp_path: Path) 
         assert lattices == [lattice for lattice, _ in objects]
 
 
-def test_what_was_looked_up_before_forgetting_is_not_remembered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_records_found_before_forgetting_are_not_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with ckstore.init(tmp_path / "store") as store:
         resolver, find = store.resolver, store.catalog.find_contents
         content = "a" * 40

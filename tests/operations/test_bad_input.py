@@ -145,7 +145,7 @@ def test_a_path_that_is_not_there(store: ckstore.Store, directory: Path) -> None
     assert "missing.pt" in refused(store, lambda: store.ingest(directory / "missing.pt"))
 
 
-def test_what_is_no_regular_file(store: ckstore.Store, directory: Path) -> None:
+def test_only_regular_files_are_ingested(store: ckstore.Store, directory: Path) -> None:
     os.mkfifo(directory / "fifo")
     refused(store, lambda: store.ingest(directory / "fifo"))
     refused(store, lambda: store.ingest("/dev/null"))

@@ -183,7 +183,7 @@ def memory_of_files() -> str:
     return Path("/proc/self/maps").read_text()
 
 
-def test_compaction_makes_what_an_ingest_at_once_makes(directory: Path) -> None:
+def test_compaction_equals_an_immediate_ingest(directory: Path) -> None:
     paths = files(directory)
     with ckstore.init(directory / "store") as store, ckstore.init(directory / "cold") as cold:
         for step, path in enumerate(paths):
@@ -236,7 +236,7 @@ def test_a_script_that_opens_the_store_each_time_does_not_pile_up_raw_packs(dire
             assert len(raw_packs(store)) <= 3
 
 
-def test_what_did_not_change_is_not_written_again(directory: Path) -> None:
+def test_unchanged_tensors_are_not_written_again(directory: Path) -> None:
     with ckstore.init(directory / "store") as store:
         store.ingest(state(0), run="r", step=0, hot=0)
         row = store.ingest({**state(0), "step": 1}, run="r", step=1, hot=1).version
@@ -331,7 +331,7 @@ def test_a_version_that_follows_a_hot_one_compacts_it_first(directory: Path) -> 
 
 
 @pytest.mark.parametrize("hot", [0, STEPS])
-def test_a_version_keeps_its_own_budget_with_objects_that_a_larger_one_let_in(directory: Path, hot: int) -> None:
+def test_a_version_keeps_its_own_budget_with_objects_of_a_larger_one(directory: Path, hot: int) -> None:
     paths = files(directory)
     with ckstore.init(directory / "store") as store:
         for step, path in enumerate(paths):
@@ -513,7 +513,7 @@ def test_a_compaction_can_be_left(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["StoredVersion", "_scanned_again", "describe"])
-def test_a_version_that_is_forgotten_or_compacted_meanwhile_is_passed_over(
+def test_a_concurrently_forgotten_or_compacted_version_is_passed_over(
     directory: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     with ckstore.init(directory / "store") as store, ckstore.open(directory / "store") as other:
@@ -535,7 +535,7 @@ def test_a_version_that_is_forgotten_or_compacted_meanwhile_is_passed_over(
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
-def test_objects_that_another_process_encodes_meanwhile_are_not_encoded_again(
+def test_objects_that_another_process_encodes_are_not_encoded_again(
     directory: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     paths = files(directory)
@@ -680,7 +680,7 @@ def test_a_forked_child_compacts_with_a_store_of_its_own(directory: Path) -> Non
         assert store.verify().problems == []
 
 
-def test_a_raw_pack_that_another_compaction_removes_meanwhile_is_passed_over(
+def test_a_raw_pack_that_another_compaction_removes_is_passed_over(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with ckstore.init(directory / "store") as store, ckstore.open(directory / "store") as other:

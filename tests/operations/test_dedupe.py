@@ -170,7 +170,7 @@ def test_another_storage_layout(store: ckstore.Store, shared_data: Path, directo
     assert store.verify().problems == []
 
 
-def test_a_run_that_is_not_what_its_names_say(store: ckstore.Store, directory: Path) -> None:
+def test_another_training_under_the_same_names(store: ckstore.Store, directory: Path) -> None:
     """Another training under the same names: a base, and no larger than it would be alone."""
     paths = []
     for seed in range(2):

@@ -115,7 +115,7 @@ def test_older_versions_lose_it_and_keep_the_rest(directory: Path, still: bool) 
             check(store, [0, 1, 2, 3], paths, still=still)
 
 
-def test_what_is_protected(directory: Path) -> None:
+def test_protected_versions_stay_whole(directory: Path) -> None:
     with ckstore.init(directory / "store") as store:
         for step in range(12):
             store.ingest(state(step), run="a", step=step, metrics={"loss": abs(step - 5.0)}, hot=0)
@@ -132,7 +132,7 @@ def test_what_is_protected(directory: Path) -> None:
         assert store.verify().problems == []
 
 
-def test_what_another_version_has_as_well_stays_for_it(directory: Path) -> None:
+def test_tensors_shared_with_another_version_stay(directory: Path) -> None:
     with ckstore.init(directory / "store") as store:
         for step in range(3):
             store.ingest(state(step) | {"optimizer": state(0)["optimizer"]}, run="a", step=step, hot=0)
@@ -192,7 +192,7 @@ def test_only_kept_tensors_become_coarse(directory: Path) -> None:
         assert sum(row.stored_bytes for row in store.catalog.versions()[:2]) == pytest.approx(sizes[0], rel=0.05)
 
 
-def test_only_what_was_coarse_goes(directory: Path) -> None:
+def test_dropping_the_only_coarse_tensors_leaves_an_exact_version(directory: Path) -> None:
     """The rest of such a version is exact: it says so."""
     with ckstore.init(directory / "store") as store:
         counters = {"n": torch.arange(100_000)}
@@ -239,7 +239,7 @@ def test_versions_of_a_run_share_a_layout(directory: Path) -> None:
         assert len(places) == 1
 
 
-def test_what_has_none_is_looked_into_once(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_versions_without_matching_tensors_are_examined_once(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with ckstore.init(directory / "store") as store:
         fill(store, 3)
         store.set_policy(Policy(retention=Retention(drop=("nothing/*",), whole_last=1)), "a")

@@ -95,7 +95,7 @@ def test_a_whole_run(store: ckstore.Store, paths: list[Path]) -> None:
     assert [run.name for run in store.catalog.runs()] == ["b"]
 
 
-def test_what_is_kept(store: ckstore.Store, paths: list[Path]) -> None:
+def test_options_keep_versions(store: ckstore.Store, paths: list[Path]) -> None:
     store.tag("a@1", "kept")
     store.forget(run="a", keep_every=3, keep_last=1, keep_tagged=True)
     check(store, paths, [(1, "a", 0), (2, "a", 1), (4, "a", 3), (5, "a", 4), (6, "b", 0)])

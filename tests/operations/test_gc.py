@@ -119,7 +119,7 @@ def layers(store: ckstore.Store) -> dict[tuple[str, str], bytes]:
 # Freed bytes
 
 
-def test_nothing_is_freed_of_what_is_needed(store: ckstore.Store) -> None:
+def test_needed_bytes_are_not_freed(store: ckstore.Store) -> None:
     before = listing(store.place)
     for dry_run in (True, False):
         assert store.gc(grace=0, dry_run=dry_run) == GcReport()
@@ -165,7 +165,7 @@ def test_forgotten_versions(path: Path, series: list[Path], forgotten: list[str]
     check(path, series, left)
 
 
-def test_what_a_rebase_superseded(path: Path, series: list[Path]) -> None:
+def test_superseded_layers_are_freed(path: Path, series: list[Path]) -> None:
     with ckstore.open(path) as store:
         store.rebase(run="a")
         kept = layers(store)
@@ -240,7 +240,7 @@ def test_a_pack_that_was_written_again_is_a_zarr_hierarchy(store: ckstore.Store)
                 assert group[array][:].size == record.get("count", group[array].size)
 
 
-def test_what_a_run_began_with_is_kept_for_its_next_version(store: ckstore.Store) -> None:
+def test_the_origin_of_a_run_is_kept_for_its_next_version(store: ckstore.Store) -> None:
     store.compact()
     store.rebase(["a@5"])
     store.forget(["a@0..a@4", "b"])
@@ -538,7 +538,7 @@ def test_an_ingest_that_ends_while_packs_are_copied(
     check(path, series, ["a@4", "a@5", "b@6", "c@1"])
 
 
-def test_an_ingest_that_is_under_way(path: Path, series: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gc_waits_for_a_running_ingest(path: Path, series: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """The change waits for it: it relies on content of a forgotten version."""
     waited: list[bool] = []
     process: list[subprocess.Popen[bytes]] = []
@@ -772,9 +772,7 @@ def test_of_several_copies_recover_takes_the_one_that_was_committed(store: cksto
         again.gc()
 
 
-def test_a_catalog_that_is_built_again_meanwhile_takes_another_plan(
-    filled: Path, directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rebuilt_catalog_takes_another_plan(filled: Path, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may find objects in other packs than the one that the plan was made for."""
     shutil.copytree(filled, directory / "store")
     with ckstore.open(directory / "store") as store:

@@ -205,7 +205,9 @@ def test_a_log_that_is_gone(store: ckstore.Store) -> None:
     assert recover(store.place).problems == []
 
 
-def test_what_a_crash_leaves_behind(store: ckstore.Store, paths: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recover_takes_in_leftovers_of_a_crash(
+    store: ckstore.Store, paths: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Packs of a version that was never committed bring it back; a tag that was logged is set."""
 
     class Crash(BaseException):
@@ -409,7 +411,7 @@ def test_two_that_claim_a_number_both_stay(small: Path) -> None:
 
 
 @pytest.mark.parametrize("lost", [False, True])
-def test_a_tag_never_falls_back_to_what_it_meant_before(small: Path, lost: bool) -> None:
+def test_a_tag_never_falls_back_to_its_previous_version(small: Path, lost: bool) -> None:
     with ckstore.open(small) as opened:
         opened.tag(1, "best")
         opened.tag(2, "best")
@@ -443,7 +445,7 @@ def test_a_version_that_is_gone_is_named(small: Path) -> None:
     assert len([said for said in recover(small).problems if "is gone: its pack" in said]) == 3
 
 
-def test_what_a_version_shares_with_a_lost_pack_is_named(small: Path) -> None:
+def test_objects_shared_with_a_lost_pack_are_named(small: Path) -> None:
     """The second one is cut like the first one, whose manifest says how."""
     with ckstore.open(small) as opened:
         pack = opened[1].row.pack
@@ -453,7 +455,7 @@ def test_what_a_version_shares_with_a_lost_pack_is_named(small: Path) -> None:
     assert any(f"lacks data shared with pack {pack}" in problem for problem in recover(small).problems)
 
 
-def test_a_recovered_catalog_knows_which_packs_blobs_stand_in(small: Path) -> None:
+def test_a_recovered_catalog_knows_the_packs_of_blobs(small: Path) -> None:
     def references() -> object:
         with Catalog(small) as catalog:
             return catalog._connection.rows(
@@ -523,7 +525,7 @@ def test_a_search_that_is_killed_leaves_no_version(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("read", [0, 1], ids=["hashed", "sorted"])
-def test_a_pack_that_vanishes_meanwhile_was_never_there(
+def test_a_pack_that_vanishes_during_a_recovery_is_ignored(
     small: Path, monkeypatch: pytest.MonkeyPatch, read: int
 ) -> None:
     """An ingest that fails takes its packs back without asking anybody."""
@@ -574,7 +576,7 @@ def test_the_catalog_of_another_store_says_nothing(small: Path, tmp_path: Path) 
     assert recover(small).problems == []
 
 
-def test_a_catalog_of_which_not_even_a_transaction_ends(small: Path) -> None:
+def test_a_catalog_whose_transactions_fail(small: Path) -> None:
     """SQLite finds the damage when the lock is given up that kept writers out."""
     before = steps(small)
     with (small / "catalog.sqlite").open("r+b") as file:
@@ -584,7 +586,7 @@ def test_a_catalog_of_which_not_even_a_transaction_ends(small: Path) -> None:
     assert steps(small) == before
 
 
-def test_packs_that_are_taken_back_meanwhile_are_not_missed(
+def test_packs_that_a_failed_change_removes_are_not_missed(
     directory: Path, paths: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A change that fails while `recover` is at work takes its packs back; that may have listed them already."""

@@ -109,7 +109,7 @@ def retentions(draw: st.DrawFn) -> Retention:
     saves=st.lists(st.tuples(st.integers(1, 4), st.none() | st.sampled_from([1.0, 2.0, 3.0])), max_size=20),
     tagged=st.sets(st.integers(1, 60), max_size=5),
 )
-def test_what_remains_is_what_a_plain_model_says(
+def test_remaining_versions_equal_those_of_a_plain_model(
     said: Retention, saves: list[tuple[int, float | None]], tagged: set[int]
 ) -> None:
     """After each save, and again: a policy that has been applied has nothing left to do."""
@@ -158,7 +158,7 @@ def test_versions_without_steps_are_counted_by_number() -> None:
 
 
 @pytest.mark.parametrize("value", ["nan", True, None, float("inf"), [1.0]])
-def test_what_is_no_number_is_not_the_best(value: Any) -> None:
+def test_a_metric_without_a_number_is_not_the_best(value: Any) -> None:
     rows = [row(1, 1, {"loss": value}), row(2, 2, {"loss": 5}), row(3, 3, {"loss": 7}), row(4, 4, {})]
     found = due(rows, Retention(exact_last=1, exact_best=("loss:min",)))
     assert [item.number for item in found.thinned] == [1, 3]
@@ -185,12 +185,12 @@ def test_what_is_no_number_is_not_the_best(value: Any) -> None:
     ],
     ids=str,
 )
-def test_what_makes_no_sense_is_refused_in_a_sentence(given: dict[str, Any], says: str) -> None:
+def test_invalid_retentions_are_refused_in_a_sentence(given: dict[str, Any], says: str) -> None:
     with pytest.raises(UsageError, match=says):
         Retention(**given)
 
 
-def test_a_policy_keeps_what_is_said_of_older_versions(directory: Path) -> None:
+def test_a_policy_keeps_its_retention(directory: Path) -> None:
     policy = Policy(retention=Retention(3, 10, ("loss:min", "a:b:max"), 200, 1000))
     assert Policy.from_text(policy.to_text()) == policy
     with ckstore.init(directory / "store") as store:
@@ -279,7 +279,7 @@ def test_hot_versions_become_coarse_when_they_are_encoded(directory: Path) -> No
         assert store.verify().problems == []
 
 
-def test_what_has_nothing_to_give_up_is_looked_into_once(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_versions_without_lossy_tensors_are_examined_once(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from ckstore.operations import retain as module
 
     with ckstore.init(directory / "store") as store:
@@ -311,7 +311,7 @@ def test_two_processes_apply_a_policy_at_once(directory: Path) -> None:
         assert store.verify().problems == []
 
 
-def test_a_tag_that_comes_meanwhile_protects(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_concurrent_tag_protects_its_version(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from ckstore.operations import retain as module
 
     with ckstore.init(directory / "store") as store, ckstore.open(directory / "store") as other:

@@ -76,11 +76,11 @@ def test_names_and_ranges(catalog: Catalog, specs: list[str | int], expected: li
         ({"keep_tagged": True, "keep_every": 300}, [6, 7]),
     ],
 )
-def test_a_run_but_for_what_is_kept(catalog: Catalog, options: dict[str, object], expected: list[int]) -> None:
+def test_a_run_except_kept_versions(catalog: Catalog, options: dict[str, object], expected: list[int]) -> None:
     assert numbers(catalog, run="gpt", **options) == expected
 
 
-def test_what_is_kept_is_counted_in_each_run_apart(catalog: Catalog) -> None:
+def test_kept_versions_are_counted_in_each_run(catalog: Catalog) -> None:
     assert numbers(catalog, "gpt@100..gpt@400", "bert@0..bert@10", keep_last=1) == [1, 2, 3, 4]
     assert numbers(catalog, "gpt@100..gpt@400", "bert@0..bert@10", keep_every=200) == [3, 5]
 
@@ -112,7 +112,7 @@ def test_versions_without_a_step_go_by_number(catalog: Catalog) -> None:
         (["gpt@latest"], {"keep_every": -1}, UsageError, "--keep-every -1 keeps nothing"),
     ],
 )
-def test_what_is_refused(
+def test_invalid_selections_are_refused(
     catalog: Catalog, specs: list[str], options: dict[str, object], error: type[Exception], said: str
 ) -> None:
     with pytest.raises(error, match=said) as raised:
@@ -126,7 +126,7 @@ def test_what_is_refused(
     keep_last=st.none() | st.integers(1, 5),
     data=st.data(),
 )
-def test_a_range_is_what_lies_between(
+def test_a_range_has_the_versions_between_its_ends(
     steps: list[int], keep_every: int | None, keep_last: int | None, data: st.DataObject
 ) -> None:
     """Whatever the order in which the versions came."""

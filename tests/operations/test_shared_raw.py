@@ -93,9 +93,7 @@ ACTIONS: dict[str, Callable[[ckstore.Store], Any]] = {
 
 @pytest.mark.parametrize("fidelity", ["exact", "coarse"])
 @pytest.mark.parametrize("names", list(itertools.permutations(ACTIONS, 3)), ids=", ".join)
-def test_each_outlasts_what_is_done_to_the_other(
-    directory: Path, file: Path, names: tuple[str, ...], fidelity: Any
-) -> None:
+def test_each_outlasts_changes_of_the_other(directory: Path, file: Path, names: tuple[str, ...], fidelity: Any) -> None:
     """Version `a`, which wrote the objects, becomes exact or coarse; `b`, which shares them, is exact."""
     with ckstore.init(directory / "store") as store:
         store.set_policy(Policy(fidelity, hot=9), "a")

@@ -248,7 +248,7 @@ def test_deviations_are_bounds(store: ckstore.Store, series: list[Path], directo
         assert same_bits(after["model/tied"], after["model/sparse"])
 
 
-def test_views_hold_what_is_restored(store: ckstore.Store, directory: Path) -> None:
+def test_views_hold_restored_values(store: ckstore.Store, directory: Path) -> None:
     store.thin(["a@3"])
     store["a@3"].checkout(directory / "out")
     after = loaded(directory / "out")
@@ -261,7 +261,7 @@ def test_views_hold_what_is_restored(store: ckstore.Store, directory: Path) -> N
         store["a@3"].at_fidelity("exact")
 
 
-def test_what_is_kept(path: Path, series: list[Path]) -> None:
+def test_options_keep_versions_exact(path: Path, series: list[Path]) -> None:
     with ckstore.open(path) as store:
         store.tag("a@3", "best")
         report = store.thin(["a@0..a@5"], keep_every=2, keep_tagged=True)
@@ -343,7 +343,7 @@ def test_children_are_stored_again_and_their_children_stay(chained: ckstore.Stor
     assert after[grandchild] == before[grandchild]
 
 
-def test_what_two_versions_share_stays_for_the_other(path: Path, series: list[Path], directory: Path) -> None:
+def test_shared_layers_stay_for_the_other_version(path: Path, series: list[Path], directory: Path) -> None:
     with ckstore.open(path) as store:
         twin = store.ingest(series[3], run="c").version
         assert twin.stored_bytes < 20_000
@@ -493,7 +493,7 @@ ODD: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 @pytest.mark.parametrize("kind", ODD)
-def test_what_no_lattice_holds_stays_exact(directory: Path, kind: str) -> None:
+def test_values_that_no_lattice_holds_stay_exact(directory: Path, kind: str) -> None:
     """A number that is none, one beyond all integers, and complex ones; that version's other tensors become coarse."""
     with ckstore.init(directory / "store") as store:
         for step in range(3):
@@ -570,7 +570,7 @@ def test_files_of_every_kind(directory: Path) -> None:
 
 
 @pytest.mark.parametrize(("mode", "chosen"), [("r", ["a@3"]), ("a", ["a@0..a@4"]), ("r", ["a@0..a@5", "b"])])
-def test_a_dry_run_says_what_would_be_and_changes_nothing(path: Path, mode: Any, chosen: list[str]) -> None:
+def test_a_dry_run_predicts_the_report_and_changes_nothing(path: Path, mode: Any, chosen: list[str]) -> None:
     with ckstore.open(path) as store:
         store.compact()  # The dry run of a hot version is about its unencoded bytes.
     before = contents(path)
@@ -832,7 +832,7 @@ def interposed(monkeypatch: pytest.MonkeyPatch, action: Callable[[], Any]) -> No
     monkeypatch.setattr(module._Thinning, "_commit", call)
 
 
-def test_a_version_that_is_forgotten_meanwhile(path: Path, series: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_concurrently_forgotten_version(path: Path, series: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     def forget() -> None:
         with ckstore.open(path) as other:
             other.forget(["a@2"])
@@ -850,9 +850,7 @@ def test_a_version_that_is_forgotten_meanwhile(path: Path, series: list[Path], m
     outlasts(path, series, set())
 
 
-def test_an_ingest_meanwhile_keeps_what_it_claims(
-    path: Path, series: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_concurrent_ingest_keeps_its_claims(path: Path, series: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes up the content of the version that is thinned, and another one is stored against that."""
 
     def ingest() -> None:

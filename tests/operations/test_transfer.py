@@ -202,7 +202,7 @@ def test_when_nothing_is_missing_nothing_is_done(origin: Path, whole: Path) -> N
         assert (listing(whole), (store.path / "catalog.sqlite").read_bytes()) == before
 
 
-def test_a_dry_run_says_what_would_be_sent(origin: Path, whole: Path, directory: Path) -> None:
+def test_a_dry_run_predicts_the_sent_bytes(origin: Path, whole: Path, directory: Path) -> None:
     ckstore.init(directory / "store").close()
     with ckstore.open(origin / "store", "r") as store, ckstore.open(directory / "store", "r") as other:
         before = (other.path / "catalog.sqlite").read_bytes()
@@ -215,7 +215,7 @@ def test_a_dry_run_says_what_would_be_sent(origin: Path, whole: Path, directory:
 
 
 @pytest.mark.parametrize("worth", [0.0, 0.9])
-def test_versions_by_name_bring_what_they_need_and_nothing_else(
+def test_versions_by_name_bring_their_bases_and_nothing_else(
     origin: Path, directory: Path, worth: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With all that they are stored against, or where that takes fewer bytes in full."""
@@ -402,7 +402,7 @@ def test_content_that_the_target_has_otherwise_is_not_sent_again(origin: Path, d
     assert recover(directory / "store").problems == []
 
 
-def test_what_is_there_already_and_what_is_a_conflict(origin: Path, directory: Path) -> None:
+def test_known_versions_are_skipped_and_conflicts_are_named(origin: Path, directory: Path) -> None:
     with ckstore.init(directory / "store") as store, ckstore.open(origin / "store", "r") as other:
         store.ingest(origin / "in" / "gpt@3", run="gpt", step=3)
         store.ingest(origin / "in" / "tree@1", run="tree", step=1)
@@ -464,7 +464,7 @@ def test_a_version_that_was_forgotten_comes_again(origin: Path, directory: Path,
     assert [said[1] for said in restored(target, directory / "out").values()] == [0]
 
 
-def test_hot_versions_share_what_the_target_has_encoded(directory: Path) -> None:
+def test_hot_versions_share_encoded_objects_of_the_target(directory: Path) -> None:
     frozen = draw(300, 300, seed=5)
     with ckstore.init(directory / "a") as store, ckstore.init(directory / "b") as other:
         store.ingest({"frozen": frozen, "w": draw(300, 300)}, run="a", step=0, hot=0)
@@ -517,7 +517,7 @@ def test_damage_in_the_source_is_noticed_and_the_rest_arrives(origin: Path, dire
         assert said[11] == everything[uid][11]
 
 
-def test_objects_that_move_in_the_source_meanwhile(origin: Path, directory: Path) -> None:
+def test_objects_that_move_in_the_source_during_a_pull(origin: Path, directory: Path) -> None:
     source = directory / "source"
     shutil.copytree(origin / "store", source)
     ckstore.init(directory / "store").close()
@@ -529,14 +529,14 @@ def test_objects_that_move_in_the_source_meanwhile(origin: Path, directory: Path
             second.compact()
             second.rebase(["gpt@6"])
             second.gc(grace=0)
-        report = store.push(other, [row.number for row in beside_rows(source)])
+        report = store.push(other, [row.number for row in rows_of(source)])
         assert not report.failed, [str(item.error) for item in report.failed]
     everything = restored(source, directory / "out")
     found = restored(directory / "store", directory / "out")
     assert {uid: said[11] for uid, said in found.items()} == {uid: said[11] for uid, said in everything.items()}
 
 
-def test_versions_that_are_compacted_or_forgotten_in_the_source_meanwhile(origin: Path, directory: Path) -> None:
+def test_versions_that_the_source_compacts_or_forgets_during_a_pull(origin: Path, directory: Path) -> None:
     source = directory / "source"
     shutil.copytree(origin / "store", source)
     with ckstore.open(source, "r") as store, ckstore.init(directory / "store") as other:
@@ -556,7 +556,7 @@ def test_versions_that_are_compacted_or_forgotten_in_the_source_meanwhile(origin
         assert other.verify().problems == []
 
 
-def beside_rows(path: Path) -> list[Any]:
+def rows_of(path: Path) -> list[Any]:
     with ckstore.open(path, "r") as store:
         return store.catalog.versions()
 
@@ -576,7 +576,9 @@ def interposed(patch: pytest.MonkeyPatch, change: Callable[[], object]) -> list[
     return looks
 
 
-def test_what_the_target_thins_meanwhile_stays(origin: Path, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_version_that_the_target_thins_during_a_push(
+    origin: Path, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A version is stored against exact layers that another one gives up before the commit."""
     source, target = origin / "store", directory / "store"
     ckstore.init(target).close()
@@ -597,7 +599,7 @@ def test_what_the_target_thins_meanwhile_stays(origin: Path, directory: Path, mo
         assert store.verify().problems == []
 
 
-def test_a_version_or_parent_that_comes_or_goes_meanwhile(
+def test_a_version_or_parent_that_comes_or_goes_during_a_push(
     origin: Path, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, target = origin / "store", directory / "store"
@@ -692,9 +694,7 @@ def test_a_store_that_lies_is_refused_by_the_gate(directory: Path, lie: Callable
         assert store.catalog.leases() == []
 
 
-def test_what_was_compacted_while_it_was_looked_up_is_no_damage(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_compaction_during_the_search_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     find_missing, compacting = transfer_module.find_missing, []
 
     def found(version: Any, *arguments: Any) -> Any:

@@ -72,7 +72,7 @@ class Model:
 
 @pytest.mark.parametrize("scheme", ["lattice", "lc", "dynaquant"])
 @pytest.mark.parametrize("tolerance", [0.02, 0.2])
-def test_what_is_stored_is_within_the_tolerance(
+def test_stored_versions_are_within_the_tolerance(
     store: ckstore.Store, place: Path, scheme: Any, tolerance: float
 ) -> None:
     for step in range(3):
@@ -120,7 +120,7 @@ def test_the_most_aggressive_quality_that_is_tolerated_is_found(place: Path) -> 
         assert said.parameters["evaluations"] <= 5
 
 
-def test_what_is_tolerated_no_more_is_refined_from_the_last_choice(store: ckstore.Store, place: Path) -> None:
+def test_an_intolerable_choice_is_refined(store: ckstore.Store, place: Path) -> None:
     chosen = []
     for step, tolerance in enumerate((0.5, 0.5, 0.05)):
         model = Model(step)
@@ -228,7 +228,7 @@ def test_an_evaluation_that_fails(store: ckstore.Store, place: Path, call: int) 
     assert store.ingest(saved(place, 0), run="r").is_new
 
 
-def test_what_is_evaluated_is_what_a_checkout_writes(store: ckstore.Store, place: Path) -> None:
+def test_evaluated_files_equal_a_checkout(store: ckstore.Store, place: Path) -> None:
     """A directory with its links and empty directories, original and trial alike."""
     tree = place / "model"
     (tree / "sub").mkdir(parents=True)
@@ -371,7 +371,7 @@ def test_search_spaces() -> None:
 
 
 @pytest.mark.parametrize("scheme", ["lattice", "dynaquant"])
-def test_several_jobs_come_to_what_one_does(place: Path, scheme: Any) -> None:
+def test_several_jobs_find_the_choice_of_one(place: Path, scheme: Any) -> None:
     said = {}
     for jobs in (1, 3):
         with ckstore.init(place / f"{jobs}") as store:

@@ -24,7 +24,7 @@ def test_verify_reads_packs_and_not_the_cache(tmp_path: Path) -> None:
         assert store.verify().problems == []
 
 
-def test_progress_adds_up_to_what_was_foretold(tmp_path: Path) -> None:
+def test_progress_adds_up_to_its_total(tmp_path: Path) -> None:
     """Packs are part of it, and an object of many versions counts once."""
     weights = torch.randn(300, 256)
     with ckstore.init(tmp_path / "store") as store:

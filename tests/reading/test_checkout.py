@@ -77,7 +77,7 @@ def test_a_directory_is_replaced_whole(version: Version, tmp_path: Path) -> None
     assert {*os.listdir(tmp_path)} - {"store"} == {"source", "target"}
 
 
-def test_what_stood_there_comes_back_where_it_cannot_be_replaced(
+def test_a_failed_replacement_restores_the_previous_target(
     version: Version, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = tmp_path / "target"
@@ -97,7 +97,7 @@ def test_what_stood_there_comes_back_where_it_cannot_be_replaced(
     assert {*os.listdir(tmp_path)} - {"store"} == {"source", "target"}
 
 
-def test_a_link_comes_with_what_it_leads_through(tmp_path: Path) -> None:
+def test_a_link_comes_with_its_intermediate_links(tmp_path: Path) -> None:
     source = tmp_path / "source"
     (source / "step").mkdir(parents=True)
     torch.save({"w": torch.arange(3.0)}, source / "step" / "m.pt")

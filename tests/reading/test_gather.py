@@ -52,7 +52,7 @@ def cases(draw: st.DrawFn) -> tuple[int, tuple[int, ...], tuple[int, ...], list[
 @pytest.mark.parametrize("gap", [1, 8, 1 << 15])
 @pytest.mark.parametrize("sparse", [1, 1 << 21])
 @given(case=cases())
-def test_any_positions_of_any_strides_are_what_numpy_picks(gap: int, sparse: int, case: Any) -> None:
+def test_any_positions_of_any_strides_equal_those_of_numpy(gap: int, sparse: int, case: Any) -> None:
     offset, shape, strides, wanted = case
     extent = Extent(offset + 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)))
     before = gathering.GAP, gathering.SPARSE

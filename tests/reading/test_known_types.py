@@ -236,7 +236,7 @@ def test_an_allowed_class_is_not_initialised(tmp_path: Path) -> None:
     assert found["x"].value == 3
 
 
-def test_what_an_allowed_class_cannot_be_made_of_is_told(tmp_path: Path) -> None:
+def test_values_that_an_allowed_class_rejects_are_named(tmp_path: Path) -> None:
     torch.save({"x": Called(3), "w": torch.ones(1)}, tmp_path / "a.pt")
     with pytest.raises(UsageError, match=r"No \S+\.Called can be made of what the version holds"):
         state_dict_of(tmp_path / "a.pt", tmp_path / "store", allow=[Called])
@@ -273,7 +273,7 @@ def test_other_objects_are_kept_as_the_bytes_of_their_pickles(tmp_path: Path) ->
     assert torch.equal(loaded["sparse"].to_dense(), torch.eye(2))
 
 
-def test_what_cannot_be_pickled_is_named(tmp_path: Path) -> None:
+def test_unpicklable_values_are_named(tmp_path: Path) -> None:
     with (
         ckstore.init(tmp_path / "store") as store,
         pytest.raises(UsageError, match=r"function at f.* cannot be pickled"),
@@ -335,7 +335,7 @@ HOSTILE: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_what_no_type_writes_stays_unknown(tmp_path: Path, name: str) -> None:
+def test_values_that_no_type_writes_stay_unknown(tmp_path: Path, name: str) -> None:
     with open(tmp_path / "a.pt", "wb") as file:
         torch.save({"x": HOSTILE[name], "w": torch.ones(1)}, file)
     found = state_dict_of(tmp_path / "a.pt", tmp_path / "store", allow=[Config])

@@ -75,7 +75,7 @@ def version(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
         yield found
 
 
-def test_state_dicts_are_what_torch_loads(version: ckstore.Version) -> None:
+def test_state_dicts_equal_those_of_torch(version: ckstore.Version) -> None:
     found = version.state_dict()
     assert_same(found, views(), strides=False)
     assert storage_of(found["tied"]) == storage_of(found["tied_conj"]) == storage_of(found["tied_part"])
@@ -97,7 +97,7 @@ READERS: list[Callable[[ckstore.Version, str], Any]] = [
 
 
 @pytest.mark.parametrize("reader", range(len(READERS)))
-def test_values_are_those_that_torch_shows(version: ckstore.Version, reader: int) -> None:
+def test_values_equal_those_of_torch(version: ckstore.Version, reader: int) -> None:
     for path, tensor in views().items():
         found = np.asarray(READERS[reader](version, path))
         assert found.dtype == resolved(tensor).dtype

@@ -46,7 +46,7 @@ def one_array(arrays: dict[str, np.ndarray]) -> np.ndarray:
     ],
     ids=["npz", "npy"],
 )
-def test_a_series_takes_what_torch_files_take(
+def test_a_series_takes_the_bytes_of_torch_files(
     gpt_run: list[Path],
     tmp_path: Path,
     ending: str,
@@ -88,7 +88,7 @@ def arrays() -> dict[str, np.ndarray]:
     }
 
 
-def test_a_slice_decodes_only_what_it_touches(
+def test_a_slice_decodes_only_its_chunks(
     arrays: dict[str, np.ndarray], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     np.savez(tmp_path / "w.npz", **arrays)
@@ -165,7 +165,7 @@ def test_a_damaged_array_is_refused_when_it_is_read(arrays: dict[str, np.ndarray
     assert (tmp_path / "out").read_bytes() == data
 
 
-def test_ls_says_what_is_no_tensor(
+def test_ls_names_files_without_tensors(
     arrays: dict[str, np.ndarray], tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

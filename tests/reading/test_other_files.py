@@ -94,7 +94,7 @@ def series(gpt_run: list[Path], tmp_path_factory: pytest.TempPathFactory) -> tup
 
 
 @pytest.mark.parametrize("kind", WRITERS)
-def test_a_series_takes_what_torch_files_take(kind: str, series: tuple[list[Arrays], int], tmp_path: Path) -> None:
+def test_a_series_takes_the_bytes_of_torch_files(kind: str, series: tuple[list[Arrays], int], tmp_path: Path) -> None:
     ending, write, path_of = WRITERS[kind]
     arrays, torch_bytes = series
     paths = [tmp_path / f"step{number}{ending}" for number in range(len(arrays))]
@@ -138,7 +138,7 @@ def test_tensors_that_lie_side_by_side_have_storages_that_fit(tmp_path: Path) ->
                 np.testing.assert_array_equal(found[name].numpy(), array, strict=True)
 
 
-def test_what_needs_torch_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_that_need_torch_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     np.savez(tmp_path / "x.npz", w=np.ones(3))
     with ckstore.init(tmp_path / "store") as store:
         store.ingest(tmp_path / "x.npz", run="a", step=1)

@@ -106,7 +106,7 @@ def test_a_flipped_bit_takes_one_tensor(path: Path, tmp_path: Path, layer: int) 
         assert (tmp_path / "into" / f"x.pt{SUFFIX}").exists()
 
 
-def test_reads_name_what_is_damaged_and_read_everything_else(path: Path) -> None:
+def test_reads_name_damaged_tensors_and_read_all_others(path: Path) -> None:
     flip_in(path, "a@0", "model/b")
     with ckstore.open(path, "r") as store:
         for version in (store["a@0"], store["a@2"]):

@@ -61,7 +61,7 @@ def test_a_collector_that_works_less_is_left_alone(chosen: int) -> None:
     assert gc.get_threshold()[0] == chosen
 
 
-def test_thresholds_that_are_set_meanwhile_stay() -> None:
+def test_thresholds_set_inside_the_block_stay() -> None:
     with collection_seldom():
         gc.set_threshold(5000)
     assert gc.get_threshold()[0] == 5000

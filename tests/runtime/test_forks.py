@@ -49,7 +49,7 @@ def held_elsewhere(lock: forks.Lock) -> bool:
     return not found[0]
 
 
-def test_what_a_lock_guards_is_whole_in_a_child() -> None:
+def test_guarded_data_is_whole_in_a_child() -> None:
     lock, pair = forks.Lock(), [0, 0]
     is_over = threading.Event()
 

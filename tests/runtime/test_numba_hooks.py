@@ -18,7 +18,7 @@ def test_functions_may_leave_references_uncounted() -> None:
     assert numba_hooks.reference_counting(False) == {"_nrt": False}
 
 
-def test_what_is_kept_has_the_stamp_of_all_kernels() -> None:
+def test_cached_kernels_have_the_stamp_of_all_kernels() -> None:
     file = lattice.magnitude_top._cache._cache_file  # type: ignore[attr-defined]
     assert len(file._source_stamp) == 64
 

@@ -50,7 +50,7 @@ def test_nothing_is_made_once_it_is_closed() -> None:
     assert made in ([1, -1], [1, 2, -1])
 
 
-def test_what_goes_wrong_while_an_item_is_made_is_raised_where_it_is_asked_for() -> None:
+def test_errors_of_an_item_are_raised_on_its_request() -> None:
     def numbers() -> Generator[int, None, None]:
         yield 1
         raise ValueError("torn")
@@ -97,7 +97,7 @@ def test_items_are_shared_between_threads() -> None:
     assert len(set(shared(work, range(6), 3))) == 3
 
 
-def test_an_error_of_any_thread_is_raised_and_what_is_left_is_dropped() -> None:
+def test_an_error_of_any_thread_is_raised_and_the_rest_is_dropped() -> None:
     seen: list[int] = []
     here = threading.get_ident()
     begun = threading.Event()

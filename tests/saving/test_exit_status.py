@@ -76,7 +76,7 @@ def test_nobody_closes_and_everything_else_is_done_at_the_end(tmp_path: Path) ->
         ("saver.save(state(2)).add_done_callback(lambda future: None)", 1),
     ],
 )
-def test_who_is_told_of_an_error_says_how_the_program_ends(program: str, code: int, tmp_path: Path) -> None:
+def test_a_handler_of_an_error_decides_the_exit_code(program: str, code: int, tmp_path: Path) -> None:
     done = run(program, tmp_path)
     assert done.returncode == code, done.stderr
     assert (FAILED in done.stderr) == (code == 1)

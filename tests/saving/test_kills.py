@@ -63,7 +63,7 @@ def named_memory() -> set[str]:
 @pytest.mark.skipif(not Path("/proc/self").is_dir() or not Path("/dev/shm").is_dir(), reason="looks into Linux's /proc")
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("number", range(KILLS))
-def test_what_was_reported_is_there_and_nothing_is_left(number: int) -> None:
+def test_reported_versions_exist_and_nothing_is_left(number: int) -> None:
     chance = random.Random(number)
     before = named_memory()
     with scratch() as directory:

@@ -56,7 +56,7 @@ def state(step: int, size: int = 300) -> dict[str, Any]:
     return {"w": torch.randn(size, size, generator=generator), "step": step}
 
 
-def test_what_is_saved_is_the_state_at_the_call(store: ckstore.Store) -> None:
+def test_the_saved_state_is_that_at_the_call(store: ckstore.Store) -> None:
     model = torch.nn.Linear(200, 100)
     optimizer = torch.optim.AdamW(model.parameters())
     expected = []
@@ -78,7 +78,7 @@ def test_what_is_saved_is_the_state_at_the_call(store: ckstore.Store) -> None:
     assert store.verify().problems == []
 
 
-def test_tied_and_scattered_tensors_stay_what_they_are(store: ckstore.Store) -> None:
+def test_tied_and_scattered_tensors_stay_tied_and_scattered(store: ckstore.Store) -> None:
     base = torch.arange(600.0).reshape(20, 30)
     live = {
         "base": base,
@@ -108,7 +108,7 @@ def test_tied_and_scattered_tensors_stay_what_they_are(store: ckstore.Store) -> 
     assert store["main@1"].document.files[0].sha256 == store["other@1"].document.files[0].sha256
 
 
-def test_what_cannot_be_stored_is_named_before_anything_is_staged(store: ckstore.Store) -> None:
+def test_unstorable_values_are_named_before_anything_is_staged(store: ckstore.Store) -> None:
     class Config:
         pass
 
@@ -283,7 +283,7 @@ def test_older_versions_are_compacted_while_nothing_is_saved(store: ckstore.Stor
         assert store[f"a@{step}"].state_dict()["w"].equal(state(step)["w"])
 
 
-def test_older_versions_become_what_the_policy_says_while_nothing_is_saved(store: ckstore.Store) -> None:
+def test_the_policy_is_applied_while_nothing_is_saved(store: ckstore.Store) -> None:
     store.set_policy(Policy(retention=Retention(exact_last=2, keep_last=4)), "a")
     with store.saver("a") as saver:
         for step in range(6):
@@ -298,7 +298,7 @@ def test_older_versions_become_what_the_policy_says_while_nothing_is_saved(store
     assert store.verify().problems == []
 
 
-def test_a_process_that_is_killed_fails_what_it_had(store: ckstore.Store) -> None:
+def test_a_killed_process_fails_its_saves(store: ckstore.Store) -> None:
     saver = store.saver("a")
     first = saver.save(state(1))
     first.result()
@@ -371,7 +371,7 @@ def script(text: str, *arguments: object) -> subprocess.Popen[str]:
     )
 
 
-def test_the_last_save_of_a_script_that_closes_nothing_is_there(store: ckstore.Store) -> None:
+def test_the_last_save_of_a_script_that_closes_nothing_is_stored(store: ckstore.Store) -> None:
     program = script(
         """
         import sys, torch, ckstore

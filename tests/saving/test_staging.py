@@ -68,7 +68,7 @@ def read(scanned: ScannedVersion, *, hold: bool) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("hold", [False, True])
-def test_it_is_what_is_copied(staged: LiveState, hold: bool) -> None:
+def test_a_staged_state_equals_its_copy(staged: LiveState, hold: bool) -> None:
     assert staged.is_still
     still, copied = scan_state_dict(staged), scan_state_dict(replace(staged, is_still=False))
     assert read(still, hold=hold) == read(copied, hold=hold) == read(scan_state_dict(state()), hold=hold)

@@ -58,7 +58,7 @@ def test_an_empty_catalog_answers(catalog):
     assert catalog.find_lattices([]) == catalog.find_contents([1, 2]) == {}
 
 
-def test_lookups_find_what_is_there(filled):
+def test_lookups_find_existing_records(filled):
     keys = {key(identifier(f"object {number} {slot}")): slot for number in (1, 2, 3) for slot in range(3)}
     found = filled.find_lattices([*keys, 5, key("f" * 40)])
     assert {item: slot for item, (_, slot) in found.items()} == keys
@@ -114,7 +114,7 @@ def test_replacing_hands_children_to_the_grandparent(filled, store):
     assert filled.resolve("best").number == replaced.number
 
 
-def test_a_commit_checks_what_it_builds_on(filled, store):
+def test_a_commit_checks_its_requirements(filled, store):
     known = key(identifier("object 1 0"))
     write_version(filled, store, "gpt", 300, requires_lattices=[known, known], requires_contents=[known])
     with pytest.raises(ConflictError, match="removed meanwhile"):
@@ -556,7 +556,7 @@ def test_a_pack_in_the_place_of_another(filled):
     assert filled.moved_packs([first.pack, names[0]]) == {}
 
 
-def test_what_gc_leaves_a_mark_of(filled):
+def test_gc_leaves_a_mark(filled):
     assert filled.collected() == ""
     filled.note_collected("2026-07-01T12:00:00.000000Z")
     assert filled.collected() == "2026-07-01T12:00:00.000000Z"

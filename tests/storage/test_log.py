@@ -27,7 +27,7 @@ def test_records_come_back_in_order(store):
     assert log.append(store, UNTAG).name.startswith("000000000013-")
 
 
-def test_what_is_whole_of_a_damaged_log(store):
+def test_intact_records_of_a_damaged_log_are_read(store):
     paths = [log.append(store, {"change": "tag", "tag": "a", "version": number}) for number in range(1, 6)]
     assert log.read_whole(store) == (log.read_all(store), [])
     paths[1].write_bytes(paths[1].read_bytes()[:-1])

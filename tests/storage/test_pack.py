@@ -123,7 +123,7 @@ def test_large_members_use_zip64(store, monkeypatch):
         assert archive.testzip() is None
 
 
-def test_what_is_not_finished_leaves_nothing(store):
+def test_an_unfinished_pack_leaves_nothing(store):
     with PackWriter(store, "coarse") as writer:
         writer.add_bytes("a", b"x")
         assert len(os.listdir(store / "packs")) == 1

@@ -55,7 +55,7 @@ def age(path: Path) -> None:
     os.utime(path, (time.time() - 2 * unfinished.GRACE,) * 2)
 
 
-def test_the_next_checkout_removes_what_a_killed_one_left(store: ckstore.Store, tmp_path: Path) -> None:
+def test_the_next_checkout_removes_leftovers_of_a_killed_one(store: ckstore.Store, tmp_path: Path) -> None:
     left = kill(store, "a@0", tmp_path / "out.pt")
     store["a@0"].checkout(tmp_path / "out.pt")
     assert left.exists(), "another host may have begun it just now"
@@ -64,7 +64,7 @@ def test_the_next_checkout_removes_what_a_killed_one_left(store: ckstore.Store, 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["again.pt", "out.pt"]
 
 
-def test_what_stood_at_the_target_is_not_removed(store: ckstore.Store, tmp_path: Path) -> None:
+def test_previous_content_of_the_target_is_not_removed(store: ckstore.Store, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine").write_bytes(b"precious")
     left = kill(store, "b@0", tmp_path / "out")

@@ -33,7 +33,7 @@ def member(size: int, offset: int = 7) -> Member:
 
 
 @pytest.mark.parametrize(("size", "offset"), [(5, 7), (FULL - 1, FULL - 1), (FULL, 7), (5, FULL), (FULL + 9, FULL + 1)])
-def test_a_directory_holds_long_fields_for_what_is_too_large(size: int, offset: int) -> None:
+def test_a_directory_holds_long_fields_for_large_values(size: int, offset: int) -> None:
     record = central_record(PLAIN, member(size, offset))
     fields = read_central(b"x" + record, 1)
     long = [number for number in (size, size, offset) if number >= FULL]
@@ -54,7 +54,7 @@ def test_a_local_record_holds_sizes(size: int, extra: bytes) -> None:
 
 
 @pytest.mark.parametrize(("size", "length"), [(FULL - 1, 16), (FULL, 24)])
-def test_sizes_stand_behind_what_is_streamed(size: int, length: int) -> None:
+def test_sizes_follow_streamed_data(size: int, length: int) -> None:
     fields = read_local(local_record(STREAMED, member(size)))
     assert (fields.crc, fields.packed, fields.size, fields.extra_length) == (0, 0, 0, 0)
     assert len(descriptor(member(size))) == length

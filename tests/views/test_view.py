@@ -69,7 +69,7 @@ def test_groups_follow_the_paths(version: Version) -> None:
     assert group["state/[1]/[1]"][...].tobytes() == np.full(2, -0.0, np.float32).tobytes()
 
 
-def test_every_array_holds_what_went_in(version: Version, source: dict[str, Any]) -> None:
+def test_every_array_holds_the_ingested_values(version: Version, source: dict[str, Any]) -> None:
     for path in version:
         array = version.arrays[path]
         lazy = version[path]

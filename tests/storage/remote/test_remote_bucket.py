@@ -121,7 +121,7 @@ def test_a_deletion_that_is_refused_is_final(server: Answers) -> None:
     assert "refused log/1" in said_at_once(lambda: server.bucket().delete(["log/1"]))
 
 
-def test_a_refusal_of_those_who_ask_too_often_is_waited_for(server: Answers) -> None:
+def test_a_refusal_of_too_many_requests_is_waited_for(server: Answers) -> None:
     server.status, server.body = 403, code("SlowDown")
     for request in REQUESTS.values():
         with pytest.raises(UnreachableError):
@@ -209,7 +209,9 @@ def test_an_address_that_is_none_is_refused(address: str, monkeypatch: pytest.Mo
         ObstoreBucket("s3://models/team-a", {"endpoint": address})
 
 
-def test_what_is_gone_is_deleted_everywhere(bucket: ObstoreBucket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deleting_a_missing_object_succeeds_on_every_service(
+    bucket: ObstoreBucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Google Cloud Storage and Azure end at a name that is not there."""
     import obstore
 

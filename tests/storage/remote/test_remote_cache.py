@@ -60,7 +60,7 @@ def test_a_gap_that_another_thread_is_fetching(directory: Path) -> None:
     cache.close()
 
 
-def test_what_is_read_first_is_fetched_first(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_are_fetched_in_reading_order(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache_module, "_REQUESTS", 1)
     asked = []
 
@@ -81,7 +81,7 @@ def test_what_is_read_first_is_fetched_first(directory: Path, monkeypatch: pytes
     assert asked == [("b", 60, 2), ("a", 50, 2), ("b", 0, 1), ("a", 0, 1), ("a", 100, 1)]
 
 
-def test_what_comes_while_it_is_looked_for_is_not_fetched_again(directory: Path) -> None:
+def test_blocks_that_arrive_during_the_look_up_are_not_fetched_again(directory: Path) -> None:
     may_end, asked = threading.Event(), []
 
     def fetch(pack: str, offset: int, length: int) -> bytes:

@@ -51,7 +51,7 @@ def records(server: SimulatedServer) -> list[str]:
 
 
 @pytest.mark.parametrize("missing", [False, True])
-def test_who_wrote_a_pack_puts_it_again(
+def test_the_writer_of_a_pack_puts_it_again(
     server: SimulatedServer, directory: Path, paths: list[Path], monkeypatch: pytest.MonkeyPatch, missing: bool
 ) -> None:
     before = len(records(server))
@@ -71,7 +71,7 @@ def test_who_wrote_a_pack_puts_it_again(
         assert reader.verify().problems == []
 
 
-def test_who_has_read_a_pack_puts_it_again(
+def test_a_reader_of_a_pack_puts_it_again(
     server: SimulatedServer, directory: Path, paths: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with ckstore.open(URL, cache=directory / "b") as reader:
@@ -83,7 +83,7 @@ def test_who_has_read_a_pack_puts_it_again(
         same(store, paths, directory / "out")
 
 
-def test_what_nobody_has_is_stored_again_and_others_hear_of_it(
+def test_lost_objects_are_stored_again_and_other_mirrors_follow(
     server: SimulatedServer, directory: Path, paths: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with ckstore.open(URL, cache=directory / "other") as other:
@@ -141,7 +141,7 @@ def test_a_lost_exact_layer_comes_back_with_a_copy(
         assert other.verify().problems == []
 
 
-def test_of_two_who_heal_one_version_the_second_is_told(
+def test_the_second_of_two_repairs_is_refused(
     server: SimulatedServer, directory: Path, paths: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for pack in exact_packs(server):

@@ -89,9 +89,7 @@ def test_a_store_is_made_despite_faults(directory: Path, proxy: Scripted, fault:
         ckstore.init(url, options={"endpoint": proxy.url}, cache=directory / "b")
 
 
-def test_what_repeating_does_not_mend_is_said_at_once(
-    directory: Path, proxy: Scripted, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_permanent_errors_are_raised_at_once(directory: Path, proxy: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bucket_module, "_PAUSE", 1000.0)
     with pytest.raises(CkstoreError, match=r"There is no bucket nobody, or .*; make it first"):
         put_own(ObstoreBucket("s3://nobody/store", {"endpoint": proxy.url}), "log/1", b"ours")

@@ -64,7 +64,7 @@ def once_published(store: ckstore.Store, monkeypatch: pytest.MonkeyPatch, task: 
     monkeypatch.setattr(store.packs, "publish", published)
 
 
-def test_what_a_version_is_compacted_against_is_freed_by_another_mirror(
+def test_another_mirror_frees_the_base_of_a_compaction(
     server: SimulatedServer, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with ckstore.init(URL, cache=directory / "a") as store:
@@ -86,7 +86,7 @@ def test_what_a_version_is_compacted_against_is_freed_by_another_mirror(
         assert store.verify().problems == []
 
 
-def test_a_version_that_was_thinned_meanwhile_does_not_become_exact_again(
+def test_a_concurrently_thinned_version_does_not_become_exact_again(
     server: SimulatedServer, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with ckstore.init(URL, cache=directory / "a") as store:
@@ -206,7 +206,7 @@ def test_a_forked_process_fetches_for_itself(server: SimulatedServer, directory:
         assert os.waitpid(child, 0)[1] == 0
 
 
-def test_who_wrote_a_pack_verifies_what_others_read(server: SimulatedServer, directory: Path) -> None:
+def test_the_writer_of_a_pack_verifies_the_bytes_in_the_bucket(server: SimulatedServer, directory: Path) -> None:
     with ckstore.init(URL, cache=directory / "a") as store:
         store.ingest(state(0), run="r", step=0, hot=0)
         assert store.verify().problems == []
@@ -376,7 +376,7 @@ def test_a_pack_that_is_mapped_is_whole_before_it_has_its_name(
         assert synced == [len(mapped)]
 
 
-def test_who_waits_for_a_slow_put_of_another_process_does_not_give_up_before_that(
+def test_a_writer_waits_for_a_slow_put_of_another_process(
     server: SimulatedServer, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bucket_module, "PATIENCE", 5.0)

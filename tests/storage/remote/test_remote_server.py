@@ -159,7 +159,7 @@ def test_a_server_that_ignores_conditions_is_refused(monkeypatch: pytest.MonkeyP
         assert not list(directory.iterdir())
 
 
-def test_processes_read_a_bucket_and_see_what_came(server: ObjectStore, directory: Path) -> None:
+def test_processes_read_a_bucket_and_follow_it(server: ObjectStore, directory: Path) -> None:
     """A worker that has the store open follows it: versions stored since are found and verified."""
     with (
         ckstore.init(f"{server.url}/bulk", options=server.options) as store,

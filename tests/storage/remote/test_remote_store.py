@@ -67,7 +67,7 @@ def same(store: ckstore.Store, paths: list[Path], target: Path, run: str = "gpt"
         target.unlink()
 
 
-def test_what_one_machine_stores_another_one_restores(server: SimulatedServer, directory: Path) -> None:
+def test_one_machine_restores_versions_of_another(server: SimulatedServer, directory: Path) -> None:
     paths = files(directory, 4)
     with ckstore.init(URL, cache=directory / "a") as store:
         for step, path in enumerate(paths):
@@ -128,7 +128,7 @@ def test_a_store_that_stays_open_hears_of_others(
         assert first.catalog.versions() == []
 
 
-def test_what_was_heard_just_now_is_not_asked_for_again(server: SimulatedServer, directory: Path) -> None:
+def test_fresh_answers_are_not_requested_again(server: SimulatedServer, directory: Path) -> None:
     with ckstore.init(URL, cache=directory / "a") as store:
         store.ingest(state(0), run="gpt", step=0)
         store.catalog.refresh()
@@ -137,7 +137,7 @@ def test_what_was_heard_just_now_is_not_asked_for_again(server: SimulatedServer,
         assert server.requests.total() == before
 
 
-def test_a_writer_that_is_behind_commits_upon_what_others_did(
+def test_a_writer_that_is_behind_commits_on_top_of_others(
     server: SimulatedServer, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paths = files(directory, 3)
@@ -199,7 +199,7 @@ def packs_in(server: SimulatedServer) -> set[str]:
     return {name.removeprefix("packs/") for name in server.objects if name.startswith("packs/")}
 
 
-def test_gc_deletes_what_went_however_often_it_is_called(server: SimulatedServer, directory: Path) -> None:
+def test_gc_deletes_dropped_packs_however_often_it_is_called(server: SimulatedServer, directory: Path) -> None:
     """The time that readers are given is counted from when a pack went, and not from when that was last looked at."""
     paths = files(directory, 4)
     with ckstore.init(URL, cache=directory / "a") as store:
@@ -218,7 +218,7 @@ def test_gc_deletes_what_went_however_often_it_is_called(server: SimulatedServer
         assert records == sum(name.startswith("log/") for name in server.objects)
 
 
-def test_compactions_delete_what_versions_were_stored_in(
+def test_compactions_delete_raw_packs(
     server: SimulatedServer, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not at once, since others may be reading it, and not only when somebody calls gc."""
@@ -251,7 +251,7 @@ def test_compactions_delete_what_versions_were_stored_in(
         assert store.verify().problems == []
 
 
-def test_who_may_not_delete_compacts_all_the_same(
+def test_a_writer_without_permission_to_delete_compacts_all_the_same(
     server: SimulatedServer, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(self: SimulatedBucket, names: Any) -> None:
@@ -293,7 +293,7 @@ def test_gc_makes_a_copy_again_that_went_once(
         assert store.verify().problems == []
 
 
-def test_gc_plans_again_where_its_copy_went_meanwhile(
+def test_gc_plans_again_where_its_copy_was_deleted(
     server: SimulatedServer, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with ckstore.init(URL, cache=directory / "a") as store, ckstore.open(URL, cache=directory / "b") as other:
@@ -313,7 +313,7 @@ def test_gc_plans_again_where_its_copy_went_meanwhile(
         assert store.verify().problems == other.verify().problems == []
 
 
-def test_gc_tells_what_compactions_have_left(server: SimulatedServer, directory: Path) -> None:
+def test_gc_reports_leftovers_of_compactions(server: SimulatedServer, directory: Path) -> None:
     """That takes space until it is deleted, and counts once."""
     with ckstore.init(URL, cache=directory / "a") as store:
         for step in range(3):
@@ -330,7 +330,7 @@ def test_gc_tells_what_compactions_have_left(server: SimulatedServer, directory:
         assert store.gc(dry_run=True) == store.gc() == GcReport()
 
 
-def test_old_snapshots_go_and_what_the_clock_was_asked_with(server: SimulatedServer, directory: Path) -> None:
+def test_old_snapshots_and_clock_probes_are_deleted(server: SimulatedServer, directory: Path) -> None:
     with ckstore.init(URL, cache=directory / "a") as store:
         for step in range(2):
             store.ingest(state(step), run="gpt", step=step)
@@ -390,7 +390,7 @@ def test_verify_finds_nothing_wrong_while_versions_are_compacted(
         assert not any(row.hot for row in store.catalog.versions())
 
 
-def test_a_reader_finds_what_gc_has_moved(server: SimulatedServer, directory: Path) -> None:
+def test_a_reader_finds_objects_that_gc_has_moved(server: SimulatedServer, directory: Path) -> None:
     paths = files(directory, 4)
     with ckstore.init(URL, cache=directory / "a") as store, ckstore.open(URL, cache=directory / "b") as reader:
         for step, path in enumerate(paths):
@@ -452,7 +452,7 @@ def test_a_store_that_was_made_again_is_another_one(server: SimulatedServer, dir
             store.catalog.refresh()
 
 
-def test_what_others_change_while_a_store_is_verified_is_no_problem(
+def test_concurrent_changes_are_no_problem_for_verify(
     server: SimulatedServer, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paths = files(directory, 3)
@@ -507,7 +507,7 @@ def test_cached_bytes_are_checked(server: SimulatedServer, directory: Path) -> N
             block.write_bytes(data)
 
 
-def test_what_cannot_hold_a_store(server: SimulatedServer, directory: Path) -> None:
+def test_places_that_cannot_hold_a_store_are_refused(server: SimulatedServer, directory: Path) -> None:
     with pytest.raises(NoStoreError, match="is not a store; run `ckstore init s3://models/team-a`"):
         ckstore.open(URL, cache=directory / "a")
     server.ignores_conditions = True
@@ -545,7 +545,7 @@ def test_options_hold_no_secret(directory: Path) -> None:
         ckstore.init(URL, options={"secret_access_key": "x"}, cache=directory)
 
 
-def test_packs_that_others_put_meanwhile_do_not_keep_gc_from_its_change(
+def test_packs_that_others_put_do_not_keep_gc_from_its_change(
     server: SimulatedServer, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paths = files(directory, 3)
@@ -635,7 +635,7 @@ def test_gc_frees_space_while_others_commit(
         assert store.catalog.differences() == []
 
 
-def test_gc_plans_again_where_others_commit_what_it_would_remove(
+def test_gc_plans_again_where_others_commit_its_garbage(
     server: SimulatedServer, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with ckstore.init(URL, cache=directory / "a") as store, ckstore.open(URL, cache=directory / "b") as other:
@@ -676,7 +676,7 @@ def test_gc_reads_nothing_between_a_commit_of_others_and_its_own(
         assert other.verify().problems == []
 
 
-def test_gc_gives_up_where_others_commit_what_it_would_remove_all_the_time(
+def test_gc_gives_up_where_others_keep_committing_its_garbage(
     server: SimulatedServer, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with ckstore.init(URL, cache=directory / "a") as store, ckstore.open(URL, cache=directory / "b") as other:
