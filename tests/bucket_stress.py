@@ -224,7 +224,7 @@ def _end(pid: int) -> None:
 
 
 def _conclude(directory: Path, names: list[str], outcome: Outcome) -> None:
-    """Check everything once nobody is at work: from a place that has seen nothing, and from each mirror."""
+    """Check everything after all work: from a place that has seen nothing, and from each mirror."""
     journal = Journal(directory / "journal")
     said = Counter(line[0] for line in journal.read())
     outcome.commits, outcome.collections = said["done"], said["collected"]

@@ -86,7 +86,7 @@ def listing(store: Path | str) -> dict[str, int]:
 
 
 def contents(store: Path | str) -> dict[str, tuple[Any, bytes]]:
-    """Names, times and bytes of whatever lies in a store's directory, or in its part of a bucket."""
+    """Return names, times and bytes of all files in a store's directory, or in its part of a bucket."""
     place = root.place(store)
     if isinstance(place, str):
         bucket = ObstoreBucket(place, {})

@@ -37,7 +37,7 @@ def wide(tensor: torch.Tensor) -> np.ndarray:
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors agree in dtype, shape and every bit."""
+    """Return whether two tensors agree in dtype, shape and every bit."""
     if (one.dtype, one.shape) != (other.dtype, other.shape):
         return False
     left, right = (tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (one, other))

@@ -61,7 +61,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session", autouse=True)
 def stores_in_a_bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Where `CKSTORE_TEST_PLACE=bucket`, the stores of tests are remote ones."""
+    """With `CKSTORE_TEST_PLACE=bucket`, make the stores of tests remote ones."""
     if os.environ.get(places.VARIABLE) != "bucket":
         yield
         return
@@ -76,13 +76,13 @@ def _as_marked(node: pytest.Item | pytest.Collector) -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def encoded_in_module(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Where a module is marked `encoded`, its versions are encoded at once, those of its fixtures too."""
+    """In a module marked `encoded`, encode versions at once, those of its fixtures too."""
     yield from _as_marked(request.node)
 
 
 @pytest.fixture(autouse=True)
 def encoded_in_test(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Where a test is marked `encoded`, its versions are encoded at once."""
+    """In a test marked `encoded`, encode versions at once."""
     yield from _as_marked(request.node)
 
 

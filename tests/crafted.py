@@ -46,7 +46,7 @@ def sealed(text: bytes, tail: bytes, length: int | None = None) -> bytes:
 
 
 def with_manifest(pack: bytes, manifest: bytes) -> bytes:
-    """The bytes of a pack with another manifest, which is its last member; all else stays in its place."""
+    """Return the bytes of a pack with another manifest, which is its last member; all else stays in its place."""
     *head, size, place, comment = END.unpack(pack[-END.size :])
     directory = pack[place : place + size]
     last = directory.rfind(CENTRAL_MAGIC)
@@ -168,7 +168,7 @@ def pulled(path: Path, place: Path) -> VerifyReport:
 
 
 def everything(path: Path, out: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Everything that can be asked of a store, one after the other."""
+    """Yield every call on a store and its name."""
 
     def of(ask: Callable[[ckstore.Store], Any], mode: Any = "r") -> Callable[[], Any]:
         def asked() -> Any:

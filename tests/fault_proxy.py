@@ -59,7 +59,7 @@ class FaultProxy(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """The URL at which it listens."""
         return f"http://127.0.0.1:{self.server_address[1]}"
 
     def count(self, event: str) -> None:
@@ -159,7 +159,7 @@ def counts(url: str) -> Counter[str]:
 
 
 def set_rates(url: str, rates: Mapping[str, float]) -> None:
-    """Let a proxy be kinder or less kind."""
+    """Change the fault rates of a proxy."""
     request = urllib.request.Request(f"{url}{_OWN}rates", json.dumps(dict(rates)).encode(), method="PUT")
     urllib.request.urlopen(request, timeout=10).read()
 

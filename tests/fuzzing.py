@@ -181,7 +181,7 @@ def layouts(crafted: CraftedStore, random: random.Random) -> None:
 
 
 def catalogs(crafted: CraftedStore, random: random.Random) -> None:
-    """Cells of other types and values, rows that are gone or of other places, other tables, bytes of the file."""
+    """Cells of other types and values, missing rows and rows of other places, other tables, bytes of the file."""
     file = crafted.path / "catalog.sqlite"
     if random.random() < 0.3:
         file.write_bytes(flipped(file.read_bytes(), random))
@@ -452,7 +452,7 @@ class Watched:
             first = self._watch(left, first, kinds)
 
     def _watch(self, seconds: float, first: int, kinds: Sequence[str]) -> int:
-        """Watch one process; returns the seed to go on with."""
+        """Watch one process; return the seed to go on with."""
         command = [sys.executable, "-m", "tests.fuzzing", "--seconds", str(seconds), "--first", str(first)]
         command += [word for kind in kinds for word in ("--kind", kind)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:

@@ -1,4 +1,4 @@
-"""Two operations on one store, each in a process of its own, that take turns at their steps as a seed says.
+"""Two operations on one store, each in a process of its own, that take turns at their steps in a seed's order.
 
 A process stops before every step (see `tests.points_of_death`) and goes on when it is told to. One that waits for the
 other comes to no step; the other goes on then. One of the two may be killed at one of its steps.
@@ -17,14 +17,14 @@ from threading import Lock
 from ckstore.errors import CkstoreError
 from tests.points_of_death import FAILED, KILL, REFUSED, Steps
 
-#: Seconds after which a process that comes to no step is taken for one that waits for the other.
+#: Seconds after which a process that reaches no step counts as waiting for the other.
 PATIENCE = 0.2
 
 Operation = Callable[[Path], None]
 
 
 class _Turns(Steps):
-    """Waits before every step until it is told to go on."""
+    """Waits before every step for its turn."""
 
     def __init__(self, root: Path, at: int, said: int, told: int) -> None:
         super().__init__(root, KILL, at)
@@ -57,7 +57,7 @@ class _Child:
         os.close(told)
 
     def comes(self, patience: float) -> bool:
-        """Whether it has come to a step, within some seconds; it may have ended instead."""
+        """Return whether it reaches a step, within some seconds; it may have ended instead."""
         if not select.select([self._said], [], [], patience)[0]:
             return False
         if os.read(self._said, 1):
@@ -69,7 +69,7 @@ class _Child:
         return False
 
     def go(self) -> None:
-        """Let it make its step."""
+        """Allow it one step."""
         os.write(self._told, b".")
 
 

@@ -31,7 +31,7 @@ def _bucket(path: Any) -> ObstoreBucket:
 
 
 def let_paths_be_urls() -> ExitStack:
-    """Let paths mean URLs, for all that makes, finds and opens a store in this process, until the stack is closed."""
+    """Make paths mean URLs, for all that makes, finds and opens a store in this process, until the stack is closed."""
     place, find_store, open_repository = root.place, root.find_store, Repository.__init__
 
     def moved(given: Any) -> str:

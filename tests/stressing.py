@@ -41,7 +41,7 @@ from tests.checkpoints import scratch
 from tests.children import exit_code, fork
 
 SHAPE = (280, 256)
-#: Seconds that a wait may take which nobody causes.
+#: Seconds that a wait without a cause may take.
 LONGEST = 10.0
 #: Versions that a run keeps.
 KEPT = 8
@@ -126,7 +126,7 @@ class Worker:
             start = time.monotonic()
             with self._watched(verb):
                 call()
-            # Collections of garbage need moments in which nobody writes, however slow the machine is.
+            # Collections of garbage need moments without writers, however slow the machine is.
             time.sleep(self.random.expovariate(1 / (0.3 + 2 * (time.monotonic() - start))))
 
     @contextmanager
@@ -334,7 +334,7 @@ WORKERS = ("writer1", "writer2", "writer3", "writer4", "reader1", "reader2", "fo
 
 
 def stress(seconds: float, seed: int, workers: tuple[str, ...] = WORKERS) -> Outcome:
-    """Let processes work on one store and kill them, for some seconds; then check all of it."""
+    """Run processes on one store and kill them, for some seconds; then check all of it."""
     chosen = random.Random(seed)
     with scratch() as directory:
         path = directory / "store"
@@ -381,7 +381,7 @@ def _child(path: Path, journal: Journal, name: str, seed: float) -> int:
 
 
 def _conclude(path: Path, journal: Journal, outcome: Outcome) -> None:
-    """Check everything once nobody is at work: before and after a recovery and a collection of garbage."""
+    """Check everything after all work: before and after a recovery and a collection of garbage."""
     worker = Worker(path, journal, "reader0", 0)
     last: Any = None
     for verb in (lambda: None, lambda: recover(path), lambda: worker.collector()[1]()):

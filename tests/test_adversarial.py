@@ -1,4 +1,4 @@
-"""Values that break codecs come back bit for bit, whatever version follows which."""
+"""Values that break codecs come back bit for bit, in any order of versions."""
 
 from __future__ import annotations
 

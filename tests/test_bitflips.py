@@ -146,7 +146,7 @@ def names(folder: Path) -> list[Path]:
 
 
 def test_bytes_of_a_versions_packs(whole: Whole, copy: Path) -> None:
-    """Bytes of the second version's two packs, and fewer of those of the first that it is stored against."""
+    """Bytes of the second version's two packs, and fewer of the first's, which it is stored against."""
     with ckstore.open(copy, "r") as store:
         packs = [copy / "packs" / row.name for row in store.catalog.packs()]
     assert len(packs) == 4
@@ -309,7 +309,7 @@ def recovered_of(whole: Whole) -> Any:
 
 @pytest.mark.skipif(not os.environ.get("CKSTORE_FLIPS"), reason="CKSTORE_FLIPS=1 tries every bit")
 def test_every_bit_of_packs_and_log(copy: Path) -> None:
-    """A pack's name and a record's digest are those of all its bytes: there is no flip that they do not change."""
+    """A pack's name and a record's digest cover all its bytes: every flip changes them."""
     tried = 0
     for path in [*names(copy / "packs"), *names(copy / "log")]:
         data = path.read_bytes()

@@ -150,7 +150,7 @@ def test_a_legacy_torch_file_comes_back_as_one(store: ckstore.Store, place: Path
     check_deviations(version, loaded(path), loaded(place / "out.pt"))
 
 
-def test_of_a_directory_files_without_coarse_values_are_exact(store: ckstore.Store, place: Path) -> None:
+def test_files_without_coarse_values_in_a_directory_are_exact(store: ckstore.Store, place: Path) -> None:
     source = place / "model"
     source.mkdir()
     weight = draw(300, 256).numpy()
@@ -241,7 +241,7 @@ def test_verify_finds_values_that_decode_differently(
 
 
 @pytest.mark.parametrize("kind", ["linear", "rounded"])
-def test_verify_finds_integers_that_are_not_those_of_the_id(
+def test_verify_finds_integers_that_contradict_their_id(
     written: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     from ckstore.objects.reader import ObjectReader
@@ -397,7 +397,7 @@ def test_a_coarse_version_has_no_exact_values(written: Path) -> None:
 
 
 def test_objects_that_a_coarse_version_holds_exactly_are_read_exactly(store: ckstore.Store) -> None:
-    """They may have a linear lattice below their exact layer."""
+    """Such objects may have a linear lattice below their exact layer."""
     weight = draw(300, 256)
     store.ingest({"w": weight}, run="r", step=0)
     version = stored(store, {"w": weight, "v": draw(300, 256, seed=1)}, run="r", step=1)

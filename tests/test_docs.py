@@ -82,7 +82,7 @@ def blocks(page: Path) -> list[tuple[str, str]]:
 
 
 def is_program(page: Path) -> bool:
-    """Whether the first block of a page is a script that trains, and imports a guest for it."""
+    """Return whether the first block of a page is a script that trains, and imports a guest for it."""
     kind, text = blocks(page)[0]
     return kind == "python" and GUEST.search(text) is not None
 
@@ -280,7 +280,7 @@ def test_every_page_can_be_reached_from_the_readme():
     assert set(PAGES) <= seen
 
 
-def test_the_training_loop_goes_on_where_it_was_killed(tmp_path: Path):
+def test_the_training_loop_resumes_where_it_was_killed(tmp_path: Path):
     script = next(text for kind, text in blocks(DOCS / "how-to" / "training-loop.md") if kind == "python")
     killed = (
         "import os, signal\nfrom ckstore import Store\n"

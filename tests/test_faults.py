@@ -1,4 +1,4 @@
-"""A process that is killed, a disk that is full and a file that changes while it is read leave the store as it was."""
+"""Killed processes, full disks and files that change while they are read leave the store unchanged."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_an_ingest_that_is_killed(store: ckstore.Store, paths: list[Path], step:
 
 
 def test_an_ingest_that_is_killed_at_any_checkpoint(store: ckstore.Store, paths: list[Path]) -> None:
-    """Also at those of the reservation, the lease and the clean-up, whichever there are."""
+    """The steps of the reservation, the lease and the clean-up are among them."""
     done, wanted = KILLED, 0
     while done == KILLED:
         wanted += 1
@@ -182,7 +182,7 @@ def test_an_ingest_that_is_killed_at_random_times(store: ckstore.Store, paths: l
 
 
 def unchanged(store: ckstore.Store) -> Callable[[], bool]:
-    """Asks later whether versions and files are still those of now."""
+    """Return a check that versions and files are unchanged since now."""
     rows, files = store.catalog.versions(), listing(store.place)
     return lambda: store.catalog.versions() == rows and listing(store.place) == files
 
@@ -207,7 +207,7 @@ def test_a_file_size_limit(store: ckstore.Store, paths: list[Path]) -> None:
 @pytest.mark.encoded
 @pytest.mark.parametrize("part", range(6))
 def test_a_full_disk(store: ckstore.Store, paths: list[Path], part: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No space at the n-th write of a pack, wherever that is."""
+    """The n-th write of a pack finds no space."""
     same = unchanged(store)
     calls = 0
     places = [PackWriter._add_metadata, PackWriter._add_chunk]
@@ -251,7 +251,7 @@ def test_an_fsync_that_fails(store: ckstore.Store, paths: list[Path], monkeypatc
 def test_a_commit_that_is_refused_leaves_no_packs(
     store: ckstore.Store, paths: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another process took the same step in the meantime: `recover` must not bring the loser back in its place."""
+    """Another process took the same step in between: `recover` must not bring the loser back in its place."""
     catalog = store.catalog
     monkeypatch.setattr(catalog, "at_step", lambda run, step: None)
     same = unchanged(store)
@@ -270,7 +270,7 @@ def test_a_commit_that_is_refused_leaves_no_packs(
 def test_an_ingest_after_one_whose_packs_could_not_be_removed(
     store: ckstore.Store, paths: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing of it is known any more, whatever went wrong when it was taken back."""
+    """Nothing of it is known any more, however its removal failed."""
 
     def interrupted(*arguments: Any, **options: Any) -> None:
         raise KeyboardInterrupt

@@ -119,7 +119,7 @@ def test_a_fork_does_not_wait_for_another_process(store: ckstore.Store) -> None:
 
 @pytest.mark.local  # The client of an object store does not survive a fork.
 def test_a_recovery_does_not_wait_for_a_child(store: ckstore.Store) -> None:
-    """However long it lives, it does not keep the catalog in its place."""
+    """A child does not keep the catalog in its place, however long it lives."""
     told, tell = os.pipe()
     with held(place_lock(store.path)):
         child = fork(lambda: os.read(told, 1) and None)

@@ -104,7 +104,7 @@ def test_the_store_takes_every_layer_that_the_format_describes(written: Path):
     assert any("against" in reference for reference in blobs)
 
 
-def test_ids_and_places_in_the_catalog_are_those_of_the_format(written: Path):
+def test_ids_and_places_in_the_catalog_follow_the_format(written: Path):
     reader = Reader(written / "store")
     with contextlib.closing(sqlite3.connect(written / "store" / "catalog.sqlite")) as catalog:
         assert catalog.execute("PRAGMA application_id").fetchone() == (0x434B5354,)
@@ -128,7 +128,7 @@ def test_ids_and_places_in_the_catalog_are_those_of_the_format(written: Path):
         assert held.data[offset : offset + 4] == b"CKM1"
 
 
-def test_the_log_is_as_the_format_says(written: Path):
+def test_the_log_follows_the_format(written: Path):
     tagged, rebased = Reader(written / "store").log
     assert (rebased["change"], rebased["versions"]) == ("rebase", [4])
     assert {key: value for key, value in tagged.items() if key != "created"} == {

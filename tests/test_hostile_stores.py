@@ -1,4 +1,4 @@
-"""Stores that someone sent: whatever they say, every verb ends in time, in bounds, and in a sentence."""
+"""Stores from others: every verb ends in time, in bounds, and in a sentence, whatever they contain."""
 
 from __future__ import annotations
 

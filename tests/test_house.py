@@ -71,12 +71,12 @@ def test_the_contract_of_verbs_has_all_of_them() -> None:
 
 
 @pytest.mark.parametrize("path", sorted(set(re.findall(r"`((?:ckstore|tests|tools|docs)/[^`\s]*)`", PAGE))))
-def test_files_that_the_page_names_are_there(path: str) -> None:
+def test_files_named_on_the_page_exist(path: str) -> None:
     assert (REPOSITORY / path).exists()
 
 
 @pytest.mark.parametrize("name", sorted(set(NAMED.findall(PSEUDOCODE))))
-def test_names_in_the_pseudocode_are_there(name: str) -> None:
+def test_names_in_the_pseudocode_exist(name: str) -> None:
     parts = name.split(".")
     found: Any = ckstore
     for depth, part in enumerate(parts, 1):

@@ -55,13 +55,13 @@ def check(store: ckstore.Store, expected: dict[str, Any], out: Path) -> None:
     assert store.verify().problems == []
 
 
-def test_it_reads(old: tuple[Path, dict[str, Any]]) -> None:
+def test_old_stores_are_read(old: tuple[Path, dict[str, Any]]) -> None:
     path, expected = old
     with ckstore.open(path, "r") as store:
         check(store, expected, path.parent / "out")
 
 
-def test_it_is_recovered(old: tuple[Path, dict[str, Any]]) -> None:
+def test_old_stores_are_recovered(old: tuple[Path, dict[str, Any]]) -> None:
     path, expected = old
     (path / "catalog.sqlite").unlink()
     assert recover(path).problems == []
@@ -69,7 +69,7 @@ def test_it_is_recovered(old: tuple[Path, dict[str, Any]]) -> None:
         check(store, expected, path.parent / "out")
 
 
-def test_it_goes_on(old: tuple[Path, dict[str, Any]]) -> None:
+def test_old_stores_take_new_versions(old: tuple[Path, dict[str, Any]]) -> None:
     path, expected = old
     with ckstore.open(path) as store:
         weights = store["a@3"].state_dict()

@@ -55,7 +55,7 @@ def test_stores_that_cannot_be_made_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["directory", "bucket"])
-def test_a_closed_store_says_so(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_store_refuses_calls(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server = SimulatedServer()
     monkeypatch.setattr(mirror, "ObstoreBucket", lambda url, options: SimulatedBucket(server))
     where = tmp_path / "store" if place == "directory" else "s3://models/store"

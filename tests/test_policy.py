@@ -13,7 +13,7 @@ from ckstore.errors import UsageError
 from ckstore.policy import Policy
 
 
-def test_a_policy_is_exact_unless_it_says_otherwise() -> None:
+def test_a_policy_is_exact_by_default() -> None:
     assert not Policy().is_coarse
     assert Policy("coarse").is_coarse
     assert not Policy("coarse").is_bounded
@@ -56,7 +56,7 @@ def test_a_version_reports_its_policy() -> None:
     }
 
 
-def test_a_policy_with_settings_is_kept_and_said(tmp_path: Path) -> None:
+def test_a_policy_with_settings_is_kept_and_shown(tmp_path: Path) -> None:
     policy = Policy("coarse", "dynaquant", settings=DynaQuantSettings(levels=8, metric="sensitivity"))
     assert Policy.from_text(policy.to_text()) == policy
     assert "levels 8" in str(policy)

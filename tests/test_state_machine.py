@@ -29,7 +29,7 @@ HOT = [None, 0, 9]
 
 
 class Crash(BaseException):
-    """The process is gone."""
+    """The process dies."""
 
 
 def first_weights(seed: int) -> dict[str, torch.Tensor]:

@@ -94,7 +94,7 @@ def test_ingest_again(ckstore, coarse: Path) -> None:
     assert (coarse / "out.pt").read_bytes() == (coarse / "in" / "step10.pt").read_bytes()
 
 
-def test_checkout_says_on_stderr_that_values_are_coarse(ckstore, coarse: Path) -> None:
+def test_checkout_names_coarse_values_on_stderr(ckstore, coarse: Path) -> None:
     result = ckstore("checkout", "gpt@20", "-o", "out.pt")
     assert "Version 3 is coarse" in result.sentence
     assert "ckstore show 3" in result.sentence
@@ -180,7 +180,7 @@ def test_show_prints_the_loss_of_each_tensor(ckstore, coarse: Path) -> None:
     assert "scheme lattice" in text
 
 
-def test_show_of_an_exact_version_says_that_nothing_is_lost(ckstore, filled: Path) -> None:
+def test_show_reports_that_an_exact_version_lost_nothing(ckstore, filled: Path) -> None:
     shown = ckstore("show", "gpt@10", "--json").json
     assert (shown["fidelity"], shown["coarse"]) == ("exact", None)
     assert all(item["error"] is None for item in shown["tensors"])

@@ -47,7 +47,7 @@ def test_files_without_a_step_go_in_by_name(ckstore, place: Path) -> None:
     assert [item["step"] for item in result] == [0, None, None]
 
 
-def test_where_steps_come_from(ckstore, place: Path) -> None:
+def test_step_from_selects_the_source_of_steps(ckstore, place: Path) -> None:
     for number in (1, 2, 10):
         torch.save({"w": torch.full((3,), float(number)), "step": 0}, place / f"net_50sims_{number}.pth.tar")
     paths = sorted(place.glob("net_*"))

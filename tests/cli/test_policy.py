@@ -13,7 +13,7 @@ from ckstore.policy import Policy
 from tests.checkpoints import listing
 
 
-def test_a_run_goes_before_the_store_and_a_call_before_both(ckstore, filled: Path) -> None:
+def test_a_run_overrides_the_store_and_a_call_overrides_both(ckstore, filled: Path) -> None:
     ckstore("policy", "--quality", "3")
     ckstore("policy", "exact", "--fidelity", "exact")
     ckstore("ingest", "in/step0.pt", "--run", "coarse", "--step", "7")
@@ -29,7 +29,7 @@ def test_a_run_goes_before_the_store_and_a_call_before_both(ckstore, filled: Pat
     ]
 
 
-def test_it_outlives_a_recovery_and_is_cleared(ckstore, filled: Path) -> None:
+def test_a_policy_outlives_a_recovery_and_is_cleared(ckstore, filled: Path) -> None:
     ckstore("policy", "gpt", "--max-rel-error", "0.01")
     ckstore("policy", "--quality", "1")
     ckstore("policy", "--clear")
@@ -95,7 +95,7 @@ def test_an_ingest_carries_it_out(ckstore, place: Path) -> None:
     assert sorted(found) == [(10, "coarse"), (20, "exact")]
 
 
-def test_a_damaged_older_version_is_said_and_the_latest_is_stored(
+def test_a_damaged_older_version_is_reported_and_the_latest_is_stored(
     ckstore, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def damaged(*_: object) -> None:

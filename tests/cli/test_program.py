@@ -161,7 +161,7 @@ def test_main_exits_with_the_code(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err.startswith("ckstore: ")
 
 
-def test_as_a_module(filled: Path) -> None:
+def test_ckstore_runs_as_a_module(filled: Path) -> None:
     done = process("log", "--json")
     assert (done.returncode, done.stderr) == (0, "")
     assert '"run": "gpt"' in done.stdout
@@ -229,7 +229,7 @@ def heavy_imports(arguments: list[str]) -> list[str]:
 
 @pytest.mark.parametrize("module", ["ckstore.cli.program", "click", "ckstore.store", "numba"])
 def test_an_interruption_while_modules_are_imported(place: Path, module: str) -> None:
-    """One sentence, wherever Python is; without a module of ours but the first two, nobody could say it."""
+    """An interruption is one sentence at any import; only `ckstore` and `ckstore.cli` are loaded before its handler."""
     assert process("policy", "--hot", "0").returncode == 0  # A hot version needs no numba.
     code = f"""
         import importlib.abc, os, signal, sys
@@ -252,7 +252,7 @@ def test_an_interruption_while_modules_are_imported(place: Path, module: str) ->
 
 @pytest.mark.parametrize(("mebibytes", "compiled"), [(100, True), (300, True), (500, True), (600, True), (500, False)])
 def test_a_limit_on_address_space(place: Path, tmp_path: Path, mebibytes: int, compiled: bool) -> None:
-    """Where it is too little, the process would end in the middle of the compiler, or wherever memory is asked for."""
+    """With too little, the process would end inside the compiler or at any allocation."""
     script = f'ulimit -c 0; ulimit -v {mebibytes << 10}; exec "$@"'
     command = ["bash", "-c", script, "bash", sys.executable, "-m", "ckstore"]
     assert subprocess.run([*command, "log"], capture_output=True, check=False).returncode == 0
@@ -277,14 +277,14 @@ def test_the_public_names() -> None:
         ckstore.opne  # noqa: B018
 
 
-def test_the_process_that_helps_to_compile_ends_when_nobody_waits_for_it(tmp_path: Path) -> None:
+def test_the_compiling_process_ends_without_its_parent(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "ckstore.codecs.warm_up", STORES]
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
     subprocess.run(command, stdin=subprocess.DEVNULL, env=environment, check=True, timeout=60)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_first_use_says_that_it_compiles(tmp_path: Path) -> None:
+def test_the_first_use_reports_compilation(tmp_path: Path) -> None:
     store, path = str(tmp_path / "store"), tmp_path / "step1.safetensors"
     cache = {"NUMBA_CACHE_DIR": str(tmp_path / "compiled")}
 

@@ -11,7 +11,7 @@ from tests.checkpoints import change_pack, listing, packs_of
 
 
 def restores(ckstore, place: Path, step: int) -> bool:
-    """Whether a version comes back as it went in."""
+    """Return whether a version comes back bit for bit."""
     ckstore("checkout", f"gpt@{step}", "-o", "out.pt", "--force")
     return (place / "out.pt").read_bytes() == (place / "in" / f"step{step}.pt").read_bytes()
 

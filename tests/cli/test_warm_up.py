@@ -31,5 +31,5 @@ def test_no_kernel_is_left_to_be_compiled() -> None:
     assert set(done.stdout.splitlines()) <= within
 
 
-def test_the_verb_says_when_it_is_done(ckstore) -> None:
+def test_warm_up_reports_its_end(ckstore) -> None:
     assert ckstore("warm-up").out.startswith("All kernels are compiled (")

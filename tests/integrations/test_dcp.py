@@ -154,7 +154,7 @@ def test_a_save_that_fails_leaves_nothing(store: ckstore.Store) -> None:
     assert left_over(store) == []
 
 
-def test_a_full_disk_is_told(store: ckstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported(store: ckstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything is written: mapped memory that the disk has no room for would end the process."""
 
     def full(*given: Any) -> None:

@@ -31,7 +31,7 @@ def batches(count: int) -> Batches:
 
 
 def train(model: nn.Module, accumulator: GradientAccumulator, inputs: Batches, first: int = 1) -> list[dict[str, Any]]:
-    """SGD as a user writes it; returns the gradients of each step."""
+    """Train with SGD as a user writes it; return the gradients of each step."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     seen = []
     for step, batch in enumerate(inputs, first):
@@ -159,7 +159,7 @@ def test_invalid_modules_and_options_are_refused(modules: Any, options: dict[str
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
-def test_gradients_on_a_gpu_are_those_on_the_cpu() -> None:
+def test_gradients_on_a_gpu_equal_those_on_the_cpu() -> None:
     found = []
     for device in ("cpu", "cuda"):
         model = network().to(device)

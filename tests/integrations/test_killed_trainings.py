@@ -259,7 +259,7 @@ class Training:
                     os.kill(int(line[1]), signal.SIGKILL)
 
     def check(self) -> int:
-        """Whether each resumed state is one that was saved, and no older than the last save that was reported.
+        """Check that each resumed state was saved, and is no older than the last save that was reported.
 
         Returns how often it was resumed.
         """

@@ -51,7 +51,7 @@ def test_a_pointer_lies_where_the_checkpoint_would_be(store: ckstore.Store, tmp_
 
 
 def test_a_checkpoint_without_a_step_is_pointed_to_by_its_id(store: ckstore.Store, tmp_path: Path) -> None:
-    """Such as Fabric saves."""
+    """Fabric saves such checkpoints."""
     io = StoreIO(store, run="fabric")
     for number in range(2):
         io.save_checkpoint({"w": torch.full((2,), float(number))}, tmp_path / f"{number}.ckpt")
@@ -87,7 +87,7 @@ def test_hidden_files_are_lightning_s_own(store: ckstore.Store, tmp_path: Path) 
     assert os.listdir(tmp_path / "some") == []
 
 
-def test_checkpoints_of_lightning_are_read_as_ever(store: ckstore.Store, tmp_path: Path) -> None:
+def test_checkpoint_files_of_lightning_are_still_read(store: ckstore.Store, tmp_path: Path) -> None:
     torch.save(checkpoint(3), tmp_path / "old.ckpt")
     assert_same(StoreIO(store, run="lit").load_checkpoint(tmp_path / "old.ckpt"), checkpoint(3))
 
@@ -103,7 +103,7 @@ def test_objects_of_a_user_s_own_classes_need_trust(store: ckstore.Store, tmp_pa
 
 
 def test_a_second_save_at_a_step_takes_the_place_of_the_first(store: ckstore.Store, tmp_path: Path) -> None:
-    """As with `save_last=True`, whose checkpoint knows that it is the last one."""
+    """`save_last=True` saves a second checkpoint, which knows that it is the last one."""
     io = StoreIO(store, run="lit")
     io.save_checkpoint(checkpoint(8), tmp_path / "a.ckpt")
     io.save_checkpoint(checkpoint(8) | {"callbacks": {"last": {"path": "last.ckpt"}}}, tmp_path / "last.ckpt")
@@ -136,7 +136,7 @@ def test_another_training_needs_a_run_of_its_own(store: ckstore.Store, tmp_path:
 
 
 def test_a_second_training_with_the_same_plug_in_is_another_one(store: ckstore.Store, tmp_path: Path) -> None:
-    """As when the cell of a notebook is run again; the last state of the first one may be saved once more."""
+    """A notebook's cell is run again; the last state of the first training may be saved once more."""
     io = StoreIO(store, run="lit")
     for step in (4, 8):
         io.save_checkpoint(checkpoint(step), tmp_path / f"{step}.ckpt")
@@ -149,7 +149,7 @@ def test_a_second_training_with_the_same_plug_in_is_another_one(store: ckstore.S
     assert_same(io.load_checkpoint("ckstore:lit@4"), checkpoint(4))
 
 
-def test_a_test_of_a_version_does_not_give_it_away(store: ckstore.Store, tmp_path: Path) -> None:
+def test_testing_a_version_does_not_resume_its_run(store: ckstore.Store, tmp_path: Path) -> None:
     StoreIO(store, run="lit").save_checkpoint(checkpoint(4), tmp_path / "4.ckpt")
     io = StoreIO(store, run="lit")
     io.load_checkpoint("ckstore:lit@4")

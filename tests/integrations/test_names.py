@@ -54,7 +54,7 @@ def test_other_devices_are_torch_s_business(store: ckstore.Store) -> None:
 
 @pytest.mark.parametrize("name", ["ckstore:gpt@latest", "ckstore:gpt", "ckstore:1", "ckstore:best", "ckstore:latest"])
 def test_every_name_of_a_version_loads_it(store: ckstore.Store, name: str) -> None:
-    """The store may be given as a path, and the step be told by the state."""
+    """The store may be given as a path, and the step by the state."""
     report = save(state(), "ckstore:gpt", store.place, metrics={"loss": 0.5})
     assert report is not None
     assert (report.version.step, report.version.metrics) == (3, {"loss": 0.5})
@@ -62,7 +62,7 @@ def test_every_name_of_a_version_loads_it(store: ckstore.Store, name: str) -> No
     assert_same(load(name, store.place), state())
 
 
-def test_the_store_is_found_as_ever(store: ckstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_store_is_found_by_default(store: ckstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CKSTORE", str(store.place))
     save(state(), "ckstore:gpt@3")
     assert_same(load("ckstore:gpt@3"), state())

@@ -120,7 +120,7 @@ def test_a_resumed_training_replaces_versions(store: ckstore.Store, tmp_path: Pa
     assert store["hf@10"]["pytorch_model.bin/w"][0] == 10.5
 
 
-def test_ranks_that_do_not_know_one_another_are_told_so(
+def test_ranks_without_a_process_group_are_refused(
     store: ckstore.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = Trainer(tmp_path / "output", StoreCallback(store, "hf"))

@@ -22,7 +22,7 @@ def note(*words: Any) -> None:
 
 
 def digest(*states: Any) -> str:
-    """Of all tensors and plain values of nested states."""
+    """Return the digest of all tensors and plain values of nested states."""
     found = hashlib.sha256()
     for part in _leaves(states):
         found.update(part)
@@ -30,7 +30,7 @@ def digest(*states: Any) -> str:
 
 
 def digest_of_files(directory: str | os.PathLike[str]) -> str:
-    """Of all files of a directory and their names."""
+    """Return the digest of all files of a directory and their names."""
     files = sorted(path for path in Path(directory).rglob("*") if path.is_file())
     return digest([(str(path.relative_to(directory)), path.read_bytes()) for path in files])
 

@@ -120,7 +120,7 @@ def test_an_exact_layer_of_another_number_of_chunks_is_refused(store: ckstore.St
 
 
 @pytest.mark.parametrize("path", ["w", "half"])
-def test_an_object_that_is_cut_otherwise_than_the_layout_says_is_refused(store: ckstore.Store, path: str) -> None:
+def test_an_object_whose_cut_contradicts_the_layout_is_refused(store: ckstore.Store, path: str) -> None:
     version = store["a@0"]
     for lattice, _ in version.document.objects:
         pretend(store, replace(store.resolver.lattice(lattice), chunk=30_000))

@@ -23,7 +23,7 @@ LOOKUPS = ("known", "lattice", "known_lattice", "content")
 
 
 def test_records_are_found_whenever_another_thread_forgets_them(tmp_path: Path) -> None:
-    """As an ingest that fails does: before every line of a look-up."""
+    """A failing ingest forgets so: before every line of a look-up."""
     generator = np.random.default_rng(0)
     state = {
         "w": generator.standard_normal((300, 300)).astype(np.float32),

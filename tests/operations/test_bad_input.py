@@ -1,4 +1,4 @@
-"""Invalid checkpoints are refused in one sentence, and the store stays as it was."""
+"""Invalid checkpoints are refused in one sentence, and the store stays unchanged."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ def test_code_in_a_pickle_is_not_run(store: ckstore.Store, directory: Path, lega
 
 
 def test_a_pickle_bomb(store: ckstore.Store, directory: Path) -> None:
-    """It is refused, or stored as it is; its meaning is never unfolded."""
+    """The file is refused, or stored as a file; its meaning is never unfolded."""
     path = directory / "bomb.pt"
     bomb(path)
     try:

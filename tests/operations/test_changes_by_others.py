@@ -59,7 +59,7 @@ def first(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, action: Calla
 
 
 def nothing_remembered(store: ckstore.Store) -> None:
-    """As in a process that has neither read the version nor kept its pack open."""
+    """Bring the store to the state of a process that has neither read the version nor kept its pack open."""
     store.reader.cache.clear()
     store.resolver.forget()
     store.repository.packs.close()
@@ -134,8 +134,8 @@ def test_a_loss_is_reported_while_others_change_the_store(place: Path, monkeypat
 
 @pytest.mark.parametrize("name", ["compact", "rebase", "forget"])
 @pytest.mark.parametrize("cached", [False, True])
-def test_reading_goes_on(place: Path, name: str, cached: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of versions whose document was read before, and their layout as well."""
+def test_readers_continue_after_changes(place: Path, name: str, cached: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The document of the versions was read before, and their layout as well."""
     with ckstore.open(place) as store:
         store.ingest(state(STEPS), run="a", step=STEPS, hot=1)
         for step in (STEPS, STEPS - 1):

@@ -559,7 +559,7 @@ def test_objects_that_another_process_encodes_are_not_encoded_again(
         check(store, paths)
 
 
-def test_a_raw_pack_that_gc_wrote_again_goes_with_the_last_version_that_needs_it(directory: Path) -> None:
+def test_a_raw_pack_that_gc_rewrote_is_deleted_with_its_last_version(directory: Path) -> None:
     with ckstore.init(directory / "store") as store:
         store.ingest(state(1), run="a", step=1, hot=9)
         store.ingest({"model": state(1)["model"]}, run="b", step=1, hot=9)
@@ -633,7 +633,7 @@ def test_an_object_that_is_encoded_between_two_looks_is_found(directory: Path) -
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 @pytest.mark.parametrize("seconds", [0, 0.05, 0.2])
-def test_a_program_that_ends_by_an_error_says_that_alone(directory: Path, seconds: float) -> None:
+def test_a_failing_program_reports_its_error_alone(directory: Path, seconds: float) -> None:
     program = """
 import sys, time
 import numpy as np

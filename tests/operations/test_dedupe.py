@@ -146,7 +146,7 @@ def test_a_frozen_backbone(store: ckstore.Store, directory: Path) -> None:
 
 
 def test_a_trained_run_with_a_frozen_backbone(store: ckstore.Store, frozen_run: list[Path]) -> None:
-    """Of the run that is trained for tests: after the first version each costs its trainable part at most."""
+    """In the trained test run, every version after the first costs its trainable part at most."""
     rows = [store.ingest(path, run="frozen").version for path in frozen_run]
     contents = [{content for _, content in store[row.number].document.objects} for row in rows]
     for before, after, row in zip(contents, contents[1:], rows[1:], strict=False):
@@ -157,7 +157,7 @@ def test_a_trained_run_with_a_frozen_backbone(store: ckstore.Store, frozen_run: 
 
 
 def test_another_storage_layout(store: ckstore.Store, shared_data: Path, directory: Path) -> None:
-    """The last file keeps tensors apart that the others keep in one storage; it is stored against them all the same."""
+    """The last file has separate storages where the others share one; it is stored against them all the same."""
     paths = sorted((shared_data / "lightning_a").iterdir())
     rows = [store.ingest(path, run="l").version for path in paths]
     with ckstore.init(directory / "alone") as other:

@@ -55,7 +55,7 @@ def fill(store: ckstore.Store, count: int, run: str = "a", **options: Any) -> li
 
 
 def steps(store: ckstore.Store, run: str = "a") -> list[int | None]:
-    """Those of the versions that have dropped something."""
+    """Return the steps of versions with dropped tensors."""
     return [row.step for row in store.catalog.versions(run) if row.dropped]
 
 
@@ -204,7 +204,7 @@ def test_dropping_the_only_coarse_tensors_leaves_an_exact_version(directory: Pat
         assert store.verify().problems == []
 
 
-def test_a_small_tensor_goes_where_all_of_its_object_go(directory: Path) -> None:
+def test_a_small_tensor_is_dropped_with_all_of_its_object(directory: Path) -> None:
     with ckstore.init(directory / "store") as store:
         small = {str(number): {"a": torch.rand(10), "b": torch.rand(10)} for number in range(20)}
         store.ingest({"model": {"w": torch.rand(300, 256)}, "small": small}, run="a", step=0, hot=0)
@@ -331,7 +331,7 @@ def test_files_of_a_directory(directory: Path) -> None:
 
 
 def test_shards(directory: Path) -> None:
-    """Of a checkpoint of torch.distributed.checkpoint whole tensors go, whatever files their shards lie in."""
+    """In a checkpoint of torch.distributed.checkpoint, whole tensors go, whichever files their shards lie in."""
     import torch.distributed.checkpoint as dcp
 
     with warnings.catch_warnings():
@@ -380,7 +380,7 @@ def test_the_same_file_makes_it_whole_again(directory: Path) -> None:
         assert store.verify().problems == []
 
 
-def test_a_run_goes_on_after_one(directory: Path) -> None:
+def test_a_run_continues_after_a_dropped_version(directory: Path) -> None:
     with ckstore.init(directory / "store") as store:
         fill(store, 2)
         drop(store.repository, store.catalog.versions(), OPTIMIZER)

@@ -72,7 +72,7 @@ def test_forgotten_versions_are_gone_and_others_stay(store: ckstore.Store, paths
 
 
 @pytest.mark.parametrize("lost", [False, True])
-def test_they_stay_forgotten(store: ckstore.Store, paths: list[Path], lost: bool) -> None:
+def test_forgotten_versions_stay_forgotten(store: ckstore.Store, paths: list[Path], lost: bool) -> None:
     store.forget(["a@1", "a@2", "a@4"])
     number = store.ingest(paths[4], run="a", step=4).version.number
     rows = settled(store).catalog.versions()
@@ -124,7 +124,7 @@ def test_a_store_that_is_read_only(store: ckstore.Store) -> None:
 
 
 class Crash(BaseException):
-    """The process is gone."""
+    """The process dies."""
 
 
 @pytest.mark.local
@@ -132,7 +132,7 @@ class Crash(BaseException):
 def test_a_crash(
     store: ckstore.Store, paths: list[Path], step: str, done: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In full or not at all; `recover` follows the log."""
+    """The change is made in full or not at all; `recover` follows the log."""
 
     def stop(name: str) -> Any:
         if name == step:

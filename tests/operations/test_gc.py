@@ -254,7 +254,7 @@ def test_the_origin_of_a_run_is_kept_for_its_next_version(store: ckstore.Store) 
 
 @pytest.mark.encoded
 def test_versions_that_were_replaced(path: Path, series: list[Path]) -> None:
-    """Nothing tells of the replaced version any more once its pack is gone: the log says whose child is whose."""
+    """No pack names the replaced version once its own is gone: the log knows each version's parent."""
     with ckstore.open(path) as store:
         store.ingest(series[7], run="a", step=3, replace=True)
         store.rebase(["a@4", "a@5"])
@@ -415,7 +415,7 @@ def test_a_version_that_is_not_whole(path: Path) -> None:
 
 @pytest.mark.local
 def test_a_damaged_pack_that_recover_left_alone(path: Path) -> None:
-    """It may be repaired; as long as it lies there, nothing is freed that belongs to it."""
+    """It may be repaired; as long as it exists, nothing is freed that belongs to it."""
     with ckstore.open(path) as store:
         pack = path / "packs" / store["b@6"].row.pack
     damage(pack)
@@ -521,7 +521,7 @@ def interposed(monkeypatch: pytest.MonkeyPatch, action: Callable[[], None], afte
 def test_an_ingest_that_ends_while_packs_are_copied(
     path: Path, series: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It takes up content of a forgotten version, which is garbage by the plan that was made before."""
+    """It refers to content of a forgotten version, which is garbage by an earlier plan."""
 
     def ingest() -> None:
         with ckstore.open(path) as other:
@@ -577,7 +577,7 @@ def test_gc_waits_for_a_running_ingest(path: Path, series: list[Path], monkeypat
 
 
 def test_a_process_that_ingests_all_the_time(path: Path, series: list[Path], directory: Path) -> None:
-    """Neither is refused, whichever is first; everything comes back."""
+    """Neither process is refused, whichever is first; everything comes back."""
     script = (
         "import sys, ckstore\n"
         "with ckstore.open(sys.argv[1]) as store:\n"
@@ -603,7 +603,7 @@ def test_a_process_that_ingests_all_the_time(path: Path, series: list[Path], dir
     check(path, series, ["a@5", "b@6", "c@0", "c@1", "c@2"])
 
 
-def test_the_first_of_two_at_once_goes_first(store: ckstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_collections_take_turns(store: ckstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     store.forget(["a@0"])
     monkeypatch.setattr(module, "PATIENCE", 0.1)
     with store.catalog.lease("gc"), pytest.raises(LockedError, match="now: gc"):
@@ -645,7 +645,7 @@ def test_a_recovery_while_packs_are_copied(path: Path, series: list[Path], monke
 
 
 def test_a_store_that_was_open_before(path: Path, series: list[Path]) -> None:
-    """A process that has read and written goes on: records that it remembers have moved or are gone."""
+    """A process goes on whose remembered records have moved or are gone."""
     with ckstore.open(path) as store, ckstore.open(path, "r") as reader:
         version = reader["a@5"]
         tensor = version["model/w"]
@@ -749,7 +749,7 @@ def test_two_copies_of_one_pack_are_no_problem(store: ckstore.Store) -> None:
         assert f"replaced {contents.name}" in again.verify().problems[0]
 
 
-def test_of_several_copies_recover_takes_the_one_that_was_committed(store: ckstore.Store) -> None:
+def test_recover_takes_the_committed_one_of_several_copies(store: ckstore.Store) -> None:
     """A killed `gc`'s copy may lack objects of later versions; it lies next to the copy of the next `gc`."""
     store.forget(["a@0..a@2"])
     packs = garbage.plan_for(store.repository, 0.0).rewritten
@@ -773,7 +773,7 @@ def test_of_several_copies_recover_takes_the_one_that_was_committed(store: cksto
 
 
 def test_a_rebuilt_catalog_takes_another_plan(filled: Path, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may find objects in other packs than the one that the plan was made for."""
+    """The new catalog may find objects in other packs than the one that the plan was made for."""
     shutil.copytree(filled, directory / "store")
     with ckstore.open(directory / "store") as store:
         store.forget(["a@1"])

@@ -116,7 +116,7 @@ def test_a_level_costs_something_however_little_it_holds(tmp_path: Path, shape: 
 
 
 def test_a_version_that_was_hot_when_it_was_looked_up(tmp_path: Path) -> None:
-    """That it had no exact layer is remembered; it has one since another encoded it."""
+    """The process remembers that there is no exact layer; another one has encoded it since."""
     values = np.random.default_rng(0).standard_normal((300, 300)).astype(np.float32)
     with ckstore.init(tmp_path / "store") as store:
         store.ingest({"w": values}, run="a", step=0)

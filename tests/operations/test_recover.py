@@ -1,4 +1,4 @@
-"""The catalog is built again from packs and log: whole, damaged or gone."""
+"""Rebuilding the catalog from packs and log: whole, damaged or missing."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def store(directory: Path, paths: list[Path]) -> Iterator[ckstore.Store]:
 
 
 def seen(store: ckstore.Store) -> object:
-    """Everything that a user sees of a store, and the digest of everything in it."""
+    """Return the visible state of a store, and the digest of everything in it."""
     out = store.path.parent / "seen"
     digests = {}
     for row in store.catalog.versions():
@@ -117,7 +117,7 @@ def test_twice_is_once(store: ckstore.Store) -> None:
         assert seen(again) == before
 
 
-def test_an_open_store_goes_on(store: ckstore.Store, paths: list[Path]) -> None:
+def test_an_open_store_continues_after_a_recovery(store: ckstore.Store, paths: list[Path]) -> None:
     """A process that has the store open notices that the catalog was replaced."""
     recover(store.place)
     number = store.ingest(paths[0], run="c").version.number
@@ -136,7 +136,7 @@ def test_numbers_are_not_given_twice(store: ckstore.Store, paths: list[Path]) ->
 
 
 def test_a_pack_that_is_damaged(store: ckstore.Store, paths: list[Path]) -> None:
-    """Its version is named; whatever does not need it comes back; nothing is deleted."""
+    """Its version is named; versions that do not need it come back; nothing is deleted."""
     rows = store.catalog.versions("a")
     pack = store.path / "packs" / rows[0].pack
     store.close()
@@ -173,7 +173,7 @@ def test_foreign_files_are_left_alone(store: ckstore.Store) -> None:
 
 
 def test_a_log_record_that_is_damaged(store: ckstore.Store) -> None:
-    """It is named; everything else comes back, and all of it once the record is whole again."""
+    """The record is named; everything else comes back, and all of it once the record is whole again."""
     before, rows = seen(store), store.catalog.versions()
     record = sorted((store.path / "log").iterdir())[1]
     whole = record.read_bytes()
@@ -194,7 +194,7 @@ def test_a_log_record_that_is_damaged(store: ckstore.Store) -> None:
         assert seen(again) == before
 
 
-def test_a_log_that_is_gone(store: ckstore.Store) -> None:
+def test_a_missing_log(store: ckstore.Store) -> None:
     rows = store.catalog.versions()
     shutil.rmtree(store.path / "log")
     [problem] = recover(store.place).problems
@@ -342,7 +342,7 @@ def test_an_ingest_whose_packs_recover_found_first_succeeds(
     assert steps(small) == [(1, "a", 0), (2, "a", 1), (3, "a", 2)]
 
 
-def test_of_two_that_claim_a_step_the_committed_one_stays(small: Path) -> None:
+def test_the_committed_version_of_two_at_a_step_stays(small: Path) -> None:
     claim_a_step_twice(small)
     before = steps(small)
     assert before[-1] == (4, "a", 10)
@@ -351,7 +351,7 @@ def test_of_two_that_claim_a_step_the_committed_one_stays(small: Path) -> None:
         assert steps(small) == before
 
 
-def test_of_two_that_claim_a_step_both_stay_without_a_catalog(small: Path) -> None:
+def test_two_versions_at_a_step_stay_without_a_catalog(small: Path) -> None:
     claim_a_step_twice(small)
     (small / "catalog.sqlite").unlink()
     [problem] = recover(small).problems
@@ -425,8 +425,8 @@ def test_a_tag_never_falls_back_to_its_previous_version(small: Path, lost: bool)
         assert opened.catalog.tags() == {}
 
 
-def test_a_version_that_is_gone_is_named(small: Path) -> None:
-    """By the present catalog; without one by its child, or as an unknown number."""
+def test_a_lost_version_is_named(small: Path) -> None:
+    """The present catalog names it; without one its child does, or it is an unknown number."""
     with ckstore.open(small) as opened:
         opened.ingest({"w": weights(2)}, run="a", step=2)
         packs = [row.pack for row in opened.catalog.versions()]
@@ -528,7 +528,7 @@ def test_a_search_that_is_killed_leaves_no_version(tmp_path: Path, monkeypatch: 
 def test_a_pack_that_vanishes_during_a_recovery_is_ignored(
     small: Path, monkeypatch: pytest.MonkeyPatch, read: int
 ) -> None:
-    """An ingest that fails takes its packs back without asking anybody."""
+    """An ingest that fails removes its packs without a lock."""
     with PackWriter(small, "coarse") as writer:
         document = {"format": 1, "number": 0, "created": durable.timestamp(), "kind": "coarse", "records": []}
         writer.add_bytes(manifest.NAME, manifest.encode_manifest(document, {}))
@@ -558,8 +558,8 @@ def test_a_pack_that_vanishes_during_a_recovery_is_ignored(
     assert not (small / "packs" / pack.name).exists()
 
 
-def test_the_catalog_of_another_store_says_nothing(small: Path, tmp_path: Path) -> None:
-    """Somebody copied the wrong one: neither are its versions lost, nor does it take the place of ours."""
+def test_the_catalog_of_another_store_is_ignored(small: Path, tmp_path: Path) -> None:
+    """A catalog copied by mistake: our versions are not lost, and it does not replace ours."""
     with ckstore.open(small) as opened:
         opened.tag("a@1", "best")
     with ckstore.init(tmp_path / "other") as other:

@@ -136,7 +136,7 @@ def test_the_last_that_needs_a_raw_pack_frees_it(directory: Path, file: Path) ->
 def test_a_compaction_that_comes_between(
     directory: Path, file: Path, fidelity: Any, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the version that wrote the objects: while another one refers to them, or after its needs were looked up."""
+    """The version that wrote the objects changes while another one refers to them, or after that one's look-up."""
     with ckstore.init(directory / "store") as store, ckstore.open(directory / "store") as other:
         store.set_policy(Policy(fidelity, hot=9), "a")
         store.ingest(file, run="a", step=0)

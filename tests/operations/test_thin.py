@@ -273,7 +273,7 @@ def test_options_keep_versions_exact(path: Path, series: list[Path]) -> None:
 
 
 def test_a_tagged_version_stays_exact(path: Path, series: list[Path]) -> None:
-    """It is refused before anything is done, with the remedy that `forget` names."""
+    """The version is refused before anything is done, with the remedy that `forget` names."""
     with ckstore.open(path) as store:
         store.ingest(series[6], run="b", step=9, parent="a@5", hot=1)
         store.tag("a@3", "best")
@@ -357,7 +357,7 @@ def test_shared_layers_stay_for_the_other_version(path: Path, series: list[Path]
     outlasts(path, series, {"a@3", "c@3"})
 
 
-def test_a_frozen_layer_goes_with_the_last_version_that_claims_it(store: ckstore.Store) -> None:
+def test_a_frozen_layer_is_deleted_with_the_last_version_that_claims_it(store: ckstore.Store) -> None:
     """Given up by all others, it can be had from any that keeps it."""
 
     def frozen() -> ContentRecord | None:
@@ -667,11 +667,11 @@ def test_versions_before_a_damaged_one_are_thinned(path: Path, series: list[Path
 
 
 class Crash(BaseException):
-    """The process is gone."""
+    """The process dies."""
 
 
 def test_a_thinning_that_dies_at_any_checkpoint(short: tuple[Path, list[Path]], directory: Path) -> None:
-    """The store is whole then, whatever is done next; the next thinning finishes."""
+    """The store is whole then, and stays so in any next operation; the next thinning finishes."""
     path, files = short
     whole = Path(shutil.copytree(path, directory / "whole" / "store"))
     seen: list[str] = []
@@ -814,7 +814,7 @@ def test_a_commit_that_fails_leaves_no_packs(store: ckstore.Store, monkeypatch: 
 
 
 def collect_uncommitted(store: ckstore.Store) -> None:
-    """In a bucket the packs of a change that was not committed stay until `gc`: others may have put the same ones."""
+    """Packs of an uncommitted change stay in a bucket until `gc`: others may have put the same ones."""
     if isinstance(store.place, str):
         store.gc(grace=0)
 
@@ -851,7 +851,7 @@ def test_a_concurrently_forgotten_version(path: Path, series: list[Path], monkey
 
 
 def test_a_concurrent_ingest_keeps_its_claims(path: Path, series: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes up the content of the version that is thinned, and another one is stored against that."""
+    """The ingest claims content of the version that is thinned, and another one is stored against that."""
 
     def ingest() -> None:
         with ckstore.open(path) as other:

@@ -179,7 +179,9 @@ def test_everything_comes_back_with_ids_lineage_metrics_and_tags(origin: Path, w
     assert exact["tree", 1] == contents(origin / "in" / "tree@1")
 
 
-def test_it_is_rebuilt_and_collected_as_if_it_had_been_ingested(origin: Path, whole: Path, directory: Path) -> None:
+def test_a_pulled_store_is_rebuilt_and_collected_like_an_ingested_one(
+    origin: Path, whole: Path, directory: Path
+) -> None:
     shutil.copytree(whole, directory / "store")
     before = restored(whole, directory / "out")
     lose_catalog(directory / "store")

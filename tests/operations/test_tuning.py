@@ -162,7 +162,7 @@ def test_an_accuracy_is_the_better_the_higher_it_is(store: ckstore.Store, place:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_a_result_that_is_no_number_is_not_tolerated(store: ckstore.Store, place: Path, value: float) -> None:
-    """Of a trial; of the original it is an error."""
+    """A trial may have such a result; for the original it is an error."""
     values = iter([1.0])
     row = store.ingest(saved(place, 0), run="r", search=Search(lambda path: next(values, value), 1e9)).version
     assert row.fidelity == "exact"
@@ -271,7 +271,7 @@ def test_without_a_bound_a_twentieth_is_tolerated(store: ckstore.Store, place: P
     assert 0 < said.parameters["degradation"] <= 0.05
 
 
-def test_of_settings_that_are_tolerated_the_smallest_version_is_stored(store: ckstore.Store, place: Path) -> None:
+def test_the_smallest_tolerated_version_is_stored(store: ckstore.Store, place: Path) -> None:
     """With everything tolerated the most aggressive corner by either metric: by bytes, which the trials really took."""
     tree = {"model": {"w": weights(0)["w"]}, "step": 0}
     gradient = torch.randn(300, 256, generator=torch.Generator().manual_seed(9))
@@ -298,7 +298,7 @@ def test_of_settings_that_are_tolerated_the_smallest_version_is_stored(store: ck
 
 
 def test_gradients_that_are_noise_do_not_hold_the_search(store: ckstore.Store) -> None:
-    """By sensitivity others are pruned in each version; once it was chosen, a change to magnitude cost more at once."""
+    """Sensitivity prunes other elements in each version; after that, a change to magnitude costs more at once."""
     generator = torch.Generator().manual_seed(5)
     weight = torch.randn(300, 256, generator=generator)
     shape = torch.randn(300, 256, generator=generator).exp()

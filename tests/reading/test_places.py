@@ -1,4 +1,4 @@
-"""Stores that someone sent: whatever their manifests name, nothing is written outside of the target."""
+"""Stores from others: nothing outside of the target is written, whatever their manifests name."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_a_member_is_not_both_a_file_and_a_directory(craft: Craft, tmp_path: Pat
         opened[1].checkout(tmp_path / "target" / "out")
 
 
-def test_the_command_line_says_so_in_one_sentence(
+def test_the_command_line_refuses_them_in_one_sentence(
     craft: Craft, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     store = craft(False, {"path": "../victim"})

@@ -54,7 +54,7 @@ def path(made: Path, tmp_path: Path) -> Path:
 
 
 def places(path: Path, spec: str, tensor: str) -> list[tuple[str, int, int]]:
-    """(pack, first byte, bytes) of the layers that a tensor or file of a version has of its own."""
+    """Return (pack, first byte, bytes) of the own layers of a version's tensor or file."""
     with ckstore.open(path, "r") as store:
         version = store[spec].stored
         [number] = [unit for unit in range(len(version.layout.units)) if tensor in version.names(unit)]
@@ -74,7 +74,7 @@ def flip_in(path: Path, spec: str, tensor: str, layer: int = 0) -> None:
     flip(path, pack, lambda _: offset + length // 2)
 
 
-def test_of_a_version_that_is_whole_all_is_written(path: Path, made: Path, tmp_path: Path) -> None:
+def test_salvage_writes_all_of_an_intact_version(path: Path, made: Path, tmp_path: Path) -> None:
     with ckstore.open(path, "r") as store:
         report = store["a@2"].salvage(tmp_path / "out.pt")
         assert (tmp_path / "out.pt").read_bytes() == (made / "x.pt").read_bytes()
@@ -140,7 +140,7 @@ def test_a_lost_pack_takes_only_its_objects(path: Path, tmp_path: Path) -> None:
         assert torch.equal(store[again.number]["model/b"].torch(), state(4)["model"]["b"]), "a run goes on"
 
 
-def test_of_a_directory_whole_files_are_as_they_were(path: Path, made: Path, tmp_path: Path) -> None:
+def test_salvage_writes_intact_files_of_a_directory(path: Path, made: Path, tmp_path: Path) -> None:
     flip_in(path, "b@0", "n.safetensors/w")
     with ckstore.open(path, "r") as store:
         report = store["b@0"].salvage(tmp_path / "out")
@@ -176,7 +176,7 @@ def test_a_lost_skeleton_leaves_tensors_by_path(path: Path, tmp_path: Path, monk
         assert problems == ["sub/m.pt of version 4: The blob is damaged."]
 
 
-def test_where_nothing_is_whole_nothing_is_written(path: Path, tmp_path: Path) -> None:
+def test_salvage_writes_nothing_without_intact_parts(path: Path, tmp_path: Path) -> None:
     torch.save({"w": torch.randn(300, 256)}, tmp_path / "one.pt")
     with ckstore.open(path) as store:
         store.ingest(tmp_path / "one.pt", run="one", step=0)

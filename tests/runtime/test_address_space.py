@@ -1,4 +1,4 @@
-"""A process that may have too little address space for the compiler is told so before LLVM ends it."""
+"""A process with too little address space for the compiler gets an error before LLVM ends it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ for checked, allowed in ((check, 400 << 20), (check_before_compiling, used + (60
 """
 
 
-def test_too_little_is_said() -> None:
+def test_too_little_address_space_is_reported() -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
     lines = done.stdout.splitlines()
     assert len(lines) == 2

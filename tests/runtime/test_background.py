@@ -21,7 +21,7 @@ def test_no_process_of_a_pool_is_interrupted_before_it_has_settled() -> None:
 
 
 def _blocked(seconds: float) -> bool:
-    """Whether SIGINT has been blocked since the process began."""
+    """Return whether SIGINT has been blocked since the process began."""
     time.sleep(seconds)
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("SigBlk:"))
     return bool(int(line.split()[1], 16) >> (signal.SIGINT - 1) & 1)

@@ -32,7 +32,7 @@ def test_arrays_are_ordinary(dtype: str, count: int) -> None:
     assert array.sum() == count
 
 
-def test_memory_comes_back_when_the_last_view_goes() -> None:
+def test_memory_is_released_with_the_last_view() -> None:
     # Arrays of this size are rare: no thread of an earlier test takes or gives one during this test. And as much
     # memory as is kept may be free already.
     gc.collect()

@@ -1,4 +1,4 @@
-"""The garbage collector while structures are built: seldom at work, never off, and afterwards as it was."""
+"""The garbage collector while structures are built: seldom at work, never off, and restored afterwards."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_uses_nest_and_end(thresholds: tuple[int, int, int]) -> None:
     assert gc.get_threshold() == thresholds
 
 
-def test_it_ends_with_an_error(thresholds: tuple[int, int, int]) -> None:
+def test_collection_is_restored_after_an_error(thresholds: tuple[int, int, int]) -> None:
     with pytest.raises(ValueError, match="x"), collection_seldom():
         raise ValueError("x")
     assert gc.get_threshold() == thresholds

@@ -118,7 +118,7 @@ def test_a_child_of_a_child() -> None:
     assert forks.generation() == before
 
 
-def test_a_fork_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fork_waits_for_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forks, "PATIENCE", 0.2)
     lock, other, is_done = forks.Lock(), forks.Lock(), threading.Event()
 

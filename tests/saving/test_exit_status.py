@@ -1,4 +1,4 @@
-"""A program whose last save fails ends with an exit status that says so, where nobody has asked how it went."""
+"""A program whose last save fails ends with a failing exit status, unless it has asked for the result."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def run(program: str, place: Path) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def test_nobody_closes_and_everything_else_is_done_at_the_end(tmp_path: Path) -> None:
+def test_an_unclosed_saver_finishes_at_the_end(tmp_path: Path) -> None:
     """Handlers that were registered before and after, buffers that are not flushed, and files that are not closed."""
     program = """
         atexit.register(print, "registered later")
@@ -82,7 +82,7 @@ def test_a_handler_of_an_error_decides_the_exit_code(program: str, code: int, tm
     assert (FAILED in done.stderr) == (code == 1)
 
 
-def test_an_error_that_a_later_save_has_raised_is_told(tmp_path: Path) -> None:
+def test_an_error_that_a_later_save_raised_is_handled(tmp_path: Path) -> None:
     program = """
         from concurrent.futures import wait
         wait([saver.save(state(2))])

@@ -37,7 +37,7 @@ def store() -> Iterator[ckstore.Store]:
 
 
 def is_running(process: int) -> bool:
-    """Whether there is such a process, other than as an exit code that nobody asked for."""
+    """Return whether the process runs: a zombie does not count."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -143,7 +143,7 @@ def test_an_error_is_raised_by_the_future_and_the_next_save(store: ckstore.Store
         saver.save(state(4))
 
 
-def test_a_callback_that_saves_or_closes_waits_for_nobody(store: ckstore.Store) -> None:
+def test_a_callback_that_saves_or_closes_does_not_block(store: ckstore.Store) -> None:
     refused: list[str] = []
 
     def callback(future: Any) -> None:
@@ -239,7 +239,7 @@ def test_memory_is_had_at_once_where_the_size_is_known(store: ckstore.Store) -> 
     assert store["a@3"].state_dict()["w"].equal(state(3, size=600)["w"])
 
 
-def test_nobody_looks_for_garbage_while_a_state_is_copied(store: ckstore.Store) -> None:
+def test_no_garbage_collection_runs_while_a_state_is_copied(store: ckstore.Store) -> None:
     """Nor at once afterwards: temporary objects of the copy are gone by then."""
     collected = []
     many = {str(number): {"a": [number], "b": torch.zeros(2)} for number in range(2000)}
@@ -436,7 +436,7 @@ def test_sigterm_that_no_save_followed_has_its_effect_at_the_end() -> None:
 def test_a_state_that_changes_while_it_is_staged_is_refused(
     store: ckstore.Store, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """Torch counts no change through `Tensor.data` or by a fused optimiser, and nothing counts those of an array."""
+    """Torch counts no change through `Tensor.data` or by a fused optimiser, and nothing counts changes of an array."""
     large = torch.randn(3000, 1000)
     values: dict[str, Any] = {
         "array": large.numpy(), "scattered": large[::2, ::2], "columns": large.numpy().T[::3]

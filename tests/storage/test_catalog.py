@@ -272,7 +272,7 @@ def test_a_pack_that_only_blobs_of_a_version_need_is_not_free(filled, store):
     assert [row.name for row in filled.unreferenced_packs()] == [pack]
 
 
-def test_nobody_writes_while_the_catalog_is_replaced(filled, store, monkeypatch):
+def test_writers_are_kept_out_while_the_catalog_is_replaced(filled, store, monkeypatch):
     def build(fresh: Catalog, present: Catalog | None) -> None:
         assert present is not None
         assert len(present.versions()) == 3
@@ -586,7 +586,7 @@ def test_an_old_connection_leaves_the_journal_of_a_new_catalog(store, writes):
         assert len(before.policies()) == 300
 
 
-def test_nobody_waits_for_a_file_that_loses_its_place(store, monkeypatch):
+def test_a_writer_does_not_wait_for_a_replaced_file(store, monkeypatch):
     """A writer that waits while `recover` is at work looks again which file is the catalog."""
     with Catalog(store, "a") as before:
         found = []

@@ -39,7 +39,7 @@ def skeleton_of(path: Path) -> bytes:
 
 @pytest.fixture(scope="module")
 def skeletons(tmp_path_factory) -> dict[str, bytes]:
-    """Of checkpoints of one small model, by file name."""
+    """Skeletons of checkpoints of one small model, by file name."""
     torch = pytest.importorskip("torch")
     torch.manual_seed(0)
     model = torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(20)])

@@ -38,7 +38,7 @@ def test_intact_records_of_a_damaged_log_are_read(store):
     assert log.append(store, UNTAG).name.startswith("000000000006-")
 
 
-def test_a_log_that_is_gone(store):
+def test_a_missing_log(store):
     (store / root.LOG).rmdir()
     [problem] = log.read_whole(store)[1]
     assert "There is no log" in problem
@@ -72,7 +72,7 @@ def test_a_renamed_record_is_found(store):
         log.read_all(store)
 
 
-def test_a_later_format_is_told_from_damage(store):
+def test_a_later_format_is_distinguished_from_damage(store):
     record = {"format": log.FORMAT + 1, "sequence": 1, "created": durable.timestamp(), "what": "ever"}
     canonical = json.dumps(record, sort_keys=True, separators=(",", ":")).encode()
     digest = blake3(canonical).hexdigest(length=20)

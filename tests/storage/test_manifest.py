@@ -43,13 +43,13 @@ def test_every_flip_and_every_truncation_is_found():
 
 
 def sealed(version: int, text: bytes, tail: bytes = b"", length: int | None = None) -> bytes:
-    """A manifest with a valid checksum and whatever content."""
+    """Return a manifest with a valid checksum and the given content."""
     frame = zstd.compress(text, 3)
     rest = struct.pack("<IQQ", version, len(text) if length is None else length, len(frame)) + frame + tail
     return b"CKM1" + struct.pack("<Q", len(rest)) + blake3(rest).digest(length=16) + rest
 
 
-def test_a_later_format_is_told_from_damage():
+def test_a_later_format_is_distinguished_from_damage():
     assert decode_manifest(sealed(1, b'{"document":{},"blobs":[]}')) == ({}, {})
     with pytest.raises(FormatVersionError):
         decode_manifest(sealed(manifest.FORMAT + 1, b"whatever"))

@@ -118,7 +118,7 @@ def test_a_base_shows_the_weights(tmp_path: Path) -> None:
     assert min(np.abs(values - weight).max() for values in shown) <= 1e-3
 
 
-def test_of_an_exact_version_a_base_shows_the_lattice(tmp_path: Path) -> None:
+def test_a_base_of_an_exact_version_shows_the_lattice(tmp_path: Path) -> None:
     store, trees = versions(tmp_path, torch.float32, shape=(256, 300))
     weight = trees[0]["model"]["w"].numpy().reshape(-1)
     [shown] = [

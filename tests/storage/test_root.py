@@ -27,7 +27,7 @@ def test_the_nearest_store_upwards_is_found(tmp_path, monkeypatch):
     assert root.find_store() == tmp_path / "a" / root.DEFAULT_NAME
 
 
-def test_the_variable_goes_first(tmp_path, store, monkeypatch):
+def test_the_variable_has_priority(tmp_path, store, monkeypatch):
     monkeypatch.setenv(root.VARIABLE, str(store))
     assert root.find_store(tmp_path) == store
     monkeypatch.setenv(root.VARIABLE, str(tmp_path))

@@ -46,7 +46,7 @@ def write(path: Path, members: list[tuple[str, bytes, bool]]) -> str:
     return digest
 
 
-def test_the_bytes_are_those_of_zipfile(tmp_path: Path) -> None:
+def test_the_bytes_equal_those_of_zipfile(tmp_path: Path) -> None:
     members = []
     for number, size in enumerate([0, 1, 1000, 65_535, 65_536, 65_537, 200_000, 3_000_000, 17]):
         members.append((f"a{number}/zarr.json", b'{"zarr_format": 3}' * (number + 1), True))
@@ -75,7 +75,7 @@ def test_sizes_and_offsets_beyond_the_limit(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_member_beyond_four_gigabytes(tmp_path: Path) -> None:
-    """By arithmetic: its bytes are only counted."""
+    """Its bytes are counted, and never written."""
     stream = ZipStream(tmp_path / "pack.zip")
     written: list[bytes] = []
 

@@ -166,7 +166,7 @@ def test_a_tensor_above_others_is_a_member_of_its_group(version: Version, monkey
 
 
 @given(shape=st.lists(st.integers(0, 3000), max_size=4).map(tuple))
-def test_chunks_of_contiguous_tensors_are_those_of_objects(shape: tuple[int, ...]) -> None:
+def test_chunks_of_contiguous_tensors_equal_those_of_objects(shape: tuple[int, ...]) -> None:
     strides = tuple(prod(max(size, 1) for size in shape[axis + 1 :]) for axis in range(len(shape)))
     chunk = chunk_shape(shape, strides)
     assert all(1 <= length <= max(size, 1) for length, size in zip(chunk, shape, strict=True))

@@ -154,7 +154,7 @@ for _name, _test in inspect.getmembers(StoreTests, inspect.isfunction):
         setattr(TestStore, _name, synchronous(_test))
 
 
-def test_every_test_of_zarrs_is_accounted_for() -> None:
+def test_every_test_of_zarr_is_accounted_for() -> None:
     theirs = {name for name, _ in inspect.getmembers(StoreTests, inspect.isfunction) if name.startswith("test_")}
     assert theirs == MUST_PASS | set(WRITE_FIRST) | NOT_OURS
     assert {name for name in MUST_PASS if callable(getattr(TestStore, name))} == MUST_PASS

@@ -259,7 +259,7 @@ def test_a_refusal_is_not_waited_for(bucket: ObstoreBucket, monkeypatch: pytest.
 
 
 def test_a_range_behind_the_end_is_not_asked_for_again(bucket: ObstoreBucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As of a pack that was cut short: servers say 416."""
+    """A read beyond a truncated pack: servers say 416."""
     import obstore
     from obstore.exceptions import GenericError
 
@@ -291,7 +291,7 @@ def test_a_token_in_an_address_is_not_repeated(bucket: ObstoreBucket, monkeypatc
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_forked_process_is_told_that_it_cannot_ask(bucket: ObstoreBucket) -> None:
+def test_a_forked_process_is_refused(bucket: ObstoreBucket) -> None:
     child = os.fork()
     if child == 0:
         signal.alarm(30)

@@ -292,7 +292,7 @@ def test_a_lost_race_takes_a_put_and_a_read(directory: Path, monkeypatch: pytest
 
 
 def test_our_own_record_behind_which_others_have_put_theirs(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The response to the second put of a commit is lost, and others have gone on before it is looked for."""
+    """The response to the second put of a commit is lost, and others have committed before it is looked for."""
     server = SimulatedServer()
     puts: list[str] = []
 

@@ -75,7 +75,7 @@ class RemoteStoreMachine(StoreMachine):
         hot=st.sampled_from(HOT),
     )
     def crash(self, run: str, change: str, at: str, nth: int, hot: int | None) -> None:
-        """An ingest that dies: the record makes the version, whatever becomes of the mirror's own transaction."""
+        """Kill an ingest: the record makes the version, with or without the mirror's own transaction."""
         weights = self._next(self._latest(run), change, 10)
         self.steps += 1
         self.store.compact(run=run)  # Compactions on the way would have commits of their own.

@@ -111,7 +111,7 @@ def test_a_concurrently_thinned_version_does_not_become_exact_again(
         assert same(store["r@1"].state_dict(), 1)
 
 
-def test_a_pack_that_is_gone_is_missed_inside_of_a_transaction_too(server: SimulatedServer, directory: Path) -> None:
+def test_a_missing_pack_is_noticed_inside_of_a_transaction_too(server: SimulatedServer, directory: Path) -> None:
     with ckstore.init(URL, cache=directory / "a") as store:
         store.ingest(state(0), run="r", step=0, hot=0)
     with ckstore.open(URL, cache=directory / "b") as store:
@@ -156,7 +156,7 @@ def test_a_mirror_of_an_empty_store_does_not_outlive_it(server: SimulatedServer,
         assert store.catalog.versions() == [row]
 
 
-def test_recovery_goes_by_the_log_and_not_by_a_snapshot_that_lies(
+def test_recovery_follows_the_log_and_not_a_false_snapshot(
     server: SimulatedServer, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CKSTORE_CACHE", str(directory / "cache"))

@@ -29,7 +29,7 @@ URL = "s3://models/team-a"
 
 
 def test_no_version_reads_much_more_than_its_file(server: SimulatedServer, directory: Path) -> None:
-    """Of a local store it may read half as much again, which costs little there: deltas are smaller, chains longer."""
+    """A local store may read half as much again, which costs little there: deltas are smaller, chains longer."""
     paths = series.write_versions(directory, 12, 9)
     with ckstore.init(directory / "local") as local, ckstore.init(URL, cache=directory / "a") as remote:
         for step, path in enumerate(paths):
@@ -104,8 +104,8 @@ def test_coarse_values_take_no_exact_layers(server: SimulatedServer, directory: 
     assert server.bytes["read"] < wanted + 12 * BLOCK < wanted + min(exact) / 2
 
 
-def test_of_patched_values_no_integers_are_fetched(server: SimulatedServer, directory: Path) -> None:
-    """But those of the values that patches are applied to."""
+def test_integers_of_patched_values_are_not_fetched(server: SimulatedServer, directory: Path) -> None:
+    """Only integers of the base below the patches are fetched."""
     table = draw(1 << 14, 64)
     with ckstore.init(URL, cache=directory / "a") as store:
         for step in range(6):

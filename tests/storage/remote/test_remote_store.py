@@ -221,7 +221,7 @@ def test_gc_deletes_dropped_packs_however_often_it_is_called(server: SimulatedSe
 def test_compactions_delete_raw_packs(
     server: SimulatedServer, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not at once, since others may be reading it, and not only when somebody calls gc."""
+    """Later, since others may be reading it, and without a call of gc."""
     monkeypatch.setattr(compact_module, "GRACE", 500.0)
     monkeypatch.setattr(compact_module, "_PAUSE", 0.0)
     with ckstore.init(URL, cache=directory / "a") as store, ckstore.open(URL, cache=directory / "b") as reader:
@@ -314,7 +314,7 @@ def test_gc_plans_again_where_its_copy_was_deleted(
 
 
 def test_gc_reports_leftovers_of_compactions(server: SimulatedServer, directory: Path) -> None:
-    """That takes space until it is deleted, and counts once."""
+    """A pack takes space until it is deleted, and counts once."""
     with ckstore.init(URL, cache=directory / "a") as store:
         for step in range(3):
             store.ingest(state(step), run="gpt", step=step, hot=3)
@@ -351,7 +351,7 @@ def test_old_snapshots_and_clock_probes_are_deleted(server: SimulatedServer, dir
 def test_verify_finds_nothing_wrong_while_versions_are_compacted(
     server: SimulatedServer, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither between two looks at the mirror and the log, nor where a pack goes before its turn."""
+    """A pack is missed neither between two looks at the mirror and the log, nor when it goes before its turn."""
     monkeypatch.setattr(compact_module, "GRACE", 0.0)
     monkeypatch.setattr(compact_module, "_PAUSE", 0.0)
     with ckstore.init(URL, cache=directory / "a") as store, ckstore.open(URL, cache=directory / "b") as other:
@@ -475,7 +475,7 @@ def test_concurrent_changes_are_no_problem_for_verify(
         assert (report.problems, report.versions) == ([], 2)
 
 
-def test_a_copy_of_a_bucket_goes_on_in_its_own_way(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_of_a_bucket_is_independent(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     servers = {URL: SimulatedServer(), "s3://models/copy": SimulatedServer()}
     monkeypatch.setattr(mirror_module, "ObstoreBucket", lambda url, options: SimulatedBucket(servers[url]))
     paths = files(directory, 3)
