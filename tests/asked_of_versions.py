@@ -27,7 +27,7 @@ def itself(version: Version) -> Version:
 
 
 def store_of(version: Version) -> tuple[int, int]:
-    """The process, and the store that it has open."""
+    """Return the process, and the store that it has open."""
     return os.getpid(), id(version.stored.repository)
 
 

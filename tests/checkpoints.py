@@ -58,12 +58,12 @@ def without_compiling(text: str) -> str:
 
 
 def sha256(path: Path) -> str:
-    """SHA-256 of a file."""
+    """Return the SHA-256 of a file."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def described(path: Path) -> dict[str, Any]:
-    """All that a checkpoint file or directory is made of, by relative path: digests, links, modes, times of files."""
+    """Return the parts of a checkpoint file or directory by relative path: digests, links, modes, times of files."""
     if not path.is_dir():
         return {"": _entry(path)}
     return {str(entry.relative_to(path)): _entry(entry) for entry in sorted(path.rglob("*"))}
@@ -105,7 +105,7 @@ def lose_catalog(store: Path | str) -> None:
 
 
 def packs_of(store: Path | str) -> list[str]:
-    """Names of a store's packs, in order."""
+    """Return the names of a store's packs, in order."""
     return sorted(name.removeprefix("packs/") for name in listing(store) if name.startswith("packs/"))
 
 
@@ -170,14 +170,14 @@ def scratch() -> Iterator[Path]:
 
 
 def draw(*shape: int, seed: int = 0, scale: float = 1.0) -> torch.Tensor:
-    """Normal numbers, the same for the same seed."""
+    """Return normal numbers, the same for the same seed."""
     import torch  # Programs that draw nothing start sooner without it.
 
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * scale
 
 
 def moving(step: int) -> dict[str, torch.Tensor]:
-    """A weight that moves a little, and a table that changes altogether."""
+    """Return a weight that moves a little, and a table that changes altogether."""
     import torch
 
     return {"w": draw(300, 256) + 1e-3 * draw(300, 256, seed=step + 1), "table": torch.arange(100_000) * (step + 1)}

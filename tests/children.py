@@ -34,7 +34,7 @@ def fork(work: Callable[[], None]) -> int:
 
 
 def exit_code(child: int, patience: float | None = None) -> int:
-    """The exit code of a child; -SIGKILL where it did not come to an end."""
+    """Return the exit code of a child; -SIGKILL where it did not come to an end."""
     until = time.monotonic() + (PATIENCE if patience is None else patience)
     while time.monotonic() < until:
         done, status = os.waitpid(child, os.WNOHANG)
@@ -46,7 +46,7 @@ def exit_code(child: int, patience: float | None = None) -> int:
 
 
 def in_child(work: Callable[[], None], patience: float | None = None) -> int:
-    """The exit code of a forked child that does `work`; -SIGKILL where it did not come to an end."""
+    """Return the exit code of a forked child that does `work`; -SIGKILL where it did not come to an end."""
     return exit_code(fork(work), patience)
 
 

@@ -15,7 +15,7 @@ from ckstore.version import Version
 
 
 def tensors_of(tree: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str, torch.Tensor]]:
-    """(Path as text, tensor) of nested containers."""
+    """Yield (Path as text, tensor) of nested containers."""
     if isinstance(tree, torch.Tensor):
         yield path_to_text(path), tree
     elif isinstance(tree, Mapping):
@@ -27,12 +27,12 @@ def tensors_of(tree: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[st
 
 
 def loaded(path: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a torch file by path, as a reader that trusts nobody reads them."""
+    """Return the tensors of a torch file by path, read with `weights_only`."""
     return dict(tensors_of(torch.load(path, weights_only=True)))
 
 
 def wide(tensor: torch.Tensor) -> np.ndarray:
-    """The elements as float64, or complex128."""
+    """Return the elements as float64, or complex128."""
     return tensor.detach().to(torch.complex128 if tensor.is_complex() else torch.float64).numpy()
 
 
@@ -45,7 +45,7 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def check_deviations(version: Version, before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> None:
-    """The stated bound of each tensor holds, and is tight; tensors without a bound are equal.
+    """Check that each tensor's stated bound holds, and is tight; tensors without a bound are equal.
 
     For tensors that are all that their extents hold.
     """
@@ -70,5 +70,5 @@ def stored(store: ckstore.Store, tree: dict[str, Any] | Path, **options: Any) ->
 
 
 def values_of(version: Version) -> dict[str, torch.Tensor]:
-    """The tensors of a version, each read by itself."""
+    """Return the tensors of a version, each read by itself."""
     return {path: version[path].torch() for path in version}

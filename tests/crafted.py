@@ -31,7 +31,7 @@ SECONDS, BYTES = 2.0, 512 << 20
 
 
 def read_record(document: dict[str, Any], pack: str = "p") -> Record:
-    """A record as it comes out of a manifest."""
+    """Return a record as it comes out of a manifest."""
     kind = "exact" if document["layer"] == "exact" else "coarse"
     said = {"kind": kind, "number": 1, "created": "2026-07-01T12:00:00.000000Z", "records": [document]}
     manifest, _ = decode_manifest(encode_manifest(said, {}), MANIFEST)
@@ -39,7 +39,7 @@ def read_record(document: dict[str, Any], pack: str = "p") -> Record:
 
 
 def sealed(text: bytes, tail: bytes, length: int | None = None) -> bytes:
-    """A manifest of this JSON text and these blobs, with the checksum that it must have."""
+    """Return a manifest of this JSON text and these blobs, with the checksum that it must have."""
     frame = zstd.compress(text, 3)
     rest = struct.pack("<IQQ", 1, len(text) if length is None else length, len(frame)) + frame + tail
     return b"CKM1" + struct.pack("<Q", len(rest)) + blake3(rest).digest(length=16) + rest
@@ -71,11 +71,11 @@ class CraftedStore:
             return [row for statement in statements for row in database.execute(statement, parameters).fetchall()]
 
     def packs(self) -> list[str]:
-        """The catalog's packs, first ones first."""
+        """Return the catalog's packs, first ones first."""
         return [name for (name,) in self.sql("SELECT name FROM packs ORDER BY id")]
 
     def read(self, pack: str) -> tuple[dict[str, Any], dict[str, bytes]]:
-        """The document and the blobs of a pack's manifest."""
+        """Return the document and the blobs of a pack's manifest."""
         reader = PackReader(self.path)
         entry = reader.find_entry(pack, "manifest/c/0")
         return decode_manifest(reader.pread(pack, entry.offset, entry.length))

@@ -124,7 +124,7 @@ def load(mesh: DeviceMesh, place: str, directory: str, store: str, version: str)
 
 
 def reject(mesh: DeviceMesh, place: str) -> None:
-    """A live DTensor of several ranks is refused with a remedy, and leaves nothing."""
+    """Check that a live DTensor of several ranks is refused with a remedy, and leaves nothing."""
     state = {"model": {"rows": distribute_tensor(torch.ones(4, 4), mesh, [Shard(0)])}}
     refused = pytest.raises(
         ckstore.UsageError, match=r"model/rows is a DTensor whose parts are on 2 ranks; save with .*StoreWriter"
@@ -134,13 +134,13 @@ def reject(mesh: DeviceMesh, place: str) -> None:
 
 
 def keep(mesh: DeviceMesh, place: str) -> None:
-    """A live DTensor of one rank is stored as it is."""
+    """Check that a live DTensor of one rank is stored as it is."""
     with ckstore.open(f"{place}/store") as store:
         store.ingest({"rows": distribute_tensor(torch.ones(4, 4), mesh, [Shard(0)])}, run="live", step=1)
 
 
 def main() -> None:
-    """One rank."""
+    """Run the task of one rank."""
     task, arguments = json.loads(os.environ["ASKED"])
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)

@@ -10,7 +10,7 @@ import torch
 
 
 def bits_of(tensor: torch.Tensor) -> bytes:
-    """The bytes of the elements in C order."""
+    """Return the bytes of the elements in C order."""
     flat = tensor.detach().resolve_conj().resolve_neg().contiguous()
     return bytes(np.asarray(flat.reshape(-1).view(torch.uint8))) if flat.numel() else b""
 

@@ -81,12 +81,12 @@ class FaultProxy(ThreadingHTTPServer):
         return None
 
     def delay(self) -> float:
-        """Seconds of a delay."""
+        """Return the seconds of a delay."""
         with self._lock:
             return self._random.uniform(0, LONGEST_DELAY)
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Clients that are killed are no news."""
+        """Ignore the errors of killed clients."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -153,7 +153,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def counts(url: str) -> Counter[str]:
-    """Requests and faults that a proxy has counted."""
+    """Return the requests and faults that a proxy has counted."""
     with urllib.request.urlopen(f"{url}{_OWN}counts", timeout=10) as answer:
         return Counter(json.loads(answer.read()))
 

@@ -195,7 +195,7 @@ def _serve(listener: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 
 def _become(program: Mapping[str, Any], streams: Sequence[int]) -> None:
-    """Be a process that runs this program alone."""
+    """Turn into a process that runs this program alone."""
     os.chdir(program["cwd"])
     os.environ.clear()
     os.environ.update(program["environment"])

@@ -67,7 +67,7 @@ def unzigzag(value: int) -> int:
 
 
 def patched(before: Array, data: bytes, dtype: str) -> Array:
-    """The bits that a patch makes of `before`."""
+    """Return the bits that a patch makes of `before`."""
     assert zlib.crc32(data[4:]) == int.from_bytes(data[:4], "little")
     count, at = varint(data, 4)
     span, at = varint(data, at)
@@ -172,7 +172,7 @@ class Payload:
         assert int.from_bytes(data[2:6], "little") == zlib.crc32(data[:2] + data[6:], decoded)
 
     def natural(self, classes: Array | None) -> Array:
-        """The integers in natural order."""
+        """Return the integers in natural order."""
         assert self.grouped == (classes is not None)
         if classes is None:
             return self.coded
@@ -183,7 +183,7 @@ class Payload:
 
 
 def ordinals(bits: Array, dtype: str) -> Array:
-    """Ordinals modulo 2 to the width, as unsigned integers."""
+    """Return the ordinals modulo 2 to the width, as unsigned integers."""
     if not DTYPES[dtype][2]:
         return bits
     sign = bits.dtype.type(1 << 8 * bits.itemsize - 1)
@@ -212,7 +212,7 @@ def ordinal_classes(bits: Array, dtype: str) -> Array:
 
 
 def times(bits: Array, dtype: str, factor: float) -> Array:
-    """Values times a factor."""
+    """Return the values times a factor."""
     if factor == 1.0:
         return bits
     if dtype == "bfloat16":
@@ -338,7 +338,7 @@ class Reader:
         return min(record["chunk"], record["count"] - chunk * record["chunk"])
 
     def exponents(self, record: dict[str, Any], chunk: int) -> Array:
-        """The exponent of the step of each element of a chunk."""
+        """Return the exponent of the step of each element of a chunk."""
         places = chunk * record["chunk"] + np.arange(self._length(record, chunk))
         result = np.full(places.size, record["step"], np.int64)
         return result + self._by_axes(record, places)
@@ -350,7 +350,7 @@ class Reader:
         return sum((exponents_of(record, name)[index] for name, index in axes if name in record), np.zeros(1, np.int64))
 
     def integers(self, lattice: str, chunk: int) -> Array:
-        """Integers of a chunk of an object on a linear or rounded lattice."""
+        """Return the integers of a chunk of an object on a linear or rounded lattice."""
         pack, record = self.lattices[lattice]
         if "patches" in record:
             base = self.lattices[record["base"]][1]
@@ -376,7 +376,7 @@ class Reader:
         return projected + stored
 
     def ordinal_bits(self, lattice: str, chunk: int) -> Array:
-        """Values of a chunk of an object on an ordinal lattice, as bits."""
+        """Return the values of a chunk of an object on an ordinal lattice, as bits."""
         pack, record = self.lattices[lattice]
         size = DTYPES[record["dtype"]][0]
         if "crcs" in record:
@@ -400,7 +400,7 @@ class Reader:
         return bits_of(ordinals(predicted, record["dtype"]) + residuals, record["dtype"])
 
     def exact_bits(self, content: str, chunk: int) -> Array:
-        """Values of a chunk of an object on a linear lattice, as bits."""
+        """Return the values of a chunk of an object on a linear lattice, as bits."""
         pack, record = self.contents[content]
         lattice = self.lattices[record["lattice"]][1]
         dtype = lattice["dtype"]
@@ -455,7 +455,7 @@ class Reader:
         return predicted, 21 * side + np.clip(level, 0, 20)
 
     def coarse_bits(self, lattice: str, chunk: int) -> Array:
-        """Values of a chunk of an object on its lattice alone, as bits."""
+        """Return the values of a chunk of an object on its lattice alone, as bits."""
         record = self.lattices[lattice][1]
         dtype = record["dtype"]
         size, mantissa, width = DTYPES[dtype]
@@ -478,7 +478,7 @@ class Reader:
         return np.where(overflown, bits & bits.dtype.type(sign) | bits.dtype.type(largest), bits)
 
     def bits(self, content: str, chunk: int) -> Array:
-        """Values of a chunk of an object, as bits."""
+        """Return the values of a chunk of an object, as bits."""
         return self.exact_bits(content, chunk) if content in self.contents else self.ordinal_bits(content, chunk)
 
     def files(self, number: int) -> Iterator[tuple[str, bytes]]:
@@ -564,7 +564,7 @@ class Reader:
 
 
 def exponents_of(record: dict[str, Any], name: str) -> Array:
-    """The exponents of rows or of columns."""
+    """Return the exponents of rows or of columns."""
     said = record.get(name, [])
     if isinstance(said, str):
         said = [code - 80 - (code > 92) for code in said.encode()]

@@ -55,7 +55,7 @@ JUNK: list[Any] = [
 
 
 def make_store(directory: Path) -> Path:
-    """A small store with every kind of layer, a coarse version, a directory, tags, metrics, a policy, a rebase."""
+    """Make a store with all kinds of layers, a coarse version, a directory, tags, metrics, a policy, a rebase."""
     torch.manual_seed(1)
     weight, slow = torch.randn(12, 20), torch.randn(150)
     with mock.patch.object(units, "SMALL", 128), ckstore.init(directory / "store") as store:
@@ -88,7 +88,7 @@ def make_store(directory: Path) -> Path:
 
 
 def mutated(value: Any, random: random.Random) -> Any:
-    """A JSON value with one thing in it changed."""
+    """Return a JSON value with one change."""
     places: list[tuple[Any, Any]] = []
     level = [value]
     while level:
@@ -134,7 +134,7 @@ def mutated(value: Any, random: random.Random) -> Any:
 
 
 def flipped(data: bytes, random: random.Random) -> bytes:
-    """Bytes with a few stretches of them changed."""
+    """Return the bytes with a few stretches changed."""
     changed = bytearray(data)
     for _ in range(random.choice([1, 1, 2, 8])):
         if not changed:
@@ -160,7 +160,7 @@ def flipped(data: bytes, random: random.Random) -> bytes:
 
 
 def manifests(crafted: CraftedStore, random: random.Random) -> None:
-    """One or two changes of a manifest's JSON."""
+    """Make one or two changes of a manifest's JSON."""
     pack = random.choice(crafted.packs())
     document, blobs = crafted.read(pack)
     for _ in range(random.choice([1, 1, 2])):
@@ -169,7 +169,7 @@ def manifests(crafted: CraftedStore, random: random.Random) -> None:
 
 
 def layouts(crafted: CraftedStore, random: random.Random) -> None:
-    """One to three changes of a layout's JSON."""
+    """Make one to three changes of a layout's JSON."""
     # Packs that are not packed against another one.
     packs = [pack for pack in crafted.packs() if not crafted.read(pack)[1].get("layout", b"\2" * 9)[8] & 2]
 
@@ -181,7 +181,7 @@ def layouts(crafted: CraftedStore, random: random.Random) -> None:
 
 
 def catalogs(crafted: CraftedStore, random: random.Random) -> None:
-    """Cells of other types and values, missing rows and rows of other places, other tables, bytes of the file."""
+    """Change types and values of cells, rows and their places, tables, or bytes of the file."""
     file = crafted.path / "catalog.sqlite"
     if random.random() < 0.3:
         file.write_bytes(flipped(file.read_bytes(), random))
@@ -213,7 +213,7 @@ def catalogs(crafted: CraftedStore, random: random.Random) -> None:
 
 
 def logs(crafted: CraftedStore, random: random.Random) -> None:
-    """Changes of a record, or of one like it."""
+    """Change a record, or add one like it."""
     path = random.choice(sorted((crafted.path / "log").iterdir()))
     record = json.loads(path.read_bytes())
     for name in ("sequence", "digest", "format", "created"):
@@ -253,7 +253,7 @@ def unchecked() -> Iterator[None]:
 
 
 def payloads(crafted: CraftedStore, random: random.Random) -> None:
-    """Bytes of layers, shard indexes and blobs, in packs of the same size."""
+    """Change bytes of layers, shard indexes and blobs, in packs of the same size."""
     pack = random.choice(crafted.packs())
     document, blobs = crafted.read(pack)
     if blobs and random.random() < 0.3:
@@ -277,7 +277,7 @@ STORES: dict[str, Callable[[CraftedStore, random.Random], None]] = {
 
 
 def make_files(directory: Path) -> dict[str, bytes]:
-    """Small checkpoint files of each format."""
+    """Return small checkpoint files of each format."""
     model = {"w": torch.randn(7, 5), "z": torch.tensor([1 + 2j]).conj()}
     state = {"model": model, "n": [1, "a", (2.5, None)], "step": 3, "tied": model["w"]}
     torch.save(state, directory / "zip")
@@ -303,7 +303,7 @@ def make_files(directory: Path) -> dict[str, bytes]:
 
 
 def mutated_file(name: str, data: bytes, random: random.Random) -> bytes:
-    """A checkpoint file with its pickle, directory or header changed."""
+    """Return a checkpoint file with its pickle, directory or header changed."""
     if name == "safetensors" and random.random() < 0.7:
         size = int.from_bytes(data[:8], "little")
         try:
@@ -364,7 +364,7 @@ def run_store(kind: str, seed: int, whole: Path, directory: Path, digests: set[s
 
 
 def run_file(seed: int, files: dict[str, bytes], directory: Path) -> str:
-    """One case of a checkpoint file: it is refused, or comes back byte for byte."""
+    """Run one case of a checkpoint file: it is refused, or comes back byte for byte."""
     drawn = random.Random(f"files {seed}")
     name = drawn.choice(sorted(files))
     (directory / "file").write_bytes(mutated_file(name, files[name], drawn))
@@ -388,12 +388,12 @@ def run_file(seed: int, files: dict[str, bytes], directory: Path) -> str:
 
 
 def files_of(directory: Path) -> set[str]:
-    """The digests of all files in a directory."""
+    """Return the digests of all files in a directory."""
     return {sha256(path) for path in directory.rglob("*") if path.is_file()}
 
 
 def cases(kinds: list[str], first: int) -> Iterator[tuple[str, int]]:
-    """Each kind in turn, with one seed after the other."""
+    """Yield each kind in turn, with one seed after the other."""
     return ((kind, seed) for seed in count(first) for kind in kinds)
 
 

@@ -36,7 +36,7 @@ def reader(target: str) -> Callable[[bytes], Any]:
 
 
 def seeds(target: str) -> list[bytes]:
-    """Good inputs of a target, to begin with."""
+    """Return valid initial inputs of a target."""
     import torch
     from safetensors.numpy import save
 

@@ -91,7 +91,7 @@ def object_store(name: str | None = None) -> Iterator[ObjectStore]:
 
 
 def _arguments(name: str, port: str, directory: str) -> Sequence[str]:
-    """The command line of a server."""
+    """Return the command line of a server."""
     if name in ("ministack", "moto"):
         if importlib.util.find_spec(name) is None:
             pytest.skip(f"the package {name} is not installed")
@@ -134,7 +134,7 @@ def _make_bucket(server: subprocess.Popen[bytes], made: ObjectStore) -> None:
 
 
 def _request_of_azure(url: str) -> urllib.request.Request:
-    """A request that makes a container, signed with the account's key."""
+    """Return a request that makes a container, signed with the account's key."""
     headers = {"x-ms-date": formatdate(usegmt=True), "x-ms-version": "2021-12-02"}
     said = "".join(f"{name}:{value}\n" for name, value in headers.items())
     text = f"PUT{12 * chr(10)}{said}/someone/someone/{BUCKET}\nrestype:container"

@@ -31,7 +31,7 @@ _ODD = "odd"
 
 
 def arrays_at(names: tuple[str, ...], step: int) -> Arrays:
-    """The weights of a model at a step."""
+    """Return the weights of a model at a step."""
     generator, drift = np.random.default_rng(len(names[0])), np.random.default_rng(step)
     return {
         name: generator.standard_normal((40, 30), dtype=np.float32)
@@ -41,7 +41,7 @@ def arrays_at(names: tuple[str, ...], step: int) -> Arrays:
 
 
 def state_at(names: tuple[str, ...], step: int) -> dict[str, torch.Tensor]:
-    """The same as torch has it."""
+    """Return the weights of a model at a step as torch tensors."""
     return {name: torch.from_numpy(array) for name, array in arrays_at(names, step).items()}
 
 

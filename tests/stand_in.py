@@ -28,7 +28,7 @@ def asked(asking):
 
 
 def exit_code(asking):
-    """The exit code of the program that was asked for, once it has ended."""
+    """Return the exit code of the program that was asked for, once it has ended."""
     with asking.makefile() as file:
         return int(file.read())
 

@@ -80,12 +80,12 @@ class Journal:
         os.write(self._descriptor, (json.dumps([event, *said]) + "\n").encode())
 
     def read(self) -> list[list[Any]]:
-        """All lines so far."""
+        """Return all lines so far."""
         text = self._path.read_text()
         return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]  # The last one may be coming.
 
     def names(self, event: str) -> set[Name]:
-        """The versions that lines of a kind name."""
+        """Return the versions that lines of a kind name."""
         return {(line[1], line[2]) for line in self.read() if line[0] == event}
 
 
@@ -170,7 +170,7 @@ class Worker:
         return sum(max(0.0, min(end, last) - max(start, first)) for first, last in stretches)
 
     def _check_claims(self, subject: str) -> None:
-        """No claim of a dead process may block others."""
+        """Report claims of dead processes, which would block others."""
         with ckstore.open(self.store, "r") as store:
             for claim in store.catalog.leases():
                 if not _lives(claim.pid):
@@ -417,7 +417,7 @@ _ended = [0]
 
 
 def _busy() -> float:
-    """Seconds that threads of this process ran or wanted to."""
+    """Return the seconds that threads of this process ran or wanted to."""
     return (_ended[0] + sum(_scheduled(task) for task in Path("/proc/self/task").glob("*/schedstat"))) / 1e9
 
 

@@ -63,7 +63,7 @@ class Recipe:
 
 
 def first_bits(recipe: Recipe) -> Bits:
-    """Bits of the first version's elements."""
+    """Return the bits of the first version's elements."""
     generator = np.random.default_rng(recipe.seed)
     count = prod(recipe.shape) * (2 if recipe.dtype == "complex64" else 1)
     if recipe.dtype not in ("float64", "float32", "float16", "bfloat16", "complex64"):
@@ -131,7 +131,7 @@ def valued(bits: Bits, dtype: str) -> npt.NDArray[Any]:
 
 
 def changed(bits: Bits, recipe: Recipe, change: str, seed: int) -> Bits:
-    """Bits of the version after the one of `bits`."""
+    """Return the bits of the version after the one of `bits`."""
     generator = np.random.default_rng(seed)
     if change == "same" or not bits.size:
         return bits
@@ -259,7 +259,7 @@ def test_everything_comes_back(
 def check_tensors(
     store: ckstore.Store, numbers: list[int], recipes: list[Recipe], versions: list[list[Bits]], carrier: str
 ) -> None:
-    """Every tensor by itself, bit for bit, and one stretch out of the middle of it."""
+    """Check every tensor by itself, bit for bit, and one stretch out of the middle of it."""
     for number, version in zip(numbers, versions, strict=True):
         for index, (recipe, bits) in enumerate(zip(recipes, version, strict=True)):
             path = f"{index}.{recipe.name}" if carrier == "safetensors" else f"{index}/{recipe.name}"

@@ -92,7 +92,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def restored(store: ckstore.Store, place: Path) -> dict[str, str]:
-    """SHA-256 of all versions, by number."""
+    """Return the SHA-256 of all versions, by number."""
     found = {}
     for row in store.catalog.versions():
         store[row.number].checkout(place / str(row.number), force=True)

@@ -77,7 +77,7 @@ DIGEST = re.compile(r"^(\S+) \(version \d+\) -> (\S+) .*\bsha256 ([0-9a-f]{64})\
 
 
 def blocks(page: Path) -> list[tuple[str, str]]:
-    """(Language, text) of the blocks of a page that are run."""
+    """Return the (Language, text) of the blocks of a page that are run."""
     return [(kind, text) for kind, text in BLOCK.findall(page.read_text()) if kind in EXECUTED]
 
 
@@ -122,17 +122,17 @@ def sha256(path: Path) -> str:
 
 
 def documented() -> list[tuple[str, str]]:
-    """(Name of a version, SHA-256) of every checkout that the pages show."""
+    """Return the (Name of a version, SHA-256) of every checkout that the pages show."""
     return [(version, digest) for page in PAGES for version, _, digest in DIGEST.findall(page.read_text())]
 
 
 def originals(gpt_run: list[Path]) -> dict[str, str]:
-    """SHA-256 of the files of the example run, by name of the version."""
+    """Return the SHA-256 of the files of the example run, by name of the version."""
     return {f"gpt@{int(path.stem.removeprefix('step'))}": sha256(path) for path in gpt_run}
 
 
 def check_digests(shown: str, printed: str, place: Path, went_in: dict[str, str]) -> None:
-    """A checkout prints the SHA-256 of its output, which is the input's, and the page shows it."""
+    """Check that a checkout prints the SHA-256 of its output, which is the input's, and that the page shows it."""
     for version, path, digest in DIGEST.findall(printed):
         assert digest == sha256(place / path)
         assert digest == went_in.get(version, digest)
@@ -246,7 +246,7 @@ def test_the_pages_show_one_digest_for_each_version():
 
 @functools.cache
 def anchors(page: Path) -> set[str]:
-    """The anchors that headings of a page get."""
+    """Return the anchors that headings of a page get."""
     text = BLOCK.sub("", page.read_text())
     found = set()
     for heading in re.findall(r"^#+ (.+)$", text, re.MULTILINE):

@@ -98,7 +98,7 @@ def store(directory: Path, paths: list[Path]) -> Iterator[ckstore.Store]:
 
 
 def check(store: ckstore.Store, paths: list[Path]) -> None:
-    """The store holds these checkpoints, and all of them come back."""
+    """Check that the store holds these checkpoints, and that all of them come back."""
     assert store.verify().problems == []
     assert [row.step for row in store.catalog.versions("a")] == list(range(len(paths)))
     out = store.path.parent / "out"
@@ -323,7 +323,7 @@ def test_objects_that_go_before_the_commit(
 
 
 def overwrite(path: Path) -> None:
-    """Other values at the same size, with the time of the last change put back."""
+    """Write other values of the same size, and put the time of the last change back."""
     status = path.stat()
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 0x40

@@ -137,7 +137,7 @@ def test_a_recovery_does_not_wait_for_a_child(store: ckstore.Store) -> None:
 
 
 def refuses(store: ckstore.Store, pack: str) -> None:
-    """Every use of a store is refused in one sentence."""
+    """Check that every use of a store is refused in one sentence."""
 
     def says(use: Callable[[], object]) -> None:
         with pytest.raises(ckstore.CkstoreError, match=r"forked while its parent was using a store.*spawn.*forkserver"):

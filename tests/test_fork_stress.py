@@ -23,7 +23,7 @@ def test_a_few_forks() -> None:
     ended = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "\n0 hangs, 0 mixtures, 0 LockedErrors\n0 faults" in ended.stdout
-    counted = re.search(r"(\d+) forks in .*\nmeanwhile versions: \{(.*)\}", ended.stdout)
+    counted = re.search(r"(\d+) forks in .*\nversions stored in between: \{(.*)\}", ended.stdout)
     assert counted is not None
     assert int(counted[1]) > 0
     assert "'hot'" in counted[2]

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.encoded, pytest.mark.local]
 
 
 def checkpoint(step: int) -> dict[str, Any]:
-    """A run whose tensors take every layer: moving, standing still, scaled, widening; floats, complex, integers."""
+    """Return a run whose tensors take every layer: moving, constant, scaled, widening; floats, complex, integers."""
     generator = torch.Generator().manual_seed(0)
 
     def draw(*shape: int, scale: float = 1.0) -> torch.Tensor:

@@ -76,7 +76,7 @@ def sql(*statements: str) -> Callable[[CraftedStore], Any]:
 
 
 def first(crafted: CraftedStore) -> str:
-    """The coarse pack of version 1."""
+    """Return the coarse pack of version 1."""
     return str(crafted.sql("SELECT name FROM packs WHERE id = (SELECT pack FROM versions WHERE number = 1)")[0][0])
 
 
@@ -107,7 +107,7 @@ def metrics(text: str) -> Callable[[CraftedStore], Any]:
 
 
 def everywhere(shape: list[int]) -> Callable[[dict[str, Any]], Any]:
-    """Extent, tensor, unit and file all claim the same size."""
+    """Make extent, tensor, unit and file claim the same size."""
 
     def change(said: dict[str, Any]) -> None:
         count = 1
@@ -132,7 +132,7 @@ def blob(name: str, data: bytes | Callable[[], bytes]) -> Callable[[CraftedStore
 
 
 def bomb(size: int, claimed: int | None = None, zstandard: bool = True) -> bytes:
-    """A blob of zeros that inflates to a size."""
+    """Return a blob of zeros that inflates to a size."""
     import zlib
 
     from blake3 import blake3
@@ -157,7 +157,7 @@ def manifest_text(text: bytes, length: int | None = None) -> Callable[[CraftedSt
 
 
 def no_file(make: Callable[[Path], Any], *, log: bool = False) -> Callable[[CraftedStore], Any]:
-    """A FIFO, a device or a directory in the place of a pack or log record."""
+    """Replace a pack or log record by a FIFO, a device or a directory."""
 
     def craft(crafted: CraftedStore) -> None:
         path = next((crafted.path / "log").iterdir()) if log else crafted.path / "packs" / first(crafted)
@@ -173,7 +173,7 @@ def sparse(path: Path) -> None:
 
 
 def tangled(table: str) -> Callable[[CraftedStore], Any]:
-    """A table whose pages name the same page hundreds of times, on several levels: more rows than can be counted."""
+    """Make a table whose pages name the same page hundreds of times, on several levels, with countless rows."""
 
     def craft(crafted: CraftedStore) -> None:
         [[root]] = crafted.sql(f"SELECT rootpage FROM sqlite_master WHERE name = '{table}'")

@@ -31,7 +31,7 @@ def contracts() -> dict[str, dict[str, Any]]:
 
 
 def layers() -> list[list[str]]:
-    """Rooms of each layer from the top; those in parentheses need not be there."""
+    """Return the rooms of each layer from the top; those in parentheses need not be there."""
     found = contracts()["A room imports only rooms below it"]["layers"]
     return [line.split(" | ") for line in found if not line.startswith("(")]
 
@@ -44,7 +44,7 @@ def sentence(path: Path) -> str:
 
 
 def rooms(name: str) -> list[str]:
-    """A room and the packages in it."""
+    """Return a room and the packages in it."""
     path = ROOT / name
     return [name, *sorted(f"{name}/{inner.parent.name}" for inner in path.glob("*/__init__.py"))]
 

@@ -36,7 +36,7 @@ SEEDS, SAMPLE, STEPS = 4, 6, 60
 
 
 def sample() -> list[tuple[str, str, int]]:
-    """Pairs and seeds; a seed that is odd is that of a death."""
+    """Return pairs and seeds; an odd seed is that of a death."""
     if ALL:
         return [(*pair, seed) for pair in PAIRS for seed in range(SEEDS)]
     chosen = random.Random(SEED)

@@ -121,7 +121,7 @@ def state(path: Path) -> Any:
 
 
 def without_uids(said: Any) -> Any:
-    """A state without the ids of versions, which tell when they were stored."""
+    """Return a state without the ids of versions, which tell when they were stored."""
     return [(run, step, fidelity) for run, step, _, fidelity in said[0]], said[1], said[2]
 
 

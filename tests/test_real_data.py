@@ -23,7 +23,7 @@ def directory() -> Iterator[Path]:
 
 
 def ordered(folder: Path) -> list[Path]:
-    """The checkpoints of a series as training wrote them, by the numbers in their names; those without come last."""
+    """Return the checkpoints of a series in the order of the numbers in their names; others come last."""
     return sorted(folder.iterdir(), key=lambda path: [*map(int, re.findall(r"\d+", path.name)), 1 << 62])
 
 

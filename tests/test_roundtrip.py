@@ -71,7 +71,7 @@ def train(module: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> No
 
 
 def adamw_run(directory: Path, count: int) -> list[Path]:
-    """Checkpoints of a real training: weights above and below 2^16 elements, moments, step counters, RNG state."""
+    """Train with AdamW; return its checkpoints: weights above and below 2^16 elements, moments, counters, RNG state."""
     module = model()
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3)
     paths = []
@@ -115,7 +115,7 @@ def with_subnormals(directory: Path, count: int) -> list[Path]:
 
 
 def ingest_all(store: ckstore.Store, paths: list[Path], **options: Any) -> dict[int, str]:
-    """SHA-256 by version number."""
+    """Ingest the files; return their SHA-256 by version number."""
     return {store.ingest(path, **options).version.number: sha256(path) for path in paths}
 
 
@@ -353,13 +353,13 @@ def test_safetensors(directory: Path) -> None:
 
 
 def npy(shape: tuple[int, ...], order: bool = False) -> bytes:
-    """An npy file of an array without elements."""
+    """Return an npy file of an array without elements."""
     header = f"{{'descr': '<f4', 'fortran_order': {order}, 'shape': {shape}, }}\n".encode()
     return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
 
 
 def safetensors(shape: tuple[int, ...]) -> bytes:
-    """A safetensors file of a tensor without elements and one of two."""
+    """Return a safetensors file of a tensor without elements and one of two."""
     header = json.dumps(
         {
             "a": {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]},

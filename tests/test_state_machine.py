@@ -455,7 +455,7 @@ class StoreMachine(RuleBasedStateMachine):
         return ckstore.open(self.store.place, mode)
 
     def _files(self) -> dict[str, int]:
-        """Sizes of the files that gc frees, and of the log, by names that are digests."""
+        """Return the sizes of the files that gc frees, and of the log, by names that are digests."""
         return listing(self.store.place)
 
     def _recovered(self, *, crashed: bool) -> None:
@@ -503,7 +503,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.weights[number] = found
 
     def _begin_again(self) -> None:
-        """Another process goes on; the lease of the dead one went with it."""
+        """Go on in another process; the lease of the dead one went with it."""
         self.store = self._open()
         with mock.patch.object(durable, "is_running", return_value=False), self.store.catalog.lease("begin"):
             pass

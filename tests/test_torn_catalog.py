@@ -29,7 +29,7 @@ TRIES = 6
 
 
 def journal(before: bytes, after: bytes, nonce: int) -> bytes:
-    """SQLite's rollback journal of a transaction that turns one catalog into the other."""
+    """Return SQLite's rollback journal of a transaction that turns one catalog into the other."""
     [page] = struct.unpack_from(">H", before, 16)
     places = range(0, len(before), page)
     changed = [place for place in places if before[place : place + page] != after[place : place + page]]
@@ -44,7 +44,7 @@ def journal(before: bytes, after: bytes, nonce: int) -> bytes:
 
 
 def torn(chosen: random.Random, first: bytes, second: bytes) -> bytes:
-    """Sectors of the one or the other."""
+    """Return a mix of the sectors of two files."""
     length = max(len(first), len(second))
     both = [data.ljust(length, b"\0") for data in (first, second)]
     return b"".join(chosen.choice(both)[at : at + SECTOR] for at in range(0, length, SECTOR))

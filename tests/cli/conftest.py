@@ -55,7 +55,7 @@ def ckstore(capfd: pytest.CaptureFixture[str]) -> Ckstore:
 
 
 def checkpoint(step: int) -> dict[str, Any]:
-    """A large moving tensor, a constant one, small ones, and one that comes with step 20."""
+    """Return a large moving tensor, a constant one, small ones, and one that comes with step 20."""
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(320, 256, generator=generator)
     frozen = torch.randn(300, 256, generator=generator)

@@ -46,13 +46,13 @@ def evil(_made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def damaged(ckstore: Ckstore) -> list[tuple[object, ...]]:
-    """The packs are gone."""
+    """Remove the packs; return verbs that fail then."""
     shutil.rmtree("store/packs")
     return [("verify",), ("checkout", 1, "-o", "out"), ("recover",)]
 
 
 def bad(ckstore: Ckstore) -> list[tuple[object, ...]]:
-    """A folder whose only file is damaged."""
+    """Make a folder whose only file is damaged; return verbs that refuse it."""
     path = Path(f"bad{EVIL}") / NAME
     path.parent.mkdir()
     path.write_bytes(Path(f"next{EVIL}.pt").read_bytes()[:-40])

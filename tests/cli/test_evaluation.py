@@ -14,7 +14,7 @@ from tests.checkpoints import listing
 
 
 def python(code: str) -> str:
-    """A command that runs a line of Python, which finds the checkpoint's path in `path`."""
+    """Return a command that runs a line of Python, which finds the checkpoint's path in `path`."""
     return f'{sys.executable} -c "import sys; path = sys.argv[1]; {code}" {{}}'
 
 

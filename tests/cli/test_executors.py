@@ -97,7 +97,7 @@ def runs(process: int) -> bool:
 
 
 def workers_of(parent: int) -> list[int]:
-    """The processes of a pool."""
+    """Return the processes of a pool."""
     found = []
     for place in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
         with suppress(OSError):

@@ -229,7 +229,7 @@ class Planter:
 
 
 def bomb() -> bytes:
-    """A pickle whose list doubles sixty times."""
+    """Return a pickle whose list doubles sixty times."""
     return b"\x80\x02]q\x00" + b"".join(b"h\x00h\x00\x86q\x00" for _ in range(60)) + b"."
 
 

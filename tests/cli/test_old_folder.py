@@ -363,7 +363,7 @@ def test_the_proposal_follows_the_owners_intent(
 
 
 def killed_after(plan: Path, versions: int) -> None:
-    """Carry out a plan in another process, which is killed when some versions are there."""
+    """Carry out a plan in another process, which is killed after some versions."""
     command = [sys.executable, "-m", "ckstore", "ingest", "--plan", str(plan)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None

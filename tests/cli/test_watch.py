@@ -29,7 +29,7 @@ def array(seed: int, rows: int = 300) -> np.ndarray[Any, Any]:
 
 
 def save(path: Path, seed: int, rows: int = 300) -> Path:
-    """A safetensors file that appears as a whole."""
+    """Return a safetensors file that appears as a whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}")
     write_safetensors(temporary, {"w": ("float32", (rows, 256), array(seed, rows))})

@@ -45,7 +45,7 @@ def train(model: nn.Module, accumulator: GradientAccumulator, inputs: Batches, f
 
 
 def mean_of(gradients: list[torch.Tensor]) -> torch.Tensor:
-    """The plain loop, in float64."""
+    """Compute the mean in a plain loop, in float64."""
     mean = torch.zeros_like(gradients[0], dtype=torch.float64)
     for gradient in gradients:
         mean = 0.9 * gradient.double() + 0.1 * mean

@@ -26,7 +26,7 @@ def ingested(source: Any, path: Path) -> Any:
 
 
 def raw(dtype: str, count: int) -> torch.Tensor:
-    """Elements of random bits, NaN payloads and signed zeros among them."""
+    """Return elements of random bits, NaN payloads and signed zeros among them."""
     wanted = getattr(torch, dtype)
     item = torch.empty(0, dtype=wanted).element_size()
     bytes_ = torch.randint(0, 2 if dtype == "bool" else 256, (count * item,), dtype=torch.uint8)

@@ -42,7 +42,7 @@ def store(tmp_path: Path) -> Iterator[ckstore.Store]:
 
 
 def ids(store: ckstore.Store, kind: str) -> tuple[str, str]:
-    """Lattice and content id of the second version's object of a kind."""
+    """Return the lattice and content id of the second version's object of a kind."""
     for lattice, content in store["a@1"].document.objects:
         if store.resolver.lattice(lattice).kind == kind:
             return lattice, content or ""
@@ -57,7 +57,7 @@ def pretend(store: ckstore.Store, record: LatticeRecord | ContentRecord) -> None
 
 
 def otherwise(record: LatticeRecord, changes: dict[str, Any]) -> LatticeRecord:
-    """A record with other fields of its own, or of its lattice; `other` is a lattice of another kind."""
+    """Return a record with other fields of its own, or of its lattice; `other` is a lattice of another kind."""
     fields = {field.name for field in dataclasses.fields(record)}
     lattice = record.lattice
     if "other" in changes:

@@ -66,7 +66,7 @@ def nothing_remembered(store: ckstore.Store) -> None:
 
 
 def change(place: Path, act: Callable[[ckstore.Store], Any], *, gc: bool = True) -> Callable[[], None]:
-    """An action of another opener of the store."""
+    """Return an action of another opener of the store."""
 
     def call() -> None:
         with ckstore.open(place) as other:

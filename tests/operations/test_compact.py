@@ -49,7 +49,7 @@ def directory() -> Iterator[Path]:
 
 
 def state(step: int) -> dict[str, Any]:
-    """Weights that move, moments, short floats, tied and frozen weights, a bundle of small tensors, plain values."""
+    """Return moving weights, moments, short floats, tied and frozen weights, a bundle of small tensors, values."""
     weight = draw(700, 512)
     for number in range(1, step + 1):
         weight = weight + draw(700, 512, seed=number, scale=1e-3)
@@ -73,7 +73,7 @@ def raw_packs(store: ckstore.Store) -> list[str]:
 
 
 def check(store: ckstore.Store, paths: list[Path], run: str = "r") -> None:
-    """Everything comes back, nothing is wrong, and the catalog equals the one that `recover` makes."""
+    """Check that everything comes back, nothing is wrong, and the catalog equals the one that `recover` makes."""
     assert store.verify().problems == []
     for step, path in enumerate(paths):
         target = store.path.parent / "restored"
@@ -179,7 +179,7 @@ def test_a_mapped_state_dict_can_be_checked(directory: Path) -> None:
 
 
 def memory_of_files() -> str:
-    """The files that are mapped into this process."""
+    """Return the files that are mapped into this process."""
     return Path("/proc/self/maps").read_text()
 
 
@@ -393,7 +393,7 @@ with ckstore.open(sys.argv[1]) as store:
 
 
 def compacting(store: Path) -> subprocess.Popen[bytes]:
-    """A process that begins to compact all versions right now."""
+    """Return a process that begins to compact all versions right now."""
     child = subprocess.Popen([sys.executable, "-c", _COMPACTS, str(store)], stdout=subprocess.PIPE)
     assert child.stdout is not None
     assert child.stdout.readline() == b"begun\n"

@@ -16,7 +16,7 @@ from tests.checkpoints import change_pack, flip
 
 
 def weights(step: int) -> npt.NDArray[np.float32]:
-    """Weights that move a little with every step."""
+    """Return weights that move a little with every step."""
     values = np.random.default_rng(0).standard_normal((300, 300)) * 0.02
     for number in range(step):
         values += np.random.default_rng(number + 1).standard_normal((300, 300)) * 1e-3
@@ -24,12 +24,12 @@ def weights(step: int) -> npt.NDArray[np.float32]:
 
 
 def state(step: int) -> dict[str, npt.NDArray[np.float32]]:
-    """A weight on a linear lattice, and a moment on an ordinal one."""
+    """Return a weight on a linear lattice, and a moment on an ordinal one."""
     return {"w": weights(step), "exp_avg": weights(step + 7)}
 
 
 def exact_pack(store: ckstore.Store, spec: str) -> str:
-    """The pack of exact layers that a version was committed with."""
+    """Return the pack of exact layers that a version was committed with."""
     for _, content in store[spec].document.objects:
         record = store.resolver.content(content or "")
         if record is not None:
@@ -38,7 +38,7 @@ def exact_pack(store: ckstore.Store, spec: str) -> str:
 
 
 def coarse_pack(store: ckstore.Store, spec: str) -> str:
-    """The pack of integers, layout and manifest that a version was committed with."""
+    """Return the pack of integers, layout and manifest that a version was committed with."""
     return store[spec].row.pack
 
 

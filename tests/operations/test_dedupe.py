@@ -116,7 +116,7 @@ def test_a_rerun_of_the_same_ingest(store: ckstore.Store, directory: Path) -> No
 
 
 def fine_tune(directory: Path, count: int, *, whole: bool) -> list[Path]:
-    """A frozen backbone of four fifths of the weights, a head that is trained; or the head's part alone."""
+    """Return a frozen backbone of four fifths of the weights, a head that is trained; or the head's part alone."""
     torch.manual_seed(0)
     backbone = nn.Sequential(nn.Linear(32, 900), nn.ReLU(), nn.Linear(900, 500)).requires_grad_(False)
     head = nn.Sequential(nn.ReLU(), nn.Linear(500, 200), nn.ReLU(), nn.Linear(200, 32))

@@ -33,7 +33,7 @@ def directory() -> Iterator[Path]:
 
 
 def state(step: int, *, still: bool = False) -> dict[str, Any]:
-    """Two weights of 300 KB with AdamW's state; with `still` a few moments change from step to step."""
+    """Return two weights of 300 KB with AdamW's state; with `still` a few moments change from step to step."""
     generator = torch.Generator().manual_seed(0)
     weights = {f"h.{number}": torch.randn(300, 256, generator=generator) + 1e-3 * step for number in range(2)}
     moments = {}

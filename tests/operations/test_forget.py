@@ -45,7 +45,7 @@ def store(directory: Path, paths: list[Path]) -> Iterator[ckstore.Store]:
 
 
 def check(store: ckstore.Store, paths: list[Path], expected: list[tuple[int, str, int]]) -> None:
-    """The store holds these (number, run, step), and all of them come back."""
+    """Check that the store holds these (number, run, step), and that all of them come back."""
     assert [(row.number, row.run, row.step) for row in store.catalog.versions()] == expected
     assert store.verify().problems == []
     out = store.path.parent / "out"

@@ -85,7 +85,7 @@ def store(path: Path) -> Iterator[ckstore.Store]:
 
 
 def check(path: Path, series: list[Path], names: list[str]) -> None:
-    """A process that has nothing cached finds these versions, and all of them come back."""
+    """Check that a process with an empty cache finds these versions, and that all of them come back."""
     with ckstore.open(path, "r") as store:
         rows = store.catalog.versions()
         assert sorted(f"{row.run}@{row.step}" for row in rows) == sorted(names)
@@ -102,7 +102,7 @@ def check(path: Path, series: list[Path], names: list[str]) -> None:
 
 
 def layers(store: ckstore.Store) -> dict[tuple[str, str], bytes]:
-    """The bytes of every layer that the present versions are made of."""
+    """Return the bytes of every layer that the present versions are made of."""
     found = {}
     for row in store.catalog.versions():
         for lattice, content in store[row.number].document.objects:
@@ -331,7 +331,7 @@ def test_packs_and_temporaries_of_killed_processes(store: ckstore.Store, series:
 
 
 def abandoned(path: Path, checkpoint: Path) -> None:
-    """A process ingests a checkpoint into run a and is killed between its packs and its commit."""
+    """Ingest a checkpoint into run a in a process that is killed between its packs and its commit."""
     script = (
         "import os, sys, ckstore\n"
         "from ckstore.storage.catalog import Catalog\n"
@@ -370,7 +370,7 @@ def damage(file: Path) -> None:
 
 
 def refused(store: ckstore.Store, match: str) -> None:
-    """Nothing is changed, and the sentence gives the remedy."""
+    """Check that nothing is changed, and that the sentence gives the remedy."""
     before, rows, packs = listing(store.place), store.catalog.versions(), store.catalog.packs()
     with pytest.raises(IntegrityError, match=match) as raised:
         store.gc(grace=0)

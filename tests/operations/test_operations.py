@@ -42,7 +42,7 @@ def calls_noted(note: Callable[[Any, str, Any], None]) -> Iterator[None]:
 
 
 def checkpoint(path: Path, tensors: int, elements: int, seed: int) -> Path:
-    """A model whose tensors all move a little from seed to seed."""
+    """Return a model whose tensors all move a little from seed to seed."""
     state: dict[str, Any] = {}
     for number in range(tensors):
         base = np.random.default_rng(number).normal(size=elements).astype(np.float32)

@@ -239,7 +239,7 @@ def test_recover_takes_in_leftovers_of_a_crash(
 
 
 def weights(step: int) -> npt.NDArray[np.float32]:
-    """Weights that move a little with every step."""
+    """Return weights that move a little with every step."""
     values = np.random.default_rng(0).standard_normal((300, 300)) * 0.02
     for number in range(step):
         values += np.random.default_rng(number + 1).standard_normal((300, 300)) * 1e-3
@@ -263,14 +263,14 @@ def small(tmp_path: Path) -> Path:
 
 
 def steps(path: Path) -> list[tuple[int, str, int | None]]:
-    """Number, run and step of all versions; `verify` finds nothing wrong."""
+    """Return the number, run and step of all versions; `verify` finds nothing wrong."""
     with ckstore.open(path) as opened:
         assert opened.verify().problems == []
         return [(row.number, row.run, row.step) for row in opened.catalog.versions()]
 
 
 def claim_a_step_twice(path: Path) -> None:
-    """A process ingests a@10 and is killed before its commit; another one committed a@10 since it had looked."""
+    """Kill an ingest of a@10 before its commit, after another process has committed a@10."""
     script = textwrap.dedent(
         f"""
         import os

@@ -34,14 +34,14 @@ def directory() -> Iterator[Path]:
 
 
 def state(step: int, seed: int = 0) -> dict[str, Any]:
-    """A weight of 300 KB that moves a little, and a counter."""
+    """Return a weight of 300 KB that moves a little, and a counter."""
     weight = np.random.default_rng(seed).standard_normal((300, 256), np.float32)
     weight += np.float32(1e-3) * np.random.default_rng(1000 * seed + step + 1).standard_normal((300, 256), np.float32)
     return {"w": weight, "step": step}
 
 
 def steps(store: ckstore.Store, run: str = "a") -> dict[int | None, str]:
-    """Fidelities of a run's versions by step."""
+    """Return the fidelities of a run's versions by step."""
     return {row.step: row.fidelity for row in store.catalog.versions(run)}
 
 

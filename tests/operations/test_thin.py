@@ -56,7 +56,7 @@ def directory() -> Iterator[Path]:
 
 
 def state(step: int) -> dict[str, Any]:
-    """A moving weight, a sparsely changing one, both moments, both short floats, tied and frozen weights."""
+    """Return a moving weight, a sparsely changing one, both moments, both short floats, tied and frozen weights."""
     weight, sparse = draw(280, 256), draw(300, 256, seed=50)
     for number in range(1, step + 1):
         weight = weight + draw(280, 256, seed=number, scale=1e-2)
@@ -149,7 +149,7 @@ def restored(path: Path, *, by_format: bool = False) -> dict[str, str]:
 
 
 def outlasts(path: Path, series: list[Path], thinned: set[str]) -> None:
-    """Whatever is done to the store: thinned versions come back as they did at first, others as they went in."""
+    """Check that in any operation thinned versions come back as they did at first, others as they went in."""
     first = restored(path)
     for name, digest in first.items():
         assert (digest == sha256(series[int(name[2:])])) == (name not in thinned), name

@@ -45,7 +45,7 @@ with ckstore.open(source, "r") as store, ckstore.open(target) as other:
 
 
 def state(step: int, seed: int = 0) -> dict[str, Any]:
-    """Moving weights, second moments, short floats, a table with a changing row, and a constant tensor."""
+    """Return moving weights, second moments, short floats, a table with a changing row, and a constant tensor."""
     weight, table = draw(40, 32, seed=seed), draw(64, 16, seed=seed + 50)
     for number in range(1, step + 1):
         weight = weight + draw(40, 32, seed=seed + number, scale=1e-3)
@@ -115,7 +115,7 @@ def pushed(source: Path, target: Path, versions: Any = (), **options: Any) -> Tr
 
 
 def restored(path: Path, out: Path) -> dict[str, Any]:
-    """All that the versions of a store are and come back as, by id; everything is compared with its ids, too."""
+    """Return rows and restored content of all versions, by id; compare everything with its ids, too."""
     found = {}
     with ckstore.open(path, "r") as store:
         assert store.verify().problems == []
@@ -140,7 +140,7 @@ def contents(path: Path) -> dict[str, Any]:
 
 
 def layers(path: Path) -> dict[str, int]:
-    """Bytes of each layer that is in a pack of the catalog, by kind of pack and id."""
+    """Return the bytes of each layer that is in a pack of the catalog, by kind of pack and id."""
     with Repository(path, "r") as repository:
         found: dict[str, int] = {}
         for pack in repository.catalog.packs():

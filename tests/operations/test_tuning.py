@@ -38,7 +38,7 @@ def store(place: Path) -> Iterator[ckstore.Store]:
 
 
 def weights(step: int) -> dict[str, torch.Tensor]:
-    """Weights that move less and less: the tolerated step becomes finer."""
+    """Return weights that move less and less: the tolerated step becomes finer."""
     total = torch.randn(300, 256, generator=torch.Generator().manual_seed(0))
     for number in range(1, step + 1):
         total = total + torch.randn(300, 256, generator=torch.Generator().manual_seed(number)) * 0.1 / number

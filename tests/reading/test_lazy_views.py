@@ -30,7 +30,7 @@ NEGATED = [
 
 
 def views() -> dict[str, torch.Tensor]:
-    """Conj and neg views: small and of several chunks, dense, strided, tied, both at once, without elements, 0-d."""
+    """Return conj and neg views: small and large, dense, strided, tied, both at once, without elements, 0-d."""
     generator = torch.Generator().manual_seed(3)
     z = torch.randn(40, 50, dtype=torch.complex64, generator=generator)
     large = torch.randn(700, 600, dtype=torch.complex64, generator=generator)
@@ -200,7 +200,7 @@ def test_negatives_of_coarse_weights_are_coarse_negatives(tmp_path: Path, live: 
 
 
 def with_metadata(dtype: torch.dtype, put: bytes) -> bytes:
-    """A torch file whose pickle holds `put` in place of the metadata of a neg view."""
+    """Return a torch file whose pickle holds `put` in place of the metadata of a neg view."""
     data = saved({"t": torch._neg_view(torch.ones(4).to(dtype)), "other": torch.ones(3)})
     out = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(data)) as read, zipfile.ZipFile(out, "w") as written:

@@ -18,7 +18,7 @@ from tests.checkpoints import sha256
 
 
 def arrays_of(checkpoint: Path) -> dict[str, np.ndarray]:
-    """Tensors of a checkpoint with names as NumPy's users have them."""
+    """Return the tensors of a checkpoint with names as NumPy's users have them."""
     state = torch.load(checkpoint, weights_only=True)
     found = {name.replace(".", "/"): value.numpy() for name, value in state["model"].items()}
     for number, moments in state["optimizer"]["state"].items():

@@ -20,7 +20,7 @@ Arrays = dict[str, np.ndarray]
 
 
 def arrays_of(checkpoint: Path) -> Arrays:
-    """The float32 tensors of a checkpoint, flat."""
+    """Return the float32 tensors of a checkpoint, flat."""
     state = torch.load(checkpoint, weights_only=True)
     found = {name: value.numpy() for name, value in state["model"].items()}
     for number, moments in state["optimizer"]["state"].items():
@@ -49,7 +49,7 @@ def write_learner(path: Path, arrays: Arrays) -> None:
 
 
 def nested(arrays: Arrays) -> dict[str, Any]:
-    """Arrays as the variables of layers."""
+    """Return arrays as the variables of layers."""
     return {"layers": {name: {"vars": {"0": array}} for name, array in arrays.items()}}
 
 

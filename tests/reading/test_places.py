@@ -64,7 +64,7 @@ def craft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Craft]:
 
 
 def refused(store: Path, target: Path) -> None:
-    """Every reader says the same, in one sentence; `verify` too."""
+    """Check that every reader says the same, in one sentence; `verify` too."""
     with ckstore.open(store, "r") as opened:
         for force in (True, False):
             with pytest.raises(

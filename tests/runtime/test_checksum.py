@@ -13,7 +13,7 @@ SIZES = [0, 1, 7, 8, 15, 16, 17, 255, 256, 511, 1000, 5119, 5120, 5121, 1 << 16,
 
 
 def plain_crc32c(data: bytes) -> int:
-    """Bit by bit."""
+    """Compute the checksum bit by bit."""
     register = 0xFFFFFFFF
     for byte in data:
         register ^= byte

@@ -49,7 +49,7 @@ def test_little_memory_is_not_worth_a_call(monkeypatch):
 
 
 def large_bytes(address):
-    """Bytes of large pages in the mapping that begins at an address."""
+    """Return the bytes of large pages in the mapping that begins at an address."""
     lines = iter(Path("/proc/self/smaps").read_text().splitlines())
     for line in lines:
         if re.match("[0-9a-f]+-[0-9a-f]+ ", line) and int(line.split("-")[0], 16) <= address < int(

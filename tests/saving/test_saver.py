@@ -45,7 +45,7 @@ def is_running(process: int) -> bool:
 
 
 def process_of(saver: Saver) -> int:
-    """Id of the saver's process, once it has started."""
+    """Return the id of the saver's process, once it has started."""
     while saver._process is None:
         time.sleep(0.01)
     return saver._process.pid
@@ -362,7 +362,7 @@ def test_a_forked_process_has_no_saver(store: ckstore.Store) -> None:
 
 
 def script(text: str, *arguments: object) -> subprocess.Popen[str]:
-    """A program without ``if __name__ == "__main__"``."""
+    """Return a program without ``if __name__ == "__main__"``."""
     return subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(text), *map(str, arguments)],
         cwd=REPOSITORY,

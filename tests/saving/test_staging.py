@@ -24,7 +24,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def state() -> dict[str, Any]:
-    """Tied, strided, complex, 8-bit, empty and many small tensors, one of several parts, an array."""
+    """Return tied, strided, complex, 8-bit, empty and many small tensors, one of several parts, an array."""
     generator = torch.Generator().manual_seed(0)
     large = torch.randn(1100, 300, generator=generator)
     return {
@@ -51,7 +51,7 @@ def staged() -> Iterator[LiveState]:
 
 
 def read(scanned: ScannedVersion, *, hold: bool) -> dict[str, bytes]:
-    """The bytes of every object, by content id."""
+    """Return the bytes of every object, by content id."""
     found = {}
     windows = held_windows(scanned) if hold else iter([])
     if not hold:

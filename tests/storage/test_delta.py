@@ -16,7 +16,7 @@ from ckstore.storage.delta import compress_against, expand_against
 
 
 def skeleton_of(path: Path) -> bytes:
-    """A torch zip without its storages, CRC fields zeroed."""
+    """Return a torch zip without its storages, CRC fields zeroed."""
     data = bytearray(path.read_bytes())
     with zipfile.ZipFile(path) as archive:
         members, directory = archive.infolist(), archive.start_dir

@@ -26,7 +26,7 @@ WHOLE = "ignore:Combining a `sharding_indexed` codec"
 def versions(
     path: Path, dtype: torch.dtype, shape: tuple[int, int] = (300, 1001), **options: Any
 ) -> tuple[ckstore.Store, list[Any]]:
-    """A store with three versions of a weight and its moments, and these."""
+    """Return a store with three versions of a weight and its moments, and these."""
     generator = torch.Generator().manual_seed(3)
     draw = torch.randn(*shape, generator=generator)
     # Rows and columns of very different sizes have steps of their own.
@@ -45,7 +45,7 @@ def versions(
 
 
 def arrays(store: ckstore.Store) -> Any:
-    """Each layer's array in plain Zarr, and its record."""
+    """Yield each layer's array in plain Zarr, and its record."""
     for pack in store.catalog.packs():
         with zarr.storage.ZipStore(store.path / "packs" / pack.name, mode="r") as opened:
             group = zarr.open_group(opened, mode="r")

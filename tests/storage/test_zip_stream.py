@@ -15,7 +15,7 @@ from ckstore.storage.zip_stream import ZipStream
 
 
 def reference(members: list[tuple[str, bytes, bool]]) -> bytes:
-    """The same members, written by `zipfile`."""
+    """Return the same members, written by `zipfile`."""
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w") as archive:
         for name, data, deflated in members:

@@ -194,7 +194,7 @@ def test_every_tensor_of_real_files_is_its_bytes_in_the_file(shared_data: Path, 
 
 
 def raw_bytes(data: bytes, extent: Any, tensor: Tensor) -> bytes:
-    """A tensor's elements in C order, from the bytes of its file."""
+    """Return a tensor's elements in C order, from the bytes of its file."""
     item = extent.nbytes // extent.count
     flat = np.frombuffer(data, f"V{item}", extent.count, extent.start)
     return bytes(

@@ -47,7 +47,7 @@ class SimulatedServer:
         time.sleep(max(wait, 0.0))
 
     def now(self) -> datetime:
-        """The next moment."""
+        """Return the next moment."""
         return datetime(2030, 1, 1, tzinfo=UTC) + timedelta(seconds=next(self._clock))
 
 

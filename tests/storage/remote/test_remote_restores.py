@@ -128,7 +128,7 @@ def test_integers_of_patched_values_are_not_fetched(server: SimulatedServer, dir
 
 
 def read_by(version: StoredVersion) -> int:
-    """Bytes of all layers that a version takes."""
+    """Return the bytes of all layers that a version takes."""
     reader = version.repository.reader
     records = {record for pair in version.document.objects for record in reader.records(*pair)}
     return sum(length for record in records for _, length in reader.ranges(record, None))

@@ -195,7 +195,7 @@ def test_every_verb(server: SimulatedServer, directory: Path) -> None:
 
 
 def packs_in(server: SimulatedServer) -> set[str]:
-    """Names of the packs that lie in the object store."""
+    """Return the names of the packs that lie in the object store."""
     return {name.removeprefix("packs/") for name in server.objects if name.startswith("packs/")}
 
 
