@@ -31,6 +31,14 @@ _STORING = ("ingest", "watch", "policy", "compact", "thin", "rebase", "warm-up")
 #: Verbs that compute nothing.
 _LIGHT = ("init", "log", "tag", "forget", "completion")
 
+#: Names that other tools give to verbs.
+_SYNONYMS = {
+    "add": "ingest", "check": "verify", "clone": "pull", "commit": "ingest", "delete": "forget", "export": "checkout",
+    "expire": "forget", "fsck": "verify", "history": "log", "info": "show", "list": "log", "load": "checkout",
+    "prune": "gc", "remove": "forget", "repair": "recover", "restore": "checkout", "rm": "forget", "save": "ingest",
+    "status": "stats", "versions": "log",
+}  # fmt: skip
+
 #: Exit codes that the command line gives without an error of the library.
 _USAGE = 2
 _INTERRUPTED = 130
@@ -58,7 +66,7 @@ class Program(click.Group):
         """The verb that the arguments begin with; the error names near matches."""
         name = args[0]
         if name not in VERBS and not name.startswith("-") and not ctx.resilient_parsing:
-            near = get_close_matches(name, VERBS, 2)
+            near = [_SYNONYMS[name]] if name in _SYNONYMS else get_close_matches(name, VERBS, 2)
             hint = f"did you mean {' or '.join(near)}?" if near else "see `ckstore --help`."
             raise click.UsageError(f"Unknown verb {name}; {hint}", ctx)
         return super().resolve_command(ctx, args)

@@ -41,6 +41,8 @@ def command(
     if name is None:
         raise UsageError(f"Give {version} a name: `ckstore tag {version} NAME`.")
     with open_store(ctx, "a") as store:
+        if version not in store and name in store:
+            raise UsageError(f"There is no version {version}; name the version first: `ckstore tag {name} {version}`.")
         row = store.catalog.resolve(version)
         before = store.catalog.tags().get(name)
         store.tag(row.number, name)

@@ -72,6 +72,8 @@ def test_version(ckstore) -> None:
     [
         (["lgo"], "Unknown verb lgo; did you mean log?"),
         (["zzz"], "Unknown verb zzz; see `ckstore --help`."),
+        (["list"], "Unknown verb list; did you mean log?"),
+        (["restore", "1"], "Unknown verb restore; did you mean checkout?"),
         (["log", "--nope"], "No such option"),
         (["log", "-n", "x"], "see `ckstore log --help`."),
         (["show"], "see `ckstore show --help`."),

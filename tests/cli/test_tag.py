@@ -37,6 +37,7 @@ def test_none(ckstore, place: Path) -> None:
         (["--delete", "best", "--list"], 2),
         (["--delete", "bset"], 13),
         (["gtp@0", "x"], 13),
+        (["swapped", "gpt@0"], 2),
     ],
 )
 def test_refused(ckstore, filled: Path, arguments: list[str], code: int) -> None:
