@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 Mode = Literal["r", "a"]
 
-#: Limit of the cache of decoded chunks, in bytes, of a store that is opened for one thing.
+#: Default limit of the cache of decoded chunks, in bytes.
 CACHE_BYTES = 64 << 20
 
 
 class Address(NamedTuple):
-    """Where a store is, for another process: an absolute path or a URL, and of a remote store its options and cache."""
+    """The address of a store for other processes: an absolute path, or a URL with options and cache."""
 
     place: str
     options: tuple[tuple[str, str], ...] = ()
@@ -41,13 +41,13 @@ class Address(NamedTuple):
 
 
 def opened(address: Address) -> Repository:
-    """A store that this process has open for reading, by its address: opened once, and closed when the process ends."""
+    """Return the store at an address, open for reading: opened once a process, and closed at its end."""
     found = _opened.get(address)
     if found is None:
         made = address.open("r")
         found = _opened.setdefault(address, made)
         if found is not made:
-            made.close()  # Another thread was first.
+            made.close()  # Another thread opened it first.
     return found
 
 
@@ -61,23 +61,23 @@ def _close_opened() -> None:
 
 
 class Repository:
-    """What operations, views and encoders take of a store.
+    """The parts of an open store that operations, views and encoders use.
 
     Parameters
     ----------
     place
-        The store's directory, or the URL of one in an object store.
+        The store's directory, or the URL of a store in a bucket.
     mode
         `r` reads only; `a` reads and writes.
     cache_bytes
         Limit of the cache of decoded chunks.
     options, cache
-        Of a remote store: what its client is told, and the directory of mirrors.
+        For a remote store: options of its client, and the directory of mirrors.
 
     Attributes
     ----------
     path
-        The store's directory; of a remote store that of its mirror.
+        The store's directory; for a remote store that of its mirror.
     catalog
         The index.
     packs
@@ -85,7 +85,7 @@ class Repository:
     cache_bytes
         Limit of the cache.
     has_stored
-        A version was stored through this repository: those that follow are stored against what is still at hand.
+        Whether this repository has stored a version; later ones are stored against its cached objects.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Repository:
         cache: Path | None = None,
     ) -> None:
         if mode not in get_args(Mode):
-            raise UsageError(f"There is no mode {mode!r}; open a store with 'r' to read, or 'a' to read and write.")
+            raise UsageError(f"Unknown mode {mode!r}; open a store with 'r' to read, or 'a' to read and write.")
         self.place = place
         self.mode = mode
         self.catalog: Catalog
@@ -125,7 +125,7 @@ class Repository:
         self.close()
 
     def _follow(self, mirror: Mirror) -> None:
-        """Use a remote store through its mirror, as it is now."""
+        """Open catalog and packs of a remote store through its mirror."""
         from ckstore.storage.remote.catalog import RemoteCatalog
         from ckstore.storage.remote.packs import RemotePacks
 
@@ -136,17 +136,17 @@ class Repository:
 
     @property
     def address(self) -> Address:
-        """What opens the store in another process of this machine."""
+        """The address under which another process of this machine opens the store."""
         if self._mirror is None:
             return Address(os.path.abspath(self.path))
         return Address(str(self.place), tuple(self._mirror.options.items()), str(self._mirror.path.parent))
 
     def reopened(self, mode: Mode, cache_bytes: int = CACHE_BYTES) -> Repository:
-        """The same store once more, with caches of its own."""
+        """Open the same store again, with separate caches."""
         return self.address.open(mode, cache_bytes)
 
     def close(self) -> None:
-        """Close catalog and packs; what is read of it later raises `UsageError`."""
+        """Close catalog and packs; later reads raise `UsageError`."""
         self.catalog.close()
         self.packs.close()
         self._is_closed = True
@@ -159,7 +159,7 @@ class Repository:
 
     @cached_property
     def resolver(self) -> CatalogResolver:
-        """Finds records by id."""
+        """The resolver, which finds records by id."""
         from ckstore.objects.resolver import CatalogResolver
 
         self._require_open()
@@ -167,13 +167,13 @@ class Repository:
 
     @cached_property
     def reader(self) -> ObjectReader:
-        """Decodes objects."""
+        """The reader, which decodes objects."""
         from ckstore.objects.reader import ObjectReader
 
         self._require_open()
         return ObjectReader(self.resolver, self.packs, self.cache_bytes)
 
     def require_writable(self) -> None:
-        """Raise `UsageError` where the store is open for reading only."""
+        """Raise `UsageError` if the store is open for reading only."""
         if self.mode == "r":
             raise UsageError("The store is open for reading only; open it with mode='a'.")

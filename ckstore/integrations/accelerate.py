@@ -1,4 +1,4 @@
-"""accelerate: the state of an Accelerator goes into a store, and comes back, without a directory that stays."""
+"""accelerate: save the state of an Accelerator into a store, and load it."""
 
 from __future__ import annotations
 
@@ -26,17 +26,18 @@ def save_state(
     replace: bool = False,
     **options: Any,
 ) -> IngestReport | None:
-    """Store what `Accelerator.save_state` writes as a version; all ranks call it.
+    """Store the output of `Accelerator.save_state` as a version; all ranks call this.
 
     Parameters
     ----------
     accelerator
         The `accelerate.Accelerator`.
     store
-        The store, open to be written to. The directory is written beside it, where every rank must see it, and removed
-        when the version is durable. With `automatic_checkpoint_naming` it is where accelerate puts it, and stays.
+        A writable store. accelerate writes a temporary directory next to it, on a file system that every rank shares;
+        it is removed once the version is durable. With `automatic_checkpoint_naming`, accelerate chooses the directory
+        and it stays.
     run, step
-        Where the version belongs. What accelerate writes tells no step.
+        Run and step of the version. accelerate's files contain no step.
     metrics, replace
         As for `Store.ingest`.
     **options
@@ -45,7 +46,7 @@ def save_state(
     Returns
     -------
     IngestReport or None
-        What was stored, in the main process; None in the others.
+        A report in the main process; None in the others.
 
     Raises
     ------
@@ -53,7 +54,7 @@ def save_state(
         The run has another version at that step, and `replace` is not set.
     """
     is_named = accelerator.project_configuration.automatic_checkpoint_naming
-    # A name that a killed process has left is taken again.
+    # Reuses a name that a killed process has left.
     place = store.path.with_name(f"{store.path.name}.{quote(run, safe='')}.unfinished")
     if accelerator.is_main_process and not is_named:
         shutil.rmtree(place, ignore_errors=True)
@@ -72,15 +73,15 @@ def save_state(
 
 
 def load_state(accelerator: Any, store: Store, name: str, **options: Any) -> int | None:
-    """Load a version as `Accelerator.load_state` loads a directory; all ranks call it.
+    """Load a version as `Accelerator.load_state` loads a directory; all ranks call this.
 
     Parameters
     ----------
     accelerator
-        The `accelerate.Accelerator`, with everything prepared that was when the state was saved.
+        The `accelerate.Accelerator`, with the same objects prepared as when the state was saved.
     store
-        The store. The main process of each machine writes the directory below its directory for temporary files, and
-        removes it.
+        The store. The main process of each machine writes a temporary directory below the machine's directory for
+        temporary files, and removes it.
     name
         The version, such as `acc@latest` or `acc@500`.
     **options
@@ -89,12 +90,12 @@ def load_state(accelerator: Any, store: Store, name: str, **options: Any) -> int
     Returns
     -------
     int or None
-        The version's step; None where `RUN@latest` names a run that has no version yet: nothing is loaded.
+        The version's step; None if `name` is `RUN@latest` and the run has no versions. Nothing is loaded then.
 
     Raises
     ------
     NotFoundError
-        There is no such version.
+        No such version exists.
     """
     from accelerate.utils import broadcast_object_list
 

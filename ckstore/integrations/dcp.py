@@ -1,4 +1,4 @@
-"""`torch.distributed.checkpoint` with a store in place of a directory: what ranks save together is one version."""
+"""`torch.distributed.checkpoint` on a store instead of a directory: the ranks' shards become one version."""
 
 from __future__ import annotations
 
@@ -38,48 +38,47 @@ if TYPE_CHECKING:
     from ckstore.store import Store
     from ckstore.version import Version
 
-#: Tensors begin at multiples of this many bytes of what is staged.
+#: Alignment of tensors in the staging file, in bytes.
 _ALIGNMENT = 64
 
 
 @dataclass(frozen=True)
 class _Staged:
-    """The file that ranks write to, and where each tensor begins in it."""
+    """The staging file of all ranks, and the offset of each tensor in it."""
 
     path: str
     starts: dict[str, int]
 
 
 class StoreWriter(StorageWriter):
-    """Lets `dcp.save` and `dcp.async_save` store what all ranks hold as one version of whole tensors.
+    """A `StorageWriter` for `dcp.save` and `dcp.async_save` that stores whole tensors as one version.
 
-    Each rank copies its shards into one file in the store's directory that holds every tensor whole; the coordinator
-    stores that as a state dict, and removes the file. So the version does not depend on the number of ranks, and the
-    next one is stored against it whatever that number is then. It is there when the coordinator's save has returned,
-    and not before.
+    Each rank copies its shards into one staging file in the store's directory. The coordinator stores this file as a
+    state dict and removes it. The version therefore does not depend on the number of ranks, and the next version is
+    stored against it even if that number changes. The version is durable when the coordinator's save returns.
 
     Parameters
     ----------
     store
-        A store, or its path. All ranks are on one machine.
+        A store, or its path. All ranks must run on one machine.
     run, step
-        Of the version; see `Store.ingest`.
+        Run and step of the version, as for `Store.ingest`.
     **options
-        What else `Store.ingest` takes, such as `metrics`.
+        Other options of `Store.ingest`, such as `metrics`.
 
     Attributes
     ----------
     report
-        On the coordinator, what the ingest said; None before.
+        The `IngestReport`, on the coordinator after a save; otherwise None.
 
     Raises
     ------
     UsageError
-        The save is to go without collectives, the planner keeps plans for later saves, or a `checkpoint_id` is given.
+        If the save uses no collectives, the planner caches plans, or a `checkpoint_id` is given.
 
     Notes
     -----
-    What is staged takes the bytes of the state once more on the disk of the store while a save is under way.
+    The staging file takes the size of the state on the store's disk during a save.
     """
 
     def __init__(
@@ -98,22 +97,24 @@ class StoreWriter(StorageWriter):
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begin a save."""
         if checkpoint_id:
-            raise UsageError("StoreWriter stores a version of a run: give it run and step, and no checkpoint_id.")
+            raise UsageError("StoreWriter stores a version of a run; set run and step, and leave checkpoint_id out.")
         self._discard()
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Take part in a save."""
+        """Prepare this rank for a save."""
         if not kwargs.get("use_collectives", True):
-            raise UsageError("StoreWriter stores what all ranks hold as one version; leave use_collectives=False out.")
+            raise UsageError("StoreWriter needs collectives; leave use_collectives=False out.")
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """The plan as it is."""
+        """Return the plan unchanged."""
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Make the file that all ranks write to."""
-        if not all(getattr(plan, "usable", True) for plan in plans):  # torch has it since 2.7.
-            raise UsageError("StoreWriter needs a plan for each save; make the planner without enable_plan_caching.")
+        """Create the staging file."""
+        if not all(getattr(plan, "usable", True) for plan in plans):  # `usable` exists since torch 2.7.
+            raise UsageError(
+                "StoreWriter needs a new plan for each save; leave enable_plan_caching out of the planner."
+            )
         whole = {
             item.index.fqn: (item.tensor_data.size, item.tensor_data.properties.dtype)
             for plan in plans
@@ -135,7 +136,7 @@ class StoreWriter(StorageWriter):
         return [dataclasses.replace(plan, storage_data=self._staged) for plan in plans]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Copy this rank's shards to their places in the whole tensors."""
+        """Copy this rank's shards to their offsets in the whole tensors."""
         staged: _Staged = plan.storage_data
         memory = np.memmap(staged.path, np.uint8, "r+")
         results = []
@@ -169,37 +170,37 @@ class StoreWriter(StorageWriter):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """No checkpoint is named by an id."""
+        """Return False: checkpoint ids are not supported."""
         return False
 
     def _discard(self) -> None:
-        """Remove what is staged."""
+        """Remove the staging file."""
         if self._removal is not None:
             self._removal()
         self._staged = self._removal = None
 
 
 class StoreReader(StorageReader):
-    """Lets `dcp.load` read a version of a store, on any number of ranks; each decodes what its shards need.
+    """A `StorageReader` for `dcp.load`, on any number of ranks; each rank decodes only the chunks of its shards.
 
     Parameters
     ----------
     store
         A store, or its path.
     version
-        What names the version, such as `run@latest`. All ranks read the one that the coordinator finds.
+        Name of the version, such as `run@latest`. All ranks read the version that the coordinator finds.
     allow
-        More classes whose objects are made; see `Version.state_dict`.
+        Further classes to instantiate; see `Version.state_dict`.
 
     Raises
     ------
     UsageError
-        The version is no dictionary, or a `checkpoint_id` is given.
+        If the version holds no dictionary, or a `checkpoint_id` is given.
 
     Notes
     -----
-    Any version can be read that holds a dictionary, whatever stored it: names are those that torch gives the entries of
-    nested dictionaries, joined by dots.
+    Every version that holds a dictionary can be read, not only versions of `StoreWriter`. Nested entries are named as
+    in torch: keys joined by dots.
     """
 
     def __init__(
@@ -214,10 +215,10 @@ class StoreReader(StorageReader):
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begin a load."""
         if checkpoint_id:
-            raise UsageError("StoreReader reads the version that it was given; leave checkpoint_id out.")
+            raise UsageError("StoreReader reads the version that it was made with; leave checkpoint_id out.")
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """What the version holds."""
+        """Return the metadata of the version's tensors and objects."""
         with self._store as store:
             version = store[self._named]
             self._uid = version.row.uid
@@ -232,18 +233,18 @@ class StoreReader(StorageReader):
         return Metadata(described, planner_data=mapping, storage_data=dict.fromkeys(flat))
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Take part in a load."""
+        """Prepare this rank for a load."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """The plan as it is."""
+        """Return the plan unchanged."""
         return plan
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Let all ranks read one version: `latest` may be another by now."""
+        """Fix the version that all ranks read: `latest` may name a newer one by now."""
         return [dataclasses.replace(plan, storage_data=self._uid) for plan in plans]
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read what this rank needs."""
+        """Read the chunks of this rank's shards."""
         with self._store as store:
             version = store[plan.storage_data]
             flat, _ = flatten_state_dict(_outline(version, self._allow))
@@ -267,12 +268,12 @@ class StoreReader(StorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """No checkpoint is named by an id."""
+        """Return False: checkpoint ids are not supported."""
         return False
 
 
 class _Opened:
-    """A store that the caller has opened; in another process, or by its path, it is opened while it is used."""
+    """A store that the caller has opened; after pickling, or for a path, it is opened for each use."""
 
     def __init__(self, store: Store | str | os.PathLike[str]) -> None:
         is_place = isinstance(store, str | os.PathLike)
@@ -296,7 +297,7 @@ class _Opened:
 
 
 def _allocate(path: Path, nbytes: int) -> None:
-    """Make a file of so many bytes, which the disk has: what is mapped cannot say that it has not."""
+    """Create a file of `nbytes` allocated bytes: a full disk under a mapping would raise no error, but kill."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         if hasattr(os, "posix_fallocate"):
@@ -308,7 +309,7 @@ def _allocate(path: Path, nbytes: int) -> None:
 
 
 def _mapped(memory: Any, start: int, size: torch.Size, dtype: torch.dtype) -> torch.Tensor:
-    """A tensor in mapped memory, with a storage of its own."""
+    """Return a tensor in mapped memory, with its own storage."""
     if 0 in size:
         return torch.empty(size, dtype=dtype)
     stop = start + prod(size) * dtype.itemsize
@@ -318,7 +319,7 @@ def _mapped(memory: Any, start: int, size: torch.Size, dtype: torch.dtype) -> to
 def _leaves(
     metadata: Metadata, staged: _Staged, results: list[list[WriteResult]]
 ) -> Iterator[tuple[tuple[str | int, ...], Any]]:
-    """The tensors and objects of a save, by the paths that the planner gave them."""
+    """Return the tensors and objects of a save, by the planner's paths."""
     memory = np.memmap(staged.path, np.uint8, "r+")
     objects = {one.index.fqn: one.storage_data for rank in results for one in rank if one.storage_data is not None}
     paths = metadata.planner_data if isinstance(metadata.planner_data, Mapping) else {}
@@ -327,18 +328,18 @@ def _leaves(
         if isinstance(described, TensorStorageMetadata):
             yield path, _mapped(memory, staged.starts[name], described.size, described.properties.dtype)
         else:
-            # Ranks of this very job have written it.
+            # Written by ranks of this job, hence trusted.
             yield path, torch.load(io.BytesIO(objects[name]), weights_only=False)
 
 
 class _Placeholder(torch.Tensor):
-    """A tensor without values, and what reads them."""
+    """A tensor without values, with the function that reads them."""
 
     source: Any
 
 
 def _outline(version: Version, allow: tuple[type, ...]) -> dict[str, Any]:
-    """The state dict of a version with placeholders for tensors."""
+    """Return the state dict of a version with placeholders for tensors."""
     from ckstore.reading.state_dict import outline
 
     def leaf(path: str) -> Any:
@@ -357,7 +358,7 @@ def _outline(version: Version, allow: tuple[type, ...]) -> dict[str, Any]:
 
 
 def _filled(leaf: Any) -> Any:
-    """An object with the tensors in it."""
+    """Return an object with its placeholders replaced by tensors."""
     if isinstance(leaf, _Placeholder):
         return leaf.source.torch()
     if type(leaf) in (list, tuple):

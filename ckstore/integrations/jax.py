@@ -1,4 +1,4 @@
-"""JAX: trees of arrays go into a store, and come back in the shape of a tree."""
+"""JAX: save pytrees into a store, and load them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ckstore.operations.ingest import IngestReport
     from ckstore.store import Store
 
-#: The names on the way to a leaf.
+#: Path of a leaf.
 _Path = tuple[str | int, ...]
 
 
@@ -29,25 +29,25 @@ def save(
     metrics: Mapping[str, Any] | None = None,
     replace: bool = False,
 ) -> IngestReport:
-    """Store a tree of arrays as a version.
+    """Store a pytree as a version.
 
     Parameters
     ----------
     store
-        The store, open to be written to.
+        A writable store.
     tree
-        Whatever JAX takes for a tree: dictionaries, lists, tuples, named tuples and registered dataclasses, such as a
-        `TrainState` of flax or the state of an optimiser of optax. Its leaves are arrays of JAX or NumPy on any device,
-        bfloat16 and float8 included, keys of random number generators, and numbers.
+        Any pytree: dictionaries, lists, tuples, named tuples and registered dataclasses, such as flax's `TrainState` or
+        the state of an optax optimiser. Leaves may be JAX or NumPy arrays on any device, including bfloat16 and
+        float8, random keys, and numbers.
     run, step, metrics, replace
         As for `Store.ingest`.
 
     Raises
     ------
     ConflictError
-        The run has another tree at that step, and `replace` is not set.
+        The run has a different tree at that step, and `replace` is not set.
     UsageError
-        A leaf is no array of a dtype that can be stored, or parts of one are with other processes.
+        A leaf is not an array of a supported dtype, or is sharded over other processes.
     """
     import jax
 
@@ -55,18 +55,18 @@ def save(
     for keys, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
         path = _path(keys)
         if not path:
-            raise UsageError("A lone array has no name in a version; save it in a dictionary.")
+            raise UsageError("A single array has no name in a version; save it in a dictionary.")
         node = state
         for key in path[:-1]:
             node = node.setdefault(key, {})
         if path[-1] in node:
-            raise UsageError(f"Two leaves are called {path_to_text(path)}; use keys that differ as text.")
+            raise UsageError(f"Two leaves have the path {path_to_text(path)}; use keys that differ as text.")
         node[path[-1]] = _array(leaf, path)
     return store.ingest(state, run=run, step=step, metrics=dict(metrics or {}), replace=replace)
 
 
 def load(store: Store, name: str, *, like: Any) -> Any:
-    """A version as a tree.
+    """Load a version as a pytree.
 
     Parameters
     ----------
@@ -75,16 +75,16 @@ def load(store: Store, name: str, *, like: Any) -> Any:
     name
         The version, such as `flax@latest`.
     like
-        A tree of the same names; each leaf comes as what its counterpart here is: an array of JAX on the same devices,
-        sharded in the same way, also where only a `jax.ShapeDtypeStruct` stands for it, an array of NumPy, a key, or a
-        number. It may be a part of what was saved, such as ``{"params": params}``.
+        A tree of the same names, or a part of the saved one, such as ``{"params": params}``. Each leaf is returned as
+        its counterpart in `like`: a JAX array with the same sharding (a `jax.ShapeDtypeStruct` suffices), a NumPy
+        array, a random key, or a number.
 
     Raises
     ------
     NotFoundError
-        There is no such version, or it has no tensor of that name.
+        No such version exists, or the version has no tensor of that name.
     UsageError
-        A leaf has another shape or dtype. Numbers may have another width.
+        A leaf has another shape or dtype. Numbers may differ in width.
     """
     import jax
 
@@ -98,7 +98,7 @@ def load(store: Store, name: str, *, like: Any) -> Any:
 
 
 def _path(keys: tuple[Any, ...]) -> _Path:
-    """The names on the way to a leaf, as the classes of keys that JAX has call them."""
+    """Return the path of a leaf from JAX's key objects."""
     found = []
     for key in keys:
         name = next(getattr(key, attribute) for attribute in ("key", "idx", "name") if hasattr(key, attribute))
@@ -107,13 +107,13 @@ def _path(keys: tuple[Any, ...]) -> _Path:
 
 
 def _array(leaf: Any, path: _Path) -> npt.NDArray[Any]:
-    """A leaf in the memory of this process."""
+    """Return a leaf in host memory."""
     import jax
 
     if isinstance(leaf, jax.Array):
         if not leaf.is_fully_addressable:
             raise UsageError(
-                f"Parts of {path_to_text(path)} are with other processes; gather the tree first, with"
+                f"{path_to_text(path)} is sharded over other processes; gather the tree first, with"
                 " `jax.experimental.multihost_utils.process_allgather`."
             )
         if _is_key(leaf):
@@ -121,14 +121,14 @@ def _array(leaf: Any, path: _Path) -> npt.NDArray[Any]:
     found = np.asarray(leaf)
     if found.dtype == object or found.dtype.kind in "SUMm":
         raise UsageError(
-            f"{path_to_text(path)} is no array of numbers, but a {type(leaf).__name__}; leave it out, or register its"
-            " class as a tree with JAX."
+            f"{path_to_text(path)} is a {type(leaf).__name__}, not an array of numbers; leave it out, or register its"
+            " class as a pytree with JAX."
         )
     return found
 
 
 def _leaf(found: npt.NDArray[Any], like: Any, text: str) -> Any:
-    """What was stored, as what it is to be like."""
+    """Return the stored array in the form of its counterpart."""
     import jax
 
     if _is_key(like):
@@ -139,7 +139,7 @@ def _leaf(found: npt.NDArray[Any], like: Any, text: str) -> Any:
     if found.shape != wanted.shape or (found.dtype != wanted.dtype and not is_same_kind):
         raise UsageError(
             f"{text} has dtype {found.dtype} and shape {list(found.shape)} in the store, and {wanted.dtype} and"
-            f" {list(wanted.shape)} in `like`; give a tree like the one that was saved."
+            f" {list(wanted.shape)} in `like`; give a tree like the saved one."
         )
     if is_number:
         return type(like)(found.item())
@@ -150,7 +150,7 @@ def _leaf(found: npt.NDArray[Any], like: Any, text: str) -> Any:
 
 
 def _is_key(leaf: Any) -> bool:
-    """Whether a leaf is a key of random number generators, whose dtype is no number's."""
+    """Return whether a leaf is an array of random keys, whose dtype is not numeric."""
     import jax
 
     return isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)

@@ -1,4 +1,4 @@
-"""Lightning: what a Trainer or Fabric saves goes into a store, and pointers lie where its checkpoints would be."""
+"""Lightning: checkpoints of a Trainer or Fabric become versions; small pointer files take their place."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from ckstore.integrations.names import PREFIX, version_name
 from ckstore.integrations.torch import load, save
 from ckstore.store import Store
 
-#: Where the package `lightning`, and where `pytorch_lightning`, has the class that its Trainer asks plug-ins for.
+#: Modules of `lightning` and `pytorch_lightning` with the base class of the Trainer's plug-ins.
 _PARENTS = ("lightning.fabric", "lightning_fabric")
 
-#: A pointer is shorter than this; every checkpoint is longer.
+#: Largest size of a pointer; every checkpoint is larger.
 _LONGEST = 1024
 
 
 class StoreIO:
-    """A `CheckpointIO`: checkpoints become versions of a run, and Lightning sees files of a few bytes that name them.
+    """A `CheckpointIO` that stores checkpoints as versions of a run, and writes small pointer files in their place.
 
-    `ModelCheckpoint` keeps, links and removes these pointers as it does checkpoints. Versions stay in the store
-    when their pointers are removed. Either name resumes: that of a pointer, or that of a version as
-    `ckpt_path="ckstore:lit@8"`. Checkpoints that Lightning wrote before are read as they always were.
+    `ModelCheckpoint` keeps, links and removes the pointers like checkpoints. Versions stay in the store when their
+    pointers are removed. Resume from a pointer, or from a version with `ckpt_path="ckstore:lit@8"`. Checkpoints that
+    Lightning wrote earlier can be read as before.
 
     Parameters
     ----------
     store
-        The store, open to be written to.
+        A writable store.
     run
-        Name of the run. A training goes on in it from the version that it was resumed from: versions at later steps
-        are replaced when these steps are saved again. One that was not resumed needs a run of its own.
+        Name of the run. A resumed training continues the run from its version: versions at later steps are replaced
+        when these steps are saved again. A training that was not resumed needs a new run.
     """
 
     def __init__(self, store: Store, run: str) -> None:
-        # Both packages have the class, and a Trainer of one knows nothing of the other's.
+        # Both packages define the class; a Trainer of one does not accept the other's.
         for parent in [name for name in _PARENTS if sys.modules.get(name)] or _PARENTS:
             with suppress(ModuleNotFoundError):
                 import_module(f"{parent}.plugins").CheckpointIO.register(StoreIO)
@@ -54,25 +54,25 @@ class StoreIO:
 
     @property
     def latest(self) -> str | None:
-        """The name of the run's latest version, for `ckpt_path`; None where the run has none, and training begins."""
+        """Return the name of the run's latest version for `ckpt_path`; None if the run has no versions."""
         return None if self.store.catalog.latest(self.run) is None else f"{PREFIX}{self.run}@latest"
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any = None
     ) -> None:
-        """Store a checkpoint, and write a pointer to it once it is durable.
+        """Store a checkpoint, and write a pointer once the version is durable.
 
-        Hidden files, in which Lightning keeps what it needs for a moment, stay files.
+        Hidden files, which Lightning uses temporarily, stay files.
 
         Raises
         ------
         ConflictError
-            The run has versions of a training that this one was not resumed from.
+            The run has versions of another training.
         UsageError
-            The path is no local one, or there are storage options.
+            The path is not local, or storage options are given.
         """
         if storage_options is not None:
-            raise UsageError("A store takes no `storage_options`; leave them out.")
+            raise UsageError("Versions need no `storage_options`; leave them out.")
         place = _local(path)
         place.parent.mkdir(parents=True, exist_ok=True)
         if place.name.startswith("."):
@@ -83,7 +83,7 @@ class StoreIO:
         if not self._is_own(step):
             raise ConflictError(
                 f"Run {self.run} has versions of another training; resume it with"
-                f" `ckpt_path='{PREFIX}{self.run}@latest'`, or give `StoreIO` another run."
+                f" `ckpt_path='{PREFIX}{self.run}@latest'`, or give `StoreIO` a new run."
             )
         row = self.store.ingest(
             checkpoint, run=self.run, step=step, metrics=_scores(checkpoint, path), on_unknown="pickle",
@@ -98,14 +98,14 @@ class StoreIO:
     def load_checkpoint(
         self, path: str | os.PathLike[str], map_location: Any = None, weights_only: bool | None = None
     ) -> Any:
-        """The checkpoint that a pointer, a name such as `ckstore:lit@8`, or a file of Lightning's own means.
+        """Load the checkpoint of a pointer, of a name such as `ckstore:lit@8`, or of a file that Lightning wrote.
 
-        Objects of a user's own classes need ``weights_only=False``, as they do without a store.
+        Objects of your own classes need ``weights_only=False``, as without a store.
 
         Raises
         ------
         NotFoundError
-            There is no such version.
+            No such version exists.
         """
         name = path if version_name(path) is not None else _pointed_to(_local(path)) or path
         spec = version_name(name)
@@ -116,7 +116,7 @@ class StoreIO:
         return load(name, self.store, map_location=map_location or "cpu", weights_only=weights_only is not False)
 
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
-        """Remove a pointer, or a checkpoint of Lightning's own; the version stays in the store."""
+        """Remove a pointer, or a checkpoint that Lightning wrote; the version stays in the store."""
         place = _local(path)
         if place.is_dir():
             shutil.rmtree(place)
@@ -125,17 +125,17 @@ class StoreIO:
                 place.unlink()
 
     def teardown(self) -> None:
-        """The training has ended; what is saved now is what it ended with, until it is resumed."""
+        """End the training: until it is resumed, later saves may replace only its last step."""
         self._first = self._saved
 
     def _is_own(self, step: int | None) -> bool:
-        """Whether a step is this training's to save: what is there at it, if anything, may be replaced."""
+        """Return whether this training may replace the version at a step."""
         if self._first is None:
             return self.store.catalog.latest(self.run) is None
         return step is None or step >= self._first
 
     def _note(self, step: int | None) -> None:
-        """Take note that the training has come to a step: versions from the first such on are its own."""
+        """Note a step of the training: versions from its first step on are its own."""
         found = 0 if step is None else step
         self._first = found if self._first is None else min(self._first, found)
 
@@ -143,13 +143,13 @@ class StoreIO:
 def _local(path: str | os.PathLike[str]) -> Path:
     if "://" in os.fspath(path):
         raise UsageError(
-            f"Pointers are local files, which {os.fspath(path)} is not; give ModelCheckpoint a local `dirpath`."
+            f"{os.fspath(path)} is not local, but pointers are local files; give ModelCheckpoint a local `dirpath`."
         )
     return Path(path)
 
 
 def _pointed_to(place: Path) -> str | None:
-    """The name in a pointer; None of any other file."""
+    """Return the name in a pointer; None for any other file."""
     if not place.is_file() or place.stat().st_size > _LONGEST:
         return None
     text = place.read_text(errors="replace").strip()
@@ -157,7 +157,7 @@ def _pointed_to(place: Path) -> str | None:
 
 
 def _scores(checkpoint: dict[str, Any], path: str | os.PathLike[str]) -> dict[str, float]:
-    """What `ModelCheckpoint` monitors, of the checkpoint that it saves at a path."""
+    """Return the score that `ModelCheckpoint` monitors, from the checkpoint that it saves at a path."""
     states = [state for state in checkpoint.get("callbacks", {}).values() if isinstance(state, dict)]
     return {
         str(state["monitor"]): float(state["best_k_models"][os.fspath(path)])

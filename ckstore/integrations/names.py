@@ -1,4 +1,4 @@
-"""Names of versions where other libraries take paths, and the store that they are in."""
+"""Names of versions in place of other libraries' paths, and the store that they refer to."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from contextlib import contextmanager
 from ckstore.errors import UsageError
 from ckstore.store import Store, open
 
-#: What begins a name that is a version's and no file's.
+#: Prefix that distinguishes the name of a version from a path.
 PREFIX = "ckstore:"
 
 
 def version_name(name: object) -> str | None:
-    """What follows `ckstore:` in a name; None where it is something else, such as a file.
+    """Return the part after `ckstore:`; None if the name has another form, such as a path.
 
     Examples
     --------
@@ -28,12 +28,12 @@ def version_name(name: object) -> str | None:
 
 
 def run_and_step(name: str) -> tuple[str, int | None]:
-    """The run and the step that a version to be is named by.
+    """Return the run and step in the name of a version to be saved.
 
     Raises
     ------
     UsageError
-        What follows the last @ is no step.
+        The part after the last @ is not a step.
 
     Examples
     --------
@@ -44,15 +44,13 @@ def run_and_step(name: str) -> tuple[str, int | None]:
     if not at:
         return name, None
     if not (step.isascii() and step.isdigit()):
-        raise UsageError(
-            f"{PREFIX}{name} names no step to save at; write {PREFIX}RUN@STEP with a number, or {PREFIX}RUN."
-        )
+        raise UsageError(f"{PREFIX}{name} has no valid step; write {PREFIX}RUN@STEP with a number, or {PREFIX}RUN.")
     return run, int(step)
 
 
 @contextmanager
 def opened(store: Store | str | os.PathLike[str] | None) -> Iterator[Store]:
-    """A store that is open already, or one that is opened as `ckstore.open` does and closed at the end."""
+    """Yield a store: an open one as it is, a path opened as by `ckstore.open` and closed at the end."""
     if isinstance(store, Store):
         yield store
     else:

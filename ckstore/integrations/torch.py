@@ -1,4 +1,4 @@
-"""torch: states saved and loaded under names of versions, and gradients for the scheme that ranks weights by them."""
+"""torch: save and load states under names of versions, and accumulate gradients for the scheme that ranks weights."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from ckstore.store import Store
     from ckstore.version import Version
 
-#: What the mean of gradients gives to the newest one, and to all before it (Agrawal et al., SoCC 2024).
+#: Weights of the newest gradient and of the earlier mean (Agrawal et al., SoCC 2024).
 _NEW, _OLD = 0.9, 0.1
 
-#: Kinds of files that `torch.load` opens.
+#: Formats that `torch.load` reads.
 _TORCH_FILES = ("torch-zip", "torch-legacy")
 
 
@@ -34,31 +34,31 @@ def save(
     metrics: Mapping[str, Any] | None = None,
     replace: bool = False,
 ) -> IngestReport | None:
-    """Save a state as `torch.save` does, under the name of a version.
+    """Save a state like `torch.save`, under the name of a version.
 
     Parameters
     ----------
     state
-        Whatever `torch.save` takes; objects of types that `Version.state_dict` does not make again are pickled.
+        Any state that `torch.save` accepts. Objects that `Version.state_dict` cannot rebuild are pickled.
     name
-        `ckstore:RUN@STEP`, or `ckstore:RUN` where the state tells its step. Any other name is that of a file, which
-        `torch.save` writes.
+        `ckstore:RUN@STEP`, or `ckstore:RUN` if the state contains its step. `torch.save` handles any other name, as the
+        path of a file.
     store
-        The store, or its path; by default as for `ckstore.open`. One that is open keeps what the next save needs.
+        The store, or its path; by default as for `ckstore.open`. An open store keeps caches for the next save.
     metrics, replace
         As for `Store.ingest`.
 
     Returns
     -------
     IngestReport or None
-        What was stored; None of a file.
+        A report; None for a file.
 
     Raises
     ------
     ConflictError
-        The run has another state at that step, and `replace` is not set.
+        The run has a different state at that step, and `replace` is not set.
     UsageError
-        The name holds no step where one is expected, or no run can be called so.
+        The step or the name of the run is invalid.
     """
     import torch
 
@@ -80,25 +80,25 @@ def load(
     map_location: Any = None,
     weights_only: bool = True,
 ) -> Any:
-    """What `torch.load` gives, of a version.
+    """Load a version like `torch.load`.
 
     Parameters
     ----------
     name
-        `ckstore:gpt@100`, `ckstore:gpt@latest`, or `ckstore:` with a number, a tag or an id. Any other name is that of
-        a file, which `torch.load` reads.
+        `ckstore:gpt@100`, `ckstore:gpt@latest`, or `ckstore:` with a number, a tag or an id. `torch.load` handles any
+        other name, as the path of a file.
     store
         The store, or its path; by default as for `ckstore.open`.
     map_location, weights_only
-        As for `torch.load`. Without `map_location`, tensors come on the CPU. Objects of types that neither
-        `Version.state_dict` nor torch knows need ``weights_only=False``, which imports and runs what the state names.
+        As for `torch.load`. Without `map_location`, tensors are returned on the CPU. Types that neither
+        `Version.state_dict` nor torch knows need ``weights_only=False``, which runs code that the state names.
 
     Raises
     ------
     NotFoundError
-        There is no such version.
+        No such version exists.
     UsageError
-        A device is asked for, and the version is no torch file, but a directory or of another kind.
+        `map_location` is given, and the version is not a torch file.
     """
     import torch
 
@@ -113,24 +113,24 @@ def load(
             if not is_torch or not _holds_unknown(state):
                 return state
         elif not is_torch:
-            raise UsageError(f"{spec} is no file of torch; load it without `map_location`, and move its tensors.")
+            raise UsageError(f"{spec} is not a torch file; load it without `map_location`, then move its tensors.")
         return _read_by_torch(version, map_location, weights_only=weights_only)
 
 
 def _read_by_torch(version: Version, map_location: Any, *, weights_only: bool) -> Any:
-    """What torch makes of the file that the version is."""
+    """Return the state that torch loads from the version's file."""
     import torch
 
     with TemporaryDirectory(prefix="ckstore-") as place:
         file = Path(place, "state.pt")
-        # A file that lost tensors does not come back; what is left is written as another one, where that holds it all.
+        # A file with dropped tensors cannot be restored; its remaining contents are written as a new file if possible.
         is_left = version.row.dropped and not _holds_unknown(version.state_dict())
         version.checkout(file, format="pt" if is_left else None)
         return torch.load(file, map_location=map_location or "cpu", weights_only=weights_only)
 
 
 def _holds_unknown(state: Any) -> bool:
-    """Whether an object in a state could not be made."""
+    """Return whether a state contains an object that could not be rebuilt."""
     from ckstore.formats import Unknown
 
     left, seen = [state], set()
@@ -145,32 +145,32 @@ def _holds_unknown(state: Any) -> bool:
 
 
 class GradientAccumulator:
-    """The exponential mean of a model's gradients over the last steps before each save, in the CPU's memory.
+    """Accumulates the exponential mean of a model's gradients before each save, in CPU memory.
 
     Inshrinkerator ranks weights by their sensitivity |g w|, where g is this mean: ``g = 0.9 * gradient + 0.1 * g``.
-    `Store.ingest` takes it as `gradients`. In steps that no save follows soon, nothing is done. Gradients on a GPU are
-    copied into pinned memory beside whatever the GPU does next, and added up when the next step's arrive.
+    `Store.ingest` takes it as `gradients`. Steps outside the window before a save cost nothing. Gradients on a GPU are
+    copied asynchronously into pinned memory, and added when the next step's gradients arrive.
 
     Parameters
     ----------
     modules
-        A module, or mappings of them nested as in the state that is ingested: ``{"model": model}`` where that is
-        ``{"model": model.state_dict(), ...}``.
+        A module, or nested mappings of modules with the structure of the ingested state: ``{"model": model}`` if that
+        is ``{"model": model.state_dict(), ...}``.
     every
-        Steps between saves: one follows each step that it divides. 1 gathers in every step.
+        Steps between saves: a save follows each step that `every` divides. 1 gathers in every step.
     window
-        Steps before a save in which gradients are gathered. The weights fall tenfold from step to step, so that 8 give
-        what 50 do to float32's accuracy.
+        Number of steps before a save in which gradients are gathered. Weights fall tenfold per step; 8 steps give the
+        same mean as 50, to the accuracy of float32.
 
     Raises
     ------
     UsageError
-        If `every` or `window` is below 1, or `modules` holds something else.
+        If `every` or `window` is below 1, or `modules` contains another type.
 
     Notes
     -----
-    Memory: 4 bytes for each element that has a gradient, and of gradients on a GPU their own size again, pinned; held
-    until the accumulator goes. A gradient's infinities and NaN, as those that a gradient scaler skips, count as 0.
+    Memory: 4 bytes for each element that has a gradient. Gradients on a GPU need their own size in pinned memory in
+    addition. Infinities and NaN in a gradient, as in steps that a gradient scaler skips, count as 0.
 
     Examples
     --------
@@ -199,12 +199,12 @@ class GradientAccumulator:
         self._last = 0
 
     def after_backward(self, step: int) -> None:
-        """Take the gradients of a step; once a step, when they are unscaled and clipped.
+        """Add the gradients of a step; call once a step, after unscaling and clipping.
 
         Parameters
         ----------
         step
-            The number that the step will have in the run when it is done.
+            Number of the current step in the run, as it is after the step.
         """
         if -step % self.every >= self.window:
             return
@@ -222,22 +222,22 @@ class GradientAccumulator:
                 self._add(parameter, parameter.grad.detach().cpu())
 
     def before_clearing(self) -> None:
-        """Let what follows on a GPU, such as clearing the gradients or the next step's, wait for the copies."""
+        """Make the GPU's current stream wait for the copies, before gradients are cleared or overwritten."""
         import torch
 
         for device, stream in self._streams.items():
             torch.cuda.current_stream(device).wait_stream(stream)
 
     def gradients(self) -> dict[str, Tensor]:
-        """The means by the paths that the tensors have in the state, float32; the next step that is taken changes them.
+        """Return the means by the tensors' paths in the state, as float32; the next gathered step changes them.
 
-        Parameters that had no gradient are left out; of those that are tied each name is there.
+        Parameters without a gradient are left out; tied parameters appear under each of their names.
         """
         self._add_copies()
         return {path: self._means[found] for path, found in self._parameters.items() if found in self._means}
 
     def _copy(self, parameter: Parameter, gradient: Tensor) -> None:
-        """Begin to copy a gradient from its GPU, on a stream of its own."""
+        """Start copying a gradient from its GPU, on a separate stream."""
         import torch
 
         device = gradient.device
@@ -252,7 +252,7 @@ class GradientAccumulator:
         self._pending.append(parameter)
 
     def _add_copies(self) -> None:
-        """Add the gradients that were copied last."""
+        """Add the gradients of the last copies."""
         if self._pending:
             for stream in self._streams.values():
                 stream.synchronize()
@@ -270,7 +270,7 @@ class GradientAccumulator:
 
 
 def _parameters(modules: Module | Mapping[str, Any], path: tuple[str, ...]) -> Iterator[tuple[str, Parameter]]:
-    """The parameters of nested modules by the paths that they have in the state; each name of those that are tied."""
+    """Yield the parameters of nested modules by their paths in the state; tied parameters under each name."""
     from ckstore.formats.paths import path_to_text
 
     if isinstance(modules, Mapping):
@@ -280,4 +280,4 @@ def _parameters(modules: Module | Mapping[str, Any], path: tuple[str, ...]) -> I
         for name, parameter in modules.named_parameters(remove_duplicate=False):
             yield path_to_text((*path, name)), parameter
     else:
-        raise UsageError(f"{type(modules).__name__} is no module; give modules, nested as in the state.")
+        raise UsageError(f"{type(modules).__name__} is not a module; give modules, nested as in the state.")

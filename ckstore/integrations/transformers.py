@@ -1,4 +1,4 @@
-"""transformers: what a Trainer saves goes into a store, and comes back as the directory that it resumes from."""
+"""transformers: store the checkpoints of a Trainer, and restore the directory that it resumes from."""
 
 from __future__ import annotations
 
@@ -15,23 +15,22 @@ if TYPE_CHECKING:
 
 
 class StoreCallback:
-    """A `TrainerCallback`: each checkpoint directory becomes a version of a run once it is complete.
+    """A `TrainerCallback` that stores each checkpoint directory as a version of a run once it is complete.
 
-    What the Trainer has logged since the save before, such as `loss` and `eval_loss`, are the version's metrics. The
-    process of rank 0 stores, when all have written their files.
+    The values that the Trainer has logged since the previous save, such as `loss` and `eval_loss`, become the version's
+    metrics. The process of rank 0 stores, after all ranks have written their files.
 
     Parameters
     ----------
     store
-        The store, open to be written to.
+        A writable store.
     run
-        Name of the run. A training goes on in it from the step that it was resumed from: versions at later steps are
-        replaced when these steps are saved again. One that begins, or was resumed from elsewhere, needs a run of its
-        own.
+        Name of the run. A resumed training continues the run from its step: versions at later steps are replaced when
+        these steps are saved again. Any other training needs a new run.
     remove
-        Remove each directory once its version is durable and was found to come back. With `load_best_model_at_end` the
-        best one stays. By default directories are the Trainer's: its `save_total_limit` says how many stay, and those
-        that it removes are in the store.
+        Remove each directory once its version is durable and has been verified. With `load_best_model_at_end`, the best
+        one is kept. By default the Trainer manages its directories (`save_total_limit`); directories that it removes
+        stay in the store.
     """
 
     def __init__(self, store: Store, run: str, *, remove: bool = False) -> None:
@@ -45,18 +44,18 @@ class StoreCallback:
         return f"<ckstore.integrations.transformers.StoreCallback of {self.run}>"
 
     def __getattr__(self, event: str) -> Any:
-        """Nothing is done at other events of a `TrainerCallback`."""
+        """Ignore the other events of a `TrainerCallback`."""
         if event.startswith("on_"):
             return _do_nothing
         raise AttributeError(f"{type(self).__name__} has no attribute {event}")
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Take note where the training begins.
+        """Note the step at which the training begins.
 
         Raises
         ------
         ConflictError
-            The run has versions, and none at the step that was resumed from.
+            The run has versions, but none at the step that was resumed from.
         """
         self._last = state.global_step
         catalog = self.store.catalog
@@ -64,16 +63,16 @@ class StoreCallback:
         if state.is_world_process_zero and is_other:
             raise ConflictError(
                 f"Run {self.run} has versions of another training; resume it with `resume_path`, or give"
-                " `StoreCallback` another run."
+                " `StoreCallback` a new run."
             )
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Store the directory that was saved.
+        """Store the saved directory.
 
         Raises
         ------
         CkstoreError or OSError
-            It could not be stored; it is as the Trainer left it.
+            The directory could not be stored; it stays unchanged.
         """
         _wait_for_all()
         if not state.is_world_process_zero:
@@ -86,7 +85,7 @@ class StoreCallback:
             for name, value in entry.items()
             if name != "step"
         }
-        # What is at this step already follows the version that the training was resumed from.
+        # A version at this step already follows the version that the training was resumed from.
         self.store.ingest(
             directory, run=self.run, step=state.global_step, metrics=metrics, replace=True, verify=self.remove
         )  # fmt: skip
@@ -100,9 +99,9 @@ class StoreCallback:
 
 
 def resume_path(store: Store, name: str, output_dir: str | os.PathLike[str]) -> str | None:
-    """Write the directory of a version where the Trainer had it, for `resume_from_checkpoint`.
+    """Restore a version's checkpoint directory and return its path, for `resume_from_checkpoint`.
 
-    All ranks call it; rank 0 writes.
+    All ranks call this; rank 0 writes.
 
     Parameters
     ----------
@@ -111,19 +110,19 @@ def resume_path(store: Store, name: str, output_dir: str | os.PathLike[str]) -> 
     name
         The version, such as `hf@latest` or `hf@500`.
     output_dir
-        The Trainer's; `checkpoint-STEP` in it is made, or made again where it is there.
+        The Trainer's output directory. `checkpoint-STEP` in it is written, or overwritten if it exists.
 
     Returns
     -------
     str or None
-        The directory's path; None where `RUN@latest` names a run that has no version yet, and training begins.
+        The directory's path; None if `name` is `RUN@latest` and the run has no versions.
 
     Raises
     ------
     NotFoundError
-        There is no such version.
+        No such version exists.
     UsageError
-        There are several ranks, which `TrainingArguments` have not brought together yet.
+        Several ranks run, but `torch.distributed` is not initialised yet: create `TrainingArguments` first.
     """
     run, _, step = name.rpartition("@")
     if step == "latest" and store.catalog.latest(run) is None:
@@ -133,7 +132,7 @@ def resume_path(store: Store, name: str, output_dir: str | os.PathLike[str]) -> 
     distributed = _distributed()
     if distributed is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UsageError(
-            "The ranks do not know one another yet; call `resume_path` once there are `TrainingArguments`."
+            "torch.distributed is not initialised; create `TrainingArguments` before the call of `resume_path`."
         )
     if distributed is None or distributed.get_rank() == 0:
         directory.parent.mkdir(parents=True, exist_ok=True)
@@ -143,17 +142,17 @@ def resume_path(store: Store, name: str, output_dir: str | os.PathLike[str]) -> 
 
 
 def _do_nothing(*_: Any, **__: Any) -> None:
-    """An event that is of no concern."""
+    """Ignore an event."""
 
 
 def _distributed() -> Any:
-    """The module of torch for several ranks; None where there is one."""
+    """Return `torch.distributed` if several ranks run, else None."""
     found = sys.modules.get("torch.distributed")
     return found if found is not None and found.is_available() and found.is_initialized() else None
 
 
 def _wait_for_all() -> None:
-    """Wait until every rank has come here."""
+    """Wait for all ranks."""
     distributed = _distributed()
     if distributed is not None:
         distributed.barrier()

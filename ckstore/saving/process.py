@@ -1,7 +1,7 @@
-"""The saver's process: stores what is staged, and compacts the run's older versions while there is nothing to store.
+"""The saver's process: stores staged states, and compacts older versions of the run while idle.
 
-`python -m ckstore.saving SETTINGS` inherits the connection and the areas. It imports neither torch nor modules of the
-program.
+`python -m ckstore.saving SETTINGS` inherits the connection and the areas. It imports neither torch nor the program's
+modules.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from ckstore.errors import CkstoreError
 from ckstore.runtime.background import settle
 from ckstore.runtime.threads import limit_workers
 
-#: Added to the process's niceness: measured by `tools/bench/saver`.
+#: Increase of the process's niceness, chosen with `tools/bench/saver`.
 NICE = 10
 
-#: Seconds between looks whether the program is still there, where the system does not end both together.
+#: Seconds between checks that the program is alive, on systems that do not end the process with its parent.
 _LOOK = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the process is told when it begins.
+    """Settings of the process, passed at its start.
 
     Attributes
     ----------
     parent
         Id of the program's process.
     connection, areas
-        Descriptors.
+        File descriptors.
     store, run
-        What it stores into: the store's address.
+        Address of the store, and name of the run.
     workers
-        Threads that encode.
+        Number of encoding threads.
     nice
-        Added to its niceness.
+        Increase of the process's niceness.
     """
 
     parent: int
@@ -54,13 +54,13 @@ class Settings:
     nice: int = NICE
 
     def to_text(self) -> str:
-        """As an argument of the command line."""
+        """Return the settings as a command-line argument."""
         return json.dumps(asdict(self))
 
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """One state dict that is staged: in which area, where its pickle is there, and what is said of it."""
+    """One staged state dict: its area, the position of its pickle, and the options of its ingest."""
 
     number: int
     area: int
@@ -72,7 +72,7 @@ class Save:
 
 
 def start(settings: Settings) -> subprocess.Popen[bytes]:
-    """Start the process; modules are found where this one finds them, and its main module is not imported again."""
+    """Start the process with this process's module path; it does not import the program's main module."""
     return subprocess.Popen(
         [sys.executable, "-P", "-m", "ckstore.saving", settings.to_text()],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
@@ -93,7 +93,7 @@ def main(text: str) -> None:
 
 
 def serve(settings: Settings, connection: Connection) -> None:
-    """Store what is staged, one after the other; sends (number, report or error) of each when it is durable."""
+    """Store staged states in order; send (number, report or error) once each is durable."""
     import google_crc32c  # noqa: F401 - what is imported late elsewhere, and every save takes
 
     import ckstore.scanning.state_dicts  # noqa: F401
@@ -135,7 +135,7 @@ def serve(settings: Settings, connection: Connection) -> None:
 
 
 def _portable(error: Exception) -> Exception:
-    """An error that arrives as what it is, or else as its text."""
+    """Return the error itself if it survives pickling, else an error with its text."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:

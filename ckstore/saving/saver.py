@@ -1,4 +1,4 @@
-"""The saver as a program sees it: state dicts are copied, and stored by a process beside it."""
+"""The program's side of a saver: copies state dicts, and lets a separate process store them."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
     from ckstore.operations.ingest import IngestReport
     from ckstore.repository import Address
 
-#: One save in flight, and one that is staged.
+#: One save in flight, and one staged.
 _AREAS = 2
 
-#: Seconds that the process gets to leave what it compacts; it may be ended at any moment.
+#: Seconds for the process to stop compacting; it may be killed at any moment.
 _PATIENCE = 3.0
 
-#: Seconds between looks whether the process is still there: others may hold the connection open.
+#: Seconds between checks that the process is alive: other processes may hold the connection open.
 _LOOK = 1.0
 
 _log = logging.getLogger("ckstore")
 
 
 class _Report(Future["IngestReport"]):
-    """Knows whether somebody was told how the save went."""
+    """A future that notes whether its outcome was queried."""
 
     is_told = False
 
@@ -54,20 +54,20 @@ class _Report(Future["IngestReport"]):
 
 
 class Saver:
-    """Stores the states of a run from a process of its own; made by `Store.saver`.
+    """Stores the states of a run in a separate process, while the program goes on; made by `Store.saver`.
 
-    Threads may share it; a forked process makes its own.
+    A saver may be shared between threads, but not with forked processes.
 
     Parameters
     ----------
     store
-        The store's address.
+        Address of the store.
     run
         Name of the run.
     workers
-        Threads of the process that encode older versions while nothing is to be saved.
+        Number of threads that encode older versions while the process is idle.
     nbytes
-        Size of the states to come, for which memory is had at once; 0 leaves that to the first save.
+        Size of the expected states: their memory is allocated at once. 0 allocates at the first save.
     """
 
     def __init__(self, store: Address, run: str, workers: int, nbytes: int = 0) -> None:
@@ -112,20 +112,20 @@ class Saver:
         except Exception as failed:
             if error is None or (isinstance(error, SystemExit) and not error.code):
                 raise
-            _log.warning("Not everything was saved: %s", failed)
+            _log.warning("A save failed: %s", failed)
 
     @property
     def is_stopping(self) -> bool:
-        """SIGTERM came: the next save ends the program once it is durable."""
+        """Whether SIGTERM was received: the program ends once the next save is durable."""
         return termination.is_asked()
 
     @property
     def _has_untold(self) -> bool:
-        """A save failed, no later one has raised that, and nobody has asked its future."""
+        """Return whether a failure was neither raised by a later call nor queried through its future."""
         return not all(one.is_told for one in self._failed)
 
-    # A look for garbage among all that a training has made takes a tenth of a second, and finds nothing here. What this
-    # makes is gone when it returns, so that none falls due by it.
+    # A collection over all of a training's objects takes a tenth of a second and finds nothing here. Objects of this
+    # call are freed when it returns, and trigger none.
     @collection_seldom()
     def save(
         self,
@@ -137,36 +137,35 @@ class Saver:
         on_unknown: OnUnknown = "raise",
         busy: Literal["wait", "skip"] = "wait",
     ) -> Future[IngestReport]:
-        """Copy a state dict, and have it stored as the run's next version while the program goes on.
+        """Copy a state dict, and store it as the run's next version in the background.
 
         Parameters
         ----------
         state, step, metrics, replace, on_unknown
-            As for `Store.ingest`. Everything may change as soon as the call returns.
+            As for `Store.ingest`. The caller may change all of them once the call returns.
         busy
-            What is done while one save is in flight and a second one waits for it: `wait` until the first is durable,
-            or `skip` this one.
+            Action if one save is in flight and another is staged: `wait` until the first is durable, or `skip` this
+            one.
 
         Returns
         -------
         Future
-            Of the `IngestReport`: done when the version is durable, and not before. Cancelled where the save was
-            skipped.
+            Future of the `IngestReport`, done once the version is durable. Cancelled if the save was skipped.
 
         Raises
         ------
         CkstoreError or OSError
-            An earlier save failed, and this one was not begun; the next one will be. Where the process is gone, no
-            other one will. After SIGTERM: this one failed, or one of another saver.
+            An earlier save failed; this one was not started, but the next will be. If the process has died, every later
+            save fails too. After SIGTERM: this save or one of another saver failed.
         UsageError
-            The state dict holds what cannot be stored, step or metrics are not plain, the saver is closed, or there
-            is not enough memory for a copy, or a future's callback saves; nothing was staged.
+            The state dict contains an unsupported object, `step` or `metrics` have another type, the saver is closed,
+            memory is too short for a copy, or a future's callback saves. Nothing was staged.
         InputError
-            The state dict was changed while it was copied, by another thread.
+            Another thread changed the state dict during the copy.
         """
         self._check_thread()
         if busy not in ("wait", "skip"):
-            raise UsageError(f"`busy` is `wait` or `skip`, not {busy!r}.")
+            raise UsageError(f"`busy` must be `wait` or `skip`, not {busy!r}.")
         checked, kept = checked_step(step), plain_metrics(metrics or {})
         with self._saving:
             self._check()
@@ -175,7 +174,7 @@ class Saver:
             if area is None:
                 skipped: Future[IngestReport] = Future()
                 skipped.cancel()
-                skipped.set_running_or_notify_cancel()  # Else `concurrent.futures.wait` waits for it for ever.
+                skipped.set_running_or_notify_cancel()  # Otherwise `concurrent.futures.wait` never returns.
                 return skipped
             try:
                 self._check()
@@ -192,19 +191,19 @@ class Saver:
         return future
 
     def close(self) -> None:
-        """Wait until everything that was saved is durable, and end the process; closing twice is harmless.
+        """Wait until all saves are durable, and end the process. Closing twice is harmless.
 
-        It happens when the program ends, too: where a save failed then, no later one has raised that and nobody has
-        asked its future, the program's exit status is 1.
+        The end of the program closes its savers. If a save failed, no later call raised that and its future was not
+        queried, the exit status is 1.
 
-        Older versions of the run that are not encoded yet stay as they are, for `ckstore compact`.
+        Older versions that are still hot stay so; `ckstore compact` encodes them.
 
         Raises
         ------
         CkstoreError or OSError
-            A save failed, and no later one has raised that.
+            A save failed, and no later call has raised its error.
         UsageError
-            A future's callback closes.
+            A future's callback closes the saver.
         """
         if os.getpid() != self._process_id:
             return
@@ -215,7 +214,7 @@ class Saver:
             self._is_closed = True
             with self._changed:
                 self._changed.wait_for(lambda: not self._under_way)
-            with suppress(OSError):  # It is gone already.
+            with suppress(OSError):  # The process may have ended.
                 self._connection.send(None)
             self._receiver.join(_PATIENCE)
             if self._receiver.is_alive() and self._process is not None:
@@ -229,18 +228,18 @@ class Saver:
             raise error
 
     def _check_thread(self) -> None:
-        """Raise `UsageError` in a child, and in a future's callback: the thread that calls it would wait for itself."""
+        """Raise `UsageError` in a forked child, and in a future's callback, which would wait for its own thread."""
         if os.getpid() != self._process_id:
             raise UsageError(
-                "The saver belongs to the process that this one was forked off; make one with `Store.saver`."
+                "The saver belongs to the parent of this forked process; make a new one with `Store.saver`."
             )
         if threading.current_thread() is self._receiver:
-            raise UsageError("A future's callback can neither save nor close; let it tell the thread that saves.")
+            raise UsageError("A future's callback can neither save nor close; signal the thread that saves.")
 
     def _check(self) -> None:
-        """Raise what went wrong before, or what keeps the saver from saving."""
+        """Raise the error of an earlier save, or `UsageError` if the saver is closed."""
         if self._is_closed:
-            raise UsageError("The saver is closed; make another one with `Store.saver`.")
+            raise UsageError("The saver is closed; make a new one with `Store.saver`.")
         with self._changed:
             error = self._error
             if not self._is_gone:
@@ -251,9 +250,9 @@ class Saver:
             raise error
 
     def _free_area(self, nbytes: int, *, wait: bool) -> Area | None:
-        """An area with so much memory; None where there is none and nobody waits for one.
+        """Return a free area with at least `nbytes` of memory; None if all are in use and `wait` is False.
 
-        Where there is not enough for a second one, the first one is waited for.
+        If memory is too short for a second area, wait for the first.
         """
         with self._changed:
             while True:
@@ -288,18 +287,18 @@ class Saver:
         with self._changed:
             self._under_way[save.number] = future, self._areas[save.area]
             if not self._is_gone:
-                with suppress(OSError):  # The other end is gone, which the receiver finds out, too.
+                with suppress(OSError):  # The receiver notices a closed connection, too.
                     self._connection.send(save)
                 return future
         self._fail_all()
         return future
 
     def _receive(self, settings: Settings, other: Connection) -> None:
-        """Start the process and take its answers: it ends with the thread that started it."""
+        """Start the process and receive its answers: the process ends with the thread that started it."""
         try:
             self._process = start(settings)
         except OSError as error:
-            self._error = CkstoreError(f"The saver's process does not start ({error}); call `Store.ingest`.")
+            self._error = CkstoreError(f"The saver's process could not start ({error}); call `Store.ingest`.")
         finally:
             other.close()
         self._areas[0].populate()
@@ -315,7 +314,7 @@ class Saver:
         self._fail_all()
 
     def _answer(self, number: int, answer: IngestReport | BaseException) -> None:
-        """Take note that a save is done."""
+        """Record the outcome of a save."""
         with self._changed:
             future, area = self._under_way[number]
             self._free.append(area)
@@ -328,22 +327,22 @@ class Saver:
                 future.set_exception(answer)
             else:
                 future.set_result(answer)
-        except BaseException as error:  # Futures take care of an `Exception`: `sys.exit` would end this thread.
-            _log.error("A callback of a save has raised %r; the saver goes on.", error)
+        except BaseException as error:  # Futures handle an `Exception`, but `sys.exit` would end this thread.
+            _log.error("The callback of a save raised %r; the saver goes on.", error)
         with self._changed:
             del self._under_way[number]
             self._changed.notify_all()
 
     def _fail_all(self) -> None:
-        """Take note that the process is gone: what is under way fails, and so does every other save."""
+        """Record that the process has died: all saves in flight fail, and all later ones."""
         with self._changed:
             self._is_gone = True
             left = list(self._under_way)
             if self._error is None and not (self._is_closed and not left):
                 code = None if self._process is None else self._process.returncode
                 self._error = CkstoreError(
-                    f"The saver's process is gone (exit code {code}); saves that were not done are not in the store. "
-                    "Make another saver with `Store.saver`."
+                    f"The saver's process has died (exit code {code}); its unfinished saves are not in the store. "
+                    "Make a new saver with `Store.saver`."
                 )
             self._changed.notify_all()
         for number in left:

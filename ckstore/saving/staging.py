@@ -1,7 +1,7 @@
-"""Copies of state dicts in memory that the saver's process shares: written by the program, read by that process.
+"""Copies of state dicts in shared memory: the program writes them, the saver's process reads them.
 
-packed = Packed(describe_state_dict(state))             # the tree, and where the bytes of each extent are
-area.reserve(packed.stop); area.stage(packed)           # extents one after the other, then the rest as a pickle
+packed = Packed(describe_state_dict(state))             # the tree, and the offset of each extent
+area.reserve(packed.stop); area.stage(packed)           # the extents in order, then everything else as a pickle
 StagedStates(area.descriptor).read(start, stop)         # the same in the saver's process: extents in shared memory
 """
 
@@ -21,30 +21,30 @@ from ckstore.formats.layout import Extent, Tensor
 from ckstore.formats.torch.state_dict import LiveState
 from ckstore.runtime.memory import available, nameless_file, populate
 
-#: Where extents begin: what copies them wants its cache lines.
+#: Alignment of extents in bytes: copies are faster at cache lines.
 _ALIGNMENT = 64
 
-#: States differ a little in size: an area is larger than the first by this part.
+#: An area exceeds its first state by this fraction, since the sizes of states vary a little.
 _HEADROOM = 32
 
-#: What an ingest takes besides the state: blocks that are read, hashed and written, and the process itself.
+#: Memory of an ingest in addition to the state: its buffers, and the process itself.
 INGEST_BYTES = 256 << 20
 
 
 class Packed:
-    """A described state dict on its way into an area: tensors from the beginning on, then what tells of them.
+    """The layout of a described state dict in an area: tensors first, then everything else.
 
     Parameters
     ----------
     state
-        What `describe_state_dict` has returned.
+        Result of `describe_state_dict`.
 
     Attributes
     ----------
     offsets
-        Where each extent begins.
+        Offset of each extent.
     start, stop
-        Bytes of the pickle of everything else: plain values and nodes of layouts, nothing of the caller's.
+        Range of the pickle: plain values and nodes of layouts, but no objects of the caller.
     """
 
     def __init__(self, state: LiveState) -> None:
@@ -63,12 +63,12 @@ class Packed:
 
 
 class Area:
-    """Memory that one staged state dict lies in; it grows with the largest one, and is used again.
+    """Memory for one staged state dict; it grows with the largest one, and is reused.
 
     Attributes
     ----------
     descriptor
-        Of a nameless file, which another process maps, too.
+        File descriptor of an anonymous file, which another process maps, too.
     """
 
     def __init__(self) -> None:
@@ -79,23 +79,23 @@ class Area:
 
     @property
     def nbytes(self) -> int:
-        """Its size."""
+        """Size in bytes."""
         return self._memory.nbytes
 
     def reserve(self, nbytes: int) -> None:
-        """Have at least so much memory.
+        """Ensure at least `nbytes` of memory.
 
         Raises
         ------
         UsageError
-            The machine, or what this process may take of it, has not that much left.
+            The machine, or the limit of this process, has too little memory.
         """
         if nbytes <= self.nbytes:
             return
         free = available()
         if free is not None and free < nbytes - self.nbytes + INGEST_BYTES:
             raise UsageError(
-                f"A copy of {nbytes / 1e9:.2f} GB is staged, which takes {INGEST_BYTES / 1e9:.2f} GB besides, and only "
+                f"A save copies {nbytes / 1e9:.2f} GB and needs {INGEST_BYTES / 1e9:.2f} GB in addition, but only "
                 f"{free / 1e9:.2f} GB of memory are left; save less, or call `Store.ingest`, which makes no copy."
             )
         self._unpin()
@@ -105,17 +105,17 @@ class Area:
         self._memory = np.frombuffer(self._mapping, np.uint8)
 
     def populate(self) -> None:
-        """Have all of it handed out before it is written to, or beside that."""
+        """Fault in all pages, before or while the area is written."""
         if self._mapping is not None:
             populate(self._mapping)
 
     def stage(self, packed: Packed) -> None:
-        """Copy a state dict, for which there is memory; what it describes may change afterwards.
+        """Copy a state dict into reserved memory; the caller may change it afterwards.
 
         Raises
         ------
         InputError
-            It changed since it was described: another thread goes on training.
+            Another thread changed the state dict after it was described.
         """
         state, memory = packed.state, self._memory
         self._pin()
@@ -129,14 +129,14 @@ class Area:
         state.check_unchanged()
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         self._unpin()
         self._memory = np.empty(0, np.uint8)
         self._mapping = None
         os.close(self.descriptor)
 
     def _pin(self) -> None:
-        """Let GPUs, where they are used, write to the memory themselves."""
+        """Register the memory with CUDA if it is used, so that GPUs write to it directly."""
         torch = sys.modules.get("torch")
         if not self._is_pinned and torch is not None and torch.cuda.is_initialized():
             status = torch.cuda.cudart().cudaHostRegister(self._memory.ctypes.data, self.nbytes, 0)
@@ -149,12 +149,12 @@ class Area:
 
 
 class StagedStates:
-    """What the saver's process sees of an area.
+    """The view of an area in the saver's process.
 
     Parameters
     ----------
     descriptor
-        Of the nameless file.
+        File descriptor of the anonymous file.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -162,7 +162,7 @@ class StagedStates:
         self._memory = memoryview(b"")
 
     def read(self, start: int, stop: int) -> LiveState:
-        """The state dict whose pickle lies there, as it was described, with its bytes where they were staged."""
+        """Return the state dict of the pickle in a range, with its extents in the area."""
         if stop > len(self._memory):
             size = os.fstat(self._descriptor).st_size
             self._memory = memoryview(mmap.mmap(self._descriptor, size, access=mmap.ACCESS_READ))
@@ -186,4 +186,4 @@ class _StagedBytes:
         target[:] = np.frombuffer(self._data, np.uint8)
 
     def sample(self) -> npt.NDArray[np.uint8]:
-        return np.empty(0, np.uint8)  # They do not change.
+        return np.empty(0, np.uint8)  # Staged bytes do not change.

@@ -1,6 +1,6 @@
-"""How a program with open savers ends: its saves are made durable, or its exit status tells that one is not.
+"""The end of a program with open savers: its saves become durable, or its exit status reports a failure.
 
-At SIGTERM it goes on to its next save, and ends then.
+After SIGTERM the program runs until its next save, then ends.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from typing import Any
 
 _log = logging.getLogger("ckstore")
 
-#: Open savers, and what closes each when the program ends. Unlike `atexit`, it also does so in a forked
-#: `multiprocessing.Process`.
+#: Open savers, and the finalizer of each. Unlike `atexit`, it also runs in a forked `multiprocessing.Process`.
 _savers: dict[Any, Finalize] = {}
 _is_asked = False
 _has_failed = False
@@ -26,9 +25,9 @@ _is_watching = False
 
 
 def watch(saver: Any) -> None:
-    """Close a saver when the program ends, and note SIGTERM from now on, as long as it is open.
+    """Close a saver at the end of the program, and note SIGTERM while it is open.
 
-    Only a program's main thread can note SIGTERM; where the program has its own handler, that stays.
+    Only the program's main thread can note SIGTERM, and only if the program has no handler of its own.
     """
     global _is_watching
     _savers[saver] = Finalize(None, _end, (saver,), exitpriority=0)
@@ -38,14 +37,14 @@ def watch(saver: Any) -> None:
 
 
 def is_asked() -> bool:
-    """Whether SIGTERM came."""
+    """Return whether SIGTERM was received."""
     return _is_asked
 
 
 def leave(saver: Any, error: BaseException | None) -> None:
-    """Take note that a saver is closed; after the last one SIGTERM has its effect, also one that came before.
+    """Note that a saver is closed; after the last one SIGTERM regains its effect, and a noted one ends the program.
 
-    It has none where a save failed: the error is raised, and ends the program.
+    After a failed save the noted signal is ignored: the error is raised, and ends the program.
     """
     global _is_watching, _has_failed
     if (finalizer := _savers.pop(saver, None)) is not None:
@@ -61,12 +60,12 @@ def leave(saver: Any, error: BaseException | None) -> None:
 
 
 def follow() -> None:
-    """Where SIGTERM came, close all savers, which ends the program; in its main thread alone.
+    """Close all savers if SIGTERM was received, which ends the program; only in its main thread.
 
     Raises
     ------
     CkstoreError or OSError
-        A save failed: the program does not end as if it were there.
+        A save failed: the program must not end as if it had succeeded.
     """
     if not _is_asked or threading.current_thread() is not threading.main_thread():
         return
@@ -77,29 +76,29 @@ def follow() -> None:
         except Exception as error:
             failed.append(error)
     for other in failed[1:]:
-        _log.warning("Not everything was saved: %s", other)
+        _log.warning("A save failed: %s", other)
     if failed:
         raise failed[0]
 
 
 def _end(saver: Any) -> None:
-    """Make durable what a program has saved that ends without closing a saver."""
+    """Close a saver that the program left open."""
     try:
         saver.close()
-    except BaseException as error:  # Ctrl-C ends the wait for what is not durable yet.
+    except BaseException as error:  # Ctrl-C interrupts the wait for saves in flight.
         if saver._has_untold or not isinstance(error, Exception):
-            _log.error("Not everything was saved, so that the program fails: %s", str(error) or type(error).__name__)
+            _log.error("A save failed, and so does the program: %s", str(error) or type(error).__name__)
             _fail()
 
 
 def _fail() -> None:
-    """Let the exit status be 1; all else that a program does at its end is still done.
+    """Set the exit status to 1, after all other finalizers of the program.
 
-    Nothing that runs in the interpreter while it ends has a say in the status. The C library's `exit` calls what was
-    registered last, after the interpreter is gone; another `exit` from there goes on with the rest and that status.
+    No code inside the interpreter can set the status while it ends. The C library's `exit` calls its handlers in
+    reverse order, after the interpreter; a second `exit` from a handler runs the remaining ones, and sets the status.
     """
     if parent_process() is not None:
-        Finalize(None, _fail_child, exitpriority=-1000)  # After what others do at the end of such a process.
+        Finalize(None, _fail_child, exitpriority=-1000)  # After all other finalizers of the process.
         return
     library = ctypes.CDLL(None)
     register = library["__cxa_atexit"]
@@ -108,7 +107,7 @@ def _fail() -> None:
 
 
 def _fail_child() -> None:
-    """End a process of `multiprocessing` with 1, unless it ends with another error."""
+    """End a process of `multiprocessing` with status 1, unless it ends with another error."""
     if sys.exception() is None:
         raise SystemExit(1)
 
@@ -119,7 +118,7 @@ def _note(number: int, frame: object) -> None:
 
 
 def _forget() -> None:
-    """A forked process has no savers, and whoever sends it SIGTERM wants it to end."""
+    """Drop the savers in a forked process, so that SIGTERM ends it."""
     global _is_watching
     _savers.clear()
     if _is_watching:

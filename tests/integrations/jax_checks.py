@@ -128,11 +128,11 @@ def test_missing_names_are_named(store: ckstore.Store) -> None:
 @pytest.mark.parametrize(
     ("leaf", "hint"),
     [
-        ({"a": object()}, "a is no array of numbers, but a object; leave it out"),
-        ({"a": {"b": "text"}}, "a/b is no array of numbers, but a str"),
+        ({"a": object()}, "a is a object, not an array of numbers; leave it out"),
+        ({"a": {"b": "text"}}, "a/b is a str, not an array of numbers"),
         ({"a": np.ones(2, jnp.int4)}, "The array at a has dtype int4"),
         (np.ones(3), "save it in a dictionary"),
-        ({Fraction(1, 2): 1, Name("1/2"): 2}, "Two leaves are called 1%2F2"),
+        ({Fraction(1, 2): 1, Name("1/2"): 2}, "Two leaves have the path 1%2F2"),
     ],
     ids=["object", "text", "dtype", "lone", "twice"],
 )

@@ -150,7 +150,7 @@ def test_a_step_that_a_scaler_skips_counts_as_zero() -> None:
     [
         (nn.Linear(1, 1), {"every": 0}, "`every` must be 1 or more"),
         (nn.Linear(1, 1), {"every": 5, "window": 0}, "`window` must be 1 or more"),
-        ({"model": [nn.Linear(1, 1)]}, {"every": 5}, "list is no module"),
+        ({"model": [nn.Linear(1, 1)]}, {"every": 5}, "list is not a module"),
     ],
 )
 def test_invalid_modules_and_options_are_refused(modules: Any, options: dict[str, int], hint: str) -> None:

@@ -126,7 +126,7 @@ def test_a_resumed_training_replaces_later_versions(store: ckstore.Store, tmp_pa
 def test_another_training_needs_a_run_of_its_own(store: ckstore.Store, tmp_path: Path) -> None:
     StoreIO(store, run="lit").save_checkpoint(checkpoint(8), tmp_path / "a.ckpt")
     other = StoreIO(store, run="lit")
-    with pytest.raises(ConflictError, match="give `StoreIO` another run"):
+    with pytest.raises(ConflictError, match="give `StoreIO` a new run"):
         other.save_checkpoint(checkpoint(5), tmp_path / "b.ckpt")
     assert not (tmp_path / "b.ckpt").exists()
     fork = StoreIO(store, run="fork")
@@ -143,7 +143,7 @@ def test_a_second_training_with_the_same_plug_in_is_another_one(store: ckstore.S
     io.teardown()
     io.save_checkpoint(checkpoint(8) | {"epoch": 1}, tmp_path / "final.ckpt")
     for step in (4, 5):
-        with pytest.raises(ConflictError, match="give `StoreIO` another run"):
+        with pytest.raises(ConflictError, match="give `StoreIO` a new run"):
             io.save_checkpoint(checkpoint(step, 0.5), tmp_path / f"{step}.ckpt")
     assert [row.step for row in store.catalog.versions("lit")] == [4, 8]
     assert_same(io.load_checkpoint("ckstore:lit@4"), checkpoint(4))
@@ -154,7 +154,7 @@ def test_testing_a_version_does_not_resume_its_run(store: ckstore.Store, tmp_pat
     io = StoreIO(store, run="lit")
     io.load_checkpoint("ckstore:lit@4")
     io.teardown()
-    with pytest.raises(ConflictError, match="give `StoreIO` another run"):
+    with pytest.raises(ConflictError, match="give `StoreIO` a new run"):
         io.save_checkpoint(checkpoint(8), tmp_path / "8.ckpt")
 
 

@@ -136,7 +136,7 @@ def test_a_training_from_elsewhere_needs_a_run_of_its_own(store: ckstore.Store, 
     trainer = Trainer(tmp_path / "output", StoreCallback(store, "hf"))
     trainer.begin()
     trainer.save(5)
-    with pytest.raises(ConflictError, match="give `StoreCallback` another run"):
+    with pytest.raises(ConflictError, match="give `StoreCallback` a new run"):
         Trainer(tmp_path / "other", StoreCallback(store, "hf")).begin(step)
     Trainer(tmp_path / "other", StoreCallback(store, "fork")).begin(step)
 

@@ -38,7 +38,7 @@ HEAD = """
 """
 
 #: The message of a save that failed at the end.
-FAILED = "Not everything was saved, so that the program fails: a@1"
+FAILED = "A save failed, and so does the program: a@1"
 
 
 def run(program: str, place: Path) -> subprocess.CompletedProcess[str]:

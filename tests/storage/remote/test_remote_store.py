@@ -770,5 +770,5 @@ def test_other_modes_are_refused(url: str | None, server: SimulatedServer, direc
     place = url or directory / "store"
     ckstore.init(place, cache=directory / "a").close()
     mode: Any = "w"
-    with pytest.raises(UsageError, match="There is no mode 'w'; open a store with 'r' to read, or 'a'"):
+    with pytest.raises(UsageError, match="Unknown mode 'w'; open a store with 'r' to read, or 'a'"):
         ckstore.open(place, mode, cache=directory / "a")
