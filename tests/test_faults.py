@@ -257,7 +257,7 @@ def test_a_commit_that_is_refused_leaves_no_packs(
     same = unchanged(store)
 
     def commit(*arguments: Any, **options: Any) -> None:
-        raise ConflictError("a@1 is version 9 already; use --replace to replace it.")
+        raise ConflictError("a@1 is already version 9; choose another step or run, or replace it.")
 
     monkeypatch.setattr(catalog, "commit_version", commit)
     with pytest.raises(ConflictError):

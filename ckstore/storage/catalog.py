@@ -1,4 +1,4 @@
-"""The index of a store: runs, versions, tags, packs, and where the object of an id is; one SQLite file."""
+"""The catalog of a store: runs, versions, tags, packs, and the place of each object; one SQLite file."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ T = TypeVar("T")
 
 __all__ = ["Catalog", "Claim", "PackRow", "Placement", "RunRow", "Totals", "VersionRow", "key"]
 
-#: Seconds for which a store that stays open need not ask again what other machines have committed.
+#: Seconds for which an open store need not ask for the commits of other machines.
 RECENT = 1.0
 
 
 def recorded(method: Callable[Concatenate[C, P], T]) -> Callable[Concatenate[C, P], T]:
-    """A change of rows, in a transaction: what other copies of a remote store's catalog have to make as well."""
+    """Make a method that changes rows run in a transaction; other mirrors of a remote store repeat its call."""
 
     @wraps(method)
     def change(self: C, /, *arguments: P.args, **named: P.kwargs) -> T:
@@ -40,7 +40,7 @@ def recorded(method: Callable[Concatenate[C, P], T]) -> Callable[Concatenate[C, 
 
 
 class Catalog(CatalogClaims):
-    """The rows of one store. Safe for threads, which take turns; for processes, writers of which wait for each other.
+    """The rows of one store. Threads take turns; processes that write wait for one another.
 
     Parameters
     ----------
@@ -54,12 +54,12 @@ class Catalog(CatalogClaims):
 
     @classmethod
     def create(cls, store: Path) -> Self:
-        """Make a store: its directories and an empty catalog, open for writing.
+        """Create a store: its directories and an empty catalog, open for writing.
 
         Raises
         ------
         ConflictError
-            Something is there already.
+            The path already has a store or other contents.
         """
         root.create_layout(store)
         path = store / root.CATALOG
@@ -71,7 +71,7 @@ class Catalog(CatalogClaims):
             except FileExistsError:
                 raise ConflictError(f"{store} is already a store; use it as it is.") from None
             except OSError:
-                # A file system without hard links: two processes that make one store at once is not worth more.
+                # File systems without hard links: two processes must not create one store at the same time.
                 os.replace(temporary, path)
             durable.sync_directory(store)
         finally:
@@ -79,38 +79,38 @@ class Catalog(CatalogClaims):
         return cls(store, "a")
 
     def commit(self, change: Callable[[], T]) -> T:
-        """Make a change in one transaction; it is called again where another writer of a remote store came first."""
+        """Make a change in one transaction; in a remote store, repeat it if another writer committed first."""
         with self.transaction():
             return change()
 
     def note(self, record: Mapping[str, Any]) -> None:
-        """Write into the log what is changed, inside of the transaction that changes it."""
+        """Write a record of the change into the log, inside its transaction."""
         log.append(self._path.parent, record)
 
     def records(self) -> list[dict[str, Any]]:
-        """The log's records, in order; raises `IntegrityError` where one is damaged."""
+        """Return the log's records, in order; raise `IntegrityError` for a damaged one."""
         return log.read_all(self._path.parent)
 
     def whole_records(self) -> list[dict[str, Any]]:
-        """The log's records that are not damaged, in order."""
+        """Return the log's undamaged records, in order."""
         return log.read_whole(self._path.parent)[0]
 
     @property
     def follows_log(self) -> bool:
-        """Whether every change is in the log, ingests too: then nothing that was committed can be missing here."""
+        """Whether the log has every change, including ingests: the catalog then lacks no committed change."""
         return False
 
     def differences(self) -> list[str]:
-        """A sentence for each table of a mirror that is not what the log makes of it; of a local catalog none."""
+        """Return a sentence for each table of a mirror that differs from the log; none for a local catalog."""
         return []
 
     def refresh(self, within: float = 0.0) -> None:
-        """Take over what other mirrors of a remote store have changed, unless that was done so many seconds ago."""
+        """Apply the changes of other mirrors of a remote store, unless done within the last `within` seconds."""
 
     def named_with(self, pack: str) -> tuple[Collection[int], Collection[str]] | None:
-        """What the version that a pack came with names; None where only manifests say it.
+        """Return the keys and packs that the version of a pack names; None if only its manifest has them.
 
-        Keys of its objects and of all that these are stored against, and packs of its blobs.
+        These are the keys of its objects and of all objects that they are stored against, and the packs of its blobs.
         """
         return None
 
@@ -119,7 +119,7 @@ class Catalog(CatalogClaims):
 
     @recorded
     def set_policy(self, run: str, text: str | None) -> None:
-        """Set or, with None, remove what `policies` says of a run, or of the store under the empty name."""
+        """Set the policy of a run, or of the store under the empty name; None removes it."""
         self._connection.execute("DELETE FROM meta WHERE key = ?", [POLICY + run])
         if text is not None:
             self._connection.execute("INSERT INTO meta VALUES (?, ?)", [POLICY + run, text])
@@ -138,33 +138,32 @@ class Catalog(CatalogClaims):
         requires_lattices: Sequence[int] = (),
         requires_contents: Sequence[int] = (),
     ) -> None:
-        """Make a version visible, in one transaction. One that `recover` made visible already is left as it is.
+        """Make a version visible, in one transaction; do nothing if `recover` has already done so.
 
         Parameters
         ----------
         row : VersionRow
-            Its run is made if there is none of that name.
+            Its run is created if needed.
         packs : sequence of PackInfo
-            Packs that are not in the catalog yet; they lie in the store already.
+            New packs, whose files are already in the store.
         lattices, contents : iterable of (key, pack name, slot)
-            Where the objects of this version are. A key that is there already keeps its place, unless that is raw.
+            Places of this version's objects. An existing key keeps its place, unless that is raw.
         raw : iterable of (key, pack name, slot)
-            Where objects are that are stored as they are: from now on, unless they are encoded somewhere.
+            Places of raw objects; they replace earlier raw places, but no encoded ones.
         references : iterable of str
-            Names of the packs of other versions in which blobs of this one are: they must be in the catalog.
+            Names of other versions' packs that hold blobs of this one; the catalog must have them.
         replace : bool
-            Forget the version that is at the same run and step; its children get its parent.
+            Forget the version at the same run and step; its children get its parent.
         requires_lattices, requires_contents : sequence of int
-            Keys of older objects that this version refers to: they must still be there.
+            Keys of older objects that this version refers to; they must still exist.
 
         Raises
         ------
         ConflictError
-            The version, or one at its run and step, is there already, the version it would replace is tagged, a `gc`
-            removed what this version refers to, or its number was given to another version while the catalog was
-            rebuilt.
+            The version, or one at its run and step, exists; the version to replace is tagged; `gc` has removed an
+            object that this version refers to; or its number was taken while the catalog was rebuilt.
         NotFoundError
-            The parent is gone.
+            The parent does not exist.
         """
         there = self._select("WHERE v.number = ?", row.number)
         if there:
@@ -173,11 +172,11 @@ class Catalog(CatalogClaims):
                     f"Version number {row.number} was given to another version while the catalog was rebuilt;"
                     " ingest it again."
                 )
-            # Between the packs and this commit a `recover` ran, and found the version in them.
+            # A `recover` between the writing of the packs and this commit found the version.
             self.release_number(row.number)
             return
         if self.with_uid(row.uid):
-            raise ConflictError(f"Version {row.uid} is there already; name it by its id.")
+            raise ConflictError(f"Version {row.uid} already exists; name it by its id.")
         parent = row.parent
         if parent is not None:
             parent_row = self.version(parent)
@@ -185,7 +184,8 @@ class Catalog(CatalogClaims):
         if standing is not None:
             if not replace:
                 raise ConflictError(
-                    f"{row.run}@{row.step} is version {standing.number} already; use --replace to replace it."
+                    f"{row.run}@{row.step} is already version {standing.number};"
+                    " choose another step or run, or replace it."
                 )
             if parent == standing.number:
                 parent = parent_row.parent
@@ -201,20 +201,20 @@ class Catalog(CatalogClaims):
         self._connection.execute("DELETE FROM reservations WHERE number = ?", [row.number])
 
     def require(self, lattices: Sequence[int], contents: Sequence[int]) -> None:
-        """Raise `ConflictError` unless all of these keys are there; what was raw may be encoded by now."""
+        """Raise `ConflictError` unless all of these keys exist; raw objects may have been encoded since."""
         self._contents.require({*lattices} - self._lattices.find(lattices).keys())
         self._contents.require(contents)
 
     @recorded
     def replace_version(self, row: VersionRow, references: Iterable[str]) -> None:
-        """Let another manifest say what a version is: its place, sizes, costs and fidelity.
+        """Replace the manifest of a version: its place, sizes, costs and fidelity.
 
         Parameters
         ----------
         row : VersionRow
-            Of a version that is there; its pack is known already.
+            Row of an existing version, whose pack is in the catalog.
         references : iterable of str
-            Names of the packs in which blobs of it are.
+            Names of the packs that hold its blobs.
         """
         [[pack]] = self._connection.rows("SELECT id FROM packs WHERE name = ?", [row.pack])
         self._connection.execute(
@@ -228,7 +228,7 @@ class Catalog(CatalogClaims):
 
     @recorded
     def add_packs(self, packs: Sequence[Any]) -> None:
-        """Make packs (`PackInfo`) known; those that are known already stay as they are."""
+        """Add packs (`PackInfo`); existing ones stay unchanged."""
         self._connection.execute_many(
             "INSERT OR IGNORE INTO packs (name, kind, bytes) VALUES (?, ?, ?)",
             [(pack.name, pack.kind, pack.bytes) for pack in packs],
@@ -236,45 +236,45 @@ class Catalog(CatalogClaims):
 
     @recorded
     def move_lattices(self, placements: Iterable[Placement]) -> None:
-        """Say where lattices are from now on (`rebase`), whether they were known or not."""
+        """Set the places of lattices, new or existing (`rebase`)."""
         self._lattices.place(placements, displace=True)
 
     @recorded
     def move_contents(self, placements: Iterable[Placement]) -> None:
-        """Say where contents are from now on (re-anchored exact layers), whether they were known or not."""
+        """Set the places of contents, new or existing (re-anchored exact layers)."""
         self._contents.place(placements, displace=True)
 
     @recorded
     def remove_lattices(self, keys: Iterable[int]) -> int:
-        """Forget where lattices are; returns how many were known."""
+        """Remove the places of lattices; return the number of removed keys."""
         return self._lattices.remove(keys)
 
     @recorded
     def remove_contents(self, keys: Iterable[int]) -> int:
-        """Forget where contents are (`thin`); returns how many were known."""
+        """Remove the places of contents (`thin`); return the number of removed keys."""
         return self._contents.remove(keys)
 
     @recorded
     def remove_packs(self, names: Iterable[str]) -> None:
-        """Forget packs that hold nothing any more; remove their files afterwards, never before.
+        """Remove empty packs from the catalog; delete their files only afterwards.
 
         Raises
         ------
         ConflictError
-            One of them is still referred to.
+            A pack is still referred to.
         """
         removable = {pack.name for pack in self.unreferenced_packs()}
         for name in names:
             if name not in removable:
-                raise ConflictError(f"Pack {name} is still referred to; look which are free again.")
+                raise ConflictError(f"Pack {name} is still referred to; look again for unreferenced packs.")
             self._connection.execute("DELETE FROM packs WHERE name = ?", [name])
             self._connection.execute("DELETE FROM meta WHERE value = ?", [name])
 
     @recorded
     def free_packs(self, names: Sequence[str], lattices: Iterable[int], needed: Collection[int] = ()) -> list[str]:
-        """Forget packs that hold nothing but these lattices, and manifests; returns those that were forgotten.
+        """Remove the packs that hold no objects but these lattices; return their names.
 
-        A pack that another version needs stays: one that has a blob of it, or one of the lattices that are `needed`.
+        A pack stays if it holds a blob of another version, or one of the `needed` lattices.
         """
         inside = {number for number, (pack, _) in self.find_lattices(lattices).items() if pack in names}
         if not inside.isdisjoint(needed):
@@ -291,17 +291,16 @@ class Catalog(CatalogClaims):
 
     @recorded
     def replace_pack(self, former: str, pack: Any, manifest: Any) -> None:
-        """Put a pack in the place of another one: the manifests and blobs of that are in this from now on.
+        """Replace a pack: its manifests and blobs are in the new pack from now on.
 
         Parameters
         ----------
         former : str
-            A pack in the catalog. It stays there; what objects of it are in the new one is for `move_lattices` and
-            `move_contents` to say.
+            A pack in the catalog. It stays there until `move_lattices` and `move_contents` have moved its objects.
         pack : PackInfo
-            A pack that lies in the store.
+            A pack in the store.
         manifest : Entry
-            Where its manifest lies.
+            Place of its manifest.
         """
         self.add_packs([pack])
         [[before]] = self._connection.rows("SELECT id FROM packs WHERE name = ?", [former])
@@ -318,7 +317,7 @@ class Catalog(CatalogClaims):
         self.note_moved({former: pack.name})
 
     def note_moved(self, names: Mapping[str, str]) -> None:
-        """Remember the present names of packs that others refer to by former ones."""
+        """Record the new names of packs that others refer to by their former names."""
         with self.transaction():
             for former, present in names.items():
                 self._connection.execute("UPDATE meta SET value = ? WHERE value = ?", [present, former])
@@ -326,15 +325,15 @@ class Catalog(CatalogClaims):
 
     @recorded
     def note_collected(self, when: str) -> None:
-        """Remember when `gc` moved or removed something, so that others notice."""
+        """Record the time at which `gc` last moved or removed an object, so that other processes notice."""
         self._connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", [COLLECTED, when])
 
     @recorded
     def note_gone(self, names: Sequence[str]) -> None:
-        """Say which packs go: other writers of a remote store may be about to refer to them."""
+        """Record the packs that will be deleted: no other writer of a remote store may refer to them."""
 
     def gone(self) -> dict[str, int]:
-        """Packs of a remote store that are to be deleted or were, and which record says so."""
+        """Return the packs of a remote store that are or will be deleted, each with the number of its record."""
         return {}
 
     @recorded
@@ -349,7 +348,7 @@ class Catalog(CatalogClaims):
         stored_bytes: int | None = None,
         metrics: Mapping[str, Any] | None = None,
     ) -> None:
-        """Change what thinning, rebasing or metrics that come later change in a version; raises `NotFoundError`."""
+        """Change the columns that thinning, rebasing or later metrics affect; raise `NotFoundError`."""
         values = {
             "fidelity": fidelity, "depth": depth, "cost": cost, "base": base, "stored_bytes": stored_bytes,
             "metrics": None if metrics is None else _json(dict(metrics)),
@@ -361,13 +360,13 @@ class Catalog(CatalogClaims):
 
     @recorded
     def forget_versions(self, numbers: Iterable[int]) -> None:
-        """Remove versions from the catalog; their children get their parent. Packs and objects stay for `gc`.
+        """Remove versions from the catalog; their children get their parent. `gc` frees packs and objects.
 
         Raises
         ------
         NotFoundError
         ConflictError
-            One of them is tagged.
+            A version is tagged.
         """
         for number in numbers:
             version = self.version(number)
@@ -376,7 +375,7 @@ class Catalog(CatalogClaims):
             self._connection.execute("DELETE FROM versions WHERE number = ?", [number])
 
     def check_untagged(self, numbers: Iterable[int]) -> None:
-        """Raise `ConflictError` where one of these versions is tagged."""
+        """Raise `ConflictError` if one of these versions is tagged."""
         wanted = set(numbers)
         for tag, number in self.tags().items():
             if number in wanted:
@@ -386,30 +385,30 @@ class Catalog(CatalogClaims):
 
     @recorded
     def remove_empty_runs(self) -> None:
-        """Forget the runs that have no version."""
+        """Remove runs without versions."""
         self._connection.execute("DELETE FROM runs WHERE id NOT IN (SELECT run FROM versions)")
 
     @recorded
     def set_tag(self, name: str, number: int) -> None:
-        """Let a tag mean a version, whatever it meant before; raises `NotFoundError`, `UsageError` for a bad name."""
+        """Point a tag at a version; raise `NotFoundError`, or `UsageError` for an invalid name."""
         check_tag(name)
         self.version(number)
         self._connection.execute("INSERT OR REPLACE INTO tags VALUES (?, ?)", [name, number])
 
     @recorded
     def delete_tag(self, name: str) -> None:
-        """Remove a tag; raises `NotFoundError`."""
+        """Remove a tag; raise `NotFoundError`."""
         if not self._connection.execute("DELETE FROM tags WHERE name = ?", [name]).rowcount:
-            raise NotFoundError(f"There is no tag {name}; see `ckstore tag` for those there are.")
+            raise NotFoundError(f"Unknown tag {name}; `ckstore tag` lists the tags.")
 
     def _place_encoded(self, placements: Sequence[Placement]) -> None:
-        """What is raw goes with its hot version: as soon as an object is encoded, that is where it is."""
+        """Set the places of encoded objects, which take precedence over raw ones."""
         present = self.find_lattices(number for number, _, _ in placements)
         self._lattices.remove(number for number, (pack, _) in present.items() if pack.endswith(RAW))
         self._lattices.place(placements, displace=False)
 
     def _place_raw(self, placements: Sequence[Placement]) -> None:
-        """Several hot versions may hold an object: the last one's is what counts, since it is encoded last."""
+        """Set the places of raw objects; of several hot versions the last counts, since it is encoded last."""
         present = self.find_lattices(number for number, _, _ in placements)
         encoded = {number for number, (pack, _) in present.items() if not pack.endswith(RAW)}
         self._lattices.place([place for place in placements if place[0] not in encoded], displace=True)
@@ -419,7 +418,7 @@ class Catalog(CatalogClaims):
             found = self._connection.rows("SELECT id FROM packs WHERE name = ?", [pack])
             if not found:
                 raise ConflictError(
-                    f"Pack {pack}, which version {number} refers to, was removed meanwhile; ingest it again."
+                    f"Pack {pack}, which version {number} refers to, was removed during the ingest; ingest it again."
                 )
             self._connection.execute("INSERT INTO version_packs VALUES (?, ?)", [number, found[0][0]])
 

@@ -1,4 +1,4 @@
-"""What processes hold of a store in its catalog: numbers of versions that are under way, and leases."""
+"""The claims of processes in a catalog: reserved version numbers, and leases."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from ckstore.storage import durable
 from ckstore.storage.catalog_reader import CatalogReader
 from ckstore.storage.schema import LIMIT
 
-#: For how long the lease of a process on another host counts: nobody here can see whether it still runs.
+#: Duration of a lease for other hosts, which cannot see whether its process still runs.
 LEASE_SECONDS = 7 * 24 * 3600.0
 
 
 class CatalogClaims(CatalogReader):
-    """A catalog in which numbers are reserved and leases held."""
+    """A catalog with reservations and leases."""
 
     def transaction(self) -> AbstractContextManager[None]:
-        """Several changes as one: `BEGIN IMMEDIATE`, then all or nothing. Every method below joins it."""
+        """Combine several changes: `BEGIN IMMEDIATE`, then all or nothing. Every method below joins it."""
         return self._connection.transaction()
 
     def reserve_number(self) -> int:
-        """A version number that nobody else gets, ever. Reservations of processes that are gone are dropped."""
+        """Return a unique version number. Drop the reservations of dead processes."""
         with self.transaction():
             host = socket.gethostname()
             for claim in self.reservations():
                 if claim.host == host and not durable.is_running(claim.pid):
                     self._connection.execute("DELETE FROM reservations WHERE number = ?", [claim.number])
-            # A rebuilt catalog has versions but no memory of numbers.
+            # A rebuilt catalog has versions, but no reservations.
             self._connection.execute(
                 "INSERT INTO reservations SELECT 1 + MAX(COALESCE((SELECT MAX(number) FROM versions), 0),"
                 " COALESCE((SELECT seq FROM sqlite_sequence WHERE name = 'reservations'), 0)), ?, ?, ?",
@@ -40,13 +40,15 @@ class CatalogClaims(CatalogReader):
             )
             number = int(self._connection.rows("SELECT last_insert_rowid()")[0][0])
             if number >= LIMIT:
-                raise IntegrityError(f"The store says that it has had {number - 1} versions; run `ckstore recover`.")
+                raise IntegrityError(
+                    f"The catalog counts {number - 1} versions, which is too many; run `ckstore recover`."
+                )
             return number
 
     def skip_numbers(self, last: int) -> None:
-        """Hand out no number up to and with `last` from now on."""
+        """Reserve no number up to and including `last` from now on."""
         with self.transaction():
-            # An explicit number moves the table's own count on.
+            # An explicit number advances the table's counter.
             self._connection.execute(
                 "INSERT OR IGNORE INTO reservations VALUES (?, ?, ?, ?)",
                 [last, os.getpid(), socket.gethostname(), durable.timestamp()],
@@ -54,27 +56,27 @@ class CatalogClaims(CatalogReader):
             self._connection.execute("DELETE FROM reservations WHERE number = ?", [last])
 
     def release_number(self, number: int) -> None:
-        """Give up a reservation; the number is not handed out again."""
+        """Drop a reservation; the number is not used again."""
         with self.transaction():
             self._connection.execute("DELETE FROM reservations WHERE number = ?", [number])
 
     @contextmanager
     def lease(self, purpose: str, seconds: float = LEASE_SECONDS) -> Iterator[int]:
-        """Hold a lease while the block runs: `gc` removes nothing while somebody else holds one.
+        """Hold a lease during the block: `gc` removes nothing while another process holds one.
 
-        It counts for as long as the process runs, or until `end_lease` ends it with its number. Leases of processes of
-        this host that are gone are dropped.
+        It ends with the process, or when `end_lease` is called with its number. Leases of dead processes on this host
+        are dropped.
 
         Parameters
         ----------
         purpose : str
-            What is being done, for messages.
+            Purpose, for messages.
         seconds : float
-            After which the lease no longer counts on other hosts, which cannot see whether its holder runs.
+            Duration for other hosts, which cannot see whether the process runs.
         """
         expires = (datetime.now(UTC) + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         host = socket.gethostname()
-        # At random: a holder that was not there when the catalog was rebuilt must not end another one's lease.
+        # A random number: a holder from before a rebuild of the catalog must not end another process's lease.
         number = secrets.randbits(62)
         with self.transaction():
             for claim in self._claims():
@@ -90,12 +92,12 @@ class CatalogClaims(CatalogReader):
             try:
                 self._give_up(number)
             except BaseException:
-                # Interrupted: `gc` would wait for it as long as this process runs.
+                # After an interrupt, too: otherwise `gc` would wait for the end of this process.
                 self._give_up(number)
                 raise
 
     def end_lease(self, number: int) -> None:
-        """End a lease, with the changes that it was held for."""
+        """End a lease, in the transaction of the changes that it protects."""
         with self.transaction():
             self._connection.execute("DELETE FROM leases WHERE id = ?", [number])
 
@@ -104,7 +106,7 @@ class CatalogClaims(CatalogReader):
             self.end_lease(number)
 
     def take_over_claims(self, present: CatalogReader) -> None:
-        """Copy the reservations and leases of the catalog in whose place this one comes: their holders go on."""
+        """Copy reservations and leases from the catalog that this one replaces: they remain in force."""
         with self.transaction():
             self._connection.execute_many(
                 "INSERT OR IGNORE INTO reservations VALUES (?, ?, ?, ?)",

@@ -1,4 +1,4 @@
-"""The reading half of the catalog: runs, versions, tags, packs, and where the object of an id is."""
+"""Queries of the catalog: runs, versions, tags, packs, and the place of each object."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ _COLUMNS = (
     " v.original_bytes, v.stored_bytes, v.elements, v.tensors, v.files, v.depth, v.cost, v.base, v.fidelity,"
     " v.hot, v.dropped, v.metrics, v.source"
 )
-#: The row of `meta` that says when `gc` last changed something.
+#: Row of `meta` with the time of the last change by `gc`.
 COLLECTED = "collected"
-#: Rows of `meta` that say how faithful versions are to be begin so, and end with the run's name, if any.
+#: Prefix of the rows of `meta` with policies; the run's name, if any, follows.
 POLICY = "policy:"
 
-#: Names looked up with one statement; SQLite limits parameters.
+#: Number of names in one statement; SQLite limits parameters.
 _NAMES_AT_ONCE = 500
 
 _SELECT = f"SELECT {_COLUMNS} FROM versions v JOIN runs r ON r.id = v.run JOIN packs p ON p.id = v.pack"
@@ -55,7 +55,7 @@ _NUMBER_ROWS = rows(whole(), whole())
 
 
 class CatalogReader:
-    """What a catalog says; `ckstore.storage.catalog.Catalog` has the parameters."""
+    """The queries of a catalog; `ckstore.storage.catalog.Catalog` describes the parameters."""
 
     def __init__(self, store: Path, mode: Mode = "r", timeout: float = BUSY_TIMEOUT) -> None:
         self._path = store / root.CATALOG
@@ -73,10 +73,10 @@ class CatalogReader:
             The directory is not a store.
         LockedError, IntegrityError, FormatVersionError
         UsageError
-            It is the mirror of a remote store.
+            The directory is the mirror of a remote store.
         """
         if not root.is_store(store):
-            raise NoStoreError(f"{store} is not a store; run `ckstore init`, or name another one with --store.")
+            raise NoStoreError(f"{store} is not a store; run `ckstore init`, or name another directory.")
         root.check_no_mirror(store)
         return cls(store, mode, timeout)
 
@@ -93,66 +93,66 @@ class CatalogReader:
         self.close()
 
     def versions(self, run: str | None = None) -> list[VersionRow]:
-        """All versions by number, or those of one run; raises `NotFoundError` for an unknown run."""
+        """Return all versions by number, or those of one run; raise `NotFoundError` for an unknown run."""
         if run is None:
             return self._select("ORDER BY v.number")
         found = self._select("WHERE r.name = ? ORDER BY v.number", run)
         if not found and not self._connection.rows("SELECT 1 FROM runs WHERE name = ?", [run]):
-            raise NotFoundError(f"There is no run {run}; see `ckstore log` for those there are.")
+            raise NotFoundError(f"Unknown run {run}; `ckstore log` lists the runs.")
         return found
 
     def described(self) -> list[tuple[int, str, str, int]]:
-        """Number and id of every version, and the pack and place of the manifest that says what it is."""
+        """Return number, id, pack and manifest offset of every version."""
         query = "SELECT v.number, v.uid, p.name, v.manifest_offset FROM versions v JOIN packs p ON p.id = v.pack"
         return self._connection.rows(query, schema=_DESCRIBED)
 
     def version(self, number: int) -> VersionRow:
-        """The version of a number; raises `NotFoundError`."""
+        """Return the version with a number; raise `NotFoundError`."""
         found = self._select("WHERE v.number = ?", number)
         if not found:
-            raise NotFoundError(f"There is no version {number}; see `ckstore log` for those there are.")
+            raise NotFoundError(f"Unknown version {number}; `ckstore log` lists the versions.")
         return found[0]
 
     def free_number(self, number: int) -> int:
-        """A reserved number, which a version is to be committed with: of a remote store others may have used it."""
+        """Return the number to commit a version with: a remote store may have used the reserved one."""
         return number
 
     def children(self, number: int) -> list[VersionRow]:
-        """The versions whose parent this is, by number."""
+        """Return the children of a version, by number."""
         return self._select("WHERE v.parent = ? ORDER BY v.number", number)
 
     def latest(self, run: str | None = None) -> VersionRow | None:
-        """The version that was ingested last, of all or of one run; None where there is none."""
+        """Return the latest version of the store or of one run; None if there are none."""
         tail = "ORDER BY v.number DESC LIMIT 1"
         found = self._select(tail) if run is None else self._select(f"WHERE r.name = ? {tail}", run)
         return found[0] if found else None
 
     def highest(self, run: str) -> VersionRow | None:
-        """The version of a run with the highest step; where none has a step, the one that was ingested last."""
-        # SQLite takes NULL for the least of all values.
+        """Return the version of a run with the highest step; without steps, the latest."""
+        # NULL sorts below all values.
         found = self._select("WHERE r.name = ? ORDER BY v.step DESC, v.number DESC LIMIT 1", run)
         return found[0] if found else None
 
     def at_step(self, run: str, step: int) -> VersionRow | None:
-        """The version of a run at a step; None where there is none."""
+        """Return the version of a run at a step, or None."""
         found = self._select("WHERE r.name = ? AND v.step = ?", run, step)
         return found[0] if found else None
 
     def hot_versions(self, run: str, keep: int = 0) -> list[VersionRow]:
-        """The hot versions of a run, by number, but for its `keep` latest versions."""
+        """Return the hot versions of a run by number, without its `keep` latest versions."""
         latest = "SELECT number FROM versions WHERE run = v.run ORDER BY number DESC LIMIT ?"
         return self._select(f"WHERE r.name = ? AND v.hot AND v.number NOT IN ({latest}) ORDER BY v.number", run, keep)
 
     def with_uid(self, prefix: str) -> list[VersionRow]:
-        """The versions whose id begins with these hexadecimal characters, by number."""
+        """Return the versions whose id has this hexadecimal prefix, by number."""
         return self._select("WHERE v.uid >= ? AND v.uid < ? ORDER BY v.number", prefix, prefix + "g")
 
     def resolve(self, spec: str | int) -> VersionRow:
-        """The version that a name means; see `names.resolve`."""
+        """Return the version with a name; see `names.resolve`."""
         return resolve(self, spec)
 
     def runs(self) -> list[RunRow]:
-        """All runs in the order in which they began."""
+        """Return all runs in order of creation."""
         found = self._connection.rows(
             "SELECT r.name, COUNT(v.number), MAX(v.number) FROM runs r"
             " LEFT JOIN versions v ON v.run = r.id GROUP BY r.id ORDER BY r.id",
@@ -162,56 +162,56 @@ class CatalogReader:
         return [RunRow(name, count, latest, steps.get(latest)) for name, count, latest in found]
 
     def tags(self) -> dict[str, int]:
-        """Version numbers by tag, sorted by tag."""
+        """Return version numbers by tag, sorted by tag."""
         return dict(self._connection.rows("SELECT name, version FROM tags ORDER BY name", schema=TAG_ROWS))
 
     def packs(self) -> list[PackRow]:
-        """All packs in the order in which they were committed."""
+        """Return all packs in order of commit."""
         found = self._connection.rows("SELECT name, kind, bytes FROM packs ORDER BY id", schema=PACK_ROWS)
         return [PackRow(*row) for row in found]
 
     def pack_bytes(self, name: str) -> int | None:
-        """The size of a pack; None where the catalog does not have it."""
+        """Return the size of a pack; None if the catalog does not have it."""
         found = self._connection.rows("SELECT bytes FROM packs WHERE name = ?", [name], _SIZE_ROWS)
         return int(found[0][0]) if found else None
 
     def raw_packs(self) -> list[str]:
-        """Names of the packs of hot versions' objects."""
+        """Return the names of the packs with raw objects."""
         return [name for (name,) in self._connection.rows("SELECT name FROM packs WHERE kind = 'raw'", schema=_NAMES)]
 
     def has_packs(self, names: Iterable[str]) -> bool:
-        """Whether all of these packs are there."""
+        """Return whether the catalog has all of these packs."""
         wanted = sorted(set(names))
         marks = ", ".join("?" * len(wanted))
         found = self._connection.rows(f"SELECT COUNT(*) FROM packs WHERE name IN ({marks})", wanted)
         return bool(found[0][0] == len(wanted))
 
     def find_lattices(self, keys: Iterable[int]) -> dict[int, tuple[str, int]]:
-        """Pack name and slot of the present encoding, for those keys of lattice ids that are there."""
+        """Return pack name and slot of each known lattice id, by key."""
         return self._lattices.find(keys)
 
     def find_contents(self, keys: Iterable[int]) -> dict[int, tuple[str, int]]:
-        """Pack name and slot of the exact layer or record, for those keys of content ids that are there."""
+        """Return pack name and slot of each known content id (exact layer or record), by key."""
         return self._contents.find(keys)
 
     def lattices_in(self, pack: str) -> list[tuple[int, int]]:
-        """(key, slot) of every lattice whose present encoding is in a pack. Reads the whole table."""
+        """Return (key, slot) of every lattice in a pack. Reads the whole table."""
         return self._lattices.within(pack)
 
     def contents_in(self, pack: str) -> list[tuple[int, int]]:
-        """(key, slot) of every content that is in a pack. Reads the whole table."""
+        """Return (key, slot) of every content in a pack. Reads the whole table."""
         return self._contents.within(pack)
 
     def placed_lattices(self) -> dict[str, dict[int, int]]:
-        """The keys of all lattices by slot, for each pack by name. Reads the whole table."""
+        """Return the keys of all lattices by slot, for each pack by name. Reads the whole table."""
         return self._lattices.by_pack()
 
     def placed_contents(self) -> dict[str, dict[int, int]]:
-        """The keys of all contents by slot, for each pack by name. Reads the whole table."""
+        """Return the keys of all contents by slot, for each pack by name. Reads the whole table."""
         return self._contents.by_pack()
 
     def moved_packs(self, names: Iterable[str] | None) -> dict[str, str]:
-        """The present names of those packs that `gc` has put others in the place of; of all with None."""
+        """Return the new names of packs that `gc` has rewritten; None asks for all."""
         if names is None:
             query = "SELECT key, value FROM meta WHERE key NOT IN ('store', ?) AND instr(key, ':') = 0"
             return dict(self._connection.rows(query, [COLLECTED], META_ROWS))
@@ -220,13 +220,13 @@ class CatalogReader:
         return dict(self._connection.rows(f"SELECT key, value FROM meta WHERE key IN ({marks})", wanted, META_ROWS))
 
     def references(self, number: int) -> set[str]:
-        """Names of the packs that a version's manifest and blobs are in."""
+        """Return the names of the packs with a version's manifest and blobs."""
         query = "SELECT p.name FROM version_packs r JOIN packs p ON p.id = r.pack WHERE r.version = ?"
         return {name for (name,) in self._connection.rows(query, [number], _NAMES)}
 
     def own_packs(self, number: int) -> list[str]:
-        """Names of the packs that a version was written to: what tells of it is in the last one."""
-        # Its exact layers, or raw objects, were added right before.
+        """Return the names of the packs that a version was written to; the last one has its manifest."""
+        # The pack of its exact layers, or raw objects, was added immediately before.
         query = (
             "SELECT p.name FROM packs p JOIN versions v ON p.id = v.pack OR p.id = v.pack - 1 AND p.kind <> 'coarse'"
             " WHERE v.number = ? ORDER BY p.id"
@@ -234,10 +234,10 @@ class CatalogReader:
         return [name for (name,) in self._connection.rows(query, [number], _NAMES)]
 
     def chain_packs(self, number: int, exact_levels: int = 0) -> set[str]:
-        """Names of the packs that restoring a version is likely to take; others may be needed instead.
+        """Return the names of the packs that restoring a version probably needs; others may be needed.
 
-        Those of the version and of its blobs, and of as many of its ancestors as its chains are long; of exact layers
-        those of so many ancestors.
+        They are the packs of the version and its blobs, and of as many ancestors as its chains are long; for
+        exact layers, of `exact_levels` ancestors.
         """
         query = (
             "WITH RECURSIVE line(parent, pack, depth) AS (SELECT parent, pack, depth FROM versions WHERE number = ?1"
@@ -250,7 +250,7 @@ class CatalogReader:
         return {name for (name,) in found} | set(self.own_packs(number))
 
     def manifest_offsets(self, names: Sequence[str]) -> dict[str, int]:
-        """Where the manifest lies in those packs that tell of a version, by name."""
+        """Return the offset of the manifest in each of these packs that has one, by name."""
         found: dict[str, int] = {}
         for start in range(0, len(names), _NAMES_AT_ONCE):
             part = names[start : start + _NAMES_AT_ONCE]
@@ -260,27 +260,27 @@ class CatalogReader:
         return found
 
     def identity(self) -> str:
-        """What tells this catalog from others, also from one that `recover` builds in its place."""
+        """Return the random id of this catalog; a rebuilt catalog has another."""
         found = self._connection.rows("SELECT value FROM meta WHERE key = 'store'", schema=rows(text()))
         return str(found[0][0]) if found else ""
 
     def collected(self) -> str:
-        """When `gc` last moved or removed something; empty where it never did."""
+        """Return the time at which `gc` last moved or removed an object; empty if never."""
         return self.moved_packs([COLLECTED]).get(COLLECTED, "")
 
     def state(self) -> tuple[int, int, int]:
-        """Return another value after any change of the catalog, by this process or by others."""
+        """Return a value that differs after any change of the catalog, by this process or another."""
         return self._connection.state()
 
     def policies(self) -> dict[str, str]:
-        """How faithful versions are to be, as the text that was set, by run; of the store under the empty name."""
+        """Return the policies as text, by run; the store's under the empty name."""
         found = self._connection.rows(
             "SELECT key, value FROM meta WHERE substr(key, 1, ?) = ?", [len(POLICY), POLICY], META_ROWS
         )
         return {key.removeprefix(POLICY): value for key, value in found}
 
     def unreferenced_packs(self) -> list[PackRow]:
-        """Packs with nothing that a version needs: no manifest, no blob, no lattice and no content."""
+        """Return the packs without live data: no manifest, blob, lattice or content."""
         found = self._connection.rows(
             "SELECT name, kind, bytes FROM packs WHERE id NOT IN"
             " (SELECT pack FROM versions UNION SELECT pack FROM version_packs"
@@ -290,7 +290,7 @@ class CatalogReader:
         return [PackRow(*row) for row in found]
 
     def last_number(self) -> int:
-        """The highest version number that was ever handed out, as far as this catalog knows."""
+        """Return the highest version number that this catalog has assigned."""
         [[versions, handed_out]] = self._connection.rows(
             "SELECT COALESCE((SELECT MAX(number) FROM versions), 0),"
             " COALESCE((SELECT seq FROM sqlite_sequence WHERE name = 'reservations'), 0)",
@@ -299,7 +299,7 @@ class CatalogReader:
         return int(max(versions, handed_out))
 
     def totals(self) -> Totals:
-        """Sums for `stats`."""
+        """Return the sums for `stats`."""
         versions, packs = self.versions(), self.packs()
         sizes = {kind: [pack.bytes for pack in packs if pack.kind == kind] for kind in ("coarse", "exact")}
         return Totals(
@@ -319,20 +319,20 @@ class CatalogReader:
         )
 
     def check(self) -> list[str]:
-        """A sentence for each thing that SQLite itself finds wrong with the file. Reads all of it."""
+        """Return a sentence for each problem that SQLite finds in the file. Reads all of it."""
         found = [row[0] for row in self._connection.rows("PRAGMA integrity_check(10)") if row[0] != "ok"]
         found += [f"a row of {row[0]} refers to nothing" for row in self._connection.rows("PRAGMA foreign_key_check")]
         return [f"{self._path} is damaged ({problem}); run `ckstore recover` to rebuild it." for problem in found]
 
     def reservations(self) -> list[Claim]:
-        """The numbers that are reserved and not committed: ingests under way, or killed ones."""
+        """Return the reserved numbers without a version: of ingests in flight, or of killed ones."""
         found = self._connection.rows(
             "SELECT number, pid, host, created FROM reservations ORDER BY number", schema=RESERVATION_ROWS
         )
         return [Claim(*row) for row in found]
 
     def leases(self) -> list[Claim]:
-        """The leases that are held: by processes of this host that run, and on other hosts until they expire."""
+        """Return the leases in force: of running processes on this host, and unexpired ones of other hosts."""
         host, now = socket.gethostname(), durable.timestamp()
         return [
             claim

@@ -1,4 +1,4 @@
-"""Puts a catalog that was built again in the place of the present one."""
+"""Replaces the catalog by a rebuilt one."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from ckstore.storage.connection import create_file, place_lock
 
 
 def replace_catalog(store: Path, build: Callable[[Catalog, Catalog | None], None]) -> None:
-    """Build a catalog beside the present one and put it in its place at once; nobody else writes meanwhile.
+    """Build a catalog next to the present one and replace it atomically; other writers wait.
 
     Parameters
     ----------
     store : Path
         The store's directory.
     build : callable
-        Fills the empty catalog that it is given first; where it raises, the present catalog stays. The second one is
-        the present catalog, None where it is gone or cannot be opened; what it says may be damaged all the same.
+        Function (empty catalog, present catalog) that fills the first. If it raises, the present catalog stays. The
+        second is None if it is missing or cannot be opened; its rows may be damaged.
 
     Raises
     ------
@@ -38,18 +38,18 @@ def replace_catalog(store: Path, build: Callable[[Catalog, Catalog | None], None
 
 
 def replace_file(store: Path, fill: Callable[[Path, Catalog | None], None]) -> None:
-    """As `replace_catalog`, but what fills the empty catalog is given the directory in which it is."""
+    """Like `replace_catalog`, but pass `fill` the directory of the new catalog."""
     beside = durable.temporary_path(store)
     beside.mkdir()
     try:
         create_file(beside / root.CATALOG)
-        # From before the packs are listed: a version that is committed after that would not be in the new catalog.
+        # Held before the packs are listed: the new catalog would lack a version committed after that.
         with _writers_kept_out(store) as present:
             fill(beside, present)
             durable.checkpoint("catalog-built")
             with place_lock(store, exclusive=True):
                 if present is None:
-                    # It would be taken for the journal of the catalog that comes now.
+                    # SQLite would take it for the journal of the new catalog.
                     (store / (root.CATALOG + "-journal")).unlink(missing_ok=True)
                 os.replace(beside / root.CATALOG, store / root.CATALOG)
                 durable.sync_directory(store)
@@ -62,7 +62,7 @@ def replace_file(store: Path, fill: Callable[[Path, Catalog | None], None]) -> N
 
 @contextmanager
 def _writers_kept_out(store: Path) -> Iterator[Catalog | None]:
-    """Hold the write lock of the present catalog; None where it cannot be written to, by nobody."""
+    """Hold the write lock of the present catalog; yield None if no process can write to it."""
     stack = ExitStack()
     present: Catalog | None = None
     try:
@@ -73,5 +73,5 @@ def _writers_kept_out(store: Path) -> Iterator[Catalog | None]:
     try:
         yield present
     finally:
-        with suppress(IntegrityError):  # Nothing was changed in it, damaged as it may be.
+        with suppress(IntegrityError):  # Rolls back; the catalog may be damaged, but is unchanged.
             stack.close()

@@ -1,4 +1,4 @@
-"""A connection to the catalog's SQLite file: how it is opened, locked, upgraded, and what its errors mean."""
+"""A connection to the catalog's SQLite file: opening, locking, upgrades, and the meaning of its errors."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ APPLICATION = 0x434B5354
 BUSY_TIMEOUT = 30.0
 
 _CACHE_KIB = 1 << 16
-#: What SQLite says of a catalog that is not as we wrote it: what it refers to is not there, or there is no end to it.
+#: SQLite's messages for a catalog that ckstore did not write in this form: missing tables, or endless recursion.
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_INTERRUPT)
-#: What a query may take in steps of SQLite's machine, some millions a second: pages of a damaged catalog may name one
-#: another in circles, and have more rows than can be counted.
+#: Limit of a query in steps of SQLite's machine, some millions a second: pages of a damaged catalog may form
+#: cycles, and have endless rows.
 _STEPS, _STEPS_A_BYTE, _STEPS_AT_ONCE = 5_000_000, 20, 100_000
-#: What SQLite says of the type, name and SQL of all that is there.
+#: Schema of `sqlite_master`: type, name and SQL.
 _MASTER = rows(text(), text(), optional(text()))
 
-#: Seconds between two looks whether another process's lock is free.
+#: Seconds between attempts to get a lock.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.1
 
 Mode = Literal["r", "a"]
@@ -53,7 +53,7 @@ class Connection:
     Raises
     ------
     NoStoreError
-        There is no such file.
+        The file does not exist.
     LockedError, IntegrityError, FormatVersionError
     """
 
@@ -67,7 +67,7 @@ class Connection:
         self._size = 0
         self._steps = -1
         if not path.is_file():
-            raise NoStoreError(f"There is no catalog {path}; run `ckstore recover` to rebuild it.")
+            raise NoStoreError(f"Catalog {path} is missing; run `ckstore recover` to rebuild it.")
         with self._lock:
             self._database = self._connect()
             forks.in_child(self._begin_child)
@@ -78,19 +78,19 @@ class Connection:
                 raise
 
     def close(self) -> None:
-        """Close the file; a transaction that is under way is rolled back."""
+        """Close the file; an open transaction is rolled back."""
         with self._lock:
             if not self._is_inherited:
                 self._database.close()
 
     def _begin_child(self) -> None:
-        """Leave connection and transaction to the parent; what comes next opens another connection."""
+        """Leave connection and transaction to the parent; the next use opens another connection."""
         forks.leave(self._database)
         self._is_inherited = True
         self._depth = 0
 
     def rows(self, statement: str, parameters: Sequence[Any] = (), schema: Schema | None = None) -> list[Any]:
-        """All rows of a query, as tuples of the schema; `IntegrityError` where one is not."""
+        """Return all rows of a query as tuples of the schema; raise `IntegrityError` for an invalid row."""
         with self._lock, explained(self.path):
             found = self._found(statement, parameters)
             with believed(self.path):
@@ -107,7 +107,7 @@ class Connection:
             return self._fetched(statement, parameters)
 
     def _fetched(self, statement: str, parameters: Sequence[Any]) -> list[Any]:
-        """All rows of a query, within so many steps as its size may take."""
+        """Return all rows of a query, within a limit of steps."""
         self._steps = (_STEPS + _STEPS_A_BYTE * self._size) // _STEPS_AT_ONCE
         try:
             return self._database.execute(statement, parameters).fetchall()
@@ -115,7 +115,7 @@ class Connection:
             self._steps = -1
 
     def state(self) -> tuple[int, int, int]:
-        """Return another value after any change of the file, by this connection or by others."""
+        """Return a value that differs after any change of the file, by this connection or another."""
         [[changes]] = self.rows("PRAGMA data_version")
         return self._inode, changes, self._database.total_changes
 
@@ -126,7 +126,7 @@ class Connection:
             return self._database.execute(statement, parameters)
 
     def execute_many(self, statement: str, parameters: Iterable[Sequence[Any]]) -> int:
-        """Run a statement for each of many rows; returns how many rows it changed."""
+        """Run a statement for each row of parameters; return the number of changed rows."""
         with self._lock, explained(self.path):
             forks.check()
             return self._database.executemany(statement, parameters).rowcount
@@ -140,7 +140,7 @@ class Connection:
         LockedError
             Another process holds the lock for longer than the timeout.
         UsageError
-            The catalog was opened for reading.
+            The catalog is open for reading.
         """
         if self.mode != "a":
             raise UsageError(f"{self.path} is open for reading; open the store for writing.")
@@ -169,7 +169,7 @@ class Connection:
         pause = _FIRST_PAUSE
         while True:
             # SQLite would take the journal of another catalog at this path for one that a killed writer of this file
-            # left, and remove it. So it must not wait for the lock of a file that may lose its place meanwhile.
+            # left, and delete it. So it must not wait for the lock of a file that may be replaced during the wait.
             with explained(self.path), place_lock(self.path.parent):
                 if self._is_inherited or not self._same_file():
                     self._reopen()
@@ -182,7 +182,7 @@ class Connection:
                         raise
                 finally:
                     self._database.execute(f"PRAGMA busy_timeout = {round(1000 * self._timeout)}")
-            self._lock.release()  # No fork waits until another process is done.
+            self._lock.release()  # A fork need not wait for another process.
             try:
                 time.sleep(pause)
             finally:
@@ -191,7 +191,7 @@ class Connection:
 
     def _reopen(self) -> None:
         if not self.path.is_file():
-            raise NoStoreError(f"There is no catalog {self.path} any more; run `ckstore recover` to rebuild it.")
+            raise NoStoreError(f"Catalog {self.path} no longer exists; run `ckstore recover` to rebuild it.")
         before, is_inherited = self._database, self._is_inherited
         self._database = self._connect()
         self._is_inherited = False
@@ -210,7 +210,7 @@ class Connection:
     def _connect(self) -> sqlite3.Connection:
         forks.check()
         with explained(self.path), place_lock(self.path.parent):
-            # From before it is opened: where another one comes in between, the next look finds that.
+            # Taken before opening: a replacement in between is then detected at the next check.
             inode = os.stat(self.path).st_ino
             database = self._connect_to_write() if self.mode == "a" else self._connect_read_only()
             self._inode = inode
@@ -222,8 +222,8 @@ class Connection:
         # EXTRA is FULL and an fsync of the directory once the journal is gone: with FULL, a power cut can bring
         # the journal back, and with it the state before a commit that was reported done.
         database.execute("PRAGMA synchronous = EXTRA")
-        # A commit of many objects touches a page for each. In SQLite's default of 2 MB they would be written
-        # out, and synced, before the commit and again with it.
+        # A commit of many objects touches one page for each. With SQLite's default of 2 MB, these pages would be
+        # written and synced twice: before the commit, and with it.
         database.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
         return database
 
@@ -255,7 +255,7 @@ class Connection:
         )
         database.set_progress_handler(self._step, _STEPS_AT_ONCE)
         try:
-            # SQLite opens the file with the first statement that needs it.
+            # SQLite opens the file at the first statement that needs it.
             database.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
         except BaseException:
             database.close()
@@ -263,7 +263,7 @@ class Connection:
         return database
 
     def _step(self) -> bool:
-        """Whether SQLite is to stop: a query has taken more steps than there are rows for."""
+        """Return whether SQLite should abort: a query exceeds its limit of steps."""
         if self._steps < 0:
             return False
         self._steps -= 1
@@ -282,9 +282,7 @@ class Connection:
             self._upgrade()
         odd = tables.odd_one(self.rows("SELECT type, name, sql FROM sqlite_master", schema=_MASTER))
         if odd is not None:
-            raise IntegrityError(
-                f"{self.path} has {odd!r} otherwise than a catalog of ckstore; run `ckstore recover` to rebuild it."
-            )
+            raise IntegrityError(f"{self.path} has an unexpected {odd!r}; run `ckstore recover` to rebuild it.")
 
     def _upgrade(self) -> None:
         if self.mode == "r":
@@ -298,9 +296,9 @@ class Connection:
 
 @contextmanager
 def place_lock(directory: Path, *, exclusive: bool = False) -> Iterator[None]:
-    """Keep the catalog of a store in its place while the block runs; with `exclusive`, keep everybody off that place.
+    """Keep a store's catalog in its place during the block; with `exclusive`, keep others from using that place.
 
-    For moments only. File systems that cannot lock a directory are left as they are.
+    For short blocks only. Does nothing on file systems that cannot lock a directory.
     """
     try:
         import fcntl
@@ -318,7 +316,7 @@ def place_lock(directory: Path, *, exclusive: bool = False) -> Iterator[None]:
 
 
 def create_file(path: Path) -> None:
-    """Make an empty catalog at a path that is free, durably."""
+    """Create an empty catalog at a free path, durably."""
     from ckstore.storage.migrations import migrate
 
     forks.check()
@@ -331,13 +329,13 @@ def create_file(path: Path) -> None:
 
 
 def closed_error() -> UsageError:
-    """What is said of a store that was closed."""
+    """Return the error for a closed store."""
     return UsageError("The store is closed; open it again, and read from it before it is closed.")
 
 
 @contextmanager
 def believed(path: Path) -> Iterator[None]:
-    """Turn what a schema says of a row into one sentence with the remedy."""
+    """Turn the error of a schema into one sentence with the remedy."""
     try:
         yield
     except ValueError as error:
@@ -346,7 +344,7 @@ def believed(path: Path) -> Iterator[None]:
 
 @contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """Turn what SQLite says into one sentence with the remedy."""
+    """Turn SQLite's error into one sentence with the remedy."""
     try:
         yield
     except UnicodeDecodeError as error:  # in SQLite's own message, which quotes the schema
@@ -359,8 +357,8 @@ def explained(path: Path) -> Iterator[None]:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             raise LockedError(f"{path} is locked by another process; wait for it to end and try again.") from error
-        # Our statements are right: where a table is not found, or a name is not UTF-8 (0: Python's own finding), the
-        # file is not.
+        # ckstore's statements are valid: a missing table, or a name that is not UTF-8 (0: found by Python), means that
+        # the file is damaged.
         odd = isinstance(error, sqlite3.OperationalError) and code in (0, sqlite3.SQLITE_ERROR)
         if odd or code in _DAMAGED:
             raise IntegrityError(f"{path} is damaged ({error}); run `ckstore recover` to rebuild it.") from error

@@ -1,8 +1,8 @@
-"""Small byte strings stored against similar ones: a skeleton as copies from its parent's skeleton and what differs.
+"""Delta coding of small byte strings: a skeleton as copies from its parent's skeleton, and literal bytes.
 
-The strings mostly agree, but for scattered scalars, names and the shifts that longer names bring. The code is a list of
-(literal bytes, jump in the reference, bytes to copy), its columns compressed together; repeated changes (one name in
-every header of a zip) become repeated numbers, which cost next to nothing.
+The strings differ only in scattered scalars and names, and in shifts by longer names. The code is a list of (literal
+bytes, jump in the reference, bytes to copy), stored by columns and compressed. Repeated changes (one name in every
+header of a zip) become repeated numbers, which cost almost nothing.
 """
 
 from __future__ import annotations
@@ -17,45 +17,45 @@ from ckstore.errors import IntegrityError
 from ckstore.storage import zstd
 from ckstore.storage.schema import expanded_limit
 
-#: A blob begins with a BLAKE3-8 of what follows it and the result. What follows is a byte of these flags, the length of
-#: the result (varint), with copies the length of their code (varint), and the payload: a zstd frame or else a raw
-#: deflate stream, whichever was smaller.
+#: A blob begins with a BLAKE3-8 of its rest and the result. The rest is a byte of these flags, the length of the result
+#: (varint), with copies the length of their code (varint), and the payload: a zstd frame or a raw deflate stream,
+#: whichever is smaller.
 _ZSTANDARD, _COPIES = 1, 2
 _DIGEST = 8
-#: A match must be this long to be worth an instruction, and to be no accident.
+#: Minimal length of a match that saves bytes and is not a coincidence.
 _ANCHOR = 12
-#: How far around the expected place a match is looked for before the whole reference is.
+#: Distance around the expected place within which a match is searched before the whole reference.
 _NEAR = 4096
-#: How many bytes are passed over in search of a place that matches near by.
+#: Largest number of bytes skipped in search of a nearby match.
 _SKIP = 128
-#: Distance of the places of the reference that are indexed for matches anywhere.
+#: Distance between the indexed places of the reference, for matches anywhere.
 _GRID = 16
-#: How often the whole reference is searched: two strings with little in common must not take minutes.
+#: Limit of searches in the whole reference: two dissimilar strings must not take minutes.
 _FAR_SEARCHES = 4096
-#: What is coded against the reference in less than such a part of its size is not tried by itself.
+#: If the code against the reference is smaller than this fraction, the string is not tried alone.
 _HOPELESS = 16
-#: The level of zstd for what is coded anew soon.
+#: zstd's level for strings that are soon coded again.
 _QUICKLY = 1
-#: Above this size the slowest level of zstd no longer pays.
+#: Size above which zstd's slowest level does not pay.
 _SMALL = 1 << 22
 
 
 def compress_quickly(data: bytes) -> bytes:
-    """Code a byte string by itself, at a tenth of the time and twice the size."""
+    """Code a byte string by itself, in a tenth of the time and twice the size."""
     if not data:
-        return _smallest([], data)  # The codec reads no frame of nothing.
+        return _smallest([], data)  # The codec cannot read an empty frame.
     return _smallest([bytes([_ZSTANDARD]) + varint(len(data)) + zstd.compress(data, _QUICKLY)], data)
 
 
 def compress_against(data: bytes, reference: bytes | None) -> bytes:
-    """Code a byte string against a similar one, or by itself where that is smaller.
+    """Code a byte string against a similar one, or by itself if that is smaller.
 
     Parameters
     ----------
     data : bytes
         1 KB to some MB.
     reference : bytes or None
-        What `expand_against` will be given too.
+        The reference for `expand_against`.
 
     Returns
     -------
@@ -75,14 +75,14 @@ def compress_against(data: bytes, reference: bytes | None) -> bytes:
 
 
 def _smallest(alone: Sequence[bytes], data: bytes, candidates: Sequence[bytes] = ()) -> bytes:
-    """The smallest of some ways to code a byte string; one that expands too much is none that would be read back."""
+    """Return the smallest code of a byte string among those below the limit of expansion."""
     fitting = [*candidates, *(one for one in alone if len(data) <= _most(one, None))]
     best = min(fitting, key=len) if fitting else bytes([0]) + varint(len(data)) + _deflated(data, 0)
     return _digest(best, data) + best
 
 
 def _most(blob: bytes, reference: bytes | None) -> int:
-    """The most bytes that a blob may expand to: what a crafted one allocates."""
+    """Return the most bytes that a blob may expand to, which limits crafted blobs."""
     return expanded_limit(len(blob)) + (len(reference) if reference else 0)
 
 
@@ -94,18 +94,18 @@ def expand_against(blob: bytes, reference: bytes | None, expected: int | None = 
     blob : bytes
     reference : bytes or None
     expected : int, optional
-        The length of the result, where that is known: nothing is allocated for any other.
+        Length of the result if known; any other is refused before memory is allocated.
 
     Raises
     ------
     IntegrityError
-        The blob is damaged, or the reference is not the one that it was made with.
+        The blob is damaged, or was coded against another reference.
     """
     try:
         method = blob[_DIGEST]
         length, position = read_varint(blob, _DIGEST + 1)
         if method not in (0, _ZSTANDARD, _COPIES, _COPIES | _ZSTANDARD):
-            raise ValueError("it was coded in no way that this ckstore knows")
+            raise ValueError("its method is unknown to this ckstore")
         if length > _most(blob, reference) or expected not in (None, length):
             raise ValueError("its length is out of bounds")
         if not method & _COPIES:
@@ -125,7 +125,7 @@ def expand_against(blob: bytes, reference: bytes | None, expected: int | None = 
 
 
 def _digest(blob: bytes, data: bytes) -> bytes:
-    # Of both: some bits of a zstd frame mean nothing, and yet a flipped one is to be found.
+    # Over both: a flip of an unused bit in a zstd frame must be found, too.
     return blake3(blob).update(data).digest(length=_DIGEST)
 
 
@@ -134,7 +134,7 @@ def _encode(data: bytes, reference: bytes) -> bytes:
     expected = passed = 0
     for place, source, length in _matches(data, reference):
         skips += varint(place - passed)
-        # What is passed over usually stands for as many bytes of the reference.
+        # Skipped bytes usually replace as many bytes of the reference.
         jumps += varint(_zigzag(source - expected - (place - passed)))
         copies += varint(length)
         literals += data[passed:place]
@@ -158,10 +158,10 @@ def _decode(code: bytes, reference: bytes, length: int) -> bytes:
     for skip, jump, copy in zip(*columns, strict=True):
         source = expected + skip + _unzigzag(jump)
         if source < 0 or source + copy > len(reference) or position + skip > len(code):
-            raise ValueError("it copies from outside of its reference")
+            raise ValueError("it copies from outside its reference")
         total += skip + copy
         if total > length:
-            raise ValueError("it is longer than it says")
+            raise ValueError("it is longer than its stated length")
         parts += (code[position : position + skip], reference[source : source + copy])
         position += skip
         expected = source + copy
@@ -169,7 +169,7 @@ def _decode(code: bytes, reference: bytes, length: int) -> bytes:
 
 
 def _matches(data: bytes, reference: bytes) -> Iterator[tuple[int, int, int]]:
-    """(place in data, place in the reference, length) of what is copied, in order and without overlap."""
+    """Yield (place in data, place in the reference, length) of the copies, in order and without overlap."""
     grid: dict[bytes, int] = {}
     here = there = searches = 0
     while here < len(data):
@@ -188,7 +188,7 @@ def _matches(data: bytes, reference: bytes) -> Iterator[tuple[int, int, int]]:
 
 
 def _near_match(data: bytes, here: int, reference: bytes, there: int) -> tuple[int, int] | None:
-    """The best of two ways to go on: as many bytes changed in both, or bytes added or removed."""
+    """Return the better of two continuations: as many bytes changed in both, or bytes added or removed."""
     candidates = []
     last = min(here + _SKIP, len(data) - _ANCHOR)
     for place in range(here, last + 1):
@@ -222,7 +222,7 @@ def _index(reference: bytes) -> dict[bytes, int]:
 
 
 def _common(left: bytes, i: int, right: bytes, j: int) -> int:
-    """How many bytes agree from `left[i]` and `right[j]` on."""
+    """Return the number of equal bytes from `left[i]` and `right[j]` on."""
     limit = min(len(left) - i, len(right) - j)
     length, step = 0, 64
     while length < limit:
@@ -266,5 +266,5 @@ def _expand(method: int, payload: bytes, length: int) -> bytes:
     expander = zlib.decompressobj(-15)
     inflated = expander.decompress(payload, length + 1)
     if not expander.eof or expander.unused_data or len(inflated) != length:
-        raise ValueError("its compressed bytes do not end where they should")
+        raise ValueError("its compressed bytes have the wrong length")
     return inflated

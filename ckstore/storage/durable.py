@@ -1,4 +1,4 @@
-"""Durable files: temporary names, fsync, rename, and what is said when the disk is full."""
+"""Durable files: temporary names, fsync, rename, and errors for a full disk."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from pathlib import Path
 from ckstore.errors import CkstoreError, DiskFullError, IntegrityError
 
 _TEMPORARY = re.compile(r"\.tmp-(\d+)-[0-9a-f]+")
-#: Name of a file in a directory that is the mirror of a store in a bucket, and so a cache.
+#: Name of a file that marks a directory as the mirror of a store in a bucket.
 MIRROR = "mirror"
 
 
 def checkpoint(step: str) -> None:
-    """Name a step of the commit protocol. It does nothing: tests replace it to stop the process at that step."""
+    """Mark a step of the commit protocol: a no-op that tests replace to stop the process there."""
 
 
 def timestamp() -> str:
-    """The present time in UTC, ISO 8601 with microseconds: of fixed width, so that text order is time order."""
+    """Return the time in UTC, ISO 8601 with microseconds: of fixed width, so that text order is time order."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def sync_directory(directory: Path) -> None:
-    """Make the names in a directory durable. File systems that cannot fsync a directory are left as they are."""
+    """Make the names in a directory durable. Does nothing on file systems that cannot fsync a directory."""
     descriptor = os.open(directory, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
     try:
         os.fsync(descriptor)
@@ -43,33 +43,33 @@ def sync_directory(directory: Path) -> None:
 
 
 def temporary_path(directory: Path) -> Path:
-    """A name in `directory` that no other writer uses and that `sweep_temporaries` recognises."""
+    """Return a unique name in `directory` that `sweep_temporaries` recognises."""
     return directory / f".tmp-{os.getpid()}-{secrets.token_hex(8)}"
 
 
 @contextmanager
 def disk_full_explained(directory: Path, needed: int) -> Iterator[None]:
-    """Turn "no space left" into one sentence that says how much is needed.
+    """Turn "no space left" into one sentence with the number of bytes that are needed.
 
     Parameters
     ----------
     directory : Path
-        Where the bytes were to go.
+        Directory of the write.
     needed : int
-        Bytes that were about to be written.
+        Bytes to be written.
 
     Raises
     ------
     DiskFullError
     CkstoreError
-        One file may not be as large as that.
+        The file would exceed the limit of its size.
     """
     try:
         yield
     except OSError as error:
         if error.errno == errno.EFBIG:
             raise CkstoreError(
-                f"A file in {directory} would have at least {needed:,} bytes, more than one file may have here"
+                f"A file in {directory} would exceed the size limit, with at least {needed:,} bytes"
                 " (`ulimit -f`, or a limit of the file system); raise the limit and try again."
             ) from error
         if error.errno == errno.EDQUOT:
@@ -83,13 +83,13 @@ def disk_full_explained(directory: Path, needed: int) -> Iterator[None]:
 
 
 def full_error(directory: Path, needed: int) -> DiskFullError:
-    """The error for a full disk: `needed` bytes were about to be written below `directory`."""
+    """Return the error for a full disk: `needed` bytes were to be written below `directory`."""
     free = "an unknown number of"
     with suppress(OSError):
         status = os.statvfs(directory)
         free = f"{status.f_bavail * status.f_frsize:,}"
     is_cache = any((place / MIRROR).is_file() for place in (directory, directory.parent))
-    elsewhere = ", or let $CKSTORE_CACHE name a directory on another disk," if is_cache else ""
+    elsewhere = ", or set $CKSTORE_CACHE to a directory on another disk," if is_cache else ""
     return DiskFullError(
         f"No space for {directory}: at least {needed:,} more bytes are needed and {free} are free;"
         f" free some{elsewhere} and try again."
@@ -97,12 +97,12 @@ def full_error(directory: Path, needed: int) -> DiskFullError:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Write a small file so that it is either there in full, durably, or not at all.
+    """Write a small file durably: in full, or not at all.
 
     Raises
     ------
     CkstoreError
-        The disk is full; nothing is left behind.
+        The disk is full; no file is left.
     """
     temporary = temporary_path(path.parent)
     try:
@@ -120,14 +120,14 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 def open_file(path: Path) -> tuple[int, int]:
-    """A descriptor for reading a regular file, and its size in bytes: what is a device or a pipe has no end.
+    """Return a descriptor for reading a regular file, and its size in bytes; refuse devices and pipes.
 
     Raises
     ------
     IntegrityError
-        There is something else.
+        The path is not a regular file.
     CkstoreError
-        It may not be read.
+        The file cannot be read.
     """
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
     try:
@@ -144,14 +144,14 @@ def open_file(path: Path) -> tuple[int, int]:
 
 
 def find_temporaries(directory: Path, grace: float = 3600.0) -> list[Path]:
-    """The temporary files and directories of processes that are gone.
+    """Return the temporary files and directories of dead processes.
 
     Parameters
     ----------
     directory : Path
-        Only this directory, not those below it.
+        Directory to search, without those below it.
     grace : float
-        Seconds for which a file must have been left untouched: the process may run on another host.
+        Seconds without change: the process may run on another host.
     """
     found = []
     oldest = time.time() - grace
@@ -167,7 +167,7 @@ def find_temporaries(directory: Path, grace: float = 3600.0) -> list[Path]:
 
 
 def sweep_temporaries(directory: Path, grace: float = 3600.0) -> list[Path]:
-    """Remove what `find_temporaries` finds; returns what was removed."""
+    """Remove the paths that `find_temporaries` returns; return the removed ones."""
     removed = []
     for path in find_temporaries(directory, grace):
         with suppress(FileNotFoundError):
@@ -177,7 +177,7 @@ def sweep_temporaries(directory: Path, grace: float = 3600.0) -> list[Path]:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, or a directory with all that is in it."""
+    """Remove a file, or a directory with its contents."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -185,7 +185,7 @@ def remove(path: Path) -> None:
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a file, or of all files in a directory; 0 where it is gone."""
+    """Return the bytes of a file, or of all files in a directory; 0 if it does not exist."""
     if path.is_dir() and not path.is_symlink():
         return sum(size_of(entry) for entry in path.iterdir())
     try:
@@ -195,7 +195,7 @@ def size_of(path: Path) -> int:
 
 
 def is_running(process: int) -> bool:
-    """Whether a process of this number runs on this host; one that ended and was not waited for does not."""
+    """Return whether a process with this id runs on this host; a zombie does not."""
     try:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):
@@ -203,7 +203,7 @@ def is_running(process: int) -> bool:
     except PermissionError:
         pass
     try:
-        # The state comes behind the name, which may hold anything. Threads go on after the first one has ended.
+        # The state follows the name, which may contain any characters. Threads may outlive the first one.
         state = Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()[0]
         return state not in (b"Z", b"X") or len(os.listdir(f"/proc/{process}/task")) > 1
     except (OSError, IndexError):

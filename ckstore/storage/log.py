@@ -1,4 +1,4 @@
-"""The log: one small checksummed file for every change of state that is not an ingest, written before it is made."""
+"""The log: one small checksummed file for each change that is not an ingest, written before the change."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ckstore.storage.pack import PACK_NAME
 from ckstore.storage.schema import ID, TIME, by, fields, items, optional, plain_object, read_json, rows, text, whole
 
 FORMAT = 1
-#: Bytes of a record: hundreds of thousands of packs and versions in one collection.
+#: Largest size of a record: hundreds of thousands of packs and versions in one collection.
 LARGEST = 1 << 25
 _LAST = 10**12 - 1
 _VERSION = whole(1)
 _PACKS = items(PACK_NAME)
-#: What a record says, by what was changed.
+#: Schema of a record, by kind of change.
 RECORD = by(
     "change",
     {
@@ -47,10 +47,10 @@ _OWN_FIELDS = ("format", "sequence", "created", "digest")
 
 
 def append(store: Path, record: Mapping[str, Any]) -> Path:
-    """Write a record durably. Call it inside of the catalog transaction that makes the change.
+    """Write a record durably. Call it inside the catalog transaction that makes the change.
 
-    The transaction's lock makes the sequence number unique; that the record is on disk before the commit means
-    that `recover` makes every change that ever became visible.
+    The transaction's lock makes the sequence number unique. The record is on disk before the commit, so that `recover`
+    can repeat every change that became visible.
 
     Parameters
     ----------
@@ -81,7 +81,7 @@ def append(store: Path, record: Mapping[str, Any]) -> Path:
 
 
 def read_all(store: Path) -> list[dict[str, Any]]:
-    """All records in order, each with its `sequence`, `created`, `format` and `digest`.
+    """Return all records in order, each with its `sequence`, `created`, `format` and `digest`.
 
     Raises
     ------
@@ -94,7 +94,7 @@ def read_all(store: Path) -> list[dict[str, Any]]:
 
 
 def read_whole(store: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """The records that are whole, in order, and a sentence for each one that is damaged or missing.
+    """Return the undamaged records, in order, and a sentence for each damaged or missing one.
 
     Raises
     ------
@@ -103,7 +103,7 @@ def read_whole(store: Path) -> tuple[list[dict[str, Any]], list[str]]:
     """
     directory = store / root.LOG
     if not directory.is_dir():
-        return [], [f"There is no log {directory}; {_MAYBE}."]
+        return [], [f"Log {directory} is missing; {_MAYBE}."]
     files = sorted(_files(directory))
     records, problems = [], []
     for sequence, identifier, path in files:
@@ -116,7 +116,7 @@ def read_whole(store: Path) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def gaps(numbers: Iterable[int]) -> Iterator[str]:
-    """The stretches of numbers from 1 on that are missing below the largest, as text such as `3` or `5 to 9`.
+    """Yield the ranges of numbers that are missing between 1 and the largest, as text such as `3` or `5 to 9`.
 
     Examples
     --------
@@ -136,7 +136,7 @@ def _read(path: Path, sequence: int, identifier: str) -> dict[str, Any]:
         data = file.read(LARGEST) if size <= LARGEST else b""
     try:
         record = read_json(data, plain_object)
-        # Compared as bytes too: what JSON does not care about (blanks, escapes) is no excuse for changed bytes.
+        # Compared as bytes, too: changes that JSON ignores (blanks, escapes) are damage.
         whole = _canonical(record) == data
         digest = record.pop("digest")
         intact = whole and blake3(_canonical(record)).hexdigest(length=20) == digest

@@ -19,8 +19,8 @@ MEMBER = "manifest/c/0"
 FORMAT = 1
 
 _MAGIC = b"CKM1"
-# magic, length and BLAKE3-16 of all that follows: this much stays the same in every format version,
-# so that damage to the version is damage and not a later version.
+# magic, length and BLAKE3-16 of the rest: these stay the same in every format version, so that a damaged version number
+# is recognised as damage and not as a later version.
 _ENVELOPE = struct.Struct("<4sQ16s")
 # format version, length of the JSON document, length of its zstd frame
 _HEAD = struct.Struct("<IQQ")
@@ -36,7 +36,7 @@ def encode_manifest(document: Mapping[str, Any], blobs: Mapping[str, bytes]) -> 
     document : mapping
         JSON-able.
     blobs : mapping of str to bytes
-        Stored as they are, in this order: compress them before where it pays.
+        Stored in this order as they are: compress them first if that pays.
 
     Returns
     -------
@@ -58,7 +58,7 @@ def decode_manifest(data: bytes, schema: Schema = plain_object) -> tuple[dict[st
     ----------
     data : bytes
     schema : Schema
-        What the document may say.
+        Schema of the document.
 
     Returns
     -------
@@ -68,7 +68,7 @@ def decode_manifest(data: bytes, schema: Schema = plain_object) -> tuple[dict[st
     Raises
     ------
     IntegrityError
-        The bytes are not what was written.
+        The bytes are damaged.
     FormatVersionError
         They were written by a later version of ckstore.
     """
@@ -77,7 +77,7 @@ def decode_manifest(data: bytes, schema: Schema = plain_object) -> tuple[dict[st
     magic, length, digest = _ENVELOPE.unpack_from(data)
     rest = memoryview(data)[_ENVELOPE.size :]
     if magic != _MAGIC or length != len(rest) or blake3(rest).digest(length=16) != digest:
-        raise _damaged("its checksum does not agree")
+        raise _damaged("its checksum does not match")
     version, text_length, frame_length = _HEAD.unpack_from(rest)
     if version > FORMAT:
         raise FormatVersionError(f"A manifest has format {version}, this ckstore reads {FORMAT}; install a later one.")
@@ -85,7 +85,7 @@ def decode_manifest(data: bytes, schema: Schema = plain_object) -> tuple[dict[st
         raise _damaged("its header is out of bounds")
     try:
         frame = bytes(rest[_HEAD.size : _HEAD.size + frame_length])
-        # A text that would shrink to less than `expanded_limit` allows stands there as it is.
+        # A document that would shrink below the ratio of `expanded_limit` is stored uncompressed.
         content = read_json(
             frame if frame_length == text_length else zstd.expand(frame, text_length),
             fields({"document": schema, "blobs": _TABLE}),
@@ -105,7 +105,7 @@ def _cut(data: bytes, table: list[list[Any]]) -> dict[str, bytes]:
         blobs[name] = data[offset : offset + length]
         offset += length
     if offset != len(data):
-        raise ValueError("it has bytes that belong to nothing")
+        raise ValueError("it has unassigned bytes")
     return blobs
 
 

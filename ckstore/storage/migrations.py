@@ -1,4 +1,4 @@
-"""The catalog's tables, one migration for each format version; what was released is never edited, only followed."""
+"""The catalog's tables, one migration for each format version; released migrations are never edited."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def migrate(connection: sqlite3.Connection, version: int) -> None:
     connection : sqlite3.Connection
         Inside a `BEGIN IMMEDIATE` transaction, so that two processes cannot migrate at once.
     version : int
-        The format version that the catalog has then.
+        Format version after the migration.
     """
     migrations.apply(Database(connection))
     connection.execute(f"PRAGMA user_version = {version}")

@@ -1,4 +1,4 @@
-"""What the name of a version means: a number, a tag, `latest`, `run@step`, a run, or the beginning of an id."""
+"""Names of versions: a number, a tag, `latest`, `run@step`, a run, or a prefix of an id."""
 
 from __future__ import annotations
 
@@ -9,42 +9,42 @@ from typing import Protocol
 from ckstore.errors import NotFoundError, UsageError
 from ckstore.storage.rows import RunRow, VersionRow
 
-#: The name of the version that was ingested last.
+#: The name of the latest version.
 LATEST = "latest"
-#: The longest name of a tag or a run, in bytes: as of a file.
+#: Longest name of a tag or a run in bytes, as of a file.
 LONGEST_NAME = 255
 _UID_PREFIX = re.compile(r"[0-9a-f]{4,40}")
-# SQLite's integers; a longer row of digits can still begin an id.
+# SQLite's integers; a longer sequence of digits can still be a prefix of an id.
 _LARGEST_NUMBER = 2**63 - 1
 _SUGGESTIONS = 3
 
 
 class Versions(Protocol):
-    """Where versions are found: the catalog."""
+    """The queries that resolve names; the catalog implements them."""
 
     def version(self, number: int) -> VersionRow:
-        """The version of a number; `NotFoundError` where there is none."""
+        """Return the version with a number; raise `NotFoundError`."""
 
     def versions(self, run: str | None = None) -> list[VersionRow]:
-        """All versions, or those of one run, by number."""
+        """Return all versions by number, or those of one run."""
 
     def runs(self) -> Sequence[RunRow]:
-        """All runs."""
+        """Return all runs."""
 
     def tags(self) -> dict[str, int]:
-        """The number that each tag means."""
+        """Return version numbers by tag."""
 
     def latest(self) -> VersionRow | None:
-        """The version that was ingested last."""
+        """Return the latest version."""
 
     def highest(self, run: str) -> VersionRow | None:
-        """The version of a run with the highest step; where none has a step, the one that was ingested last."""
+        """Return the version of a run with the highest step; without steps, the latest."""
 
     def at_step(self, run: str, step: int) -> VersionRow | None:
-        """The version at a step of a run."""
+        """Return the version at a step of a run."""
 
     def with_uid(self, prefix: str) -> list[VersionRow]:
-        """The versions whose ids begin so."""
+        """Return the versions whose ids have this prefix."""
 
 
 def check_length(name: str) -> None:
@@ -56,30 +56,30 @@ def check_length(name: str) -> None:
 
 
 def check_tag(name: str) -> None:
-    """Raise `UsageError` unless a tag can be told from a number, from `latest` and from `run@step`."""
+    """Raise `UsageError` unless a tag differs from a number, from `latest` and from `run@step`."""
     check_length(name)
     plain = name.isprintable() and name == name.strip() and "@" not in name
     if not name or not plain or name.isdecimal() or name == LATEST:
         raise UsageError(
-            f"{name!r} cannot be a tag: it is empty, a number, {LATEST}, or has an @ in it; choose another."
+            f"{name!r} cannot be a tag: tags are not empty, a number or {LATEST}, and contain no @; choose another."
         )
 
 
 def resolve(catalog: Versions, spec: str | int) -> VersionRow:
-    """The version that a name means.
+    """Return the version with a name.
 
     Parameters
     ----------
     catalog : Versions
     spec : str or int
         In this order: the number of a version, a tag, `latest` (ingested last), `run@step`, `run@latest` or the name
-        of a run (its version with the highest step; where none has a step, the one ingested last), or the beginning
-        of a version's id, at least four hexadecimal characters, that no other version shares.
+        of a run (its version with the highest step; without steps, the one ingested last), or a unique prefix of an
+        id, at least four hexadecimal characters.
 
     Raises
     ------
     NotFoundError
-        Nothing has that name, or several ids begin so; the message names near matches.
+        No version has that name, or several ids have that prefix; the message names near matches.
     """
     text = str(spec).strip()
     number = int(text) if text.isascii() and text.isdecimal() else -1
@@ -96,7 +96,7 @@ def resolve(catalog: Versions, spec: str | int) -> VersionRow:
     if found is None:
         found = _by_uid(catalog, text.lower())
     if found is None:
-        raise NotFoundError(f"There is no version {text}{_near(catalog, text)}; see `ckstore log`.")
+        raise NotFoundError(f"Unknown version {text}{_near(catalog, text)}; see `ckstore log`.")
     return found
 
 
@@ -118,7 +118,9 @@ def _by_uid(catalog: Versions, prefix: str) -> VersionRow | None:
     found = catalog.with_uid(prefix)
     if len(found) > 1:
         listed = ", ".join(version.uid[: len(prefix) + 4] for version in found[:_SUGGESTIONS])
-        raise NotFoundError(f"{len(found)} versions have ids that begin with {prefix} ({listed}); give more of it.")
+        raise NotFoundError(
+            f"{len(found)} versions have ids that begin with {prefix} ({listed}); give more characters."
+        )
     return found[0] if found else None
 
 
@@ -134,7 +136,7 @@ def _near(catalog: Versions, text: str) -> str:
             names = [f"{run}@{other}" for other in near]
             return f" (near: {', '.join(names)})" if names else ""
         names = [f"{run}@{other}" for other in steps]
-    elif separator:  # Of a run that has no such step its name.
+    elif separator:  # If the run exists without that step, suggest the run.
         runs = get_close_matches(run, names, n=_SUGGESTIONS)
         matches = [name if _of_run(catalog, f"{name}@{step}") is None else f"{name}@{step}" for name in runs]
         return f" (near: {', '.join(matches)})" if matches else ""

@@ -57,7 +57,7 @@ class Placements:
     def require(self, keys: Collection[int]) -> None:
         """Raise `RemovedError` unless all keys are there."""
         if len(self.find(keys)) < len(set(keys)):
-            raise RemovedError("An object that this version refers to was removed meanwhile; ingest it again.")
+            raise RemovedError("An object that this version refers to was removed during the ingest; ingest it again.")
 
     def within(self, pack: str) -> list[tuple[int, int]]:
         """(key, slot) of everything that is in a pack, by slot. Reads the whole table."""

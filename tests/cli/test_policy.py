@@ -85,7 +85,7 @@ def test_a_policy_applies_to_older_versions(ckstore, filled: Path) -> None:
     ckstore("policy", "gpt", "--clear")
     assert "retention" not in ckstore("policy", "gpt", "--json").json[0]
     for options in (("--dry-run",), ("--apply",)):
-        assert "There is no run nothing" in ckstore("policy", "nothing", *options, code=13).sentence
+        assert "Unknown run nothing" in ckstore("policy", "nothing", *options, code=13).sentence
 
 
 def test_an_ingest_carries_it_out(ckstore, place: Path) -> None:

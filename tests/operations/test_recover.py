@@ -198,7 +198,7 @@ def test_a_missing_log(store: ckstore.Store) -> None:
     rows = store.catalog.versions()
     shutil.rmtree(store.path / "log")
     [problem] = recover(store.place).problems
-    assert "There is no log" in problem
+    assert "is missing; a tag" in problem
     with ckstore.open(store.place) as again:
         assert again.catalog.versions() == rows
         again.tag("a@1", "best")

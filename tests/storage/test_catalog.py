@@ -117,9 +117,9 @@ def test_replacing_hands_children_to_the_grandparent(filled, store):
 def test_a_commit_checks_its_requirements(filled, store):
     known = key(identifier("object 1 0"))
     write_version(filled, store, "gpt", 300, requires_lattices=[known, known], requires_contents=[known])
-    with pytest.raises(ConflictError, match="removed meanwhile"):
+    with pytest.raises(ConflictError, match="removed during the ingest"):
         write_version(filled, store, "gpt", 400, requires_lattices=[known, 5])
-    with pytest.raises(ConflictError, match="removed meanwhile"):
+    with pytest.raises(ConflictError, match="removed during the ingest"):
         write_version(filled, store, "gpt", 400, requires_contents=[5])
     with pytest.raises(NotFoundError):
         write_version(filled, store, "gpt", 400, parent=99)

@@ -41,7 +41,7 @@ def test_intact_records_of_a_damaged_log_are_read(store):
 def test_a_missing_log(store):
     (store / root.LOG).rmdir()
     [problem] = log.read_whole(store)[1]
-    assert "There is no log" in problem
+    assert "is missing; a tag" in problem
     log.append(store, UNTAG)
     assert len(log.read_all(store)) == 1
 
