@@ -30,25 +30,25 @@ PackKind = Literal["coarse", "exact", "raw"]
 #: The format version in the attributes of a pack's root group.
 FORMAT = 1
 
-#: What names of packs of these kinds end with.
+#: Suffixes of the names of packs, by kind.
 EXACT, RAW = ".exact.zip", ".raw.zip"
 
 _SUFFIXES: dict[PackKind, str] = {"coarse": ".zip", "exact": EXACT, "raw": RAW}
 _KINDS = {suffix: kind for kind, suffix in _SUFFIXES.items()}
 _PACK_NAME = re.compile(r"([0-9a-f]{40})((?:\.exact|\.raw)?\.zip)")
-#: A pack's file name.
+#: Pattern of a pack's file name.
 PACK_NAME = matching(_PACK_NAME, "the name of a pack")
 _ARRAY_NAME = re.compile(r"(?!__)[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 _ABSENT = 2**64 - 1
 _BLOCK = 1 << 22
-#: Values that may be mapped begin at multiples of a cache line.
+#: Alignment of values that may be mapped: a cache line.
 _ALIGNMENT = 64
 _BYTES_CODEC = {"name": "bytes", "configuration": {"endian": "little"}}
 
 
 @dataclass(frozen=True, slots=True)
 class PackEntry:
-    """Where the bytes of one array lie inside a pack file.
+    """The place of an array's bytes in a pack.
 
     Attributes
     ----------
@@ -79,14 +79,14 @@ class PackInfo:
 
 
 def parse_pack_name(name: str) -> tuple[str, PackKind] | None:
-    """The digest (40 hexadecimal characters) and kind in a pack's file name; None if it is not such a name."""
+    """Return the digest (40 hexadecimal characters) and kind in a pack's file name; None for any other name."""
     match = _PACK_NAME.fullmatch(name)
     return None if match is None else (match[1], _KINDS[match[2]])
 
 
 def digest_file(file: BinaryIO) -> str:
-    """The first 20 bytes of the BLAKE3 of an open file from its present position on, in hexadecimal."""
-    # A child has none of the threads that its parent may have started, and would wait for them.
+    """Return the first 20 bytes of the BLAKE3 of an open file from its present position on, in hexadecimal."""
+    # A forked child lacks the threads that its parent may have started, and would wait for them.
     digest = blake3(max_threads=1 if forks.generation() else blake3.AUTO)
     while block := file.read(_BLOCK):
         digest.update(block)
@@ -94,7 +94,7 @@ def digest_file(file: BinaryIO) -> str:
 
 
 class PackWriter:
-    """Write one pack. Use it as a context manager: what is not finished is removed. Not for several threads at once.
+    """Writes one pack. As a context manager, it removes an unfinished pack. Not for several threads at once.
 
     Parameters
     ----------
@@ -115,7 +115,7 @@ class PackWriter:
             self._writeback = Writeback(self._zip.fileno())
         except OSError as error:
             reason = f"{self._directory}: {error.strerror}"
-            raise CkstoreError(f"No pack can be begun in {reason}; check that it may be written to.") from error
+            raise CkstoreError(f"No pack can be created in {reason}; check that it is writable.") from error
         try:
             attributes = {"ckstore": {"format": FORMAT, "kind": kind}}
             self._add_metadata("", {"zarr_format": 3, "node_type": "group", "attributes": attributes})
@@ -154,7 +154,7 @@ class PackWriter:
         chunk : int
             Elements of a chunk, at least 1.
         dtype : str
-            Zarr v3 data type of what the codecs decode to, for instance `int32`. The fill value is 0.
+            Zarr v3 data type of the decoded values, for instance `int32`. The fill value is 0.
         codecs : sequence of mapping
             Zarr v3 codec metadata of the chunks.
         attributes : mapping, optional
@@ -162,13 +162,13 @@ class PackWriter:
         payloads : sequence of bytes-like or None
             One encoded chunk for each `chunk` elements; None for a chunk that is all zeros.
         filters : sequence of mapping, optional
-            Zarr v3 metadata of codecs from arrays to arrays, which see all chunks as one.
+            Zarr v3 metadata of array-to-array codecs, which process all chunks as one.
 
         Returns
         -------
         Entry
-            Where the only payload lies, no bytes if it is None; or where the shard lies: the payloads one after the
-            other, then the index (`read_shard_index`).
+            Place of the only payload, without bytes if it is None; or of the shard: the payloads in order, then the
+            index (`read_shard_index`).
         """
         chunks = -(-count // chunk)
         if count < 1 or len(payloads) != chunks:
@@ -208,14 +208,14 @@ class PackWriter:
         name : str
             As for `add_array`.
         data : bytes-like, or sequence of bytes-like
-            What to store, at least one byte; several are stored one after the other.
+            Bytes to store, at least one; several are concatenated.
         attributes : mapping, optional
             JSON-able attributes of the array.
 
         Returns
         -------
         Entry
-            Where exactly these bytes lie.
+            Place of exactly these bytes.
         """
         parts: Sequence[Buffer] = data if isinstance(data, (list, tuple)) else [cast("Buffer", data)]
         views = [memoryview(part).cast("B") for part in parts]
@@ -240,13 +240,13 @@ class PackWriter:
         Returns
         -------
         Entry
-            Where exactly these bytes lie; in a pack of kind `raw`, from a multiple of 64 on.
+            Place of exactly these bytes; in a pack of kind `raw`, aligned to 64.
         """
         self._add_metadata(name, _array_metadata(count, count, dtype, [_BYTES_CODEC], None))
         return self._add_chunk(name, [memoryview(data).cast("B")])
 
     def add_copy(self, name: str, metadata: Mapping[str, Any], data: Buffer) -> PackEntry:
-        """Add an array as another pack holds it.
+        """Add a copy of another pack's array.
 
         Parameters
         ----------
@@ -255,27 +255,27 @@ class PackWriter:
         metadata : mapping
             Its Zarr metadata.
         data : bytes-like
-            The bytes of its only chunk or shard, or what `add_bytes` was given; none where it has no bytes.
+            The bytes of its only chunk or shard, or the bytes given to `add_bytes`; empty if it has none.
 
         Returns
         -------
         Entry
-            Where exactly these bytes lie.
+            Place of exactly these bytes.
         """
         self._add_metadata(name, metadata)
         return self._add_chunk(name, [memoryview(data).cast("B")])
 
     def begin_sync(self) -> None:
-        """Let the disk write what has come, while the last bytes are being prepared."""
+        """Start writing the pack's bytes to disk, while the last ones are being prepared."""
         self._writeback.begin()
 
     def seal(self) -> None:
-        """Write the last bytes, and let the disk begin with what it has not yet; `finish` waits for it.
+        """Write the last bytes, and start syncing them; `finish` waits for the sync.
 
         Raises
         ------
         CkstoreError
-            The disk is full; nothing is left behind.
+            The disk is full; no file is left.
         """
         if not self._digest:
             with durable.disk_full_explained(self._directory, self._zip.size):
@@ -293,7 +293,7 @@ class PackWriter:
         Raises
         ------
         CkstoreError
-            The disk is full; nothing is left behind.
+            The disk is full; no file is left.
         """
         self.seal()
         size = self._zip.size
@@ -308,14 +308,14 @@ class PackWriter:
             durable.checkpoint("pack-renamed")
             durable.sync_directory(self._directory)
         except BaseException:
-            # Nobody was told of it: `recover` would take it for a version's.
+            # The caller does not know its name: `recover` would take it for a version's.
             for path in (self._path, self._directory / name):
                 path.unlink(missing_ok=True)
             raise
         return PackInfo(name, size, self.kind)
 
     def abort(self) -> None:
-        """Remove what was written so far; does nothing once the pack is finished."""
+        """Remove the unfinished pack; does nothing after `finish`."""
         if self._done:
             return
         self._done = True
@@ -328,7 +328,7 @@ class PackWriter:
 
     def _add_metadata(self, name: str, document: Mapping[str, Any]) -> None:
         if self._done:
-            raise UsageError("This pack is finished; begin another one.")
+            raise UsageError("This pack is finished; start another one.")
         if name in self._names or (name and not _ARRAY_NAME.fullmatch(name)) or name == "zarr.json":
             raise UsageError(f"{name!r} cannot name an array of this pack: it is taken, or not one plain segment.")
         self._names.add(name)
@@ -339,7 +339,7 @@ class PackWriter:
     def _add_chunk(self, name: str, views: Sequence[memoryview]) -> PackEntry:
         size = sum(view.nbytes for view in views)
         if not size:
-            return PackEntry(self._zip.size, 0)  # of an array whose elements are all 0
+            return PackEntry(self._zip.size, 0)  # an array of zeros
         with durable.disk_full_explained(self._directory, size):
             align = _ALIGNMENT if self.kind == "raw" else 1
             entry = PackEntry(*self._zip.add_stored(f"{name}/c/0", views, align=align))

@@ -36,36 +36,36 @@ from ckstore.storage.zip_records import (
 
 _ABSENT = 2**64 - 1
 _TAIL = 1024
-#: Bytes of the metadata of an array: exponents of millions of rows are in it.
+#: Largest metadata of an array: they include exponents of millions of rows.
 _LARGEST_METADATA = 1 << 24
-#: What is wrong with a zip that cannot be read.
+#: Errors of an unreadable zip.
 _UNREADABLE = (KeyError, ValueError, NotImplementedError, MemoryError, zipfile.BadZipFile, struct.error)
 # pread(2) returns at most 2^31 - 4096 bytes on Linux.
 _LARGEST_READ = 1 << 30
-#: What `zipfile` reads at once.
+#: Size of the reads of `zipfile`.
 _BUFFER = 1 << 16
 
 
 class MissingPackError(IntegrityError):
-    """A pack is not there: it was lost, or `gc` has put another one in its place."""
+    """A pack is missing: it was lost, or `gc` has replaced it."""
 
 
 class OpenPack(Protocol):
-    """A pack that is being read."""
+    """A pack open for reading."""
 
     @property
     def size(self) -> int:
-        """Its bytes."""
+        """Its size in bytes."""
 
     def pread(self, offset: int, length: int) -> bytes:
-        """At most `length` bytes from `offset` on; none behind the end."""
+        """Return at most `length` bytes from `offset` on; none after the end."""
 
     def read_into(self, offset: int, target: memoryview) -> int:
-        """Fill some of `target` from `offset` on; returns how many bytes."""
+        """Fill a part of `target` from `offset` on; return the number of bytes."""
 
 
 class OpenFile:
-    """A file descriptor that is closed with its last reference: a thread that still reads keeps it alive."""
+    """A file descriptor that is closed with its last reference, so that no reading thread loses it."""
 
     __slots__ = ("descriptor", "size")
 
@@ -78,11 +78,11 @@ class OpenFile:
             os.close(self.descriptor)
 
     def pread(self, offset: int, length: int) -> bytes:
-        """At most `length` bytes from `offset` on."""
+        """Return at most `length` bytes from `offset` on."""
         return os.pread(self.descriptor, min(length, _LARGEST_READ), offset)
 
     def read_into(self, offset: int, target: memoryview) -> int:
-        """Fill some of `target` from `offset` on."""
+        """Fill a part of `target` from `offset` on."""
         if not hasattr(os, "preadv"):
             data = self.pread(offset, len(target))
             target[: len(data)] = data
@@ -106,7 +106,7 @@ class _File(io.RawIOBase):
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._pack.size}[whence]
         if self._at < 0:
-            raise ValueError("There is nothing before the first byte.")
+            raise ValueError("the position is negative")
         return self._at
 
     def readinto(self, buffer: Any) -> int:
@@ -124,7 +124,7 @@ class PackReader:
     store : Path
         The store's directory.
     limit : int
-        How many files stay open; the least recently used one is closed first.
+        Number of files that stay open; the least recently used one is closed first.
     """
 
     def __init__(self, store: Path, limit: int = 64) -> None:
@@ -132,18 +132,18 @@ class PackReader:
         self._open: Lru[str, OpenPack] = Lru(limit)
 
     def mapped(self, pack: str) -> memoryview:
-        """A pack's bytes, mapped for one reader alone: what it writes to them stays its own.
+        """Return a pack's bytes as a private mapping: changes to them stay in memory.
 
         Raises
         ------
         MissingPackError
-            The pack is not there.
+            The pack is missing.
         """
         opened = self._whole(pack)
         return memoryview(mmap.mmap(opened.descriptor, 0, access=mmap.ACCESS_COPY))
 
     def pread(self, pack: str, offset: int, length: int) -> bytes:
-        """Exactly `length` bytes from `offset` of a pack.
+        """Return exactly `length` bytes from `offset` of a pack.
 
         Raises
         ------
@@ -159,7 +159,9 @@ class PackReader:
             try:
                 part = opened.pread(offset + length - remaining, remaining)
             except MemoryError as error:
-                raise IntegrityError(f"Pack {pack} has {length:,} bytes in one piece, more than fit here.") from error
+                raise IntegrityError(
+                    f"Pack {pack} has {length:,} bytes in one piece, more than memory allows."
+                ) from error
             if not part:
                 raise _short(pack, offset, length)
             parts.append(part)
@@ -185,17 +187,17 @@ class PackReader:
             done += taken
 
     def size(self, pack: str) -> int:
-        """The size of a pack in bytes; raises `IntegrityError` where it is missing."""
+        """Return the size of a pack in bytes; raise `IntegrityError` if it is missing."""
         return self._opened(pack).size
 
     def digest(self, pack: str) -> str:
-        """What a pack's bytes say its name should be: 40 hexadecimal characters. Reads the whole file."""
-        # Opened anew: what was put in the place of an open file counts.
+        """Return the digest of a pack's bytes, which its name should contain, in hexadecimal. Reads the whole file."""
+        # Opened again, since the file may have been replaced.
         self.forget(pack)
         return digest_file(self._buffered(pack))
 
     def find_entry(self, pack: str, member: str) -> PackEntry:
-        """Where the bytes of a stored zip member lie, from the pack's own directory.
+        """Return the place of a stored zip member's bytes, from the pack's own directory.
 
         Parameters
         ----------
@@ -228,7 +230,7 @@ class PackReader:
         return PackEntry(offset + LOCAL.size + header.name_length + header.extra_length, size)
 
     def _last_member(self, pack: str, member: str) -> tuple[int, int] | None:
-        """Where the header of a stored member lies and how long it is, if it is the last one: so are manifests.
+        """Return offset and length of a stored member's header if it is the last one, as manifests are.
 
         The directory has two entries for each array of the pack; its last one is found without reading the others.
         """
@@ -245,12 +247,12 @@ class PackReader:
         return None if FULL in (record.size, record.offset) else (record.offset, record.size)
 
     def array_metadata(self, pack: str, names: Iterable[str]) -> dict[str, dict[str, Any]]:
-        """The Zarr metadata of arrays of a pack, by name.
+        """Return the Zarr metadata of arrays of a pack, by name.
 
         Raises
         ------
         IntegrityError
-            The pack is missing, no zip, or lacks one of them.
+            The pack is missing, not a zip, or lacks one of them.
         """
         file = self._buffered(pack)
         try:
@@ -266,27 +268,27 @@ class PackReader:
             return found
 
     def list_packs(self) -> list[PackInfo]:
-        """Every pack that lies in the store, known to the catalog or not, by name."""
+        """Return every pack in the store by name, whether the catalog has it or not."""
         found = []
         with os.scandir(self._directory) as entries:
             for entry in entries:
                 parsed = parse_pack_name(entry.name)
-                # Whoever wrote it may take it back meanwhile.
+                # Its writer may remove it concurrently.
                 with suppress(FileNotFoundError):
                     if parsed is not None and entry.is_file():
                         found.append(PackInfo(entry.name, entry.stat().st_size, parsed[1]))
         return sorted(found, key=lambda info: info.name)
 
     def modified(self, name: str) -> float:
-        """When a pack was written, in seconds; raises `FileNotFoundError`."""
+        """Return the time of a pack's last change, in seconds; raise `FileNotFoundError`."""
         return self._path(name).stat().st_mtime
 
     def now(self) -> float:
-        """The time by the clock of `modified`."""
+        """Return the present time, by the clock of `modified`."""
         return time.time()
 
     def files(self) -> Iterator[tuple[str, str, int]]:
-        """Every file of the store: directory, name, size in bytes."""
+        """Yield directory, name and size in bytes of every file of the store."""
         top = self._directory.parent
         for directory, _, names in os.walk(top):
             for name in names:
@@ -296,36 +298,36 @@ class PackReader:
     is_remote = False
 
     def prefetch_manifests(self, names: Iterable[str], besides: int = 0) -> None:
-        """Say which packs' manifests will be read: those of a remote store are fetched together.
+        """Announce the packs whose manifests will be read: those of a remote store are fetched together.
 
-        The smallest packs come whole, as far as so many bytes go: objects in them will be wanted, too.
+        The smallest packs are fetched whole, up to `besides` bytes in total, since their objects will be needed, too.
         """
 
     def prefetch(self, parts: Iterable[tuple[str, int, int]]) -> None:
-        """Say what will be read, as (pack, offset, length) in order: parts of remote packs are fetched together."""
+        """Announce reads, as (pack, offset, length) in order: parts of remote packs are fetched together."""
 
     def publish(self, names: Sequence[str]) -> None:
-        """Let packs that were written here be found by all who use the store; called before they are committed."""
+        """Make new packs available to all users of the store; called before they are committed."""
 
     def remove(self, name: str) -> None:
-        """Remove a pack that the catalog does not have any more."""
+        """Delete a pack that the catalog does not have any more."""
         self.forget(name)
         self._path(name).unlink(missing_ok=True)
         durable.checkpoint("pack-removed")
 
     def sweep(self, grace: float) -> dict[str, int]:
-        """Delete from a remote store what went more than `grace` seconds ago; returns bytes by names of packs."""
+        """Delete packs that a remote store dropped over `grace` seconds ago; return their sizes by name."""
         return {}
 
     def sweep_in_passing(self, grace: float, pause: float) -> None:
-        """The same right after a commit, unless this mirror did it less than `pause` seconds ago."""
+        """Sweep right after a commit, unless this mirror has done so in the last `pause` seconds."""
 
     def forget(self, pack: str) -> None:
         """Close a pack that was or will be removed."""
         self._open.drop(pack)
 
     def distrust(self, packs: Iterable[str]) -> bool:
-        """Drop what is here of remote packs that look damaged; whether reading them again is worth it."""
+        """Drop local copies of remote packs that look damaged; return whether to read them again."""
         return False
 
     def close(self) -> None:
@@ -333,7 +335,7 @@ class PackReader:
         self._open.clear()
 
     def _path(self, pack: str) -> Path:
-        # Names come out of the catalog, which may have been made by someone else.
+        # Names come from the catalog, which is untrusted input.
         if parse_pack_name(str(pack)) is None:
             raise IntegrityError(f"{pack!r} is not the name of a pack; run `ckstore recover` to rebuild the catalog.")
         return self._directory / pack
@@ -342,13 +344,13 @@ class PackReader:
         return io.BufferedReader(_File(opened or self._opened(pack)), _BUFFER)
 
     def _whole(self, pack: str) -> OpenFile:
-        """A pack as a file of this machine."""
+        """Return a pack as a local file."""
         opened = self._opened(pack)
         assert isinstance(opened, OpenFile)
         return opened
 
     def _open_pack(self, pack: str) -> OpenPack:
-        """Open a pack; raises `FileNotFoundError`."""
+        """Open a pack; raise `FileNotFoundError`."""
         return OpenFile(self._path(pack))
 
     def _opened(self, pack: str) -> OpenPack:
@@ -377,12 +379,12 @@ def read_shard_index(data: bytes, chunks: int, shard_length: int | None = None) 
     Returns
     -------
     list of (offset, length) or None
-        For each chunk where it lies from the start of the shard; None where it is absent, that is all zeros.
+        Offset and length in the shard, for each chunk; None for an absent chunk, which is all zeros.
 
     Raises
     ------
     IntegrityError
-        The checksum does not agree, or a chunk lies outside of the shard.
+        The checksum does not match, or a chunk lies outside the shard.
     """
     length = 16 * chunks + 4
     table = data[len(data) - length : len(data) - 4] if len(data) >= length else b""
@@ -401,7 +403,7 @@ def read_shard_index(data: bytes, chunks: int, shard_length: int | None = None) 
 
 
 def missing(pack: str) -> MissingPackError:
-    """What is said of a pack that is not there."""
+    """Return the error for a missing pack."""
     return MissingPackError(
         f"Pack {pack} is missing from the store; restore it from a copy, then run `ckstore verify`."
     )

@@ -1,4 +1,4 @@
-"""Where the objects of ids are: the two large tables of the catalog, each with a small one in front of it."""
+"""The places of objects: the two large tables of the catalog, each with a small table for recent rows."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from ckstore.storage.pack import PACK_NAME
 from ckstore.storage.rows import KEY, Placement
 from ckstore.storage.schema import Schema, rows, whole
 
-#: Keys looked up with one statement; SQLite's own limit on parameters is 32,766.
+#: Number of keys in one statement; SQLite's own limit on parameters is 32,766.
 _KEYS_AT_ONCE = 500
-#: Rows of the small table after which they are moved on to the large one (see `migrations`).
+#: Number of rows of the small table after which they are moved to the large one (see `migrations`).
 _LARGEST_RECENT = 1 << 15
 _PLACED = rows(KEY, whole(), whole())
 _NAMES = rows(whole(), PACK_NAME)
 
 
 class RemovedError(ConflictError):
-    """Something that a new version refers to is gone."""
+    """An object that a new version refers to was removed."""
 
 
 class Placements:
-    """Pack and slot by key, for lattices or for contents. Changes happen inside of the caller's transaction.
+    """Pack and slot by key, of lattices or of contents. Changes happen inside the caller's transaction.
 
     Parameters
     ----------
@@ -38,15 +38,15 @@ class Placements:
         self._name = name
 
     def find(self, keys: Iterable[int]) -> dict[int, tuple[str, int]]:
-        """Pack name and slot for those keys that are there."""
+        """Return pack name and slot of each known key."""
         # Sorted, so that neighbouring keys find the same page in the cache.
         found = self._of_many(f"SELECT key, pack, slot FROM {self._name} WHERE key", keys, _PLACED)
         names = dict(self._of_many("SELECT id, name FROM packs WHERE id", (pack for _, pack, _ in found), _NAMES))
-        # Outside of a transaction, a pack may have gone between the two queries.
+        # Outside a transaction, a pack may be removed between the two queries.
         return {key: (names[pack], slot) for key, pack, slot in found if pack in names}
 
     def _of_many(self, query: str, numbers: Iterable[int], schema: Schema) -> list[Any]:
-        """What a query, which ends with a column's name, finds for many numbers."""
+        """Return the rows of a query, which ends with a column's name, for many numbers."""
         wanted = sorted(set(numbers))
         found: list[Any] = []
         for start in range(0, len(wanted), _KEYS_AT_ONCE):
@@ -55,12 +55,12 @@ class Placements:
         return found
 
     def require(self, keys: Collection[int]) -> None:
-        """Raise `RemovedError` unless all keys are there."""
+        """Raise `RemovedError` unless all keys exist."""
         if len(self.find(keys)) < len(set(keys)):
             raise RemovedError("An object that this version refers to was removed during the ingest; ingest it again.")
 
     def within(self, pack: str) -> list[tuple[int, int]]:
-        """(key, slot) of everything that is in a pack, by slot. Reads the whole table."""
+        """Return (key, slot) of every object in a pack, by slot. Reads the whole table."""
         return self._connection.rows(
             f"SELECT key, slot FROM {self._name} WHERE pack = (SELECT id FROM packs WHERE name = ?) ORDER BY slot",
             [pack],
@@ -68,18 +68,18 @@ class Placements:
         )
 
     def by_pack(self) -> dict[str, dict[int, int]]:
-        """Key by slot of everything, by the name of the pack."""
+        """Return the key of every object by slot, for each pack by name."""
         names = dict(self._connection.rows("SELECT id, name FROM packs", schema=_NAMES))
         found: dict[str, dict[int, int]] = {}
         query = f"SELECT key, pack, slot FROM {self._name}"
         for key, pack, slot in self._connection.rows(query, schema=_PLACED):
-            # Outside of a transaction, a pack may have come between the two queries.
+            # Outside a transaction, a pack may be added between the two queries.
             if pack in names:
                 found.setdefault(names[pack], {})[slot] = key
         return found
 
     def count(self) -> int:
-        """How many keys there are."""
+        """Return the number of keys."""
         # The view would look up every row of the large table in the small one.
         [[count]] = self._connection.rows(
             f"SELECT (SELECT COUNT(slot) FROM settled_{self._name}) + (SELECT COUNT(slot) FROM recent_{self._name}"
@@ -88,18 +88,18 @@ class Placements:
         return int(count)
 
     def place(self, placements: Iterable[Placement], *, displace: bool) -> None:
-        """Say where objects are.
+        """Set the places of objects.
 
         Parameters
         ----------
         placements : iterable of (key, pack name, slot)
         displace : bool
-            Whether a key that is there already moves, or keeps its place.
+            Move existing keys; otherwise they keep their places.
 
         Raises
         ------
         UsageError
-            A pack is not in the catalog.
+            The catalog lacks a pack.
         """
         identifiers: dict[str, int] = {}
         placed = []
@@ -110,7 +110,7 @@ class Placements:
                     raise UsageError(f"Pack {pack} is not in the catalog; add it in the same transaction.")
                 identifiers[pack] = found[0][0]
             placed.append((key, identifiers[pack], slot))
-        # In key order the tree is walked once instead of searched again for every row.
+        # Key order walks the tree once; any other order would search it for every row.
         placed.sort()
         if displace:
             statement = f"INSERT OR REPLACE INTO recent_{self._name} VALUES (?, ?, ?)"
@@ -123,7 +123,7 @@ class Placements:
         self._settle()
 
     def remove(self, keys: Iterable[int]) -> int:
-        """Forget where objects are; returns how many were known."""
+        """Remove the places of objects; return the number of removed keys."""
         known = [(key,) for key in sorted(self.find(keys))]
         for part in ("recent", "settled"):
             self._connection.execute_many(f"DELETE FROM {part}_{self._name} WHERE key = ?", known)

@@ -1,7 +1,7 @@
-"""The reserve: a file that a store keeps where the disk is nearly full, so that it can be given up to free more.
+"""The reserve: a file that a store keeps on a nearly full disk, and deletes when it needs space to free more.
 
-To forget a version takes a log record and SQLite's journal, to rebuild the catalog a second one: on a full disk nothing
-could be freed otherwise.
+Forgetting a version needs a log record and SQLite's journal, rebuilding the catalog a second catalog. Without the
+reserve, a full disk could not be freed.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from ckstore.storage import root
 
 NAME = "reserve"
 
-#: Bytes of it, besides those of a second catalog.
+#: Size in bytes, in addition to a second catalog.
 SIZE = 512 << 10
 
-#: It is kept where fewer bytes are free than the first, until more are than the second.
+#: The reserve is created below the first number of free bytes, and deleted above the second.
 LITTLE, PLENTY = 1 << 30, 2 << 30
 
 _STEP = 64 << 10
 
 
 def keep(store: Path) -> None:
-    """See that the store has a reserve where the disk has little room, and none where it has plenty.
+    """Create the reserve on a nearly full disk; delete it if there is plenty of space.
 
-    Never fails: what is free may be less than the reserve, which then takes as much as there is.
+    Never fails: with less space than that, the reserve takes all of it.
     """
     path = store / NAME
     with suppress(OSError):
@@ -40,13 +40,13 @@ def keep(store: Path) -> None:
         wanted = SIZE + (store / root.CATALOG).stat().st_size
         with path.open("ab", buffering=0) as file:
             while (size := file.tell()) < wanted:
-                # At random: a file system that compresses would keep nothing.
+                # Random bytes: a file system with compression would reserve nothing for others.
                 file.write(os.urandom(min(_STEP, wanted - size)))
 
 
 @contextmanager
 def kept(store: Path) -> Iterator[None]:
-    """See to the reserve after what takes space: also where it failed, and gave up what it had taken."""
+    """Renew the reserve after an operation that takes space, even a failed one."""
     try:
         yield
     finally:
@@ -55,7 +55,7 @@ def kept(store: Path) -> Iterator[None]:
 
 @contextmanager
 def spent(store: Path) -> Iterator[None]:
-    """Give the reserve up for what frees space, and set it aside again afterwards."""
+    """Delete the reserve for an operation that frees space, and renew it afterwards."""
     with suppress(OSError):
         (store / NAME).unlink(missing_ok=True)
     with kept(store):

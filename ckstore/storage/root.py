@@ -1,4 +1,4 @@
-"""The directory of a store: what lies in it, how it is made and how it is found."""
+"""The directory of a store: its contents, creation and discovery."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ckstore.storage import durable
 PACKS = "packs"
 LOG = "log"
 CATALOG = "catalog.sqlite"
-#: Name inside a directory that only looks like a store, and follows one in a bucket.
+#: File that marks a directory as the mirror of a store in a bucket.
 MIRROR = durable.MIRROR
-#: The directory name that is looked for upwards.
+#: Name of the directory that is searched upwards.
 DEFAULT_NAME = ".ckstore"
-#: How URLs of stores in object stores begin.
+#: Prefixes of URLs of object stores.
 REMOTE = ("s3://", "gs://", "az://")
 #: The environment variable that names a store.
 VARIABLE = "CKSTORE"
@@ -25,12 +25,12 @@ _RULE = "a store is a path, or a URL that begins with s3://, gs:// or az://"
 
 
 def place(given: str | os.PathLike[str]) -> Path | str:
-    """Where a store is, as users say it: a path, or the URL of an object store, which stays as it is.
+    """Return the place of a store: a path, or the URL of an object store as it is.
 
     Raises
     ------
     UsageError
-        It is a URL of another kind.
+        The URL is of another kind.
     """
     if isinstance(given, str) and given.startswith(REMOTE):
         return given.rstrip("/")
@@ -38,7 +38,7 @@ def place(given: str | os.PathLike[str]) -> Path | str:
 
 
 def is_store(path: Path) -> bool:
-    """Whether a directory is a store: it has packs, and a catalog or the log to rebuild one.
+    """Return whether a directory is a store: it has packs, and a catalog or the log to rebuild one.
 
     Raises
     ------
@@ -50,18 +50,18 @@ def is_store(path: Path) -> bool:
 
 
 def check_no_mirror(path: Path) -> None:
-    """Raise `UsageError` for a directory that is the mirror of a remote store: what is stored there reaches nobody."""
+    """Raise `UsageError` for the mirror of a remote store: a version stored there would reach nobody else."""
     if (path / MIRROR).is_file():
         raise UsageError(f"{path} is the mirror of a store in a bucket; open that one by its URL.")
 
 
 def create_layout(root: Path) -> None:
-    """Make the directories of a store; the catalog is made by `Catalog.create`.
+    """Create the directories of a store; `Catalog.create` creates the catalog.
 
     Raises
     ------
     ConflictError
-        The path is a file, a store, the rest of one that lost its catalog, or a directory that holds something else.
+        The path is a file, a store (perhaps without its catalog), or a directory that is not empty.
     """
     local_path(root, _RULE)
     if root.exists():
@@ -71,9 +71,9 @@ def create_layout(root: Path) -> None:
         if (root / CATALOG).exists():
             raise ConflictError(f"{root} is already a store; choose another path or use it as it is.")
         if any((root / name).is_dir() and os.listdir(root / name) for name in (PACKS, LOG)):
-            raise ConflictError(f"{root} is a store that lost its catalog; run `ckstore recover` to build it again.")
+            raise ConflictError(f"{root} is a store without its catalog; run `ckstore recover` to rebuild it.")
         if foreign:
-            raise ConflictError(f"{root} is not empty ({sorted(foreign)[0]} lies in it); choose an empty directory.")
+            raise ConflictError(f"{root} is not empty (it has {sorted(foreign)[0]}); choose an empty directory.")
     for directory in (root, root / PACKS, root / LOG):
         directory.mkdir(parents=True, exist_ok=True)
         durable.sync_directory(directory.parent)
@@ -81,17 +81,17 @@ def create_layout(root: Path) -> None:
 
 
 def find_store(start: Path | None = None) -> Path | str:
-    """The store to use: `$CKSTORE`, or else the nearest `.ckstore` in `start` or above it.
+    """Return the store to use: `$CKSTORE`, or else the nearest `.ckstore` in `start` or above it.
 
     Parameters
     ----------
     start : Path, optional
-        Where to begin; the working directory by default.
+        Directory to start in; the working directory by default.
 
     Raises
     ------
     NoStoreError
-        There is none.
+        No store was found.
     """
     named = os.environ.get(VARIABLE)
     if named:
@@ -104,17 +104,18 @@ def find_store(start: Path | None = None) -> Path | str:
         if is_store(directory / DEFAULT_NAME):
             return directory / DEFAULT_NAME
     raise NoStoreError(
-        f"There is no {DEFAULT_NAME} in {begin} or above it; run `ckstore init`, or name a store with --store."
+        f"No {DEFAULT_NAME} found in {begin} or above it; run `ckstore init`, or name a store"
+        f" (--store, ${VARIABLE}, or the argument of `open`)."
     )
 
 
 def find_temporaries(root: Path, grace: float = 3600.0) -> list[Path]:
-    """What interrupted processes left in the store; see `durable.find_temporaries`."""
+    """Return the temporary files of interrupted processes in the store; see `durable.find_temporaries`."""
     return [path for directory in _directories(root) for path in durable.find_temporaries(directory, grace)]
 
 
 def sweep_temporaries(root: Path, grace: float = 3600.0) -> list[Path]:
-    """Remove what interrupted processes left in the store; see `durable.sweep_temporaries`."""
+    """Remove the temporary files of interrupted processes in the store; see `durable.sweep_temporaries`."""
     return [path for directory in _directories(root) for path in durable.sweep_temporaries(directory, grace)]
 
 

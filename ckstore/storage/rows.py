@@ -1,4 +1,4 @@
-"""The rows of the catalog as plain values, and the key that an id has in it."""
+"""The rows of the catalog as plain values, and the keys of ids."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from ckstore.storage.pack import PACK_NAME
 from ckstore.storage.schema import HIGHEST, ID, LOWEST, TIME, number, one_of, optional, rows, text, whole
 
-#: (key, pack name, slot): where the object of an id is.
+#: (key, pack name, slot): the place of an object.
 Placement = tuple[int, str, int]
 
 KEY = whole(0, HIGHEST)
@@ -18,9 +18,9 @@ META_ROWS = rows(text(), text())
 
 
 def key(identifier: str) -> int:
-    """The first 63 bits of an id as a non-negative integer.
+    """Return the first 63 bits of an id as a non-negative integer.
 
-    Two ids may share a key: records carry the full id, and whoever looks one up compares it.
+    Two ids may share a key: a reader must compare the full id in the record.
 
     Parameters
     ----------
@@ -32,44 +32,46 @@ def key(identifier: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class VersionRow:
-    """One version.
+    """One version, as the catalog describes it.
 
     Attributes
     ----------
     number : int
-        From `Catalog.reserve_number`.
+        Number, unique in the store and never reused.
     uid : str
-        The version's id, 40 hexadecimal characters.
+        Id, 40 hexadecimal characters.
     run : str
-        Name of its run.
+        Name of the run.
     step : int or None
+        Step in the run.
     parent : int or None
-        Number of its parent.
+        Number of the parent.
     created : str
-        UTC, ISO 8601 (`durable.timestamp`).
+        Time of the ingest: UTC, ISO 8601.
     pack : str
-        File name of the pack that holds the manifest.
+        File name of the pack with the manifest.
     manifest_offset, manifest_length : int
-        Where the manifest lies in that pack, in bytes.
+        Place of the manifest in that pack, in bytes.
     original_bytes, stored_bytes : int
-        Size of the files that went in, and of what this version added to the store.
+        Size of the original files, and of the bytes that this version added to the store.
     elements, tensors, files : int
         Counts.
     depth : int
-        Deltas back to a base.
+        Number of deltas back to a base.
     cost : float
         Restore cost as a multiple of restoring an exact, full version.
     base : bool
         Whether it is stored without a delta.
     fidelity : str
+        `exact` or `coarse`.
     hot : bool
-        Whether its objects are stored raw, until the version is compacted.
+        Whether its objects are stored unencoded, until the version is compacted.
     dropped : tuple of str
-        Globs over the paths of tensors that it has given up.
+        Globs over the paths of its dropped tensors.
     metrics : mapping
-        JSON-able.
+        JSON-able values by name.
     source : str or None
-        Where it was ingested from.
+        Path that it was ingested from.
     """
 
     number: int
@@ -97,11 +99,11 @@ class VersionRow:
 
     @property
     def described(self) -> tuple[str, str, int]:
-        """Where a manifest says what the version is."""
+        """Pack, offset and other keys of the manifest that describes the version."""
         return self.uid, self.pack, self.manifest_offset
 
 
-#: Of the columns that `VersionRow` is made of, in its order.
+#: Schemas of the columns of a `VersionRow`, in order.
 VERSION_ROWS = rows(
     whole(1), ID, text(1), optional(whole(LOWEST, HIGHEST)), optional(whole(1)), TIME, PACK_NAME, whole(), whole(),
     whole(), whole(), whole(), whole(), whole(), whole(), number(0), whole(0, 1), one_of("exact", "coarse"),
@@ -111,7 +113,7 @@ VERSION_ROWS = rows(
 
 @dataclass(frozen=True, slots=True)
 class RunRow:
-    """One run: its name, how many versions it has, and the number and step of its latest one."""
+    """One run: its name, its number of versions, and the number and step of its latest version."""
 
     name: str
     versions: int
@@ -124,7 +126,7 @@ RUN_ROWS = rows(text(1), whole(), optional(whole(1)))
 
 @dataclass(frozen=True, slots=True)
 class PackRow:
-    """One pack that the catalog knows."""
+    """One pack in the catalog."""
 
     name: str
     kind: str
@@ -136,7 +138,7 @@ PACK_ROWS = rows(PACK_NAME, one_of("coarse", "exact", "raw"), whole())
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A reservation of a version number, or a lease: who holds it, since when and (a lease) until when."""
+    """A reservation of a version number, or a lease: its holder, its start and (a lease) its end."""
 
     number: int
     pid: int

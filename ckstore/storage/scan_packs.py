@@ -1,4 +1,4 @@
-"""Reading a store without its catalog: every pack with its manifest, in the order in which they were committed."""
+"""Reading a store without its catalog: every pack with its manifest, in order of commit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ckstore.storage.schema import Schema, plain_object
 
 @dataclass(frozen=True, slots=True)
 class ScannedPack:
-    """A pack that is what its name says, and its manifest; `entry` is where that lies."""
+    """A pack that matches its name, with its manifest; `entry` is the manifest's place."""
 
     info: PackInfo
     entry: PackEntry
@@ -26,24 +26,24 @@ class ScannedPack:
 
 @dataclass(frozen=True, slots=True)
 class DamagedPack:
-    """A pack that could not be used, and why. It is never removed: a copy of it may be whole, or parts of it."""
+    """An unusable pack, and the reason. It is never removed: a copy or parts of it may be intact."""
 
     info: PackInfo
     reason: str
 
 
 def scan_packs(store: Path, schema: Schema = plain_object) -> Iterator[ScannedPack | DamagedPack]:
-    """Every pack of a store: the whole ones in the order of `created`, `number` and name, then the damaged ones.
+    """Yield every pack of a store: intact ones in the order of `created`, `number` and name, then damaged ones.
 
-    Every byte of every pack is read. One manifest is held at a time. A pack that vanishes meanwhile was never there:
-    whoever wrote it took it back.
+    Reads every byte of every pack, and holds one manifest at a time. A pack that vanishes during the scan is skipped:
+    its writer has removed it.
 
     Parameters
     ----------
     store : Path
         The store's directory.
     schema : Schema
-        What a manifest may say; a pack whose manifest says anything else is damaged.
+        Schema of manifests; a pack with an invalid manifest is damaged.
 
     Raises
     ------
@@ -71,7 +71,7 @@ def scan_packs(store: Path, schema: Schema = plain_object) -> Iterator[ScannedPa
 
 
 def scan_pack(reader: PackReader, info: PackInfo, schema: Schema = plain_object) -> ScannedPack | DamagedPack:
-    """One pack, every byte of which is read.
+    """Read every byte of one pack.
 
     Raises
     ------
@@ -81,7 +81,7 @@ def scan_pack(reader: PackReader, info: PackInfo, schema: Schema = plain_object)
     try:
         parsed = parse_pack_name(info.name)
         if parsed is None or reader.digest(info.name) != parsed[0]:
-            raise IntegrityError("its bytes do not have the digest that is its name")
+            raise IntegrityError("its bytes do not match the digest in its name")
         found = _scan(reader, info, schema)
         _place(found)
     except FormatVersionError:
@@ -96,7 +96,7 @@ def _is_there(store: Path, info: PackInfo) -> bool:
 
 
 def _place(pack: ScannedPack) -> tuple[str, int, str]:
-    """What packs are sorted by; `ValueError` or `TypeError` where the manifest says no such thing."""
+    """Return the sort key of a pack; raise `ValueError` or `TypeError` if the manifest lacks it."""
     return str(pack.document.get("created", "")), int(pack.document.get("number") or 0), pack.info.name
 
 

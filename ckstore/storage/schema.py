@@ -1,11 +1,11 @@
-"""What a document may say: types, ranges, lengths, depth. Nothing else sees a document before its schema has.
+"""Schemas of documents: types, ranges, lengths, depth. Every document is checked before any other code sees it.
 
-A store is untrusted input. Each kind of document has its schema beside what it is turned into, such as
+A store is untrusted input. Each kind of document has its schema next to the code that reads it, such as
 
     files = rows(text(), whole(), optional(whole()))
 
-A schema checks a column, the values of one field of all rows, at once: a list of a hundred thousand tensors costs no
-more calls than one of three. What it refuses it names, as in ``files: size: -1 is not a whole number from 0 to 9``.
+A schema checks a column, the values of one field in all rows, at once: a list of a hundred thousand tensors costs as
+many calls as one of three. Errors name the value, as in ``files: size: -1 is not a whole number from 0 to 9``.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from math import isfinite
 from reprlib import repr as shown
 from typing import Any
 
-#: Checks a column of values; raises `ValueError` for one that may not be.
+#: Checks a column of values; raises `ValueError` for an invalid one.
 Schema = Callable[[Sequence[Any]], None]
 
-#: Numbers of versions, elements, bytes and offsets stay below this: nothing that exists comes near.
+#: Limit of numbers of versions, elements, bytes and offsets, far above any real value.
 LIMIT = 1 << 48
-#: Integers of SQLite and of `stat`.
+#: Limits of integers in SQLite and `stat`.
 LOWEST, HIGHEST = -(1 << 63), (1 << 63) - 1
-#: Levels of JSON in what users gave.
+#: Levels of JSON in users' values.
 DEPTH = 64
-#: Characters of a string that is no name.
+#: Largest number of characters of a string that is not a name.
 _LONGEST = 1 << 26
 _HEXADECIMAL = "0123456789abcdef"
 
 
 def read_json(data: str | bytes, schema: Schema) -> Any:
-    """The document of a JSON text; raises `ValueError` where it is none, or not one of the schema."""
+    """Parse a JSON text and check it; raise `ValueError` if it is invalid."""
     try:
         document = json.loads(data)
     except RecursionError:
@@ -43,19 +43,19 @@ def read_json(data: str | bytes, schema: Schema) -> Any:
 
 
 def expanded_limit(stored: int) -> int:
-    """The most bytes that so many stored bytes may expand to: 1 MiB, and 128 times as many.
+    """Return the largest size that `stored` bytes may expand to: 1 MiB, and 128 times as many.
 
-    What would expand to more is stored as it is.
+    Bytes with a higher ratio are stored uncompressed.
     """
     return (1 << 20) + 128 * stored
 
 
 def anything(_: Sequence[Any]) -> None:
-    """No condition: what is checked elsewhere."""
+    """Accept any value, which is checked elsewhere."""
 
 
 def _one_by_one(is_right: Callable[[Sequence[Any]], bool], what: str) -> Schema:
-    """A schema of a test for a whole column: of one that fails, the first value that does is named."""
+    """Return a schema from a test of a whole column; its error names the first failing value."""
 
     def check(column: Sequence[Any]) -> None:
         if column and not is_right(column):
@@ -65,7 +65,7 @@ def _one_by_one(is_right: Callable[[Sequence[Any]], bool], what: str) -> Schema:
 
 
 def whole(first: int = 0, last: int = LIMIT - 1) -> Schema:
-    """Integers from `first` to `last`."""
+    """Accept integers from `first` to `last`."""
     return _one_by_one(
         lambda column: set(map(type, column)) == {int} and min(column) >= first and max(column) <= last,
         f"a whole number from {first} to {last}",
@@ -80,14 +80,14 @@ def _is_finite(column: Sequence[Any]) -> bool:
 
 
 def number(first: float = float("-inf"), last: float = float("inf")) -> Schema:
-    """Finite numbers from `first` to `last`."""
+    """Accept finite numbers from `first` to `last`."""
     return _one_by_one(
         lambda column: _is_finite(column) and min(column) >= first and max(column) <= last, "a number in its range"
     )
 
 
 def real(first: float = float("-inf")) -> Schema:
-    """Numbers from `first` on, infinity and what is no number among them."""
+    """Accept numbers from `first` on, infinity and NaN included."""
     return _one_by_one(
         lambda column: set(map(type, column)) <= {int, float} and not any(value < first for value in column),
         f"a number from {first} on",
@@ -107,7 +107,7 @@ def _is_text(column: Sequence[Any]) -> bool:
 
 
 def text(first: int = 0, last: int = _LONGEST) -> Schema:
-    """Strings of so many characters, without NUL and lone surrogates."""
+    """Accept strings of `first` to `last` characters, without NUL and lone surrogates."""
     return _one_by_one(
         lambda column: _is_text(column) and first <= min(map(len, column)) <= max(map(len, column)) <= last,
         f"a text of {first} to {last} characters",
@@ -115,7 +115,7 @@ def text(first: int = 0, last: int = _LONGEST) -> Schema:
 
 
 def hexadecimal(digits: int) -> Schema:
-    """So many hexadecimal digits in lower case."""
+    """Accept strings of `digits` lower-case hexadecimal digits."""
     return _one_by_one(
         lambda column: (
             _is_text(column) and set(map(len, column)) == {digits} and not "".join(column).strip(_HEXADECIMAL)
@@ -131,12 +131,12 @@ flag = _one_by_one(lambda column: set(map(type, column)) == {bool}, "true or fal
 
 
 def matching(pattern: re.Pattern[str], what: str) -> Schema:
-    """Strings that a pattern matches as a whole."""
+    """Accept strings that a pattern matches as a whole."""
     return _one_by_one(lambda column: _is_text(column) and all(map(pattern.fullmatch, column)), what)
 
 
 def both(*schemas: Schema) -> Schema:
-    """Values of all of several schemas."""
+    """Accept values that meet all schemas."""
 
     def check(column: Sequence[Any]) -> None:
         for schema in schemas:
@@ -146,7 +146,7 @@ def both(*schemas: Schema) -> Schema:
 
 
 def either(strings: Schema, others: Schema) -> Schema:
-    """Strings of one schema, or what is none of another one."""
+    """Accept strings of one schema, and other values of another."""
 
     def check(column: Sequence[Any]) -> None:
         strings([value for value in column if type(value) is str])
@@ -156,23 +156,23 @@ def either(strings: Schema, others: Schema) -> Schema:
 
 
 def one_of(*choices: str) -> Schema:
-    """One of some strings."""
+    """Accept one of some strings."""
     return _one_by_one(
         lambda column: set(map(type, column)) == {str} and set(column) <= set(choices), f"one of {', '.join(choices)}"
     )
 
 
-#: As `durable.timestamp` writes it; times are compared as text.
+#: Format of `durable.timestamp`; times are compared as text.
 TIME = matching(re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z"), "a time")
 
 
 def optional(schema: Schema) -> Schema:
-    """Null, or a value of the schema."""
+    """Accept null, or a value of the schema."""
     return lambda column: schema([value for value in column if value is not None])
 
 
 def _lists(first: int, last: int, what: str) -> Schema:
-    """Lists of so many values, whatever these are."""
+    """Accept lists of `first` to `last` values of any kind."""
     return _one_by_one(
         lambda column: (
             set(map(type, column)) <= {list, tuple} and first <= min(map(len, column)) <= max(map(len, column)) <= last
@@ -182,7 +182,7 @@ def _lists(first: int, last: int, what: str) -> Schema:
 
 
 def items(schema: Schema, first: int = 0, last: int = LIMIT) -> Schema:
-    """Lists of so many values of the schema."""
+    """Accept lists of `first` to `last` values of the schema."""
     lists = _lists(first, last, f"a list of {first} to {last} values")
 
     def check(column: Sequence[Any]) -> None:
@@ -193,7 +193,7 @@ def items(schema: Schema, first: int = 0, last: int = LIMIT) -> Schema:
 
 
 def row(*schemas: Schema, rest: Schema | None = None) -> Schema:
-    """Lists of one value of each schema, and any number of the schema `rest`, if that is given."""
+    """Accept lists of one value of each schema, followed by any number of the schema `rest` if given."""
     length = len(schemas)
     lists = _lists(length, length if rest is None else LIMIT, f"a list of {length} values")
 
@@ -208,7 +208,7 @@ def row(*schemas: Schema, rest: Schema | None = None) -> Schema:
 
 
 def rows(*schemas: Schema, rest: Schema | None = None) -> Schema:
-    """Lists of any number of rows."""
+    """Accept lists of any number of rows."""
     return items(row(*schemas, rest=rest))
 
 
@@ -219,13 +219,13 @@ def _objects(column: Sequence[Any]) -> None:
 
 
 def fields(required: Mapping[str, Schema], optional: Mapping[str, Schema] | None = None) -> Schema:
-    """Objects that have all required fields; of the optional ones, those that are there. Others are ignored."""
+    """Accept objects with all required fields; check optional fields if present, and ignore others."""
 
     def check(column: Sequence[Any]) -> None:
         _objects(column)
         for name, schema in required.items():
             if not all(name in value for value in column):
-                raise ValueError(f"there is no {name}")
+                raise ValueError(f"{name} is missing")
             _named(name, schema, [value[name] for value in column])
         for name, schema in (optional or {}).items():
             _named(name, schema, [value[name] for value in column if name in value])
@@ -234,7 +234,7 @@ def fields(required: Mapping[str, Schema], optional: Mapping[str, Schema] | None
 
 
 def by(name: str, schemas: Mapping[str, Schema]) -> Schema:
-    """Objects whose schema the value of a field tells."""
+    """Accept objects of the schema that the value of a field selects."""
     known = one_of(*schemas)
 
     def check(column: Sequence[Any]) -> None:
@@ -246,7 +246,7 @@ def by(name: str, schemas: Mapping[str, Schema]) -> Schema:
 
 
 def plain(column: Sequence[Any]) -> None:
-    """What JSON has, nested to `DEPTH` levels."""
+    """Accept JSON values, nested to `DEPTH` levels."""
     for _ in range(DEPTH):
         if not column:
             return
@@ -268,7 +268,7 @@ def plain(column: Sequence[Any]) -> None:
 
 
 def plain_object(column: Sequence[Any]) -> None:
-    """Objects of what JSON has."""
+    """Accept objects of JSON values."""
     _objects(column)
     plain(column)
 

@@ -1,4 +1,4 @@
-"""The catalog's tables, as SQL; what was released is never edited, only followed."""
+"""The catalog's tables, as SQL; released tables are changed only by migrations."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import re
 from collections.abc import Iterable
 
 # `slot` is the position of the object in its pack's manifest. `key` is the first 63 bits of an id (`catalog.key`).
-# Keys are spread evenly, so that every new row of a large table touches a page of its own. They go into a small table
-# first and are moved on by the tens of thousands; a row of the small table counts instead of one in the large table.
+# Keys are spread evenly, so that every new row of a large table touches a page of its own. They are inserted into a
+# small table, and moved on by the tens of thousands; a row of the small table takes precedence over one in the large
+# table.
 # `version_packs` holds the packs that a version's manifest and blobs are in.
-# Numbers of versions are handed out by `reservations` and never reused (AUTOINCREMENT remembers the largest).
+# `reservations` assigns the numbers of versions, which are never reused (AUTOINCREMENT remembers the largest).
 FORMAT_1 = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE runs (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
@@ -80,15 +81,15 @@ CREATE TABLE leases (
 )
 """
 
-#: What every catalog has besides `sqlite_utils`' own table and SQLite's: statements by the name of what they make.
+#: Statements of the catalog by the name of their object, without the tables of `sqlite_utils` and SQLite.
 STATEMENTS = {match[1]: match[0] for match in re.finditer(r"CREATE (?:UNIQUE )?[A-Z]+ (\w+)[^;]*(?<!\s)", FORMAT_1)}
 _OTHERS = re.compile(r"sqlite_\w+|(?:idx_)?_sqlite_migrations\w*")
 
 
 def odd_one(found: Iterable[tuple[object, object, object]]) -> object:
-    """The name of something in a catalog that is not as it was made, given the type, name and SQL of all there is.
+    """Return the name of an unexpected object in a catalog, given type, name and SQL of all its objects.
 
-    A trigger, or a view in place of a table, would have SQLite do what whoever sent the file likes.
+    A trigger, or a view in place of a table, could make SQLite run the statements of an attacker.
     """
     left = dict(STATEMENTS)
     for kind, name, statement in found:

@@ -1,4 +1,4 @@
-"""Places for what is written outside of a store and is not whole yet, and what killed processes left of such."""
+"""Temporary places for unfinished output outside a store, and the removal of those of killed processes."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from ckstore.storage import durable
 
 _PLACE = re.compile(r"\.tmp-\d+-[0-9a-f]{16}")
 
-#: Names in a place: of what is written, and of what stood where it goes.
+#: Names in a place: of the output, and of the target's former contents.
 _MADE, _FORMER = "made", "former"
 
-#: Seconds for which a place must have been left untouched: its maker locks it only once it is there.
+#: Minimal age in seconds of an abandoned place: its maker locks it only after creating it.
 GRACE = 60.0
 
 
 def begin(directory: Path) -> AbstractContextManager[tuple[Path, Path]]:
-    """Make a place in `directory`: a path to write to, and one for what stood at the target; gone with the block.
+    """Create a place in `directory`: a path for the output, and one for the target's former contents.
 
-    It is locked as long as the process runs, which tells `sweep` that it is in use, on whatever host.
+    The place is removed after the block. It is locked while the process runs, so that `sweep` on any host spares it.
     """
     place = durable.temporary_path(directory)
     place.mkdir(mode=0o700)
@@ -44,9 +44,9 @@ def _held(place: Path) -> Iterator[tuple[Path, Path]]:
 
 
 def sweep(directory: Path) -> None:
-    """Remove the places in `directory` that processes left which are provably gone.
+    """Remove abandoned places in `directory`, if their processes are provably dead.
 
-    They are of our kind, of a process that does not run, locked by none, and hold nothing that stood there before.
+    Such a place has our form, an id of a dead process and no lock, and contains nothing of the target.
     """
     with suppress(OSError):
         for path in durable.find_temporaries(directory, GRACE):
@@ -60,7 +60,7 @@ def sweep(directory: Path) -> None:
 
 
 def _locked(place: Path) -> int | None:
-    """A descriptor that holds the only lock of a directory; None where another has it, or nobody can."""
+    """Return a descriptor with an exclusive lock of a directory; None if it cannot be locked."""
     try:
         import fcntl
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 from concurrent.futures import Future, ThreadPoolExecutor
 
-#: Bytes that are written before the disk is asked for the first, and for the next time.
+#: Bytes written before the first and the next sync.
 _STEP = 32 << 20
 
 
 class Writeback:
-    """Syncs a growing file in a thread of its own.
+    """Syncs a growing file in a separate thread.
 
     Parameters
     ----------
     descriptor
-        Of the file; it must stay open until `finish` or `cancel`.
+        Descriptor of the file; it must stay open until `finish` or `cancel`.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -25,13 +25,13 @@ class Writeback:
         self._pending: Future[None] | None = None
 
     def wrote(self, nbytes: int) -> None:
-        """Take note that the file grew."""
+        """Record that the file grew."""
         self._written += nbytes
         if self._written >= _STEP:
             self.begin()
 
     def begin(self) -> None:
-        """Let the disk write what has come, unless it is still busy with what came before."""
+        """Start a sync, unless the last one is still running."""
         if not self._written or (self._pending is not None and not self._pending.done()):
             return
         self._written = 0
@@ -42,7 +42,7 @@ class Writeback:
         self._pending = self._pool.submit(os.fdatasync, self._descriptor)
 
     def finish(self) -> None:
-        """Make everything durable; raises what a sync raised, even one that came before."""
+        """Make everything durable; raise the error of this or of an earlier sync."""
         try:
             if self._pending is not None:
                 self._pending.result()
@@ -51,7 +51,7 @@ class Writeback:
             self.cancel()
 
     def cancel(self) -> None:
-        """Wait for a sync under way and start no other."""
+        """Wait for a running sync and start no other."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
             self._pool = None

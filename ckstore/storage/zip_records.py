@@ -1,4 +1,4 @@
-"""The records of zip files: before and behind the bytes of a member, in the directory, and at the end.
+"""The records of zip files: around the bytes of a member, in the directory, and at the end.
 
 Source: PKWARE's APPNOTE 6.3.10, sections 4.3, 4.4 and 4.5.3.
 """
@@ -22,38 +22,38 @@ LOCATOR_64_MAGIC = b"PK\6\7"
 DESCRIPTOR_MAGIC = b"PK\7\10"
 
 STORED, DEFLATED = 0, 8
-#: The flag of members whose checksum and sizes stand behind their bytes.
+#: Flag of members with checksum and sizes after their bytes.
 HAS_DESCRIPTOR = 0x8
 
-#: What short fields hold where a long one holds the number: of sizes and places, and of counts.
+#: Values of short fields whose number is in a long field: of sizes and offsets, and of counts.
 FULL, FULL_COUNT = 0xFFFFFFFF, 0xFFFF
-#: Sizes and places from here on stand in long fields.
+#: Sizes and offsets from here on need long fields.
 LIMIT = FULL
-#: The version of the format that has long fields.
+#: Version of the format with long fields.
 _VERSION_64 = 45
 _ZIP64 = 1
-#: The extra field that zip tools know as padding for alignment.
+#: Extra field that zip tools use as padding for alignment.
 _PADDING = 0xD935
 
-#: Where a directory holds the checksum of a member, from the start of its record on.
+#: Offset of the checksum in a member's record of the directory.
 CENTRAL_CRC = 16
 
 
 class Style(NamedTuple):
-    """What the members of an archive have in common.
+    """The common properties of an archive's members.
 
     Attributes
     ----------
     version
-        Of the format, that members without long fields need.
+        Format version that members without long fields need.
     flags
         With `HAS_DESCRIPTOR`, local records have no checksum and no sizes.
     date
-        In the form of MS-DOS.
+        Date and time in the form of MS-DOS.
     system
-        That `attributes` belong to.
+        System that defines `attributes`.
     attributes
-        Of each file.
+        Attributes of each file.
     """
 
     version: int
@@ -64,7 +64,7 @@ class Style(NamedTuple):
 
 
 class Member(NamedTuple):
-    """One file of an archive: `packed` bytes for `size`, behind a local record at `offset`."""
+    """One file of an archive: `packed` bytes for `size`, after a local record at `offset`."""
 
     name: bytes
     method: int
@@ -75,7 +75,7 @@ class Member(NamedTuple):
 
 
 class CentralFields(NamedTuple):
-    """What `CENTRAL` unpacks; the lengths of what follows it are those of a name, extra fields and a comment."""
+    """The fields of `CENTRAL`; the last lengths are those of the following name, extra fields and comment."""
 
     magic: bytes
     made_by: int
@@ -97,7 +97,7 @@ class CentralFields(NamedTuple):
 
 
 class LocalFields(NamedTuple):
-    """What `LOCAL` unpacks."""
+    """The fields of `LOCAL`."""
 
     magic: bytes
     version: int
@@ -113,17 +113,17 @@ class LocalFields(NamedTuple):
 
 
 def read_central(data: bytes, place: int) -> CentralFields:
-    """The record of a directory at this place of `data`, which must hold `CENTRAL.size` bytes from there on."""
+    """Parse a directory's record at an offset of `data`, which must hold `CENTRAL.size` bytes from there on."""
     return CentralFields._make(CENTRAL.unpack_from(data, place))
 
 
 def read_local(data: bytes) -> LocalFields:
-    """The record at the beginning of `data`, which must have `LOCAL.size` bytes."""
+    """Parse the record at the beginning of `data`, which must have `LOCAL.size` bytes."""
     return LocalFields._make(LOCAL.unpack_from(data))
 
 
 def local_record(style: Style, member: Member, extra: bytes = b"") -> bytes:
-    """What stands before a member's bytes, with more extra fields if wanted."""
+    """Return the record before a member's bytes, with further extra fields if given."""
     large = max(member.size, member.packed) >= LIMIT
     version = _VERSION_64 if large else style.version
     if style.flags & HAS_DESCRIPTOR:
@@ -138,18 +138,18 @@ def local_record(style: Style, member: Member, extra: bytes = b"") -> bytes:
 
 
 def padding(end: int, align: int) -> bytes:
-    """An extra field for a local record that would end at `end`: with it the member's bytes begin at a multiple."""
+    """Return an extra field that aligns a member's bytes, for a local record that would end at `end`."""
     return struct.pack("<2H", _PADDING, length := -(end + 4) % align) + bytes(length)
 
 
 def descriptor(member: Member) -> bytes:
-    """What stands behind a member's bytes with `HAS_DESCRIPTOR`."""
+    """Return the record after a member's bytes with `HAS_DESCRIPTOR`."""
     form = "<4sL2Q" if max(member.size, member.packed) >= LIMIT else "<4s3L"
     return struct.pack(form, DESCRIPTOR_MAGIC, member.crc, member.packed, member.size)
 
 
 def central_record(style: Style, member: Member) -> bytes:
-    """What the directory holds for a member."""
+    """Return a member's record in the directory."""
     numbers = member.size, member.packed, member.offset
     large = [number for number in numbers if number >= LIMIT]
     extra = _long_fields(*large) if large else b""
@@ -161,7 +161,7 @@ def central_record(style: Style, member: Member) -> bytes:
 
 
 def end_records(count: int, start: int, length: int) -> bytes:
-    """What stands behind a directory of so many members and bytes, from `start` on."""
+    """Return the records after a directory of `count` members and `length` bytes, from `start` on."""
     long = b""
     if count >= FULL_COUNT or max(start, length) >= LIMIT:
         head = (END_64.size - 12, _VERSION_64, _VERSION_64, 0, 0, count, count, length, start)

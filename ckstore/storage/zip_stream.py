@@ -1,8 +1,8 @@
 """Writing a zip file from its beginning to its end, hashed on the way.
 
-Python's `zipfile` either goes back to each header when the member's CRC is known, so that the file must be read again
-to be hashed, or puts sizes behind the members, 16 bytes each. Here the members are known before they are written; the
-bytes are those that `zipfile` writes, but for sizes and places from 2 to 4 GiB, which need no long fields.
+Python's `zipfile` either seeks back to each header once the member's CRC is known, so that the file must be read again
+to be hashed, or writes sizes after the members, 16 bytes each. Here the members are known before they are written. The
+bytes equal those of `zipfile`, except for sizes and offsets from 2 to 4 GiB, which need no long fields.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ from ckstore.storage.zip_records import (
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-#: Shorter pieces are gathered until there are so many bytes of them.
+#: Number of bytes up to which shorter pieces are buffered.
 _BUFFERED = 1 << 16
 
-#: Of Unix, for its owner alone, of the first of January 1980: files depend on nothing but their content.
+#: Unix mode for the owner only, first of January 1980: files depend on nothing but their content.
 _STYLE = Style(version=20, flags=0, date=1 << 5 | 1, system=3, attributes=0o600 << 16)
-#: Of a window zlib uses all but so many bytes.
+#: Bytes of its window that zlib cannot use.
 _LOOKAHEAD = 262
-#: Members that stay deflated: the metadata of arrays of one shape are the same, in all packs.
+#: Number of deflated members that are cached: the metadata of equal arrays are the same in all packs.
 _DEFLATED = 1 << 9
 
 
 class ZipStream:
-    """A new zip file of stored and of deflated members.
+    """A new zip file with stored and deflated members.
 
     Parameters
     ----------
     path
-        Of a file that does not exist.
+        Path of the new file.
 
     Attributes
     ----------
     size
-        Bytes that were written so far.
+        Number of bytes written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -64,7 +64,7 @@ class ZipStream:
         self.size = 0
 
     def add_stored(self, name: str, views: Sequence[memoryview], *, align: int = 1) -> tuple[int, int]:
-        """Add a member of these bytes, one view after the other; returns offset and length of the data.
+        """Add a member from the concatenated views; return offset and length of the data.
 
         The offset is a multiple of `align`.
         """
@@ -85,7 +85,7 @@ class ZipStream:
         self._write(packed)
 
     def finish(self) -> str:
-        """Write the directory; returns the first 20 bytes of the BLAKE3 of the file, in hexadecimal."""
+        """Write the directory; return the first 20 bytes of the file's BLAKE3, in hexadecimal."""
         start = self.size
         self._write(self._central)
         self._write(end_records(self._members, start, self.size - start))
@@ -97,7 +97,7 @@ class ZipStream:
         return self._file.fileno()
 
     def close(self) -> None:
-        """Close the file; without `finish` it is no zip file."""
+        """Close the file; without `finish` it is not a valid zip file."""
         self._file.close()
 
     def _begin(self, name: str, method: int, crc: int, packed: int, size: int, align: int = 1) -> None:
@@ -133,8 +133,8 @@ class ZipStream:
 
 @lru_cache(_DEFLATED)
 def _deflated(data: bytes) -> bytes:
-    """Bytes as a raw stream of zlib."""
-    # A window that is not much larger than the data costs a tenth of the time, and finds the same.
+    """Return bytes as a raw deflate stream."""
+    # A window not much larger than the data takes a tenth of the time, with the same result.
     window = min(max((len(data) + _LOOKAHEAD).bit_length(), 9), 15)
     deflate = zlib.compressobj(9, zlib.DEFLATED, -window)
     return deflate.compress(data) + deflate.flush()

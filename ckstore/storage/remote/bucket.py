@@ -1,4 +1,4 @@
-"""What a store needs of an object store: five requests, and the proof that they do what they say."""
+"""The interface to object stores: five requests, and a proof that a server implements them."""
 
 from __future__ import annotations
 
@@ -19,67 +19,67 @@ from ckstore.runtime import forks
 
 T = TypeVar("T")
 
-#: Clients would take what follows ? and # for something else than names, and what stands before @ for credentials.
+#: Clients would parse ? and # as the end of the name, and the part before @ as credentials.
 _URL = re.compile(r"(s3|gs|az)://[A-Za-z0-9._$-]+(/[^?#]*)?")
 _ENDPOINT = re.compile(r"https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?(/[^?#@\s]*)?", re.IGNORECASE)
-#: What is signed with a token has it in its address.
+#: Signed URLs contain a token.
 _QUERY = re.compile(r"\?\S*")
-#: How a server names what is wrong.
+#: Error code in a server's response.
 _CODE = re.compile(r"<Code>(\w+)</Code>")
-#: Where the client asks for the role of the machine once the environment has no credentials, and what it says where
-#: the environment has some of them.
+#: Requests for the role of the machine, sent if the environment has no credentials, and the messages for incomplete
+#: credentials.
 _LACKING = re.compile(
     "/latest/(api/token|meta-data/)|/computeMetadata/|/metadata/identity/|Missing (AccessKeyId|SecretAccessKey)"
     "|Account must be specified"
 )
-#: What the client and servers say where asking again would not help.
+#: Messages of errors that a retry cannot fix.
 _NO_BUCKET = re.compile("NoSuchBucket|ContainerNotFound")
 _ELSEWHERE = re.compile("Received redirect without LOCATION|PermanentRedirect|AuthorizationHeaderMalformed")
 _DENIED = re.compile(r"status code: 40[13]\b|code: AccessDenied|<Code>(ExpiredToken|InvalidToken)</Code>")
-#: How the client says that there is no server at an address.
+#: The client's messages for an address without a server.
 _NO_SERVER = {"ConnectionRefused": "connection refused", "dns error": "no host of that name", "BadScheme": "not https"}
 _ADDRESS = re.compile(r"https?://[^/\s]+")
-#: Some servers refuse those who ask too often, too.
+#: Some servers send a refusal to limit the rate of requests.
 _BUSY = re.compile("SlowDown|[rR]ateLimitExceeded")
-#: The variables of the environment in which each kind looks for credentials first.
+#: Variables in which each kind of client first looks for credentials.
 _VARIABLES = {
     "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
     "gs": "GOOGLE_APPLICATION_CREDENTIALS",
     "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
 }
-#: And the address of a server.
+#: Variables with the address of a server.
 _ENDPOINTS = {
     "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
     "gs": ("GOOGLE_BASE_URL",),
     "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
 }
 
-#: Options that are not secrets; credentials come from the environment, as the clients of each kind look for them.
+#: Options without secrets; credentials come from the environment, as each kind of client expects them.
 OPTIONS = ("endpoint", "region", "skip_signature", "virtual_hosted_style_request", "account_name", "allow_http")
 
-#: Bytes between two ranges that are read as one.
+#: Largest gap in bytes between two ranges that are read as one.
 GAP = 1 << 20
-#: Seconds for which a request that may have got lost is tried again, and the first pause.
+#: Seconds of retries for a request without a response, and the first pause.
 PATIENCE = 60.0
 _PAUSE = 0.05
-#: Seconds for which the client itself repeats a request, or one part of a pack, before it says that it failed.
+#: Seconds of retries by the client itself, for a request or one part of a pack.
 _CLIENT_PATIENCE = 10
 
-#: The forks until the process whose threads carry out the clients' requests, once there was one.
+#: Number of forks up to the process that runs the clients' threads; None before the first client.
 _process: dict[str, int] = {}
 
 
 class ForeignNameError(CkstoreError):
-    """Some object has a name that no client reads, and names that are listed with it cannot be told."""
+    """An object's name cannot be read by any client, which hides the names listed with it."""
 
 
 class NoServerError(UnreachableError):
-    """There is no server at an address that never answered; asking again would not help."""
+    """No server has ever answered at an address; a retry would not help."""
 
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """An object: its name, its size in bytes, and when it was written, by the server's clock."""
+    """An object: its name, size in bytes, and time of writing by the server's clock."""
 
     name: str
     size: int
@@ -90,48 +90,48 @@ class Bucket(Protocol):
     """Objects by name. Safe for threads."""
 
     def put(self, name: str, data: bytes | Path) -> None:
-        """Write an object, of bytes or of a file, over one that is there."""
+        """Write an object from bytes or a file; overwrite an existing one."""
 
     def put_absent(self, name: str, data: bytes) -> bool:
-        """Write an object unless one is there; returns whether it was written. A lost response may say that it was not.
+        """Write an object if absent; return whether it was written. After a lost response, False may be wrong.
 
         Raises
         ------
         UnreachableError
-            It may have been written or not.
+            The outcome is unknown.
         """
 
     def read(self, name: str) -> bytes:
-        """All of an object; raises `FileNotFoundError`."""
+        """Return the bytes of an object; raise `FileNotFoundError`."""
 
     def read_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Bytes at (offset, length), close ones in one request; raises `FileNotFoundError`, `EOFError`."""
+        """Return the bytes at (offset, length), close ones in one request; raise `FileNotFoundError`, `EOFError`."""
 
     def list(self, prefix: str, after: str = "") -> Iterator[Listed]:
-        """The objects whose names begin with a prefix that ends in a slash, in order, from behind a name on.
+        """Yield objects whose names have a prefix that ends in a slash, in order, after a name.
 
         Raises
         ------
         ForeignNameError
-            One of them has a name such as `a/../b`.
+            An object has a name such as `a/../b`.
         """
 
     def delete(self, names: Sequence[str]) -> None:
-        """Remove objects, those that are not there as well."""
+        """Delete objects; ignore missing ones."""
 
     def above(self, name: str) -> str | None:
-        """The URL of a prefix above this one that has an object of this name, if any is seen."""
+        """Return the URL of a prefix above this one that has an object of this name, or None."""
 
 
 class ObstoreBucket:
-    """A bucket behind S3, Google Cloud Storage or Azure, or what speaks like one of them.
+    """A bucket on S3, Google Cloud Storage or Azure, or on a server with one of their APIs.
 
     Parameters
     ----------
     url
         ``s3://bucket/prefix``, ``gs://…`` or ``az://…``.
     options
-        Of `OPTIONS`.
+        Options listed in `OPTIONS`.
     """
 
     def __init__(self, url: str, options: Mapping[str, str]) -> None:
@@ -152,7 +152,7 @@ class ObstoreBucket:
         self._options = options
         self._answered = False
         given = check_options(options)
-        # Whoever names an address of http asks for http.
+        # An http address allows http.
         plain = any(address.lower().startswith("http:") for address in _endpoints(url[:2], options))
         allowed = given.pop("allow_http", "true" if plain else None)
         with self._explained(url):
@@ -163,17 +163,17 @@ class ObstoreBucket:
                 retry_config={"retry_timeout": timedelta(seconds=_CLIENT_PATIENCE)},
                 **given,
             )
-        self._answered = False  # Nothing was asked for yet.
+        self._answered = False  # Whether the server has ever answered.
 
     def put(self, name: str, data: bytes | Path) -> None:
-        """Write an object, over one that is there."""
+        """Write an object; overwrite an existing one."""
         import obstore
 
         with self._explained(name):
             obstore.put(self._store, name, data)
 
     def put_absent(self, name: str, data: bytes) -> bool:
-        """Write an object unless one is there."""
+        """Write an object if absent."""
         import obstore
         from obstore.exceptions import AlreadyExistsError
 
@@ -185,14 +185,14 @@ class ObstoreBucket:
             return True
 
     def read(self, name: str) -> bytes:
-        """All of an object."""
+        """Return the bytes of an object."""
         import obstore
 
         with self._explained(name, reads=True):
             return bytes(obstore.get(self._store, name).bytes())
 
     def read_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Ranges of an object."""
+        """Return ranges of an object."""
         import obstore
 
         starts, lengths = [offset for offset, _ in ranges], [length for _, length in ranges]
@@ -200,19 +200,19 @@ class ObstoreBucket:
             with self._explained(name, reads=True):
                 found = obstore.get_ranges(self._store, name, starts=starts, lengths=lengths, coalesce=GAP)
         except UnreachableError:
-            # Servers refuse ranges behind the end, which asking again does not change.
+            # Servers refuse ranges after the end; a retry would not help.
             with self._explained(name, reads=True):
                 size = obstore.head(self._store, name)["size"]
             if size >= max(map(sum, ranges), default=0):
                 raise
-            raise EOFError(f"{name} has fewer bytes than were asked for.") from None
+            raise EOFError(f"{name} is shorter than the requested range.") from None
         parts = [bytes(part) for part in found]
         if [len(part) for part in parts] != lengths:
-            raise EOFError(f"{name} has fewer bytes than were asked for.")
+            raise EOFError(f"{name} is shorter than the requested range.")
         return parts
 
     def list(self, prefix: str, after: str = "") -> Iterator[Listed]:
-        """Objects in order."""
+        """Yield objects in order."""
         import obstore
 
         with self._explained(prefix):
@@ -221,7 +221,7 @@ class ObstoreBucket:
                     yield Listed(found["path"], found["size"], found["last_modified"])
 
     def delete(self, names: Sequence[str]) -> None:
-        """Remove objects."""
+        """Delete objects."""
         import obstore
 
         if not names:
@@ -232,13 +232,13 @@ class ObstoreBucket:
             except FileNotFoundError as error:
                 if _NO_BUCKET.search(str(error)):
                     raise
-                # Google Cloud Storage and Azure end at a name that is gone.
+                # Google Cloud Storage and Azure stop at a missing name.
                 for name in names:
                     with suppress(FileNotFoundError):
                         obstore.delete(self._store, [name])
 
     def above(self, name: str) -> str | None:
-        """The nearest prefix to the bucket that has an object of this name."""
+        """Return the URL of the nearest prefix above that has an object of this name."""
         parts = self.url.split("/")
         for end in range(3, len(parts)):
             bucket = ObstoreBucket("/".join(parts[:end]), self._options)
@@ -247,13 +247,13 @@ class ObstoreBucket:
             except UnreachableError:
                 raise
             except (CkstoreError, FileNotFoundError):
-                continue  # Credentials may be for the prefix alone.
+                continue  # Credentials may be limited to the prefix.
             return bucket.url
         return None
 
     @contextmanager
     def _explained(self, name: str, *, reads: bool = False) -> Iterator[None]:
-        """Turn what the client says into one sentence."""
+        """Turn the client's error into one sentence."""
         from obstore import exceptions
 
         _check_process(self.url)
@@ -266,7 +266,7 @@ class ObstoreBucket:
                 raise FileNotFoundError(name) from None
             if isinstance(error, exceptions.InvalidPathError):
                 raise ForeignNameError(
-                    f"{self.url} cannot be listed below {name}: it has an object of a name that ckstore never writes"
+                    f"{self.url} cannot be listed below {name}: it has an object with a name that ckstore never writes"
                     f" ({_said(error)}); delete that object."
                 ) from None
             final = self._final(name, error)
@@ -287,37 +287,37 @@ class ObstoreBucket:
             ) from None
 
     def _final(self, name: str, error: Exception) -> str | None:
-        """What to say where asking again would not help, as it does where it is not known what happened."""
+        """Return the message for an error that a retry cannot fix; None for an unknown outcome."""
         from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
 
         text = str(error)
         if _LACKING.search(text):
-            # The service that knows the role of the machine may be away for a moment, too.
+            # The service for the machine's role may be unavailable for a moment, too.
             variables = _VARIABLES[self.url[:2]]
-            return None if self._answered else f"There are no credentials for {self.url}; set {variables}."
+            return None if self._answered else f"No credentials found for {self.url}; set {variables}."
         if isinstance(error, FileNotFoundError) or _NO_BUCKET.search(text):
             bucket = self.url.split("/")[2]
-            return f"There is no bucket {bucket}, or these credentials may not see it; make it first."
+            return f"Bucket {bucket} does not exist, or these credentials may not see it; create it first."
         if _ELSEWHERE.search(text):
             return f"The bucket of {self.url} is in another region ({_said(error)}); set AWS_REGION to that one."
         denied = isinstance(error, PermissionDeniedError | UnauthenticatedError) or _DENIED.search(text)
         if denied and not _BUSY.search(text):
             return (
                 f"{self.url} refused {name} ({_said(error)}); check the credentials in the environment"
-                " and what they allow."
+                " and their permissions."
             )
         return None
 
 
 def _said(error: BaseException) -> str:
-    """Of what the client says the first line, which has no header in it, and no token; and the server's code."""
+    """Return the first line of the client's message, without headers and tokens, and the server's code."""
     text = _QUERY.sub("", str(error).partition("\n")[0].split(" - Server returned")[0]).rstrip(". ")
     code = _CODE.search(str(error))
     return f"{text}: {code[1]}" if code else text
 
 
 def _check_process(url: str) -> None:
-    """Raise `CkstoreError` in a process that was forked off one that has used a client: it would wait for ever."""
+    """Raise `CkstoreError` in a process forked from one that has used a client: it would wait forever."""
     if _process.setdefault("generation", forks.generation()) != forks.generation():
         raise CkstoreError(
             f"{url} cannot be used in a process that was forked from one that has used an object store; start processes"
@@ -326,20 +326,20 @@ def _check_process(url: str) -> None:
 
 
 def check_options(options: Mapping[str, str]) -> dict[str, str]:
-    """Options for the client; raises `UsageError` for an unknown one, or a secret."""
+    """Return options for the client; raise `UsageError` for an unknown option or a secret."""
     for name in options:
         if name not in OPTIONS:
             raise UsageError(
-                f"There is no option {name} (only {', '.join(OPTIONS)}); credentials come from the environment."
+                f"Unknown option {name} (only {', '.join(OPTIONS)}); credentials come from the environment."
             )
     allowed = options.get("allow_http", "true")
     if allowed not in ("true", "false"):
-        raise UsageError(f"The option allow_http is true or false, not {allowed}.")
+        raise UsageError(f"The option allow_http must be true or false, not {allowed}.")
     return dict(options)
 
 
 def _endpoints(kind: str, options: Mapping[str, str]) -> list[str]:
-    """The addresses of servers that the environment and the options name; raises `UsageError` for what is none."""
+    """Return the servers' addresses in the environment and the options; raise `UsageError` for an invalid one."""
     named = {f"${variable}": os.environ[variable] for variable in _ENDPOINTS[kind] if variable in os.environ}
     if "endpoint" in options:
         named["the option endpoint"] = options["endpoint"]
@@ -353,7 +353,7 @@ def _endpoints(kind: str, options: Mapping[str, str]) -> list[str]:
 
 
 def patiently(request: Callable[[], T]) -> T:
-    """The answer to a request that may be repeated, once the object store gives one."""
+    """Return the response to a repeatable request; retry while the object store does not answer."""
     deadline, pause = time.monotonic() + PATIENCE, _PAUSE
     while True:
         try:
@@ -368,12 +368,12 @@ def patiently(request: Callable[[], T]) -> T:
 
 
 def put_own(bucket: Bucket, name: str, data: bytes) -> bool:
-    """Write an object whose bytes are like no other's; returns whether it is there now, and not another one.
+    """Write an object with unique bytes if absent; return whether the object under that name is this one.
 
     Raises
     ------
     UnreachableError
-        Nobody knows whether it was written.
+        The outcome is unknown.
     """
     return patiently(lambda: _put_own_once(bucket, name, data))
 
@@ -383,17 +383,17 @@ def _put_own_once(bucket: Bucket, name: str, data: bytes) -> bool:
 
 
 def put_or_find(bucket: Bucket, name: str, data: bytes, find: Callable[[], T]) -> T | None:
-    """Write an object; None where it was written, else what `find` finds there, or `FileNotFoundError`.
+    """Write an object if absent and return None; otherwise return the result of `find`, or raise `FileNotFoundError`.
 
-    Whose an object is that is there, its bytes must say: a lost response makes our own look like another's. "Exists"
-    can also mean that somebody else's request is under way, and that nothing is there (409 of S3).
+    Its bytes must show who wrote an existing object: after a lost response, our own looks like another's. "Exists" can
+    also mean that another request is in flight and no object exists yet (409 of S3).
 
     Raises
     ------
     UnreachableError
-        It was not written, and nothing is there; or nobody knows.
+        The object was not written and none exists, or the outcome is unknown.
     """
-    failed = UnreachableError(f"{name} could not be written, and nothing is there; try again.")
+    failed = UnreachableError(f"{name} could not be written, and does not exist; try again.")
     try:
         if bucket.put_absent(name, data):
             return None
@@ -406,15 +406,15 @@ def put_or_find(bucket: Bucket, name: str, data: bytes, find: Callable[[], T]) -
 
 
 def prove(bucket: Bucket, url: str) -> None:
-    """Raise `UsageError` unless an object store honours conditions and ranges: without them writers undo each other.
+    """Raise `UsageError` unless an object store honours conditions and ranges: without them writers lose changes.
 
-    It writes, reads and removes an object.
+    Writes, reads and removes an object.
     """
     name = f"probe/{secrets.token_hex(16)}"
     try:
         lacks = _lack(bucket, name)
     except FileNotFoundError:
-        lacks = "does not give back what was just written"
+        lacks = "does not return an object that was just written"
     finally:
         with suppress(CkstoreError):
             bucket.delete([name])
@@ -424,9 +424,9 @@ def prove(bucket: Bucket, url: str) -> None:
 
 def _lack(bucket: Bucket, name: str) -> str:
     if not _put_own_once(bucket, name, b"first") or _put_own_once(bucket, name, b"other"):
-        return "writes an object although one is there (put if absent, If-None-Match: *)"
+        return "overwrites an existing object (put if absent, If-None-Match: *)"
     if bucket.read_ranges(name, [(1, 2), (4, 1)]) != [b"ir", b"t"]:
-        return "does not give the ranges that were asked for"
+        return "does not return the requested ranges"
     if name not in [item.name for item in bucket.list("probe/")]:
-        return "does not list what was just written"
+        return "does not list an object that was just written"
     return ""

@@ -1,4 +1,4 @@
-"""Bytes of remote packs at hand: blocks on the local disk with their checksums, for all processes of a user."""
+"""The cache of remote packs: checksummed blocks on the local disk, shared by all processes of a user."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from ckstore.runtime.checksum import crc32c
 from ckstore.runtime.lru import Lru
 from ckstore.storage import durable
 
-#: Bytes of a block; the last one of a pack has fewer.
+#: Bytes of a block; the last one of a pack may be shorter.
 BLOCK = 256 << 10
-#: Blocks that are fetched with one request, and requests at once.
+#: Largest number of blocks in one request, and of parallel requests.
 _TOGETHER, _REQUESTS = 16, 16
-#: Blocks between two wanted ones that are fetched with them instead of by a request of their own. Requests go together,
-#: so that what is read bounds the time of a restore.
+#: Gap in blocks that is fetched instead of starting another request. Requests run in parallel, so that the bytes read
+#: bound the time of a restore.
 _GAP = 1
-#: Blocks that stay in memory: most are read several times, for one chunk after the other.
+#: Blocks kept in memory: most are read several times, for consecutive chunks.
 _RECENT = 128
-#: Blocks take this much at most, and a part of what is free; so do files of whole packs.
+#: Limits of the blocks, in bytes and as a fraction of the free space; also for files of whole packs.
 LIMIT, _SHARE = 16 << 30, 4
-#: Seconds after which a block that is read counts as used again.
+#: Seconds after which a read marks a block as used again.
 _USED = 60.0
 
-#: Reads (offset, length) of a pack from the object store.
+#: Reads a range (offset, length) of a pack from the object store.
 Fetch = Callable[[str, int, int], bytes]
 
 
 def allowed(directory: Path) -> int:
-    """Bytes that what is at hand in a directory may take, as much as is free now."""
+    """Return the number of bytes that a cache directory may take, given the free space."""
     return min(LIMIT, shutil.disk_usage(directory).free // _SHARE)
 
 
@@ -47,11 +47,11 @@ class BlockCache:
     Parameters
     ----------
     directory
-        Where blocks lie.
+        Directory of the blocks.
     fetch
-        Reads what is not there.
+        Reads missing bytes.
     limit
-        Bytes that the cache takes; those that were used least recently go first.
+        Size of the cache in bytes; the least recently used blocks are removed first.
     """
 
     def __init__(self, directory: Path, fetch: Fetch, limit: int | None = None) -> None:
@@ -60,21 +60,21 @@ class BlockCache:
         self._limit = limit
         self._start()
         forks.in_child(self._start)
-        # Bytes written since the limit was looked at, in parts of what may be: many a process writes little, and only
-        # by chance is one of them the one that looks.
+        # Bytes since the last check of the limit, starting at a random fraction of it: otherwise many processes that
+        # write little would never check.
         self._written = secrets.randbelow(1 << 20) / (1 << 20)
 
     def _start(self) -> None:
-        """Begin with nothing, here and in a child, whose parent keeps the threads."""
+        """Initialise the state, also in a forked child, which has no threads."""
         self._lock = forks.Lock()
         self._under_way: dict[tuple[str, int], Future[bytes]] = {}
         self._pool: ThreadPoolExecutor | None = None
         self._recent: Lru[tuple[str, int], bytes] = Lru(_RECENT)
-        # How often each pack was forgotten: what was asked for before is not kept.
+        # Number of times that each pack was forgotten: results of earlier requests are not kept.
         self._forgotten: Counter[str] = Counter()
 
     def read(self, pack: str, size: int, offset: int, length: int) -> bytes:
-        """Bytes of a pack of `size` bytes; what is not at hand is fetched."""
+        """Return bytes of a pack of `size` bytes; fetch missing blocks."""
         first, last = offset // BLOCK, (offset + length - 1) // BLOCK
         found = self._blocks(pack, size, range(first, last + 1))
         if first == last:
@@ -84,9 +84,9 @@ class BlockCache:
         return whole[offset - first * BLOCK :][:length]
 
     def prefetch(self, wanted: Iterable[tuple[str, int, int, int]]) -> None:
-        """Begin to fetch parts of packs, given as (pack, size, offset, length) in the order in which they will be read.
+        """Start fetching parts of packs, given as (pack, size, offset, length) in the order of the reads.
 
-        Nothing lies behind a pack's end.
+        Parts must end within their packs.
         """
         places: dict[tuple[str, int], dict[int, int]] = {}
         for place, (pack, size, offset, length) in enumerate(wanted):
@@ -105,7 +105,7 @@ class BlockCache:
             self._claim(pack, size, numbers, again=False)
 
     def at_hand(self, pack: str, number: int, length: int) -> bytes | None:
-        """A block of so many bytes, if it is here."""
+        """Return a cached block of `length` bytes, or None."""
         recent = self._recent.get((pack, number))
         if recent is not None:
             return recent
@@ -121,7 +121,7 @@ class BlockCache:
         return None
 
     def drop(self, pack: str) -> None:
-        """Forget a pack; what is under way of it goes to those who wait, and to nobody else."""
+        """Forget a pack; blocks in flight are returned to their readers, but not cached."""
         with self._lock:
             self._forgotten[pack] += 1
             for place in [place for place in self._under_way if place[0] == pack]:
@@ -135,7 +135,7 @@ class BlockCache:
                 self._recent.drop(place)
 
     def close(self) -> None:
-        """Wait for what is being fetched, and give up what is not yet; who waits for that asks again."""
+        """Wait for running requests, and cancel queued ones; their readers ask again."""
         with self._lock:
             pool, self._pool = self._pool, None
         if pool is not None:
@@ -158,36 +158,36 @@ class BlockCache:
         return found
 
     def _claim(self, pack: str, size: int, missing: Sequence[int], *, again: bool = True) -> dict[int, Future[bytes]]:
-        """What fetches the blocks: those that another thread fetches already are waited for.
+        """Return futures of the blocks; blocks that another thread is fetching are shared.
 
-        With `again` also those that are there, since they may be damaged.
+        With `again`, fetch cached blocks too, since they may be damaged.
         """
         if not missing:
             return {}
         with self._lock:
             found = {number: future for number in missing if (future := self._under_way.get((pack, number)))}
-            # What was under way when it was looked for may have come since.
+            # A block in flight at the first look may have arrived since.
             absent = [number for number in missing if number not in found]
             fresh = {number: Future[bytes]() for number in absent if again or not self._path(pack, number).exists()}
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(_REQUESTS, thread_name_prefix="ckstore-fetch")
             for run in _runs(sorted(fresh)):
                 futures = {number: fresh[number] for number in run if number in fresh}
-                # Nobody waits for what a pool that is shut down does not take.
+                # A pool after shutdown accepts no task; nobody waits for its futures.
                 task = self._pool.submit(self._fetch_run, pack, size, run, futures, self._forgotten[pack])
                 task.add_done_callback(partial(self._give_up, pack, futures))
                 self._under_way |= {(pack, number): future for number, future in futures.items()}
         return found | fresh
 
     def _give_up(self, pack: str, futures: dict[int, Future[bytes]], task: Future[None]) -> None:
-        """Let nobody wait for what a pool that was shut down has not begun."""
+        """Cancel the futures that a pool did not start before its shutdown."""
         if task.cancelled():
             self._come(pack, futures)
             for future in futures.values():
                 future.cancel()
 
     def _come(self, pack: str, futures: dict[int, Future[bytes]]) -> None:
-        """Blocks are not under way any more."""
+        """Remove blocks from those in flight."""
         with self._lock:
             for number, future in futures.items():
                 if self._under_way.get((pack, number)) is future:
@@ -217,7 +217,7 @@ class BlockCache:
         self._trim(nbytes)
 
     def _keep(self, pack: str, number: int, block: bytes) -> None:
-        """Write a block down; a disk that is full keeps it from being fetched once only."""
+        """Write a block to the cache; on a full disk, it is not cached."""
         path = self._path(pack, number)
         with suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -254,7 +254,7 @@ class BlockCache:
 
 
 def _runs(numbers: Sequence[int]) -> Iterable[range]:
-    """Numbers in order as ranges that are fetched at once, small gaps with them.
+    """Return sorted numbers as ranges to fetch, with small gaps included.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""The catalog of a mirror: rows follow the log, and a change is committed by the record that says it."""
+"""The catalog of a mirror: its rows follow the log, and the put of a record commits a change."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from ckstore.storage.schema import matching, rows
 
 T = TypeVar("T")
 
-#: The row of `meta` that says how far the mirror is: number and digest of a record.
+#: Row of `meta` with the mirror's position: number and digest of a record.
 HEAD = "mirror:head"
-#: What all mirrors agree on; ids of rows are each one's own.
+#: Tables that are equal in all mirrors, except for the ids of rows.
 _TABLES = {
     "versions": "SELECT v.number, v.uid, r.name, v.step, v.parent, v.created, p.name, v.manifest_offset,"
     " v.manifest_length, v.original_bytes, v.stored_bytes, v.elements, v.tensors, v.files, v.depth, v.cost, v.base,"
@@ -45,10 +45,10 @@ _TABLES = {
     "contents": "SELECT c.key, p.name, c.slot FROM contents c JOIN packs p ON p.id = c.pack ORDER BY 1",
     "policies and collections": "SELECT key, value FROM meta WHERE key NOT IN ('store', 'mirror:head') ORDER BY 1",
 }
-#: The row of `meta` that has the highest number of a version that was ever committed.
+#: Row of `meta` with the highest number of any committed version.
 HIGHEST = "mirror:highest"
 META_VALUES = rows(matching(re.compile("[0-9]{1,15}"), "a number"))
-#: Rows of `meta` for packs that nobody needs any more begin so, and end with the pack's name.
+#: Prefix of the rows of `meta` for removed packs; the pack's name follows.
 GONE = "gone:"
 
 
@@ -58,13 +58,13 @@ class RemoteCatalog(Catalog):
     Parameters
     ----------
     mirror
-        Of the store.
+        Mirror of the store.
     mode
-        As for `Catalog`; the mirror itself is always written to.
+        As for `Catalog`; the mirror itself is always writable.
     """
 
     def __init__(self, mirror: Mirror, mode: Mode = "r") -> None:
-        # Other processes of the mirror hold its lock while they put a record, and look whether it is there.
+        # Other processes of the mirror hold its lock while they put a record, or check for one.
         super().__init__(mirror.path, "a", BUSY_TIMEOUT + 2 * bucket.PATIENCE)
         self._mirror = mirror
         self._log = mirror.log
@@ -76,7 +76,7 @@ class RemoteCatalog(Catalog):
         self._named: Lru[str, tuple[Collection[int], Collection[str]]] = Lru(EVERY)
 
     def refresh(self, within: float = 0.0) -> None:
-        """Take over what others have committed; one request where there is nothing."""
+        """Apply the records of others; takes one request if there are none."""
         asked = time.monotonic()
         if self._heard + within > asked:
             return
@@ -86,7 +86,7 @@ class RemoteCatalog(Catalog):
         self._heard = asked
 
     def commit(self, change: Callable[[], T]) -> T:
-        """Make a change, and put the record that says it; where others were first, make it once more upon theirs."""
+        """Make a change and put its record; if another record came first, apply that and repeat the change."""
         lost = 0
         while True:
             try:
@@ -97,12 +97,12 @@ class RemoteCatalog(Catalog):
                 lost += 1
 
     def _follow(self, records: Sequence[tuple[Head, Mapping[str, Any]]]) -> bool:
-        """Take over records; False where they do not begin behind the head: another process of this mirror was first.
+        """Apply records; return False if they do not follow the head: another process of this mirror was first.
 
         Raises
         ------
         BehindError
-            A change is under way: what it has read before would be of another time.
+            A change is in progress, based on rows that the records would alter.
         """
         with super().transaction():
             if self._calls is not None:
@@ -117,11 +117,11 @@ class RemoteCatalog(Catalog):
 
     @property
     def follows_log(self) -> bool:
-        """True: a mirror has what the log says and nothing else."""
+        """True: a mirror has exactly the changes of the log."""
         return True
 
     def records(self) -> list[dict[str, Any]]:
-        """Why rows changed: what was noted with the records that the mirror has, all of which are read."""
+        """Return the notes in the records that the mirror has applied, all of which are read."""
         return [
             {**note, "sequence": head.number, "created": record["created"]}
             for head, record in self._records(Head())
@@ -129,20 +129,18 @@ class RemoteCatalog(Catalog):
         ]
 
     def _records(self, first: Head) -> list[tuple[Head, dict[str, Any]]]:
-        """The records behind one of them that the mirror has."""
+        """Return the records after `first` that the mirror has applied."""
         last = self._head().number
         return [(made, record) for made, record in self._log.after(first) if made.number <= last]
 
     def whole_records(self) -> list[dict[str, Any]]:
-        """As `records`: a log with a damaged record makes no mirror."""
+        """As `records`: a log with a damaged record yields no mirror."""
         return self.records()
 
     def differences(self) -> list[str]:
-        """A sentence for each table that is not what the log makes of it, which is read from the first record on.
+        """Return a sentence for each table that differs from the log, which is read from the first record on.
 
-        And one for names in the log that are not those of records.
-
-        What others have committed since the mirror followed the log is not looked at.
+        Other names in the log are reported, too. Records that the mirror has not applied yet are ignored.
         """
         with TemporaryDirectory(prefix="ckstore-") as directory:
             path = Path(directory)
@@ -155,20 +153,20 @@ class RemoteCatalog(Catalog):
                         again._follow(records)
                     with super().transaction():
                         if self._head().number > again._head().number:
-                            continue  # A thread, or another process of the mirror, has followed the log meanwhile.
+                            continue  # Another thread or process of the mirror has applied records.
                         return [*self._told_otherwise(again), *self._log.strays()]
 
     def _told_otherwise(self, again: RemoteCatalog) -> Iterator[str]:
         for table, query in _TABLES.items():
             if self._connection.rows(query) != again._connection.rows(query):
-                yield f"The mirror says otherwise of {table} than the log; run `ckstore recover` to make it again."
+                yield f"The mirror's {table} differ from the log; run `ckstore recover` to rebuild it."
 
     def note(self, record: Mapping[str, Any]) -> None:
-        """Say in the record why the rows change."""
+        """Add a note with the reason of the change to the record."""
         self._notes.append(dict(record))
 
     def transaction(self) -> AbstractContextManager[None]:
-        """As of a local catalog; changes for all are committed with a record."""
+        """As for a local catalog; changes for all are committed with a record."""
         return self._transaction()
 
     @contextmanager
@@ -179,7 +177,7 @@ class RemoteCatalog(Catalog):
                 yield
                 return
             self._calls, self._notes = [], []
-            created = durable.timestamp()  # No time that the calls say is before that of their record.
+            created = durable.timestamp()  # No later than the times in its calls.
             try:
                 yield
                 if self._calls:
@@ -192,17 +190,17 @@ class RemoteCatalog(Catalog):
         if made is not None and made.number % EVERY == 0:
             with suppress(
                 CkstoreError, OSError, ValueError, sqlite3.Error
-            ):  # The change is committed, with or without.
+            ):  # Ignored, since the change is already committed.
                 put_snapshot(self._mirror, made.number)
 
     def commit_version(self, row: VersionRow, *arguments: Any, **named: Any) -> None:
-        """As of a local catalog; no mirror uses the number again, not even once the version is forgotten."""
+        """As for a local catalog; no mirror uses the number again, even after the version is forgotten."""
         super().commit_version(row, *arguments, **named)
         self._connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", [HIGHEST, str(row.number)])
         self.skip_numbers(row.number)
 
     def free_number(self, number: int) -> int:
-        """The number, or the next one where others have committed it, or a later one, before."""
+        """Return the number, or the next free one if others have committed it, or a later one."""
         found = self._connection.rows("SELECT value FROM meta WHERE key = ?", [HIGHEST], META_VALUES)
         highest = int(found[0][0]) if found else 0
         if number > highest:
@@ -211,7 +209,7 @@ class RemoteCatalog(Catalog):
         return highest + 1
 
     def add_packs(self, packs: Sequence[PackInfo]) -> None:
-        """As of a local catalog; raises `ConflictError` for a pack that `gc` has removed before it was committed."""
+        """As for a local catalog; raise `ConflictError` for a pack that `gc` has removed before its commit."""
         for pack in packs:
             if self._connection.rows("SELECT 1 FROM meta WHERE key = ?", [GONE + pack.name]):
                 raise ConflictError(f"Pack {pack.name} was removed by `gc` before it was committed; ingest it again.")
@@ -219,20 +217,20 @@ class RemoteCatalog(Catalog):
 
     @recorded
     def note_gone(self, names: Sequence[str]) -> None:
-        """Let no record refer to these packs any more."""
+        """Forbid later records to refer to these packs."""
         for name in names:
             self._connection.execute(
                 "INSERT OR REPLACE INTO meta VALUES (?, ?)", [GONE + name, str(self._head().number + 1)]
             )
 
     def gone(self) -> dict[str, int]:
-        """The packs that nobody needs any more, and which record says so."""
+        """Return the removed packs, each with the number of its record."""
         query = "SELECT key, value FROM meta WHERE substr(key, 1, ?) = ?"
         found = self._connection.rows(query, [len(GONE), GONE], META_ROWS)
         return {name.removeprefix(GONE): int(number) for name, number in found if number.isdigit()}
 
     def _made(self, method: Callable[..., T], arguments: tuple[Any, ...], named: dict[str, Any]) -> T:
-        """Make a call, and remember it: but not what it calls itself."""
+        """Make a call and record it, without the calls that it makes itself."""
         if self._within or self._calls is None:
             return method(self, *arguments, **named)
         bound = inspect.signature(method).bind(self, *arguments, **named)
@@ -254,13 +252,13 @@ class RemoteCatalog(Catalog):
                     self._notice(arguments)
         except CkstoreError as error:
             raise IntegrityError(
-                f"Record {head.number} of the log does not fit what came before it ({error}); run `ckstore recover`."
+                f"Record {head.number} of the log does not fit the records before it ({error}); run `ckstore recover`."
             ) from error
         finally:
             self._within = False
 
     def _notice(self, arguments: Mapping[str, Any]) -> None:
-        """Remember what a version of others names."""
+        """Remember the packs and keys that a version of others names."""
         places = [place for kind in ("lattices", "contents", "raw") for place in arguments.get(kind, ())]
         keys = {number for _, numbers, _ in places for number in numbers}
         keys.update(arguments.get("requires_lattices", ()), arguments.get("requires_contents", ()))
@@ -268,7 +266,7 @@ class RemoteCatalog(Catalog):
             self._named.put(pack, (keys, frozenset(arguments.get("references", ()))))
 
     def named_with(self, pack: str) -> tuple[Collection[int], Collection[str]] | None:
-        """As of a local catalog; of packs that came with the last versions of others."""
+        """As for a local catalog; for packs of the last versions of others."""
         return self._named.get(pack)
 
     def _head(self) -> Head:
@@ -285,7 +283,7 @@ class RemoteCatalog(Catalog):
 
 
 def _lasting(value: Any) -> Any:
-    """An argument that can be gone through twice."""
+    """Return an argument that can be iterated twice."""
     if value is None or isinstance(value, (str, int, float, Mapping, Sequence)) or not isinstance(value, Iterable):
         return value
     return list(value)

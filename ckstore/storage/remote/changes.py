@@ -1,4 +1,4 @@
-"""What a record of the log says was changed: calls of the catalog's methods, as JSON and back through the gate."""
+"""The changes in a record of the log: calls of the catalog's methods as JSON, and back through a schema."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _VERSION = row(
 )  # fmt: skip
 _PACK = row(PACK_NAME, _SIZE, _KIND)
 _PACKS, _NAMES = items(_PACK), items(PACK_NAME)
-#: For each pack its name, the keys, and the slots of these.
+#: For each pack its name, the keys, and their slots.
 _PLACES = rows(PACK_NAME, _KEYS, items(_SIZE))
 _ENTRY = row(_SIZE, _SIZE)
 
@@ -84,7 +84,7 @@ def _shallow(value: Any) -> list[Any]:
     return [getattr(value, name) for name in value.__dataclass_fields__]
 
 
-#: A kind of argument: its schema, what makes it JSON, and what makes it what it was.
+#: A kind of argument: its schema, its conversion to JSON, and the inverse.
 Kind = tuple[Schema, Callable[[Any], Any], Callable[[Any], Any]]
 _ROW: Kind = (_VERSION, _plain_row, _version)
 _PACK_LIST: Kind = (_PACKS, lambda packs: [_shallow(pack) for pack in packs], _packs)
@@ -100,7 +100,7 @@ def _plainly(schema: Schema) -> Kind:
     return (schema, _as_is, _as_is)
 
 
-#: The arguments of every method of `Catalog` that changes rows for all.
+#: The arguments of every method of `Catalog` whose changes are shared.
 CALLS: Mapping[str, Mapping[str, Kind]] = {
     "set_policy": {"run": _plainly(text()), "text": _plainly(optional(text()))},
     "commit_version": {
@@ -132,14 +132,14 @@ CALLS: Mapping[str, Mapping[str, Kind]] = {
 
 
 def plain_call(name: str, arguments: Mapping[str, Any]) -> list[Any]:
-    """A call as JSON; arguments that are None by default are left out."""
+    """Return a call as JSON, without arguments that are None by default."""
     kinds = CALLS[name]
     given = {key: kinds[key][1](value) for key, value in arguments.items() if value is not None or name == "set_policy"}
     return [name, given]
 
 
 def read_calls(column: Sequence[Any]) -> None:
-    """The schema of a list of calls."""
+    """Check a list of calls."""
     items(row(one_of(*CALLS), plain_arguments))(column)
     calls = [call for value in column for call in value]
     for name, kinds in CALLS.items():
@@ -152,13 +152,13 @@ def read_calls(column: Sequence[Any]) -> None:
 
 
 def plain_arguments(column: Sequence[Any]) -> None:
-    """Objects; their fields are looked at one by one."""
+    """Check that values are objects; their fields are checked separately."""
     for value in column:
         if type(value) is not dict:
             raise ValueError(f"{value!r:.40} is not an object")
 
 
 def call_again(catalog: Any, name: str, arguments: Mapping[str, Any]) -> None:
-    """Make a call that was read from a record."""
+    """Repeat a call from a record."""
     kinds = CALLS[name]
     getattr(catalog, name)(**{key: kinds[key][2](value) for key, value in arguments.items()})

@@ -1,7 +1,7 @@
 """The log of a remote store: one object for each change, put if absent, chained by digests.
 
-An object holds the line of its own record, the last one, and lines of those right before it, so that a mirror that was
-away catches up with few requests: record 39 comes with 33 to 38, record 48 with 1 to 47, as far as `LARGEST` bytes go.
+An object holds the line of its own record, the last one, and lines of those right before it, so that a mirror that is
+behind catches up with few requests: record 39 comes with 33 to 38, record 48 with 1 to 47, up to `LARGEST` bytes.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from ckstore.storage.remote.changes import read_calls
 from ckstore.storage.schema import ID, TIME, expanded_limit, fields, hexadecimal, items, read_json, whole
 
 FORMAT = 1
-#: Records that one object holds lines of at most, and of the others: those whose numbers this divides.
+#: Largest number of records with lines in one object; most objects reach back to the last multiple of the second.
 _MANY, _FEW = 256, 16
-#: Bytes of the lines of older records in one object, at most.
+#: Largest size of the lines of older records in one object, in bytes.
 LARGEST = 1 << 20
-#: Objects of the log that are read at once.
+#: Number of objects of the log that are read in parallel.
 _READS = 8
-#: Of so many puts of a record that fail in a row, one lists the log: the second one.
+#: After this many lost races, a writer lists the log; first after the second.
 _LISTED = 4
 _LAST = 10**12 - 1
 _NUMBER = re.compile("[0-9]{12}")
-#: zstd's level: records are written in a moment in which others wait.
+#: zstd's level: other writers wait while a record is written.
 _LEVEL = 3
 
 _DIGEST = 20
@@ -60,7 +60,7 @@ RECORD = fields(
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """How far a mirror is: number and digest of the last record that it has; 0 and zeros before the first one."""
+    """A mirror's position: number and digest of its last record; 0 and zeros before the first one."""
 
     number: int = 0
     digest: str = "0" * 40
@@ -74,12 +74,12 @@ class BehindError(ConflictError):
     message
         One sentence.
     records
-        Records behind the head, each with the head that it makes, in order, as far as they were read.
+        Records read after the head, in order, each with the head that it makes.
     """
 
     def __init__(
         self,
-        message: str = "Another writer was first; try again.",
+        message: str = "Another writer committed first; try again.",
         records: Sequence[tuple[Head, Mapping[str, Any]]] = (),
     ) -> None:
         super().__init__(message)
@@ -87,7 +87,7 @@ class BehindError(ConflictError):
 
 
 def digest_of(line: bytes) -> str:
-    """What the record behind this one says of it."""
+    """Return the digest by which the next record refers to this one."""
     return str(blake3(line).hexdigest(length=20))
 
 
@@ -97,11 +97,11 @@ class RemoteLog:
     Parameters
     ----------
     bucket
-        Where it lies.
+        Bucket of the store.
     store
-        The store's id: of a store that is deleted and made again, records of the former one are never taken.
+        The store's id: records of a former store at the same place are refused.
     lines
-        Directory that keeps lines at hand for the objects to come.
+        Directory that caches lines for later objects.
     """
 
     def __init__(self, bucket: Bucket, store: str, lines: Path) -> None:
@@ -112,7 +112,7 @@ class RemoteLog:
         self._listing: tuple[int, Future[list[int]]] | None = None
 
     def foresee(self, number: int) -> None:
-        """Begin to list the log, for a mirror that begins with the record of this number."""
+        """Start listing the log, for a mirror that begins with the record of this number."""
         pool = ThreadPoolExecutor(1)
         self._listing = number, pool.submit(self._numbers, number)
         pool.shutdown(wait=False)
@@ -120,19 +120,18 @@ class RemoteLog:
     def append(
         self, head: Head, calls: Sequence[Any], notes: Sequence[Mapping[str, Any]], created: str, *, lost: int = 0
     ) -> Head:
-        """Put the next record, of changes that were made from the time `created` on; returns the head that it makes.
+        """Put the next record, of changes made since the time `created`; return the head that it makes.
 
-        Where one is there, it is read: it may be ours, of a put whose response was lost, and else it is the one that
-        has to be applied. Who has `lost` races just before will probably lose this one, too, and reads while it puts;
-        since it may be behind by more than one record, and would run after the others for ever, it lists the log now
-        and then instead.
+        An existing record is read: after a lost response it may be ours, otherwise the mirror must apply it. A writer
+        that has `lost` several races reads while it puts, since it will probably lose again. It may be behind by more
+        than one record and never catch up; so every few races it lists the log instead.
 
         Raises
         ------
         BehindError
-            Another record is there.
+            Another record exists.
         UnreachableError
-            Nobody knows whether it was put.
+            The outcome is unknown.
         """
         nonce = secrets.token_hex(16)
         record = {
@@ -148,7 +147,7 @@ class RemoteLog:
         reading: list[Future[list[bytes]]] = []
 
         def there() -> list[bytes]:
-            with suppress(FileNotFoundError):  # It was put after it was read.
+            with suppress(FileNotFoundError):  # It was put after this read.
                 if reading:
                     return reading.pop().result()[-1:]
             lines = self._lines_after(head) if lists else self._lines_of(head.number + 1)[-1:]
@@ -167,14 +166,14 @@ class RemoteLog:
         return Head(head.number + 1, digest_of(line))
 
     def after(self, head: Head) -> list[tuple[Head, dict[str, Any]]]:
-        """The records behind a head, each with the head that it makes, in order.
+        """Return the records after a head, in order, each with the head that it makes.
 
-        One request where there are none.
+        Takes one request if there are none.
 
         Raises
         ------
         IntegrityError
-            A record is damaged or missing, or the store is another one by now.
+            A record is damaged or missing, or another store is at this place now.
         FormatVersionError
             A record was written by a later ckstore.
         """
@@ -192,22 +191,22 @@ class RemoteLog:
         return self._lines_between(head.number, max(numbers, default=0))
 
     def _numbers(self, known: int) -> list[int]:
-        """The numbers of the records that there are, from a known one on."""
-        # From the head's own record on: that it is still there shows that the store is still the same one.
+        """Return the numbers of the existing records, from a known one on."""
+        # Includes the head's own record: its presence shows that the store is still the same.
         try:
             return self._reached(known, sorted(self.modified(known)))
         except ForeignNameError:
             return self._asked(known)
 
     def _reached(self, known: int, numbers: Sequence[int]) -> list[int]:
-        """The numbers but those far behind all others: no writer leaves a gap of records that none has the lines of."""
+        """Return the numbers without stragglers: no writer leaves a gap of records that no other object contains."""
         for index, (before, number) in enumerate(pairwise((known, *numbers))):
             if number - before > _MANY and (index or not self._is_ours(number)):
                 return list(numbers[:index])
         return list(numbers)
 
     def _is_ours(self, number: int) -> bool:
-        """Whether what has the name of a record is one of this store."""
+        """Return whether the object with a record's name is a record of this store."""
         try:
             record = json.loads(self._lines_of(number)[-1])
             return bool(record["number"] == number and record["store"] == self.store)
@@ -215,7 +214,7 @@ class RemoteLog:
             return False
 
     def _asked(self, known: int) -> list[int]:
-        """The known number, if its record is there, and that of the last record, where they cannot be listed."""
+        """Return the known number, if its record exists, and the last number, without listing the log."""
         low, step = known, 1
         while self._is_there(low + step):
             low, step = low + step, 2 * step
@@ -223,7 +222,7 @@ class RemoteLog:
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if self._is_there(middle) else (low, middle)
-        # Where an object is lost, the log does not end: those behind it may have its line.
+        # The log does not end at a lost object: later ones may contain its line.
         last = max(filter(self._is_there, range(low + 1, low + _FEW)), default=low)
         return [number for number in sorted({known, last}) if number and self._is_there(number)]
 
@@ -235,17 +234,17 @@ class RemoteLog:
         return True
 
     def strays(self) -> list[str]:
-        """A sentence about names in the log that are not those of its records, if there are any."""
+        """Return a sentence on names in the log that are not its records, if there are any."""
         try:
             names = [item.name for item in patiently(lambda: list(self._bucket.list(self._prefix)))]
         except ForeignNameError as error:
             return [str(error)]
         ours = {self._name(number) for number in self._numbers(0)}
         found = [name for name in names if name not in ours]
-        return [f"{name} is no record of the log, and is passed over; delete it." for name in found]
+        return [f"{name} is not a record of the log, and is ignored; delete it." for name in found]
 
     def _followed(self, head: Head, lines: Sequence[bytes]) -> list[tuple[Head, dict[str, Any]]]:
-        """The records of lines behind a head, each with the head that it makes; they are kept at hand."""
+        """Return the records of lines after a head, each with the head that it makes; cache the lines."""
         found = []
         for line in lines:
             record = _read(line, head, self.store)
@@ -255,25 +254,25 @@ class RemoteLog:
         return found
 
     def modified(self, first: int) -> dict[int, datetime]:
-        """When records were written, from a number on, by the server's clock; other names are passed over."""
-        # Behind a name that begins with a dot or a slash, which clients refuse to read.
+        """Return the times of records by number, from `first` on, by the server's clock; ignore other names."""
+        # Starts after names that begin with a dot or a slash, which clients refuse to read.
         after = self._name(first - 1) if first > 1 else f"{self._prefix}0"
         found = patiently(lambda: list(self._bucket.list(self._prefix, after=after)))
         named = ((_NUMBER.fullmatch(item.name.removeprefix(self._prefix)), item.modified) for item in found)
         return {int(match[0]): modified for match, modified in named if match}
 
     def _lines_between(self, known: int, last: int) -> list[bytes]:
-        """The lines of the records from behind `known` to `last`."""
+        """Return the lines of the records after `known` up to `last`."""
         found: list[bytes] = []
         numbers = [last] if last > known else []
         while numbers and (earlier := numbers[-1] - 1 - _earlier(numbers[-1])) > known:
             numbers.append(earlier)
         with ThreadPoolExecutor(_READS) as pool:
-            # The last one is read here: mostly it is all, and at a program's end no thread begins any more.
+            # This thread reads the last one: usually it is the only one, and no thread starts at a program's end.
             reading = {number: pool.submit(self._lines_of, number) for number in numbers[1:]}
             while last > known:
                 try:
-                    # Where lines are long, an object holds fewer, and others than were foreseen are read.
+                    # With long lines, an object contains fewer of them than expected: read others.
                     lines = reading[last].result() if last in reading else self._lines_of(last)
                 except FileNotFoundError as error:
                     raise self._lost(last) from error
@@ -282,7 +281,7 @@ class RemoteLog:
         return found
 
     def _lines_of(self, number: int) -> list[bytes]:
-        """The lines in the object of a record, its own last; raises `FileNotFoundError`."""
+        """Return the lines in the object of a record, its own last; raise `FileNotFoundError`."""
         data = patiently(lambda: self._bucket.read(self._name(number)))
         try:
             return _unpacked(data).split(b"\n")
@@ -293,9 +292,9 @@ class RemoteLog:
         return IntegrityError(f"Record {number} of the log is missing or damaged; restore {self._name(number)}.")
 
     def _before(self, head: Head) -> list[bytes]:
-        """Lines at hand of a head's record and those right before it that come with the next one.
+        """Return the cached lines of a head's record and of those before it that the next object includes.
 
-        A line that was damaged here must not get to others: each is what the one behind it says.
+        A locally damaged line must not spread: each is checked against the digest in the next one.
         """
         number, digest = head.number + 1, head.digest
         count = _earlier(number)
@@ -314,7 +313,7 @@ class RemoteLog:
         return found
 
     def _keep(self, number: int, line: bytes) -> None:
-        """Have a line at hand; now and then those go that no object will hold."""
+        """Cache a line; occasionally delete those that no later object includes."""
         path = self._lines / f"{number:012d}"
         temporary = durable.temporary_path(self._lines)
         temporary.write_bytes(line)
@@ -329,22 +328,22 @@ class RemoteLog:
 
 
 def _earlier(number: int) -> int:
-    """Of how many records right before it the object of a record holds the lines, as far as they are short."""
+    """Return the number of earlier records whose lines an object includes, if they are short."""
     return (number - 1) % (_MANY if number % _FEW == 0 else _FEW)
 
 
 def _packed(data: bytes) -> bytes:
-    """An object of the log: a digest of what follows, the length of the lines, and the lines as a zstd frame."""
+    """Return an object of the log: a digest of the rest, the length of the lines, and the lines as a zstd frame."""
     body = len(data).to_bytes(8, "little") + zstd.compress(data, _LEVEL)
     return bytes(blake3(body).digest(length=_DIGEST)) + body
 
 
 def _unpacked(data: bytes) -> bytes:
-    """Undo `_packed`; raises `ValueError` or `RuntimeError` for a damaged object."""
+    """Undo `_packed`; raise `ValueError` or `RuntimeError` for a damaged object."""
     digest, body = data[:_DIGEST], data[_DIGEST:]
     length = int.from_bytes(body[:8], "little")
     if blake3(body).digest(length=_DIGEST) != digest or length > expanded_limit(len(body)):
-        raise ValueError("its digest is not that of its bytes")
+        raise ValueError("its digest does not match its bytes")
     return zstd.expand(body[8:], length)
 
 
@@ -365,7 +364,6 @@ def _read(line: bytes, head: Head, store: str) -> dict[str, Any]:
     record: dict[str, Any] = plain
     if record["number"] != number or record["before"] != head.digest or record["store"] != store:
         raise IntegrityError(
-            f"Record {number} of the log does not follow record {head.number} as it is known here; run"
-            " `ckstore recover`."
+            f"Record {number} of the log does not follow the known record {head.number}; run `ckstore recover`."
         )
     return record

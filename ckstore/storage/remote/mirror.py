@@ -1,4 +1,4 @@
-"""Mirrors: where they lie, how a store is made and found behind a URL, and snapshots, which new mirrors begin with."""
+"""Mirrors: their directories, stores behind URLs, and the snapshots that new mirrors start from."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ ROOT = "ckstore.json"
 FORMAT = 1
 #: The environment variable that names the directory of mirrors.
 VARIABLE = "CKSTORE_CACHE"
-#: After so many records a snapshot of the catalog is put.
+#: Number of records between two snapshots of the catalog.
 EVERY = 256
 _LEVEL = 6
-#: Names that one list brings.
+#: Number of names in one response to a list.
 _LISTED = 1000
 
 _SNAPSHOT_NAME = re.compile(r"snapshots/[0-9a-f]{32}/[0-9]{12}-[0-9a-f]{40}")
@@ -44,16 +44,16 @@ _REMEMBERED = fields({"store": STORE_ID, "options": fields({})})
 
 @dataclass(frozen=True, slots=True)
 class Mirror:
-    """A remote store as it is seen from here.
+    """A remote store, as this machine sees it.
 
     Attributes
     ----------
     url
-        Of the store.
+        URL of the store.
     options
-        For the client.
+        Options of the client.
     bucket
-        What lies behind the URL.
+        Client for the URL.
     path
         The mirror's directory.
     log
@@ -68,7 +68,7 @@ class Mirror:
 
 
 def cache_directory(given: Path | None = None) -> Path:
-    """The directory of mirrors: the one that was given, `$CKSTORE_CACHE`, or `ckstore` in the user's cache."""
+    """Return the directory of mirrors: the given one, `$CKSTORE_CACHE`, or `ckstore` in the user's cache."""
     if given is not None:
         return given.expanduser()
     named = os.environ.get(VARIABLE)
@@ -78,12 +78,12 @@ def cache_directory(given: Path | None = None) -> Path:
 
 
 def create(url: str, options: Mapping[str, str] | None = None, cache: Path | None = None) -> Mirror:
-    """Make a store behind a URL, once it is proven that it can hold one.
+    """Create a store behind a URL, after a proof that the server can hold one.
 
     Raises
     ------
     ConflictError
-        There is one already, above or below it as well.
+        A store exists there, or above or below it.
     UsageError
         The server ignores conditions or ranges.
     """
@@ -104,14 +104,14 @@ def create(url: str, options: Mapping[str, str] | None = None, cache: Path | Non
 def find(
     url: str, options: Mapping[str, str] | None = None, cache: Path | None = None, *, from_log: bool = False
 ) -> Mirror:
-    """The mirror of the store behind a URL; one that is not there yet begins with the last snapshot.
+    """Return the mirror of the store behind a URL; a new one starts from the last snapshot.
 
-    With `from_log` it begins with nothing, and is looked for under the id that the store has now.
+    With `from_log` it starts empty, under the id that the store has now.
 
     Raises
     ------
     NoStoreError
-        There is no store.
+        No store is there.
     """
     url = url.rstrip("/")
     remembered = _remembered(url, cache)
@@ -133,12 +133,12 @@ def find(
 
 
 def _is_followed(path: Path) -> bool:
-    """Whether a mirror has records, which show that the store is still the same one as soon as it follows the log."""
+    """Return whether a mirror has records, which will prove at the next refresh that the store is the same."""
     return (path / root.CATALOG).is_file() and any(name.isdigit() for name in os.listdir(path / root.LOG))
 
 
 def put_snapshot(mirror: Mirror, number: int) -> None:
-    """Put the mirror's catalog as a snapshot of the record `number`, for mirrors to come."""
+    """Put the mirror's catalog as a snapshot at record `number`, for new mirrors."""
     temporary = durable.temporary_path(mirror.path)
     try:
         with forks.Lock(), closing(sqlite3.connect(mirror.path / root.CATALOG)) as database:
@@ -155,7 +155,7 @@ def put_snapshot(mirror: Mirror, number: int) -> None:
     packed = len(data).to_bytes(8, "little") + zstd.compress(data, _LEVEL)
     name = f"snapshots/{mirror.log.store}/{number:012d}-{blake3(packed).hexdigest(length=20)}"
     if read_json(patiently(lambda: mirror.bucket.read(ROOT)), _ROOT)["store"] != mirror.log.store:
-        return  # Another store is there by now.
+        return  # Another store has replaced this one.
     patiently(lambda: mirror.bucket.put(name, packed))
     said = _plain({"format": FORMAT, "store": mirror.log.store, "snapshot": name})
     patiently(lambda: mirror.bucket.put(ROOT, said))
@@ -179,7 +179,7 @@ def _mirror(
             try:
                 if snapshot is None or not _fetch(bucket, snapshot, temporary):
                     create_file(temporary)
-                # Of two processes that make one mirror, the one that is first: they differ in nothing.
+                # If two processes create one mirror, the first one counts: both are equal.
                 with suppress(FileExistsError):
                     os.link(temporary, path / root.CATALOG)
             finally:
@@ -189,14 +189,14 @@ def _mirror(
 
 
 def _number(snapshot: str) -> int:
-    """The number of the record that a snapshot was made at, by its name."""
+    """Return the number of a snapshot's record, from its name."""
     return int(snapshot.rpartition("/")[2].partition("-")[0])
 
 
 def _check_alone(bucket: Bucket, url: str) -> None:
-    """Raise `ConflictError` where a store lies above or below: each would take objects of the other for its own.
+    """Raise `ConflictError` if a store lies above or below: each would take the other's objects for its own.
 
-    Below it is looked for among as many names as one list brings; a store that is not among them is rare.
+    The search below covers the names in one response to a list; a store that it misses is rare.
     """
     above = bucket.above(ROOT)
     if above is not None:
@@ -209,7 +209,7 @@ def _check_alone(bucket: Bucket, url: str) -> None:
 
 @contextmanager
 def _usable(cache: Path | None) -> Iterator[Path]:
-    """The directory of mirrors; where it cannot be used, one sentence says what to do."""
+    """Yield the directory of mirrors; turn errors of its use into one sentence with the remedy."""
     directory = cache_directory(cache)
     try:
         yield directory
@@ -223,7 +223,7 @@ def _usable(cache: Path | None) -> Iterator[Path]:
 
 
 def _fetch(bucket: Bucket, name: str, path: Path) -> bool:
-    """Write a snapshot's catalog to a path; False where it is not there or damaged: the log says all of it, too."""
+    """Write a snapshot's catalog to a path; return False if it is missing or damaged, since the log has everything."""
     try:
         data = patiently(lambda: bucket.read(name))
     except FileNotFoundError:
@@ -238,7 +238,7 @@ def _fetch(bucket: Bucket, name: str, path: Path) -> bool:
 
 
 def _remembered(url: str, cache: Path | None) -> tuple[str, dict[str, str]] | None:
-    """The id and the options of the store behind a URL, as they were when it was last used from here."""
+    """Return id and options of the store behind a URL at its last use from this machine."""
     try:
         said = read_json(_note(url, cache).read_bytes(), _REMEMBERED)
     except (OSError, ValueError):
@@ -263,7 +263,7 @@ def _note(url: str, cache: Path | None) -> Path:
 
 
 def _directory(url: str, store: str, cache: Path | None) -> Path:
-    """Where the mirror of a store lies: a copy of a bucket has the store's id, and goes on in its own way."""
+    """Return the directory of a store's mirror: a copied bucket has the same id, but its own changes."""
     return cache_directory(cache) / f"{store}-{_short(url)}"
 
 

@@ -1,4 +1,4 @@
-"""Packs of a remote store: written here and put there, read in ranges through the cache."""
+"""The packs of a remote store: written locally and uploaded, read in ranges through the cache."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ from ckstore.storage.remote.cache import BLOCK, BlockCache, allowed
 from ckstore.storage.remote.catalog import RemoteCatalog
 from ckstore.storage.remote.mirror import Mirror
 
-#: Where packs lie in the object store, and their blocks in the mirror.
+#: Prefix of packs in the object store, and directory of their blocks in the mirror.
 _PREFIX, _BLOCKS = "packs/", "blocks"
-#: Seconds for which a pack that was written here, or mapped, is read from its file at most.
+#: Largest age in seconds of local files of packs, written or mapped.
 _KEPT = 24 * 3600.0
-#: Packs that are put at once.
+#: Number of parallel uploads.
 _PUTS = 4
-#: Bytes that are fetched at once into a file.
+#: Bytes of each request that fetches a file.
 _PIECE = 16 << 20
-#: Seconds after which what looks damaged is fetched once more: others may have put the pack again.
+#: Seconds after which a pack that looks damaged is fetched again: others may have repaired it.
 _AGAIN = 60.0
-#: Snapshots that stay, and seconds after which nobody waits for what the clock was asked with.
+#: Number of snapshots that are kept, and age in seconds of abandoned objects that asked for the server's time.
 _SNAPSHOTS, _ABANDONED = 2, 3600.0
-#: A file of the mirror that was written when it last deleted packs that had gone.
+#: File of the mirror whose time is that of its last sweep.
 _SWEPT = "swept"
-#: Bytes at the end of a pack that mostly hold its manifest.
+#: Bytes at the end of a pack that usually contain its manifest.
 _END = 64 << 10
 
 
 class _RemotePack:
-    """A pack that lies in the object store."""
+    """A pack in the object store."""
 
     def __init__(self, cache: BlockCache, name: str, size: int, look_again: Callable[[str], None]) -> None:
         self._cache = cache
@@ -51,31 +51,31 @@ class _RemotePack:
         self.size = size
 
     def pread(self, offset: int, length: int) -> bytes:
-        """At most `length` bytes from `offset` on."""
+        """Return at most `length` bytes from `offset` on."""
         length = min(length, self.size - offset)
         try:
             return self._cache.read(self._name, self.size, offset, length) if length > 0 else b""
         except MissingPackError:
-            # Here and not in the thread that fetches, which a transaction of this one may keep from the catalog.
+            # Not in the fetching thread: a transaction of this thread may lock the catalog against it.
             self._look_again(self._name)
             raise
 
     def read_into(self, offset: int, target: memoryview) -> int:
-        """Fill some of `target` from `offset` on."""
+        """Fill a part of `target` from `offset` on."""
         data = self.pread(offset, len(target))
         target[: len(data)] = data
         return len(data)
 
 
 class RemotePacks(PackReader):
-    """The packs of a remote store; what was written by this mirror, and mapped packs, are files of it.
+    """The packs of a remote store; packs written by this mirror, and mapped packs, are local files.
 
     Parameters
     ----------
     mirror
-        Of the store.
+        Mirror of the store.
     catalog
-        Of the mirror.
+        Catalog of the mirror.
     """
 
     def __init__(self, mirror: Mirror, catalog: RemoteCatalog) -> None:
@@ -90,7 +90,7 @@ class RemotePacks(PackReader):
         self._leave_to_cache()
 
     def publish(self, names: Sequence[str]) -> None:
-        """Put packs; that a name is its content makes it harmless to do that twice."""
+        """Upload packs; a repeated upload is harmless, since the name is a digest of the content."""
         self._leave_to_cache(names)
 
         def put(name: str) -> None:
@@ -101,7 +101,7 @@ class RemotePacks(PackReader):
                 durable.checkpoint("pack-put")
 
     def prefetch_manifests(self, names: Iterable[str], besides: int = 0) -> None:
-        """Begin to fetch the ends of packs, where manifests lie, and the smallest packs whole."""
+        """Start fetching the ends of packs, which contain the manifests, and the smallest packs whole."""
         sizes = {}
         for name in names:
             with suppress(IntegrityError):
@@ -116,7 +116,7 @@ class RemotePacks(PackReader):
         self.prefetch(parts)
 
     def prefetch(self, parts: Iterable[tuple[str, int, int]]) -> None:
-        """Begin to fetch what will be read."""
+        """Start fetching parts that will be read."""
         sizes: dict[str, int | None] = {}
         wanted = []
         for name, offset, length in parts:
@@ -131,12 +131,12 @@ class RemotePacks(PackReader):
         self._cache.prefetch(wanted)
 
     def digest(self, pack: str) -> str:
-        """As of a local pack, but of the bytes that lie in the object store, whatever is here."""
+        """As for a local pack, but of the bytes in the object store; ignores the local cache."""
         self.forget(pack)
         return digest_file(self._buffered(pack, self._remote(pack, self.size(pack))))
 
     def is_whole(self, pack: str, size: int) -> bool:
-        """Whether the bytes that lie in the object store are what a pack's name says; what is here is not looked at."""
+        """Return whether the bytes in the object store match a pack's name; ignores the local cache."""
         digest = blake3()
         try:
             for offset in range(0, size, _PIECE):
@@ -146,9 +146,9 @@ class RemotePacks(PackReader):
         return _says(pack, digest.hexdigest(length=20))
 
     def put_again(self, pack: str, size: int) -> bool:
-        """Put a pack that is damaged or missing, if its bytes are here, as a file or as blocks of the cache.
+        """Upload a damaged or missing pack again, if its bytes are in a local file or in the cache.
 
-        Nobody can put anything else under its name, so two who do it at once do the same.
+        Its name determines its bytes, so that concurrent uploads are equal.
         """
         path, temporary = self._path(pack), durable.temporary_path(self._directory)
         try:
@@ -169,7 +169,7 @@ class RemotePacks(PackReader):
             self._drop_damaged(pack)
 
     def distrust(self, packs: Iterable[str]) -> bool:
-        """Drop what is here of packs that look damaged: it may have been read before others put them again."""
+        """Drop local copies of packs that look damaged: others may have repaired them since they were read."""
         now = time.monotonic()
         fresh = [pack for pack in packs if now - self._distrusted.get(pack, -math.inf) > _AGAIN]
         for pack in fresh:
@@ -178,13 +178,13 @@ class RemotePacks(PackReader):
         return bool(fresh)
 
     def _drop_damaged(self, pack: str) -> None:
-        """Drop the blocks of a pack, and its file unless that is what the name says."""
+        """Drop the blocks of a pack, and its file if that does not match the name."""
         self.forget(pack)
         if not _is_pack(self._path(pack), pack):
             self._path(pack).unlink(missing_ok=True)
 
     def list_packs(self) -> list[PackInfo]:
-        """Every pack that lies in the object store, by name."""
+        """Return every pack in the object store, by name."""
         found = []
         for item in patiently(lambda: list(self._bucket.list(_PREFIX))):
             name = item.name.removeprefix(_PREFIX)
@@ -195,7 +195,7 @@ class RemotePacks(PackReader):
         return found
 
     def modified(self, name: str) -> float:
-        """When a pack was put, by the server's clock, as it was listed last; raises `FileNotFoundError`."""
+        """Return the upload time of a pack by the server's clock, as last listed; raise `FileNotFoundError`."""
         if name not in self._modified:
             self.list_packs()
         try:
@@ -204,7 +204,7 @@ class RemotePacks(PackReader):
             raise FileNotFoundError(name) from None
 
     def now(self) -> float:
-        """The server's clock: what it says of an object that is written now. Those of killed processes go with it."""
+        """Return the server's time: that of an object written now. Deletes such objects of killed processes."""
         name = f"probe/{secrets.token_hex(16)}"
         patiently(lambda: self._bucket.put(name, b"now"))
         going = [name]
@@ -216,29 +216,30 @@ class RemotePacks(PackReader):
         return listed[name].timestamp()
 
     def files(self) -> Iterator[tuple[str, str, int]]:
-        """Every object of the store."""
+        """Yield every object of the store."""
         for item in patiently(lambda: list(self._bucket.list(""))):
             directory, _, name = item.name.rpartition("/")
             yield directory.partition("/")[0] or ".", name, item.size
 
     def sweep(self, grace: float) -> dict[str, int]:
-        """Delete packs that went; readers that have not heard of it have had so many seconds to do so.
+        """Delete packs dropped over `grace` seconds ago, after which all readers have seen the record of their removal.
 
-        What a record has removed no later one refers to, whoever writes it: nobody needs what is deleted here. Older
-        snapshots of the catalog go as well.
+        No later record refers to a removed pack, so that nobody needs the deleted ones. Older snapshots of the catalog
+        are deleted as well.
         """
         deleted = self._sweep(lambda written: self.now() - grace)
         self._delete_snapshots()
         return deleted
 
     def sweep_in_passing(self, grace: float, pause: float) -> None:
-        """The same right after a commit, whose time is the present one; unless that was done so many seconds ago."""
+        """Sweep right after a commit, which is the present time, unless done in the last `pause` seconds."""
         if not self._is_due(pause):
             return
-        self._sweep(lambda written: max(moment.timestamp() for moment in written.values()) - grace)
+        with suppress(ForeignNameError):  # `gc` reports it; the commit succeeded.
+            self._sweep(lambda written: max(moment.timestamp() for moment in written.values()) - grace)
 
     def _sweep(self, until: Callable[[Mapping[int, datetime]], float]) -> dict[str, int]:
-        """Delete packs that went until a time, which is made of when records were written, by number."""
+        """Delete packs dropped before a cutoff, which `until` computes from the records' times by number."""
         gone = self._catalog.gone()
         there = {info.name: info.bytes for info in self.list_packs() if info.name in gone}
         if not there:
@@ -256,7 +257,7 @@ class RemotePacks(PackReader):
         return {name: there[name] for name in old}
 
     def _delete_snapshots(self) -> None:
-        """Delete all snapshots but the last two: one of them may just be read."""
+        """Delete all snapshots but the last two: one of them may be in use."""
         names = [
             item.name for item in patiently(lambda: list(self._bucket.list(f"snapshots/{self._mirror.log.store}/")))
         ]
@@ -264,7 +265,7 @@ class RemotePacks(PackReader):
             patiently(lambda: self._bucket.delete(sorted(names)[:-_SNAPSHOTS]))
 
     def _is_due(self, pause: float) -> bool:
-        """Whether no process of this mirror has swept for so many seconds, and this one does so now."""
+        """Return whether a sweep by a process of this mirror is due after `pause` seconds, and claim it."""
         path = self._mirror.path / _SWEPT
         with suppress(OSError):
             if 0 <= time.time() - path.stat().st_mtime < pause:
@@ -273,7 +274,7 @@ class RemotePacks(PackReader):
         return True
 
     def close(self) -> None:
-        """Close every file, and wait for what is being fetched."""
+        """Close every file, and wait for running requests."""
         self._cache.close()
         super().close()
 
@@ -297,7 +298,7 @@ class RemotePacks(PackReader):
         return _RemotePack(self._cache, pack, size, self._look_again)
 
     def _whole(self, pack: str) -> OpenFile:
-        """A pack as a file of the mirror, into which it is fetched."""
+        """Return a pack as a file of the mirror; fetch it if needed."""
         opened = self._opened(pack)
         if not isinstance(opened, OpenFile):
             size, temporary = opened.size, durable.temporary_path(self._directory)
@@ -305,7 +306,7 @@ class RemotePacks(PackReader):
                 with durable.disk_full_explained(self._directory, size), temporary.open("wb") as file:
                     for offset in range(0, size, _PIECE):
                         file.write(self._fetch(pack, offset, min(_PIECE, size - offset)))
-                    # What is mapped is compared with nothing: after a power cut it must be whole, or not there.
+                    # Mapped bytes are not checked: after a power cut, the file must be complete or missing.
                     file.flush()
                     os.fsync(file.fileno())
                 opened = OpenFile(temporary)
@@ -318,10 +319,10 @@ class RemotePacks(PackReader):
         return opened
 
     def _leave_to_cache(self, names: Collection[str] = ()) -> None:
-        """Remove the files of other packs that were written here a while ago, and the oldest ones beyond a limit.
+        """Remove local files of other packs written a while ago, and the oldest ones beyond a limit.
 
-        The former were put and committed, or whoever wrote them was killed. Of the latter a file goes if its pack is
-        committed, or can never be; the last one stays, however large it is, for those who map it one after the other.
+        The former were committed, or their writers were killed. Of the latter, a file is removed if its pack is
+        committed or never will be. The last one stays at any size, for readers that map packs one after the other.
         """
         oldest = time.time() - _KEPT
         found = []
@@ -344,13 +345,13 @@ class RemotePacks(PackReader):
         self._close_removed()
 
     def _close_removed(self) -> None:
-        """Close files that were removed, by whichever process: they take up space as long as they are open."""
+        """Close files that any process has removed: they take up space while open."""
         for name in self._open:
             if isinstance(self._open.get(name), OpenFile) and not self._path(name).exists():
                 self._open.drop(name)
 
     def _look_again(self, pack: str) -> None:
-        """A pack is gone: hear of what others have done."""
+        """Apply the log of others after a pack was found missing."""
         self._open.drop(pack)
         self._catalog.refresh()
 
@@ -365,13 +366,13 @@ class RemotePacks(PackReader):
 
 
 def _says(name: str, digest: str) -> bool:
-    """Whether a pack's name says that its bytes have this digest."""
+    """Return whether a pack's name contains this digest."""
     parsed = parse_pack_name(name)
     return parsed is not None and parsed[0] == digest
 
 
 def _is_pack(path: Path, name: str) -> bool:
-    """Whether the file at a path is there and holds what the name of the pack says."""
+    """Return whether the file at a path exists and matches the pack's name."""
     try:
         with path.open("rb") as file:
             return _says(name, digest_file(file))

@@ -91,7 +91,7 @@ def test_a_store_is_made_despite_faults(directory: Path, proxy: Scripted, fault:
 
 def test_permanent_errors_are_raised_at_once(directory: Path, proxy: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bucket_module, "_PAUSE", 1000.0)
-    with pytest.raises(CkstoreError, match=r"There is no bucket nobody, or .*; make it first"):
+    with pytest.raises(CkstoreError, match=r"Bucket nobody does not exist, or .*; create it first"):
         put_own(ObstoreBucket("s3://nobody/store", {"endpoint": proxy.url}), "log/1", b"ours")
 
 

@@ -121,7 +121,7 @@ def test_the_process_of_a_saver_stores_in_a_bucket(server: ObjectStore, director
 
 
 def test_a_bucket_that_is_not_there(server: ObjectStore, directory: Path) -> None:
-    with pytest.raises(CkstoreError, match=r"There is no bucket nobody, or .*; make it first") as caught:
+    with pytest.raises(CkstoreError, match=r"Bucket nobody does not exist, or .*; create it first") as caught:
         ckstore.init(f"{server.url[:5]}nobody/store", options=server.options)
     assert server.secret not in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -154,7 +154,7 @@ def test_a_server_that_ignores_conditions_is_refused(monkeypatch: pytest.MonkeyP
         init = [sys.executable, "-m", "ckstore", "init", f"{server.url}/store"]
         ended = subprocess.run(init, capture_output=True, text=True, timeout=120)
         assert ended.returncode == 2
-        assert f"{server.url}/store cannot hold a store: the server writes an object although one is" in ended.stderr
+        assert f"{server.url}/store cannot hold a store: the server overwrites an existing object" in ended.stderr
         assert not list(ObstoreBucket(f"{server.url}/store", {}).list(""))
         assert not list(directory.iterdir())
 

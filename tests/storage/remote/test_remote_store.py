@@ -511,7 +511,7 @@ def test_places_that_cannot_hold_a_store_are_refused(server: SimulatedServer, di
     with pytest.raises(NoStoreError, match="is not a store; run `ckstore init s3://models/team-a`"):
         ckstore.open(URL, cache=directory / "a")
     server.ignores_conditions = True
-    with pytest.raises(UsageError, match="the server writes an object although one is there"):
+    with pytest.raises(UsageError, match="the server overwrites an existing object"):
         ckstore.init(URL, cache=directory / "a")
     assert not server.objects
     server.ignores_conditions = False
