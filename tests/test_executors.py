@@ -195,7 +195,7 @@ def test_a_worker_of_a_cluster_that_ends_is_one_sentence(filled: Path) -> None:
             ) as cluster,
             distributed.Client(cluster) as client,
             ckstore.open(filled, "r") as store,
-            pytest.raises(CkstoreError, match=r"^A worker of the executor ended before its work was done[^.]*\.$"),
+            pytest.raises(CkstoreError, match=r"^A worker of the executor died[^.]*\.$"),
         ):
             list(store.map(end, executor=client.get_executor()))
 
@@ -204,6 +204,6 @@ def test_a_process_that_ends_is_one_sentence(filled: Path) -> None:
     with (
         ckstore.open(filled, "r") as store,
         ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool,
-        pytest.raises(CkstoreError, match=r"^A worker of the executor ended before its work was done[^.]*\.$"),
+        pytest.raises(CkstoreError, match=r"^A worker of the executor died[^.]*\.$"),
     ):
         list(store.map(end, executor=pool))

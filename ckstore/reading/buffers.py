@@ -1,4 +1,4 @@
-"""Decodes stretches of a version's extents into buffers that are there already, by several threads."""
+"""Decodes ranges of a version's extents into existing buffers, with several threads."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 Bytes = npt.NDArray[np.uint8]
 
-#: Chunks from which on other threads are worth their start.
+#: Number of chunks above which other threads pay.
 _POOLED = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Elements from `first` to before `last` of an extent of a file, and the writable bytes that they go to."""
+    """A range of elements in an extent of a file, and the writable bytes that they are decoded to."""
 
     file: int
     extent: int
@@ -43,18 +43,18 @@ def fill(
     *,
     keep: bool = True,
 ) -> None:
-    """Carry out all requests; every chunk that they touch is decoded once.
+    """Fill all destinations; decode each chunk once.
 
     Parameters
     ----------
     version
-        Where from.
+        Version to read.
     requests
-        What and where to.
+        Ranges and their destinations.
     progress
         Called with numbers of bytes that were filled, by this thread.
     keep
-        Whether chunks stay in the store's cache for a while.
+        Keep chunks in the store's cache.
     """
     places: dict[tuple[int, int], list[tuple[int, int, Bytes]]] = {}
     for request in requests:
@@ -84,7 +84,7 @@ def fill(
 
 
 def read(version: StoredVersion, file: int, extent: int, first: int, last: int) -> npt.NDArray[Any]:
-    """Elements from `first` to before `last` of an extent, bit for bit, as an array of the caller's own."""
+    """Return the elements from `first` to before `last` of an extent, bit for bit, as a new array."""
     version.require(file, extent)
     out = np.empty(last - first, bits_dtype(version.layout.files[file].extents[extent].dtype))
     fill(version, [Destination(file, extent, first, last, out.view(np.uint8))])
@@ -92,12 +92,12 @@ def read(version: StoredVersion, file: int, extent: int, first: int, last: int) 
 
 
 def read_tensor(version: StoredVersion, file: int, tensor: Tensor, wanted: Sequence[Selection]) -> npt.NDArray[Any]:
-    """The elements of a tensor at all combinations of positions, as unsigned integers (complex128: 16 raw bytes).
+    """Return the elements of a tensor at combinations of positions, as unsigned integers (complex128: 16 raw bytes).
 
     Parameters
     ----------
     version, file, tensor
-        Where it is.
+        Version, file number and tensor.
     wanted
         For each axis a range, or ascending positions; see `ckstore.reading.gather.gather`.
     """
@@ -116,8 +116,8 @@ def read_tensor(version: StoredVersion, file: int, tensor: Tensor, wanted: Seque
 
 
 def _from_shards(version: StoredVersion, tensor: Tensor, wanted: Sequence[Selection]) -> npt.NDArray[Any]:
-    """The same of a tensor that is put together; of its shards only those are read that hold wanted elements."""
-    # Shards that overlap, as damage may have them, leave elements that none holds.
+    """Return the elements of a sharded tensor; read only the shards with wanted elements."""
+    # Overlapping shards, which only damage produces, leave elements that no shard contains.
     found = np.zeros([len(positions) for positions in wanted], bits_dtype(tensor.dtype))
     for file, shard in tensor.shards:
         if shard.box is None:
@@ -133,7 +133,7 @@ def _from_shards(version: StoredVersion, tensor: Tensor, wanted: Sequence[Select
 
 
 def _within(positions: Selection, first: int, stop: int) -> tuple[slice, Selection]:
-    """Which of an axis's positions lie between two, and these, counted from the first."""
+    """Return the slice of an axis's positions between two, and these positions relative to the first."""
     if isinstance(positions, range):
         if positions.step < 0:
             where, inner = _within(positions[::-1], first, stop)
@@ -148,7 +148,7 @@ def _within(positions: Selection, first: int, stop: int) -> tuple[slice, Selecti
 
 
 def _whole(version: StoredVersion, place: tuple[int, int], parts: list[tuple[int, int, Bytes]]) -> Bits | None:
-    """Where a chunk is wanted whole, once, and can be decoded to."""
+    """Return the destination of a chunk if it is wanted whole and once, and suits the decoder."""
     if len(parts) > 1:
         return None
     number, chunk = place

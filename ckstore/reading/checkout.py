@@ -33,7 +33,7 @@ Progress = Callable[[int], None]
 #: Bytes that a thread decodes at a time.
 _GROUP = 2 << 20
 
-#: Some bytes of a file.
+#: A piece of a file.
 Block = bytes | memoryview
 
 
@@ -49,15 +49,15 @@ def checkout(
 ) -> list[str]:
     """Write a version's file or directory tree to `target`.
 
-    Everything is written beside the target and renamed when it is whole and its SHA-256 is the original's; files with
-    coarse values get checksums that fit these. With `force`, a directory takes the place of all that was at `target`.
+    Everything is written next to the target and renamed once it is complete and its SHA-256 matches the original. Files
+    with coarse values get matching checksums. With `force`, a directory replaces everything at `target`.
 
     Parameters
     ----------
     version
         The version.
     target
-        The file or directory to be.
+        The file or directory to write.
     include, exclude
         Globs over the paths of a directory's files; see `chosen_entries`.
     force
@@ -75,9 +75,9 @@ def checkout(
     ConflictError
         The target exists, and `force` is not set.
     IntegrityError
-        The store does not give back what went in.
+        A restored file differs from the original.
     NotFoundError
-        No file is left, or the version has given up a part of one.
+        No file matches, or the version has dropped tensors of one.
     """
     document = version.document
     version.foresee()
@@ -89,7 +89,7 @@ def checkout(
         entries = [entry.path for entry in document.files] + [path for path, _ in document.links]
         return [path for path in entries if path not in chosen]
     version.require_whole([0])
-    if os.path.isdir(target):  # which raises nothing, whatever the path
+    if os.path.isdir(target):  # which raises no error for any path
         target = target / version.document.files[0].path
     with beside(target, force=force) as made:
         _write_file(version, 0, made, progress)
@@ -97,9 +97,9 @@ def checkout(
 
 
 def chosen_entries(version: StoredVersion, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> set[str]:
-    """Paths of the files, links and directories of a directory version that globs choose.
+    """Return the paths of the files, links and directories of a directory version that globs choose.
 
-    What is chosen comes with the directories that it lies in, and a link with what it leads to.
+    Chosen files include their directories, chosen links their targets.
 
     Parameters
     ----------
@@ -127,7 +127,7 @@ def chosen_entries(version: StoredVersion, include: Sequence[str] = (), exclude:
     while left:
         path = left.pop()
         aim = posixpath.normpath(posixpath.join(posixpath.dirname(path), links[path]))
-        # What it leads through may be links, too.
+        # The path to a link's target may contain further links.
         through = {str(parent) for parent in PurePosixPath(aim).parents}.intersection(links)
         found = {other for other in paths if other == aim or other.startswith(f"{aim}/") or other in through} - chosen
         left += [other for other in found if other in links]
@@ -138,9 +138,9 @@ def chosen_entries(version: StoredVersion, include: Sequence[str] = (), exclude:
 
 @contextmanager
 def beside(target: Path, *, force: bool, directory: bool = False) -> Iterator[Path]:
-    """A path next to `target` to write to, which takes its place when the block ends well and vanishes when not.
+    """Yield a path next to `target`, which replaces the target after the block, or is removed on an error.
 
-    What a killed process left next to `target` of the same kind is removed.
+    Remains of killed processes next to `target` are removed.
     """
     local_path(target)
     try:
@@ -151,7 +151,7 @@ def beside(target: Path, *, force: bool, directory: bool = False) -> Iterator[Pa
         raise
     except OSError as error:
         why = error.strerror or os.strerror(error.errno or 0)
-        raise UsageError(f"Nothing can be written at {target} ({why}); choose another path.") from error
+        raise UsageError(f"No file can be written at {target} ({why}); choose another path.") from error
     with place as (made, former):
         if directory:
             made.mkdir()
@@ -175,7 +175,7 @@ def _check_place(target: Path, *, force: bool, directory: bool) -> None:
     if not directory and target.is_dir() and not target.is_symlink():
         raise ConflictError(f"{target} is a directory; name a file, or a directory that does not exist yet.")
     if not target.parent.is_dir():
-        raise UsageError(f"{target.parent} is not a directory; make it first.")
+        raise UsageError(f"{target.parent} is not a directory; create it first.")
 
 
 def _write_tree(version: StoredVersion, chosen: set[str], root: Path, progress: Progress | None) -> None:
@@ -183,7 +183,7 @@ def _write_tree(version: StoredVersion, chosen: set[str], root: Path, progress: 
         write_entries(version, chosen, root, progress)
     except (FileExistsError, NotADirectoryError) as error:
         raise IntegrityError(
-            f"The version has two entries at {error.filename}, or two that this file system takes for one; "
+            f"The version has two entries at {error.filename}, or two that this file system does not distinguish; "
             "choose a target on another one, or run `ckstore verify`."
         ) from error
 
@@ -209,19 +209,19 @@ def write_entries(version: StoredVersion, chosen: set[str], root: Path, progress
     for path, link in links:
         if leads_out(path, link, os.fspath(root), real_root):
             raise IntegrityError(
-                f"The manifest's link {path!r} leads out of the version (to {link!r}); nothing is left."
+                f"The manifest's link {path!r} points outside the version (to {link!r}); the output was removed."
             )
     for path, mode in reversed(directories):
         _inside(root, path).chmod(mode & PERMISSIONS)
 
 
 def _inside(root: Path, path: str) -> Path:
-    """The place of a stored relative path below `root`; one that leads outside or through a link is refused."""
+    """Return the place of a stored relative path below `root`; refuse one that leads outside or through a link."""
     parts = PurePosixPath(path)
     place = root.joinpath(*parts.parts)
     outside = parts.is_absolute() or ".." in parts.parts or not parts.parts
     if outside or any(root.joinpath(*parts.parts[:depth]).is_symlink() for depth in range(1, len(parts.parts) + 1)):
-        raise IntegrityError(f"The manifest names {path!r}, which leads out of the version; nothing was written there.")
+        raise IntegrityError(f"The manifest's path {path!r} leads outside the version; the file was not written.")
     return place
 
 
@@ -249,7 +249,7 @@ def _write_file(version: StoredVersion, number: int, place: Path, progress: Prog
 
 
 def checked_blocks(version: StoredVersion, number: int) -> Iterator[Block]:
-    """The bytes of a file in order; raises `IntegrityError` at their end where their SHA-256 is not the original's."""
+    """Yield the bytes of a file in order; raise `IntegrityError` at the end unless their SHA-256 is the original's."""
     entry = version.document.files[number]
     with StreamSha256() as sha:
         for block in file_blocks(version, number):
@@ -257,14 +257,14 @@ def checked_blocks(version: StoredVersion, number: int) -> Iterator[Block]:
             yield block
         if sha.hexdigest() != entry.sha256:
             raise IntegrityError(
-                f"{entry.path} of version {version.row.number} does not come back as it went in; run `ckstore verify`."
+                f"{entry.path} of version {version.row.number} differs from the original; run `ckstore verify`."
             )
 
 
 def coarse_blocks(version: StoredVersion, number: int, out: BinaryIO) -> Iterator[Block]:
-    """The bytes of a file with coarse values in order; at their end its checksums are written over those in `out`.
+    """Yield the bytes of a file with coarse values in order; then write its checksums over those in `out`.
 
-    `out` can be read: a checksum over others is taken when these are there.
+    `out` must be readable: some checksums cover others.
     """
     layout = version.layout.files[number]
     checks = Checks(layout)
@@ -298,7 +298,7 @@ def write_all(out: BinaryIO, block: bytes | memoryview) -> None:
 
 
 def file_blocks(version: StoredVersion, number: int) -> Iterator[Block]:
-    """The bytes of a file in order; chunks are decoded ahead by a pool of threads."""
+    """Yield the bytes of a file in order; a pool of threads decodes chunks ahead."""
     layout = version.layout.files[number]
     skeleton = version.skeleton(number)
 
@@ -313,12 +313,12 @@ def file_blocks(version: StoredVersion, number: int) -> Iterator[Block]:
             yield from blocks
 
 
-#: Elements from one to before another of an extent, or bytes of the skeleton where the extent is negative.
+#: A range of elements in an extent, or of bytes in the skeleton if the extent is negative.
 _Stretch = tuple[int, int, int]
 
 
 def _stretches(version: StoredVersion, number: int, layout: FileLayout) -> Iterator[list[_Stretch]]:
-    """All of a file in order, in groups of some bytes: a thread is handed many small chunks at once."""
+    """Yield all ranges of a file in order, grouped, so that a thread gets many small chunks at once."""
     group: list[_Stretch] = []
     filled = position = 0
     for piece in pieces(layout):

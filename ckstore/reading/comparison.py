@@ -28,7 +28,7 @@ Kind = Literal["added", "removed", "shape", "values"]
 
 @dataclass(frozen=True, slots=True)
 class TensorForm:
-    """The dtype, as torch calls it, and the shape of a tensor."""
+    """The dtype, as torch names it, and the shape of a tensor."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -66,7 +66,7 @@ class DiffReport:
     Attributes
     ----------
     changes
-        The tensors that differ: in the order of the second version, then those that only the first one has.
+        The tensors that differ: in the order of the second version, then those of the first version alone.
     compared
         Number of tensors compared, equal ones included.
     """
@@ -153,7 +153,7 @@ class _Side:
         return list(found.values())
 
     def has_own_objects(self, path: str) -> bool:
-        """Return whether the objects of the tensor hold nothing else, so that different ids mean different values."""
+        """Return whether the objects of the tensor contain no other, so that different ids mean different values."""
         file, tensor = self.tensors[path]
         places = tensor.places(file)
         count = sum(self.stored.layout.files[number].extents[extent].count for number, extent in places)

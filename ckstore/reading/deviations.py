@@ -1,4 +1,4 @@
-"""How far the tensors of a coarse version are off."""
+"""The deviations of a coarse version's tensors from their originals."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from ckstore.reading.stored_version import StoredVersion
 
 
 def tensor_deviations(version: StoredVersion) -> dict[str, Deviation]:
-    """How far the tensors of a version are off, by path; see `Version.deviations`."""
+    """Return the deviations of a version's tensors, by path; see `Version.deviations`."""
     coarse = version.document.coarse
     parts: dict[tuple[int, int], list[tuple[int, Deviation]]] = {}
     for number, facts in ({} if coarse is None else coarse.units).items():

@@ -1,4 +1,4 @@
-"""Exports: a version's tensors, or some of them, as safetensors, pt or npz."""
+"""Exports: tensors of a version as safetensors, pt or npz."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 Progress = Callable[[int], None]
 
-#: Formats that tensors can be exported in.
+#: Formats of exports.
 FORMATS: tuple[Format, ...] = get_args(Format)
 
-#: What libraries that load safetensors files look for.
+#: Metadata that loaders of safetensors files expect.
 _METADATA = {"format": "pt"}
 
 
@@ -45,29 +45,29 @@ def export(
     force: bool = False,
     progress: Progress | None = None,
 ) -> list[str]:
-    """Write tensors of a version to one file, in memory of a few chunks.
+    """Write tensors of a version to one file, with memory for a few chunks.
 
-    In safetensors and npz a tensor that is not contiguous, or a conj or neg view, is held in memory whole.
+    For safetensors and npz, a tensor that is not contiguous, or a conj or neg view, is held in memory whole.
 
     Parameters
     ----------
     version
         The version.
     target
-        The file; it is written beside and renamed.
+        The file; it is written next to it and renamed.
     format
-        `safetensors` and `npz` hold tensors by name: the text of their path, or the plain name where the version is one
-        file and holds them in one flat dictionary. `pt` keeps the nesting, plain values, ties, and conj and neg views,
-        and loads with ``weights_only=True``: objects of unknown classes become plain dictionaries, parameters tensors.
+        `safetensors` and `npz` store tensors by name: the text of their path, or the plain name if the version is one
+        file with one flat dictionary. `pt` keeps the nesting, plain values, ties, and conj and neg views, and loads
+        with ``weights_only=True``: objects of unknown classes become plain dictionaries, parameters tensors.
     include, exclude
         Globs over the paths of tensors; see `ckstore.formats.paths.match_texts`.
     strip
-        Write one subtree alone: tensors have the names that they have in it, joined by dots as in torch, and `pt` holds
-        the subtree itself. Files of a directory, such as the shards of a model, are put together.
+        Write one subtree alone: tensors get their names in it, joined by dots as in torch, and `pt` contains the
+        subtree itself. Files of a directory, such as the shards of a model, are merged.
     force
         Overwrite the target.
     progress
-        Called with numbers of bytes of tensors that were decoded.
+        Called with numbers of decoded bytes.
 
     Returns
     -------
@@ -77,15 +77,15 @@ def export(
     Raises
     ------
     NotFoundError
-        No tensor is left.
+        No tensor matches.
     UsageError
-        The format lacks a tensor's dtype, or there is no such format; with `strip`, tensors lie in several subtrees, or
-        two have one name.
+        The format is unknown or lacks a tensor's dtype; with `strip`, tensors lie in several subtrees, or two have the
+        same name.
     ConflictError
         The target exists, and `force` is not set.
     """
     if format not in FORMATS:
-        raise UsageError(f"There is no format {format}; choose one of {', '.join(FORMATS)}.")
+        raise UsageError(f"Unknown format {format}; choose one of {', '.join(FORMATS)}.")
     chosen = chosen_tensors(version, include, exclude)
     subtree = subtree_of(version, chosen, include) if strip else None
     names = _names(version, chosen) if subtree is None else stripped_names(version, chosen, subtree)
@@ -103,14 +103,14 @@ def export(
 
 
 def write_whole(version: StoredVersion, place: Path, chosen: Sequence[str], progress: Progress | None = None) -> None:
-    """Write some tensors of a version to a new file as `pt`: nested as they were, or by path where that is lost."""
+    """Write tensors of a version to a new file as `pt`: in their nesting, or by path if that is lost."""
     names = {path: path for path in chosen}
     with ThreadPoolExecutor(worker_count(), thread_name_prefix="ckstore") as pool:
         reader = _TensorReader(version, pool, progress)
         try:
             with _created(place) as out:
                 _write_pt(version, names, None, reader, out, lambda file: version.parsed(file, gaps=True))
-        except CkstoreError:  # Of the bytes that are not tensors.
+        except CkstoreError:  # The skeleton is damaged.
             place.unlink()
             with _created(place) as out:
                 _write_pt(version, names, None, reader, out, version.layout.files.__getitem__, flat=True)
@@ -121,7 +121,7 @@ def _created(path: Path) -> IO[bytes]:
 
 
 class _TensorReader:
-    """Reads tensors and extents in pieces, ahead of the writer, by a pool of threads."""
+    """Reads pieces of tensors and extents ahead of the writer, with a pool of threads."""
 
     def __init__(self, version: StoredVersion, pool: ThreadPoolExecutor, progress: Progress | None) -> None:
         self._version = version
@@ -129,7 +129,7 @@ class _TensorReader:
         self._progress = progress or (lambda nbytes: None)
 
     def extent(self, file: int, extent: int, first: int = 0, last: int | None = None) -> Iterator[Block]:
-        """The bytes of an extent, or of its elements from `first` to before `last`."""
+        """Yield the bytes of an extent, or of its elements from `first` to before `last`."""
         stop = self._version.layout.files[file].extents[extent].count if last is None else last
         stretches = (
             (max(first, low), min(stop, high))
@@ -145,7 +145,7 @@ class _TensorReader:
             yield piece
 
     def tensor(self, path: str) -> Iterator[Block]:
-        """The bytes of a tensor in C order."""
+        """Yield the bytes of a tensor in C order."""
         file, tensor = self._version.paths[path]
         size = prod(tensor.shape)
         if size == 0:
@@ -168,7 +168,7 @@ def _is_contiguous(tensor: Tensor) -> bool:
 
 
 def _names(version: StoredVersion, chosen: Sequence[str]) -> list[str]:
-    """Names of whole paths, or plain ones in a flat dictionary."""
+    """Return full paths, or plain names for a flat dictionary."""
     flat = not version.document.is_directory and all(
         len(tensor.path) == 1 and isinstance(tensor.path[0], str) for _, tensor in version.paths.values()
     )
@@ -261,7 +261,7 @@ def _write_pt(
 
 
 def _descend(tree: Any, subtree: TensorPath, kept: Collection[int]) -> Any:
-    """The node of a tree at a path; None where no plain container of it holds all tensors that are kept."""
+    """Return the node of a tree at a path; None if no plain container there contains all kept tensors."""
     for segment in subtree:
         if isinstance(tree, dict):
             tree = tree.get(segment)

@@ -1,4 +1,4 @@
-"""Gathers elements of a strided tensor from a flat extent, and reads little more than the stretches they lie in."""
+"""Gathers elements of a strided tensor from a flat extent, and reads few other elements."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from ckstore.errors import CkstoreError
 
 Array = npt.NDArray[Any]
 
-#: The positions that are wanted along one axis: ascending, or a range of any direction.
+#: The wanted positions along one axis: ascending, or a range of any direction.
 Selection = range | npt.NDArray[np.int64]
 
-#: Gives the elements from the first to before the second position of an extent, as a flat array of the caller's own.
+#: Reads the elements from the first to before the second position of an extent, as a new flat array.
 Read = Callable[[int, int], Array]
 
-#: Elements that are not read although they lie between wanted ones, where there are so many or more of them in a row.
+#: Gap in elements between wanted ones that is skipped; smaller gaps are read.
 GAP = 1 << 15
 
-#: Elements that are read at once where fewer than half of them are wanted.
+#: Elements that are read at once if fewer than half of them are wanted.
 SPARSE = 1 << 21
 
 
 def gather(read: Read, dtype: np.dtype[Any], offset: int, strides: Sequence[int], wanted: Sequence[Selection]) -> Array:
-    """The elements at all combinations of positions, as a contiguous array that may be written to.
+    """Return the elements at all combinations of positions, as a new contiguous array.
 
     Parameters
     ----------
     read
         Reads the extent; see `Read`.
     dtype
-        Of what it gives.
+        Dtype of the elements.
     offset, strides
-        Of the tensor, in elements of the extent; strides are not negative.
+        Place of the tensor, in elements of the extent; strides are not negative.
     wanted
-        For each axis the positions, all within the tensor.
+        Positions for each axis, all within the tensor.
 
     Returns
     -------
@@ -54,14 +54,14 @@ def gather(read: Read, dtype: np.dtype[Any], offset: int, strides: Sequence[int]
         return read(low, high).reshape(shape)
     try:
         out = np.empty(shape, dtype)
-    except (MemoryError, ValueError) as error:  # Of strides of 0 a few elements make any number.
+    except (MemoryError, ValueError) as error:  # Strides of 0 repeat a few elements any number of times.
         raise CkstoreError(f"{shape} elements do not fit into memory; read a part of them.") from error
     _gather_into(out, read, offset, strides, list(wanted))
     return out
 
 
 def _is_dense(strides: Sequence[int], wanted: Sequence[Selection]) -> bool:
-    """Whether the wanted elements follow each other without gaps in C order."""
+    """Return whether the wanted elements are adjacent in C order."""
     step = 1
     for stride, positions in zip(reversed(strides), reversed(wanted), strict=True):
         if len(positions) == 1:
@@ -73,7 +73,7 @@ def _is_dense(strides: Sequence[int], wanted: Sequence[Selection]) -> bool:
 
 
 def _span(offset: int, strides: Sequence[int], wanted: Sequence[Selection]) -> tuple[int, int]:
-    """The first wanted element, and the one behind the last."""
+    """Return the index of the first wanted element, and the index after the last."""
     low = high = offset
     for stride, positions in zip(strides, wanted, strict=True):
         first, last = int(positions[0]), int(positions[-1])
@@ -97,7 +97,7 @@ def _gather_into(out: Array, read: Read, offset: int, strides: Sequence[int], wa
         _in_parts(out, read, offset, strides, wanted, axis, [len(wanted[axis]) // 2])
         return
     flat = read(low, high)
-    # A box over the covering range of every axis, then the wanted positions in it.
+    # Reads the box over the range of every axis, then selects the wanted positions.
     starts = [min(int(positions[0]), int(positions[-1])) for positions in wanted]
     lengths = [abs(int(p[-1]) - int(p[0])) + 1 for p in wanted]
     item = flat.dtype.itemsize
@@ -114,7 +114,7 @@ def _slice(positions: range, start: int) -> slice:
 
 
 def _cuts(positions: Selection, stride: int, inner: int) -> list[int]:
-    """Where to cut an axis because what lies between two positions, beyond `inner` elements, need not be read."""
+    """Return the positions after which an axis is cut, since the gaps there exceed `inner` elements."""
     if len(positions) < 2 or stride == 0:
         return []
     if isinstance(positions, range):

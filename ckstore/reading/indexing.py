@@ -1,4 +1,4 @@
-"""What NumPy's indexing expressions select along each axis, so that no more than that need be read."""
+"""The positions that NumPy's indexing expressions select along each axis, so that only these are read."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ import numpy.typing as npt
 
 from ckstore.reading.gather import Selection
 
-#: An axis whose positions are all left to reading.
+#: An axis whose positions are all read.
 _ALL = slice(None)
 
 
 def parse_key(key: Any, shape: tuple[int, ...]) -> tuple[list[Selection], tuple[Any, ...]]:
-    """Split an indexing expression into what is to be read and what is then to be done.
+    """Split an indexing expression into positions to read, and an expression for the resulting array.
 
     Parameters
     ----------
     key
-        Anything that NumPy takes: integers, slices, `...`, None, arrays of integers or bools, tuples of these.
+        Any index that NumPy accepts: integers, slices, `...`, None, arrays of integers or bools, tuples of these.
     shape
-        Of the array that is indexed.
+        Shape of the indexed array.
 
     Returns
     -------
     tuple
-        For each axis the positions to be read, and the expression that makes the result from their box.
+        The positions to read for each axis, and the expression that turns their box into the result.
 
     Raises
     ------
@@ -62,7 +62,7 @@ def parse_key(key: Any, shape: tuple[int, ...]) -> tuple[list[Selection], tuple[
 
 
 def _expand(key: Any, shape: tuple[int, ...]) -> list[Any]:
-    """One slice, integer or integer array for each axis, and None for each axis to be inserted."""
+    """Return one slice, integer or integer array for each axis, and None for each inserted axis."""
     terms = [_term(item) for item in (key if isinstance(key, tuple) else (key,))]
     ellipses = [place for place, term in enumerate(terms) if term is Ellipsis]
     if len(ellipses) > 1:
@@ -86,7 +86,7 @@ def _expand(key: Any, shape: tuple[int, ...]) -> list[Any]:
 
 
 def _axes(term: Any) -> int:
-    """How many axes a term takes."""
+    """Return the number of axes that a term indexes."""
     if term is None or term is Ellipsis:
         return 0
     return term.ndim if isinstance(term, np.ndarray) and term.dtype == np.bool else 1
@@ -108,7 +108,7 @@ def _term(item: Any) -> Any:
 
 
 def _in_range(positions: npt.NDArray[np.int64], axis: int, size: int) -> npt.NDArray[np.int64]:
-    """Positions counted from the front."""
+    """Return non-negative positions."""
     outside = (positions < -size) | (positions >= size)
     if outside.any():
         raise IndexError(f"index {positions[outside].flat[0]} is out of bounds for axis {axis} with size {size}")

@@ -1,7 +1,7 @@
-"""Builds objects of well-known types from what a pickle says of them.
+"""Builds objects of well-known types from the descriptions in a pickle.
 
-A name in a pickle is looked up in the tables here; it is never imported, and no class is called that is neither in them
-nor given by the caller.
+A name in a pickle is looked up in the tables here. It is never imported, and no class is called unless the tables or
+the caller list it.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from ckstore.formats.torch.pickle_writer import OPAQUE
 from ckstore.formats.torch.tree import TreeReader
 from ckstore.formats.trees import replace_tensors
 
-#: Bytes that objects may take besides what is in proportion to the pickle.
+#: Bytes that objects may take in addition to a multiple of the pickle's size.
 _FREE_BYTES = 1 << 28
 _TIMES_THE_PICKLE = 16
 
-#: Makes an object of arguments, state and items; raises one of `_UNFIT` where they are not what the type writes.
+#: Makes an object of arguments, state and items; raises one of `_UNFIT` if the type does not write them.
 _Make = Callable[[tuple[Any, ...], Any, tuple[Any, ...]], Any]
 _UNFIT = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
@@ -51,7 +51,7 @@ def _require(holds: bool) -> None:
 
 
 def _called(cls: Callable[..., Any], *kinds: type) -> _Make:
-    """Calls `cls` with its arguments, all of them of these kinds; of any where none are given."""
+    """Return a maker that calls `cls` with its arguments, all of these kinds; of any kind if none is given."""
 
     def make(args: tuple[Any, ...], state: Any, items: tuple[Any, ...]) -> Any:
         _require(state is None and not items)
@@ -62,7 +62,7 @@ def _called(cls: Callable[..., Any], *kinds: type) -> _Make:
 
 
 def _with_state(cls: Callable[[], Any]) -> _Make:
-    """An object that is nothing but its attributes."""
+    """Return a maker of objects that consist of their attributes."""
 
     def make(args: tuple[Any, ...], state: Any, items: tuple[Any, ...]) -> Any:
         _require(not args and not items and (state is None or all(isinstance(name, str) for name in state)))
@@ -145,7 +145,7 @@ def _dtype(args: tuple[Any, ...], state: Any, items: tuple[Any, ...]) -> Any:
         return np.dtype((base, shape))
     if names is not None:
         parts = [fields[name] for name in names]
-        # Fields of fields could double at every level.
+        # Nested fields could double at every level.
         _require(all(isinstance(part[0], np.dtype) and part[0].base.fields is None for part in parts))
         offsets = [part[1] for part in parts]
         aligned = len(state) > 7 and bool(state[7] & 0x80)
@@ -172,7 +172,7 @@ def _reconstruct(args: tuple[Any, ...], state: Any, items: tuple[Any, ...]) -> A
     _require(args[0] is np.ndarray and not items)
     _, shape, dtype, fortran, data = state
     array = _array(shape, dtype, data, "F" if fortran else "C")
-    # As NumPy's own `__setstate__` does, but for fields.
+    # Equals NumPy's own `__setstate__`, except for fields.
     return array if dtype.isnative or dtype.fields else array.astype(dtype.newbyteorder("="), order="K")
 
 
@@ -189,7 +189,7 @@ def _scalar(args: tuple[Any, ...], state: Any, items: tuple[Any, ...]) -> Any:
     return _array((1,), dtype, data, "C")[0]
 
 
-#: Classes, and constants of torch, that a pickle may name without calling them.
+#: Classes, and constants of torch, that a pickle may name without a call.
 NAMED: dict[str, Any] = {
     **CLASSES,
     "numpy.ndarray": np.ndarray,
@@ -201,7 +201,7 @@ NAMED: dict[str, Any] = {
     },
 }
 
-#: Makers of objects by the name of what the pickle calls.
+#: Makers of objects by the name that the pickle calls.
 MAKERS: dict[str, _Make] = {
     "argparse.Namespace": _with_state(argparse.Namespace),
     "builtins.bytearray": _bytearray,
@@ -238,7 +238,7 @@ MAKERS: dict[str, _Make] = {
     "uuid.UUID": _uuid,
 }
 
-#: Keys whose hashes nobody can make collide, besides plain ones.
+#: Keys in addition to plain ones whose hashes an attacker cannot make collide.
 _FAIR = (
     np.number, np.bool_, np.character, np.datetime64, pathlib.PurePath, torch.dtype, torch.device, dt.date,
     dt.time, dt.timedelta, dt.timezone, Enum, str, float, bool, bytes, complex, type(None),
@@ -248,7 +248,7 @@ _LONGEST_KEY = 64
 
 
 def _fair(key: Any, depth: int = 0) -> Any:
-    """The key, where hashing it takes little time and collides with no more than a few."""
+    """Return the key if hashing it takes little time and collides with few others; otherwise raise."""
     if isinstance(key, tuple):
         _require(len(key) <= _LONGEST_KEY and depth < 2)
         for part in key:
@@ -261,19 +261,19 @@ def _fair(key: Any, depth: int = 0) -> Any:
 
 
 class ObjectBuilder:
-    """Makes objects of the `Unknown` nodes of one tree; those of other types stay as they are.
+    """Makes objects of the `Unknown` nodes of one tree; unknown types stay nodes.
 
     Parameters
     ----------
     pickle_bytes
-        Size of the pickle, in proportion to which objects may take memory.
+        Size of the pickle, which limits the memory of objects.
     allow
-        More classes, by whose name in the pickle their objects are made: dataclasses, enumerations, named tuples and
-        whatever else pickles by its attributes.
+        Further classes, by the names in the pickle: dataclasses, enumerations, named tuples and any other class whose
+        pickle contains its attributes.
 
     Raises
     ------
-    UsageError
+    `allow` contains a value that is not a class.
         Something in `allow` is not a class.
     """
 
@@ -286,12 +286,12 @@ class ObjectBuilder:
         self._left = _FREE_BYTES + _TIMES_THE_PICKLE * pickle_bytes
 
     def __call__(self, node: Unknown) -> Any:
-        """The object of a node whose parts are made; the node itself where its type is not known.
+        """Return the object of a node whose parts are complete; the node itself if its type is unknown.
 
         Raises
         ------
         InputError
-            The pickle's objects would take far more memory than it has bytes.
+            The objects would take far more memory than the pickle has bytes.
         UsageError
             An object of an allowed class cannot be made.
         """
@@ -312,7 +312,7 @@ class ObjectBuilder:
             return node
 
     def _spend(self, part: Any, depth: int) -> None:
-        """Count what copying a part takes: a few shared parts could be copied any number of times."""
+        """Count the memory of a copied part: a few shared parts could be copied any number of times."""
         if isinstance(part, str | bytes | bytearray):
             self._left -= len(part)
         elif isinstance(part, tuple | list | dict):
@@ -321,12 +321,14 @@ class ObjectBuilder:
                 for inner in part.values() if isinstance(part, dict) else part:
                     self._spend(inner, depth - 1)
         if self._left < 0:
-            raise InputError("The objects of the pickle take far more memory than it has bytes; it is not sound.")
+            raise InputError(
+                "The objects of the pickle take far more memory than it has bytes; it is damaged or hostile."
+            )
 
     def _opened(self, node: Unknown) -> Any:
-        """What a live state dict held and was kept as the bytes of its pickle, where the allowed classes make it."""
+        """Return an object that a live state dict stored as a pickle, if the allowed classes can make it."""
         data = node.args[0] if node.args else None
-        # Pickles within pickles stay closed: they could go on without end.
+        # Pickles within pickles stay closed: they could be nested without end.
         if self._is_inside or not isinstance(data, bytes):
             return node
         self._is_inside = True
@@ -338,19 +340,19 @@ class ObjectBuilder:
         return node if isinstance(made, Unknown) else made
 
     def _member(self, enumeration: Any, name: Any) -> Any:
-        """A member of an allowed enumeration, as some versions of Python write it."""
+        """Return a member of an allowed enumeration, in the form of some versions of Python."""
         if enumeration in self._allowed.values() and issubclass(enumeration, Enum):
             return enumeration.__members__[name]
         return None
 
 
 def _of_class(cls: type, node: Unknown) -> Any:
-    """An object of a class that the caller allowed, from arguments of its `__new__`, items and state."""
+    """Return an object of an allowed class, from arguments of its `__new__`, items and state."""
     args = node.args or ()
     try:
         if issubclass(cls, Enum):
             return cls(*args)
-        # Such a class takes its arguments in `__init__`, or nothing is known of what is called with them.
+        # Such a class needs arguments in `__init__`, or its callable is unknown.
         if args and (cls.__new__ is object.__new__ or issubclass(cls, _FILLED)):
             raise TypeError("its pickle calls it with arguments")
         made: Any = cls.__new__(cls, *args)
@@ -369,9 +371,7 @@ def _of_class(cls: type, node: Unknown) -> Any:
         for name, value in (slots or {}).items():
             object.__setattr__(made, name, value)
     except Exception as error:
-        raise UsageError(
-            f"No {node.name} can be made of what the version holds ({error}); leave it out of `allow`."
-        ) from error
+        raise UsageError(f"No {node.name} can be made from the version ({error}); leave it out of `allow`.") from error
     return made
 
 

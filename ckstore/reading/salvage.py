@@ -1,8 +1,8 @@
-"""Salvage: what is whole of a version whose packs were damaged or lost in part.
+"""Salvage: recovers the intact parts of a version whose packs are damaged or lost.
 
-lost  = survey(version)                        # every object and skeleton is read once
-files that lost nothing                        # as they were, SHA-256 compared
-of others, tensors that are whole              # NAME.salvaged.pt
+lost  = survey(version)                        # read every object and skeleton once
+intact files                                   # restored as in a checkout, SHA-256 compared
+intact tensors of damaged files                # NAME.salvaged.pt
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ if TYPE_CHECKING:
 
 Progress = Callable[[int], None]
 
-#: What the name of a file ends with that holds the whole tensors of one that is not.
+#: Suffix of a file with the intact tensors of a damaged one.
 SUFFIX = ".salvaged.pt"
 
 
 @dataclass(slots=True)
 class SalvageReport:
-    """What of a version was written, and what is lost.
+    """The recovered and the lost parts of a version.
 
     Attributes
     ----------
     files
-        Paths of the files that came back as they were.
+        Paths of the files that were restored byte for byte.
     tensors
-        Of every other file that has whole tensors, their paths, by the path of the file.
+        Paths of the recovered tensors, by the path of their damaged file.
     lost_files, lost_tensors
-        What is wrong, by path of the files that are not whole, and of the tensors.
+        The reason of each loss, by the path of the file or tensor.
     """
 
     files: list[str] = field(default_factory=list)
@@ -53,19 +53,19 @@ class SalvageReport:
 def salvage(
     version: StoredVersion, target: Path, *, force: bool = False, progress: Progress | None = None
 ) -> SalvageReport:
-    """Write what is whole of a version to `target`, as `checkout` would if nothing is lost.
+    """Write the intact parts of a version to `target`; without losses, the same files as `checkout`.
 
-    A file that is not whole is not written. Its whole tensors are, as `pt`, nested as they were, to a file whose name
-    ends with `.salvaged.pt`, so that nobody takes it for the other; it is beside the others, or beside `target`.
+    A damaged file is not written. Its intact tensors are written as `pt`, in their nesting, to a file with the suffix
+    `.salvaged.pt`, so that it is not mistaken for the original. It is next to the others, or next to `target`.
 
     Parameters
     ----------
     version
-        The version; of one that is read as coarse, exact layers that are lost do not count.
+        The version; if it is read as coarse, lost exact layers do not count.
     target
-        The file or directory to be.
+        The file or directory to write.
     force
-        Overwrite what is there.
+        Overwrite the target.
     progress
         Called with numbers of bytes that were written.
 
@@ -74,7 +74,7 @@ def salvage(
     ConflictError
         The target exists, and `force` is not set.
     IntegrityError
-        Nothing at all is whole, or what the version consists of is lost itself.
+        No part is intact, or the version's document is lost.
     """
     report = SalvageReport()
     document = version.document
@@ -90,7 +90,7 @@ def salvage(
         return report
     if not report.files and not report.tensors:
         raise IntegrityError(
-            f"Nothing of version {version.row.number} is whole: {next(iter(report.lost_files.values()))}"
+            f"No part of version {version.row.number} is intact: {next(iter(report.lost_files.values()))}"
         )
     if not document.is_directory:
         if os.path.isdir(target):
@@ -110,7 +110,7 @@ def salvage(
 
 
 def _survey(version: StoredVersion, report: SalvageReport) -> None:
-    """Read everything, and say in the report what is lost."""
+    """Read everything, and record losses in the report."""
     files = [entry.path for entry in version.document.files]
     for number, _ in version.dropped:
         report.lost_files[files[number]] = f"The version has dropped {', '.join(version.document.dropped)}."
@@ -131,7 +131,7 @@ def _survey(version: StoredVersion, report: SalvageReport) -> None:
 
 
 def _problem(version: StoredVersion, number: int) -> str:
-    """What is wrong with a unit; nothing where all of it is read."""
+    """Return the error of a unit; empty if all of it can be read."""
     unit = version.layout.units[number]
     try:
         for chunk in range(-(-unit.count // unit.chunk)):

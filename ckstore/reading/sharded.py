@@ -1,4 +1,4 @@
-"""The state dict of a checkpoint of torch.distributed.checkpoint: whole tensors and objects, nested by their paths."""
+"""The state dict of a torch.distributed.checkpoint: whole tensors and objects, nested by their paths."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from ckstore.reading.stored_version import StoredVersion
 
 
-#: In place of the number of a tensor that the version has given up.
+#: Placeholder for the number of a dropped tensor.
 _DROPPED = -1
 
 
 def sharded_directories(version: StoredVersion) -> dict[str, int]:
-    """The directories of a version that are such checkpoints, the whole being `""`, with their metadata's numbers."""
+    """Return the directories of a version that are such checkpoints (`""` for all of it), with metadata numbers."""
     return {
         posixpath.dirname(entry.path): number
         for number, entry in enumerate(version.document.files)
@@ -32,9 +32,9 @@ def sharded_directories(version: StoredVersion) -> dict[str, int]:
 
 
 def sharded_files(version: StoredVersion) -> set[int]:
-    """The numbers of the files whose tensors are shards, or whose objects are those of such a checkpoint."""
+    """Return the numbers of the files with shards or objects of such a checkpoint."""
     directories = sharded_directories(version)
-    # What an earlier save has left there is no part of it, and has tensors that no metadata names.
+    # Files of an earlier save are not part of it, and have tensors that its metadata does not name.
     return {
         number
         for number, (entry, layout) in enumerate(zip(version.document.files, version.layout.files, strict=True))
@@ -45,24 +45,24 @@ def sharded_files(version: StoredVersion) -> set[int]:
 
 
 def sharded_tree(version: StoredVersion, directory: str) -> tuple[Any, list[str], int]:
-    """The state dict of such a checkpoint.
+    """Return the state dict of such a checkpoint.
 
     Returns
     -------
     tuple
-        The tree, with `TensorRef` counting the paths; the paths of its tensors; and the bytes that are not tensors.
+        The tree, with `TensorRef` indexing the paths; the paths of its tensors; and the bytes of other objects.
 
     Raises
     ------
     IntegrityError
-        The metadata does not describe the files beside it.
+        The metadata does not describe the files next to it.
     """
     try:
         return _sharded_tree(version, directory)
     except (InputError, KeyError) as error:
         path = posixpath.join(directory, METADATA)
         raise IntegrityError(
-            f"Version {version.row.number}: {path} does not describe the files beside it; run `ckstore verify`."
+            f"Version {version.row.number}: {path} does not describe its files; run `ckstore verify`."
         ) from error
 
 
@@ -78,7 +78,7 @@ def _sharded_tree(version: StoredVersion, directory: str) -> tuple[Any, list[str
         text = path_to_text((*prefix, *path))
         if text not in version.paths:
             if not match_texts([text], version.document.dropped or [""]):
-                raise InputError(f"there is no tensor {text}")
+                raise InputError(f"tensor {text} is missing")
             return TensorRef(_DROPPED)
         return TensorRef(paths.setdefault(text, len(paths)))
 
@@ -88,7 +88,7 @@ def _sharded_tree(version: StoredVersion, directory: str) -> tuple[Any, list[str
             sources[file] = version.source(file)
         part = parse_torch_zip(PartSource(sources[file], item.start, item.nbytes))
         if part is None:
-            raise InputError(f"{item.file} holds no object at byte {item.start}")
+            raise InputError(f"{item.file} has no object at byte {item.start}")
         inner = [tensor.path if tensor.path != ROOT else () for tensor in part.tensors]
         return replace_tensors(part.tree, lambda index: leaf((*item.path, *inner[index])))
 

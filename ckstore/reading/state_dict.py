@@ -1,4 +1,4 @@
-"""Versions as nested containers of torch tensors, each chunk decoded straight into the storage that it belongs to."""
+"""Versions as nested containers of torch tensors; each chunk is decoded directly into its storage."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 def build(
     version: StoredVersion, file: int, allow: Sequence[type] = (), *, mmap: bool | Literal["checked"] = False
 ) -> Any:
-    """What `torch.load` would give for a file of a version, on the CPU.
+    """Return the object that `torch.load` would return for a file of a version, on the CPU.
 
-    Tensors that shared a storage share one again. Parameters are parameters, other subclasses plain tensors, objects of
-    classes that `ckstore.reading.known_types` does not list `ckstore.formats.Unknown`, safetensors files flat
-    dictionaries.
+    Tensors with a common storage share one again. Parameters stay parameters, other subclasses become plain tensors.
+    Objects of classes that `ckstore.reading.known_types` does not list become `ckstore.formats.Unknown`, safetensors
+    files flat dictionaries.
 
     Parameters
     ----------
@@ -44,23 +44,23 @@ def build(
     file
         Number of the file in it.
     allow
-        More classes whose objects are made.
+        Further classes to instantiate.
     mmap
-        Whether storages that are stored as they are, in one piece, are mapped into memory and not read, or `checked`.
+        Map storages that are stored in one piece as they are, instead of reading them; `checked` compares checksums.
 
     Raises
     ------
     UsageError
-        The file is of no kind that holds tensors, or has a dtype that the installed torch lacks; or `allow` holds
-        something else than classes, or one of which no object can be made.
+        The file has no tensors, or a dtype that the installed torch lacks; or `allow` contains a value that is not a
+        class, or a class that cannot be instantiated.
     """
     layout = version.layout.files[file]
     path = version.document.files[file].path
-    # A damaged file that was stored as opaque bytes on demand must not be parsed after all.
+    # A damaged file stored as opaque bytes, as requested, must not be parsed here.
     if layout.kind == "opaque":
         raise _no_tensors(path)
     for dtype in {tensor.dtype for tensor in layout.tensors}:
-        torch_dtype(dtype)  # What torch lacks is told before anything is decoded.
+        torch_dtype(dtype)  # Raise for a dtype that torch lacks before anything is decoded.
     source = version.source(file)
     for extent in range(len(layout.extents)):
         version.require(file, extent)
@@ -75,7 +75,7 @@ def build(
     if parsed.tree is None:
         raise _no_tensors(path)
     if _cut(parsed) != _cut(layout):
-        raise IntegrityError(f"The layout of {path} is not that of its bytes; run `ckstore verify`.")
+        raise IntegrityError(f"The layout of {path} does not match its bytes; run `ckstore verify`.")
     tree, kept = _left(version, file, parsed)
     tensors = {number: storages.tensor(parsed.tensors[number]) for number in kept}
     skeleton_bytes = layout.size - sum(extent.nbytes for extent in layout.extents)
@@ -83,7 +83,7 @@ def build(
 
 
 def _left(version: StoredVersion, file: int, parsed: FileLayout) -> tuple[Any, Sequence[int]]:
-    """The tree of a file without the tensors that the version has given up, and the numbers of the others."""
+    """Return the tree of a file without dropped tensors, and the numbers of the others."""
     if not any(place[0] == file for place in version.dropped):
         return parsed.tree, range(len(parsed.tensors))
     kept = [number for number, tensor in enumerate(parsed.tensors) if version.dropped.isdisjoint(tensor.places(file))]
@@ -91,16 +91,16 @@ def _left(version: StoredVersion, file: int, parsed: FileLayout) -> tuple[Any, S
 
 
 def build_sharded(version: StoredVersion, directory: str, allow: Sequence[type] = ()) -> Any:
-    """What loading a checkpoint of torch.distributed.checkpoint into one process gives: whole tensors, on the CPU.
+    """Return the state dict of a torch.distributed.checkpoint, loaded into one process: whole tensors, on the CPU.
 
     Parameters
     ----------
     version
         The version.
     directory
-        Of the checkpoint in it; empty where it is all of it.
+        Directory of the checkpoint; empty if it is the whole version.
     allow
-        More classes whose objects are made.
+        Further classes to instantiate.
 
     Raises
     ------
@@ -111,7 +111,7 @@ def build_sharded(version: StoredVersion, directory: str, allow: Sequence[type] 
     tensors = [version.paths[path] for path in paths]
     try:
         made = [torch.empty(tensor.shape, dtype=torch_dtype(tensor.dtype)) for _, tensor in tensors]
-    except (RuntimeError, MemoryError) as error:  # Of strides of 0 a few elements make any number.
+    except (RuntimeError, MemoryError) as error:  # Strides of 0 repeat a few elements any number of times.
         raise CkstoreError(f"The tensors of version {version.row.number} do not fit into memory.") from error
     requests: list[Destination] = []
     for (file, tensor), out in zip(tensors, made, strict=True):
@@ -133,16 +133,16 @@ def build_sharded(version: StoredVersion, directory: str, allow: Sequence[type] 
 
 
 def outline(version: StoredVersion, leaf: Callable[[str], Any], allow: Sequence[type] = ()) -> Any:
-    """The version as `Version.state_dict` gives it, with something else in place of the tensors.
+    """Return the tree of `Version.state_dict` with other objects in place of the tensors.
 
     Parameters
     ----------
     version
         The version.
     leaf
-        Makes it of a tensor's path.
+        Makes the object for a tensor's path.
     allow
-        More classes whose objects are made.
+        Further classes to instantiate.
     """
     found: dict[str, Any] = {}
     for directory in sharded_directories(version):
@@ -165,14 +165,14 @@ def outline(version: StoredVersion, leaf: Callable[[str], Any], allow: Sequence[
 
 
 def _bytes_of(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
-    """The memory of a contiguous tensor."""
+    """Return the memory of a contiguous tensor."""
     memory = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
     found: npt.NDArray[np.uint8] = memory.numpy()
     return found
 
 
 def _no_tensors(path: str) -> UsageError:
-    return UsageError(f"{path} holds no tensors that could be read; use `ckstore checkout` to get the file itself.")
+    return UsageError(f"{path} has no readable tensors; use `ckstore checkout` to get the file itself.")
 
 
 def _cut(layout: FileLayout) -> list[tuple[int, int, str]]:
@@ -180,7 +180,7 @@ def _cut(layout: FileLayout) -> list[tuple[int, int, str]]:
 
 
 def _marked(made: torch.Tensor, tensor: Tensor) -> Any:
-    """The tensor with its marks, as torch sets them; an array where it was one."""
+    """Return a tensor with its marks as torch attributes; an array if it was one."""
     if "array" in tensor.marks:
         return made.numpy()
     if tensor.lazy:
@@ -192,10 +192,10 @@ def _marked(made: torch.Tensor, tensor: Tensor) -> Any:
 
 
 class _Storages:
-    """The storages of a file: those of one extent that is `mapped`, and others, which nothing fills yet.
+    """The storages of a file: views of `mapped` extents, and new ones to be filled.
 
-    Those of extents that are all `gone` are not there. The extents of one storage follow each other without a gap, at
-    multiples of their items' sizes; between storages the torch formats write headers.
+    Extents that are all `gone` have no storage. The extents of one storage are adjacent, at multiples of their items'
+    sizes; the torch formats write headers between storages.
     """
 
     def __init__(self, layout: FileLayout, mapped: Mapping[int, memoryview], gone: Collection[int]) -> None:
@@ -233,11 +233,11 @@ class _Storages:
         }
 
     def spans(self) -> list[tuple[int, int]]:
-        """Address and bytes of each that is to be filled."""
+        """Address and bytes of each storage to be filled."""
         return [(made.data_ptr(), made.numel()) for made in self._made.values()]
 
     def tensor(self, tensor: Tensor) -> Any:
-        """A tensor in its storage, or an array."""
+        """Return a tensor in its storage, or an array."""
         empty = torch.empty(0, dtype=torch_dtype(tensor.dtype))
         if tensor.extent < 0:
             return _marked(empty.as_strided(tensor.shape, tensor.strides), tensor)
@@ -247,7 +247,7 @@ class _Storages:
         return _marked(empty.set_(storage, before + tensor.offset, tensor.shape, tensor.strides), tensor)
 
     def requests(self, file: int) -> Iterator[Destination]:
-        """What fills them."""
+        """Yield the destinations that fill the storages."""
         for index, (extent, start) in enumerate(zip(self._extents, self._starts, strict=True)):
             if start in self._mapped or index in self._gone:
                 continue

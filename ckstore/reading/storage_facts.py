@@ -1,4 +1,4 @@
-"""How the objects of a version are stored, for `show`, `ls` and `Version.storage`; nothing is decoded."""
+"""The storage of a version's objects, for `show`, `ls` and `Version.storage`; decodes nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StoredObject:
-    """One unit of a version and the records of its layers; `exact` is None where the lattice is exact by itself."""
+    """One unit of a version and the records of its layers; `exact` is None if the lattice is exact by itself."""
 
     unit: Unit
     lattice: LatticeRecord
@@ -25,7 +25,7 @@ class StoredObject:
 
     @property
     def coarse_bytes(self) -> int:
-        """Bytes of the integers, and of what a codebook keeps aside."""
+        """Bytes of the integers, and of a codebook's exceptions."""
         return self.lattice.nbytes
 
     @property
@@ -35,7 +35,7 @@ class StoredObject:
 
     @property
     def lattice_text(self) -> str:
-        """The kind of lattice, with the step of those that have one: of rows and columns the smallest and largest."""
+        """The kind of lattice and its step, if any; the smallest and largest step of rows and columns."""
         from ckstore.codecs.lattice import LinearLattice
         from ckstore.codecs.rounded import RoundedLattice
 
@@ -52,14 +52,14 @@ class StoredObject:
 
     @property
     def layers(self) -> str:
-        """`base` or `delta`, and the exact layer's mode where there is one."""
+        """`base` or `delta`, and the mode of the exact layer if there is one."""
         kind = "base" if self.lattice.base is None else "delta"
         return kind if self.exact is None else f"{kind}+{self.exact.mode}"
 
 
 @dataclass(slots=True)
 class StorageFacts:
-    """The objects of a version, by the tensors that they hold.
+    """The objects of a version, by their tensors.
 
     Parameters
     ----------
@@ -86,19 +86,19 @@ class StorageFacts:
                     numbers.append(number)
 
     def of_tensor(self, file: int, tensor: Tensor) -> list[StoredObject]:
-        """The objects that hold the tensor's extent: parts of it, or the bundle that it is a member of."""
+        """Return the objects of a tensor's extent: its units, or the bundle that contains it."""
         numbers = {number: None for place in tensor.places(file) for number in self._by_extent.get(place, ())}
         return [self.objects[number] for number in numbers]
 
     def depth(self, objects: Iterable[StoredObject]) -> int:
-        """The largest number of deltas that restoring one of the objects takes."""
+        """Return the largest number of deltas in the chains of these objects."""
         reader = self.version.repository.reader
         return max((reader.depth(item.lattice.id, item.content) for item in objects), default=0)
 
     def summary(self) -> dict[str, Any]:
-        """Counts of objects by how they are stored, and bytes by layer; shared objects count once.
+        """Return counts of objects by kind, and bytes by layer; shared objects count once.
 
-        `here` counts the objects whose integers this version itself added to the store.
+        `here` counts the objects whose integers this version added to the store.
         """
         unique = list({(item.lattice.id, item.content): item for item in self.objects}.values())
         exact = [item.exact for item in unique if item.exact is not None]
@@ -121,7 +121,7 @@ class StorageFacts:
 
 
 def tensor_storage(stored: StorageFacts, file: int, tensor: Tensor) -> dict[str, Any]:
-    """How a tensor is stored, as the JSON object that `show` and `ls -l` print; of a bundle its bundle's figures.
+    """Return the storage of a tensor as the JSON object of `show` and `ls -l`; for a bundle its figures.
 
     `bits` are stored bits an element by layer.
     """
@@ -139,5 +139,5 @@ def tensor_storage(stored: StorageFacts, file: int, tensor: Tensor) -> dict[str,
 
 
 def tensor_object(path: str, tensor: Tensor) -> dict[str, Any]:
-    """A tensor as the JSON object that `ls` and `diff` print."""
+    """Return a tensor as the JSON object of `ls` and `diff`."""
     return {"path": path, "dtype": tensor.dtype, "shape": list(tensor.shape), "elements": prod(tensor.shape)}

@@ -1,4 +1,4 @@
-"""One stored version, chunk by chunk: its document, how its files are cut, and the values of its objects."""
+"""One stored version, chunk by chunk: its document, the layout of its files, and the values of its objects."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ from ckstore.storage.catalog import VersionRow
 from ckstore.storage.pack import EXACT
 from ckstore.storage.pack_reader import MissingPackError
 
-#: So many bytes take no longer than one more request: of small packs they come while manifests do, and layers that are
-#: no larger in all come whole, without a look into their indexes first.
+#: Bytes that take no longer than another request. Up to so many bytes of small packs are fetched along with manifests;
+#: smaller sets of layers are fetched whole, without reading their indexes first.
 _SMALL = 4 << 20
 
-#: Of a version that is read whole so many bytes of its own packs come then, of a coarse one of all of its chain.
+#: Bytes of its own packs that are fetched at once for a full read; for a coarse version, of its whole chain.
 _BEGUN = 8 << 20
 
-#: Of so many of its ancestors there are exact layers below its own, most times.
+#: Number of ancestors that usually have exact layers below its own.
 _EXACT_LEVELS = 3
 
-#: Layers of this many bytes and more are fetched piece by piece, each with those of the other layers of an object.
+#: Size from which layers are fetched in pieces, each with those of the object's other layers.
 _PIECE = 1 << 20
 
 T = TypeVar("T")
 
 
 class ChangedVersionError(ConflictError):
-    """Others changed the values or the tensors of a version while it was read."""
+    """Another process changed the values or the tensors of a version while it was read."""
 
 
 class StoredVersion:
@@ -56,11 +56,11 @@ class StoredVersion:
     Parameters
     ----------
     repository
-        Where it is stored.
+        Repository of the version.
     row
-        The catalog's row of it.
+        Row of the version in the catalog.
     fidelity
-        Of the values that are read; by default the version's own.
+        Fidelity of the values; by default the version's own.
     is_committed
         Whether the catalog has the version.
     """
@@ -72,46 +72,46 @@ class StoredVersion:
         self.repository = repository
         self.row = row
         self._fidelity = fidelity
-        # Units whose object was found to be cut as the layout says.
+        # Units whose object has been found to match the layout.
         self._fitting: set[int] = set()
         self._foreseen = False
         self._is_whole = False
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """In another process it is read from the store of the same address, which is opened there once."""
+        """Pickle the address and the id: another process opens the store once."""
         return stored_version, (self.repository.address, self.row.uid, self.row.number, self._fidelity)
 
     @property
     def fidelity(self) -> Fidelity:
-        """Of the values that are read: `exact`, or `coarse` where there are no others or these are wanted."""
+        """Fidelity of the values: `exact`, or `coarse` for a coarse version or if requested."""
         return self._fidelity or ("coarse" if self.document.fidelity == "coarse" else "exact")
 
     @property
     def identity(self) -> tuple[str, str, str]:
-        """The store's address, the version's id, and the fidelity of the values that are read."""
+        """The store's address, the version's id, and the fidelity of the values."""
         return self.repository.address.place, self.row.uid, self._fidelity or self.row.fidelity
 
     @property
     def _is_lowered(self) -> bool:
-        """Whether coarse values are read of objects that have exact ones."""
+        """Whether coarse values are read although exact ones exist."""
         return self._fidelity == "coarse" and self.document.fidelity == "exact"
 
     def at_fidelity(self, fidelity: Fidelity) -> StoredVersion:
-        """The same version, read exactly or from its coarse layers alone.
+        """Return the same version, read exactly or from its coarse layers alone.
 
-        Coarse values of an exact version are those of its linear lattices; objects whose only layer is exact (moments,
-        16-bit floats, small tensors) come as they are. A coarse version is read as it always is: objects that it
-        holds exactly come exactly.
+        Coarse values of an exact version are those of its linear lattices; objects with only an exact layer (moments,
+        16-bit floats, small tensors) are returned exactly. A coarse version is read as usual: its exact objects are
+        returned exactly.
 
         Raises
         ------
         UsageError
-            There is no such fidelity.
+            The fidelity is unknown.
         CkstoreError
-            Exact values are wanted of a version that has none.
+            The version has no exact values.
         """
         if fidelity not in FIDELITIES:
-            raise UsageError(f"There is no fidelity {fidelity}; choose one of {', '.join(FIDELITIES)}.")
+            raise UsageError(f"Unknown fidelity {fidelity}; choose one of {', '.join(FIDELITIES)}.")
         if fidelity == "exact" and self.document.fidelity != "exact":
             raise CkstoreError(
                 f"Version {self.row.number} is coarse and has no exact values; read it with fidelity coarse, "
@@ -120,22 +120,22 @@ class StoredVersion:
         return StoredVersion(self.repository, self.row, fidelity)
 
     def present(self) -> StoredVersion:
-        """The same version as it is now; raises `NotFoundError` where it was forgotten or replaced."""
+        """Return the version as it is now; raise `NotFoundError` if it was forgotten or replaced."""
         rows = self.repository.catalog.with_uid(self.row.uid)
         if not rows:
-            raise NotFoundError(f"Version {self.row.number} was forgotten meanwhile; choose another one.")
+            raise NotFoundError(f"Version {self.row.number} no longer exists; choose another one.")
         again = StoredVersion(self.repository, rows[0])
         return again if self._fidelity is None else again.at_fidelity(self._fidelity)
 
     @cached_property
     def document(self) -> VersionDocument:
-        """What the manifest says of the version."""
+        """The version's document in the manifest."""
         if self.repository.packs.is_remote:
             self._prefetch_packs()
         return self.repository.resolver.document(self.row)
 
     def _prefetch_packs(self) -> None:
-        """Fetch manifests, and meanwhile what is wanted whatever they say."""
+        """Prefetch manifests, and parts that are needed in any case."""
         packs, catalog = self.repository.packs, self.repository.catalog
         if not self._is_whole:
             packs.prefetch_manifests(catalog.chain_packs(self.row.number), _SMALL)
@@ -155,7 +155,7 @@ class StoredVersion:
     @cached_property
     @collection_seldom()
     def layout(self) -> LayoutDocument:
-        """How its files are cut."""
+        """The layout of its files."""
         layout = self._settled(lambda: self.repository.resolver.layout(self.document.layout, self.row.pack))
         check_layout(layout, self.document)
         contents = [content for _, content in self.document.objects if content is not None]
@@ -163,9 +163,9 @@ class StoredVersion:
         return layout
 
     def foresee(self, places: Iterable[tuple[int, int]] | None = None) -> None:
-        """Say which chunks are about to be read, as (unit, chunk): from a remote store they come with few requests.
+        """Prefetch chunks, given as (unit, chunk): a remote store needs few requests for them.
 
-        Without `places` all of it is. What is lost is said when it is read.
+        Without `places`, prefetch everything. Errors are raised by the later reads.
         """
         packs, reader = self.repository.packs, self.repository.reader
         self._is_whole = places is None
@@ -198,7 +198,7 @@ class StoredVersion:
             packs.prefetch(part for layers in wanted for part in self._parts(layers))
 
     def _parts(self, layers: Sequence[tuple[Record, set[int] | None]]) -> Iterator[tuple[str, int, int]]:
-        """What is read of an object's layers, in order: their indexes, then of all the first piece, and so on."""
+        """Yield the parts of an object's layers in the order of reads: indexes, then the first pieces, and so on."""
         reader = self.repository.reader
         parts = [(record.pack, *part) for record, chunks in layers for part in reader.ranges(record, chunks)]
         for record, _ in layers:
@@ -208,7 +208,7 @@ class StoredVersion:
 
     @cached_property
     def dropped(self) -> frozenset[tuple[int, int]]:
-        """(File, extent) of what the version has given up."""
+        """(File, extent) of dropped tensors."""
         if not self.document.dropped:
             return frozenset()
         left = {
@@ -222,20 +222,20 @@ class StoredVersion:
         return frozenset(place for place, count in left.items() if count)
 
     def require_whole(self, files: Iterable[int]) -> None:
-        """Raise `NotFoundError` where the version has given up a part of one of these files."""
+        """Raise `NotFoundError` if the version has dropped tensors of one of these files."""
         gone = {file for file, _ in self.dropped}
         for file in files:
             if file in gone:
                 globs, path = ", ".join(self.document.dropped), self.document.files[file].path
                 besides = ", or leave the file out with --exclude" if self.document.is_directory else ""
                 raise NotFoundError(
-                    f"Version {self.row.number} has dropped {globs}, so {path} does not come back as it went in; "
-                    f"write what is left of its tensors with --format pt{besides}."
+                    f"Version {self.row.number} has dropped {globs}, so that {path} cannot be restored; "
+                    f"export its other tensors with format pt{besides}."
                 )
 
     @cached_property
     def paths(self) -> dict[str, tuple[int, Tensor]]:
-        """(File number, tensor) by path as text, in the order of the files, without what the version has given up."""
+        """(File number, tensor) by path as text, in the order of the files, without dropped tensors."""
         found: dict[str, tuple[int, Tensor]] = {}
         shards: dict[str, list[tuple[int, Tensor]]] = {}
         for number, layout in enumerate(self.layout.files):
@@ -257,13 +257,13 @@ class StoredVersion:
         }
 
     def prefix(self, file: int, tensor: Tensor | None = None) -> Path:
-        """What the paths of a file's tensors begin with: the file's own in a directory, for shards the directory's."""
+        """Return the prefix of the paths of a file's tensors: its path in a directory, or the shards' directory."""
         path = tuple(self.document.files[file].path.split("/")) if self.document.is_directory else ()
         return path[:-1] if tensor is not None and tensor.shards else path
 
     @cached_property
     def _named(self) -> dict[tuple[int, int], list[str]]:
-        """Paths of the tensors of every (file, extent) that has any."""
+        """Paths of the tensors of every (file, extent) with tensors."""
         found: dict[tuple[int, int], list[str]] = {}
         for path, (file, tensor) in self.paths.items():
             for place in tensor.places(file):
@@ -272,7 +272,7 @@ class StoredVersion:
 
     @cached_property
     def _places(self) -> dict[tuple[int, int], list[tuple[int, int, int]]]:
-        """For each (file, extent) its stretches: (first element, unit number, first element in the unit), in parts."""
+        """Ranges of each (file, extent): (first element, unit number, first element in the unit), in parts."""
         places: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
         for number, unit in enumerate(self.layout.units):
             position = 0
@@ -287,15 +287,15 @@ class StoredVersion:
         return places
 
     def _in_order(self) -> Iterator[int]:
-        """The numbers of the units in the order in which files take them."""
+        """Yield the numbers of the units in the order of the files."""
         for place in sorted(self._places):
             for _, number, _ in self._places[place]:
                 yield number
 
     def read_extent(self, file: int, extent: int, first: int, last: int) -> memoryview:
-        """Bytes of the elements from `first` to before `last` of an extent; decodes only the chunks they lie in.
+        """Return the bytes of elements from `first` to before `last` of an extent; decode only their chunks.
 
-        Chunks that are wanted whole do not stay in the cache.
+        Chunks that are wanted whole are not cached.
         """
         parts = []
         for number, chunk, start, stop in self.cover(file, extent, first, last):
@@ -305,10 +305,10 @@ class StoredVersion:
         return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
 
     def mapped(self, file: int, *, checked: bool = False) -> dict[int, memoryview]:
-        """The extents of a file that are stored as they are, each in one piece, by number: views of mapped packs.
+        """Return the extents of a file that are stored unencoded in one piece, by number: views of mapped packs.
 
-        What is written to them changes neither the pack nor another view. Nothing is compared with checksums, unless
-        they are to be `checked`: damaged extents are then left out, so that they are read, and an error names them.
+        Writes to a view change neither the pack nor other views. With `checked`, damaged extents are left out, so that
+        reading them raises an error with their names; otherwise no checksums are compared.
         """
         packs: dict[str, memoryview] = {}
         whole: dict[int, bool] = {}
@@ -323,7 +323,7 @@ class StoredVersion:
                 try:
                     if record.pack not in packs:
                         packs[record.pack] = self.repository.packs.mapped(record.pack)
-                except MissingPackError:  # The version is compacted just now: it is read as it is then.
+                except MissingPackError:  # Another process compacts the version: read it as it is then.
                     self.repository.resolver.forget()
                     return {}
                 start = record.offset + position * ITEM_SIZES[record.dtype]
@@ -337,13 +337,13 @@ class StoredVersion:
         return found
 
     def cover(self, file: int, extent: int, first: int, last: int) -> Iterator[tuple[int, int, int, int]]:
-        """Where the elements from `first` to before `last` of an extent are, in order.
+        """Yield the parts of units that cover the elements from `first` to before `last` of an extent, in order.
 
         Yields
         ------
         tuple
-            Number of the unit, number of the chunk, and in elements of the unit where the stretch begins and ends
-            within that chunk.
+            Number of the unit, number of the chunk, and first and last position of the part within that chunk, in
+            elements of the unit.
         """
         cut = self.layout.files[file].extents[extent]
         scale = 2 if cut.dtype in PARTS else 1
@@ -365,7 +365,7 @@ class StoredVersion:
             index += 1
 
     def stretches(self, file: int, extent: int) -> Iterator[tuple[int, int]]:
-        """An extent cut into (first, last) elements so that each stretch lies in one chunk of one object."""
+        """Yield ranges (first, last) of an extent, each in one chunk of one object."""
         cut = self.layout.files[file].extents[extent]
         scale = 2 if cut.dtype in PARTS else 1
         stretches = self._held(file, extent)
@@ -379,16 +379,16 @@ class StoredVersion:
                 first = last
 
     def _held(self, file: int, extent: int) -> list[tuple[int, int, int]]:
-        """The stretches of an extent; raises `NotFoundError` where the version has given it up."""
+        """Return the ranges of an extent; raise `NotFoundError` if the version has dropped it."""
         if (file, extent) in self.dropped:
             self.require_whole([file])
         return self._places.get((file, extent), [])
 
     def chunk(self, number: int, chunk: int, *, keep: bool = True, out: Bits | None = None) -> Bits:
-        """Bits of one chunk of the unit of that number, as unsigned integers; read-only.
+        """Return the bits of one chunk of a unit, as unsigned integers; read-only.
 
-        With `keep` they stay in the store's cache for a while. Without, they may be decoded into `out`, an aligned
-        array of their size and dtype: it is then what is returned.
+        With `keep`, they are cached. Without, they may be decoded into `out`, an aligned array of their size and dtype,
+        which is then returned.
         """
         look = partial(self._chunk, number, chunk, keep=keep, out=out)
         try:
@@ -407,9 +407,9 @@ class StoredVersion:
         Raises
         ------
         ChangedVersionError
-            The version has other values or tensors than it had.
+            The version has other values or tensors than before.
         IntegrityError
-            Something is lost or damaged.
+            A part is lost or damaged.
         NotFoundError
             The version was forgotten.
         """
@@ -421,10 +421,10 @@ class StoredVersion:
                     raise
 
     def _follow(self) -> bool:
-        """Read the version where others have described it again; False where it is described as it was.
+        """Read a version again that another process has described again; return False if it is unchanged.
 
-        What is encoded, moved or stored again keeps its values. Where exact values or tensors went, what was read
-        before and what would be read now do not belong together.
+        Encoding, moving and rewriting keep values. If exact values or tensors were dropped, earlier and later reads
+        would not fit together.
         """
         if not self._is_committed:
             return False
@@ -436,28 +436,28 @@ class StoredVersion:
         kept = [content for _, content in before.objects] == [content for _, content in after.objects]
         if present.uid != self.row.uid or not kept or before.dropped != after.dropped:
             raise ChangedVersionError(
-                f"Version {self.row.number} was thinned, encoded as coarse or replaced meanwhile; read it again."
+                f"Version {self.row.number} was thinned, encoded as coarse or replaced during the read; read it again."
             )
         self.row, self.document = present, after
         self._fitting.clear()
         return True
 
     def _distrust(self, number: int) -> bool:
-        """Drop what is here of the packs that a unit takes; whether reading them again is worth it."""
+        """Drop local copies of a unit's packs; return whether to read them again."""
         records = self.repository.reader.records(*self.document.objects[number])
         return self.repository.packs.distrust({record.pack for record in records})
 
     def _concerning(self, number: int, error: IntegrityError) -> IntegrityError:
-        """An error of a unit, with what it concerns."""
+        """Return an error of a unit, with the names of its tensors or files."""
         return type(error)(f"Version {self.row.number}: {listed(self.names(number))} cannot be read: {error}")
 
     def names(self, number: int) -> list[str]:
-        """Paths of the tensors of a unit, or of its files where it has none."""
+        """Return the paths of a unit's tensors, or of its files if it has none."""
         files = {self.document.files[member.file].path for member in self.layout.units[number].members}
         return self.tensors_of(number) or sorted(files)
 
     def tensors_of(self, number: int) -> list[str]:
-        """Paths of the tensors that have elements of the unit of that number."""
+        """Return the paths of the tensors with elements in a unit."""
         members = dict.fromkeys((member.file, member.extent) for member in self.layout.units[number].members)
         return list(dict.fromkeys(path for place in members for path in self._named.get(place, ())))
 
@@ -471,12 +471,12 @@ class StoredVersion:
         return reader.bits(content, chunk, keep=keep, out=out)
 
     def _fit(self, number: int) -> None:
-        """Raise `IntegrityError` unless the object of a unit is there and cut as the layout says."""
+        """Raise `IntegrityError` unless the object of a unit exists and matches the layout."""
         check_cut(self.repository.resolver.lattice(self.document.objects[number][0]), self.layout.units[number])
         self._fitting.add(number)
 
     def require(self, file: int, extent: int) -> None:
-        """Raise `IntegrityError` unless the objects of an extent are there, before memory is taken for it."""
+        """Raise `IntegrityError` unless the objects of an extent exist, before memory is allocated."""
         for _, number, _ in self._places.get((file, extent), ()):
             if number not in self._fitting:
                 try:
@@ -485,7 +485,7 @@ class StoredVersion:
                     raise self._concerning(number, error) from error
 
     def is_changed(self, file: int) -> bool:
-        """Whether a file comes back with other values than it went in with, because some are coarse, or not at all."""
+        """Return whether a restored file would differ from the original: values are coarse or dropped."""
         if any(place[0] == file for place in self.dropped):
             return True
         objects = self.document.objects
@@ -498,7 +498,7 @@ class StoredVersion:
         return False
 
     def skeleton(self, file: int) -> bytes:
-        """All bytes of a file that are not tensor data."""
+        """Return all bytes of a file that are not tensor data."""
         data, crcs = self.blank_skeleton(file), self.crcs(file)
         try:
             return fill_crcs(data, self.layout.files[file], crcs)
@@ -508,7 +508,7 @@ class StoredVersion:
             ) from error
 
     def blank_skeleton(self, file: int) -> bytes:
-        """The same with its CRCs as zeros, which is how it is stored."""
+        """Return the skeleton with its CRCs as zeros, as it is stored."""
         layout = self.layout.files[file]
         length = layout.size - sum([prod(extent.shape) * ITEM_SIZES[extent.dtype] for extent in layout.extents])
         return self._settled(
@@ -516,21 +516,21 @@ class StoredVersion:
         )
 
     def crcs(self, file: int) -> list[int]:
-        """The CRC-32 of each checked stretch of a file."""
+        """Return the CRC-32 of each checked range of a file."""
         counts = [len(layout.checked) for layout in self.layout.files]
         blob = self._settled(lambda: self.repository.resolver.blob(self.document.crcs, self.row.pack, 4 * sum(counts)))
         before = sum(counts[:file])
         return [int(crc) for crc in np.frombuffer(blob, "<u4")[before : before + counts[file]]]
 
     def source(self, file: int, *, gaps: bool = False) -> CompositeSource:
-        """A file as it was, of its skeleton and of chunks that are decoded when they are read.
+        """Return the original file, composed of its skeleton and of chunks decoded on read.
 
         Parameters
         ----------
         file
-            Its number.
+            Number of the file.
         gaps
-            Whether elements that are lost, or were given up, are zeros.
+            Replace lost or dropped elements by zeros.
 
         Raises
         ------
@@ -554,12 +554,12 @@ class StoredVersion:
         return CompositeSource(self.skeleton(file), extents, layout.size, read)
 
     def parsed(self, file: int, *, gaps: bool = False) -> FileLayout:
-        """The layout of a file with its tree, read again from the skeleton; see `source`."""
+        """Return the layout of a file with its tree, parsed from the skeleton; see `source`."""
         return parse(self.source(file, gaps=gaps), self.document.files[file].path)
 
 
 def _in_turn(parts: Sequence[tuple[str, int, int]]) -> Iterator[tuple[str, int, int]]:
-    """Parts of packs, of all of them the first piece, then the second, and so on: so they are decoded."""
+    """Yield parts of packs in the order of decoding: the first pieces of all, then the second, and so on."""
     pieces = max((-(-length // _PIECE) for _, _, length in parts), default=0)
     for piece in range(pieces):
         for pack, offset, length in parts:
@@ -568,12 +568,12 @@ def _in_turn(parts: Sequence[tuple[str, int, int]]) -> Iterator[tuple[str, int, 
 
 
 def stored_version(address: Address, uid: str, number: int, fidelity: Fidelity | None = None) -> StoredVersion:
-    """A version of the store of an address, which this process opens once.
+    """Return a version of the store at an address, which this process opens once.
 
     Raises
     ------
     NotFoundError
-        The version is not there any more; `number` is how the message calls it.
+        The version no longer exists; the message calls it `number`.
     """
     repository = opened(address)
     rows = repository.catalog.with_uid(uid)
@@ -581,5 +581,5 @@ def stored_version(address: Address, uid: str, number: int, fidelity: Fidelity |
         repository.catalog.refresh()
         rows = repository.catalog.with_uid(uid)
     if not rows:
-        raise NotFoundError(f"Version {number} is not in the store {address.place} any more; choose another one.")
+        raise NotFoundError(f"Version {number} no longer exists in the store {address.place}; choose another one.")
     return StoredVersion(repository, rows[0], fidelity)

@@ -1,4 +1,4 @@
-"""What an export takes of a version, in which format, and the names that the tensors of one subtree have in it."""
+"""The tensors and the format of an export, and the names of tensors within a subtree."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 Format = Literal["safetensors", "pt", "npz"]
 
-#: The format that the ending of a target's name says.
+#: Formats by the suffix of a target.
 _ENDINGS: dict[str, Format] = {
     ".safetensors": "safetensors",
     ".pt": "pt",
@@ -35,23 +35,23 @@ def format_for(
     globs: bool = False,
     strip: bool = False,
 ) -> Literal["original"] | Format:
-    """The format that a checkout writes.
+    """Return the format of a checkout.
 
     Parameters
     ----------
     version
         The version. Globs choose files of a directory, and tensors of a file.
     target
-        Where to; its ending decides where tensors are chosen and no format is named.
+        The target; its suffix selects a format if tensors are chosen and no format is given.
     format
-        The format that was asked for.
+        The given format.
     globs, strip
-        Whether globs, or names without their subtree, were asked for.
+        Whether globs, or names within a subtree, are given.
 
     Raises
     ------
     UsageError
-        Tensors are chosen, and neither `format` nor `target` says how to write them.
+        Tensors are chosen, and neither `format` nor `target` gives a format.
     """
     choose = "add --format safetensors, pt or npz, or let the target's name end with one of these"
     if strip and format == "original":
@@ -67,12 +67,12 @@ def format_for(
 
 
 def chosen_tensors(version: StoredVersion, include: Sequence[str], exclude: Sequence[str]) -> list[str]:
-    """Paths of the tensors that globs choose; see `ckstore.formats.paths.match_texts`.
+    """Return the paths of the tensors that globs choose; see `ckstore.formats.paths.match_texts`.
 
     Raises
     ------
     NotFoundError
-        There are none.
+        No tensor matches.
     """
     paths = list(version.paths)
     chosen = [paths[number] for number in match_texts(paths, include, exclude)]
@@ -82,10 +82,10 @@ def chosen_tensors(version: StoredVersion, include: Sequence[str], exclude: Sequ
 
 
 def subtree_of(version: StoredVersion, chosen: Sequence[str], include: Sequence[str]) -> TensorPath:
-    """The path, within its file, of the subtree that chosen tensors are asked for by.
+    """Return the path, within its file, of the subtree of the chosen tensors.
 
-    That is what all globs begin with, as `model` in `model/h.*`, or else what the paths of all tensors begin with. The
-    files of a directory are no subtrees: shards may have one in common.
+    It is the common prefix of all globs, such as `model` in `model/h.*`, or else of the paths of all tensors. The files
+    of a directory are not subtrees: shards may have one in common.
 
     Raises
     ------
@@ -113,7 +113,7 @@ def subtree_of(version: StoredVersion, chosen: Sequence[str], include: Sequence[
 
 
 def _common(paths: Iterable[Sequence[_S]]) -> tuple[_S, ...]:
-    """The segments that all paths begin with."""
+    """Return the common first segments of all paths."""
     common = []
     for segments in zip(*paths, strict=False):
         if any(segment != segments[0] for segment in segments):
@@ -123,12 +123,12 @@ def _common(paths: Iterable[Sequence[_S]]) -> tuple[_S, ...]:
 
 
 def stripped_names(version: StoredVersion, chosen: Sequence[str], subtree: TensorPath) -> list[str]:
-    """The names of chosen tensors below a subtree: what is left of their paths, joined by dots as torch does.
+    """Return the names of chosen tensors below a subtree: the rest of their paths, joined by dots as in torch.
 
     Raises
     ------
     UsageError
-        Two tensors have one name.
+        Two tensors would get the same name.
     """
     found: dict[str, str] = {}
     for path in chosen:
@@ -143,7 +143,7 @@ def stripped_names(version: StoredVersion, chosen: Sequence[str], subtree: Tenso
 
 
 def left_out_text(left_out: Sequence[str], total: int, noun: str) -> str:
-    """A sentence on what was left out.
+    """Return a sentence on items that were left out.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""The exact values of a stored version, unit by unit, as those of a version that is scanned."""
+"""The exact values of a stored version, unit by unit, with the interface of a scanned version."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ckstore.reading.stored_version import StoredVersion
 
 
 class StoredValues:
-    """The units of a stored version and their values, as an `Estimator` reads them."""
+    """The units of a stored version and their values, for an `Estimator`."""
 
     def __init__(self, version: StoredVersion) -> None:
         self._version = version
@@ -22,21 +22,21 @@ class StoredValues:
 
     @property
     def units(self) -> Sequence[Unit]:
-        """All objects."""
+        """All units."""
         return self._version.layout.units
 
     @property
     def layouts(self) -> Sequence[FileLayout]:
-        """How the files are cut."""
+        """The layouts of the files."""
         return self._version.layout.files
 
     @property
     def size(self) -> int:
-        """Bytes of the version."""
+        """Size of the version in bytes."""
         return self._version.row.original_bytes
 
     def read(self, unit: Unit, first: int, last: int) -> Bits:
-        """Bits of the elements from `first` to before `last` of a unit."""
+        """Return the bits of elements from `first` to before `last` of a unit."""
         parts = []
         for chunk in range(first // unit.chunk, -(-last // unit.chunk)):
             start = chunk * unit.chunk
@@ -45,5 +45,5 @@ class StoredValues:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def checked(self, unit: Unit) -> Callable[[int, int], Bits]:
-        """What reads a unit: its chunks are compared with their checksums whenever they are decoded."""
+        """Return a reader of a unit that compares each chunk with its checksum on every read."""
         return partial(self.read, unit)

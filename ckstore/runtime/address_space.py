@@ -1,4 +1,4 @@
-"""What a limit on address space (`ulimit -v`) leaves: where it is too little for LLVM, that ends the whole process."""
+"""The limit on address space (`ulimit -v`): if it is too small, LLVM ends the whole process."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 from ckstore.errors import CkstoreError
 from ckstore.runtime.threads import worker_count
 
-#: Bytes that Python, NumPy and the compiler take, those of each thread (stack and heap), and those of compiling.
+#: Bytes for Python, NumPy and the compiler; for each thread (stack and heap); and for compiling.
 _LIBRARIES, _THREAD, _COMPILING = 512 << 20, 72 << 20, 96 << 20
 
 
 def limit() -> int | None:
-    """Bytes of address space that the process may have; None where there is no limit, or nothing says."""
+    """Return the limit of the process's address space in bytes; None if there is none, or it is unknown."""
     try:
         import resource
 
@@ -24,14 +24,14 @@ def limit() -> int | None:
 
 
 def check() -> None:
-    """Raise `CkstoreError` where the limit is too little for anything that computes."""
+    """Raise `CkstoreError` if the limit is too small for computations."""
     allowed = limit()
     if allowed is not None and allowed < _LIBRARIES + _THREAD * worker_count():
         raise CkstoreError(too_little(allowed))
 
 
 def check_before_compiling() -> None:
-    """Raise `CkstoreError` where what is left is too little for the compiler."""
+    """Raise `CkstoreError` if the remaining space is too small for the compiler."""
     allowed = limit()
     if allowed is None:
         return
@@ -44,5 +44,5 @@ def check_before_compiling() -> None:
 
 
 def too_little(allowed: int) -> str:
-    """The sentence for a process that may have no more address space than it needs."""
+    """Return the error sentence for a process with too little address space."""
     return f"A limit of {allowed >> 20:,} MiB of address space is too little; raise it (`ulimit -v`) to 2 GiB or more."

@@ -1,4 +1,4 @@
-"""A process in the background: it ends with its parent, hears no signals, and takes what others leave of the cores."""
+"""Background processes: they end with their parent, ignore signals, and yield the cores to others."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from multiprocessing.context import SpawnContext, SpawnProcess
 #: Linux: the signal that a process gets when the thread that started it ends.
 _PR_SET_PDEATHSIG = 1
 
-#: What a terminal or a scheduler sends to a program and all that it started; it is for the program to end the process.
+#: Signals from terminals and schedulers to a program and all its processes; the program ends this process.
 _SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 
 
 class _UnheardProcess(SpawnProcess):
-    """A process that is not interrupted before it has settled: it would print where it was."""
+    """A process that cannot be interrupted before it has settled: it would print a traceback."""
 
     def start(self) -> None:
-        """Start it with SIGINT blocked, as it inherits that."""
+        """Start the process with SIGINT blocked, which it inherits."""
         before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         try:
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -29,20 +29,20 @@ class _UnheardProcess(SpawnProcess):
 
 
 class BackgroundContext(SpawnContext):
-    """Spawned processes that are to `settle`, whichever call of a pool starts them."""
+    """Context for spawned processes that will `settle`, whichever call of a pool starts them."""
 
     Process = _UnheardProcess
 
 
 def settle(parent: int, nice: int) -> None:
-    """Make this process one in the background.
+    """Make this process a background process.
 
     Parameters
     ----------
     parent
-        Id of the process that started it; where that is gone already, this one ends at once.
+        Id of the parent; if that has died already, this process ends at once.
     nice
-        Added to its niceness.
+        Increase of the process's niceness.
     """
     for name in _SIGNALS:
         if hasattr(signal, name):
@@ -53,5 +53,5 @@ def settle(parent: int, nice: int) -> None:
         os._exit(1)
     with suppress(OSError, AttributeError):
         os.nice(nice)
-        # Whoever wakes it goes on, instead of waiting until it has run for a while.
+        # A process that wakes this one goes on at once, instead of waiting for its time slice.
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))

@@ -1,7 +1,7 @@
-"""Arrays of a chunk's size whose memory is used again as soon as nobody holds them.
+"""Arrays of a chunk's size whose memory is reused once it is free.
 
-What the C library gives back to the system must be handed out page by page again, and zeroed: for an array of 2^18
-floats that takes as long as decoding them.
+Memory that the C library returns to the system must be mapped page by page again, and zeroed: for an array of 2^18
+floats that takes as long as decoding it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-#: Arrays of fewer or of more bytes are made as usual.
+#: Arrays with fewer or more bytes are allocated as usual.
 _LEAST, _MOST = 1 << 16, 1 << 22
 
 #: Bytes that are kept of each size.
@@ -23,12 +23,12 @@ _free: dict[int, list[tuple[npt.NDArray[np.uint8], int]]] = {size: [] for size i
 
 
 class Block:
-    """Some memory and, as its `base`, the owner of arrays that lie in it: it goes back when the last of them goes.
+    """Memory and, as `base`, the owner of arrays in it: it is reused after the last of them is deleted.
 
     Attributes
     ----------
     nbytes
-        Its size.
+        Size in bytes.
     """
 
     __slots__ = ("__array_interface__", "_memory", "_size", "nbytes")
@@ -49,14 +49,14 @@ class Block:
         }
 
     def __del__(self, free: dict[int, list[tuple[npt.NDArray[np.uint8], int]]] = _free, kept: int = _KEPT) -> None:
-        # At the end of the process this module's names may have gone before the last array does.
+        # At the end of the process, this module's names may be deleted before the last array.
         same = free[self._size]
         if len(same) << self._size < kept:
             same.append(self._memory)
 
 
 def empty(count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """A one-dimensional array of `count` elements whose values are undefined; for plain numbers only."""
+    """Return an uninitialised one-dimensional array of `count` elements; for plain numbers only."""
     wanted = np.dtype(dtype)
     nbytes = count * wanted.itemsize
     if not _LEAST <= nbytes <= _MOST:
@@ -65,7 +65,7 @@ def empty(count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
 
 
 def joined(parts: Sequence[bytes | npt.NDArray[np.uint8]]) -> memoryview:
-    """Bytes one after the other, read-only; others may run Python while large ones are copied."""
+    """Return the concatenated bytes, read-only; other threads may run Python while large ones are copied."""
     size = sum(map(len, parts))
     if size < _LEAST:
         return memoryview(b"".join(parts))
@@ -79,7 +79,7 @@ def joined(parts: Sequence[bytes | npt.NDArray[np.uint8]]) -> memoryview:
 
 
 def fixed(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The array contiguous, aligned and read-only: what kernels read is of one kind, so that each is compiled once."""
+    """Return the array contiguous, aligned and read-only: kernels are compiled for this kind only, once."""
     flags = array.flags
     if not (flags.c_contiguous and flags.aligned):
         array = np.require(array, requirements=("C", "A"))

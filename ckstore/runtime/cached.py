@@ -1,4 +1,4 @@
-"""Values of an object that are computed when they are first asked for."""
+"""Values of an object that are computed on first use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Value = TypeVar("Value")
 class cached_property(Generic[Value]):  # noqa: N801
     """`functools.cached_property` without the lock of Python 3.11, which all objects of a class share.
 
-    Threads that ask at once may each compute the value; all of them get the one that is there first.
+    Concurrent threads may each compute the value; all of them get the one that is stored first.
     """
 
     def __init__(self, compute: Callable[[Any], Value]) -> None:

@@ -1,4 +1,4 @@
-"""Checksums, all from libraries: CRC-32 of what is ours and of zip members, CRC-32C where Zarr wants it."""
+"""Checksums, all from libraries: CRC-32 for our formats and zip members, CRC-32C for Zarr."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["crc32", "crc32c"]
 
 
 def crc32c(data: bytes) -> int:
-    """CRC-32C (RFC 3720)."""
+    """Return the CRC-32C (RFC 3720)."""
     import google_crc32c
 
     return int(google_crc32c.value(data))

@@ -1,4 +1,4 @@
-"""Python's garbage collector, kept from walking over large structures again and again while they are being built."""
+"""Python's garbage collector, kept from walking repeatedly over large structures that are being built."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from ckstore.runtime.forks import Lock
 
-#: Objects made since the last look for garbage, after which the next one is due; Python's own value is 700 to 2,000.
+#: Number of new objects after which the next collection is due; Python's own value is 700 to 2,000.
 SELDOM = 100_000
 
 _lock = Lock()
@@ -19,11 +19,11 @@ _before: tuple[int, int, int] | None = None
 
 @contextmanager
 def collection_seldom() -> Iterator[None]:
-    """Cyclic garbage is looked for a hundred times less often within, by this thread and by all others.
+    """Collect cyclic garbage a hundred times less often during the block, in all threads.
 
-    A checkpoint of thousands of tensors makes hundreds of thousands of objects, none of them garbage: looking for some
-    among them takes longer than making them. What a training loop beside it leaves is still collected. A collector that
-    is off stays off, and thresholds that are set meanwhile stay as they are set.
+    A checkpoint of thousands of tensors makes hundreds of thousands of objects, none of them garbage: collections take
+    longer than making them. Garbage of a concurrent training loop is still collected. A collector that is off stays
+    off, and thresholds that others set during the block remain.
     """
     global _users
     with _lock:
@@ -55,7 +55,7 @@ def _restore_threshold() -> None:
 
 
 def _begin_child() -> None:
-    """In a forked process none of those who asked for it goes on."""
+    """Reset the state in a forked process, which has none of the threads that use it."""
     global _users
     _users = 0
     _restore_threshold()

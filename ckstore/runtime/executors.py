@@ -1,4 +1,4 @@
-"""Bulk work by an executor of others: processes of this machine, or a cluster."""
+"""Bulk work on an executor that the caller provides: processes of this machine, or a cluster."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ from ckstore.runtime.threads import Executor, in_order, limit_workers
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-#: Tasks that are under way or done and not yet taken.
+#: Number of tasks submitted whose results have not been taken.
 AHEAD = 128
 
 _LOST = (
-    "A worker of the executor ended before its work was done: it was killed, lacked memory, or could not import the "
-    'program, whose work must be under `if __name__ == "__main__":`; make another executor and repeat the call.'
+    "A worker of the executor died: it was killed, lacked memory, or could not import the program, whose work must be "
+    'under `if __name__ == "__main__":`; make another executor and repeat the call.'
 )
 
 
 def spread(executor: Executor, work: Callable[[Item], Result], items: Iterable[Item]) -> Generator[Result, None, None]:
-    """`work` on each item by an executor, results in the order of the items.
+    """Call `work` on each item with an executor; yield results in the order of the items.
 
-    Each task codes with one thread: an executor has as many workers as there are cores for it.
+    Each task uses one thread: an executor has as many workers as there are cores for it.
 
     Raises
     ------
     UsageError
-        `work` cannot be handed to another process.
+        `work` cannot be pickled.
     CkstoreError
-        A worker is gone. What `work` raises comes as it is.
+        A worker died. Errors of `work` are raised as they are.
     """
     if _is_of_processes(executor):
         try:
             pickle.dumps(work)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise UsageError(
-                f"The function cannot be handed to another process ({error}); define it at the top level of a module."
+                f"The function cannot be sent to another process ({error}); define it at the top level of a module."
             ) from error
     tasks = in_order(executor, partial(_in_one_thread, _here(), work), items, AHEAD)
     with closing(tasks):
@@ -61,7 +61,7 @@ def spread(executor: Executor, work: Callable[[Item], Result], items: Iterable[I
 
 
 def _is_of_processes(executor: Executor) -> bool:
-    # Whoever made one has imported the module, which cannot be imported any more while the program ends.
+    # The maker of such an executor has imported the module; it cannot be imported while the program ends.
     module = sys.modules.get("concurrent.futures.process")
     return module is not None and isinstance(executor, module.ProcessPoolExecutor)
 
@@ -71,12 +71,12 @@ def _here() -> tuple[str, int]:
 
 
 def _in_one_thread(program: tuple[str, int], work: Callable[[Item], Result], item: Item) -> Result:
-    """Call `work`; where this is not the program itself, threads are the executor's business."""
+    """Call `work`; outside the program itself, with one thread, since the executor provides parallelism."""
     if program != _here():
         limit_workers(1)
     return work(item)
 
 
 def _is_of_dask(error: Exception) -> bool:
-    """Whether the cluster failed, and not what it was to do."""
+    """Return whether an error comes from the cluster and not from the task."""
     return type(error).__module__.partition(".")[0] == "distributed"

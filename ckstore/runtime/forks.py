@@ -1,8 +1,8 @@
-"""Forks at moments when no other thread holds a lock of ours, compiles or imports, so that children inherit none held.
+"""Forks only while no other thread holds a lock of ours, compiles or imports, so that children inherit no held lock.
 
-A child has no thread but the one that forked: a lock that another thread held stays held there for ever, and SQLite,
-whose locks belong to a process, would take the parent's for the child's. So a fork waits for such threads. A child for
-which it waited in vain can use no store.
+A child has only the thread that forked. A lock of another thread would stay held there forever, and SQLite, whose locks
+belong to a process, would take the parent's locks for the child's. So a fork waits for such threads. If it waits in
+vain, the child can use no store.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from weakref import ReferenceType, WeakMethod, ref
 
 from ckstore.errors import CkstoreError
 
-#: Seconds for which a fork waits, which is as long as a writer waits for another process's lock.
+#: Seconds for which a fork waits, as long as a writer waits for another process's lock.
 PATIENCE = 30.0
-#: Seconds for which a thread that takes a lock lets a waiting fork go first, and between looks.
+#: Seconds for which a thread yields a lock to a waiting fork, and between checks.
 _GIVE_WAY, _LOOK = 0.05, 0.0005
 
 
@@ -36,7 +36,7 @@ class _Waitable(Protocol):
 class Lock:
     """A re-entrant lock that no other thread holds when a process is forked.
 
-    It must be held for moments only, and never while waiting for a thread that takes one.
+    Hold it for moments only, and never while waiting for a thread that takes one.
     """
 
     __slots__ = ("__weakref__", "_lock")
@@ -55,24 +55,24 @@ class Lock:
         self._lock.release()
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        """As of `threading.RLock`."""
+        """Acquire the lock, as with `threading.RLock`."""
         return self._lock.acquire(blocking, timeout)
 
     def release(self) -> None:
-        """As of `threading.RLock`."""
+        """Release the lock, as with `threading.RLock`."""
         self._lock.release()
 
     def is_own(self) -> bool:
-        """Whether this thread holds it."""
+        """Return whether this thread holds the lock."""
         return bool(self._lock._is_owned())  # type: ignore[attr-defined]
 
     def renew(self) -> None:
-        """In a child, give up what a thread of the parent holds."""
+        """Replace, in a child, a lock that a thread of the parent holds."""
         self._lock = RLock()
 
 
 class _Imports:
-    """Imports as a lock: held while another thread imports, which would keep modules locked in a child."""
+    """All imports as one lock: held while another thread imports, which would keep modules locked in a child."""
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         deadline = time.monotonic() + timeout
@@ -90,7 +90,7 @@ class _Imports:
 
     @staticmethod
     def _is_busy() -> bool:
-        """Whether a module's lock exists that is not held by this thread; the global import lock keeps it so."""
+        """Return whether another thread holds a module's lock; call with the global import lock held."""
         locks: dict[str, Any] = getattr(sys.modules.get("_frozen_importlib"), "_module_locks", {})
         own = get_ident()
         return any(getattr(found(), "owner", own) != own for found in list(locks.values()))
@@ -98,28 +98,28 @@ class _Imports:
 
 _locks: set[ReferenceType[Lock]] = set()
 _methods: set[WeakMethod[Callable[[], None]]] = set()
-#: Held while a lock is made: else a fork would not know of it.
+#: Held while a lock is made: otherwise a fork would miss it.
 _registry = RLock()
 _imports = _Imports()
 #: Locks of other libraries.
 _foreign: list[_Waitable] = []
-#: Descriptors with file locks, which a child would share.
+#: Descriptors with file locks that children must not share.
 _descriptors: set[int] = set()
 
-#: Held by the thread that forks, and what it holds meanwhile.
+#: Held by the forking thread, and the locks that it holds during the fork.
 _forking = RLock()
 _held: list[_Waitable] = []
 _is_pending = False
 _is_unfit = False
 _generation = 0
-#: Whether this process was forked amid what must not be interrupted.
+#: Whether this process was forked during an operation that could not pause.
 _is_broken = False
 
 _descriptors_lock = Lock()
 
 
 def generation() -> int:
-    """The forks between the process that imported this and the present one."""
+    """Return the number of forks between the process that imported this module and the present one."""
     return _generation
 
 
@@ -133,23 +133,23 @@ def check() -> None:
 
 
 def in_child(method: Callable[[], None]) -> None:
-    """Have a bound method called in every child that is forked while its object lives."""
+    """Call a bound method in every forked child, as long as its object lives."""
     with _registry:
         _methods.add(WeakMethod(method, _methods.discard))
 
 
 def wait_for(lock: _Waitable) -> None:
-    """Have forks wait for a lock of another library as well, which lives as long as the process."""
+    """Make forks wait for a lock of another library, too; the lock must live as long as the process."""
     _foreign.append(lock)
 
 
 def leave(inherited: object) -> None:
-    """In a child, keep an object of the parent's for ever: taking it apart would act on what the parent uses."""
+    """Keep an object of the parent alive forever in a child: its deletion would affect the parent."""
     pythonapi.Py_IncRef(py_object(inherited))
 
 
 def open_unshared(path: str | os.PathLike[str], flags: int) -> int:
-    """Open a file whose lock, if it gets one, a child does not share; to be closed with `close_unshared`."""
+    """Open a file whose lock, if any, children do not share; close it with `close_unshared`."""
     with _descriptors_lock:
         descriptor = os.open(path, flags | getattr(os, "O_CLOEXEC", 0))
         _descriptors.add(descriptor)
@@ -157,14 +157,14 @@ def open_unshared(path: str | os.PathLike[str], flags: int) -> int:
 
 
 def close_unshared(descriptor: int) -> None:
-    """Close what `open_unshared` has opened."""
+    """Close a descriptor of `open_unshared`."""
     with _descriptors_lock:
         _descriptors.discard(descriptor)
         os.close(descriptor)
 
 
 def _give_way() -> None:
-    """Wait a moment for a fork, unless this thread holds a lock that the fork waits for."""
+    """Yield to a waiting fork for a moment, unless this thread holds a lock that the fork needs."""
     until = time.monotonic() + _GIVE_WAY
     if _forking._is_owned() or any(lock.is_own() for lock in _all()):  # type: ignore[attr-defined]
         return
@@ -191,9 +191,9 @@ def _before() -> None:
 
 
 def _pause(deadline: float) -> bool:
-    """Take all locks; False where some were not given back in time.
+    """Take all locks; return False if some were not released in time.
 
-    While one of them is waited for no other one is held, so that nobody waits in a circle.
+    While waiting for one lock it holds no other, which prevents deadlocks.
     """
     awaited: _Waitable | None = None
     while True:

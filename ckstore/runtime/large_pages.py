@@ -1,7 +1,7 @@
-"""Large pages for memory that is about to be filled: the kernel hands it out by 2 MiB instead of by 4 KiB.
+"""Large pages for memory that is about to be filled: the kernel maps 2 MiB at a time instead of 4 KiB.
 
-Where every page of a restored checkpoint is new, handing pages out takes as long as decoding does. NumPy asks for
-large pages by itself, torch does not.
+For a restored checkpoint, whose pages are all new, mapping takes as long as decoding. NumPy requests large pages
+itself, torch does not.
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-#: Less memory is not worth a system call.
+#: Smallest memory that is worth a system call.
 _LEAST = 4 << 20
 
-#: Between arrays that were asked for one after the other an allocator leaves at most so many bytes.
+#: Largest gap that an allocator leaves between consecutive arrays, in bytes.
 _GAP = 64 << 10
 
-#: Linux 6.1 and later: make a large page of small ones that were handed out before.
+#: Linux 6.1 and later: merge mapped small pages into a large one.
 _MADV_COLLAPSE = 25
 
-#: Where Linux says how large a large page is.
+#: File with the size of large pages on Linux.
 _SIZE = Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
 
 
 def use_large_pages(spans: Iterable[tuple[int, int]]) -> None:
-    """Let the pages of arrays be large ones, if the system has such; a hint, no promise.
+    """Ask the system for large pages under arrays; a hint, without guarantee.
 
-    Best before anybody writes to them; who does so meanwhile waits for a moment, and what is written stays.
+    Call it before the first write. Concurrent writers wait for a moment, and their data stays.
 
     Parameters
     ----------
     spans
-        Address and bytes of each array. Those that lie next to each other share pages, however small they are, with
-        what the allocator may put between them.
+        Address and bytes of each array. Adjacent arrays of any size share pages, including the gaps that the allocator
+        leaves between them.
     """
     ranges: list[tuple[int, int, list[int]]] = []
     for address, nbytes in sorted(spans):
@@ -48,7 +48,7 @@ def use_large_pages(spans: Iterable[tuple[int, int]]) -> None:
 
 
 def _advise(first: int, last: int, starts: list[int]) -> None:
-    """Ask for it between two addresses; before `starts` the allocator has taken its notes, on small pages."""
+    """Request large pages between two addresses; the small pages before `starts` contain the allocator's headers."""
     madvise, size = _madvise()
     if madvise is None:
         return
@@ -62,7 +62,7 @@ def _advise(first: int, last: int, starts: list[int]) -> None:
 
 @cache
 def _madvise() -> tuple[Any, int]:
-    """The C library's `madvise` and the size of a large page; None where there is no such thing."""
+    """Return the C library's `madvise` and the size of a large page; None if unsupported."""
     try:
         size = int(_SIZE.read_text())
         function = ctypes.CDLL(None).madvise

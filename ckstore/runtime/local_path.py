@@ -1,4 +1,4 @@
-"""Paths that users give: of this machine's file systems, and no URLs."""
+"""Users' paths: on this machine's file systems, never URLs."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from pathlib import Path
 
 from ckstore.errors import UsageError
 
-#: `pathlib` makes one slash of two.
+#: `pathlib` merges two slashes into one.
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
 
 
-#: What is said of a URL where a file or a directory of files is meant.
+#: Rule for paths of files and directories, for the error about a URL.
 _OF_FILES = "ckstore reads and writes local paths only: give the path of a mounted file system"
 
 
 def local_path(given: str | os.PathLike[str], rule: str = _OF_FILES) -> Path:
-    """The path that was given.
+    """Return the given path.
 
     Parameters
     ----------
     rule
-        What is to be given instead of a URL.
+        Rule for the path, for the error about a URL.
 
     Raises
     ------
     UsageError
-        It is a URL, which would become a directory with a colon in its name.
+        The path is a URL, which would become a directory with a colon in its name.
     """
     text = os.fspath(given)
     found = _URL.match(text)

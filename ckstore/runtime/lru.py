@@ -1,4 +1,4 @@
-"""What stays at hand: a bounded cache whose least recently used entries go first."""
+"""A bounded cache that drops the least recently used entries first."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Lru(Generic[Key, Value]):
     Parameters
     ----------
     limit
-        Of the sum of all weights.
+        Limit of the sum of all weights.
     weight
-        Of a value; by default each weighs 1. It must not change while the value is here.
+        Weight of a value; by default 1. It must not change while the value is cached.
 
     Examples
     --------
@@ -45,11 +45,11 @@ class Lru(Generic[Key, Value]):
 
     @property
     def weight(self) -> int:
-        """The sum of all weights."""
+        """Return the sum of all weights."""
         return self._sum
 
     def get(self, key: Key) -> Value | None:
-        """The value, which counts as used; None where it is not here."""
+        """Return a value and mark it as used; None if it is not cached."""
         with self._lock:
             value = self._values.get(key)
             if value is not None:
@@ -57,7 +57,7 @@ class Lru(Generic[Key, Value]):
             return value
 
     def put(self, key: Key, value: Value) -> Value:
-        """Keep a value, unless there is one; returns the one that is kept."""
+        """Cache a value unless the key has one; return the cached value."""
         weight = self._weigh(value)
         with self._lock:
             present = self._values.get(key)
@@ -71,14 +71,14 @@ class Lru(Generic[Key, Value]):
             return value
 
     def drop(self, key: Key) -> None:
-        """Forget a value, if it is here."""
+        """Drop a value, if cached."""
         with self._lock:
             value = self._values.pop(key, None)
             if value is not None:
                 self._sum -= self._weigh(value)
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop all values."""
         with self._lock:
             self._values.clear()
             self._sum = 0

@@ -1,4 +1,4 @@
-"""Memory that another process shares, memory that is there before it is used, and how much is left."""
+"""Shared memory, memory mapped before its use, and the amount of free memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-#: Linux 5.14 and later: hand out all pages of a mapping now, without changing what they hold.
+#: Linux 5.14 and later: map all pages now, without changing their contents.
 _MADV_POPULATE_WRITE = 23
 
 _MEMINFO = Path("/proc/meminfo")
@@ -19,7 +19,7 @@ _GROUPS = Path("/sys/fs/cgroup")
 
 
 def nameless_file() -> int:
-    """The descriptor of an empty file that has no name and goes with its last descriptor or mapping."""
+    """Return the descriptor of an empty anonymous file, which ends with its last descriptor or mapping."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("ckstore", os.MFD_CLOEXEC)
     with tempfile.TemporaryFile() as file:
@@ -27,9 +27,9 @@ def nameless_file() -> int:
 
 
 def populate(memory: mmap.mmap) -> None:
-    """Have the pages of a mapping handed out now, not one by one when they are written to; a hint, no promise.
+    """Map the pages of a mapping now, instead of one by one at the first write; a hint, without guarantee.
 
-    What they hold stays: others may write to them meanwhile.
+    Contents stay: others may write to them concurrently.
     """
     madvise = _madvise()
     if madvise is not None:
@@ -38,9 +38,9 @@ def populate(memory: mmap.mmap) -> None:
 
 
 def available() -> int | None:
-    """Bytes of memory that this process may still take, by its machine and its control group; None where nobody says.
+    """Return the memory in bytes that this process may still take, by machine and control group; None if unknown.
 
-    What a kernel would give back of its caches counts as free.
+    Reclaimable caches of the kernel count as free.
     """
     left = [found for found in (_free_of_machine(), _free_of_group()) if found is not None]
     return min(left, default=None)
@@ -55,7 +55,7 @@ def _free_of_machine() -> int | None:
 
 
 def _free_of_group() -> int | None:
-    """By the control group of memory that the process is in; a container sees its own as the topmost one."""
+    """Return the free memory of the process's control group; a container sees its own as the topmost one."""
     try:
         lines = [line.split(":", 2) for line in _OWN_GROUPS.read_text().splitlines()]
     except OSError:
@@ -77,7 +77,7 @@ def _free_of_group() -> int | None:
 
 @cache
 def _madvise() -> Any:
-    """The C library's `madvise`; None where there is no such thing."""
+    """Return the C library's `madvise`; None if unsupported."""
     try:
         function = ctypes.CDLL(None).madvise
     except (OSError, AttributeError):

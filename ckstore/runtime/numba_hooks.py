@@ -1,4 +1,4 @@
-"""What ckstore uses of numba that is not public: all of it here, each with what is lost where numba has it no more.
+"""All private parts of numba that ckstore uses, each with the loss if numba drops it.
 
 `tests/runtime/test_numba_hooks.py` fails when a release of numba lacks one. Numba is imported inside the functions.
 """
@@ -10,17 +10,17 @@ from typing import Any
 
 
 def without_linear_algebra() -> None:
-    """Let numba find no SciPy when it looks for linear algebra, which no kernel needs; to be called before its import.
+    """Hide SciPy from numba, which looks for linear algebra that no kernel needs; call before the import of numba.
 
-    For a process that is ours alone. Lost without it: a tenth of a second at the start of the command line.
+    Only for a process of ckstore's own. Loss without it: a tenth of a second at the start of the command line.
     """
     sys.modules.setdefault("scipy.linalg.cython_blas", None)  # type: ignore[arg-type]
 
 
 def reference_counting(counted: bool) -> dict[str, bool]:
-    """The option that has a compiled function count references to arrays, or not; none where numba has no such option.
+    """Return the option that switches a compiled function's reference counting of arrays; empty if numba has none.
 
-    Lost without it: entropy coding of sparse chunks takes up to twice as long.
+    Loss without it: entropy coding of sparse chunks takes up to twice as long.
     """
     from numba.core.cpu import CPUTargetOptions
 
@@ -28,9 +28,9 @@ def reference_counting(counted: bool) -> dict[str, bool]:
 
 
 def keep_for(compiled: Any, stamp: str) -> None:
-    """Let what is kept on disk of a compiled function be valid as long as `stamp` is the same.
+    """Make a compiled function's cache on disk valid as long as `stamp` is the same.
 
-    Lost without it: numba looks at the function's own module alone, and after an update of another one runs old code.
+    Loss without it: numba checks only the function's own module, and runs old code after an update of another one.
     """
     kept: Any = getattr(getattr(compiled, "_cache", None), "_cache_file", None)
     if hasattr(kept, "_source_stamp"):
@@ -38,9 +38,9 @@ def keep_for(compiled: Any, stamp: str) -> None:
 
 
 def compiler_locks() -> list[Any]:
-    """The locks that are held while something is compiled: the compiler's, and LLVM's.
+    """Return the locks that are held during a compilation: the compiler's, and LLVM's.
 
-    Lost without it: a process that is forked while another thread compiles waits for the compiler for ever.
+    Loss without it: a process forked while another thread compiles waits for the compiler forever.
     """
     from llvmlite.binding import ffi
     from numba.core.compiler_lock import global_compiler_lock
@@ -50,9 +50,9 @@ def compiler_locks() -> list[Any]:
 
 
 def ask_first(locator: Any) -> None:
-    """Have numba ask a class first where compiled functions are kept (`numba.core.caching.CacheImpl`).
+    """Make numba ask a class first for the place of compiled functions (`numba.core.caching.CacheImpl`).
 
-    Lost without it: installations that are read-only, and homes that cannot be written to.
+    Loss without it: read-only installations and homes cannot be used.
     """
     from numba.core import caching
 

@@ -1,4 +1,4 @@
-"""Arrays that a thread uses again and again: fresh memory costs more than what is done with it, page by page."""
+"""Arrays that a thread reuses: mapping new memory page by page costs more than its use."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-#: Larger arrays are made anew: nothing keeps much memory for good.
+#: Larger arrays are not kept, so that no thread holds much memory.
 _LARGEST = 4 << 20
 
 _held = local()
 
 
 def scratch(name: str, size: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """An uninitialised one-dimensional array, this thread's own until it asks for the same name again.
+    """Return an uninitialised one-dimensional array, valid in this thread until its next call with the same name.
 
     Parameters
     ----------
     name
-        What it is for, unique in ckstore: two uses of one name at a time would write over each other.
+        Name of the use, unique in ckstore: concurrent uses of one name would overwrite each other.
     size
-        In elements.
+        Number of elements.
     dtype
-        Of the elements.
+        Dtype of the elements.
     """
     wanted = np.dtype(dtype)
     nbytes = size * wanted.itemsize

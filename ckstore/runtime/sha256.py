@@ -1,4 +1,4 @@
-"""SHA-256 of a file's blocks in a thread of its own, beside other work."""
+"""SHA-256 of a file's blocks in a separate thread."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from math import inf
 from typing import Self
 
-#: Bytes that are hashed as one piece of work.
+#: Bytes that are hashed in one task.
 _BATCH = 1 << 20
 
-#: Pieces of work that wait at most.
+#: Largest number of queued tasks.
 _PENDING = 8
 
 
 class StreamSha256:
-    """SHA-256 of blocks in order, in a thread of its own; use it as a context manager.
+    """SHA-256 of blocks in order, computed in a separate thread; use it as a context manager.
 
-    Blocks must not change before they are hashed: `wait` tells.
+    Blocks must not change before they are hashed; see `wait`.
 
     Parameters
     ----------
     pending
-        Pieces of work that wait at most, before `update` waits; None for any number.
+        Largest number of queued tasks before `update` waits; None for no limit.
     """
 
     def __init__(self, pending: int | None = _PENDING) -> None:
@@ -42,7 +42,7 @@ class StreamSha256:
         self._pool.shutdown(cancel_futures=True)
 
     def update(self, block: bytes | memoryview) -> None:
-        """Hash `block` after those that came before."""
+        """Hash `block` after the earlier ones."""
         self._batch.append(block)
         self._size += len(block)
         self._unhashed += 1
@@ -52,14 +52,14 @@ class StreamSha256:
                 self._finish_one()
 
     def wait(self, blocks: int) -> None:
-        """Wait until all blocks are hashed but for the last `blocks`."""
+        """Wait until all blocks but the last `blocks` are hashed."""
         while self._unhashed > blocks:
             if not self._pending:
                 self._submit()
             self._finish_one()
 
     def hexdigest(self) -> str:
-        """The digest of all blocks so far."""
+        """Return the digest of all blocks so far."""
         self.wait(0)
         return self._sha.hexdigest()
 

@@ -1,4 +1,4 @@
-"""The threads that code chunks: how many, results in order, or work that is shared out."""
+"""The threads that code chunks: their number, results in order, and shared work."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ _most = 16
 
 
 def worker_count() -> int:
-    """Threads that code chunks: one a core this process may use, at most 16, or what `limit_workers` said."""
+    """Return the number of coding threads: one a core of this process, at most 16, or the limit of `limit_workers`."""
     return min(_most, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
 def limit_workers(most: int) -> None:
-    """Let so many threads at most code chunks in this process from now on."""
+    """Limit the number of coding threads in this process."""
     global _most
     _most = most
 
 
 class Executor(Protocol):
-    """What a `ThreadPoolExecutor`, a `ProcessPoolExecutor` and dask's `Client.get_executor()` have in common."""
+    """The common interface of `ThreadPoolExecutor`, `ProcessPoolExecutor` and dask's `Client.get_executor()`."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any) -> Future[Any]:
-        """Have a function called, somewhere and some time."""
+        """Schedule a call of a function."""
 
 
 def in_order(
     pool: Executor, work: Callable[[Item], Result], items: Iterable[Item], ahead: int
 ) -> Generator[Result, None, None]:
-    """`work` on each item by the pool's workers, results in the order of the items, at most `ahead` under way."""
+    """Call `work` on each item in a pool, with at most `ahead` in flight; yield results in the order of the items."""
     waiting: deque[Future[Result]] = deque()
     try:
         for item in items:
@@ -53,10 +53,10 @@ def in_order(
 
 
 def shared(work: Callable[[Item], Result], items: Iterable[Item], workers: int) -> Generator[Result, None, None]:
-    """`work` on each item, by this thread and `workers` - 1 others, in no order; yields what it returns, now and then.
+    """Call `work` on each item in this thread and `workers` - 1 others; yield results in any order, in batches.
 
-    Nobody waits for anybody, and nothing is handed from one thread to another but the items: where they are small, that
-    takes longer than what is done with them.
+    Threads do not wait for one another and exchange only items: for small items, handing over results would take longer
+    than the work.
     """
     todo = deque(items)
     done: deque[Result] = deque()
@@ -91,7 +91,7 @@ def shared(work: Callable[[Item], Result], items: Iterable[Item], workers: int) 
 
 
 def in_turn(call: Callable[[int], None] | None) -> Callable[[int], None] | None:
-    """A function that several threads may call: one waits for the other."""
+    """Return a function that several threads may call, one at a time."""
     if call is None:
         return None
     lock = Lock()
@@ -105,9 +105,9 @@ def in_turn(call: Callable[[int], None] | None) -> Callable[[int], None] | None:
 
 @contextmanager
 def one_ahead(items: Generator[Item, None, None]) -> Iterator[Iterator[Item]]:
-    """The items of a generator, of which each is made in a thread of its own while the one before is used.
+    """Yield an iterator over a generator's items that computes the next item in a thread while one is used.
 
-    The first is begun at once. Nothing is made any more after the block.
+    The first item is started at once. The thread stops at the end of the block.
     """
     with closing(items), ThreadPoolExecutor(1, thread_name_prefix="ckstore-ahead") as pool:
         first = pool.submit(next, items, None)

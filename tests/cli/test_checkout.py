@@ -247,7 +247,7 @@ def test_a_damaged_pack(ckstore, filled: Path) -> None:
 @pytest.mark.parametrize("options", [[], ["--format", "npz"]], ids=["original", "npz"])
 def test_an_impossible_place_is_one_sentence(ckstore, filled: Path, target: str, options: list[str]) -> None:
     sentence = ckstore("checkout", "best", "-o", target, *options, code=2).sentence
-    assert "choose another path" in sentence or "make it first" in sentence
+    assert "choose another path" in sentence or "create it first" in sentence
 
 
 def test_salvage(ckstore, filled: Path) -> None:

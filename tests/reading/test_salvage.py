@@ -181,7 +181,7 @@ def test_salvage_writes_nothing_without_intact_parts(path: Path, tmp_path: Path)
     with ckstore.open(path) as store:
         store.ingest(tmp_path / "one.pt", run="one", step=0)
     flip_in(path, "one@0", "w")
-    with ckstore.open(path, "r") as store, pytest.raises(IntegrityError, match="Nothing of version 5 is whole: "):
+    with ckstore.open(path, "r") as store, pytest.raises(IntegrityError, match="No part of version 5 is intact: "):
         store["one@0"].salvage(tmp_path / "out.pt")
     assert {place.name for place in tmp_path.iterdir()} - {"store"} == {"one.pt"}
 

@@ -44,7 +44,7 @@ def test_damaged_packs_are_reported_and_kept(filled, store):
     assert [pack.document["number"] for pack in scanned if isinstance(pack, ScannedPack)] == [1, 3]
     damaged = {pack.info.name: pack.reason for pack in scanned if isinstance(pack, DamagedPack)}
     assert set(damaged) == {paths[2].name, no_zip.name}
-    assert "digest that is its name" in damaged[paths[2].name]
+    assert "digest in its name" in damaged[paths[2].name]
     assert paths[2].exists()
 
 
