@@ -86,7 +86,7 @@ class _Warnings(logging.Handler):
         self.journal = journal
 
     def emit(self, record: logging.LogRecord) -> None:
-        if "stay as they are" in record.getMessage():
+        if "remain unchanged" in record.getMessage():
             self.journal.tell("warned", record.getMessage())
 
 

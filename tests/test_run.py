@@ -38,7 +38,7 @@ def test_a_run_is_its_versions_in_order(run: Run) -> None:
     assert run.latest.row.number == run.versions[-1].row.number == 4
     assert Run("gpt", [run.versions[2], run.versions[1]]).latest.row.step == 20
     assert repr(run.tail(3)) == "<ckstore.Run gpt, 3 versions>"
-    with pytest.raises(NotFoundError, match="no run gpt2"):
+    with pytest.raises(NotFoundError, match="Unknown run gpt2"):
         store.run("gpt2")
     with pytest.raises(NotFoundError):
         _ = run.tail(0).latest

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from gc import freeze, set_threshold  # `gc` is a verb here: its module takes that name.
 from typing import NoReturn
 
-#: The exit code of a program that was interrupted, as shells have it.
+#: The exit code after an interrupt, as in shells.
 _INTERRUPTED = 130
 
 
@@ -17,12 +17,12 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     Parameters
     ----------
     arguments
-        What follows the program's name; by default those of the process.
+        Arguments after the program's name; by default those of the process.
     """
     try:
         _run(arguments)
     except KeyboardInterrupt:
-        # Before a verb began, or after it ended: not where the program itself looks for it.
+        # An interrupt before or after a verb, where the program itself does not catch it.
         sys.stderr.write("ckstore: interrupted; the store is consistent.\n")
         raise SystemExit(_INTERRUPTED) from None
 
@@ -34,8 +34,8 @@ def _run(arguments: Sequence[str] | None) -> NoReturn:
 
     if arguments is not None:
         raise SystemExit(run(arguments))
-    # The process is ours alone. Python looks for garbage among what is imported, and once more among all there is when
-    # it ends: a third of a second.
+    # This process runs nothing else. Python would walk over all imported objects for garbage, again at exit, which
+    # takes a third of a second.
     without_linear_algebra()
     set_threshold(SELDOM)
     try:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ckstore.reading.subtree import Format
     from ckstore.version import Version
 
-#: File name endings of the formats.
+#: Formats by suffix.
 _SUFFIXES = {"safetensors": ".safetensors", "pt": ".pt", "npz": ".npz"}
 _ORIGINAL: Final = "original"
 _STDOUT = "-"
@@ -106,9 +106,9 @@ def command(
     if to_stdout and (strip or form not in (None, _ORIGINAL)):
         raise UsageError("Tensors need a file to write to; name one with -o.")
     if to_stdout and sys.stdout.isatty():
-        raise UsageError("A checkpoint does not go to a terminal; redirect stdout, or name a file with -o.")
+        raise UsageError("A checkpoint cannot be written to a terminal; redirect stdout, or name a file with -o.")
     if salvage and (to_stdout or form or include or exclude or strip):
-        raise UsageError("--salvage writes all that is whole, and chooses the format; leave the other options out.")
+        raise UsageError("--salvage writes all intact parts, and chooses the format; leave the other options out.")
     with open_store(ctx) as store:
         found = version_of(store, version) if to_stdout else store[version]
         form = format_for(found.stored, output, form, globs=bool(include or exclude), strip=strip)
@@ -149,7 +149,7 @@ def command(
                 )
             total, noun = len(found), "tensor"
             result = f"{size_text(target.stat().st_size)}  {counted(total - len(left_out), noun)}"
-        if was_exact and found.fidelity != "exact":  # Others have thinned it, or encoded it as coarse, since.
+        if was_exact and found.fidelity != "exact":  # Thinned, or encoded as coarse, by another process.
             print_line(f"ckstore: {_warning(found)}", err=True)
         print_line(f"{name} -> {target}  {result}")
         if left_out:
@@ -167,8 +167,8 @@ def _salvage(version: Version, target: Path, *, force: bool) -> None:
     dropped = {version.document.files[number].path for number, _ in version.stored.dropped}
     if report.lost_files and not report.lost_tensors and dropped.issuperset(report.lost_files):
         raise IntegrityError(
-            f"Nothing of version {version.row.number} is damaged, but it has dropped "
-            f"{', '.join(version.document.dropped)}; {counted(len(dropped), 'file')} can only come back in part."
+            f"Version {version.row.number} is not damaged, but it has dropped "
+            f"{', '.join(version.document.dropped)}; {counted(len(dropped), 'file')} can only be restored in part."
         )
     if report.lost_files:
         lost = f"{counted(len(report.lost_files), 'file')} and {counted(len(report.lost_tensors), 'tensor')}"
@@ -217,14 +217,14 @@ def _default_name(version: Version, form: str) -> str:
 
 
 def _to_stdout(version: Version, include: Sequence[str], exclude: Sequence[str]) -> None:
-    """Write the bytes of one file to stdout; what was written before an error is found stays written."""
+    """Write the bytes of one file to stdout, up to an error."""
     from ckstore.reading.checkout import file_blocks
 
     chosen = _chosen_files(version, include, exclude)
     if len(chosen) != 1:
         raise UsageError(
             f"Version {version.row.number} is a directory; name one to write with -o, "
-            f"or choose one of its files with --include: these are {len(chosen)}."
+            f"or choose a single file with --include: it matches {len(chosen)}."
         )
     number = version.document.files.index(chosen[0])
     if version.stored.is_changed(number):
@@ -236,11 +236,11 @@ def _to_stdout(version: Version, include: Sequence[str], exclude: Sequence[str])
         sys.stdout.buffer.write(block)
     sys.stdout.buffer.flush()
     if sha.hexdigest() != chosen[0].sha256:
-        raise IntegrityError(f"Version {version.row.number} does not come back as it went in; run `ckstore verify`.")
+        raise IntegrityError(f"Version {version.row.number} differs from the original; run `ckstore verify`.")
 
 
 def _spooled_to_stdout(version: Version, number: int) -> None:
-    """Write a file with coarse values to stdout: its checksums are known only when all of it was decoded."""
+    """Write a file with coarse values to stdout: its checksums are known only after decoding all of it."""
     import shutil
     import tempfile
 

@@ -1,4 +1,4 @@
-"""`ckstore diff`: what changed between two versions."""
+"""`ckstore diff`: compare two versions."""
 
 from __future__ import annotations
 

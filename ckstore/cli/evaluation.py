@@ -1,4 +1,4 @@
-"""Evaluation commands that users give: run without a shell, they print a number."""
+"""Users' evaluation commands: run without a shell, they print a number."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 #: The placeholder of the checkpoint's path.
 _PLACE = "{}"
 
-#: A number that is no part of a word: in `written to model_v2.json` or `more information` there is none.
+#: A number outside a word: `written to model_v2.json` and `more information` contain none.
 _NUMBER = re.compile(r"(?<![\w.])[-+]?(?:(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?|(?:nan|inf(?:inity)?)\b)", re.IGNORECASE)
 
 
@@ -32,12 +32,12 @@ def search_of(command: str, max_degradation: float | None, *, maximise: bool, jo
 
 
 def evaluator(command: str) -> Callable[[Path], float]:
-    """What runs an evaluation command on a checkpoint and gives the last number that it prints.
+    """Return a function that runs an evaluation command on a checkpoint and returns its last number.
 
     Raises
     ------
     UsageError
-        The command is none, or does not say where the path goes.
+        The command cannot be parsed, or lacks the place of the path.
     """
     try:
         words = shlex.split(command)
@@ -59,6 +59,6 @@ def _evaluate(words: Sequence[str], path: Path) -> float:
         raise CkstoreError(f"The evaluation command ended with exit code {done.returncode}; nothing was stored.")
     found = _NUMBER.findall(done.stdout.decode(errors="replace"))
     if not found:
-        raise CkstoreError("The evaluation command printed no number; let it print the loss last.")
+        raise CkstoreError("The evaluation command printed no number; make it print the loss last.")
     value = float(found[-1])
     return value if math.isfinite(value) else math.nan

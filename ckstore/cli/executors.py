@@ -19,13 +19,13 @@ from ckstore.runtime.background import BackgroundContext, settle
 if TYPE_CHECKING:
     from ckstore.runtime.threads import Executor
 
-#: Seconds within which a pool has dropped cancelled tasks.
+#: Seconds for a pool to drop cancelled tasks.
 _DROPPED = 0.3
 
-#: Processes that can be asked for.
+#: Largest number of processes.
 _MOST = 1024
 
-#: Seconds within which the scheduler of a cluster answers.
+#: Seconds for a cluster's scheduler to answer.
 _PATIENCE = 10
 
 
@@ -57,7 +57,7 @@ executor_option = click.option(
 
 @contextmanager
 def executor_of(name: str | None) -> Iterator[Executor | None]:
-    """The executor of a name, for the block; None where there is no name."""
+    """Yield the executor of a name; None without a name."""
     if name is None:
         yield None
         return
@@ -73,7 +73,7 @@ def _processes(count: int) -> Iterator[Executor]:
         yield pool
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
-        # The pool's thread drops what was cancelled; it would stumble over that when it finds the processes dead.
+        # The pool's thread drops cancelled tasks; it would fail on them after finding the processes dead.
         time.sleep(_DROPPED)
         for process in multiprocessing.active_children():
             process.kill()
@@ -87,7 +87,7 @@ def _dask(address: str) -> Iterator[Executor]:
     try:
         from distributed import Client
     except ImportError:
-        raise UsageError("--executor dask=… takes the package distributed: pip install 'ckstore[dask]'.") from None
+        raise UsageError("--executor dask=… needs the package distributed: pip install 'ckstore[dask]'.") from None
     try:
         client = Client(f"tcp://{address}", timeout=_PATIENCE, set_as_default=False)
     except (OSError, ValueError) as error:

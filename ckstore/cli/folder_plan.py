@@ -1,4 +1,4 @@
-"""`ckstore ingest --recursive` and `--plan`: the table of what becomes which version, as a file and on the screen."""
+"""The plan of `ckstore ingest --recursive` and `--plan`: a table of files and versions, as CSV and on the screen."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _COLUMNS = ("path", "run", "step", "note")
 
 
 def write_plan(file: Path, proposed: Sequence[Proposed]) -> None:
-    """Write a plan as CSV, which is there as a whole or not at all."""
+    """Write a plan as CSV, atomically."""
     unfinished = file.with_name(f"{file.name}.{os.getpid()}.tmp")
     try:
         with unfinished.open("w", newline="", encoding="utf-8", errors="surrogateescape") as out:
@@ -36,13 +36,13 @@ def read_plan(file: Path) -> list[Proposed]:
     Raises
     ------
     UsageError
-        It cannot be read, lacks a column, or a step is none.
+        The file cannot be read, lacks a column, or has an invalid step.
     """
     try:
         with file.open(newline="", encoding="utf-8", errors="surrogateescape") as source:
             table = csv.DictReader(source)
             if not {"path", "run", "step"} <= set(table.fieldnames or ()):
-                raise UsageError(f"{file} is no plan: its first line must name the columns {', '.join(_COLUMNS)}.")
+                raise UsageError(f"{file} is not a plan: its first line must name the columns {', '.join(_COLUMNS)}.")
             rows = [(table.line_num, row) for row in table]
     except (OSError, csv.Error, UnicodeError) as error:
         raise UsageError(f"The plan {file} cannot be read ({error}); name a file that --plan wrote.") from error
@@ -52,14 +52,14 @@ def read_plan(file: Path) -> list[Proposed]:
 def _row(file: Path, line: int, row: dict[str, str | None]) -> Proposed:
     step, path = (row["step"] or "").strip(), row["path"]
     if step and not (step.isascii() and step.isdigit() and len(step) < 19):
-        raise UsageError(f"{file}, line {line}: {step!r} is no step; write an integer from 0 on, or nothing.")
+        raise UsageError(f"{file}, line {line}: {step!r} is not a step; write an integer from 0 on, or nothing.")
     if not path:
         raise UsageError(f"{file}, line {line}: the path is missing; write it, or delete the line.")
     return Proposed(Path(path), (row["run"] or "").strip(), int(step) if step else None, row.get("note") or "")
 
 
 def print_plan(proposed: Sequence[Proposed]) -> None:
-    """Print a plan as a table, and what it comes to."""
+    """Print a plan as a table, and its totals."""
     rows = [
         (item.path, item.run and f"{item.run}@{'-' if item.step is None else item.step}", item.note)
         for item in proposed

@@ -1,4 +1,4 @@
-"""`ckstore forget`: take versions out of the store."""
+"""`ckstore forget`: remove versions from the store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ckstore gc`: free what no version needs."""
+"""`ckstore gc`: free bytes that no version needs."""
 
 from __future__ import annotations
 

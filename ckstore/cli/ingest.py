@@ -201,15 +201,15 @@ def command(
     if plan_file is not None and bool(paths) != (recursive and dry_run):
         raise UsageError("--plan FILE stores what the file says; with a folder, --recursive --dry-run writes it.")
     if executor is not None and not folder:
-        raise UsageError("--executor stores several runs at a time: name them with --recursive or --plan.")
+        raise UsageError("--executor stores several runs in parallel: name them with --recursive or --plan.")
     if step is not None and len(paths) > 1:
         raise UsageError("--step is for a single PATH; let the files or their names tell their steps.")
     if step is not None and step_from is not None:
-        raise UsageError("--step tells the step; leave --step-from out.")
+        raise UsageError("--step sets the step; leave --step-from out.")
     if metrics and len(paths) > 1:
-        raise UsageError("--metric is for a single PATH; ingest each input with metrics of its own.")
+        raise UsageError("--metric is for a single PATH; ingest each input with its own metrics.")
     if delete_source and not verify:
-        raise UsageError("--delete-source needs --verify, which proves first that everything comes back.")
+        raise UsageError("--delete-source needs --verify, which first proves that everything can be restored.")
     policy = policy_of(fidelity, scheme, quality, max_abs_error, max_rel_error)
     if evaluation is None and (max_degradation is not None or maximise or jobs is not None):
         raise UsageError("--max-degradation, --maximise and --jobs are for a search; give its evaluation with --eval.")
@@ -227,7 +227,7 @@ def command(
         budget=budget,
         policy=policy,
         search=None if evaluation is None else search_of(evaluation, max_degradation, maximise=maximise, jobs=jobs),
-        # The latest of many is seldom resumed from at once: it is encoded with the others.
+        # The latest of many files is seldom resumed from at once: encode it with the others.
         hot=0 if folder or len(paths) > 1 else None,
     )
     done: list[Done] = []
@@ -240,7 +240,7 @@ def command(
                 return
             _store_folder(ctx, store, proposed, options, delete_source, executor, as_json=as_json)
             return
-        if len(paths) == 1 and step_from is None and not dry_run:  # A single one tells its own step as it is stored.
+        if len(paths) == 1 and step_from is None and not dry_run:  # The ingest reads a single file's step itself.
             planned = [Planned(paths[0], step, None)]
         else:
             planned = _planned(store, paths, run, step, step_from, force=force)
@@ -280,7 +280,7 @@ def command(
 def _planned(
     store: Store, paths: tuple[Path, ...], run: str | None, step: int | None, source: StepSource | None, *, force: bool
 ) -> list[Planned]:
-    """The inputs in the order of their steps."""
+    """Return the inputs in the order of their steps."""
     from ckstore.operations.naming import DEFAULT_RUN
     from ckstore.scanning.steps import Planned, plan_steps
 
@@ -291,7 +291,7 @@ def _planned(
 
 
 def _steps_there(store: Store, run: str) -> dict[int, int]:
-    """The numbers of a run's versions by their steps; none of a run that is yet to begin."""
+    """Return the numbers of a run's versions by step; empty for a new run."""
     if all(row.name != run for row in store.catalog.runs()):
         return {}
     return {row.step: row.number for row in store.catalog.versions(run) if row.step is not None}
@@ -359,7 +359,7 @@ def _store_folder(
     *,
     as_json: bool,
 ) -> None:
-    """Store what a plan says, with one progress bar, and say of each file what became of it."""
+    """Store the versions of a plan with one progress bar, and print the outcome for each file."""
     from ckstore.scanning.source import tree_size
 
     chosen = [item for item in proposed if item.run]
@@ -396,7 +396,7 @@ def _store_folder(
 
 
 def _check_runs(store: Store, runs: set[str], options: IngestOptions, delete: bool) -> None:
-    """Raise `UsageError`, before anything is stored, for a run that nothing can be stored in as it was asked for."""
+    """Raise `UsageError`, before anything is stored, for a run whose policy contradicts the options."""
     from ckstore.operations.naming import check_run, check_run_is_no_tag
 
     for run in sorted(runs):
@@ -408,7 +408,7 @@ def _check_runs(store: Store, runs: set[str], options: IngestOptions, delete: bo
 
 def _finish(ctx: click.Context, count: int, failed: list[Failed]) -> None:
     if len(failed) < count:
-        raise PartialError(f"{len(failed)} of {count} inputs could not be stored, the others are.")
+        raise PartialError(f"{len(failed)} of {count} inputs could not be stored; the others were.")
     codes = {item.exit_code for item in failed}
     ctx.exit(codes.pop() if len(codes) == 1 else 1)
 

@@ -1,4 +1,4 @@
-"""`ckstore init`: make a store."""
+"""`ckstore init`: create a store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ckstore log`: list versions. Imports nothing that computes, so that it answers at once."""
+"""`ckstore log`: list versions. Imports no numerical package, so that it answers at once."""
 
 from __future__ import annotations
 

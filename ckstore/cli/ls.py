@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ckstore.formats.layout import Tensor
     from ckstore.version import Version
 
-#: Kinds of files with parts that could be tensors and are not.
+#: Kinds of files whose opaque parts could be tensors.
 _WITH_BYTES = ("npy", "npz", "gguf", "msgpack", "hdf5", "zip")
 
 
@@ -58,14 +58,14 @@ def command(ctx: click.Context, version: str, globs: tuple[str, ...], is_long: b
     if is_long:
         headings += ["lattice", "layers", "depth", "bytes/el"]
         right += [5, 6]
-    # Paths last: they are long, and of very different lengths.
+    # Paths come last: they are long, and vary most in length.
     print_table([*headings, "path"], [(*_cells(item, is_long), item["path"]) for item in tensors], right)
     for line in left:
         print_line(f"ckstore: {line}", err=True)
 
 
 def matching(version: Version, globs: tuple[str, ...]) -> dict[str, tuple[int, Tensor]]:
-    """(File number, tensor) by path, of the tensors that a glob matches; of all where there is none.
+    """Return (file number, tensor) by path, for the tensors that a glob matches; all without globs.
 
     Raises
     ------
@@ -86,7 +86,7 @@ def matching(version: Version, globs: tuple[str, ...]) -> dict[str, tuple[int, T
 
 
 def _bytes_of(version: Version) -> list[str]:
-    """A sentence for each file with parts that could be tensors and are not, and why files hold none at all."""
+    """Return a sentence for each file with opaque parts that could be tensors, and for files without any."""
     lines = []
     opaque: dict[str, list[str]] = {}
     for number, layout in enumerate(version.layout.files):
@@ -94,7 +94,7 @@ def _bytes_of(version: Version) -> list[str]:
         if layout.kind == "opaque":
             why = _why_opaque(version, number)
             if why or len(version.layout.files) == 1:
-                opaque.setdefault(why or "of no kind whose tensors are read", []).append(path)
+                opaque.setdefault(why or "of a kind whose tensors cannot be read", []).append(path)
         elif layout.kind in _WITH_BYTES:
             parts = version.stored.parsed(number).bytes_for
             said = [f"{name} ({why})" if name else why for name, why in parts.items()]
@@ -106,13 +106,13 @@ def _bytes_of(version: Version) -> list[str]:
 
 
 def _why_opaque(version: Version, number: int) -> str:
-    """Why a file has no tensors, where anything is known of it."""
+    """Return the reason why a file has no tensors, if known."""
     try:
         parsed = version.stored.parsed(number)
     except InputError as error:
         return f"damaged ({error.__cause__ or error})"
     if parsed.kind != "opaque":
-        return "stored with --force, or when files of its kind were not read yet"
+        return "stored with --force, or before files of its kind could be read"
     return parsed.bytes_for.get("", "")
 
 

@@ -18,7 +18,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON: 
 
 
 def size_text(count: float) -> str:
-    """A number of bytes with three figures and a decimal unit.
+    """Format a number of bytes with three digits and a decimal unit.
 
     Examples
     --------
@@ -37,7 +37,7 @@ def size_text(count: float) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """A number of things.
+    """Format a number of things.
 
     Examples
     --------
@@ -54,18 +54,18 @@ def ratio_text(original: int, stored: int) -> str:
 
 
 def percent_text(part: float) -> str:
-    """A part as a percentage of two digits, such as `0.23 %`."""
+    """Format a fraction as a percentage of two digits, such as `0.23 %`."""
     percent = 100 * part
     return f"{percent:.0f} %" if percent >= 99.5 else f"{percent:.2g} %"
 
 
 def name_of(row: VersionRow) -> str:
-    """A version as `run@step`, or the run alone where it has no step."""
+    """Return `run@step` for a version, or its run if it has no step."""
     return row.run if row.step is None else f"{row.run}@{row.step}"
 
 
 def tags_by_version(tags: Mapping[str, int]) -> dict[int, list[str]]:
-    """Tags by the number of the version that they mean."""
+    """Return tags by the number of their version."""
     found: dict[int, list[str]] = {}
     for tag, number in tags.items():
         found.setdefault(number, []).append(tag)
@@ -73,7 +73,7 @@ def tags_by_version(tags: Mapping[str, int]) -> dict[int, list[str]]:
 
 
 def error_text(weights: float, largest: float) -> str:
-    """How far coarse values are off, as parts of their root mean squares; weights lead, as moments take far more.
+    """Describe the errors of coarse values, relative to root mean squares: weights first, as moments deviate far more.
 
     Examples
     --------
@@ -87,9 +87,9 @@ def error_text(weights: float, largest: float) -> str:
 
 
 def printable(text: str) -> str:
-    r"""Escape the characters that a terminal would obey or not show.
+    r"""Escape characters that control a terminal or are invisible.
 
-    Names of files, tensors and metrics come from untrusted input; one with a line break would look like two lines.
+    Names of files, tensors and metrics are untrusted input; one with a line break would look like two lines.
 
     Examples
     --------
@@ -104,7 +104,7 @@ def printable(text: str) -> str:
 
 
 def print_line(text: str = "", *, err: bool = False, bold: bool = False) -> None:
-    """Print one line, with escapes for what is not printable."""
+    """Print one line, with escapes for unprintable characters."""
     line = printable(text)
     click.echo(click.style(line, bold=True) if bold else line, err=err)
 
@@ -118,7 +118,7 @@ def print_failure(message: str) -> None:
 def print_json(value: Any) -> None:
     """Print JSON, indented; NaN and infinities, which JSON lacks, as text."""
     text = json.dumps(json.loads(json.dumps(value), parse_constant=str), indent=2)
-    click.echo(text.replace("\x7f", "\\u007f"))  # The one control character that JSON allows as it is.
+    click.echo(text.replace("\x7f", "\\u007f"))  # The only control character that JSON leaves unescaped.
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]], right: Iterable[int] = ()) -> None:
@@ -127,11 +127,11 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]], right
     Parameters
     ----------
     headings
-        One for each column.
+        Heading of each column.
     rows
-        What is in them; None is printed as `-`.
+        Cells of each row; None is printed as `-`.
     right
-        Numbers of the columns that end at the same place, as numbers do.
+        Indexes of right-aligned columns, for numbers.
     """
     cells = [["-" if cell is None else printable(str(cell)) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(headings, *cells, strict=True)]
@@ -148,7 +148,7 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]], right
 
 
 def print_facts(facts: Iterable[tuple[str, object]]) -> None:
-    """Print a name and a value a line; values of None are left out."""
+    """Print a name and a value per line; skip values of None."""
     shown = [(printable(name), value) for name, value in facts if value is not None]
     width = max((len(name) for name, _ in shown), default=0)
     for name, value in shown:
@@ -156,5 +156,5 @@ def print_facts(facts: Iterable[tuple[str, object]]) -> None:
 
 
 def time_text(timestamp: str) -> str:
-    """A timestamp of the catalog to the second, such as `2026-07-01 12:00:00`; times are UTC."""
+    """Format a timestamp of the catalog to the second, such as `2026-07-01 12:00:00`; times are UTC."""
     return timestamp[:19].replace("T", " ")

@@ -1,4 +1,4 @@
-"""The program: finds verbs by name, turns errors into one sentence and an exit code."""
+"""The program: loads verbs by name, and turns errors into one sentence and an exit code."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from ckstore.cli.verb import VERSION_HELP, write_exit_codes
 from ckstore.errors import CkstoreError
 from ckstore.runtime.address_space import check, limit, too_little
 
-#: Every verb, in the order of the help; `ckstore.cli.<name>`, with _ for -, holds its `command` and is imported when it
-#: is used.
+#: Every verb, in the order of the help. Its module `ckstore.cli.<name>`, with _ for -, defines `command` and is
+#: imported on use.
 VERBS = (
     "init", "ingest", "watch", "checkout", "log", "show", "ls", "diff", "tag", "policy", "stats", "verify", "compact",
     "thin", "forget", "gc", "rebase", "push", "pull", "recover", "warm-up", "completion",
 )  # fmt: skip
 
-#: Verbs that code versions; the others read, if anything.
+#: Verbs that encode versions; other verbs at most decode.
 _STORING = ("ingest", "watch", "policy", "compact", "thin", "rebase", "warm-up")
 
-#: Verbs that compute nothing.
+#: Verbs without numerical work.
 _LIGHT = ("init", "log", "tag", "forget", "completion")
 
 #: Names that other tools give to verbs.
@@ -39,21 +39,21 @@ _SYNONYMS = {
     "status": "stats", "versions": "log",
 }  # fmt: skip
 
-#: Exit codes that the command line gives without an error of the library.
+#: Exit codes of the command line alone.
 _USAGE = 2
 _INTERRUPTED = 130
 _BROKEN_PIPE = 141
 
 
 class Program(click.Group):
-    """A group that imports a verb's module only when that verb is asked for."""
+    """A group that imports a verb's module when the verb is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The names of all verbs."""
+        """Return the names of all verbs."""
         return list(VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The verb of a name."""
+        """Return the verb with a name, or None."""
         if cmd_name not in VERBS:
             return None
         command = import_module(f"ckstore.cli.{cmd_name.replace('-', '_')}").command
@@ -63,7 +63,7 @@ class Program(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The verb that the arguments begin with; the error names near matches."""
+        """Return the verb at the start of the arguments; the error suggests near matches."""
         name = args[0]
         if name not in VERBS and not name.startswith("-") and not ctx.resilient_parsing:
             near = [_SYNONYMS[name]] if name in _SYNONYMS else get_close_matches(name, VERBS, 2)
@@ -72,14 +72,14 @@ class Program(click.Group):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the verb; ends quietly where nobody reads what it prints any more."""
+        """Run the verb; end quietly if the reader of its output has closed the pipe."""
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
             ctx.exit(_silenced())
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """How versions are named, and the exit codes."""
+        """Write the names of versions and the exit codes."""
         with formatter.section("Versions"):
             formatter.write_text(VERSION_HELP)
         write_exit_codes(formatter, None)
@@ -129,16 +129,16 @@ def run(arguments: Sequence[str] | None = None) -> int:
     Parameters
     ----------
     arguments
-        What follows the program's name; by default those of the process.
+        Arguments after the program's name; by default those of the process.
     """
     for stream in (sys.stdout, sys.stderr):
-        # Names of files and tensors need not be printable in the terminal's encoding.
+        # Names of files and tensors may not be printable in the terminal's encoding.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     second_core = SecondCore(lambda message: print_line(f"ckstore: {message}", err=True))
     try:
         code = _guarded(arguments, second_core)
-        if sys.stdout is not None:  # as it is where the output is closed from the start
+        if sys.stdout is not None:  # None if the output is closed from the start.
             sys.stdout.flush()
     except BrokenPipeError:
         return _silenced()
@@ -174,20 +174,20 @@ def _guarded(arguments: Sequence[str] | None, second_core: SecondCore) -> int:
     except UnicodeEncodeError as error:
         return _failed(f"{error.object!r} is not UTF-8; choose a name that is.", _USAGE)
     except SystemExit as error:
-        # click ends the process itself when it has answered a shell that completes.
+        # click has answered a shell's completion, and ends the process itself.
         return error.code if isinstance(error.code, int) else int(error.code is not None)
     return result if isinstance(result, int) else 0
 
 
 def _lacks_memory(error: Exception) -> bool:
-    """Whether there was too little memory: which error says so depends on who asked for more."""
+    """Return whether an error means too little memory; its type depends on the code that asked for memory."""
     said = ("can't start new thread", "failed to map segment", "cannot allocate memory")
     return isinstance(error, MemoryError) or any(text in str(error).lower() for text in said)
 
 
 def _usage(error: click.UsageError) -> str:
-    """What click says, as one sentence with the remedy."""
-    message = error.format_message().replace("\n\t", " ")  # as choices are listed
+    """Return click's message as one sentence with the remedy."""
+    message = error.format_message().replace("\n\t", " ")  # click lists choices on lines.
     if "`" in message or message.endswith("?"):
         return message
     verb = "ckstore" if error.ctx is None else error.ctx.command_path
@@ -200,7 +200,7 @@ def _failed(message: str, code: int) -> int:
 
 
 def _silenced() -> int:
-    """Nobody reads stdout any more: let the interpreter flush it into nothing."""
+    """Redirect stdout, whose reader is gone, so that the interpreter can flush it at exit."""
     descriptor = os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(descriptor, sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""A progress bar on stderr, where that is a terminal, and nothing anywhere else."""
+"""A progress bar on stderr, if that is a terminal."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from ckstore.cli.output import printable
 
 @contextmanager
 def progress_bar(label: str, length: int, *, shown: bool = True) -> Iterator[Callable[[int], None] | None]:
-    """A function that is called with numbers of bytes which add up to about `length`, or None where nobody looks.
+    """Yield a function that takes numbers of bytes, up to `length` in total; None without a terminal.
 
     Parameters
     ----------
     label
-        The text before the bar.
+        Text before the bar.
     length
-        Bytes that make the bar full.
+        Number of bytes of a full bar.
     shown
-        False where it was asked not to be shown.
+        False hides the bar.
     """
     if not shown or length <= 0 or not sys.stderr.isatty():
         yield None

@@ -1,4 +1,4 @@
-"""`ckstore pull`: take versions out of another store into this one."""
+"""`ckstore pull`: fetch versions from another store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ckstore push`: let another store have versions of this one."""
+"""`ckstore push`: send versions to another store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ckstore rebase`: store versions in full again."""
+"""`ckstore rebase`: rewrite versions in full."""
 
 from __future__ import annotations
 

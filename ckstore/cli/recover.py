@@ -1,4 +1,4 @@
-"""`ckstore recover`: build the catalog again."""
+"""`ckstore recover`: rebuild the catalog."""
 
 from __future__ import annotations
 
@@ -36,5 +36,5 @@ def command(ctx: click.Context, as_json: bool) -> None:
     if report.problems:
         raise IntegrityError(
             f"{counted(len(report.problems), 'problem')} found;"
-            " restore the named files from a copy of the store where there is one, then recover again."
+            " restore the named files from a copy of the store if you have one, then recover again."
         )

@@ -1,4 +1,4 @@
-"""Compiles kernels on a second core as well, where a verb needs some that are not compiled: half of the time."""
+"""Compiles kernels on a second core, too, if a verb needs uncompiled ones: in half of the time."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ckstore.runtime.threads import worker_count
 
 
 class SecondCore:
-    """The process that compiles beside this one, from the first compilation to the end of the program.
+    """A process that compiles in parallel, from the first compilation to the end of the program.
 
     Parameters
     ----------
     say
-        Called with a sentence when anything must be compiled.
+        Called with a sentence at the first compilation.
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:
@@ -35,13 +35,13 @@ class SecondCore:
         if worker_count() > 1:
             silent = subprocess.DEVNULL
             helped = compiling.READS if self._reads else compiling.STORES
-            # Not from the working directory (-P): whatever lies there is none of ours.
+            # -P: import nothing from the working directory.
             command = [sys.executable, "-P", "-m", "ckstore.codecs.warm_up", helped]
-            with suppress(OSError):  # A machine that lets no process begin compiles on one core.
+            with suppress(OSError):  # If no process can start, this one compiles alone.
                 self._helper = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=silent, stderr=silent)
 
     def finish(self) -> None:
-        """End the other process: nothing goes on when the program has ended."""
+        """End the other process: none may outlive the program."""
         compiling.on_first(None)
         helper, self._helper = self._helper, None
         if helper is not None:

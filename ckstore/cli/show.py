@@ -1,4 +1,4 @@
-"""`ckstore show`: everything about one version."""
+"""`ckstore show`: show the details of a version."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def _print(version: Version, shown: dict[str, Any]) -> None:
 
 
 def _dropped_text(version: Version) -> str | None:
-    """What the version has given up."""
+    """Describe the dropped tensors of a version."""
     if not version.row.dropped:
         return None
     return f"{', '.join(version.row.dropped)}: {len(version)} of {version.row.tensors} tensors are left"

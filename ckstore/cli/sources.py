@@ -1,4 +1,4 @@
-"""What storing files takes beside the API: proving that they come back, and removing them."""
+"""Verification of a stored version, and the removal of its source, for `--verify` and `--delete-source`."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from ckstore.errors import InputError
 
 
 def check_restores(store: Path | str, number: int) -> None:
-    """Decode every file of a version from what is on disk; raises `IntegrityError` where one does not come back."""
+    """Decode every file of a version from disk; raise `IntegrityError` if one differs from the original."""
     from ckstore.operations.verify import check_restores
     from ckstore.store import Store
 
-    # A store of its own: nothing that an ingest has in memory takes part.
+    # A separate store, without the caches of the ingest.
     with Store(store, "r") as reopened:
         check_restores(reopened[number].stored)
 
 
 class Removable:
-    """A file or directory tree as it is before its ingest: what may be removed afterwards, if it is still that.
+    """A file or directory tree before its ingest, to be removed afterwards if unchanged.
 
     Parameters
     ----------
     path
-        What will be ingested.
+        Path of the input.
     """
 
     def __init__(self, path: Path) -> None:
@@ -46,19 +46,19 @@ class Removable:
                 self._note_directory(entry)
             else:
                 self._files[entry] = _stamp(entry)
-        # After what lies in it: directories are removed in this order.
+        # After its contents: directories are removed in this order.
         self._directories.append(directory)
 
     def remove(self) -> None:
-        """Remove the files and links, and the directories that are empty then; what came later stays.
+        """Remove files, links and then empty directories; later additions stay.
 
         Raises
         ------
         InputError
-            It is a link, or a file is not the one that was there before; that one and those after it stay.
+            The path is a link, or a file has changed; this file and later ones stay.
         """
         if self.path.is_symlink():
-            raise InputError(f"{self.path} is stored, but it is a link; remove what it points to yourself.")
+            raise InputError(f"{self.path} is stored, but it is a link; remove its target yourself.")
         for file, stamp in self._files.items():
             if _stamp(file) != stamp:
                 raise InputError(f"{file} changed while it was stored; it was not removed.")

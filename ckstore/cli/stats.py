@@ -1,4 +1,4 @@
-"""`ckstore stats`: totals, and the ledger that accounts for every byte of the store."""
+"""`ckstore stats`: totals, and a ledger of every byte of the store."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ckstore.cli.output import json_option, print_facts, print_json, print_line,
 from ckstore.cli.verb import open_store, verb
 
 _LEDGER = "ledger"
-#: Totals that count things instead of bytes.
+#: Totals that are counts instead of bytes.
 _COUNTS = frozenset({"versions", "runs", "tags", "packs", "objects", "tensors", "elements", "lattices", "contents"})
 
 

@@ -1,4 +1,4 @@
-"""Stores one input of the command line: with a progress bar, a line that says what became of it, and its removal."""
+"""Stores one input of the command line: progress bar, a line with the outcome, removal of the source."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from ckstore.store import Store
     from ckstore.version import Version
 
-#: The parent that is looked for among all versions.
+#: Name of a parent that is searched among all versions.
 AUTO = "auto"
 
-NOT_REMOVED = "--delete-source is for exact versions: coarse ones do not bring the files back."
+NOT_REMOVED = "--delete-source needs exact versions: coarse ones cannot restore the files."
 
 
 @dataclass(slots=True)
 class Done:
-    """One input that is stored: its version, whether that is a fresh one, its bytes and seconds."""
+    """One stored input: its version, whether that is new, its bytes and seconds."""
 
     path: Path
     version: Version
@@ -41,7 +41,7 @@ class Done:
 
 @dataclass(slots=True)
 class Failed:
-    """One input that is not stored, and why."""
+    """One input that could not be stored, with its error."""
 
     path: Path
     kind: str
@@ -58,16 +58,16 @@ def store_input(
     shown: bool,
     bar: Callable[[int], None] | None = None,
 ) -> Done | Failed:
-    """Store one input; what is wrong with the input is returned, what is wrong with the store raised.
+    """Store one input; return an error of the input, raise an error of the store.
 
     Parameters
     ----------
     options
-        Of `Store.ingest`.
+        Options of `Store.ingest`.
     delete
-        Remove the input once its version was read back and compared.
+        Remove the input once its version has been decoded and compared.
     shown
-        Show a progress bar, where somebody looks.
+        Show a progress bar on a terminal.
     bar
         Called with numbers of bytes instead.
     """
@@ -86,8 +86,8 @@ def store_input(
             check_restores(store.place, version.row.number)
         hot = version.stored.document.hot
         if removable is not None and (version.row.fidelity != "exact" or (hot is not None and hot.asked.is_coarse)):
-            # A policy was set meanwhile, or what was there was thinned.
-            raise UsageError(f"{NOT_REMOVED} {path} is stored as version {version.row.number}, and stays.")
+            # The policy changed during the ingest, or the existing version was thinned.
+            raise UsageError(f"{NOT_REMOVED} {path} is stored as version {version.row.number}, and was not removed.")
         if removable is not None:
             removable.remove()
         return Done(path, version, report.is_new, seconds)
@@ -108,10 +108,10 @@ def store_plan(
     bar: Callable[[int], None] | None = None,
     executor: Executor | None = None,
 ) -> Iterator[Done | Failed]:
-    """Store what a plan says, in its order; by an executor run by run, each run by one of the workers.
+    """Store the versions of a plan in order; with an executor, one task for each run.
 
-    The first version of a run is stored after the nearest one that is there. `options`, `delete` and `bar` are as for
-    `store_input`; by an executor, `bar` is called when a run is done.
+    The parent of a new run's first version is the nearest stored one. `options`, `delete` and `bar` are as for
+    `store_input`; with an executor, `bar` is called once for each run.
     """
     if executor is not None:
         yield from _store_by(executor, store, plan, options, delete, bar)
@@ -127,7 +127,7 @@ def store_plan(
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What one worker stores: the inputs of a run, by absolute paths; the rest is as for `store_plan`."""
+    """The task of one worker: the inputs of a run, by absolute paths; the rest is as for `store_plan`."""
 
     store: Address
     plan: list[Proposed]
@@ -148,7 +148,7 @@ def _store_by(
 
     runs: dict[str, list[Proposed]] = {}
     for item in plan:
-        # A worker may be in another directory.
+        # A worker may have another working directory.
         runs.setdefault(item.run, []).append(replace(item, path=Path(os.path.abspath(item.path))))
     parts = [_Part(store.repository.address, items, options, delete) for items in runs.values()]
     sizes = [sum(tree_size(item.path) for item in part.plan if item.path.exists()) for part in parts]
@@ -162,7 +162,7 @@ def _store_by(
 
 
 def _store_part(part: _Part) -> tuple[list[Done | Failed], CkstoreError | None]:
-    """What became of each input of a run; and what is wrong with the store, if anything."""
+    """Return the outcome of each input of a run, and the error of the store, if any."""
     from ckstore.storage.root import place
     from ckstore.store import Store
 
@@ -185,7 +185,7 @@ def _check_name(path: Path) -> None:
 
 
 def line_of(item: Done) -> str:
-    """What is said of an input that is stored."""
+    """Return the line for a stored input."""
     row = item.version.row
     name = f"{name_of(row)} -> version {row.number}"
     if not item.is_new:
@@ -194,15 +194,15 @@ def line_of(item: Done) -> str:
 
 
 def amounts_text(original: int, stored: int, seconds: float) -> str:
-    """Bytes that went in and are stored, their ratio, and the speed."""
+    """Return original and stored bytes, their ratio, and the speed."""
     rate = original / seconds / 1e9
     return f"{size_text(original)} -> {size_text(stored)}  {ratio_text(original, stored)}  {rate:.2g} GB/s"
 
 
 def tend(store: Store, runs: Iterable[str]) -> None:
-    """Do what policies say of the older versions of some runs; what goes wrong there does not concern the latest."""
+    """Apply the policies of some runs; report errors as warnings, since the new versions are stored."""
     for run in sorted(runs):
         try:
             store.retain(run)
         except CkstoreError as error:
-            print_line(f"ckstore: Older versions of run {run} stay as they are: {error}", err=True)
+            print_line(f"ckstore: Older versions of run {run} remain unchanged: {error}", err=True)

@@ -1,4 +1,4 @@
-"""`ckstore thin`: let versions give up their exact layers."""
+"""`ckstore thin`: drop the exact layers of versions."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def command(
         with progress_bar("thin", total, shown=not as_json) as progress:
             numbers = [row.number for row in rows]
             report = ThinReport()
-            if numbers:  # All that are named may be kept.
+            if numbers:  # Empty if all named versions are kept.
                 report = store.thin(numbers, quality=quality, dry_run=dry_run, progress=progress)
     if as_json:
         thinned = [
@@ -90,7 +90,7 @@ def command(
             f"{name_of(item.version)} (version {item.version.number})  {error}; none by more than {item.max_abs:.3g}"
         )
     if report.skipped:
-        print_line(f"{counted(len(report.skipped), 'version')} had no exact layer to give up.")
+        print_line(f"{counted(len(report.skipped), 'version')} had no exact layer to drop.")
     if not report.versions:
         print_line("Nothing to do: every version that is named is kept or coarse already.")
         return

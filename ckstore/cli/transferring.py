@@ -53,7 +53,7 @@ def transfer_options(function: Function) -> Function:
 
 
 def send(ctx: click.Context, source: Store, target: Store, versions: tuple[str, ...], options: dict[str, Any]) -> None:
-    """Send versions, say what became of each, and end with the exit code that tells."""
+    """Send versions, print the outcome of each, and set the exit code."""
     from ckstore.operations.selection import select_versions
 
     run, dry_run, as_json = options["run"], options["dry_run"], options["as_json"]
@@ -85,7 +85,7 @@ def send(ctx: click.Context, source: Store, target: Store, versions: tuple[str, 
         print_line(f"{said} {counted(len(report.versions), 'version')}, {size_text(report.bytes)}{there}.")
     if report.failed:
         if len(report.failed) < len(rows):
-            raise PartialError(f"{len(report.failed)} of {len(rows)} versions could not be sent, the others are there.")
+            raise PartialError(f"{len(report.failed)} of {len(rows)} versions could not be sent; the others were.")
         codes = {item.error.exit_code for item in report.failed}
         ctx.exit(codes.pop() if len(codes) == 1 else 1)
 

@@ -1,4 +1,4 @@
-"""What every verb has: its help with examples and exit codes, the store that it works on, and names of versions."""
+"""The common parts of all verbs: help with examples and exit codes, opening of the store, and names of versions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ckstore.store import Store
     from ckstore.version import Version
 
-#: What every exit code means.
+#: Exit codes and their meanings.
 EXIT_CODES = {
     0: "done",
     1: "error: damaged input or unreadable file",
@@ -36,7 +36,7 @@ EXIT_CODES = {
     130: "interrupted; the store is consistent",
 }
 
-#: Codes that any verb can end with, and those that any verb which opens a store can end with.
+#: Exit codes of all verbs, and those of all verbs that open a store.
 _OF_ANY = (0, 1, 2, 16, 130)
 _OF_ANY_STORE = (*_OF_ANY, 4, 10, 11, 14, 15)
 
@@ -52,11 +52,11 @@ class Verb(click.Command):
     Parameters
     ----------
     examples
-        (command line, what it does).
+        (command line, purpose).
     exit_codes
-        Codes beside those that every verb has.
+        Further exit codes of this verb.
     opens_store
-        It works on a store that is there.
+        Whether the verb opens an existing store.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Verb(click.Command):
         self.exit_codes = tuple(sorted({*(_OF_ANY_STORE if opens_store else _OF_ANY), *exit_codes}))
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Examples, how versions are named where that matters, exit codes."""
+        """Write examples, names of versions if relevant, and exit codes."""
         if self.examples:
             with formatter.section("Examples"):
                 for line, meaning in self.examples:
@@ -90,7 +90,7 @@ class Verb(click.Command):
 
 
 def write_exit_codes(formatter: click.HelpFormatter, codes: Iterable[int] | None) -> None:
-    """Write the section of exit codes: of these, or of all."""
+    """Write the section of exit codes: the given ones, or all."""
     with formatter.section("Exit codes"):
         formatter.write_dl([(str(code), EXIT_CODES[code]) for code in codes or EXIT_CODES])
 
@@ -98,7 +98,7 @@ def write_exit_codes(formatter: click.HelpFormatter, codes: Iterable[int] | None
 def verb(
     *examples: tuple[str, str], exit_codes: Iterable[int] = (), opens_store: bool = True
 ) -> Callable[[Callable[..., Any]], Verb]:
-    """Make a function the verb that its module is named after; the parameters are those of `Verb`."""
+    """Turn a function into the verb named after its module; the parameters are those of `Verb`."""
 
     def made(function: Callable[..., Any]) -> Verb:
         name = function.__module__.rpartition(".")[2].replace("_", "-")
@@ -109,12 +109,12 @@ def verb(
 
 
 def store_path(ctx: click.Context) -> Path | str:
-    """The directory, or the URL, of the store that the command line, the environment or the working directory names.
+    """Return the store's directory or URL from the command line, the environment or the working directory.
 
     Raises
     ------
     NoStoreError
-        There is none; one that `--store` names is checked when it is opened.
+        No store was found; one given with `--store` is checked when it is opened.
     """
     from ckstore.storage.root import find_store, place
 
@@ -123,14 +123,14 @@ def store_path(ctx: click.Context) -> Path | str:
 
 
 def open_store(ctx: click.Context, mode: Mode = "r") -> Store:
-    """Open the store that the command line means; hand it to `with`."""
+    """Open the store of the command line; use it in `with`."""
     from ckstore.store import Store
 
     return Store(store_path(ctx), mode)
 
 
 def version_of(store: Store, name: str) -> Version:
-    """The version that a name means; of a name that moves with every ingest, stderr says which it is now."""
+    """Return the version with a name; if the name moves with every ingest, stderr shows its present meaning."""
     from ckstore.cli.output import name_of
     from ckstore.storage.names import LATEST
 
@@ -147,7 +147,7 @@ class VersionName(StringParamType):
     name = "version"
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Names of versions that begin like this."""
+        """Return names of versions with this prefix."""
         return _completed(ctx, incomplete, _version_names)
 
 
@@ -157,7 +157,7 @@ class RunName(StringParamType):
     name = "run"
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Names of runs that begin like this."""
+        """Return names of runs with this prefix."""
         return _completed(ctx, incomplete, lambda catalog: {row.name: "run" for row in catalog.runs()})
 
 
@@ -167,7 +167,7 @@ class TagName(StringParamType):
     name = "tag"
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Names of tags that begin like this."""
+        """Return names of tags with this prefix."""
         return _completed(ctx, incomplete, lambda catalog: dict.fromkeys(catalog.tags(), "tag"))
 
 

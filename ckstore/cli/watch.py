@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from ckstore.scanning.watched import Traits, Watched
     from ckstore.store import Store
 
-#: Seconds between looks where nothing tells of changes, and where something does.
+#: Seconds between polls, without and with notifications of changes.
 _POLL, _SELDOM = 1.0, 30.0
 
-#: Seconds to wait before the next attempt where the disk is full, or others hold the store.
+#: Seconds before another attempt if the disk is full, or another process has locked the store.
 _PATIENCE = 5.0
 
 
@@ -114,14 +114,14 @@ def _say_left(watched: Watched) -> None:
 
 
 class _Keeper:
-    """Stores inputs that are complete.
+    """Stores complete inputs.
 
     Attributes
     ----------
     run
-        The run that they are stored in.
+        Run of the versions.
     has_stored
-        Whether any was.
+        Whether an input has been stored.
     """
 
     def __init__(
@@ -145,11 +145,11 @@ class _Keeper:
         check_run_is_no_tag(store.catalog, self.run)
         if delete and store.policy(run).is_coarse:
             raise UsageError(f"{NOT_REMOVED} The policy of run {self.run} is coarse: set another one.")
-        # What is to be removed is compared with its version first, whatever it looks like.
+        # An input to be deleted is always compared with its version first, even if size and mtime match.
         self._known = set() if delete else set(_stored(store, self.run))
 
     def store_all(self, ready: Sequence[Path], wake: _Wake) -> bool:
-        """Store inputs in the order of their steps; returns whether some have to wait."""
+        """Store inputs in the order of their steps; return whether some have to wait."""
         planned = self._planned([path for path in ready if self._watched.traits(path) not in self._known])
         for number, item in enumerate(planned):
             if wake.is_over:
@@ -182,11 +182,11 @@ class _Keeper:
         if isinstance(outcome, Done):
             self.has_stored = True
             print_line(line_of(outcome))
-        elif self._watched.is_as_it_was(item.path):  # What changed or has gone meanwhile was not complete.
+        elif self._watched.is_as_it_was(item.path):  # An input that changed or vanished was not complete.
             print_line(f"ckstore: {outcome.message}", err=True)
 
     def _planned(self, paths: Sequence[Path]) -> list[Planned]:
-        """Inputs with their steps, in their order: told with all others that have such names, be they gone by now."""
+        """Return inputs with their steps, in order, inferred together with all earlier inputs with such names."""
         from ckstore.scanning.steps import plan_steps
         from ckstore.scanning.watched import are_alike
 
@@ -201,14 +201,14 @@ class _Keeper:
         return sorted(wanted, key=lambda item: (item.step is None, item.step or 0))
 
     def _sources(self) -> Iterator[tuple[str, int | None]]:
-        with suppress(NotFoundError):  # The run is yet to begin.
+        with suppress(NotFoundError):  # The run is new.
             for row in self._store.catalog.versions(self.run):
                 if row.source:
                     yield row.source, row.step
 
 
 def _stored(store: Store, run: str) -> Iterator[Traits]:
-    """What tells the inputs of a run's versions again."""
+    """Yield the traits by which the inputs of a run's versions are recognised."""
     with suppress(NotFoundError):
         for row in store.catalog.versions(run):
             document = store.resolver.document(row)
@@ -222,14 +222,14 @@ def _stored(store: Store, run: str) -> Iterator[Traits]:
 
 
 class _Wake:
-    """What ends a wait early: a change, or the signal to end.
+    """Ends a wait early: at a change, or at a signal to stop.
 
     Attributes
     ----------
     is_over
-        Whether that signal came.
+        Whether that signal was received.
     is_told
-        Whether the system tells of changes.
+        Whether the system reports changes.
     """
 
     def __init__(self) -> None:
@@ -239,12 +239,12 @@ class _Wake:
         os.set_blocking(self._write, False)
 
     def ring(self) -> None:
-        """End the wait that is under way, or the next one."""
+        """End the present wait, or the next one."""
         with suppress(BlockingIOError):
             os.write(self._write, b".")
 
     def end(self, *_: object) -> None:
-        """Take note of the signal."""
+        """Note the signal."""
         self.is_over = True
         self.ring()
 
@@ -261,7 +261,7 @@ class _Wake:
 
 @contextmanager
 def _waking(folders: Sequence[Path]) -> Iterator[_Wake]:
-    """What waits for SIGTERM, and for changes in some directories where the system tells of them."""
+    """Yield a wake-up for SIGTERM, and for changes in directories if the system reports them."""
     wake, stop = _Wake(), threading.Event()
     listener = threading.Thread(target=_listen, args=(folders, wake, stop), daemon=True)
     before = signal.signal(signal.SIGTERM, wake.end)
@@ -276,7 +276,7 @@ def _waking(folders: Sequence[Path]) -> Iterator[_Wake]:
 
 
 def _listen(folders: Sequence[Path], wake: _Wake, stop: threading.Event) -> None:
-    """Ring where something changes; without `watchfiles`, or where the system refuses, looks at intervals remain."""
+    """Ring at changes; without `watchfiles`, or if the system refuses, polling remains."""
     if not folders:
         return
     with suppress(ImportError, OSError, RuntimeError):

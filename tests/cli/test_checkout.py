@@ -179,7 +179,7 @@ def test_files_that_are_not_there(ckstore, folder: Path) -> None:
     sentence = ckstore("checkout", "hf", "-o", "some", "--include", "*.bin", code=13).sentence
     assert sentence.startswith("No file of version 1 is chosen; it holds a.txt, ")
     assert not (folder.parent / "some").exists()
-    assert "these are 2" in ckstore("checkout", "hf@5", "-o", "-", "--include", "*.txt", code=2).sentence
+    assert "it matches 2" in ckstore("checkout", "hf@5", "-o", "-", "--include", "*.txt", code=2).sentence
     assert "Left out" not in ckstore("checkout", "hf", "-o", "whole").err
     assert files_of(folder.parent / "whole") == files_of(folder)
 
@@ -271,4 +271,4 @@ def test_salvage(ckstore, filled: Path) -> None:
 
 @pytest.mark.parametrize("option", [("--include", "model/*"), ("--format", "npz"), ("--strip",), ("-o", "-")])
 def test_salvage_takes_no_choice(ckstore, filled: Path, option: tuple[str, ...]) -> None:
-    assert "--salvage writes all that is whole" in ckstore("checkout", "best", "--salvage", *option, code=2).sentence
+    assert "--salvage writes all intact parts" in ckstore("checkout", "best", "--salvage", *option, code=2).sentence

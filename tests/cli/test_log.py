@@ -53,4 +53,4 @@ def test_nothing_there(ckstore, place: Path) -> None:
     assert result.out == ""
     assert "ckstore ingest" in result.err
     assert ckstore("log", "--json").json == []
-    assert "no run gpt" in ckstore("log", "gpt", code=13).sentence
+    assert "Unknown run gpt" in ckstore("log", "gpt", code=13).sentence

@@ -146,7 +146,7 @@ def test_processes_report_the_failures_of_one(ckstore: Ckstore, tmp_path: Path) 
     plain = ckstore("--store", tmp_path / "one", "ingest", "--plan", plan, "--json", code=3)
     by_processes = ["--executor", "processes=2", "--json"]
     found = ckstore("--store", tmp_path / "two", "ingest", "--plan", plan, *by_processes, code=3)
-    assert found.sentence == plain.sentence == "2 of 4 inputs could not be stored, the others are."
+    assert found.sentence == plain.sentence == "2 of 4 inputs could not be stored; the others were."
     assert [item for item in found.json if "error" in item] == [item for item in plain.json if "error" in item]
 
 
@@ -176,9 +176,9 @@ def test_an_edited_plan_after_an_interruption(ckstore: Ckstore, folder: dict[str
     ("text", "message"),
     [
         ("a,b\n1,2\n", "must name the columns"),
-        ("path,run,step\nx.pt,a,first\n", "line 2: 'first' is no step"),
+        ("path,run,step\nx.pt,a,first\n", "line 2: 'first' is not a step"),
         ("path,run,step\n,a,1\n", "line 2: the path is missing"),
-        ("path,run,step\nx.pt,a,-1\n", "is no step"),
+        ("path,run,step\nx.pt,a,-1\n", "is not a step"),
     ],
 )
 def test_plans_that_are_none(

@@ -72,7 +72,7 @@ def test_a_conflict(ckstore, filled: Path, other: Path) -> None:
         f"gpt@10 holds other content in {root.place(other)}, as version 1; forget it there, or name other versions."
     )
     result = ckstore("push", other, code=3)
-    assert result.err.splitlines()[1] == "ckstore: 1 of 3 versions could not be sent, the others are there."
+    assert result.err.splitlines()[1] == "ckstore: 1 of 3 versions could not be sent; the others were."
     [said] = ckstore("push", other, "gpt@10", "--json", code=12).json
     assert (said["version"], said["step"], said["kind"], said["exit_code"]) == (2, 10, "conflict", 12)
 

@@ -615,7 +615,7 @@ def test_a_version_that_is_described_elsewhere_since_its_row_was_read(directory:
             assert version.state_dict().keys() == {"model", "optimizer", "step"}
         other.forget([1])
         other.gc(grace=0)
-        with pytest.raises(NotFoundError, match="no version 1"):
+        with pytest.raises(NotFoundError, match="Unknown version 1"):
             Version(StoredVersion(store.repository, replace(row, pack="0" * 40 + ".zip"))).state_dict()
 
 

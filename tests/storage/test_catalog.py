@@ -94,7 +94,7 @@ def test_a_later_encoding_does_not_displace_a_known_one(filled, store):
 
 def test_the_same_step_is_a_conflict(filled, store):
     before = filled.totals()
-    with pytest.raises(ConflictError, match=r"gpt@200 is version 2"):
+    with pytest.raises(ConflictError, match=r"gpt@200 is already version 2"):
         write_version(filled, store, "gpt", 200)
     assert filled.totals() == before
     write_version(filled, store, "gpt", None)

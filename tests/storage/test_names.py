@@ -68,13 +68,13 @@ def test_unknown_names_suggest_near_ones(filled, name, near):
     filled.set_tag("best", 1)
     with pytest.raises(NotFoundError) as caught:
         filled.resolve(name)
-    assert f"no version {name}" in str(caught.value)
+    assert f"Unknown version {name}" in str(caught.value)
     assert near in str(caught.value)
     assert caught.value.exit_code == 13
 
 
 def test_an_unknown_number(filled):
-    with pytest.raises(NotFoundError, match="no version 99"):
+    with pytest.raises(NotFoundError, match="Unknown version 99"):
         filled.resolve(99)
 
 
@@ -84,7 +84,7 @@ def test_ids_need_four_characters_and_must_be_unique(filled, store):
     assert filled.resolve("abcde").uid.startswith("abcde")
     with pytest.raises(NotFoundError, match="2 versions have ids that begin with abcd "):
         filled.resolve("abcd")
-    with pytest.raises(NotFoundError, match="no version abc"):
+    with pytest.raises(NotFoundError, match="Unknown version abc"):
         filled.resolve("abc")
 
 
@@ -94,7 +94,7 @@ def test_tags(filled):
     filled.set_tag("a tag", 3)
     assert filled.tags() == {"a tag": 3, "best": 2}
     filled.delete_tag("best")
-    with pytest.raises(NotFoundError, match="no tag best"):
+    with pytest.raises(NotFoundError, match="Unknown tag best"):
         filled.delete_tag("best")
     with pytest.raises(NotFoundError):
         filled.set_tag("best", 99)

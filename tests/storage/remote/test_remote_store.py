@@ -541,7 +541,7 @@ def test_an_endpoint_holds_no_secret(directory: Path, endpoint: str) -> None:
 
 
 def test_options_hold_no_secret(directory: Path) -> None:
-    with pytest.raises(UsageError, match=r"no option secret_access_key .*credentials come from the environment"):
+    with pytest.raises(UsageError, match=r"Unknown option secret_access_key .*credentials come from the environment"):
         ckstore.init(URL, options={"secret_access_key": "x"}, cache=directory)
 
 
