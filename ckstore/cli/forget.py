@@ -53,4 +53,4 @@ def command(
     elif dry_run:
         print_line(f"Would forget {counted(len(rows), 'version')}.")
     else:
-        print_line(f"Forgot {counted(len(rows), 'version')}; `ckstore gc` frees what no other version needs.")
+        print_line(f"Forgot {counted(len(rows), 'version')}; `ckstore gc` frees the bytes that no other version needs.")

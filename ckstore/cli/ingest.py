@@ -199,7 +199,7 @@ def command(
             "A folder has runs and steps of its own: leave --run, --step, --parent, --tag and --metric out."
         )
     if plan_file is not None and bool(paths) != (recursive and dry_run):
-        raise UsageError("--plan FILE stores what the file says; with a folder, --recursive --dry-run writes it.")
+        raise UsageError("--plan FILE stores the plan in the file; with a folder, --recursive --dry-run writes it.")
     if executor is not None and not folder:
         raise UsageError("--executor stores several runs in parallel: name them with --recursive or --plan.")
     if step is not None and len(paths) > 1:

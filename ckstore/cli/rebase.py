@@ -45,7 +45,9 @@ def command(
     if versions and run is not None:
         raise UsageError("Give versions or --run, not both.")
     if not versions and run is None and budget is None:
-        raise UsageError("Name versions, a --run or a --budget: storing everything in full gives up what deltas save.")
+        raise UsageError(
+            "Name versions, a --run or a --budget: a rewrite of the whole store would undo all savings of deltas."
+        )
     with open_store(ctx, "r" if dry_run else "a") as store:
         report = store.rebase(list(versions) or None, run=run, budget=budget, dry_run=dry_run)
         rows = [store.catalog.version(number) for number in report.versions]

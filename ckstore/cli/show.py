@@ -107,7 +107,7 @@ def _print(version: Version, shown: dict[str, Any]) -> None:
         ("dropped", _dropped_text(version)),
         ("coarse", None if shown["coarse"] is None else ", ".join(f"{k} {v}" for k, v in shown["coarse"].items())),
         ("restore cost", f"{row.cost:.2f}x of a full version"),
-        ("objects", f"{storage['objects']}, of which {storage['here']} were added by this version"),
+        ("objects", f"{storage['objects']}, {storage['here']} of them added by this version"),
         ("integers", f"{layers}, {size_text(storage['coarse_bytes'])}"),
         ("exact layers", f"{exact}, {size_text(storage['exact_bytes'])}"),
         *((f"metric {name}", value) for name, value in row.metrics.items()),

@@ -91,9 +91,9 @@ class StoreIO:
         ).version  # fmt: skip
         self._note(row.step)
         self._saved = row.step
-        beside = place.with_name(f".{place.name}.{os.getpid()}")
-        beside.write_text(f"{PREFIX}{row.uid if row.step is None else f'{row.run}@{row.step}'}\n")
-        beside.replace(place)
+        temporary = place.with_name(f".{place.name}.{os.getpid()}")
+        temporary.write_text(f"{PREFIX}{row.uid if row.step is None else f'{row.run}@{row.step}'}\n")
+        temporary.replace(place)
 
     def load_checkpoint(
         self, path: str | os.PathLike[str], map_location: Any = None, weights_only: bool | None = None

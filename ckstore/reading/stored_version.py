@@ -30,7 +30,7 @@ from ckstore.storage.catalog import VersionRow
 from ckstore.storage.pack import EXACT
 from ckstore.storage.pack_reader import MissingPackError
 
-#: Bytes that take no longer than another request. Up to so many bytes of small packs are fetched along with manifests;
+#: Bytes that take no longer than another request. Small packs are fetched along with manifests up to this sum;
 #: smaller sets of layers are fetched whole, without reading their indexes first.
 _SMALL = 4 << 20
 

@@ -62,8 +62,8 @@ def format_for(
         return "original"
     if format is None and target is not None and target.suffix in _ENDINGS:
         return _ENDINGS[target.suffix]
-    what = "--strip changes the names of tensors" if strip else "--include and --exclude choose tensors of a file"
-    raise UsageError(f"{what}; {choose}.")
+    given = "--strip changes the names of tensors" if strip else "--include and --exclude choose tensors of a file"
+    raise UsageError(f"{given}; {choose}.")
 
 
 def chosen_tensors(version: StoredVersion, include: Sequence[str], exclude: Sequence[str]) -> list[str]:

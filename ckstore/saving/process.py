@@ -94,7 +94,7 @@ def main(text: str) -> None:
 
 def serve(settings: Settings, connection: Connection) -> None:
     """Store staged states in order; send (number, report or error) once each is durable."""
-    import google_crc32c  # noqa: F401 - what is imported late elsewhere, and every save takes
+    import google_crc32c  # noqa: F401 - imported early, since every save needs it
 
     import ckstore.scanning.state_dicts  # noqa: F401
     from ckstore.operations.compactor import Compactor

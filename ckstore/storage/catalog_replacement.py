@@ -30,8 +30,8 @@ def replace_catalog(store: Path, build: Callable[[Catalog, Catalog | None], None
         Another process is writing to the present catalog.
     """
 
-    def fill(beside: Path, present: Catalog | None) -> None:
-        with Catalog(beside, "a") as catalog, catalog.transaction():
+    def fill(temporary: Path, present: Catalog | None) -> None:
+        with Catalog(temporary, "a") as catalog, catalog.transaction():
             build(catalog, present)
 
     replace_file(store, fill)
@@ -39,25 +39,25 @@ def replace_catalog(store: Path, build: Callable[[Catalog, Catalog | None], None
 
 def replace_file(store: Path, fill: Callable[[Path, Catalog | None], None]) -> None:
     """Like `replace_catalog`, but pass `fill` the directory of the new catalog."""
-    beside = durable.temporary_path(store)
-    beside.mkdir()
+    temporary = durable.temporary_path(store)
+    temporary.mkdir()
     try:
-        create_file(beside / root.CATALOG)
+        create_file(temporary / root.CATALOG)
         # Held before the packs are listed: the new catalog would lack a version committed after that.
         with _writers_kept_out(store) as present:
-            fill(beside, present)
+            fill(temporary, present)
             durable.checkpoint("catalog-built")
             with place_lock(store, exclusive=True):
                 if present is None:
                     # SQLite would take it for the journal of the new catalog.
                     (store / (root.CATALOG + "-journal")).unlink(missing_ok=True)
-                os.replace(beside / root.CATALOG, store / root.CATALOG)
+                os.replace(temporary / root.CATALOG, store / root.CATALOG)
                 durable.sync_directory(store)
     finally:
         for name in (root.CATALOG, root.CATALOG + "-journal"):
-            (beside / name).unlink(missing_ok=True)
+            (temporary / name).unlink(missing_ok=True)
         with suppress(OSError):
-            beside.rmdir()
+            temporary.rmdir()
 
 
 @contextmanager

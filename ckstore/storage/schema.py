@@ -54,12 +54,12 @@ def anything(_: Sequence[Any]) -> None:
     """Accept any value, which is checked elsewhere."""
 
 
-def _one_by_one(is_right: Callable[[Sequence[Any]], bool], what: str) -> Schema:
+def _one_by_one(is_right: Callable[[Sequence[Any]], bool], noun: str) -> Schema:
     """Return a schema from a test of a whole column; its error names the first failing value."""
 
     def check(column: Sequence[Any]) -> None:
         if column and not is_right(column):
-            raise ValueError(f"{shown(next(value for value in column if not is_right([value])))} is not {what}")
+            raise ValueError(f"{shown(next(value for value in column if not is_right([value])))} is not {noun}")
 
     return check
 
@@ -130,9 +130,9 @@ ID = hexadecimal(40)
 flag = _one_by_one(lambda column: set(map(type, column)) == {bool}, "true or false")
 
 
-def matching(pattern: re.Pattern[str], what: str) -> Schema:
+def matching(pattern: re.Pattern[str], noun: str) -> Schema:
     """Accept strings that a pattern matches as a whole."""
-    return _one_by_one(lambda column: _is_text(column) and all(map(pattern.fullmatch, column)), what)
+    return _one_by_one(lambda column: _is_text(column) and all(map(pattern.fullmatch, column)), noun)
 
 
 def both(*schemas: Schema) -> Schema:
@@ -171,13 +171,13 @@ def optional(schema: Schema) -> Schema:
     return lambda column: schema([value for value in column if value is not None])
 
 
-def _lists(first: int, last: int, what: str) -> Schema:
+def _lists(first: int, last: int, noun: str) -> Schema:
     """Accept lists of `first` to `last` values of any kind."""
     return _one_by_one(
         lambda column: (
             set(map(type, column)) <= {list, tuple} and first <= min(map(len, column)) <= max(map(len, column)) <= last
         ),
-        what,
+        noun,
     )
 
 

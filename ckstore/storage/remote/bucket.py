@@ -385,8 +385,8 @@ def _put_own_once(bucket: Bucket, name: str, data: bytes) -> bool:
 def put_or_find(bucket: Bucket, name: str, data: bytes, find: Callable[[], T]) -> T | None:
     """Write an object if absent and return None; otherwise return the result of `find`, or raise `FileNotFoundError`.
 
-    Its bytes must show who wrote an existing object: after a lost response, our own looks like another's. "Exists" can
-    also mean that another request is in flight and no object exists yet (409 of S3).
+    The bytes of an existing object must show its writer: after a lost response, our own looks like another's. "Exists"
+    can also mean that another request is in flight and no object exists yet (409 of S3).
 
     Raises
     ------

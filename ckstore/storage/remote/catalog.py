@@ -121,7 +121,7 @@ class RemoteCatalog(Catalog):
         return True
 
     def records(self) -> list[dict[str, Any]]:
-        """Return the notes in the records that the mirror has applied, all of which are read."""
+        """Return the notes in the records that the mirror has applied; read all of these."""
         return [
             {**note, "sequence": head.number, "created": record["created"]}
             for head, record in self._records(Head())

@@ -111,7 +111,7 @@ def find(
     Raises
     ------
     NoStoreError
-        No store is there.
+        The URL has no store.
     """
     url = url.rstrip("/")
     remembered = _remembered(url, cache)
