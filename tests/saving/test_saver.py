@@ -209,7 +209,7 @@ def test_a_second_copy_is_waited_for_where_there_is_no_memory_for_it(
 
 
 def test_memory_that_is_not_there_is_refused(store: ckstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    sentence = r"staged, which takes 0.27 GB besides, and only 0.20 GB of memory are left; save less"
+    sentence = r"needs 0.27 GB in addition, but only 0.20 GB of memory are left; save less"
     with store.saver("a") as saver:
         monkeypatch.setattr(staging, "available", lambda: 200_000_000)
         with pytest.raises(ckstore.UsageError, match=sentence):

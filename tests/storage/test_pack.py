@@ -268,7 +268,7 @@ def test_every_flip_in_a_shard_index_is_found(store):
 
 
 def test_a_pack_that_cannot_be_begun(tmp_path):
-    with pytest.raises(CkstoreError, match="No pack can be begun"):
+    with pytest.raises(CkstoreError, match="No pack can be created"):
         PackWriter(tmp_path / "nowhere", "coarse")
 
 

@@ -170,7 +170,7 @@ def test_recovery_follows_the_log_and_not_a_false_snapshot(
             mirror_module.put_snapshot(liar.repository._mirror, 2)
         store.tag("r@0", "t")
         rows = store.catalog.versions()
-    with pytest.raises(IntegrityError, match=r"does not follow record 2 .* run `ckstore recover`"):
+    with pytest.raises(IntegrityError, match=r"does not follow the known record 2; run `ckstore recover`"):
         ckstore.open(URL, options={"region": "us-east-1"})
     assert recover(URL).versions == 2
     with ckstore.open(URL) as store:
@@ -356,7 +356,7 @@ def test_a_full_disk_below_a_mirror(server: SimulatedServer, directory: Path, mo
     with ckstore.open(URL, cache=directory / "b") as store:
         [name] = store.catalog.raw_packs()
         monkeypatch.setattr(os, "fsync", full)
-        with pytest.raises(DiskFullError, match=r"free some, or let \$CKSTORE_CACHE name a directory on another disk"):
+        with pytest.raises(DiskFullError, match=r"free some, or set \$CKSTORE_CACHE to a directory on another disk"):
             store.packs.mapped(name)
         assert not pack_files(store)
     assert "$CKSTORE_CACHE" in str(full_error(store.path, 1))
