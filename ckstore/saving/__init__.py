@@ -1,1 +1,1 @@
-"""Saves state dicts from a process of its own, while the training goes on."""
+"""Saves state dicts from a separate process while the training continues."""

@@ -93,7 +93,7 @@ class ZipStream:
         return self._digest.hexdigest(length=20)
 
     def fileno(self) -> int:
-        """The file's descriptor."""
+        """Return the file's descriptor."""
         return self._file.fileno()
 
     def close(self) -> None:

@@ -180,7 +180,7 @@ class RemoteLog:
         return self._followed(head, self._lines_after(head))
 
     def _lines_after(self, head: Head) -> list[bytes]:
-        """The lines of the records behind a head."""
+        """Return the lines of the records after a head."""
         listing, self._listing = self._listing, None
         is_foreseen = listing is not None and listing[0] == head.number
         numbers = listing[1].result() if listing is not None and is_foreseen else self._numbers(head.number)
