@@ -125,7 +125,7 @@ class StoreIO:
                 place.unlink()
 
     def teardown(self) -> None:
-        """End the training: until it is resumed, later saves may replace only its last step."""
+        """End the training: until it is resumed, later saves may replace versions only from its last step on."""
         self._first = self._saved
 
     def _is_own(self, step: int | None) -> bool:

@@ -99,7 +99,7 @@ class VersionRow:
 
     @property
     def described(self) -> tuple[str, str, int]:
-        """Pack, offset and other keys of the manifest that describes the version."""
+        """The id, and pack and offset of the manifest that describes the version."""
         return self.uid, self.pack, self.manifest_offset
 
 
