@@ -42,6 +42,9 @@ class Run:
     def __iter__(self) -> Iterator[Version]:
         return iter(self.versions)
 
+    def __reversed__(self) -> Iterator[Version]:
+        return reversed(self.versions)
+
     def __contains__(self, version: object) -> bool:
         return version in self.versions
 
@@ -72,6 +75,8 @@ class Run:
         """
         if isinstance(step, slice):
             return self._between(step)
+        if not isinstance(step, int):
+            raise UsageError(f"A run is indexed by step, an integer, not {step!r}.")
         for version in self.versions:
             if version.step == step:
                 return version

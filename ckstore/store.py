@@ -48,6 +48,18 @@ _MEMORY_SHARE = 1 / 16
 _LARGEST_CACHE = 4 << 30
 
 
+def _name_of(version: Any) -> Any:
+    """Return the number of a `Version`, or the name itself."""
+    return getattr(version, "number", version)
+
+
+def _names_of(versions: Any) -> list[Any]:
+    """Return names of versions: of a single one, or of several."""
+    if isinstance(versions, str | int) or hasattr(versions, "number"):
+        return [_name_of(versions)]
+    return [_name_of(version) for version in versions]
+
+
 class Store(Mapping[str | int, "Version"]):
     """A store: a mapping of version names to versions. Made by `ckstore.open` and `ckstore.init`.
 
@@ -143,18 +155,16 @@ class Store(Mapping[str | int, "Version"]):
         """The decoder of objects."""
         return self.repository.reader
 
-    def __getitem__(self, name: str | int) -> Version:
+    def __getitem__(self, name: str | int | Version) -> Version:
         """Return the version of a name; raise `NotFoundError` with near matches."""
         from ckstore.version import Version
 
-        return Version(self._stored(self.catalog.resolve(name)))
+        return Version(self._stored(self.catalog.resolve(_name_of(name))))
 
     def __contains__(self, name: object) -> bool:
-        if not isinstance(name, str | int):
-            return False
         try:
-            self.catalog.resolve(name)
-        except (NotFoundError, UsageError):
+            self.catalog.resolve(_name_of(name))
+        except (NotFoundError, TypeError, UsageError):
             return False
         return True
 
@@ -212,7 +222,12 @@ class Store(Mapping[str | int, "Version"]):
         return Table(version_record(row, tags.get(row.number, [])) for row in self.catalog.versions(run))
 
     def diff(
-        self, before: str | int, after: str | int, globs: Sequence[str] = (), *, values: bool = False
+        self,
+        before: str | int | Version,
+        after: str | int | Version,
+        globs: Sequence[str] = (),
+        *,
+        values: bool = False,
     ) -> DiffReport:
         """Compare two versions tensor by tensor, bit for bit.
 
@@ -236,7 +251,7 @@ class Store(Mapping[str | int, "Version"]):
 
     def verify(
         self,
-        versions: Sequence[str | int] | None = None,
+        versions: Sequence[str | int | Version] | None = None,
         *,
         sample: float | None = None,
         executor: Executor | None = None,
@@ -264,7 +279,7 @@ class Store(Mapping[str | int, "Version"]):
     def map(
         self,
         function: Callable[[Version], Result],
-        versions: Sequence[str | int] | None = None,
+        versions: Sequence[str | int | Version] | None = None,
         *,
         run: str | None = None,
         executor: Executor | None = None,
@@ -300,7 +315,7 @@ class Store(Mapping[str | int, "Version"]):
 
     def rebase(
         self,
-        versions: Sequence[str | int] | None = None,
+        versions: Sequence[str | int | Version] | None = None,
         *,
         run: str | None = None,
         budget: float | None = None,
@@ -376,15 +391,19 @@ class Store(Mapping[str | int, "Version"]):
 
         return StoredVersion(self.repository, row)
 
-    def _chosen(self, versions: Sequence[str | int] | None, run: str | None) -> list[StoredVersion]:
-        rows = self.catalog.versions(run) if versions is None else [self.catalog.resolve(name) for name in versions]
+    def _chosen(self, versions: Sequence[str | int | Version] | None, run: str | None) -> list[StoredVersion]:
+        rows = (
+            self.catalog.versions(run)
+            if versions is None
+            else [self.catalog.resolve(name) for name in _names_of(versions)]
+        )
         return [self._stored(row) for row in rows]
 
-    def tag(self, spec: str | int, name: str) -> None:
+    def tag(self, version: str | int | Version, name: str) -> None:
         """Point a tag at a version; raise `UsageError` where a run has that name."""
         from ckstore.operations.naming import tag
 
-        tag(self._followed(), self.catalog.resolve(spec), name)
+        tag(self._followed(), self.catalog.resolve(_name_of(version)), name)
 
     def untag(self, name: str) -> None:
         """Remove a tag."""
@@ -394,7 +413,7 @@ class Store(Mapping[str | int, "Version"]):
 
     def forget(
         self,
-        versions: Sequence[str | int] = (),
+        versions: Sequence[str | int | Version] = (),
         *,
         run: str | None = None,
         keep_last: int | None = None,
@@ -427,7 +446,7 @@ class Store(Mapping[str | int, "Version"]):
 
         if not dry_run:
             self.repository.require_writable()
-        rows = select_versions(self.catalog, versions, run, keep_every, keep_last, keep_tagged)
+        rows = select_versions(self.catalog, _names_of(versions), run, keep_every, keep_last, keep_tagged)
         return forget(self.repository, rows, dry_run=dry_run)
 
     def gc(self, *, grace: float = 3600.0, dry_run: bool = False) -> GcReport:
@@ -455,7 +474,7 @@ class Store(Mapping[str | int, "Version"]):
 
     def thin(
         self,
-        versions: Sequence[str | int] = (),
+        versions: Sequence[str | int | Version] = (),
         *,
         run: str | None = None,
         keep_last: int | None = None,
@@ -491,7 +510,7 @@ class Store(Mapping[str | int, "Version"]):
 
         if not dry_run:
             self.repository.require_writable()
-        rows = select_versions(self.catalog, versions, run, keep_every, keep_last, keep_tagged)
+        rows = select_versions(self.catalog, _names_of(versions), run, keep_every, keep_last, keep_tagged)
         self.catalog.check_untagged(row.number for row in rows if row.fidelity == "exact")
         if not dry_run:
             compact(self.repository, [row for row in rows if row.hot])
@@ -500,7 +519,7 @@ class Store(Mapping[str | int, "Version"]):
     def push(
         self,
         other: Store,
-        versions: Sequence[str | int] = (),
+        versions: Sequence[str | int | Version] = (),
         *,
         run: str | None = None,
         dry_run: bool = False,
@@ -527,14 +546,15 @@ class Store(Mapping[str | int, "Version"]):
 
         if not dry_run:
             other.repository.require_writable()
+        versions = _names_of(versions)
         chosen = bool(versions) or run is not None
-        rows = select_versions(self.catalog, versions, run) if chosen else self.catalog.versions()
+        rows = select_versions(self.catalog, _names_of(versions), run) if chosen else self.catalog.versions()
         return transfer(self.repository, other._followed(), rows, dry_run=dry_run, verify=verify, progress=progress)
 
     def pull(
         self,
         other: Store,
-        versions: Sequence[str | int] = (),
+        versions: Sequence[str | int | Version] = (),
         *,
         run: str | None = None,
         dry_run: bool = False,
@@ -546,7 +566,7 @@ class Store(Mapping[str | int, "Version"]):
 
     def compact(
         self,
-        versions: Sequence[str | int] | None = None,
+        versions: Sequence[str | int | Version] | None = None,
         *,
         run: str | None = None,
         progress: Callable[[int], None] | None = None,
@@ -565,7 +585,7 @@ class Store(Mapping[str | int, "Version"]):
         self.repository.require_writable()
         rows = due(self._followed(), run, keep=0)
         if versions is not None:
-            rows = [self.catalog.resolve(spec) for spec in versions]
+            rows = [self.catalog.resolve(name) for name in _names_of(versions)]
         return compact(self.repository, rows, progress=progress)
 
     def ingest(
@@ -574,7 +594,7 @@ class Store(Mapping[str | int, "Version"]):
         *,
         run: str | None = None,
         step: int | None = None,
-        parent: str | int | None = None,
+        parent: str | int | Version | None = None,
         metrics: dict[str, Any] | None = None,
         replace: bool = False,
         verify: bool = False,
@@ -662,7 +682,7 @@ class Store(Mapping[str | int, "Version"]):
         from ckstore.operations.request import IngestOptions
 
         options = IngestOptions(
-            run, step, parent, metrics or {}, replace, verify, force, budget, policy, search, gradients or {},
+            run, step, _name_of(parent), metrics or {}, replace, verify, force, budget, policy, search, gradients or {},
             on_unknown, hot,
         )  # fmt: skip
         name = DEFAULT_RUN if run is None else run

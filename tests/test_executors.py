@@ -82,7 +82,7 @@ def test_versions_and_runs_pickle(filled: Path) -> None:
         assert len({id(each.stored.repository) for each in [*run, coarse]}) == 1
         text = pickle.dumps(version)
         store.forget(["gpt@2"])
-        with pytest.raises(NotFoundError, match="Version 3 is not in the store"):
+        with pytest.raises(NotFoundError, match="Version 3 no longer exists in the store"):
             pickle.loads(text)
 
 

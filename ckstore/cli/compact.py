@@ -22,9 +22,9 @@ from ckstore.errors import UsageError
 def command(ctx: click.Context, versions: tuple[str, ...], run: str | None, as_json: bool) -> None:
     """Encode hot versions.
 
-    An ingest stores a version unencoded (hot), as fast as writing the file. The next version of the run lets it be
-    encoded as a delta, in a fraction of the bytes; the latest version of a run stays hot until it is compacted. Values
-    do not change, and an interrupt loses nothing.
+    An ingest stores a version unencoded (hot), as fast as writing the file. When the next version of the run arrives,
+    the one before is encoded in fewer bytes; the latest stays hot until it is compacted. Values do not change, except
+    under a coarse policy: there encoding makes a version coarse. An interrupt loses nothing.
     """
     if versions and run is not None:
         raise UsageError("Give versions or --run, not both.")

@@ -32,9 +32,9 @@ def command(
 ) -> None:
     """Remove versions from the store, for good.
 
-    Forgotten versions cannot be restored. A range A..B selects versions of one run by step, both ends included; a range
-    between two numbers selects by number. Kept versions are counted for each run. A tagged version is refused unless
-    --keep-tagged keeps it.
+    Forgotten versions are lost, unless you still have their files. A range A..B selects versions of one run by step,
+    both ends included; a range between two numbers selects by number. --keep-last and --keep-every count within each
+    run. If a selected version is tagged, nothing is forgotten; --keep-tagged leaves tagged versions out.
 
     `ckstore gc` frees the bytes that no other version needs.
     """

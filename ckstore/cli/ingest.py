@@ -126,7 +126,7 @@ def _part(ctx: click.Context, parameter: click.Parameter, value: str | None) -> 
     "--budget",
     metavar="X",
     type=click.FloatRange(min=1.0),
-    help="Maximal restore cost, as a multiple of restoring a version in full.  [default: 2]",
+    help="Maximal restore cost, as a multiple of restoring a full copy; larger takes fewer bytes.  [default: 2]",
 )
 @policy_options
 @click.option(

@@ -50,7 +50,7 @@ _SELECTION = (
         "--keep-every",
         metavar="STEPS",
         type=click.IntRange(min=1),
-        help="Keep one of the selected versions every STEPS steps.",
+        help="Keep the first selected version of each STEPS steps: for 100, of steps 0 to 99, 100 to 199, and so on.",
     ),
     click.option("--keep-tagged", is_flag=True, help="Keep the selected versions that are tagged."),
 )

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     "--exact-every",
     metavar="STEPS",
     type=click.IntRange(min=1),
-    help="Also keep one exact version every STEPS steps.",
+    help="Also keep the first version of each STEPS steps exact; needs --exact-last or --whole-last.",
 )
 @click.option(
     "--exact-best",
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     "--drop",
     metavar="GLOB",
     multiple=True,
-    help="Drop matching tensors of older versions, for good.",
+    help="Drop matching tensors of older versions, for good; needs --whole-last or --exact-last.",
 )
 @click.option(
     "--whole-last",
@@ -79,7 +79,7 @@ if TYPE_CHECKING:
     "--keep-every",
     metavar="STEPS",
     type=click.IntRange(min=1),
-    help="Also keep one version every STEPS steps.",
+    help="Also keep the first version of each STEPS steps; needs --keep-last.",
 )
 @click.option("--apply", is_flag=True, help="Apply the policy now.")
 @click.option("--dry-run", is_flag=True, help="Change nothing; list the versions to drop from, thin and forget.")
@@ -109,13 +109,14 @@ def command(
 ) -> None:
     """Show or set fidelity and retention of a run, or of the store.
 
-    A new version is stored as the options of its ingest say, else by the policy of its RUN, else by that of the store,
-    else exactly. Older versions are kept, unless a policy thins them (see `ckstore thin`), drops tensors of them or
-    forgets them. Policies are applied after each ingest of the run; garbage is collected when it is worth it.
+    For a new version the first of these counts: the options of its ingest, the policy of its RUN, the policy of the
+    store. Without any it is exact. Older versions are kept, unless a policy thins them (see `ckstore thin`), drops
+    tensors of them or forgets them. The next ingest of the run applies a policy, or --apply does so now; garbage is
+    collected when it is worth it. The latest N versions are the N highest steps and the N last ingested.
 
-    Versions that are tagged, that another run continues, or that --exact-best or --exact-every selects, stay as they
-    are. The retention options (--exact-*, --keep-*, --drop, --whole-last) are set together: an omitted one is removed.
-    --drop takes globs as in `ckstore ls`.
+    Tagged versions, versions that another run continues, and those of --exact-best never change. --exact-every only
+    keeps versions exact: --keep-last forgets them unless --keep-every keeps them. The retention options (--exact-*,
+    --keep-*, --drop, --whole-last) are set together: an omitted one is removed. --drop takes globs as in `ckstore ls`.
     """
     policy = policy_of(fidelity, scheme, quality, max_abs_error, max_rel_error)
     kept = (exact_last, exact_every, exact_best, keep_last, keep_every, drop, whole_last)

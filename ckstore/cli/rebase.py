@@ -38,9 +38,9 @@ def command(
 ) -> None:
     """Rewrite versions in full, so that they restore faster.
 
-    Objects of the selected versions, or of all, are stored without deltas. Values do not change. `ckstore gc` frees the
-    old deltas. Sums of changes, as in scheme lc, cannot be stored in full: versions that stay above the budget are
-    listed, with exit code 3.
+    The selected versions, or with --budget all versions above it, are stored without deltas, in more bytes. Values do
+    not change. `ckstore gc` frees the old deltas. Coarse versions of scheme lc cannot be stored in full: those above
+    the budget are listed, with exit code 3.
     """
     if versions and run is not None:
         raise UsageError("Give versions or --run, not both.")

@@ -19,8 +19,10 @@ from ckstore.errors import IntegrityError
 def command(ctx: click.Context, as_json: bool) -> None:
     """Rebuild the catalog from packs and log.
 
-    Nothing is deleted. Each damaged or missing pack and each conflict is a line on stderr, with exit code 4. Other
-    processes cannot write until it is done.
+    The catalog, catalog.sqlite, is the index of a store; packs/ and log/ hold its data. Use this verb if another one
+    says that the catalog is missing or damaged. A lost catalog loses no version, and nothing is deleted. Each damaged
+    or missing pack and each conflict is a line on stderr, with exit code 4. Other processes cannot write until it is
+    done.
 
     In a bucket, other processes go on, and damaged packs are uploaded again if the local cache has their bytes.
     """

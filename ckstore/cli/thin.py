@@ -44,9 +44,11 @@ def command(
 ) -> None:
     """Drop the exact layers of versions: lossy, for good.
 
-    The selected versions become coarse: their weights and moments come back with small errors, which `ckstore show`
-    prints. All other versions stay exact. Only another ingest of the same files makes a thinned version exact again. A
-    tagged version is refused unless --keep-tagged keeps it. A range A..B selects versions of one run.
+    The selected versions become coarse: weights come back rounded, by some percent of their root mean square, and the
+    moments of an optimiser only roughly. --dry-run prints the errors before anything changes, and `ckstore show`
+    afterwards. All other versions stay exact. Only another ingest of the same files makes a thinned version exact
+    again. If a selected version is tagged, nothing is thinned; --keep-tagged leaves tagged versions out. A range A..B
+    selects versions of one run.
 
     `ckstore gc` frees the bytes.
     """

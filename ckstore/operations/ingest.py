@@ -138,12 +138,23 @@ def _ingest(
                 committed = ingestion.store(request)
             else:
                 committed = ingestion.store_best(request, request.search)
+    except _UnchangedError as unchanged:
+        catalog.release_number(number)
+        repository.resolver.forget()
+        return IngestReport(add_metrics(repository, unchanged.existing, request.metrics), is_new=False)
     except BaseException:
         if number:
             catalog.release_number(number)
         repository.resolver.forget()
         raise
     return IngestReport(catalog.version(committed), is_new=True)
+
+
+class _UnchangedError(Exception):
+    """A version without a step has the content of an existing one of its run."""
+
+    def __init__(self, existing: VersionRow) -> None:
+        self.existing = existing
 
 
 class _Ingestion:
@@ -252,7 +263,14 @@ class _Ingestion:
                 yield change, stored, writer
 
     def _commit(self, change: Change, request: Request, stored: Mapping[str, Stored]) -> int:
-        """Verify the version if requested, and commit it; return its number."""
+        """Verify the version if requested, and commit it; return its number.
+
+        Raise `_UnchangedError` if it has no step, adds no object, and the run has its content already.
+        """
+        if request.step is None and not change.writer.records:
+            for existing in self._repository.catalog.without_step(request.run, self._scanned.size):
+                if is_there(self._repository, existing, self._scanned, request):
+                    raise _UnchangedError(existing)
         if request.verify:
             with change.version() as version:
                 check_restores(version, self._progress)

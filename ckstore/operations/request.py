@@ -107,15 +107,17 @@ def request_of(catalog: Catalog, options: IngestOptions) -> Request:
     current = policy_of(catalog, run)
     asked = options.asked
     # A caller that asks for one coarse version wants few bytes immediately.
-    kept = current.hot if asked is None else 0 if asked.is_coarse and asked.hot is None else asked.hot
+    kept = current.hot if asked is None or asked.hot is None else asked.hot
+    if asked is not None and asked.hot is None and asked.is_coarse:
+        kept = 0
     # Retention is a property of the run.
     policy = replace(asked or current, hot=kept if options.hot is None else options.hot, retention=Retention())
     if options.search is not None:
         if asked is not None and not asked.is_coarse:
             raise UsageError("A search finds a coarse setting; leave the exact policy out.")
-        if policy.is_bounded:
+        if asked is not None and asked.is_bounded:
             raise UsageError("Give an error bound or a search, not both.")
-        policy = replace(policy, fidelity="coarse")
+        policy = replace(policy, fidelity="coarse", max_abs_error=None, max_rel_error=None)
     check_run(run)
     check_run_is_no_tag(catalog, run)
     return Request(

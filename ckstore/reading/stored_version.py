@@ -414,13 +414,15 @@ class StoredVersion:
             The version was forgotten.
         """
         while True:
+            row = self.row
             try:
                 return self.repository.resolver.settled(look)
             except IntegrityError:
-                if not self._follow():
+                # Another thread may have followed the change since.
+                if self.row is row and not self._follow(row):
                     raise
 
-    def _follow(self) -> bool:
+    def _follow(self, row: VersionRow) -> bool:
         """Read a version again that another process has described again; return False if it is unchanged.
 
         Encoding, moving and rewriting keep values. If exact values or tensors were dropped, earlier and later reads
@@ -428,13 +430,15 @@ class StoredVersion:
         """
         if not self._is_committed:
             return False
-        present = self.repository.catalog.version(self.row.number)
-        if present.described == self.row.described:
+        present = self.repository.catalog.version(row.number)
+        if present.described == row.described:
             return False
         again = StoredVersion(self.repository, present)
         before, after = self.document, again.document
-        kept = [content for _, content in before.objects] == [content for _, content in after.objects]
-        if present.uid != self.row.uid or not kept or before.dropped != after.dropped:
+        # Coarse values of an exact version are those of its lattices, which encoding makes.
+        first = 0 if self._is_lowered else 1
+        kept = [ids[first:] for ids in before.objects] == [ids[first:] for ids in after.objects]
+        if present.uid != row.uid or not kept or before.dropped != after.dropped:
             raise ChangedVersionError(
                 f"Version {self.row.number} was thinned, encoded as coarse or replaced during the read; read it again."
             )
@@ -467,7 +471,10 @@ class StoredVersion:
         lattice, content = self.document.objects[number]
         reader = self.repository.reader
         if content is None or self._is_lowered:
-            return reader.values(reader.resolver.lattice(lattice), chunk, keep=keep, out=out)
+            record = reader.resolver.lattice(lattice)
+            if self._is_lowered and record.id != lattice:
+                raise ChangedVersionError(f"Version {self.row.number} was encoded during the read; read it again.")
+            return reader.values(record, chunk, keep=keep, out=out)
         return reader.bits(content, chunk, keep=keep, out=out)
 
     def _fit(self, number: int) -> None:

@@ -8,12 +8,15 @@ vain, the child can use no store.
 from __future__ import annotations
 
 import _imp
+import _thread
+import atexit
 import concurrent.futures.thread  # noqa: F401  # Hooks run in reverse: ours waits before theirs take their locks.
-import logging  # noqa: F401
+import logging
 import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from ctypes import py_object, pythonapi
 from threading import RLock, get_ident
 from typing import Any, Protocol
@@ -25,6 +28,8 @@ from ckstore.errors import CkstoreError
 PATIENCE = 30.0
 #: Seconds for which a thread yields a lock to a waiting fork, and between checks.
 _GIVE_WAY, _LOOK = 0.05, 0.0005
+#: Seconds to wait for an import by another thread, which a child can do without unless it imports the same module.
+_IMPORT = 1.0
 
 
 class _Waitable(Protocol):
@@ -33,52 +38,47 @@ class _Waitable(Protocol):
     def release(self) -> None: ...
 
 
-class Lock:
+class Lock(_thread.RLock):  # type: ignore[misc]
     """A re-entrant lock that no other thread holds when a process is forked.
 
-    Hold it for moments only, and never while waiting for a thread that takes one.
+    Hold it for moments only, and never while waiting for a thread that takes one. Entering and leaving are C code: an
+    interrupt cannot come between taking the lock and the block.
     """
 
-    __slots__ = ("__weakref__", "_lock")
-
     def __init__(self) -> None:
-        self._lock = RLock()
         with _registry:
             _locks.add(ref(self, _locks.discard))
 
-    def __enter__(self) -> None:
-        if _is_pending:
-            _give_way()
-        self._lock.acquire()
-
-    def __exit__(self, *error: object) -> None:
-        self._lock.release()
-
-    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        """Acquire the lock, as with `threading.RLock`."""
-        return self._lock.acquire(blocking, timeout)
-
-    def release(self) -> None:
-        """Release the lock, as with `threading.RLock`."""
-        self._lock.release()
-
     def is_own(self) -> bool:
         """Return whether this thread holds the lock."""
-        return bool(self._lock._is_owned())  # type: ignore[attr-defined]
+        return bool(self._is_owned())  # type: ignore[attr-defined]
 
     def renew(self) -> None:
-        """Replace, in a child, a lock that a thread of the parent holds."""
-        self._lock = RLock()
+        """Release, in a child, a lock that a thread of the parent holds."""
+        self._at_fork_reinit()  # type: ignore[attr-defined]
+
+
+def _patient(lock: Lock) -> bool:
+    """Enter a lock while a fork waits."""
+    _give_way()
+    return bool(_thread.RLock.__enter__(lock))
 
 
 class _Imports:
     """All imports as one lock: held while another thread imports, which would keep modules locked in a child."""
 
+    def __init__(self) -> None:
+        # Locks of modules, and their owners, that earlier forks waited for in vain: a program may run in an import.
+        self._ignored: set[tuple[int, object]] = set()
+
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         deadline = time.monotonic() + timeout
+        patience = time.monotonic() + _IMPORT
         while True:
             _imp.acquire_lock()
-            if not self._is_busy():
+            busy = self._busy() - self._ignored
+            if not busy or patience <= time.monotonic() < deadline:
+                self._ignored |= busy
                 return True
             _imp.release_lock()
             if time.monotonic() >= deadline:
@@ -89,11 +89,12 @@ class _Imports:
         _imp.release_lock()
 
     @staticmethod
-    def _is_busy() -> bool:
-        """Return whether another thread holds a module's lock; call with the global import lock held."""
+    def _busy() -> set[tuple[int, object]]:
+        """Return the locks of modules that other threads hold, with their owners, while imports are held."""
         locks: dict[str, Any] = getattr(sys.modules.get("_frozen_importlib"), "_module_locks", {})
         own = get_ident()
-        return any(getattr(found(), "owner", own) != own for found in list(locks.values()))
+        owners = {(id(lock), getattr(lock, "owner", own)) for found in list(locks.values()) if (lock := found())}
+        return {(lock, owner) for lock, owner in owners if owner != own}
 
 
 _locks: set[ReferenceType[Lock]] = set()
@@ -184,10 +185,13 @@ def _before() -> None:
     try:
         is_inside = any(lock.is_own() for lock in _all())
         _is_pending = True
+        setattr(Lock, "__enter__", _patient)  # noqa: B010 - while a fork waits
         is_paused = _pause(time.monotonic() + PATIENCE)
         _is_unfit = is_inside or not is_paused
     finally:
         _is_pending = False
+        if "__enter__" in vars(Lock):
+            del Lock.__enter__
 
 
 def _pause(deadline: float) -> bool:
@@ -228,23 +232,45 @@ def _after_in_parent() -> None:
 def _after_in_child() -> None:
     global _forking, _registry, _generation, _is_broken
     _generation += 1
-    _is_broken = _is_broken or _is_unfit
+    was_fit, _is_broken = not (_is_broken or _is_unfit), True  # Until everything below is done.
+    is_done = True
     for lock in _all():
         if not lock.is_own():
             lock.renew()
-    _give_back()
+    while _held:
+        with suppress(RuntimeError):  # Its library has renewed it in the child already.
+            _held.pop().release()
     _forking, _registry = RLock(), RLock()
-    if _descriptors:
+    for found in _methods.copy():
+        method = found()
+        try:
+            if method is not None:
+                method()
+        except Exception:
+            is_done = False
+            logging.getLogger("ckstore").exception("A forked process could not leave an object to its parent.")
+    _unshare()
+    _is_broken = not (was_fit and is_done)
+
+
+def _unshare() -> None:
+    """Replace the descriptors with file locks: the child would keep the parent's locks, or end them."""
+    if not _descriptors:
+        return
+    try:
         nothing = os.open(os.devnull, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
-        # The lock is shared with the parent: it would outlive the parent's descriptor, and unlocking would end both.
+    except OSError:
+        for descriptor in _descriptors:
+            os.close(descriptor)
+    else:
         for descriptor in _descriptors:
             os.dup2(nothing, descriptor, inheritable=False)
         os.close(nothing)
-    for found in _methods.copy():
-        method = found()
-        if method is not None:
-            method()
+    _descriptors.clear()
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_before, after_in_parent=_after_in_parent, after_in_child=_after_in_child)
+    # Logging's own hook waits for this lock, and its holder may import, while the imports are held here.
+    _foreign.append(logging._lock)  # type: ignore[attr-defined]
+    atexit.register(_methods.clear)

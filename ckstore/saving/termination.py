@@ -108,7 +108,8 @@ def _fail() -> None:
 
 def _fail_child() -> None:
     """End a process of `multiprocessing` with status 1, unless it ends with another error."""
-    if sys.exception() is None:
+    error = sys.exception()
+    if error is None or (isinstance(error, SystemExit) and not error.code):
         raise SystemExit(1)
 
 

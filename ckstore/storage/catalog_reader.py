@@ -138,6 +138,12 @@ class CatalogReader:
         found = self._select("WHERE r.name = ? AND v.step = ?", run, step)
         return found[0] if found else None
 
+    def without_step(self, run: str, nbytes: int) -> list[VersionRow]:
+        """Return the versions of a run that have no step and this original size, newest first."""
+        return self._select(
+            "WHERE r.name = ? AND v.step IS NULL AND v.original_bytes = ? ORDER BY v.number DESC", run, nbytes
+        )
+
     def hot_versions(self, run: str, keep: int = 0) -> list[VersionRow]:
         """Return the hot versions of a run by number, without its `keep` latest versions."""
         latest = "SELECT number FROM versions WHERE run = v.run ORDER BY number DESC LIMIT ?"

@@ -106,7 +106,7 @@ def test_a_step_may_have_become_an_array(store: ckstore.Store) -> None:
     ("like", "hint"),
     [
         (np.zeros((2, 3)), r"w has dtype float32 and shape \[2, 3\] in the store, and float64 and \[2, 3\]"),
-        (np.zeros((3, 2), np.float32), r"\[3, 2\] in `like`; give a tree like the one"),
+        (np.zeros((3, 2), np.float32), r"\[3, 2\] in `like`; give a tree like the saved one"),
         (0.0, r"and float64 and \[\] in `like`"),
     ],
     ids=["dtype", "shape", "number"],

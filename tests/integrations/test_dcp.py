@@ -168,7 +168,7 @@ def test_a_full_disk_is_reported(store: ckstore.Store, monkeypatch: pytest.Monke
 
 def test_unsupported_calls_are_refused(store: ckstore.Store) -> None:
     state = {"x": torch.ones(2)}
-    with pytest.raises(ckstore.UsageError, match="no checkpoint_id"):
+    with pytest.raises(ckstore.UsageError, match="leave checkpoint_id out"):
         dcp.save(state, checkpoint_id="here", storage_writer=StoreWriter(store, "a", 1))
     with pytest.raises(ckstore.UsageError, match="use_collectives"):
         dcp.save(state, storage_writer=StoreWriter(store, "a", 1), use_collectives=False)

@@ -118,7 +118,7 @@ def test_safetensors_are_a_flat_dictionary(tmp_path: Path) -> None:
 def test_a_file_without_tensors_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "notes.bin"
     path.write_bytes(b"anything" * 20)
-    with pytest.raises(UsageError, match=r"notes\.bin holds no tensors"):
+    with pytest.raises(UsageError, match=r"notes\.bin has no readable tensors"):
         ingested(path, tmp_path / "store")
 
 
@@ -130,7 +130,7 @@ def test_a_damaged_file_that_was_forced_in_is_not_parsed(tmp_path: Path) -> None
     path.write_bytes(data)
     with ckstore.init(tmp_path / "store") as store:
         store.ingest(path, force=True)
-        with pytest.raises(UsageError, match="holds no tensors"):
+        with pytest.raises(UsageError, match="has no readable tensors"):
             store["latest"].state_dict()
 
 

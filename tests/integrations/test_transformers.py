@@ -127,7 +127,7 @@ def test_ranks_without_a_process_group_are_refused(
     trainer.begin()
     trainer.save(5)
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(UsageError, match="once there are `TrainingArguments`"):
+    with pytest.raises(UsageError, match="create `TrainingArguments` before"):
         resume_path(store, "hf@5", tmp_path / "output")
 
 

@@ -16,7 +16,7 @@ from ckstore.errors import ConflictError
 from ckstore.operations.tuning import Search
 from ckstore.policy import Policy
 from ckstore.storage.catalog import VersionRow
-from tests.checkpoints import listing, moving, scratch, sha256
+from tests.checkpoints import draw, listing, moving, scratch, sha256
 
 pytestmark = pytest.mark.encoded
 
@@ -244,3 +244,19 @@ def test_the_same_content_is_stored_again_where_it_is_to_be_more_faithful(
         if isinstance(policy, Policy) and policy.max_abs_error is not None:
             errors = [item.max_abs for item in store["best"].deviations().values()]
             assert max(errors, default=0.0) <= policy.max_abs_error
+
+
+@pytest.mark.parametrize("hot", [0, None])
+def test_content_without_a_step_is_stored_once_in_a_run(tmp_path: Path, hot: int | None) -> None:
+    with ckstore.init(tmp_path / "store") as store:
+        weights = {"w": draw(300, 256)}
+        numbers = [store.ingest(weights, run="a", metrics={f"m{index}": index}, hot=hot) for index in range(3)]
+        assert [(report.version.number, report.is_new) for report in numbers] == [(1, True), (1, False), (1, False)]
+        assert store[1].metrics == {"m0": 0, "m1": 1, "m2": 2}
+        changed = {"w": draw(300, 256, seed=1)}
+        assert store.ingest(changed, run="a", hot=hot).is_new
+        assert not store.ingest(weights, run="a", hot=hot).is_new
+        assert store.ingest(weights, run="b", hot=hot).is_new
+        assert store.ingest(weights, run="a", step=5, hot=hot).is_new
+        assert [version.name for version in store.versions()] == ["a", "a", "b", "a@5"]
+        assert store.verify().problems == []

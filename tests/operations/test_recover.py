@@ -568,7 +568,7 @@ def test_the_catalog_of_another_store_is_ignored(small: Path, tmp_path: Path) ->
     before = steps(small)
     shutil.copy(tmp_path / "other" / "catalog.sqlite", small / "catalog.sqlite")
     [problem] = recover(small).problems
-    assert "is of another store" in problem
+    assert "belongs to another store" in problem
     assert steps(small) == before
     with ckstore.open(small) as opened:
         assert opened.catalog.tags() == {"best": before[1][0]}

@@ -692,7 +692,7 @@ def test_gc_gives_up_where_others_keep_committing_its_garbage(
             store.forget([f"gpt@{step - 1}"])
 
         Planned(monkeypatch, commit)
-        with pytest.raises(LockedError, match=r"all the time \(last: version \d+ of run gpt, 20\d\d-.*\); free"):
+        with pytest.raises(LockedError, match=r"keep writing \(last: version \d+ of run gpt, 20\d\d-.*\); free"):
             gc(other.repository, grace=0, patience=0.2)
 
 
