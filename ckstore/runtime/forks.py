@@ -26,6 +26,8 @@ from ckstore.errors import CkstoreError
 
 #: Seconds for which a fork waits, as long as a writer waits for another process's lock.
 PATIENCE = 30.0
+#: Seconds for which a fork waits for another library's lock: a compilation may take a minute on a busy machine.
+COMPILATION = 120.0
 #: Seconds for which a thread yields a lock to a waiting fork, and between checks.
 _GIVE_WAY, _LOOK = 0.05, 0.0005
 #: Seconds to wait for an import by another thread, which a child can do without unless it imports the same module.
@@ -186,7 +188,7 @@ def _before() -> None:
         is_inside = any(lock.is_own() for lock in _all())
         _is_pending = True
         setattr(Lock, "__enter__", _patient)  # noqa: B010 - while a fork waits
-        is_paused = _pause(time.monotonic() + PATIENCE)
+        is_paused = _pause()
         _is_unfit = is_inside or not is_paused
     finally:
         _is_pending = False
@@ -194,11 +196,12 @@ def _before() -> None:
             del Lock.__enter__
 
 
-def _pause(deadline: float) -> bool:
+def _pause() -> bool:
     """Take all locks; return False if some were not released in time.
 
     While waiting for one lock it holds no other, which prevents deadlocks.
     """
+    start = time.monotonic()
     awaited: _Waitable | None = None
     while True:
         wanted: list[_Waitable] = [_imports, _registry, *_foreign, *_all()]
@@ -212,6 +215,7 @@ def _pause(deadline: float) -> bool:
         if missed is None:
             return True
         _give_back()
+        deadline = start + (COMPILATION if missed in _foreign else PATIENCE)
         if not missed.acquire(timeout=max(0.0, deadline - time.monotonic())):
             _held.extend(lock for lock in wanted if lock.acquire(timeout=0))
             return False
