@@ -5,8 +5,10 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import threading
 from contextlib import suppress
 from multiprocessing.context import SpawnContext, SpawnProcess
+from types import FrameType
 
 #: Linux: the signal that a process gets when the thread that started it ends.
 _PR_SET_PDEATHSIG = 1
@@ -19,13 +21,30 @@ class _UnheardProcess(SpawnProcess):
     """A process that cannot be interrupted before it has settled: it would print a traceback."""
 
     def start(self) -> None:
-        """Start the process with SIGINT blocked, which it inherits."""
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        """Start the process with SIGINT blocked, which it inherits, and send it all that it waits for.
+
+        An interruption of this process takes effect afterwards. The mask alone would not put it off: another thread may
+        take the signal, and the main thread raises `KeyboardInterrupt` whichever thread took it.
+        """
+        arrived = False
+
+        def put_off(_number: int, _frame: FrameType | None) -> None:
+            nonlocal arrived
+            arrived = True
+
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        handler = signal.getsignal(signal.SIGINT) if threading.current_thread() is threading.main_thread() else None
         try:
+            if handler is not None:
+                signal.signal(signal.SIGINT, put_off)
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             super().start()
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            if handler is not None:
+                signal.signal(signal.SIGINT, handler)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if arrived:
+            signal.raise_signal(signal.SIGINT)
 
 
 class BackgroundContext(SpawnContext):
